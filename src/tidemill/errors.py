@@ -1,0 +1,180 @@
+"""Every error Tidemill raises, in one tree.
+
+    TidemillError                     code, message, hint
+    ├── IllegalTransition             a state machine was asked for an edge it does not have
+    ├── UsageError                    the caller did something the contract forbids
+    ├── BadUrl                        a store or objects URL that cannot be understood
+    ├── StoreError
+    │   ├── StoreUnavailable          the store does not answer (now)
+    │   ├── StoreBusy                 conflicts did not end within the retry limit
+    │   ├── CommitUnknown             a commit whose outcome could not be learned
+    │   ├── LimitExceeded
+    │   │   ├── KeyTooLarge
+    │   │   ├── ValueTooLarge
+    │   │   ├── TransactionTooLarge
+    │   │   └── TransactionTooLong
+    │   ├── StoreFull                 no space left where the store lives
+    │   ├── StoreCorrupt              the store's own file or rows cannot be read
+    │   ├── StoreFormat               written by a release this one cannot share it with
+    │   └── StoreLocation             a network file system, or another machine's file
+    ├── ObjectError
+    │   ├── ObjectMissing             no object under that key
+    │   ├── ObjectConflict            a condition (if-match) did not hold
+    │   ├── ObjectUnavailable         the object storage does not answer
+    │   ├── ObjectsFull               no space left
+    │   └── ConditionsIgnored         the provider accepts conditional writes and ignores them
+    └── ClusterError
+        ├── NotLeader                 a leader's step without the leader's epoch
+        └── ProtocolMismatch          nodes of releases that cannot work together
+
+    Stop(BaseException)               control flow that user code must not swallow
+    └── LeaseLost                     the lease is no longer ours: stop at once
+
+Each class has a stable `code`, a message that says what happened and a hint that says what to do.
+"""
+
+from typing import ClassVar
+
+
+class TidemillError(Exception):
+    """The base of all errors. `str(error)` is the message, then the hint on a line of its own."""
+
+    code: ClassVar[str] = "tidemill"
+    hint: str = ""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        if hint is not None:
+            self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+class IllegalTransition(TidemillError):
+    code = "illegal-transition"
+
+
+class UsageError(TidemillError):
+    code = "usage"
+
+
+class BadUrl(TidemillError):
+    code = "bad-url"
+    hint = "use memory://, sqlite:///path/file.db, postgresql://user@host/db or foundationdb:///etc/fdb.cluster"
+
+
+class StoreError(TidemillError):
+    code = "store"
+
+
+class StoreUnavailable(StoreError):
+    code = "store-unavailable"
+    hint = "check that the server runs and can be reached; the call may be repeated"
+
+
+class StoreBusy(StoreError):
+    code = "store-busy"
+    hint = "many writers touch the same keys; the call may be repeated"
+
+
+class CommitUnknown(StoreError):
+    code = "store-commit-unknown"
+    hint = "the store went away during a commit and has not come back; read before you repeat"
+
+
+class LimitExceeded(StoreError):
+    code = "store-limit"
+
+
+class KeyTooLarge(LimitExceeded):
+    code = "store-key-too-large"
+    hint = "keys have at most 2 KiB: use a shorter name or id"
+
+
+class ValueTooLarge(LimitExceeded):
+    code = "store-value-too-large"
+    hint = "values have at most 64 KiB: put the body into object storage and store its name"
+
+
+class TransactionTooLarge(LimitExceeded):
+    code = "store-transaction-too-large"
+    hint = "a transaction has at most 1,000 writes and 1 MB: work in pages and leave a cursor row"
+
+
+class TransactionTooLong(LimitExceeded):
+    code = "store-transaction-too-long"
+    hint = "a transaction lasts at most 2 s: do slow work before or after it"
+
+
+class StoreFull(StoreError):
+    code = "store-full"
+    hint = "free some space on that disk; nothing was lost, the last commit stands"
+
+
+class StoreCorrupt(StoreError):
+    code = "store-corrupt"
+    hint = "restore the store from its backup; do not delete the file, it may be recoverable"
+
+
+class StoreFormat(StoreError):
+    code = "store-format"
+    hint = "this store was written by a newer release: upgrade Tidemill on this machine"
+
+
+class StoreLocation(StoreError):
+    code = "store-location"
+    hint = "keep the file on a local disk of one machine; for several machines use postgresql://"
+
+
+class ObjectError(TidemillError):
+    code = "objects"
+
+
+class ObjectMissing(ObjectError):
+    code = "object-missing"
+
+
+class ObjectConflict(ObjectError):
+    code = "object-conflict"
+
+
+class ObjectUnavailable(ObjectError):
+    code = "objects-unavailable"
+    hint = "check the endpoint, the bucket and the credentials; the call may be repeated"
+
+
+class ObjectsFull(ObjectError):
+    code = "objects-full"
+    hint = "free some space on that disk; what was written before is whole"
+
+
+class ConditionsIgnored(ObjectError):
+    code = "objects-conditions-ignored"
+    hint = "use a provider with conditional writes (If-None-Match and If-Match): S3, GCS, Azure, SeaweedFS, MinIO"
+
+
+class ClusterError(TidemillError):
+    code = "cluster"
+
+
+class NotLeader(ClusterError):
+    code = "cluster-not-leader"
+
+
+class ProtocolMismatch(ClusterError):
+    code = "cluster-protocol"
+    hint = "run releases that are at most one apart in one cluster"
+
+
+class Stop(BaseException):
+    """Control flow that ends the work at hand; not an Exception, so that user code cannot swallow it."""
+
+    code: ClassVar[str] = "stop"
+
+
+class LeaseLost(Stop):
+    """The lease is no longer ours (expired, taken or released): the holder stops at once."""
+
+    code = "lease-lost"

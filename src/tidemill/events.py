@@ -1,0 +1,21 @@
+"""Typed events: what happened, told once, for whoever wants to know.
+
+Each room defines its own events (frozen, msgspec); nothing prints or counts by itself. The log, the
+metrics, the page and the lineage subscribe above. Emitting is never a way to act: an event that is lost
+changes nothing but what people see.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The base of all events. Fields are plain values; secrets never go into one (STO-14)."""
+
+
+Emit = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """The emit port of those nobody listens to."""

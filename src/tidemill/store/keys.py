@@ -1,0 +1,191 @@
+"""Keys: tuples packed into bytes so that the bytes sort as the tuples do.
+
+The encoding is FoundationDB's tuple layer, byte for byte, for the types we use: None, bytes, str, int,
+float, bool, UUID, nested tuples and `Version`. One encoding on every backend means that a store can be
+copied from one to another row by row, and that a range of tuples is a range of bytes.
+
+Order: None < bytes < str < nested tuple < int < float < bool < UUID < Version, then by value.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+NULL, BYTES, STR, NESTED = 0x00, 0x01, 0x02, 0x05
+INT_ZERO, DOUBLE, FALSE, TRUE, UUID_CODE, VERSION_CODE = 0x14, 0x21, 0x26, 0x27, 0x30, 0x33
+
+
+class Version(NamedTuple):
+    """The place of a row that `set_versioned` wrote: commit order first, then order within its transaction."""
+
+    commit: int
+    ordinal: int
+
+    def pack(self) -> bytes:
+        return struct.pack(">QHH", self.commit, 0, self.ordinal)
+
+    @staticmethod
+    def unpack(raw: bytes) -> "Version":
+        commit, _, ordinal = struct.unpack(">QHH", raw)
+        return Version(commit, ordinal)
+
+
+type Part = None | bytes | str | int | float | bool | UUID | Version | tuple[Part, ...]
+
+
+def pack(parts: Sequence[Part]) -> bytes:
+    """The bytes of a tuple; `pack(a) < pack(b)` exactly when `a` sorts before `b`."""
+    out = bytearray()
+    for part in parts:
+        _encode(part, out, nested=False)
+    return bytes(out)
+
+
+def _encode(part: Part, out: bytearray, *, nested: bool) -> None:
+    match part:
+        case None:
+            out += b"\x00\xff" if nested else b"\x00"
+        case bool():
+            out.append(TRUE if part else FALSE)
+        case Version():
+            out.append(VERSION_CODE)
+            out += part.pack()
+        case bytes():
+            out.append(BYTES)
+            out += part.replace(b"\x00", b"\x00\xff") + b"\x00"
+        case str():
+            out.append(STR)
+            out += part.encode().replace(b"\x00", b"\x00\xff") + b"\x00"
+        case int():
+            _encode_int(part, out)
+        case float():
+            bits = bytearray(struct.pack(">d", part))
+            out.append(DOUBLE)
+            out += bytes(b ^ 0xFF for b in bits) if bits[0] & 0x80 else bytes([bits[0] ^ 0x80]) + bits[1:]
+        case UUID():
+            out.append(UUID_CODE)
+            out += part.bytes
+        case tuple():
+            out.append(NESTED)
+            for inner in part:
+                _encode(inner, out, nested=True)
+            out.append(0x00)
+        case _:
+            raise TypeError(f"a key part cannot be of type {type(part).__name__}")
+
+
+def _encode_int(value: int, out: bytearray) -> None:
+    magnitude = abs(value)
+    size = (magnitude.bit_length() + 7) // 8
+    if size > 8:
+        raise ValueError("integers in keys have at most 8 bytes")
+    out.append(INT_ZERO + size if value >= 0 else INT_ZERO - size)
+    if value < 0:
+        magnitude = (1 << (8 * size)) - 1 - magnitude
+    out += magnitude.to_bytes(size, "big")
+
+
+def unpack(key: bytes) -> tuple[Part, ...]:
+    """The tuple that was packed into these bytes."""
+    parts: list[Part] = []
+    at = 0
+    while at < len(key):
+        part, at = _decode(key, at)
+        parts.append(part)
+    return tuple(parts)
+
+
+def _terminated(key: bytes, at: int) -> tuple[bytes, int]:
+    end = at
+    while True:
+        end = key.index(b"\x00", end)
+        if key[end + 1 : end + 2] != b"\xff":
+            return key[at:end].replace(b"\x00\xff", b"\x00"), end + 1
+        end += 2
+
+
+def _decode(key: bytes, at: int) -> tuple[Part, int]:
+    code = key[at]
+    at += 1
+    if code == NULL:
+        return None, at
+    if code == BYTES:
+        return _terminated(key, at)
+    if code == STR:
+        raw, at = _terminated(key, at)
+        return raw.decode(), at
+    if code == NESTED:
+        inner: list[Part] = []
+        while True:
+            if key[at] == 0:
+                if key[at + 1 : at + 2] != b"\xff":
+                    return tuple(inner), at + 1
+                inner.append(None)
+                at += 2
+            else:
+                part, at = _decode(key, at)
+                inner.append(part)
+    if INT_ZERO - 8 <= code <= INT_ZERO + 8:
+        size = abs(code - INT_ZERO)
+        magnitude = int.from_bytes(key[at : at + size], "big")
+        if code < INT_ZERO:
+            magnitude -= (1 << (8 * size)) - 1
+        return magnitude, at + size
+    if code == DOUBLE:
+        bits = bytearray(key[at : at + 8])
+        bits = bytearray([bits[0] ^ 0x80]) + bits[1:] if bits[0] & 0x80 else bytearray(b ^ 0xFF for b in bits)
+        return float(struct.unpack(">d", bits)[0]), at + 8
+    if code in (FALSE, TRUE):
+        return code == TRUE, at
+    if code == UUID_CODE:
+        return UUID(bytes=bytes(key[at : at + 16])), at + 16
+    if code == VERSION_CODE:
+        return Version.unpack(key[at : at + 12]), at + 12
+    raise ValueError(f"not a packed tuple: unknown type code 0x{code:02x} at {at - 1}")
+
+
+def after(prefix: bytes) -> bytes:
+    """The first key behind every tuple that begins with this one."""
+    return prefix + b"\xff"
+
+
+class Space:
+    """The keys that begin with one tuple: `Space("node")["id-1"]`, `Space("node").all()`.
+
+    >>> nodes = Space("shop", "node")
+    >>> nodes.unpack(nodes["n1", 7])
+    ('n1', 7)
+    """
+
+    __slots__ = ("prefix",)
+
+    def __init__(self, *parts: Part) -> None:
+        self.prefix = pack(parts)
+
+    def __getitem__(self, parts: Part) -> bytes:
+        # a tuple in brackets is several parts; a nested tuple is written ((a, b),)
+        return self.prefix + pack(parts if type(parts) is tuple else (parts,))
+
+    def all(self) -> tuple[bytes, bytes]:
+        """The range of every key below this one, itself excluded."""
+        return self.prefix + b"\x00", after(self.prefix)
+
+    def under(self, *parts: Part) -> tuple[bytes, bytes]:
+        """The range of every key that begins with these parts too."""
+        inner = self.prefix + pack(parts)
+        return inner + b"\x00", after(inner)
+
+    def space(self, *parts: Part) -> "Space":
+        inner = Space()
+        inner.prefix = self.prefix + pack(parts)
+        return inner
+
+    def unpack(self, key: bytes) -> tuple[Part, ...]:
+        """The parts behind this space's own."""
+        if not key.startswith(self.prefix):
+            raise ValueError("the key is not in this space")
+        return unpack(key[len(self.prefix) :])
+
+    def __repr__(self) -> str:
+        return f"Space{unpack(self.prefix)!r}"
