@@ -62,7 +62,9 @@ class UsageError(TidemillError):
 
 class BadUrl(TidemillError):
     code = "bad-url"
-    hint = "use memory://, sqlite:///path/file.db, postgresql://user@host/db or foundationdb:///etc/fdb.cluster"
+    hint = (
+        "use memory://, sqlite:///path/file.db, postgresql://user@host/db or foundationdb:///etc/fdb.cluster"
+    )
 
 
 class StoreError(TidemillError):

@@ -9,7 +9,7 @@ Order: None < bytes < str < nested tuple < int < float < bool < UUID < Version, 
 
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 NULL, BYTES, STR, NESTED = 0x00, 0x01, 0x02, 0x05
@@ -17,7 +17,7 @@ INT_ZERO, DOUBLE, FALSE, TRUE, UUID_CODE, VERSION_CODE = 0x14, 0x21, 0x26, 0x27,
 
 
 class Version(NamedTuple):
-    """The place of a row that `set_versioned` wrote: commit order first, then order within its transaction."""
+    """The place of a row that `set_versioned` wrote: by commit, then by order within its transaction."""
 
     commit: int
     ordinal: int
@@ -31,7 +31,7 @@ class Version(NamedTuple):
         return Version(commit, ordinal)
 
 
-type Part = None | bytes | str | int | float | bool | UUID | Version | tuple[Part, ...]
+Part: TypeAlias = bytes | str | int | float | bool | UUID | Version | tuple["Part", ...] | None
 
 
 def pack(parts: Sequence[Part]) -> bytes:
@@ -44,21 +44,21 @@ def pack(parts: Sequence[Part]) -> bytes:
 
 def _encode(part: Part, out: bytearray, *, nested: bool) -> None:
     match part:
-        case None:
-            out += b"\x00\xff" if nested else b"\x00"
-        case bool():
-            out.append(TRUE if part else FALSE)
-        case Version():
-            out.append(VERSION_CODE)
-            out += part.pack()
-        case bytes():
-            out.append(BYTES)
-            out += part.replace(b"\x00", b"\x00\xff") + b"\x00"
         case str():
             out.append(STR)
             out += part.encode().replace(b"\x00", b"\x00\xff") + b"\x00"
+        case bool():
+            out.append(TRUE if part else FALSE)
         case int():
             _encode_int(part, out)
+        case bytes():
+            out.append(BYTES)
+            out += part.replace(b"\x00", b"\x00\xff") + b"\x00"
+        case None:
+            out += b"\x00\xff" if nested else b"\x00"
+        case Version():
+            out.append(VERSION_CODE)
+            out += part.pack()
         case float():
             bits = bytearray(struct.pack(">d", part))
             out.append(DOUBLE)

@@ -1,0 +1,19 @@
+"""The transactional, ordered key/value store that all coordination goes through."""
+
+from tidemill.store.keys import Space, Version, pack, unpack
+from tidemill.store.port import LIMITS, Limits, Mode, Row, Store, Swap, Tx, Watch
+
+__all__ = [
+    "LIMITS",
+    "Limits",
+    "Mode",
+    "Row",
+    "Space",
+    "Store",
+    "Swap",
+    "Tx",
+    "Version",
+    "Watch",
+    "pack",
+    "unpack",
+]

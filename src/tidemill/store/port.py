@@ -1,0 +1,293 @@
+"""The store: transactions over an ordered map of byte keys. All coordination goes through it.
+
+Contract, the same on every backend (`tidemill.testing.StoreConformance` is its executable form):
+
+- `store.run(fn)` calls `fn(tx)` and commits what it wrote. Conflicts are retried, so `fn` may run several
+  times: it touches nothing but `tx` and returns a value.
+- `mode="serial"` is serialisable. `mode="take"` decides only on rows that it took, swapped or read under a
+  row lock; a plain read in it is refused, because on PostgreSQL such a transaction is READ COMMITTED. A row
+  that a `take` transaction writes is decided on by others only with `get(key, lock=True)` (STO-3).
+- A transaction reads its own writes. Rows of `set_versioned` get their key at the commit and are the one
+  exception.
+- A commit whose outcome is unknown is looked up by the operation's id and never applied twice (STO-5).
+- Limits are the same everywhere (STO-7), so that what passes on one backend passes on all of them.
+
+All checks live here, above the backends; a backend implements the methods that begin with an underscore.
+"""
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from tidemill.clock import SYSTEM, Clock
+from tidemill.errors import KeyTooLarge, TransactionTooLarge, TransactionTooLong, UsageError, ValueTooLarge
+
+T = TypeVar("T")
+Mode = Literal["serial", "take"]
+
+SYSTEM_PREFIX = b"\xfe"  # the store's own rows: operation ids, format, clock; no user key begins with it
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """The same on every backend: what one backend refuses, all refuse."""
+
+    key_bytes: int = 2 * 1024
+    value_bytes: int = 64 * 1024
+    transaction_bytes: int = 1_000_000
+    transaction_writes: int = 1_000
+    transaction_s: float = 2.0
+
+
+LIMITS = Limits()
+
+
+class Row(NamedTuple):
+    """A key and its value."""
+
+    key: bytes
+    value: bytes
+
+
+class Swap(NamedTuple):
+    """A fenced write: `new` takes the place of `expected`; None means that there is no row."""
+
+    key: bytes
+    expected: bytes | None
+    new: bytes | None
+
+
+class Tx(ABC):
+    """One attempt of one transaction. Made by `Store.run`, dead when `fn` returns."""
+
+    limits: Limits = LIMITS
+
+    def __init__(self, mode: Mode, clock: Clock) -> None:
+        self.mode: Mode = mode
+        self.writes = 0
+        self.bytes_written = 0
+        self.touched: set[bytes] = set()  # keys whose watchers are told after the commit
+        self._clock = clock
+        self._started = clock.monotonic()
+
+    # --- reading
+
+    def get(self, key: bytes, *, lock: bool = False) -> bytes | None:
+        """The value under a key. `lock=True` also protects it from `take` transactions."""
+        return self.get_many((key,), lock=lock)[0]
+
+    def get_many(self, keys: Sequence[bytes], *, lock: bool = False) -> list[bytes | None]:
+        """The values under several keys, in their order."""
+        if self.mode == "take" and not lock:
+            raise UsageError("a plain read in a take transaction", hint="read with lock=True, or use swap")
+        for key in keys:
+            self._check_key(key)
+        self._check_age()
+        return self._get_many(keys, lock)
+
+    def range(
+        self, lo: bytes, hi: bytes, *, limit: int | None = None, reverse: bool = False, snapshot: bool = False
+    ) -> list[Row]:
+        """Rows with lo <= key < hi in key order. `snapshot=True` reads without protecting what was read."""
+        if self.mode == "take" and not snapshot:
+            raise UsageError("a plain range read inside a take transaction", hint="read with snapshot=True")
+        self._check_bounds(lo, hi)
+        self._check_age()
+        if lo >= hi or limit == 0:
+            return []
+        return self._range(lo, hi, limit, reverse, snapshot)
+
+    # --- writing
+
+    def set(self, key: bytes, value: bytes) -> None:
+        self._count(key, value)
+        self._set(key, value)
+
+    def clear(self, key: bytes) -> None:
+        self._count(key, b"")
+        self._clear(key)
+
+    def clear_range(self, lo: bytes, hi: bytes) -> None:
+        """Remove every row with lo <= key < hi; counts as one write."""
+        self._check_bounds(lo, hi)
+        self._count(lo, b"", watched=False)
+        if lo < hi:
+            self._clear_range(lo, hi)
+
+    def add(self, key: bytes, amount: int) -> None:
+        """Add to a counter (a signed 64-bit integer; absent is 0) without reading it: adds never conflict."""
+        self._count(key, b"12345678")
+        self._add(key, amount)
+
+    def counter(self, key: bytes, *, lock: bool = False) -> int:
+        """The value of a counter."""
+        return read_counter(self.get(key, lock=lock))
+
+    def set_versioned(self, prefix: bytes, value: bytes) -> None:
+        """Append a row: its key is `prefix + pack((Version,))`, and versions sort as commits do."""
+        self._count(prefix + b"\x33" + bytes(12), value, watched=False)
+        self.touched.add(prefix)
+        self._set_versioned(prefix, value)
+
+    def take(self, lo: bytes, hi: bytes, limit: int) -> list[Row]:
+        """Remove and return up to `limit` rows, in key order, that nobody else is taking at this moment."""
+        self._check_bounds(lo, hi)
+        self._check_age()
+        if lo >= hi or limit <= 0:
+            return []
+        rows = self._take(lo, hi, min(limit, self.limits.transaction_writes - self.writes))
+        for row in rows:
+            self._count(row.key, b"")
+        return rows
+
+    def swap(self, key: bytes, expected: bytes | None, new: bytes | None) -> bool:
+        """Write `new` if the row is still `expected`; False, and nothing written, when it is not."""
+        return self.swap_many((Swap(key, expected, new),))[0]
+
+    def swap_many(self, swaps: Sequence[Swap]) -> list[bool]:
+        """Several fenced writes, each on its own: those whose row is not as expected are not made."""
+        for swap in swaps:
+            self._count(swap.key, swap.new or b"")
+        self._check_age()
+        return self._swap_many(swaps)
+
+    # --- time
+
+    @abstractmethod
+    def now(self) -> int:
+        """Lease time in microseconds: the store's own, never backwards, nobody's wall clock (STO-6)."""
+
+    @abstractmethod
+    def wall(self) -> int:
+        """Wall time in microseconds since 1970, for lot intervals and for people."""
+
+    # --- checks
+
+    def _check_key(self, key: bytes) -> None:
+        if not key or key >= SYSTEM_PREFIX:
+            raise UsageError(
+                "an empty key, or one of the store's own", hint="pack keys with tidemill.store.keys"
+            )
+        if len(key) > self.limits.key_bytes:
+            raise KeyTooLarge(f"a key of {len(key):,} bytes")
+
+    def _check_bounds(self, lo: bytes, hi: bytes) -> None:
+        self._check_key(lo)
+        if hi > SYSTEM_PREFIX:
+            raise UsageError("a range that reaches into the store's own rows")
+
+    def _check_age(self) -> None:
+        if self._clock.monotonic() - self._started > self.limits.transaction_s:
+            raise TransactionTooLong(f"a transaction that lasted more than {self.limits.transaction_s:g} s")
+
+    def _count(self, key: bytes, value: bytes, *, watched: bool = True) -> None:
+        self._check_key(key)
+        if len(value) > self.limits.value_bytes:
+            raise ValueTooLarge(f"a value of {len(value):,} bytes")
+        self.writes += 1
+        self.bytes_written += len(key) + len(value)
+        if self.writes > self.limits.transaction_writes:
+            raise TransactionTooLarge(f"a transaction of more than {self.limits.transaction_writes:,} writes")
+        if self.bytes_written > self.limits.transaction_bytes:
+            raise TransactionTooLarge(f"a transaction that writes {self.bytes_written:,} bytes")
+        self._check_age()
+        if watched:
+            self.touched.add(key)
+
+    # --- what a backend implements
+
+    @abstractmethod
+    def _get_many(self, keys: Sequence[bytes], lock: bool) -> list[bytes | None]: ...
+
+    @abstractmethod
+    def _range(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool, snapshot: bool) -> list[Row]: ...
+
+    @abstractmethod
+    def _set(self, key: bytes, value: bytes) -> None: ...
+
+    @abstractmethod
+    def _clear(self, key: bytes) -> None: ...
+
+    @abstractmethod
+    def _clear_range(self, lo: bytes, hi: bytes) -> None: ...
+
+    @abstractmethod
+    def _add(self, key: bytes, amount: int) -> None: ...
+
+    @abstractmethod
+    def _set_versioned(self, prefix: bytes, value: bytes) -> None: ...
+
+    @abstractmethod
+    def _take(self, lo: bytes, hi: bytes, limit: int) -> list[Row]: ...
+
+    @abstractmethod
+    def _swap_many(self, swaps: Sequence[Swap]) -> list[bool]: ...
+
+
+def read_counter(value: bytes | None) -> int:
+    """The integer that `Tx.add` keeps under a key."""
+    return int.from_bytes(value, "little", signed=True) if value else 0
+
+
+def write_counter(value: int) -> bytes:
+    """A counter's bytes: 8, little-endian, two's complement; it wraps as FoundationDB's does."""
+    return (value & (2**64 - 1)).to_bytes(8, "little")
+
+
+class Watch(ABC):
+    """A hint that one of some keys may have changed since the watch was made.
+
+    Make it, then read, then wait: a change between the reading and the waiting is not missed. It may fire
+    for nothing, and it may be lost; whoever waits always polls as well (STO-8).
+    """
+
+    @abstractmethod
+    def wait(self, timeout_s: float) -> bool:
+        """True as soon as a key may have changed; False when the time is over. Waiting again re-arms it."""
+
+    def close(self) -> None:
+        """Forget the watch."""
+
+    def __enter__(self) -> "Watch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Store(ABC):
+    """One store, shared by every thread of a process. Processes share it through its backend."""
+
+    limits: Limits = LIMITS
+
+    def __init__(self, *, clock: Clock = SYSTEM, chance: random.Random | None = None) -> None:
+        self.clock = clock
+        self.chance = chance if chance is not None else random.Random()
+
+    @abstractmethod
+    def run(self, fn: Callable[[Tx], T], *, mode: Mode = "serial") -> T:
+        """Commit what `fn(tx)` writes, return its value; repeated until it commits, so `fn` must be pure."""
+
+    @abstractmethod
+    def watch(self, keys: Iterable[bytes]) -> Watch:
+        """Be told when one of these keys (or of these `set_versioned` prefixes) may have changed."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of files and connections. Idempotent."""
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Where this store is, with secrets left out."""
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.url}>"

@@ -1,0 +1,130 @@
+"""The retry loop of the backends whose transactions can conflict: memory, PostgreSQL, FoundationDB.
+
+One call of `run` has one operation id, not one per attempt (STO-5). An attempt that writes also inserts
+`op/<minute>/<id>` with its own number, in the same transaction. When the outcome of a commit is unknown
+(the connection went away, the server restarted) that row is looked up before anything is repeated:
+
+- found with number i: attempt i committed, and its result, which is still here in memory, is returned;
+- not found: nothing was committed, and nothing can be any more, because the look-up *fences* the lost
+  attempt: it inserts the row with number 0, so that a commit that is still on its way fails on that key.
+  The call goes on under a fresh id.
+
+The result itself need not be stored: whoever could ask for it is the caller of this very `run`, and it
+kept the result of each attempt. That leaves results free to be any Python value.
+"""
+
+import random
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Generic, TypeVar
+from uuid import UUID
+
+from tidemill.clock import SYSTEM, Clock, backoff
+from tidemill.errors import CommitUnknown, StoreBusy, StoreUnavailable
+from tidemill.store.keys import pack
+from tidemill.store.port import SYSTEM_PREFIX, Mode, Store, Tx
+
+T = TypeVar("T")
+
+OPERATIONS = SYSTEM_PREFIX + b"op"
+OPERATION_TTL_US = 2 * 3600 * 1_000_000
+MINUTE_US = 60_000_000
+
+
+class Conflict(Exception):
+    """This attempt lost against another transaction; nothing of it was committed."""
+
+
+class Unknown(Exception):
+    """The connection went away during the commit; the attempt may have been committed or not."""
+
+
+class Unreached(Exception):
+    """The store could not be reached, and nothing was committed."""
+
+
+class Operation(Generic[T]):
+    """One call of `run`: its function, its id, and the result of each attempt so far."""
+
+    def __init__(self, fn: Callable[[Tx], T], mode: Mode, chance: random.Random) -> None:
+        self.fn = fn
+        self.mode: Mode = mode
+        self.attempt = 0
+        self.results: dict[int, T] = {}
+        self._chance = chance
+        self.renew_id()
+
+    def renew_id(self) -> None:
+        """Go on under a fresh id, the old one being fenced."""
+        self.id = UUID(int=self._chance.getrandbits(128), version=4)
+        self._key: bytes | None = None
+
+    def key(self, now_us: int) -> bytes:
+        """Where the operation's row is: under the minute of its first commit, so old ones are one range."""
+        if self._key is None:
+            self._key = OPERATIONS + pack((now_us // MINUTE_US, self.id))
+        return self._key
+
+    def row(self) -> bytes:
+        return pack((self.attempt,))
+
+
+def expired_operations(now_us: int) -> tuple[bytes, bytes]:
+    """The range of operation rows that nobody can ask for any more."""
+    return OPERATIONS, OPERATIONS + pack((max(0, now_us - OPERATION_TTL_US) // MINUTE_US,))
+
+
+class RetryingStore(Store):
+    """A store whose `run` is: attempt, and on conflict or doubt again, with jitter, within a time."""
+
+    def __init__(
+        self, *, clock: Clock = SYSTEM, chance: random.Random | None = None, patience_s: float = 30.0
+    ) -> None:
+        super().__init__(clock=clock, chance=chance)
+        self.patience_s = patience_s  # how long conflicts or an absent server are endured
+        self.conflicts = 0
+
+    def run(self, fn: Callable[[Tx], T], *, mode: Mode = "serial") -> T:
+        operation = Operation(fn, mode, self.chance)
+        give_up = self.clock.monotonic() + self.patience_s
+        while True:
+            operation.attempt += 1
+            try:
+                return self._attempt(operation)
+            except Conflict as conflict:
+                self.conflicts += 1
+                if self.clock.monotonic() > give_up:
+                    raise StoreBusy(f"conflicts for {self.patience_s:g} s on {self.url}") from conflict
+            except Unreached as absent:
+                if self.clock.monotonic() > give_up:
+                    raise StoreUnavailable(f"no answer from {self.url}: {absent}") from None
+            except Unknown as doubt:
+                committed = self._settle(operation, give_up, doubt)
+                if committed:
+                    return operation.results[committed]
+                operation.renew_id()
+            self.clock.sleep(backoff(operation.attempt, self.chance))
+
+    def _settle(self, operation: Operation[T], give_up: float, doubt: Unknown) -> int:
+        """The number of the attempt that was committed; 0 when none was, and then none can be."""
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return self._fence(operation)
+            except (Conflict, Unreached, Unknown):
+                if self.clock.monotonic() > give_up:
+                    message = f"the outcome of a commit on {self.url} is not known: {doubt}"
+                    raise CommitUnknown(message) from None
+            self.clock.sleep(backoff(tries, self.chance))
+
+    @abstractmethod
+    def _attempt(self, operation: Operation[T]) -> T:
+        """Begin, call fn, keep `results[attempt]`, insert the operation's row if fn wrote, commit.
+
+        Raises Conflict (also when the row is there already: it was fenced), Unknown or Unreached.
+        """
+
+    @abstractmethod
+    def _fence(self, operation: Operation[T]) -> int:
+        """Read the operation's row; when it is absent, insert it as 0, so that a late commit fails."""
