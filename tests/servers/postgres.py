@@ -123,6 +123,12 @@ class PostgresServer:
             self._initialise()
             self._child = started(self._launch_on_a_free_port)
 
+    def ensure_running(self) -> None:
+        """Start the server again when a test left it dead."""
+        if self._child is None or not self._child.running:
+            self.kill()
+            self.start()
+
     def restart_immediate(self) -> None:
         """What `pg_ctl restart -m immediate` does: every connection is cut, and start-up replays the log."""
         self.kill()

@@ -109,7 +109,8 @@ def started(start: Callable[[], Child], *, tries: int = 5) -> Child:
         try:
             return start()
         except ServerFailed as failure:
-            if left == 0 or "in use" not in str(failure):
+            taken = "in use" in str(failure) or "EADDRINUSE" in str(failure)
+            if left == 0 or not taken:
                 raise
     raise AssertionError("unreachable")
 

@@ -1,0 +1,66 @@
+"""The servers as pytest fixtures. Each xdist worker has its own, started by the first test that asks.
+
+A server of its own per worker is what lets one test restart its PostgreSQL while another is using theirs.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TypeVar
+
+import pytest
+
+from tests.servers.postgres import PostgresServer
+from tests.servers.process import ServerUnavailable
+from tests.servers.s3 import RcloneS3, S3rver, S3Server, SeaweedS3
+
+T = TypeVar("T")
+
+CARELESS: dict[str, Callable[[], S3Server]] = {"rclone": RcloneS3, "s3rver": S3rver}
+
+
+@contextmanager
+def _or_skip(make: Callable[[], AbstractContextManager[T]]) -> Iterator[T]:
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(make())
+        except ServerUnavailable as reason:
+            pytest.skip(str(reason))
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL without fsync, for tests of logic. Nobody else uses it: a test may restart it."""
+    with _or_skip(PostgresServer) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def durable_postgres_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL with fsync, for tests of durability and for figures."""
+    with _or_skip(lambda: PostgresServer(durable=True)) as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """A fresh, empty database over loopback TCP with a password; gone after the test."""
+    postgres_server.ensure_running()
+    url = postgres_server.new_database()
+    yield url
+    postgres_server.ensure_running()
+    postgres_server.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """An S3 server that decides conditions atomically."""
+    with _or_skip(SeaweedS3) as server:
+        yield server
+
+
+@pytest.fixture(scope="session", params=sorted(CARELESS))
+def careless_s3(request: pytest.FixtureRequest) -> Iterator[S3Server]:
+    """Two S3 servers that ignore conditions, one after the other."""
+    with _or_skip(CARELESS[request.param]) as server:
+        yield server
