@@ -18,6 +18,7 @@
     │   ├── StoreFormat               written by a release this one cannot share it with
     │   └── StoreLocation             a network file system, or another machine's file
     ├── ObjectError
+    │   ├── BadKey                    a name that no object can have
     │   ├── ObjectMissing             no object under that key
     │   ├── ObjectConflict            a condition (if-match) did not hold
     │   ├── ObjectUnavailable         the object storage does not answer
@@ -134,6 +135,11 @@ class ObjectError(TidemillError):
     code = "objects"
 
 
+class BadKey(ObjectError):
+    code = "object-bad-key"
+    hint = "keys are names joined by '/', without '.', '..', empty names, backslashes or control characters"
+
+
 class ObjectMissing(ObjectError):
     code = "object-missing"
 
@@ -154,7 +160,7 @@ class ObjectsFull(ObjectError):
 
 class ConditionsIgnored(ObjectError):
     code = "objects-conditions-ignored"
-    hint = "use a provider with conditional writes (If-None-Match and If-Match): S3, GCS, Azure, SeaweedFS, MinIO"
+    hint = "use a provider with conditional writes (If-None-Match, If-Match): S3, GCS, Azure, MinIO"
 
 
 class ClusterError(TidemillError):

@@ -1,0 +1,27 @@
+"""The cluster's configuration, kept in the store so that any node can bootstrap it again (CLU-17)."""
+
+import msgspec
+
+from tidemill.cluster.keys import ClusterKeys
+from tidemill.store import Tx
+
+Value = bool | int | float | str | bytes | list[str] | dict[str, str] | None
+
+
+def put(tx: Tx, keys: ClusterKeys, name: str, value: Value) -> None:
+    """Set one entry."""
+    tx.set(keys.config["user", name], msgspec.msgpack.encode(value))
+
+
+def get(tx: Tx, keys: ClusterKeys, name: str) -> Value:
+    """One entry; None when it was never set."""
+    raw = tx.get(keys.config["user", name])
+    return None if raw is None else msgspec.msgpack.decode(raw, type=Value)
+
+
+def read_all(tx: Tx, keys: ClusterKeys) -> dict[str, Value]:
+    """Every entry by its name."""
+    space = keys.config.space("user")
+    return {
+        str(space.unpack(row.key)[0]): msgspec.msgpack.decode(row.value) for row in tx.range(*space.all())
+    }

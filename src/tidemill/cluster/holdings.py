@@ -1,0 +1,264 @@
+"""The partitions a node holds: taken, renewed together, completed or handed back."""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tidemill.clock import Clock
+from tidemill.cluster import nodes, partitions, shares
+from tidemill.cluster.events import PartitionDone, PartitionHandedBack, PartitionLost, PartitionTaken
+from tidemill.cluster.keys import ClusterKeys
+from tidemill.cluster.leases import SECOND_US
+from tidemill.cluster.membership import Membership
+from tidemill.cluster.nodes import Node
+from tidemill.cluster.partitions import Partition
+from tidemill.cluster.shares import Ask, Choice, Take
+from tidemill.errors import LeaseLost, StoreError
+from tidemill.events import Emit
+from tidemill.store import Store, Tx
+
+RENEW_PAGE = 100
+
+
+class HeldPartition:
+    """A partition in our hands, with the deadline that stops us (CLU-4)."""
+
+    def __init__(self, part: Partition, deadline: float, clock: Clock) -> None:
+        self.part = part
+        self.deadline = deadline
+        self.stopping = False
+        self.lost = False
+        self._clock = clock
+
+    def alive(self) -> bool:
+        return not self.lost and self._clock.monotonic() < self.deadline
+
+    def check(self) -> None:
+        """`LeaseLost` when we must not work on it any more."""
+        if not self.alive():
+            raise LeaseLost(f"partition {self.part.group}/{self.part.id}: the holder's deadline has passed")
+
+
+class Host(Protocol):
+    """What works on the partitions a node holds. Calls return quickly; work goes on elsewhere."""
+
+    def start(self, held: HeldPartition) -> None:
+        """Begin; call `holdings.complete` or `holdings.hand_back` at the end."""
+
+    def stop(self, held: HeldPartition) -> None:
+        """Stop at the next good moment and hand it back: somebody asked, or the node drains."""
+
+    def abort(self, held: HeldPartition) -> None:
+        """The lease is over: stop at once, write nothing."""
+
+
+class Holdings:
+    """Takes partitions of some groups up to the slots, renews them in one write, gives them up when asked."""
+
+    def __init__(
+        self,
+        store: Store,
+        keys: ClusterKeys,
+        membership: Membership,
+        groups: Sequence[str],
+        host: Host,
+        *,
+        clock: Clock,
+        chance: random.Random,
+        emit: Emit,
+        ttl_s: float,
+        every_s: float,
+        pause_s: float,
+    ) -> None:
+        self.store = store
+        self.keys = keys
+        self.membership = membership
+        self.groups = list(groups)
+        self.host = host
+        self.clock = clock
+        self.chance = chance
+        self.emit = emit
+        self.ttl_s = ttl_s
+        self.every_s = every_s
+        self.pause_s = pause_s
+        self.held: dict[tuple[str, str], HeldPartition] = {}
+        self._renew_at = 0.0
+        self._take_at = 0.0
+
+    @property
+    def node(self) -> Node:
+        return self.membership.node
+
+    @property
+    def _ttl_us(self) -> int:
+        return int(self.ttl_s * SECOND_US)
+
+    def tick(self) -> float:
+        """Renew what is held and take what is due; the seconds until the next call makes sense."""
+        self._abort_lost()
+        if self.held and self.clock.monotonic() >= self._renew_at:
+            self._renew()
+        may_take = self.membership.alive() and not self.node.draining
+        if may_take and self.clock.monotonic() >= self._take_at:
+            self._take_at = self.clock.monotonic() + self._take_one()
+        now = self.clock.monotonic()
+        waits = [self.every_s]
+        if self.held:
+            waits.append(self._renew_at - now)
+        if may_take:
+            waits.append(self._take_at - now)
+        return max(0.0, min(waits))
+
+    # --- ours
+
+    def _abort_lost(self) -> None:
+        for key, held in list(self.held.items()):
+            if not held.alive():
+                held.lost = True
+                del self.held[key]
+                self.host.abort(held)
+                self._tell(PartitionLost, held.part)
+
+    def _renew(self) -> None:
+        sent = self.clock.monotonic()
+        self._renew_at = sent + self.every_s
+        current = list(self.held.values())
+        for at in range(0, len(current), RENEW_PAGE):
+            page = current[at : at + RENEW_PAGE]
+
+            def renew_page(tx: Tx, page: list[HeldPartition] = page) -> list[Partition | None]:
+                return [self._renew_one(tx, held.part) for held in page]
+
+            try:
+                answers = self.store.run(renew_page)
+            except StoreError:
+                self._renew_at = sent + self.every_s / 3
+                return  # not lost yet: tried again, until the deadline (CLU-8)
+            for held, part in zip(page, answers, strict=True):
+                if part is None:
+                    held.lost = True
+                    continue
+                held.part, held.deadline = part, sent + self.ttl_s - self.ttl_s / 5
+                if part.wanted_by and not held.stopping:
+                    self._ask_to_stop(held)
+        self._abort_lost()
+
+    def _renew_one(self, tx: Tx, part: Partition) -> Partition | None:
+        try:
+            return partitions.renew(tx, self.keys, part, self._ttl_us)
+        except LeaseLost:
+            return None
+
+    def _ask_to_stop(self, held: HeldPartition) -> None:
+        held.stopping = True
+        self.host.stop(held)
+
+    # --- taking
+
+    def _take_one(self) -> float:
+        """One acquisition at most; the seconds until the next one."""
+        rest_s = self.every_s
+        try:
+            for group in self.groups:
+                acted, wait_s = self._take_in(group)
+                if acted:
+                    return wait_s
+                rest_s = min(rest_s, wait_s)
+        except StoreError:
+            return self.every_s * (0.5 + self.chance.random())
+        return rest_s
+
+    def _take_in(self, group: str) -> tuple[bool, float]:
+        """Whether there was something to do in a group, and the seconds until there may be more."""
+        choice = self.store.run(lambda tx: self._choose(tx, group))
+        if isinstance(choice, Take):
+            sent = self.clock.monotonic()
+            part = self.store.run(
+                lambda tx: partitions.take(
+                    tx, self.keys, group, choice.id, self.node.id, self._ttl_us, force_us=self._ttl_us
+                )
+            )
+            if part is not None:
+                self._begin(part, sent)
+            return True, self.pause_s * self.chance.random()
+        if isinstance(choice, Ask):
+            self.store.run(lambda tx: partitions.ask(tx, self.keys, group, choice.id, self.node.id))
+            return True, self.every_s
+        return False, choice.wait_s
+
+    def _choose(self, tx: Tx, group: str) -> Choice:
+        return shares.choose(
+            partitions.standings(tx, self.keys, group),
+            nodes.alive(nodes.read_all(tx, self.keys), tx.now()),
+            self.node.id,
+            free_slots=self.node.slots - len(self.held),
+            now_us=tx.now(),
+            ttl_s=self.ttl_s,
+            pause_s=self.pause_s,
+            chance=self.chance,
+        )
+
+    def _begin(self, part: Partition, sent: float) -> None:
+        held = HeldPartition(part, sent + self.ttl_s - self.ttl_s / 5, self.clock)
+        if not self.held:
+            self._renew_at = sent + self.every_s
+        self.held[part.group, part.id] = held
+        self._tell(PartitionTaken, part)
+        self.host.start(held)
+
+    # --- giving up
+
+    def complete(self, held: HeldPartition, also: Callable[[Tx], None] | None = None) -> None:
+        """The work is done: say so, with what `also` writes, in one fenced transaction."""
+        held.check()
+
+        def finish(tx: Tx) -> None:
+            partitions.complete(tx, self.keys, held.part)
+            if also is not None:
+                also(tx)
+
+        self._end(held, finish, PartitionDone)
+
+    def hand_back(self, held: HeldPartition) -> None:
+        """Give it back unfinished, for whoever comes next."""
+        held.check()
+
+        def give(tx: Tx) -> None:
+            partitions.hand_back(tx, self.keys, held.part)
+
+        self._end(held, give, PartitionHandedBack)
+
+    def _end(
+        self,
+        held: HeldPartition,
+        act: Callable[[Tx], None],
+        told: type[PartitionDone] | type[PartitionHandedBack],
+    ) -> None:
+        self.store.run(act)
+        held.lost = True
+        self.held.pop((held.part.group, held.part.id), None)
+        self._take_at = 0.0  # a slot is free
+        self._tell(told, held.part)
+
+    def stop_all(self) -> None:
+        """Ask the host to let go of everything."""
+        for held in list(self.held.values()):
+            if not held.stopping:
+                self._ask_to_stop(held)
+
+    def give_up_all(self) -> None:
+        """Hand back what is left, at the end of a drain's grace; what cannot be handed back runs out."""
+        for held in list(self.held.values()):
+            self.host.abort(held)
+            try:
+                self.hand_back(held)
+            except (LeaseLost, StoreError):
+                held.lost = True
+                self.held.pop((held.part.group, held.part.id), None)
+
+    def _tell(
+        self,
+        what: type[PartitionTaken] | type[PartitionLost] | type[PartitionDone] | type[PartitionHandedBack],
+        part: Partition,
+    ) -> None:
+        self.emit(what(node=self.node.id, group=part.group, partition=part.id, epoch=part.epoch))

@@ -1,0 +1,152 @@
+"""The keeper: leases this process holds, renewed together, and each with the deadline that stops its holder.
+
+`tick` renews everything that is due in one transaction and says when to call again. A thread calls it in
+real life (`start`), the scheduler in simulation. A renewal that fails because the store does not answer
+changes nothing: the lease stays usable until its own deadline, and the next tick tries again (CLU-8). A
+commit whose outcome is unknown is settled by `store.run` itself. Only the store's answer "it is not yours"
+or the deadline end it.
+"""
+
+import random
+import threading
+
+from tidemill.clock import Clock
+from tidemill.cluster import leases
+from tidemill.cluster.leases import RENEW_EVERY_S, SECOND_US, TTL_S, Busy, Lease
+from tidemill.errors import LeaseLost, StoreError
+from tidemill.store import Store, Tx
+
+
+class Held:
+    """A lease in our hands. `check()` before every act that needs it; it raises once our time is over."""
+
+    def __init__(self, key: bytes, lease: Lease, deadline: float, clock: Clock) -> None:
+        self.key = key
+        self.lease = lease
+        self.deadline = deadline  # our monotonic clock, from before the request was sent, less the margin
+        self.lost = False
+        self._clock = clock
+
+    @property
+    def epoch(self) -> int:
+        return self.lease.epoch
+
+    def alive(self) -> bool:
+        return not self.lost and self._clock.monotonic() < self.deadline
+
+    def check(self) -> None:
+        """`LeaseLost` when we must not act under this lease any more."""
+        if not self.alive():
+            raise LeaseLost(f"epoch {self.epoch}: the holder's deadline has passed")
+
+    def fence(self, tx: Tx) -> None:
+        """Refuse the transaction unless the store agrees that the lease is ours."""
+        leases.check(tx, self.key, self.lease)
+
+
+class Keeper:
+    """Acquires, renews and releases the leases of one holder."""
+
+    def __init__(
+        self,
+        store: Store,
+        holder: str,
+        *,
+        clock: Clock,
+        chance: random.Random,
+        ttl_s: float = TTL_S,
+        every_s: float = RENEW_EVERY_S,
+    ) -> None:
+        self.store = store
+        self.holder = holder
+        self.clock = clock
+        self.chance = chance
+        self.ttl_s = ttl_s
+        self.every_s = every_s
+        self.margin_s = ttl_s / 5
+        self._held: dict[bytes, Held] = {}
+        self._due = 0.0
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def ttl_us(self) -> int:
+        return int(self.ttl_s * SECOND_US)
+
+    def acquire(self, key: bytes) -> Held | Busy:
+        """Try once; what is held is renewed from then on."""
+        sent = self.clock.monotonic()
+        lease = self.store.run(lambda tx: leases.acquire(tx, key, self.holder, self.ttl_us))
+        if isinstance(lease, Busy):
+            return lease
+        held = Held(key, lease, self.deadline(sent), self.clock)
+        with self._lock:
+            self._held[key] = held
+            self._due = self._due or sent + self.every_s
+        return held
+
+    def deadline(self, sent: float) -> float:
+        """Until when a holder may act whose request left at `sent` (CLU-4)."""
+        return sent + self.ttl_s - self.margin_s
+
+    def release(self, held: Held) -> bool:
+        """Give the lease back; True when it was still ours."""
+        held.lost = True
+        with self._lock:
+            self._held.pop(held.key, None)
+        return self.store.run(lambda tx: leases.release(tx, held.key, held.lease))
+
+    def tick(self) -> float:
+        """Renew what is due, in one transaction; the seconds until the next call makes sense."""
+        with self._lock:
+            held = [one for one in self._held.values() if not one.lost]
+        now = self.clock.monotonic()
+        if held and now >= self._due:
+            self._renew(held)
+            self._due = now + self.every_s
+        self._drop_ended(held)
+        return max(0.0, self._due - self.clock.monotonic()) if self._held else self.every_s
+
+    def _renew(self, held: list[Held]) -> None:
+        def renew_all(tx: Tx) -> list[Lease | None]:
+            renewed: list[Lease | None] = []
+            for one in held:
+                try:
+                    renewed.append(leases.renew(tx, one.key, one.lease, self.ttl_us))
+                except LeaseLost:
+                    renewed.append(None)
+            return renewed
+
+        sent = self.clock.monotonic()
+        try:
+            answers = self.store.run(renew_all)
+        except StoreError:
+            return  # not lost: tried again on the next tick, until the deadline
+        for one, lease in zip(held, answers, strict=True):
+            if lease is None:
+                one.lost = True
+            else:
+                one.lease, one.deadline = lease, self.deadline(sent)
+
+    def _drop_ended(self, held: list[Held]) -> None:
+        for one in held:
+            if not one.alive():
+                one.lost = True
+                with self._lock:
+                    self._held.pop(one.key, None)
+
+    def start(self) -> None:
+        """Renew from a thread of our own until `stop`."""
+        self._thread = threading.Thread(target=self._loop, name=f"keeper-{self.holder[:8]}", daemon=True)
+        self._thread.start()
+
+    def _loop(self) -> None:
+        while not self._stop.is_set():
+            self.clock.wait(self._stop, min(self.tick(), self.every_s))
+
+    def stop(self) -> None:
+        """End the thread; leases run out by themselves unless they were released."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()

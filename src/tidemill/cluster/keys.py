@@ -1,0 +1,31 @@
+"""The cluster room's layout in the store: everything under the cluster's name.
+
+(C, "config", name)                     configuration, so that any node can bootstrap the cluster (CLU-17)
+(C, "lease", name)                      a named lease: the leader's, a lock's, a semaphore permit's
+(C, "node", id)                         one node's entry
+(C, "node-expiry", expires_at, id)      nodes by expiry: the dead ones are one short range
+(C, "node-version")                     counts every change of who is there (CLU-16)
+(C, "part", group, id)                  a partition
+(C, "part-expiry", group, expires_at, id)   partitions by expiry: one read gives all of them (CLU-14)
+(C, "map", group)                       which node list a group's partitions were computed from
+"""
+
+from tidemill.store import Space
+
+LEADER = "leader"
+
+
+class ClusterKeys:
+    """The spaces of one cluster."""
+
+    def __init__(self, cluster: str) -> None:
+        self.cluster = cluster
+        self.config = Space(cluster, "config")
+        self.lease = Space(cluster, "lease")
+        self.node = Space(cluster, "node")
+        self.node_expiry = Space(cluster, "node-expiry")
+        self.node_version = Space(cluster)["node-version"]
+        self.part = Space(cluster, "part")
+        self.part_expiry = Space(cluster, "part-expiry")
+        self.map = Space(cluster, "map")
+        self.leader = self.lease[LEADER]

@@ -1,0 +1,154 @@
+"""A member of the cluster: one node with its entry, its chance to lead, and the partitions it holds.
+
+`tick` does what is due and says when to call again; there is no other clockwork. `run` calls it from the
+calling thread until the member is gone. On one machine the same member leads and follows in one process,
+on the embedded store (CLU-18).
+"""
+
+import random
+import threading
+from collections.abc import Mapping, Sequence
+
+from tidemill.clock import SYSTEM, Clock
+from tidemill.cluster import nodes
+from tidemill.cluster.election import Election
+from tidemill.cluster.events import NodesCleaned
+from tidemill.cluster.holdings import Holdings, Host
+from tidemill.cluster.keeper import Keeper
+from tidemill.cluster.keys import ClusterKeys
+from tidemill.cluster.leader import Duty, Tenure
+from tidemill.cluster.leases import RENEW_EVERY_S, SECOND_US, TTL_S
+from tidemill.cluster.membership import Membership
+from tidemill.cluster.nodes import Node
+from tidemill.cluster.states import MemberState
+from tidemill.events import Emit, ignore
+from tidemill.store import Store
+
+CLEAN_PAGE = 50
+
+
+def random_id(chance: random.Random) -> str:
+    """A node's identity, new with every boot."""
+    return f"{chance.getrandbits(96):024x}"
+
+
+class Member:
+    """One node of a cluster."""
+
+    def __init__(
+        self,
+        store: Store,
+        cluster: str,
+        *,
+        node: Node | None = None,
+        groups: Sequence[str] = (),
+        host: Host | None = None,
+        duties: Mapping[str, Duty] | None = None,
+        clock: Clock = SYSTEM,
+        chance: random.Random | None = None,
+        emit: Emit = ignore,
+        ttl_s: float = TTL_S,
+        every_s: float = RENEW_EVERY_S,
+        pause_s: float = 0.2,
+    ) -> None:
+        self.store = store
+        self.keys = ClusterKeys(cluster)
+        self.clock = clock
+        self.chance = chance if chance is not None else random.Random()
+        self.emit = emit
+        self.ttl_s = ttl_s
+        node = node if node is not None else Node(id=random_id(self.chance), epoch=0)
+        self.membership = Membership(
+            store, self.keys, node, clock=clock, emit=emit, ttl_s=ttl_s, every_s=every_s
+        )
+        keeper = Keeper(store, node.id, clock=clock, chance=self.chance, ttl_s=ttl_s, every_s=every_s)
+        all_duties = {"clean node list": self._clean_nodes, **(duties or {})}
+        self.election = Election(keeper, self.keys, all_duties, clock=clock, chance=self.chance, emit=emit)
+        self.holdings = (
+            Holdings(
+                store,
+                self.keys,
+                self.membership,
+                groups,
+                host,
+                clock=clock,
+                chance=self.chance,
+                emit=emit,
+                ttl_s=ttl_s,
+                every_s=every_s,
+                pause_s=pause_s,
+            )
+            if host is not None
+            else None
+        )
+        self._drain_until: float | None = None
+        self._wake = threading.Event()
+
+    @property
+    def id(self) -> str:
+        return self.membership.node.id
+
+    @property
+    def node(self) -> Node:
+        return self.membership.node
+
+    @property
+    def state(self) -> MemberState:
+        return self.membership.state
+
+    @property
+    def tenure(self) -> Tenure | None:
+        return self.election.tenure
+
+    def tick(self) -> float:
+        """Do what is due; the seconds until the next call makes sense."""
+        if self.state is MemberState.GONE:
+            return self.ttl_s
+        wait_s = self.membership.tick()
+        if self.holdings is not None:
+            wait_s = min(wait_s, self.holdings.tick())
+        if self._drain_until is not None:
+            return min(wait_s, self._drain_on(self._drain_until))
+        return min(wait_s, self.election.tick())
+
+    def run(self) -> None:
+        """Tick until the member is gone."""
+        while self.state is not MemberState.GONE:
+            self.clock.wait(self._wake, self.tick())
+            self._wake.clear()
+
+    def wake(self) -> None:
+        """Tick now instead of when it was planned; may be called from any thread."""
+        self._wake.set()
+
+    # --- leaving
+
+    def drain(self, grace_s: float) -> None:
+        """Take nothing new, hand back what has not begun, finish or give back the rest (CLU-25)."""
+        if self._drain_until is None:
+            self._drain_until = self.clock.monotonic() + grace_s
+            self.membership.drain()
+            if self.holdings is not None:
+                self.holdings.stop_all()
+            self.wake()
+
+    def _drain_on(self, until: float) -> float:
+        held = self.holdings is not None and bool(self.holdings.held)
+        if held and self.clock.monotonic() < until:
+            return min(0.1, until - self.clock.monotonic())
+        if held and self.holdings is not None:
+            self.holdings.give_up_all()
+        self.election.resign()
+        self.membership.leave()
+        return 0.0
+
+    # --- the leader's own duty
+
+    def _clean_nodes(self, tenure: Tenure) -> float:
+        """Drop nodes that have been silent for two ttls, in pages."""
+        grace_us = int(2 * self.ttl_s * SECOND_US)
+        gone = tenure.run(lambda tx: nodes.clean(tx, self.keys, grace_us, CLEAN_PAGE))
+        if gone:
+            names = [node.id for node in gone]
+            self.emit(NodesCleaned(nodes=names, leader_epoch=tenure.epoch))
+        return 0.0 if len(gone) == CLEAN_PAGE else self.ttl_s / 2

@@ -1,0 +1,104 @@
+"""A node's own entry in the node list, kept present (CLU-10)."""
+
+import msgspec
+
+from tidemill.clock import Clock
+from tidemill.cluster import nodes
+from tidemill.cluster.events import NodeJoined, NodeLeft, NodeLost
+from tidemill.cluster.keys import ClusterKeys
+from tidemill.cluster.leases import SECOND_US
+from tidemill.cluster.nodes import Node
+from tidemill.cluster.states import MEMBER, MemberEdge, MemberState, step
+from tidemill.errors import LeaseLost, StoreError
+from tidemill.events import Emit
+from tidemill.store import Store
+
+
+class Membership:
+    """Joins, beats, and joins again under a higher epoch when the entry was lost."""
+
+    def __init__(
+        self,
+        store: Store,
+        keys: ClusterKeys,
+        node: Node,
+        *,
+        clock: Clock,
+        emit: Emit,
+        ttl_s: float,
+        every_s: float,
+    ) -> None:
+        self.store = store
+        self.keys = keys
+        self.node = node
+        self.clock = clock
+        self.emit = emit
+        self.ttl_s = ttl_s
+        self.every_s = every_s
+        self.state = MemberState.OUT
+        self.deadline = 0.0
+        self._due = 0.0
+
+    def alive(self) -> bool:
+        """May we act as this node? By our own clock, which is never later than the store's answer (CLU-4)."""
+        return (
+            self.state in (MemberState.ACTIVE, MemberState.DRAINING)
+            and self.clock.monotonic() < self.deadline
+        )
+
+    def tick(self) -> float:
+        """Join or beat when it is time; the seconds until then."""
+        if self.state is MemberState.GONE:
+            return self.every_s
+        if self.state is not MemberState.OUT and self.clock.monotonic() >= self.deadline:
+            self._lose()
+        if self.clock.monotonic() >= self._due:
+            self._renew()
+        return max(0.0, self._due - self.clock.monotonic())
+
+    def _renew(self) -> None:
+        sent = self.clock.monotonic()
+        ttl_us = int(self.ttl_s * SECOND_US)
+        joining = self.state is MemberState.OUT
+        act = nodes.join if joining else nodes.beat
+        try:
+            self.node = self.store.run(lambda tx: act(tx, self.keys, self.node, ttl_us))
+        except LeaseLost:
+            self._lose()
+            return  # joins again on the next tick, at once
+        except StoreError:
+            self._due = sent + self.every_s / 3
+            return  # one failed renewal is not a lost lease (CLU-8)
+        self.deadline = sent + self.ttl_s - self.ttl_s / 5
+        self._due = sent + self.every_s
+        if joining:
+            self.state = step(MEMBER, self.state, MemberEdge.JOIN)
+            self.emit(NodeJoined(node=self.node.id, epoch=self.node.epoch))
+
+    def _lose(self) -> None:
+        self.emit(NodeLost(node=self.node.id, epoch=self.node.epoch))
+        self.state = step(MEMBER, self.state, MemberEdge.LOSE)
+        self._due = 0.0
+
+    def report(self, free: dict[str, float]) -> None:
+        """What is free now; told with the next beat."""
+        self.node = msgspec.structs.replace(self.node, free=free)
+
+    def drain(self) -> None:
+        """Say that this node takes nothing new; told at once."""
+        if self.state is MemberState.ACTIVE:
+            self.state = step(MEMBER, self.state, MemberEdge.DRAIN)
+            self.node = msgspec.structs.replace(self.node, draining=True)
+            self._due = 0.0
+
+    def leave(self) -> None:
+        """Take our entry off the list; if the store does not answer, it runs out by itself."""
+        if self.state is MemberState.GONE:
+            return
+        try:
+            self.store.run(lambda tx: nodes.leave(tx, self.keys, self.node))
+        except StoreError:
+            pass
+        finally:
+            self.state = step(MEMBER, self.state, MemberEdge.LEAVE)
+            self.emit(NodeLeft(node=self.node.id))
