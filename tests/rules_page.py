@@ -6,6 +6,8 @@ when a mark does. Whether those tests passed is in `build/rules.json`, which a r
 usage: python -m tests.rules_page
 """
 
+import contextlib
+import io
 import sys
 from collections.abc import Mapping
 
@@ -38,9 +40,11 @@ class Marks:
 def collect() -> dict[str, set[str]]:
     """Rule -> the tests that name it, each once whatever its parameters."""
     marks = Marks()
-    quiet = ["--collect-only", "--assert=plain", "-p", "no:terminal", "-p", "no:xdist", "-m", ""]
-    if pytest.main(quiet, plugins=[marks]) != pytest.ExitCode.OK:
-        raise SystemExit("the tests could not be collected; `pytest --collect-only` says why")
+    quiet = ["--collect-only", "-qq", "--assert=plain", "-p", "no:xdist", "-m", ""]
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        code = pytest.main(quiet, plugins=[marks])
+    if code != pytest.ExitCode.OK:
+        raise SystemExit(f"the tests could not be collected\n{said.getvalue()}")
     return marks.tests
 
 
