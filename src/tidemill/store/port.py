@@ -71,6 +71,7 @@ class Tx(ABC):
         self.touched: set[bytes] = set()  # keys whose watchers are told after the commit
         self._clock = clock
         self._started = clock.monotonic()
+        self._ended = False
 
     # --- reading
 
@@ -84,7 +85,7 @@ class Tx(ABC):
             raise UsageError("a plain read in a take transaction", hint="read with lock=True, or use swap")
         for key in keys:
             self._check_key(key)
-        self._check_age()
+        self._check_alive()
         return self._get_many(keys, lock)
 
     def range(
@@ -93,8 +94,10 @@ class Tx(ABC):
         """Rows with lo <= key < hi in key order. `snapshot=True` reads without protecting what was read."""
         if self.mode == "take" and not snapshot:
             raise UsageError("a plain range read inside a take transaction", hint="read with snapshot=True")
+        if limit is not None and limit < 0:
+            raise UsageError(f"a range of at most {limit} rows", hint="leave the limit out to read all rows")
         self._check_bounds(lo, hi)
-        self._check_age()
+        self._check_alive()
         if lo >= hi or limit == 0:
             return []
         return self._range(lo, hi, limit, reverse, snapshot)
@@ -112,12 +115,14 @@ class Tx(ABC):
     def clear_range(self, lo: bytes, hi: bytes) -> None:
         """Remove every row with lo <= key < hi; counts as one write."""
         self._check_bounds(lo, hi)
-        self._count(lo, b"", watched=False)
+        self._count_write(len(lo) + len(hi))
         if lo < hi:
             self._clear_range(lo, hi)
 
     def add(self, key: bytes, amount: int) -> None:
         """Add to a counter (a signed 64-bit integer; absent is 0) without reading it: adds never conflict."""
+        if not -(2**63) <= amount < 2**63:
+            raise UsageError(f"an addition of {amount:,}", hint="amounts are signed integers of 64 bits")
         self._count(key, b"12345678")
         self._add(key, amount)
 
@@ -134,10 +139,13 @@ class Tx(ABC):
     def take(self, lo: bytes, hi: bytes, limit: int) -> list[Row]:
         """Remove and return up to `limit` rows, in key order, that nobody else is taking at this moment."""
         self._check_bounds(lo, hi)
-        self._check_age()
+        self._check_alive()
         if lo >= hi or limit <= 0:
             return []
-        rows = self._take(lo, hi, min(limit, self.limits.transaction_writes - self.writes))
+        room = self.limits.transaction_writes - self.writes
+        if room <= 0:  # an empty answer would read as an empty queue
+            raise self._too_many()
+        rows = self._take(lo, hi, min(limit, room))
         for row in rows:
             self._count(row.key, b"")
         return rows
@@ -150,7 +158,7 @@ class Tx(ABC):
         """Several fenced writes, each on its own: those whose row is not as expected are not made."""
         for swap in swaps:
             self._count(swap.key, swap.new or b"")
-        self._check_age()
+        self._check_alive()
         return self._swap_many(swaps)
 
     # --- time
@@ -174,27 +182,46 @@ class Tx(ABC):
             raise KeyTooLarge(f"a key of {len(key):,} bytes")
 
     def _check_bounds(self, lo: bytes, hi: bytes) -> None:
-        self._check_key(lo)
-        if hi > SYSTEM_PREFIX:
-            raise UsageError("a range that reaches into the store's own rows")
+        if not lo or lo >= SYSTEM_PREFIX or hi > SYSTEM_PREFIX:
+            raise UsageError("a range that is open below, or reaches into the store's own rows")
+        longest = max(len(lo), len(hi))
+        # One more than a key: a pager goes on at key + b"\x00", also behind the longest key.
+        if longest > self.limits.key_bytes + 1:
+            raise KeyTooLarge(f"a bound of {longest:,} bytes")
 
     def _check_age(self) -> None:
         if self._clock.monotonic() - self._started > self.limits.transaction_s:
             raise TransactionTooLong(f"a transaction that lasted more than {self.limits.transaction_s:g} s")
 
+    def _check_alive(self) -> None:
+        if self._ended:
+            raise UsageError("a transaction that is over", hint="use tx inside its function only")
+        self._check_age()
+
+    def _end(self) -> None:
+        """Whatever is asked of this transaction from here on is refused; called when `fn` has returned."""
+        self._ended = True
+
     def _count(self, key: bytes, value: bytes, *, watched: bool = True) -> None:
         self._check_key(key)
         if len(value) > self.limits.value_bytes:
             raise ValueTooLarge(f"a value of {len(value):,} bytes")
-        self.writes += 1
-        self.bytes_written += len(key) + len(value)
-        if self.writes > self.limits.transaction_writes:
-            raise TransactionTooLarge(f"a transaction of more than {self.limits.transaction_writes:,} writes")
-        if self.bytes_written > self.limits.transaction_bytes:
-            raise TransactionTooLarge(f"a transaction that writes {self.bytes_written:,} bytes")
-        self._check_age()
+        self._count_write(len(key) + len(value))
         if watched:
             self.touched.add(key)
+
+    def _count_write(self, size: int) -> None:
+        self._check_alive()
+        self.writes += 1
+        self.bytes_written += size
+        if self.writes > self.limits.transaction_writes:
+            raise self._too_many()
+        if self.bytes_written > self.limits.transaction_bytes:
+            raise TransactionTooLarge(f"a transaction that writes {self.bytes_written:,} bytes")
+
+    def _too_many(self) -> TransactionTooLarge:
+        most = self.limits.transaction_writes
+        return TransactionTooLarge(f"a transaction with more than {most:,} writes")
 
     # --- what a backend implements
 

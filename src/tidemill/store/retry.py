@@ -47,12 +47,19 @@ class Operation(Generic[T]):
     """One call of `run`: its function, its id, and the result of each attempt so far."""
 
     def __init__(self, fn: Callable[[Tx], T], mode: Mode, chance: random.Random) -> None:
-        self.fn = fn
         self.mode: Mode = mode
         self.attempt = 0
         self.results: dict[int, T] = {}
+        self._fn = fn
         self._chance = chance
         self.renew_id()
+
+    def fn(self, tx: Tx) -> T:
+        """Call the function; its transaction is over when it returns, whoever has kept it."""
+        try:
+            return self._fn(tx)
+        finally:
+            tx._end()
 
     def renew_id(self) -> None:
         """Go on under a fresh id, the old one being fenced."""

@@ -1,0 +1,39 @@
+"""What every group of laws shares: the hooks a backend's test class fills in, and a few words for tests."""
+
+from typing import ClassVar, TypeVar
+
+from tidemill.store import Row, Store
+
+T = TypeVar("T")
+
+FIRST, BEHIND = b"\x00", b"\xfe"  # every user key is in this range
+
+
+class Laws:
+    """The hooks. A subclass also gives the fixture `store`: a fresh, empty store for each test."""
+
+    examples: ClassVar[int] = 40
+    """How many random programs are compared with the model."""
+
+    def reopen(self, store: Store) -> Store | None:
+        """A second handle on the same data, from this process; None where there can be none."""
+        raise TypeError(f"{type(self).__name__} must say how its store is opened a second time")
+
+    def age(self, store: Store, seconds: float) -> None:
+        """Let time pass for a running transaction. A store whose clock can jump is quicker than this."""
+        store.clock.sleep(seconds)
+
+
+def contents(store: Store) -> list[Row]:
+    """Every row a user can see."""
+    return store.run(lambda tx: tx.range(FIRST, BEHIND))
+
+
+def fill(store: Store, rows: dict[bytes, bytes]) -> None:
+    """Put these rows into the store, in one transaction."""
+    store.run(lambda tx: [tx.set(key, value) for key, value in rows.items()])
+
+
+def value_of(store: Store, key: bytes) -> bytes | None:
+    """The committed value under a key."""
+    return store.run(lambda tx: tx.get(key))

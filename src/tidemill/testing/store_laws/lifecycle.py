@@ -1,0 +1,179 @@
+"""Laws of running: functions that raise, that are called inside each other, and handles that are closed."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tidemill.errors import UsageError
+from tidemill.store import Mode, Store, Tx, Version
+from tidemill.testing.store_laws.laws import BEHIND, FIRST, Laws, contents, fill, value_of
+from tidemill.testing.threads import Racer, together
+
+
+class Interrupted(BaseException):
+    """Not an Exception, as KeyboardInterrupt and a lost lease are not."""
+
+
+class LifecycleLaws(Laws):
+    """A function commits as a whole or leaves nothing."""
+
+    @pytest.mark.rule("STO-1")
+    @pytest.mark.parametrize("mode", ["serial", "take"])
+    @pytest.mark.parametrize("error", [ValueError("no"), Interrupted("stop")])
+    def test_a_function_that_raises_leaves_nothing(self, store: Store, error: BaseException, mode: str) -> None:
+        fill(store, {b"a": b"1", b"b": b"1", b"q": b"1"})
+        before = contents(store)
+        calls = 0
+
+        def fn(tx: Tx) -> None:
+            nonlocal calls
+            calls += 1
+            tx.set(b"a", b"2")
+            tx.clear(b"b")
+            tx.add(b"n", 1)
+            tx.swap(b"new", None, b"2")
+            tx.take(b"q", b"r", 1)
+            tx.set_versioned(b"log", b"2")
+            tx.clear_range(b"a", b"b")
+            raise error
+
+        with pytest.raises(type(error)) as raised:
+            store.run(fn, mode=_mode(mode))
+        assert raised.value is error
+        assert calls == 1, "what a function raises is the caller's business, and not a conflict"
+        assert contents(store) == before
+        assert store.run(lambda tx: tx.take(b"q", b"r", 1))[0].value == b"1"
+
+    def test_what_a_function_catches_itself_does_not_end_its_transaction(self, store: Store) -> None:
+        def fn(tx: Tx) -> bool:
+            tx.set(b"k", b"1")
+            try:
+                tx.set(b"", b"")
+            except UsageError:
+                tx.set(b"caught", b"")
+            return tx.swap(b"k", b"1", b"2")
+
+        assert store.run(fn) is True
+        assert dict(contents(store)) == {b"caught": b"", b"k": b"2"}
+
+    @pytest.mark.parametrize("value", [None, 0, "text", (1, [2]), Version(1, 2), ValueError("as a value")])
+    def test_any_value_is_returned_as_it_is(self, store: Store, value: object) -> None:
+        assert store.run(lambda tx: value) is value
+
+        def fn(tx: Tx) -> object:
+            tx.set(b"k", b"")
+            return value
+
+        assert store.run(fn) is value
+
+    @pytest.mark.parametrize("inner", ["serial", "take"])
+    @pytest.mark.parametrize("outer", ["serial", "take"])
+    def test_a_run_inside_a_function_is_refused_and_the_store_goes_on(
+        self, store: Store, outer: str, inner: str
+    ) -> None:
+        def nested(tx: Tx) -> None:
+            tx.set(b"outer", b"")
+            store.run(lambda tx: tx.set(b"inner", b""), mode=_mode(inner))
+
+        with pytest.raises(UsageError):
+            store.run(nested, mode=_mode(outer))
+        assert contents(store) == []
+        fill(store, {b"k": b"1"})
+        assert value_of(store, b"k") == b"1"
+
+    def test_a_refused_inner_run_leaves_the_outer_one_whole(self, store: Store) -> None:
+        def fn(tx: Tx) -> None:
+            tx.set(b"outer", b"")
+            with pytest.raises(UsageError):
+                store.run(lambda tx: tx.set(b"inner", b""))
+            tx.set(b"outer 2", b"")
+
+        store.run(fn)
+        assert [row.key for row in contents(store)] == [b"outer", b"outer 2"]
+
+    def test_a_transaction_is_dead_when_its_function_has_returned(self, store: Store) -> None:
+        fill(store, {b"k": b"1"})
+        acts: list[Callable[[Tx], object]] = [
+            lambda tx: tx.get(b"k"),
+            lambda tx: tx.range(FIRST, BEHIND),
+            lambda tx: tx.set(b"k", b"2"),
+            lambda tx: tx.clear(b"k"),
+            lambda tx: tx.clear_range(FIRST, BEHIND),
+            lambda tx: tx.add(b"n", 1),
+            lambda tx: tx.take(FIRST, BEHIND, 1),
+            lambda tx: tx.swap(b"k", b"1", b"2"),
+            lambda tx: tx.set_versioned(b"log", b"2"),
+        ]
+        kept: list[Tx] = []
+        store.run(kept.append)
+        store.run(lambda tx: [kept.append(tx), tx.set(b"k2", b"")])
+        for tx in kept:
+            for act in acts:
+                with pytest.raises(UsageError):
+                    act(tx)
+        assert dict(contents(store)) == {b"k": b"1", b"k2": b""}
+
+    def test_a_store_is_shared_by_threads(self, store: Store) -> None:
+        def work(me: int) -> None:
+            for n in range(6):
+                fill(store, {b"%d/%d" % (me, n): b""})
+
+        together(*[lambda me=me: work(me) for me in range(4)])
+        assert len(contents(store)) == 24
+
+    def test_a_second_handle_sees_what_the_first_one_committed(self, store: Store) -> None:
+        second = self.reopen(store)
+        if second is None:
+            pytest.skip("a store of one handle")
+        with second:
+            fill(store, {b"a": b"1"})
+            assert value_of(second, b"a") == b"1"
+            assert second.run(lambda tx: tx.swap(b"a", b"1", b"2"))
+            assert value_of(store, b"a") == b"2"
+        fill(store, {b"b": b"1"})
+        assert dict(contents(store)) == {b"a": b"2", b"b": b"1"}
+
+    @pytest.mark.rule("STO-1")
+    def test_handles_are_serialisable_with_each_other(self, store: Store) -> None:
+        second = self.reopen(store)
+        if second is None:
+            pytest.skip("a store of one handle")
+
+        def work(handle: Store) -> None:
+            for _ in range(8):
+                handle.run(lambda tx: tx.set(b"n", b"%d" % (int(tx.get(b"n") or b"0") + 1)))
+
+        with second:
+            together(lambda: work(store), lambda: work(second))
+            assert value_of(store, b"n") == b"16"
+
+    def test_closing_twice_is_harmless_and_leaves_the_data_and_the_other_handle(self, store: Store) -> None:
+        second = self.reopen(store)
+        fill(store, {b"k": b"1"})
+        watch = store.watch([b"k"])
+        store.close()
+        store.close()
+        watch.close()
+        if second is not None:
+            with second:
+                assert value_of(second, b"k") == b"1"
+                fill(second, {b"k": b"2"})
+                third = self.reopen(second)
+                assert third is not None
+                with third:
+                    assert value_of(third, b"k") == b"2"
+
+    def test_a_watch_that_waits_while_the_store_is_closed_comes_back(self, store: Store) -> None:
+        watch = store.watch([b"k"])
+        waiting = Racer(lambda: watch.wait(0.3))
+        waiting.start()
+        store.close()
+        assert waiting.outcome() in (False, True)
+
+    def test_a_store_says_where_it_is(self, store: Store) -> None:
+        assert "://" in store.url
+        assert store.url in repr(store)
+
+
+def _mode(name: str) -> Mode:
+    return "take" if name == "take" else "serial"

@@ -1,0 +1,71 @@
+"""Threads for tests: several that start together, and one that gets in between.
+
+A test that races threads must never hang, and must not pass because a thread died unseen: every wait here
+has an end, and what a thread raised is raised again where the test waits for it.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+STUCK_S = 60.0
+
+
+class Racer(threading.Thread, Generic[T]):
+    """One function in a thread; `outcome()` is its value or raises what it raised."""
+
+    def __init__(self, work: Callable[[], T], gate: threading.Barrier | None = None) -> None:
+        super().__init__(daemon=True)  # a backend that hangs fails its test and not the whole run
+        self._work = work
+        self._gate = gate
+        self._values: list[T] = []
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            if self._gate is not None:
+                self._gate.wait(STUCK_S)
+            self._values.append(self._work())
+        except BaseException as error:  # noqa: BLE001 - it is raised again by `outcome`
+            self._error = error
+
+    def outcome(self) -> T:
+        self.join(STUCK_S)
+        assert not self.is_alive(), f"a thread was still busy after {STUCK_S:g} s"
+        if self._error is not None:
+            raise self._error
+        return self._values[0]
+
+
+def together(*works: Callable[[], T]) -> list[T]:
+    """Run the functions in threads that start at one moment; their values, in order."""
+    gate = threading.Barrier(len(works))
+    racers = [Racer(work, gate) for work in works]
+    for racer in racers:
+        racer.start()
+    return [racer.outcome() for racer in racers]
+
+
+class Interloper(Generic[T]):
+    """Work that another thread does in the middle of our transaction.
+
+    An optimistic backend lets it overtake us, a backend that locks makes it wait for us. `steps_in` waits long
+    enough for the first and goes on after a moment for the second, so that a test need not know which it is:
+    what it asserts must hold either way.
+    """
+
+    def __init__(self, work: Callable[[], T], *, within_s: float = 0.1) -> None:
+        self._racer = Racer(work)
+        self._within_s = within_s
+        self._once = threading.Lock()
+
+    def steps_in(self) -> None:
+        """Do the work now; only the first time, because the function around it may be retried."""
+        if self._once.acquire(blocking=False):
+            self._racer.start()
+            self._racer.join(self._within_s)
+
+    def outcome(self) -> T:
+        return self._racer.outcome()
