@@ -36,7 +36,7 @@ format: $(VENV)/.installed  ## mend what ruff can mend
 	@$(BIN)/ruff format
 
 crash: servers  ## the long runs: real processes, killed again and again
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m crash $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -o faulthandler_timeout=3600 -m crash $(ARGS)
 
 bench: $(VENV)/.installed  ## the measurements behind the claims, one JSON object each
 	@$(BIN)/python -m bench.store --json $(ARGS)
@@ -77,5 +77,5 @@ $(VENV)/.postgres: $(VENV)/.installed
 .cache/s3rver/.installed: tests/servers/s3rver/package-lock.json
 	@mkdir -p $(@D) && cp $(<D)/package.json $(<D)/package-lock.json $(@D)
 	@if command -v npm >/dev/null && cd $(@D) && \
-	    npm ci --ignore-scripts --no-audit --no-fund --loglevel=error --fetch-retries=1; \
+	    npm ci --ignore-scripts --no-audit --no-fund --loglevel=error --no-update-notifier --fetch-retries=1; \
 	then touch .installed; else echo "s3rver needs npm and its registry: its tests will be skipped"; fi
