@@ -1,0 +1,69 @@
+"""A clock that stands still until somebody waits or moves it: tests of hours that take no time.
+
+>>> clock = FakeClock()
+>>> clock.sleep(3600)
+>>> clock.monotonic()
+4600.0
+>>> late = ShiftedClock(clock, wall_s=-7200)
+>>> late.wall() - clock.wall()
+-7200.0
+"""
+
+import threading
+
+from tidemill.clock import Clock
+
+
+class FakeClock:
+    """Time is a number. Waiting moves it on at once; nothing else does but `advance` and the test itself.
+
+    Several threads may share one: each that waits moves the time on for all. `monotonic_s` and `wall_s` may
+    be set; a monotonic clock that is set back is a fault that a test must want.
+    """
+
+    def __init__(self, monotonic_s: float = 1000.0, wall_s: float = 1_700_000_000.0) -> None:
+        self.monotonic_s = monotonic_s
+        self.wall_s = wall_s
+        self._lock = threading.Lock()
+
+    def monotonic(self) -> float:
+        return self.monotonic_s
+
+    def wall(self) -> float:
+        return self.wall_s
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, on both clocks."""
+        with self._lock:
+            self.monotonic_s += max(0.0, seconds)
+            self.wall_s += max(0.0, seconds)
+
+    def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+
+    def wait(self, event: threading.Event, timeout_s: float) -> bool:
+        """True at once when the event is set; else the whole time passes, and it is asked again."""
+        if not event.is_set():
+            self.advance(timeout_s)
+        return event.is_set()
+
+
+class ShiftedClock:
+    """Another node's clock: the same time passes, shown wrong by a constant."""
+
+    def __init__(self, true: Clock, *, wall_s: float = 0.0, monotonic_s: float = 0.0) -> None:
+        self._true = true
+        self.wall_shift_s = wall_s
+        self.monotonic_shift_s = monotonic_s
+
+    def monotonic(self) -> float:
+        return self._true.monotonic() + self.monotonic_shift_s
+
+    def wall(self) -> float:
+        return self._true.wall() + self.wall_shift_s
+
+    def sleep(self, seconds: float) -> None:
+        self._true.sleep(seconds)
+
+    def wait(self, event: threading.Event, timeout_s: float) -> bool:
+        return self._true.wait(event, timeout_s)
