@@ -1,3 +1,8 @@
 """What every test may use. The plugins say more: which rules were tested, and the servers."""
 
+import pytest
+
+# The laws that backends share live in the package: a failing assert there should show its values too.
+pytest.register_assert_rewrite("tidemill.testing")
+
 pytest_plugins = ["pytester", "tests.plugin_rules", "tests.servers.fixtures"]
