@@ -1,0 +1,225 @@
+"""SQLite as the store: the embedded default, one file, shared by the processes of one machine.
+
+One table of byte keys and byte values; write-ahead log, every commit forced to disk. How it works is told
+where it is done:
+
+- `sqlite_commit`: group commit, one writing thread per store, commits whose outcome is unknown;
+- `sqlite_tx`: one transaction; functions that only read never wait for a writer;
+- `sqlite_head`: format, owner and clock of the file; `sqlite_guard`: where it may live;
+- `sqlite_turn`: fair waiting among processes; `sqlite_watch`: being told of changes;
+- `sqlite_file`: connections, errors, forks.
+
+The file's companions (`-wal`, `-shm`, `-turn`) belong to it: a copy of the file alone is not a backup.
+"""
+
+import errno
+import functools
+import os
+import random
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from tidemill.clock import SYSTEM, Clock, backoff
+from tidemill.errors import StoreBusy, StoreFull, StoreUnavailable, UsageError
+from tidemill.store.port import Mode, Store, Tx, Watch
+from tidemill.store.sqlite_commit import Call, GroupCommit, Stats
+from tidemill.store.sqlite_file import StoreFile
+from tidemill.store.sqlite_guard import Machine, make_folder, refuse_network
+from tidemill.store.sqlite_head import Head, admit, is_admitted
+from tidemill.store.sqlite_tx import SqliteTx
+from tidemill.store.sqlite_watch import SqliteWatch, Watches
+
+T = TypeVar("T")
+
+KINDS_REMEMBERED = 4096
+
+
+class SqliteStore(Store):
+    """A store in one file on a local disk.
+
+    Arguments: `path` is created, with its folders, when it is not there. `patience_s` is how long another
+    process, or a failing disk, is waited for. `adopt` takes over a file that was moved here from another
+    machine. `machine` says who we are (tests). `commit_delay_s` makes every commit slower (benches).
+
+    >>> import tempfile
+    >>> with SqliteStore(tempfile.mkdtemp() + "/store.db") as store:
+    ...     store.run(lambda tx: tx.set(b"greeting", b"hello"))
+    ...     store.run(lambda tx: tx.get(b"greeting"))
+    b'hello'
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        clock: Clock = SYSTEM,
+        chance: random.Random | None = None,
+        patience_s: float = 30.0,
+        adopt: bool = False,
+        machine: Machine | None = None,
+        commit_delay_s: float = 0.0,
+    ) -> None:
+        super().__init__(clock=clock, chance=chance)
+        self.path = Path(path).resolve()
+        self._machine = machine if machine is not None else Machine.here()
+        self._inside = threading.local()  # a thread that runs fn on a reading connection
+        self._writes: dict[object, bool] = {}  # did this function write, the last time it ran?
+        refuse_network(self.path)
+        self._file = StoreFile(self.path, patience_s=patience_s)
+        self._watches = Watches(self._last_commit, clock)
+        try:
+            make_folder(self.path.parent)
+            self._check_writable()
+            connection = self._open(adopt=adopt)
+            self._writer = GroupCommit(
+                self._file,
+                connection,
+                self._watches,
+                clock=clock,
+                chance=self.chance,
+                boot=self._machine.boot,
+                commit_delay_s=commit_delay_s,
+            )
+        except OSError as error:
+            self._file.close()
+            kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreUnavailable
+            raise kind(f"{self.path} cannot be opened: {error.strerror}") from error
+        except BaseException:
+            self._file.close()
+            raise
+
+    @property
+    def url(self) -> str:
+        return f"sqlite://{self.path}"
+
+    @property
+    def stats(self) -> Stats:
+        return self._writer.stats
+
+    # --- running
+
+    def run(self, fn: Callable[[Tx], T], *, mode: Mode = "serial") -> T:
+        self._check_usable()
+        # Nobody says beforehand whether a function writes, so its last run is asked. A wrong guess costs
+        # one run up to its first write, or one turn of the writer.
+        kind = _kind(fn)
+        if not self._writes.get(kind, False):
+            read, value = self._read(fn, mode)
+            if read:
+                return value  # type: ignore[return-value]
+        call = Call(fn, mode)
+        try:
+            return self._writer.call(call)
+        finally:
+            if len(self._writes) > KINDS_REMEMBERED:
+                self._writes.clear()
+            self._writes[kind] = call.wrote
+
+    def _read(self, fn: Callable[[Tx], T], mode: Mode) -> tuple[bool, T | None]:
+        """Run fn on a snapshot; (False, None) when it turns out to need the writer."""
+        with self._file.reader() as connection:
+            tx = SqliteTx(connection, self._file, mode, self.clock, self._machine.boot)
+            try:
+                self._inside.active = True
+                connection.execute("BEGIN")
+                value = fn(tx)
+                tx._check_age()
+            except BaseException as error:
+                if tx.needs_writer:
+                    return False, None
+                if isinstance(error, sqlite3.Error):
+                    raise self._file.translated(error) from error
+                raise
+            finally:
+                self._inside.active = False
+                tx.end()
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+            if tx.needs_writer:
+                return False, None
+            if tx.broken is not None:
+                raise tx.broken
+            self.stats.reads += 1
+            return True, value
+
+    def _check_usable(self) -> None:
+        self._file.check_process()
+        if getattr(self._inside, "active", False) or self._writer.is_inside:
+            raise UsageError("store.run inside a transaction", hint="pass tx on to the inner function")
+
+    # --- watching
+
+    def watch(self, keys: Iterable[bytes]) -> Watch:
+        self._file.check_process()
+        return SqliteWatch(self._watches, frozenset(keys))
+
+    def _last_commit(self) -> int:
+        self._file.check_process()
+        with self._file.reader() as connection:
+            try:
+                return Head.read(connection, self._machine.boot).commit
+            except sqlite3.Error as error:
+                raise self._file.translated(error) from error
+
+    # --- opening and closing
+
+    def _open(self, *, adopt: bool) -> sqlite3.Connection:
+        """The writing connection of a file that is a store, and ours. Several processes may come at once."""
+        give_up = self.clock.monotonic() + self._file.patience_s
+        tries = 0
+        while True:
+            tries += 1
+            connection = None
+            try:
+                connection = self._file.connect(writing=True)
+                self._admit(connection, adopt=adopt)
+                self._file.remember()
+                return connection
+            except BaseException as error:
+                if connection is not None:
+                    self._file.disconnect(connection)
+                if not isinstance(error, StoreBusy) or self.clock.monotonic() > give_up:
+                    raise
+            self.clock.sleep(backoff(tries, self.chance, most_s=0.05))
+
+    def _admit(self, connection: sqlite3.Connection, *, adopt: bool) -> None:
+        try:
+            connection.execute("BEGIN")
+            admitted = is_admitted(connection, self._file, self.clock, self._machine)
+            connection.execute("ROLLBACK")
+            if not admitted:
+                connection.execute("BEGIN IMMEDIATE")
+                admit(connection, self._file, self.clock, self._machine, adopt=adopt)
+                connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise self._file.translated(error) from error
+
+    def _check_writable(self) -> None:
+        # SQLite would open a file that it may not write, and complain at the first commit only.
+        for place in (self.path, self.path.parent):
+            if place.exists() and not os.access(place, os.W_OK):
+                raise StoreUnavailable(
+                    f"{place} is not writable", hint="check that this user may write the file and its folder"
+                )
+
+    def close(self) -> None:
+        if self._file.forked:
+            return  # nothing here is this process's
+        if self._writer.is_inside:
+            raise UsageError("a store closed inside its own transaction")
+        self._writer.close()
+        self._watches.close()
+        self._file.close()
+
+
+def _kind(fn: Callable[..., object]) -> object:
+    """What a function is, when each call makes it anew: closures of one place share their code."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(fn, "__code__", None) or type(fn)
+
+
+__all__ = ["Machine", "SqliteStore", "Stats"]

@@ -1,0 +1,403 @@
+"""Group commit: one thread of the process writes, and many calls share one COMMIT (STO-5).
+
+While a commit waits for the disk the next calls queue up; then they go together: one BEGIN IMMEDIATE, each
+function in turn, one COMMIT, and only then is anybody answered. A function that raises is taken back alone;
+its error, too, is handed out after the commit, because it may have read what its neighbours wrote.
+
+Why a thread, when the first caller could lead the batch and save the hand-over (about 40 us)? Because a
+caller may be interrupted (Ctrl-C, a cancelled thread) between any two lines, and would then take with it the
+functions of others. A caller that waits can be interrupted freely.
+
+A COMMIT that fails leaves the outcome of its batch unknown. Each open store has one operation row, in which
+every batch writes its number: after the failure the connection is opened anew and the row is read.
+
+- It has the number: the batch is committed. It is made durable by copying the log into the file, because a
+  log whose fsync failed proves nothing, and then answered. The results need not be stored: whoever could ask
+  for them is waiting here, and they are in memory.
+- It has not: the functions run again. That also makes sure: the next commit overwrites what the failed one
+  left in the log, which otherwise a crash might bring back to life. When not even that can be done, the
+  callers get `CommitUnknown`; a full disk is different, because nothing whole was left in the log.
+
+Rows of stores that have not committed for two hours are removed in passing.
+"""
+
+import copy
+import queue
+import random
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from tidemill import crash
+from tidemill.clock import Clock, backoff
+from tidemill.errors import CommitUnknown, StoreError, StoreFull, UsageError
+from tidemill.store.keys import pack
+from tidemill.store.port import Mode, Tx
+from tidemill.store.retry import MINUTE_US, OPERATION_TTL_US, OPERATIONS
+from tidemill.store.sqlite_file import StoreFile
+from tidemill.store.sqlite_head import GET, HEAD_KEY, PUT, Head, micros
+from tidemill.store.sqlite_turn import Turn
+from tidemill.store.sqlite_tx import SqliteTx
+from tidemill.store.sqlite_watch import Watches
+
+T = TypeVar("T")
+
+BATCH_CALLS = 256
+BATCH_WRITES = 4_000  # and so fewer than 65,536 ordinals of `set_versioned`
+BATCH_BYTES = 4_000_000
+BATCH_S = 0.050  # of functions, so that a slow one does not hold the others for long
+GATHER_S = 0.000_2  # how long the writer waits for each caller it has just answered to come back
+RETRIES = 3
+CLEAN_EVERY_US = 10 * MINUTE_US
+CLEAN_ROWS = 100
+
+CLEAN = """
+    DELETE FROM kv WHERE k IN (SELECT k FROM kv WHERE k >= ? AND k < ? AND substr(v, 1, 8) < ? LIMIT ?)
+"""
+
+
+class Stats(msgspec.Struct):
+    """What a store has done since it was opened."""
+
+    transactions: int = 0  # functions that were committed or read on the writer
+    commits: int = 0  # COMMITs that carried them
+    reads: int = 0  # functions that only read, and needed no writer
+    unknown: int = 0  # commits whose outcome had to be looked up
+
+
+class Call(Generic[T]):
+    """One call of `run`, on its way through the writer."""
+
+    __slots__ = ("abandoned", "done", "error", "fn", "mode", "result", "touched", "wrote")
+
+    def __init__(self, fn: Callable[[Tx], T], mode: Mode) -> None:
+        self.fn = fn
+        self.mode: Mode = mode
+        self.result: T | None = None
+        self.error: BaseException | None = None
+        self.touched: set[bytes] = set()
+        self.wrote = False
+        self.abandoned = False  # the caller was interrupted: not begun, it need not be
+        self.done = threading.Lock()  # held until the call is answered
+        self.done.acquire()
+
+
+class _CommitFailed(Exception):
+    """COMMIT raised: whether the batch with this number is committed is not known."""
+
+    def __init__(self, commit: int, error: sqlite3.Error) -> None:
+        super().__init__(commit)
+        self.commit = commit
+        self.error = error
+
+
+class _BatchLost(Exception):
+    """SQLite failed under this call's function, and may have rolled back the whole batch."""
+
+    def __init__(self, call: Call[Any]) -> None:
+        super().__init__()
+        self.call = call
+
+
+class GroupCommit:
+    """The writer of one store: a queue of calls, a thread, and the only writing connection."""
+
+    def __init__(
+        self,
+        file: StoreFile,
+        connection: sqlite3.Connection,
+        watches: Watches,
+        *,
+        clock: Clock,
+        chance: random.Random,
+        boot: str,
+        commit_delay_s: float,
+    ) -> None:
+        self.stats = Stats()
+        self._file = file
+        self._connection: sqlite3.Connection | None = connection
+        self._watches = watches
+        self._clock = clock
+        self._chance = chance
+        self._boot = boot
+        self._commit_delay_s = commit_delay_s
+        self._turn = Turn(file.path, clock, chance, file.patience_s)
+        self._operation = b""  # the key of this store's operation row
+        self._registered = False  # it has been committed once, so it is nobody else's
+        self._cleaned_us = 0
+        self._expected = 1  # how many callers the last batch had: so many may be back in a moment
+        self._queue: queue.SimpleQueue[Call[Any] | None] = queue.SimpleQueue()
+        self._backlog: deque[Call[Any]] = deque()  # left over by a batch that reached its bounds
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    # --- the callers' side
+
+    def call(self, call: Call[T]) -> T:
+        """Have the writer run and commit it, and wait; its result, or what it raised."""
+        with self._lock:
+            if self._closed:
+                raise UsageError("the store is closed")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="tidemill-store-writer", daemon=True)
+                self._thread.start()
+            self._queue.put(call)
+        try:
+            call.done.acquire()
+        except BaseException:
+            call.abandoned = True
+            raise
+        if call.error is not None:
+            try:
+                raise call.error
+            finally:
+                call.error = None  # an error knows its frames, and they the error: do not keep each other
+        return call.result  # type: ignore[return-value]
+
+    @property
+    def is_inside(self) -> bool:
+        """Is this the thread that runs the functions?"""
+        return self._thread is threading.current_thread()
+
+    def close(self) -> None:
+        """Answer what is queued, then end."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._queue.put(None)
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        self._drop_connection()
+        self._turn.close()
+
+    # --- the writer's side
+
+    def _serve(self) -> None:
+        while (first := self._next()) is not None:
+            calls = [first]
+            while len(calls) < BATCH_CALLS and (more := self._next(len(calls) < self._expected)) is not None:
+                calls.append(more)
+            self._answer(calls)
+            self._expected = len(calls)
+
+    def _next(self, patient: bool | None = None) -> Call[Any] | None:
+        """The next call: wait for it (None), for a moment (True), or not (False). None when there is none."""
+        if self._backlog:
+            return self._backlog.popleft()
+        try:
+            if patient is None:
+                return self._queue.get()
+            call = self._queue.get(timeout=GATHER_S) if patient else self._queue.get_nowait()
+        except queue.Empty:
+            return None
+        if call is None:
+            self._queue.put(None)  # the sign to end is read again, when there is nothing else
+        return call
+
+    def _answer(self, calls: list[Call[Any]]) -> None:
+        """Bring a batch to its end, whatever that is, and let its callers go."""
+        try:
+            self._settle(calls)
+        except BaseException as error:  # noqa: BLE001  Crashed too: it is for the callers, this thread goes on
+            for call in calls:
+                call.result, call.error = None, _own_copy(error)
+        for call in calls:
+            call.done.release()
+
+    def _settle(self, calls: list[Call[Any]]) -> None:
+        """Attempt the batch until its outcome is known."""
+        failures = 0
+        while calls:
+            try:
+                self._attempt(calls, joining=not failures)
+                return
+            except _BatchLost as lost:
+                calls.remove(lost.call)
+                lost.call.done.release()
+            except _CommitFailed as failed:
+                doubt = self._file.translated(failed.error)
+                if self._is_committed(failed.commit, doubt):
+                    self._committed(failed.commit, calls)
+                    return
+                if isinstance(doubt, StoreFull):
+                    self._one_by_one(calls, doubt)
+                    return
+                failures += 1
+                if failures > RETRIES:
+                    raise CommitUnknown(f"the commit failed {failures} times: {doubt.message}") from doubt
+                self._clock.sleep(backoff(failures, self._chance))
+
+    def _one_by_one(self, calls: list[Call[Any]], full: StoreFull) -> None:
+        """A batch for which there was no space: some may fit, or even make space."""
+        if len(calls) == 1:
+            raise full
+        for call in calls:
+            self._answer([call])
+        calls.clear()
+
+    # --- one attempt
+
+    def _attempt(self, calls: list[Call[Any]], *, joining: bool) -> None:
+        """Run the functions and commit; calls that arrive meanwhile may join."""
+        connection = self._begin()
+        try:
+            head = Head.read(connection, self._boot)
+            self._watches.observe(head.commit)
+            clock = head.raised(micros(self._clock))
+            if not self._run_all(connection, calls, clock, joining=joining) and clock is head:
+                connection.execute("ROLLBACK")
+                self.stats.reads += len(calls)
+                return
+            self._commit(connection, clock)
+        except BaseException as error:
+            self._roll_back(connection)
+            if isinstance(error, sqlite3.Error):
+                raise self._file.translated(error) from error
+            raise
+        self._committed(head.commit + 1, calls)
+
+    def _begin(self) -> sqlite3.Connection:
+        self._file.check_in_place()
+        connection = self._connection
+        if connection is None:
+            connection = self._connection = self._file.connect(writing=True)
+        try:
+            self._turn.begin(connection)
+        except sqlite3.Error as error:
+            self._drop_connection()
+            raise self._file.translated(error) from error
+        return connection
+
+    def _run_all(
+        self, connection: sqlite3.Connection, calls: list[Call[Any]], head: Head, *, joining: bool
+    ) -> bool:
+        """Each function in turn, within the bounds of a batch; True when something was written."""
+        until = self._clock.monotonic() + BATCH_S
+        dirty = False
+        ran = ordinal = writes = size = 0
+        while True:
+            if ran == len(calls):
+                more = self._next(patient=False) if joining and ran < BATCH_CALLS else None
+                if more is None:
+                    return dirty
+                calls.append(more)
+            call = calls[ran]
+            ran += 1
+            if call.abandoned:
+                continue
+            tx = SqliteTx(connection, self._file, call.mode, self._clock, self._boot, head)
+            ordinal = self._run(tx, call, head.commit + 1, ordinal)
+            dirty = dirty or call.wrote
+            writes += tx.writes
+            size += tx.bytes_written
+            if writes > BATCH_WRITES or size > BATCH_BYTES or self._clock.monotonic() > until:
+                self._backlog.extendleft(reversed(calls[ran:]))
+                del calls[ran:]
+                return dirty
+
+    def _run(self, tx: SqliteTx, call: Call[Any], commit: int, ordinal: int) -> int:
+        call.wrote, call.error = False, None
+        try:
+            call.result = call.fn(tx)
+            ordinal = tx.finish(commit, ordinal)
+            call.wrote, call.touched = tx.dirty, tx.touched
+        except BaseException as error:  # noqa: BLE001  whatever fn raises is for its caller
+            call.result, call.error = None, error
+            if tx.broken is None:
+                tx.take_back()
+        tx.end()
+        if tx.broken is not None:
+            call.error = call.error or tx.broken
+            raise _BatchLost(call)
+        return ordinal
+
+    def _commit(self, connection: sqlite3.Connection, head: Head) -> None:
+        commit = head.commit + 1
+        now_us = head.now_us(micros(self._clock))
+        try:
+            self._name_operation(connection, now_us)
+            if now_us - self._cleaned_us > CLEAN_EVERY_US:
+                old = (max(0, now_us - OPERATION_TTL_US)).to_bytes(8, "big")
+                connection.execute(CLEAN, (OPERATIONS, OPERATIONS + b"\xff", old, CLEAN_ROWS))
+                self._cleaned_us = now_us
+            row = now_us.to_bytes(8, "big") + commit.to_bytes(8, "big")
+            moved = msgspec.structs.replace(head, commit=commit).encoded()
+            connection.executemany(PUT, ((HEAD_KEY, moved), (self._operation, row)))
+            crash.point("store.sqlite.before_commit")
+            if self._commit_delay_s:
+                self._clock.sleep(self._commit_delay_s)
+            self._watches.beginning(commit)
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise _CommitFailed(commit, error) from error
+        crash.point("store.sqlite.after_commit")
+
+    def _name_operation(self, connection: sqlite3.Connection, now_us: int) -> None:
+        """Draw the operation row's id; stores with the same seed must not end up with the same row."""
+        while not self._registered:
+            self._operation = OPERATIONS + pack(
+                (now_us // MINUTE_US, UUID(int=self._chance.getrandbits(128), version=4))
+            )
+            if connection.execute(GET, (self._operation,)).fetchone() is None:
+                return
+
+    def _committed(self, commit: int, calls: list[Call[Any]]) -> None:
+        self._registered = True
+        self.stats.commits += 1
+        self.stats.transactions += sum(call.wrote for call in calls)
+        self._watches.committed(commit, {key for call in calls if call.wrote for key in call.touched})
+
+    def _roll_back(self, connection: sqlite3.Connection) -> None:
+        self._watches.failed()
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            self._drop_connection()
+
+    # --- an unknown commit
+
+    def _is_committed(self, commit: int, doubt: StoreError) -> bool:
+        """Look a failed commit up by its operation row, on a new connection."""
+        self.stats.unknown += 1
+        give_up = self._clock.monotonic() + self._file.patience_s
+        tries = 0
+        while True:
+            tries += 1
+            self._drop_connection()
+            try:
+                connection = self._connection = self._file.connect(writing=True)
+                row = connection.execute(GET, (self._operation,)).fetchone()
+                if row is None or row[0][8:] != commit.to_bytes(8, "big"):
+                    return False
+                busy = connection.execute("PRAGMA wal_checkpoint(FULL)").fetchone()[0]
+                if not busy:
+                    return True
+            except (StoreError, sqlite3.Error) as error:
+                doubt.add_note(f"looking it up: {error}")
+            if self._clock.monotonic() > give_up:
+                raise CommitUnknown(f"a commit failed and cannot be looked up: {doubt.message}") from doubt
+            self._clock.sleep(backoff(tries, self._chance))
+
+    def _drop_connection(self) -> None:
+        if self._connection is not None:
+            self._file.disconnect(self._connection)
+            self._connection = None
+
+
+def _own_copy(error: BaseException) -> BaseException:
+    """An error of the whole batch, for one caller: raised in several threads, one object would be torn."""
+    try:
+        mine = copy.copy(error)
+    except Exception:  # noqa: BLE001  an error that cannot be copied is still better than another one
+        return error
+    mine.__cause__ = error
+    return mine

@@ -1,0 +1,208 @@
+"""The file of a SQLite store: its connections, its errors as ours, and what must never cross a fork.
+
+SQLite guards the file with POSIX locks, and these belong to a process, not to a handle: if anybody in this
+process opened and closed the file beside SQLite, every lock of the process would be gone, and a forked child
+inherits SQLite's memory of locks that it does not hold. So nothing here opens the file but SQLite, and a
+child of a fork is kept from both the inherited connections and the file (`_after_fork`).
+"""
+
+import ctypes
+import os
+import sqlite3
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tidemill.errors import (
+    StoreBusy,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreLocation,
+    StoreUnavailable,
+    UsageError,
+)
+
+CACHE_KIB = 16 * 1024
+WAL_PAGES = 4_000  # 16 MB of log, then it is copied into the file, by the commit that passes the mark
+WAL_BYTES_KEPT = 64 * 1024 * 1024
+IDLE_READERS = 8
+NO_SPACE_BYTES = 64 * 1024  # a file system with less than this left is full, whatever SQLite calls it
+
+FORKED_HINT = "start processes with spawn or forkserver, or open the store after the fork only"
+
+
+class StoreFile:
+    """One SQLite file: one writing connection for the writer, a few reading ones for everybody else."""
+
+    def __init__(self, path: Path, *, patience_s: float) -> None:
+        self.path = path
+        self.patience_s = patience_s
+        self.forked = False
+        self._lock = threading.Lock()
+        self._open: set[sqlite3.Connection] = set()
+        self._idle: list[sqlite3.Connection] = []
+        self._room = IDLE_READERS  # none when the store is closed
+        if _inode(path) in _inherited:  # of None, a file that is not there yet, nothing is inherited
+            raise UsageError(f"{path} was open in the process this one was forked from", hint=FORKED_HINT)
+        _files.add(self)
+        self.inode: tuple[int, int] | None = None  # known when the file has been created
+
+    # --- connections
+
+    def connect(self, *, writing: bool) -> sqlite3.Connection:
+        """A new connection, which the caller gives back by `disconnect`."""
+        try:
+            connection = sqlite3.connect(
+                self.path, isolation_level=None, check_same_thread=False, timeout=self.patience_s
+            )
+        except sqlite3.Error as error:
+            raise self.translated(error) from error
+        with self._lock:
+            self._open.add(connection)
+        try:
+            self._configure(connection, writing=writing)
+        except sqlite3.Error as error:
+            self.disconnect(connection)
+            raise self.translated(error) from error
+        except BaseException:
+            self.disconnect(connection)
+            raise
+        return connection
+
+    def _configure(self, connection: sqlite3.Connection, *, writing: bool) -> None:
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        connection.execute("PRAGMA mmap_size = 0")  # an I/O error in mapped memory would kill the process
+        connection.execute("PRAGMA temp_store = MEMORY")
+        if not writing:
+            connection.execute("PRAGMA query_only = ON")
+            return
+        connection.execute(
+            "PRAGMA auto_vacuum = NONE"
+        )  # pages are used again; moving them is work for nothing
+        mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            raise StoreLocation(f"the file system under {self.path} does not let processes share memory")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
+        connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
+        connection.execute(
+            "PRAGMA secure_delete = OFF"
+        )  # some builds overwrite what they delete: twice the writes
+        # Waiting for the write lock is done by `Turn`, which is fairer than SQLite's ever longer naps.
+        connection.execute("PRAGMA busy_timeout = 0")
+
+    def disconnect(self, connection: sqlite3.Connection) -> None:
+        with self._lock:
+            self._open.discard(connection)
+        with suppress(sqlite3.Error):
+            connection.close()
+
+    @contextmanager
+    def reader(self) -> Iterator[sqlite3.Connection]:
+        """A reading connection for a moment, from the few that are kept."""
+        with self._lock:
+            if not self._room:
+                raise UsageError("the store is closed")
+            connection = self._idle.pop() if self._idle else None
+        if connection is None:
+            connection = self.connect(writing=False)
+        try:
+            yield connection
+        finally:
+            # An interrupt may come between any two lines, so what is still in a transaction is not kept.
+            with self._lock:
+                keep = len(self._idle) < self._room and not connection.in_transaction
+                if keep:
+                    self._idle.append(connection)
+            if not keep:
+                self.disconnect(connection)
+
+    def close(self) -> None:
+        with self._lock:
+            self._room = 0
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            self.disconnect(connection)
+        _files.discard(self)
+
+    # --- the file itself
+
+    def remember(self) -> None:
+        """From now on this very file is meant, not whatever the path may name later."""
+        self.inode = _inode(self.path)
+
+    def check_in_place(self) -> None:
+        """A file that was deleted or replaced while open would take commits that nobody ever reads."""
+        if _inode(self.path) != self.inode:
+            raise StoreUnavailable(
+                f"{self.path} was moved, deleted or replaced while it was open",
+                hint="put the file back, or close the store and open it again",
+            )
+
+    def check_process(self) -> None:
+        if self.forked:
+            raise UsageError("a store that was opened before this process was forked", hint=FORKED_HINT)
+
+    # --- errors
+
+    def translated(self, error: sqlite3.Error) -> StoreError:
+        """SQLite's error as one of ours."""
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        text = f"{self.path}: {error}"
+        if code == sqlite3.SQLITE_FULL or (code in _BY_FULL_DISK and self._is_full()):
+            return StoreFull(f"no space left for {text}")
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return StoreCorrupt(text)
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return StoreBusy(f"another process kept {self.path} locked for {self.patience_s:g} s")
+        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+            return StoreUnavailable(text, hint="check that this user may write the file and its folder")
+        if code == sqlite3.SQLITE_IOERR:
+            return StoreUnavailable(text, hint="check the disk; the call may be repeated")
+        return StoreError(text)
+
+    def _is_full(self) -> bool:
+        try:
+            disk = os.statvfs(self.path.parent)
+        except OSError:
+            return False
+        return disk.f_bavail * disk.f_frsize < NO_SPACE_BYTES
+
+
+_BY_FULL_DISK = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)  # the log's shared index could not grow
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+# --- forks
+
+_files: "weakref.WeakSet[StoreFile]" = weakref.WeakSet()
+_inherited: set[tuple[int, int]] = set()
+
+
+def _after_fork() -> None:
+    """In a forked child: never touch, and never close, what SQLite had open in the parent.
+
+    Closing an inherited connection could remove the log under the parent's feet, so the connections get one
+    reference too many and outlive even the interpreter. Opening the file anew is refused as well: SQLite's
+    inherited memory says that this process holds the parent's locks.
+    """
+    for file in list(_files):
+        file.forked = True
+        inode = file.inode or _inode(file.path)
+        if inode is not None:
+            _inherited.add(inode)
+        for connection in list(file._open):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
+
+os.register_at_fork(after_in_child=_after_fork)

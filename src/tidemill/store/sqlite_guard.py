@@ -1,0 +1,120 @@
+"""Where a SQLite store may live, and whose it is.
+
+SQLite's locks and its shared memory work among the processes of one machine on a local disk, and nowhere
+else: on a network file system two machines corrupt the file without an error. So the type of the file
+system is looked at before the file is opened, and the file remembers the machine it belongs to. A machine
+that comes later is refused at the opening; one that pushed in by `adopt` is noticed by the other at its next
+transaction, because the boot id in the head row is no longer its own (`Head.read`).
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from tidemill.errors import StoreLocation
+
+# By the name in mountinfo; with FUSE that is fuse.<what is behind it>.
+NETWORK = frozenset(
+    """
+    9p acfs afs beegfs ceph cifs coda davfs gfs2 glusterfs gpfs lustre ncp ncpfs nfs nfs4 ocfs2
+    orangefs panfs pvfs2 shfs smb smb2 smb3 smbfs vboxsf vmhgfs wekafs
+    """.split()  # noqa: SIM905
+)
+NETWORK_FUSE = frozenset(
+    """
+    blobfuse blobfuse2 ceph ceph-fuse curlftpfs davfs davfs2 gcsfuse glusterfs goofys grpcfuse
+    juicefs mount-s3 mountpoint-s3 objectivefs osxfs portal rclone s3fs seaweedfs smbnetfs sshfs
+    vmhgfs-fuse weed
+    """.split()  # noqa: SIM905
+)
+
+
+class Mount(NamedTuple):
+    """A place in the tree of folders, and the type of the file system there."""
+
+    point: str
+    kind: str
+
+
+def parse_mounts(mountinfo: str) -> list[Mount]:
+    """The mounts in /proc/self/mountinfo, in its order: a later one hides an earlier one."""
+    mounts = []
+    for line in mountinfo.splitlines():
+        before, separator, behind = line.partition(" - ")
+        fields = before.split()
+        if separator and len(fields) >= 5 and behind.split():
+            mounts.append(Mount(_unescaped(fields[4]), behind.split()[0]))
+    return mounts
+
+
+def _unescaped(text: str) -> str:
+    # The kernel writes space, tab, newline and backslash as \040 and so on.
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+
+
+def filesystem_of(path: str, mounts: list[Mount]) -> str:
+    """The type of the file system an absolute path lies on; empty when no mount contains it."""
+    best = Mount("", "")
+    for mount in mounts:
+        inside = mount.point == "/" or path == mount.point or path.startswith(mount.point + "/")
+        if inside and len(mount.point) >= len(best.point):
+            best = mount
+    return best.kind
+
+
+def is_network(kind: str) -> bool:
+    """May several machines see such a file system? What is not known is taken to be local."""
+    return kind in NETWORK or (kind.startswith("fuse.") and kind.removeprefix("fuse.") in NETWORK_FUSE)
+
+
+def refuse_network(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> None:
+    """Refuse a path on a file system that several machines may see."""
+    kind = filesystem_of(str(path), parse_mounts(mountinfo.read_text(errors="replace")))
+    if is_network(kind):
+        raise StoreLocation(f"{path} lies on a network file system ({kind})")
+
+
+class Machine(NamedTuple):
+    """Which machine this is, and since which boot. The boot id alone proves that a machine is the same."""
+
+    id: str
+    boot: str
+
+    @staticmethod
+    def here(root: Path = Path("/")) -> "Machine":
+        """This machine; in a container without a machine id the host name has to do."""
+        boot = (root / "proc/sys/kernel/random/boot_id").read_text().strip()
+        for name in ("etc/machine-id", "var/lib/dbus/machine-id"):
+            try:
+                found = (root / name).read_text().strip()
+            except OSError:
+                continue
+            if found and found != "uninitialized":
+                return Machine(found, boot)
+        return Machine(f"host:{os.uname().nodename}", boot)
+
+
+def refuse_other_machine(path: Path, owner: Machine, here: Machine) -> None:
+    """Refuse a file of another machine. The same boot, or the same machine rebooted, are ours."""
+    if owner.boot != here.boot and owner.id != here.id:
+        raise StoreLocation(
+            f"{path} belongs to another machine",
+            hint="if it was moved here for good, open it once with adopt=True; "
+            "for several machines use postgresql://",
+        )
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and its parents, so that they are still there after a power failure."""
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    for new in reversed(missing):
+        new.mkdir(exist_ok=True)
+        parent = os.open(new.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(parent)
+        finally:
+            os.close(parent)

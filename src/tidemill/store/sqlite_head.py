@@ -1,0 +1,160 @@
+"""The store's own rows in a SQLite file: format, owner, and the head that every commit rewrites.
+
+The head holds the number of the last commit and the clock. The number gives `set_versioned` its order and
+tells whether another process has committed (`Watches`). The clock is STO-6: lease time is
+
+    base_us + (boot clock now - boot_us)
+
+which every process of one boot computes alike, from two numbers that do not change until the machine is
+booted again. Nothing beyond `ceiling_us` is ever handed out before a higher ceiling is committed; after a
+reboot the base becomes that ceiling, so time goes on from above everything anybody has seen. It begins at
+the wall clock of the day the file is made (rows copied from another store are then about right) and never
+looks at it again.
+"""
+
+import sqlite3
+from typing import Any
+
+import msgspec
+
+from tidemill.clock import Clock
+from tidemill.errors import StoreCorrupt, StoreFormat, StoreLocation
+from tidemill.store.port import SYSTEM_PREFIX
+from tidemill.store.sqlite_file import StoreFile
+from tidemill.store.sqlite_guard import Machine, refuse_other_machine
+
+FORMAT = 1
+FORMAT_KEY = SYSTEM_PREFIX + b"format"
+OWNER_KEY = SYSTEM_PREFIX + b"owner"
+HEAD_KEY = SYSTEM_PREFIX + b"head"
+
+AHEAD_US = 60_000_000  # how far the ceiling is put ahead
+CLOSE_US = 30_000_000  # when less than this is left it is raised: longer than any batch lasts
+
+GET = "SELECT v FROM kv WHERE k = ?"
+PUT = "INSERT INTO kv (k, v) VALUES (?, ?) ON CONFLICT (k) DO UPDATE SET v = excluded.v"
+TABLE = "CREATE TABLE kv (k BLOB PRIMARY KEY, v BLOB NOT NULL) WITHOUT ROWID"
+
+
+def micros(clock: Clock) -> int:
+    """The boot clock in microseconds."""
+    return int(clock.monotonic() * 1_000_000)
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True):
+    """Where the store is: the number of its last commit, and its clock."""
+
+    commit: int
+    boot: str
+    base_us: int
+    boot_us: int
+    ceiling_us: int
+
+    @staticmethod
+    def read(connection: sqlite3.Connection, boot: str) -> "Head":
+        """The head, which must be of this boot: another one means that another machine is at work here."""
+        head = decoded(connection.execute(GET, (HEAD_KEY,)).fetchone())
+        if head.boot != boot:
+            raise StoreLocation("another machine has taken this store while it was open here")
+        return head
+
+    def now_us(self, boot_us: int) -> int:
+        """Lease time at a moment of the boot clock."""
+        return self.base_us + boot_us - self.boot_us
+
+    def raised(self, boot_us: int) -> "Head":
+        """With the ceiling far enough ahead for whatever begins now."""
+        now_us = self.now_us(boot_us)
+        if now_us + CLOSE_US <= self.ceiling_us:
+            return self
+        return msgspec.structs.replace(self, ceiling_us=now_us + AHEAD_US)
+
+    def rebased(self, boot: str, boot_us: int) -> "Head":
+        """After a reboot: time goes on from the ceiling, above everything that was handed out."""
+        return Head(self.commit, boot, self.ceiling_us, boot_us, self.ceiling_us + AHEAD_US)
+
+    def encoded(self) -> bytes:
+        return _encoder.encode(self)
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Head)
+_owner_decoder = msgspec.msgpack.Decoder(str)
+
+
+def decoded(row: Any) -> Head:
+    """The head from its row; a store without one has lost more than that."""
+    try:
+        return _decoder.decode(row[0])
+    except (TypeError, msgspec.DecodeError) as error:
+        raise StoreCorrupt("the store's head row cannot be read") from error
+
+
+def admit(
+    connection: sqlite3.Connection, file: StoreFile, clock: Clock, machine: Machine, *, adopt: bool
+) -> None:
+    """Look at a file that was just opened, or make it a store; refuse what is not ours to write.
+
+    Runs inside a write transaction of the caller. Idempotent, so several processes may arrive at once.
+    """
+    if not connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+        connection.execute(TABLE)
+        boot_us = micros(clock)
+        base_us = max(1_000_000, int(clock.wall() * 1_000_000))
+        head = Head(0, machine.boot, base_us, boot_us, base_us + AHEAD_US)
+        rows = {FORMAT_KEY: b"%d" % FORMAT, OWNER_KEY: _encoder.encode(machine.id), HEAD_KEY: head.encoded()}
+        connection.executemany(PUT, rows.items())
+        return
+    check_format(connection, file)
+    head = decoded(connection.execute(GET, (HEAD_KEY,)).fetchone())
+    if not needs_rebase(head, clock, machine):
+        return  # the same boot, whatever a container calls its machine
+    if not adopt:
+        refuse_other_machine(file.path, Machine(_owner(connection), head.boot), machine)
+    rows = {
+        OWNER_KEY: _encoder.encode(machine.id),
+        HEAD_KEY: head.rebased(machine.boot, micros(clock)).encoded(),
+    }
+    connection.executemany(PUT, rows.items())
+
+
+def is_admitted(connection: sqlite3.Connection, file: StoreFile, clock: Clock, machine: Machine) -> bool:
+    """Is there nothing that `admit` would write? Then opening the store needs no write lock."""
+    if not connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+        return False
+    check_format(connection, file)
+    return not needs_rebase(decoded(connection.execute(GET, (HEAD_KEY,)).fetchone()), clock, machine)
+
+
+def check_format(connection: sqlite3.Connection, file: StoreFile) -> None:
+    """Refuse what another release, or another program, wrote."""
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    row = connection.execute(GET, (FORMAT_KEY,)).fetchone() if "kv" in tables else None
+    if row is None:
+        raise StoreFormat(
+            f"{file.path} is a SQLite database, but not a store", hint="choose another file name"
+        )
+    try:
+        number = int(row[0])
+    except ValueError:
+        raise StoreCorrupt(f"{file.path}: the format row cannot be read") from None
+    if number > FORMAT:
+        raise StoreFormat(f"{file.path} has format {number}, and this release knows {FORMAT}")
+    if number < FORMAT:
+        raise StoreFormat(
+            f"{file.path} has format {number}, too old for this release, which knows {FORMAT}",
+            hint="open it with the release before this one first, which brings it up to date",
+        )
+
+
+def needs_rebase(head: Head, clock: Clock, machine: Machine) -> bool:
+    """Was the machine booted since (or is it another one)? Within one boot its clock never runs backwards."""
+    return head.boot != machine.boot or micros(clock) < head.boot_us
+
+
+def _owner(connection: sqlite3.Connection) -> str:
+    row = connection.execute(GET, (OWNER_KEY,)).fetchone()
+    try:
+        return _owner_decoder.decode(row[0])
+    except (TypeError, msgspec.DecodeError) as error:
+        raise StoreCorrupt("the store's owner row cannot be read") from error

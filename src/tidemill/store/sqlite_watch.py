@@ -1,0 +1,162 @@
+"""Being told of changes: at once by this process, within 20 to 200 ms by another (STO-8).
+
+Commits are numbered in the store's head. A commit of this process fires the watches of the keys it wrote; a
+number that this process did not make means that another one committed, which fires every watch. One thread
+looks at the number, only while somebody waits; when a watch is made and when a wait begins the number is
+looked at as well, so a change between them is not missed.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+
+from tidemill.clock import Clock
+from tidemill.errors import StoreError
+from tidemill.store.port import Watch
+
+LOOK_FIRST_S = 0.020
+LOOK_LAST_S = 0.200
+SLOWER = 1.3
+
+
+class Watches:
+    """The watches of one store. `look` returns the number of the store's last commit, and may refuse."""
+
+    def __init__(self, look: Callable[[], int], clock: Clock) -> None:
+        self.clock = clock
+        self._look = look
+        self._lock = threading.Lock()
+        self._by_key: dict[bytes, set[SqliteWatch]] = {}
+        self._seen = 0  # every commit up to this one has fired what it had to
+        self._own = 0  # the commit this process is making right now
+        self._waiting = 0
+        self._pause_s = LOOK_FIRST_S
+        self._wanted = threading.Event()  # somebody waits
+        self._nudge = threading.Event()  # look sooner
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    # --- told by the writer
+
+    def beginning(self, commit: int) -> None:
+        """The writer is about to make this commit, and saw the one before it inside its transaction."""
+        self.observe(commit - 1)
+        with self._lock:
+            self._own = commit
+
+    def committed(self, commit: int, keys: Iterable[bytes]) -> None:
+        with self._lock:
+            self._own = 0
+            self._seen = max(self._seen, commit)
+            for key in keys:
+                for watch in self._by_key.get(key, ()):
+                    watch.event.set()
+
+    def failed(self) -> None:
+        """The commit was not made: its number may become another process's."""
+        with self._lock:
+            self._own = 0
+
+    # --- told by whoever looked
+
+    def observe(self, commit: int) -> bool:
+        """The number of the last commit is this; True when another process has committed since."""
+        with self._lock:
+            if commit <= self._seen or commit == self._own:
+                return False
+            self._seen = commit
+            for watches in self._by_key.values():
+                for watch in watches:
+                    watch.event.set()
+            return True
+
+    def look(self) -> bool:
+        """Look now. A store that cannot be read fires nothing: a watch is a hint."""
+        try:
+            return self.observe(self._look())
+        except StoreError:
+            return False
+
+    # --- watching
+
+    def add(self, watch: "SqliteWatch") -> None:
+        self.look()  # what happened before is not this watch's business
+        with self._lock:
+            for key in watch.keys:
+                self._by_key.setdefault(key, set()).add(watch)
+
+    def remove(self, watch: "SqliteWatch") -> None:
+        with self._lock:
+            for key in watch.keys:
+                watches = self._by_key.get(key)
+                if watches is not None:
+                    watches.discard(watch)
+                    if not watches:
+                        del self._by_key[key]
+
+    def wait(self, watch: "SqliteWatch", timeout_s: float) -> bool:
+        if not watch.event.is_set():
+            self._enter()
+            try:
+                self.look()
+                self.clock.wait(watch.event, timeout_s)
+            finally:
+                self._leave()
+        fired = watch.event.is_set()
+        watch.event.clear()
+        return fired
+
+    def _enter(self) -> None:
+        with self._lock:
+            self._waiting += 1
+            self._pause_s = LOOK_FIRST_S
+            self._wanted.set()
+            self._nudge.set()
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._poll, name="tidemill-store-watch", daemon=True)
+                self._thread.start()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._waiting -= 1
+            if not self._waiting:
+                self._wanted.clear()
+
+    def _poll(self) -> None:
+        while True:
+            self._wanted.wait()
+            if self._closed:
+                return
+            self._nudge.clear()
+            changed = self.look()
+            with self._lock:
+                pause_s = LOOK_FIRST_S if changed else self._pause_s
+                self._pause_s = min(LOOK_LAST_S, pause_s * SLOWER)
+            self.clock.wait(self._nudge, pause_s)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._wanted.set()
+            self._nudge.set()
+            thread, self._thread = self._thread, None
+            for watches in self._by_key.values():  # whoever waits finds the store closed
+                for watch in watches:
+                    watch.event.set()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+
+class SqliteWatch(Watch):
+    """A watch on some keys of a SQLite store."""
+
+    def __init__(self, watches: Watches, keys: frozenset[bytes]) -> None:
+        self.keys = keys
+        self.event = threading.Event()
+        self._watches = watches
+        watches.add(self)
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._watches.wait(self, timeout_s)
+
+    def close(self) -> None:
+        self._watches.remove(self)
