@@ -65,7 +65,6 @@ class MemoryTx(Tx):
         self.reads: set[bytes] = set()
         self.locked: set[bytes] = set()
         self.read_ranges: list[tuple[bytes, bytes]] = []
-        self.locked_ranges: list[tuple[bytes, bytes]] = []
         self._now_us, self._wall_us = now_us, wall_us
 
     def now(self) -> int:
@@ -73,6 +72,8 @@ class MemoryTx(Tx):
 
     def wall(self) -> int:
         return self._wall_us
+
+    # What looks at the store's history does so under its lock: the snapshot is fixed, the lists are not.
 
     def _peek(self, key: bytes) -> bytes | None:
         if key in self.overlay:
@@ -87,10 +88,12 @@ class MemoryTx(Tx):
 
     def _get_many(self, keys: Sequence[bytes], lock: bool) -> list[bytes | None]:
         (self.locked if lock else self.reads).update(keys)
-        return [self._peek(key) for key in keys]
+        with self._store._lock:
+            return [self._peek(key) for key in keys]
 
     def _range(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool, snapshot: bool) -> list[Row]:
-        rows, reached = self._scan(lo, hi, limit, reverse)
+        with self._store._lock:
+            rows, reached = self._scan(lo, hi, limit, reverse)
         if not snapshot:
             self.read_ranges.append(reached)
         return rows
@@ -135,7 +138,8 @@ class MemoryTx(Tx):
         self.versioned.append((prefix, value))
 
     def _take(self, lo: bytes, hi: bytes, limit: int) -> list[Row]:
-        rows, _ = self._scan(lo, hi, limit, reverse=False)
+        with self._store._lock:
+            rows, _ = self._scan(lo, hi, limit, reverse=False)
         for row in rows:  # each taken row is protected on its own: rows beside it are nobody's business
             self.locked.add(row.key)
             self._clear(row.key)
@@ -145,7 +149,8 @@ class MemoryTx(Tx):
         done = []
         for swap in swaps:
             self.locked.add(swap.key)
-            holds = self._peek(swap.key) == swap.expected
+            with self._store._lock:
+                holds = self._peek(swap.key) == swap.expected
             if holds:
                 self._clear(swap.key) if swap.new is None else self._set(swap.key, swap.new)
             done.append(holds)

@@ -72,6 +72,7 @@ class Tx(ABC):
         self._clock = clock
         self._started = clock.monotonic()
         self._ended = False
+        self._too_large: TransactionTooLarge | None = None
 
     # --- reading
 
@@ -144,7 +145,7 @@ class Tx(ABC):
             return []
         room = self.limits.transaction_writes - self.writes
         if room <= 0:  # an empty answer would read as an empty queue
-            raise self._too_many()
+            raise self._overflow(f"more than {self.limits.transaction_writes:,} writes")
         rows = self._take(lo, hi, min(limit, room))
         for row in rows:
             self._count(row.key, b"")
@@ -190,6 +191,9 @@ class Tx(ABC):
             raise KeyTooLarge(f"a bound of {longest:,} bytes")
 
     def _check_age(self) -> None:
+        """Asked once more by the backend before it commits: a function may swallow what it is told."""
+        if self._too_large is not None:
+            raise self._too_large
         if self._clock.monotonic() - self._started > self.limits.transaction_s:
             raise TransactionTooLong(f"a transaction that lasted more than {self.limits.transaction_s:g} s")
 
@@ -215,13 +219,13 @@ class Tx(ABC):
         self.writes += 1
         self.bytes_written += size
         if self.writes > self.limits.transaction_writes:
-            raise self._too_many()
+            raise self._overflow(f"more than {self.limits.transaction_writes:,} writes")
         if self.bytes_written > self.limits.transaction_bytes:
-            raise TransactionTooLarge(f"a transaction that writes {self.bytes_written:,} bytes")
+            raise self._overflow(f"{self.bytes_written:,} bytes")
 
-    def _too_many(self) -> TransactionTooLarge:
-        most = self.limits.transaction_writes
-        return TransactionTooLarge(f"a transaction with more than {most:,} writes")
+    def _overflow(self, much: str) -> TransactionTooLarge:
+        self._too_large = TransactionTooLarge(f"a transaction with {much}")
+        return self._too_large
 
     # --- what a backend implements
 

@@ -51,9 +51,9 @@ def together(*works: Callable[[], T]) -> list[T]:
 class Interloper(Generic[T]):
     """Work that another thread does in the middle of our transaction.
 
-    An optimistic backend lets it overtake us, a backend that locks makes it wait for us. `steps_in` waits long
-    enough for the first and goes on after a moment for the second, so that a test need not know which it is:
-    what it asserts must hold either way.
+    An optimistic backend lets it overtake us, a backend that locks makes it wait for us. `steps_in` waits
+    long enough for the first and goes on after a moment for the second, so that a test need not know which
+    it is: what it asserts must hold either way.
     """
 
     def __init__(self, work: Callable[[], T], *, within_s: float = 0.1) -> None:

@@ -1,1 +1,8 @@
 """The laws of the store's port, a group to a file; `tidemill.testing.StoreConformance` is all of them."""
+
+import pytest
+
+GROUPS = ("isolation", "lifecycle", "limits", "maps", "model", "takes", "times", "versions", "watches")
+
+# Before they are imported, so that an assertion that fails shows its values, as in any test.
+pytest.register_assert_rewrite(*(f"{__name__}.{group}" for group in GROUPS))

@@ -1,10 +1,8 @@
 """What every group of laws shares: the hooks a backend's test class fills in, and a few words for tests."""
 
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
-from tidemill.store import Row, Store
-
-T = TypeVar("T")
+from tidemill.store import Row, Store, Tx
 
 FIRST, BEHIND = b"\x00", b"\xfe"  # every user key is in this range
 
@@ -31,7 +29,12 @@ def contents(store: Store) -> list[Row]:
 
 def fill(store: Store, rows: dict[bytes, bytes]) -> None:
     """Put these rows into the store, in one transaction."""
-    store.run(lambda tx: [tx.set(key, value) for key, value in rows.items()])
+
+    def fn(tx: Tx) -> None:
+        for key, value in rows.items():
+            tx.set(key, value)
+
+    store.run(fn)
 
 
 def value_of(store: Store, key: bytes) -> bytes | None:

@@ -44,7 +44,9 @@ class MapLaws(Laws):
             return before
 
     @pytest.mark.rule("STO-2")
-    def test_get_many_answers_in_the_order_of_the_keys_and_repeats_what_is_asked_twice(self, store: Store) -> None:
+    def test_get_many_answers_in_the_order_of_the_keys_and_repeats_what_is_asked_twice(
+        self, store: Store
+    ) -> None:
         fill(store, {b"a": b"1", b"b": b"2"})
         assert store.run(lambda tx: tx.get_many([b"b", b"x", b"a", b"b"])) == [b"2", None, b"1", b"2"]
         assert store.run(lambda tx: tx.get_many([])) == []
@@ -59,7 +61,9 @@ class MapLaws(Laws):
     @pytest.mark.rule("STO-1")
     def test_keys_sort_as_unsigned_bytes_and_a_prefix_before_what_begins_with_it(self, store: Store) -> None:
         single = [bytes([byte]) for byte in range(0xFE)]
-        keys = sorted([*single, b"a\x00", b"a\x00\xff", b"a\xff", b"aa", b"\xfd\xff", b"\x00\x00", b"\x7f\x80"])
+        keys = sorted(
+            [*single, b"a\x00", b"a\x00\xff", b"a\xff", b"aa", b"\xfd\xff", b"\x00\x00", b"\x7f\x80"]
+        )
         fill(store, dict.fromkeys(reversed(keys), b""))
         assert [row.key for row in contents(store)] == keys
         back = store.run(lambda tx: tx.range(FIRST, BEHIND, reverse=True))

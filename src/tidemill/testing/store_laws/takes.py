@@ -28,7 +28,9 @@ class TakeLaws(Laws):
     @pytest.mark.rule("STO-2")
     def test_take_removes_and_returns_the_first_rows_of_its_range(self, store: Store) -> None:
         fill(store, {**_queue(4), b"p": b"", b"q0": b""})
-        assert store.run(lambda tx: tx.take(*QUEUE, 3), mode="take") == list(map(Row._make, _queue(3).items()))
+        assert store.run(lambda tx: tx.take(*QUEUE, 3), mode="take") == list(
+            map(Row._make, _queue(3).items())
+        )
         assert [row.key for row in contents(store)] == [b"p", b"q/003", b"q0"]
         assert store.run(lambda tx: tx.take(*QUEUE, 3)) == [Row(b"q/003", b"row 3")]
         assert store.run(lambda tx: tx.take(*QUEUE, 3), mode="take") == []
@@ -147,7 +149,7 @@ class TakeLaws(Laws):
     @pytest.mark.rule("STO-3")
     @pytest.mark.parametrize("start", [b"running", None])
     def test_a_locked_read_sees_what_take_mode_writes(self, store: Store, start: bytes | None) -> None:
-        # The serial side decides on a row that the take side writes: without the lock PostgreSQL lets both pass.
+        # The serial side decides on a row the take side writes: without the lock PostgreSQL lets both pass.
         store.run(lambda tx: tx.swap(b"future", None, start))
 
         def complete(tx: Tx) -> bool:

@@ -43,7 +43,8 @@ class VersionLaws(Laws):
         assert _log(store, OTHER) == [b"%02d" % n for n in range(20) if not n % 3] * 2
 
     def test_a_prefix_may_be_any_key_and_its_rows_are_rows_like_others(self, store: Store) -> None:
-        store.run(lambda tx: [tx.set_versioned(b"\x00", b"a"), tx.set_versioned(b"\xfd\xff", b"b")])
+        store.run(lambda tx: tx.set_versioned(b"\x00", b"a"))
+        store.run(lambda tx: tx.set_versioned(b"\xfd\xff", b"b"))
         first, last = contents(store)
         assert (first.value, last.value) == (b"a", b"b")
         store.run(lambda tx: tx.clear(first.key))
@@ -71,7 +72,9 @@ class VersionLaws(Laws):
 
     @pytest.mark.rule("STO-2")
     @pytest.mark.parametrize("mode", ["serial", "take"])
-    def test_a_transaction_that_began_first_and_commits_last_comes_last(self, store: Store, mode: str) -> None:
+    def test_a_transaction_that_began_first_and_commits_last_comes_last(
+        self, store: Store, mode: str
+    ) -> None:
         def append(tx: Tx, name: bytes) -> None:
             tx.set_versioned(LOG, name)
             tx.add(b"appended", 1)
