@@ -1,0 +1,1 @@
+"""One command per claim: `python -m bench.<name> [--json] [--quick]`. See bench/README.md."""

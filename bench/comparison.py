@@ -1,0 +1,84 @@
+"""Figures: a series of repetitions, and two of them taken in turns so that noise hits both."""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.side import Side, Timed
+
+
+@dataclass
+class Series:
+    """One side's repetitions: a figure each (larger is better unless the unit says seconds), and their CPU."""
+
+    name: str
+    unit: str
+    values: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "unit": self.unit,
+            "median": rounded(self.median),
+            "all": [rounded(value) for value in self.values],
+            "cpu_s": rounded(sum(self.cpu_s)),
+            "cpu_s_all": [rounded(value) for value in self.cpu_s],
+        }
+
+
+@dataclass
+class Comparison:
+    """Ours beside a peer's. The ratio is of the medians; those of each pair show how much it wavered."""
+
+    ours: Series
+    peer: Series
+
+    @property
+    def ratio(self) -> float:
+        return self.ours.median / self.peer.median
+
+    @property
+    def pairs(self) -> list[float]:
+        return [ours / peer for ours, peer in zip(self.ours.values, self.peer.values, strict=True)]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "ours": self.ours.as_json(),
+            "peer": self.peer.as_json(),
+            "ratio_of_each_pair": [rounded(ratio) for ratio in self.pairs],
+        }
+
+
+def take_turns(
+    ours: Side,
+    peer: Side,
+    once: Callable[[Side], Timed],
+    *,
+    work: float,
+    unit: str,
+    repetitions: int,
+    warm_ups: int = 1,
+) -> Comparison:
+    """Ours, the peer, ours, the peer, … : `once` has a side do `work` units and answers its seconds.
+
+    The warm-ups are whole repetitions, the same number for both, and are not kept.
+    """
+    series = {side: Series(side.file, f"{unit} per second") for side in (ours, peer)}
+    for repetition in range(-warm_ups, repetitions):
+        for side in (ours, peer):
+            seconds, cpu_s = once(side)
+            if repetition >= 0:
+                series[side].values.append(work / seconds)
+                series[side].cpu_s.append(cpu_s)
+    return Comparison(series[ours], series[peer])
+
+
+def rounded(value: float) -> float:
+    """Four significant digits: more would be noise."""
+    return float(f"{value:.4g}")

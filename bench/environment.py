@@ -1,0 +1,47 @@
+"""The environment of peers that come from PyPI: `.venv-bench`, made when a bench needs it and it is missing.
+
+Peers do not live in `.venv`, so that none of their requirements can reach Tidemill; what both have (a driver,
+pyarrow) is held at the same version by the repository's constraints.txt.
+"""
+
+import hashlib
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.side import ROOT
+
+FOLDER = ROOT / ".venv-bench"
+REQUIREMENTS = ROOT / "bench" / "requirements.txt"
+CONSTRAINTS = ROOT / "constraints.txt"
+
+
+def python(
+    say: Callable[[str], None],
+    *,
+    folder: Path = FOLDER,
+    requirements: Path = REQUIREMENTS,
+    constraints: Path = CONSTRAINTS,
+) -> Path:
+    """The interpreter with every peer installed. Made anew when the requirements have changed."""
+    interpreter = folder / "bin" / "python"
+    wanted = _digest(requirements, constraints)
+    stamp = folder / "installed"
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return interpreter
+    say(f"making {folder.name} from {requirements.name}")
+    venv.EnvBuilder(with_pip=True, clear=True).create(folder)
+    command = [interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    command += ["-r", requirements, "-c", constraints]
+    subprocess.run([str(word) for word in command], check=True, stdout=sys.stderr)
+    stamp.write_text(wanted)
+    return interpreter
+
+
+def _digest(*files: Path) -> str:
+    digest = hashlib.sha256(sys.version.encode())
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,53 @@
+"""Threads that commit single writes on one SQLite store."""
+
+import sqlite3
+import threading
+from pathlib import Path
+
+import tidemill
+from bench.answering import answer, timed
+from tidemill.store import Space, Tx
+from tidemill.store.sqlite import SqliteStore
+
+ROWS = Space("bench", "single")
+VALUE = bytes(200)
+
+
+class Writers:
+    def open(self, path: str, delay_s: float) -> None:
+        """`delay_s` is added to every commit: a slower disk than the one at hand."""
+        self._store = SqliteStore(Path(path), commit_delay_s=delay_s)
+
+    def work(self, threads: int, writes: int) -> dict[str, float]:
+        """Each thread commits `writes` rows of its own, one transaction each, as fast as it is answered."""
+
+        def one_thread(number: int) -> None:
+            for each in range(writes):
+                self._store.run(lambda tx, key=ROWS[number, each]: write(tx, key))
+
+        workers = [threading.Thread(target=one_thread, args=(number,)) for number in range(threads)]
+
+        def all_threads() -> None:
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+
+        commits = self._store.stats.commits
+        transactions = self._store.stats.transactions
+        seconds = timed(all_threads)
+        return {
+            "seconds": seconds,
+            "commits": self._store.stats.commits - commits,
+            "transactions": self._store.stats.transactions - transactions,
+        }
+
+
+def write(tx: Tx, key: bytes) -> None:
+    tx.set(key, VALUE)
+
+
+if __name__ == "__main__":
+    writers = Writers()
+    commands = {"open": writers.open, "work": writers.work}
+    answer(commands, versions={"tidemill": tidemill.__version__, "sqlite": sqlite3.sqlite_version})

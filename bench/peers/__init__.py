@@ -1,0 +1,1 @@
+"""What we compare ourselves with: one file each, run in a process of its own, with its best idiom."""

@@ -1,0 +1,142 @@
+"""What every bench shares: its options, its progress on stderr, its figures on stdout.
+
+With `--json` the last line of stdout is one object: the headline figures under their keys, and below them
+`targets`, `raw` (both sides of each figure), `machine`, `versions` and `flags`. Without it, a table.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import machine
+from bench.comparison import Comparison, Series, rounded
+
+REPETITIONS = 5
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a figure has to be: at least, or at most, this."""
+
+    limit: float
+    at_most: bool = False
+
+    def met(self, value: float) -> bool:
+        return value <= self.limit if self.at_most else value >= self.limit
+
+    def __str__(self) -> str:
+        return f"{'<=' if self.at_most else '>='} {self.limit:g}"
+
+
+def at_least(limit: float) -> Target:
+    return Target(limit)
+
+
+def at_most(limit: float) -> Target:
+    return Target(limit, at_most=True)
+
+
+class Report:
+    """The figures of one bench, as they come in."""
+
+    def __init__(self, name: str, *, quick: bool) -> None:
+        self.name = name
+        self.quick = quick
+        self.repetitions = 1 if quick else REPETITIONS
+        self.headline: dict[str, float] = {}
+        self.targets: dict[str, Target] = {}
+        self.raw: dict[str, Any] = {}
+        self.flags: dict[str, Any] = {"quick": quick}
+        self.versions: dict[str, Any] = {}
+        self.machine = machine.describe()
+        self._began = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Progress, for whoever waits."""
+        print(f"[{time.monotonic() - self._began:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    def figure(self, key: str, value: float, raw: Any = None, *, target: Target | None = None) -> None:
+        """A headline figure and what it was made from."""
+        self.headline[key] = rounded(value)
+        if target is not None:
+            self.targets[key] = target
+        if raw is not None:
+            self.raw[key] = raw
+        self.say(f"{key} = {rounded(value):g}" + (f" (target {target})" if target else ""))
+
+    def compare(self, key: str, comparison: Comparison, *, target: Target | None = None) -> None:
+        """A ratio, with both of its sides."""
+        self.figure(key, comparison.ratio, comparison.as_json(), target=target)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "bench": self.name,
+            **self.headline,
+            "targets": {
+                key: {"target": str(target), "met": target.met(self.headline[key])}
+                for key, target in self.targets.items()
+            },
+            "raw": self.raw,
+            "machine": self.machine | {"load_after": machine.load()},
+            "versions": self.versions,
+            "flags": self.flags,
+            "seconds": round(time.monotonic() - self._began, 1),
+        }
+
+    def table(self) -> Table:
+        """The same for people."""
+        before = ", ".join(f"{value:g}" for value in self.machine["load_before"])
+        table = Table(
+            title=f"bench.{self.name}",
+            caption=f"{self.machine['cores']} cores, load before: {before}"
+            + (" (--quick: figures mean nothing)" if self.quick else ""),
+        )
+        for heading in ("figure", "value", "target", "ours", "peer", "unit", "CPU s, ours", "CPU s, peer"):
+            table.add_column(heading, justify="left" if heading in ("figure", "unit") else "right")
+        for key, value in self.headline.items():
+            table.add_row(key, f"{value:g}", self._target(key), *_sides(self.raw.get(key)))
+        return table
+
+    def _target(self, key: str) -> str:
+        target = self.targets.get(key)
+        if target is None:
+            return ""
+        return f"{target} {'[green]met' if target.met(self.headline[key]) else '[red]missed'}[/]"
+
+
+def _sides(raw: Any) -> tuple[str, str, str, str, str]:
+    if not isinstance(raw, dict) or "ours" not in raw or "peer" not in raw:
+        return ("", "", "", "", "")
+    ours, peer = raw["ours"], raw["peer"]
+    medians = (f"{ours['median']:,.4g}", f"{peer['median']:,.4g}")
+    return (*medians, ours["unit"], f"{ours['cpu_s']:.2f}", f"{peer['cpu_s']:.2f}")
+
+
+def main(name: str, description: str | None, measure: Callable[[Report], None]) -> None:
+    """The command line of a bench."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m bench.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line of stdout")
+    parser.add_argument(
+        "--quick", action="store_true", help="a smoke test: everything runs, figures mean nothing"
+    )
+    options = parser.parse_args()
+    report = Report(name, quick=options.quick)
+    measure(report)
+    if options.json:
+        print(json.dumps(report.as_json()), flush=True)
+    else:
+        Console().print(report.table())
+
+
+__all__ = ["REPETITIONS", "Comparison", "Report", "Series", "Target", "at_least", "at_most", "main"]

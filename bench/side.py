@@ -1,0 +1,119 @@
+"""One side of a comparison: a process that works when asked, with its seconds and its CPU seconds.
+
+Ours and the peer's are started alike, so that nothing but the work differs: a fresh interpreter, its imports
+and its warm-up behind it, and nobody else working while it does. CPU is that of the process, its children
+and of servers that work for it alone meanwhile (a PostgreSQL that the other side uses too: the other side
+is idle then).
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class SideFailed(Exception):
+    """A side ended instead of answering; its own words are on stderr above."""
+
+
+class Timed(NamedTuple):
+    """What a side answered, and the CPU seconds that it cost."""
+
+    answer: Any
+    cpu_s: float
+
+
+class Side:
+    """A process that answers (`bench.answering`), from `with` until its end."""
+
+    def __init__(
+        self, module: str, *, python: str | Path = sys.executable, servers: Iterable[int] = ()
+    ) -> None:
+        self.module = module
+        self._command = [str(python), "-m", module]
+        self._servers = tuple(servers)
+        self._process: subprocess.Popen[str] | None = None
+        self.versions: dict[str, str] = {}
+
+    @property
+    def file(self) -> str:
+        """The file that a reader opens to see what ran."""
+        return self.module.replace(".", "/") + ".py"
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            self._command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            self.versions = self._read()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def ask(self, do: str, **arguments: Any) -> Any:
+        """Have a command done; its answer."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it ended; reading says so
+        return self._read()
+
+    def ask_timed(self, do: str, **arguments: Any) -> Timed:
+        """Have a command done; its answer, and the CPU seconds of all who worked for it."""
+        assert self._process is not None
+        pids = (self._process.pid, *self._servers)
+        before = cpu_seconds(pids)
+        answer = self.ask(do, **arguments)
+        return Timed(answer, max(0.0, cpu_seconds(pids) - before))
+
+    def _read(self) -> Any:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SideFailed(f"{self.module} ended with {self._process.wait()}")
+        return json.loads(line)
+
+    def _end(self) -> None:
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.close()  # its loop ends with its input
+            self._process.wait(10)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._process = None
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """User and system time of these processes, of their living descendants and of those that have ended."""
+    total = 0.0
+    for pid in pids:
+        root = psutil.Process(pid)
+        for process in (root, *root.children(recursive=True)):
+            try:
+                times = process.cpu_times()
+            except psutil.NoSuchProcess:
+                continue  # ended between the listing and the look: its parent has its time
+            total += times.user + times.system + times.children_user + times.children_system
+    return total

@@ -1,0 +1,23 @@
+"""The store: claim and complete through the port beside SQL by hand, group commit, fail-over of a leader.
+
+Keys, targets and how to read them: bench/README.md.
+"""
+
+from bench import machine
+from bench.report import Report, main
+from bench.store import claims, group_commit
+from tests.servers.postgres import PostgresServer
+
+
+def measure(report: Report) -> None:
+    with machine.scratch("store") as folder:
+        report.machine["disk"] = machine.sync_ms(folder)
+        claims.sqlite(report, folder)
+        group_commit.measure(report, folder)
+    with PostgresServer(durable=True) as server:
+        claims.postgres(report, server, connections=1)
+        claims.postgres(report, server, connections=4)
+
+
+if __name__ == "__main__":
+    main("store", __doc__, measure)

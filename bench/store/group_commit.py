@@ -1,0 +1,67 @@
+"""What group commit gives on SQLite: how many writes share a commit, and what that is worth on a slow disk."""
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from bench.comparison import Series, rounded
+from bench.report import Report, at_least
+from bench.side import Side
+
+THREADS = 32
+WRITES = 60  # by each of many threads
+WRITES_ALONE = 60  # by one thread
+DELAY_S = 0.005
+
+
+def measure(report: Report, folder: Path) -> None:
+    repetitions = report.repetitions
+    writes, alone = (3, 5) if report.quick else (WRITES, WRITES_ALONE)
+    with Side("bench.ours.group_commit") as side:
+        side.ask("open", path=str(folder / "many.db"), delay_s=0.0)
+        report.say(f"SQLite, {THREADS} threads that commit single writes")
+        many = [_timed(side, THREADS, writes) for _ in range(1 + repetitions)][1:]
+    per_commit = [one["transactions"] / one["commits"] for one in many]
+    report.figure(
+        "writes_per_commit",
+        statistics.median(per_commit),
+        {
+            "threads": THREADS,
+            "all": [rounded(value) for value in per_commit],
+            "commits": [one["commits"] for one in many],
+            "transactions": [one["transactions"] for one in many],
+            "writes_per_second": _series("writes per second", many).as_json(),
+        },
+        target=at_least(8),
+    )
+    with Side("bench.ours.group_commit") as side:
+        side.ask("open", path=str(folder / "slow.db"), delay_s=DELAY_S)
+        report.say(f"the same with {DELAY_S * 1000:g} ms more per commit, beside one thread")
+        turns: dict[int, list[dict[str, Any]]] = {1: [], THREADS: []}
+        for _ in range(1 + repetitions):  # in turns, and the first is the warm-up
+            turns[1].append(_timed(side, 1, alone))
+            turns[THREADS].append(_timed(side, THREADS, writes))
+    one, all_together = (
+        _series(f"writes per second, threads: {threads}", done[1:]) for threads, done in turns.items()
+    )
+    report.figure(
+        "group_commit_gain",
+        all_together.median / one.median,
+        {
+            "threads": THREADS,
+            "added_to_each_commit_s": DELAY_S,
+            "many_threads": all_together.as_json(),
+            "one_thread": one.as_json(),
+        },
+        target=at_least(10),
+    )
+
+
+def _timed(side: Side, threads: int, writes: int) -> dict[str, Any]:
+    answer, cpu_s = side.ask_timed("work", threads=threads, writes=writes)
+    return {**answer, "cpu_s": cpu_s}
+
+
+def _series(unit: str, done: list[dict[str, Any]]) -> Series:
+    values = [one["transactions"] / one["seconds"] for one in done]
+    return Series("bench/ours/group_commit.py", unit, values, [one["cpu_s"] for one in done])
