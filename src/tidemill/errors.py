@@ -4,6 +4,7 @@
     ├── IllegalTransition             a state machine was asked for an edge it does not have
     ├── UsageError                    the caller did something the contract forbids
     ├── BadUrl                        a store or objects URL that cannot be understood
+    ├── MissingDriver                 the Python package that a backend needs is not installed
     ├── StoreError
     │   ├── StoreUnavailable          the store does not answer (now)
     │   ├── StoreBusy                 conflicts did not end within the retry limit
@@ -66,6 +67,10 @@ class BadUrl(TidemillError):
     hint = (
         "use memory://, sqlite:///path/file.db, postgresql://user@host/db or foundationdb:///etc/fdb.cluster"
     )
+
+
+class MissingDriver(TidemillError):
+    code = "missing-driver"
 
 
 class StoreError(TidemillError):
