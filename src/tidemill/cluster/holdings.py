@@ -1,7 +1,7 @@
 """The partitions a node holds: taken, renewed together, completed or handed back."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from tidemill.clock import Clock
@@ -18,6 +18,7 @@ from tidemill.events import Emit
 from tidemill.store import Store, Tx
 
 RENEW_PAGE = 100
+RENEW_PAGE_BYTES = 500_000  # of payloads, which are rewritten with their rows; a transaction has 1 MB
 
 
 class HeldPartition:
@@ -27,6 +28,7 @@ class HeldPartition:
         self.part = part
         self.deadline = deadline
         self.stopping = False
+        self.ending = False  # its last transaction is on its way
         self.lost = False
         self._clock = clock
 
@@ -95,10 +97,10 @@ class Holdings:
 
     def tick(self) -> float:
         """Renew what is held and take what is due; the seconds until the next call makes sense."""
-        self._abort_lost()
+        self.guard()
         if self.held and self.clock.monotonic() >= self._renew_at:
             self._renew()
-        may_take = self.membership.alive() and not self.node.draining
+        may_take = self.membership.accepts()
         if may_take and self.clock.monotonic() >= self._take_at:
             self._take_at = self.clock.monotonic() + self._take_one()
         now = self.clock.monotonic()
@@ -111,20 +113,24 @@ class Holdings:
 
     # --- ours
 
-    def _abort_lost(self) -> None:
+    def guard(self) -> float:
+        """Abort what is past its deadline; the seconds until the next one.
+
+        May be called from another thread, so that a tick that waits for the store keeps nobody working
+        beyond its time (CLU-4).
+        """
         for key, held in list(self.held.items()):
-            if not held.alive():
+            if not held.alive() and self.held.pop(key, None) is not None:  # else the host just ended it
                 held.lost = True
-                del self.held[key]
                 self.host.abort(held)
                 self._tell(PartitionLost, held.part)
+        first = min((held.deadline for held in list(self.held.values())), default=None)
+        return self.every_s if first is None else max(0.0, first - self.clock.monotonic())
 
     def _renew(self) -> None:
         sent = self.clock.monotonic()
         self._renew_at = sent + self.every_s
-        current = list(self.held.values())
-        for at in range(0, len(current), RENEW_PAGE):
-            page = current[at : at + RENEW_PAGE]
+        for page in _pages([held for held in list(self.held.values()) if not held.ending]):
 
             def renew_page(tx: Tx, page: list[HeldPartition] = page) -> list[Partition | None]:
                 return [self._renew_one(tx, held.part) for held in page]
@@ -136,12 +142,12 @@ class Holdings:
                 return  # not lost yet: tried again, until the deadline (CLU-8)
             for held, part in zip(page, answers, strict=True):
                 if part is None:
-                    held.lost = True
+                    held.lost = held.lost or not held.ending
                     continue
                 held.part, held.deadline = part, sent + self.ttl_s - self.ttl_s / 5
                 if part.wanted_by and not held.stopping:
                     self._ask_to_stop(held)
-        self._abort_lost()
+        self.guard()
 
     def _renew_one(self, tx: Tx, part: Partition) -> Partition | None:
         try:
@@ -182,7 +188,11 @@ class Holdings:
                 self._begin(part, sent)
             return True, self.pause_s * self.chance.random()
         if isinstance(choice, Ask):
-            self.store.run(lambda tx: partitions.ask(tx, self.keys, group, choice.id, self.node.id))
+            self.store.run(
+                lambda tx: partitions.ask(
+                    tx, self.keys, group, choice.id, self.node.id, stale_us=shares.STALE_TTLS * self._ttl_us
+                )
+            )
             return True, self.every_s
         return False, choice.wait_s
 
@@ -234,9 +244,14 @@ class Holdings:
         act: Callable[[Tx], None],
         told: type[PartitionDone] | type[PartitionHandedBack],
     ) -> None:
-        self.store.run(act)
-        held.lost = True
+        held.ending = True  # a renewal that comes too late for it is no loss
+        try:
+            self.store.run(act)
+        except BaseException:
+            held.ending = False
+            raise
         self.held.pop((held.part.group, held.part.id), None)
+        held.lost = True
         self._take_at = 0.0  # a slot is free
         self._tell(told, held.part)
 
@@ -254,7 +269,8 @@ class Holdings:
                 self.hand_back(held)
             except (LeaseLost, StoreError):
                 held.lost = True
-                self.held.pop((held.part.group, held.part.id), None)
+                if self.held.pop((held.part.group, held.part.id), None) is not None:
+                    self._tell(PartitionLost, held.part)
 
     def _tell(
         self,
@@ -262,3 +278,16 @@ class Holdings:
         part: Partition,
     ) -> None:
         self.emit(what(node=self.node.id, group=part.group, partition=part.id, epoch=part.epoch))
+
+
+def _pages(held: list[HeldPartition]) -> Iterator[list[HeldPartition]]:
+    page: list[HeldPartition] = []
+    size = 0
+    for one in held:
+        if len(page) == RENEW_PAGE or (page and size + len(one.part.payload) > RENEW_PAGE_BYTES):
+            yield page
+            page, size = [], 0
+        page.append(one)
+        size += len(one.part.payload)
+    if page:
+        yield page

@@ -82,8 +82,9 @@ class Keeper:
             return lease
         held = Held(key, lease, self.deadline(sent), self.clock)
         with self._lock:
+            if not self._held:
+                self._due = sent + self.every_s
             self._held[key] = held
-            self._due = self._due or sent + self.every_s
         return held
 
     def deadline(self, sent: float) -> float:
@@ -93,22 +94,32 @@ class Keeper:
     def release(self, held: Held) -> bool:
         """Give the lease back; True when it was still ours."""
         held.lost = True
-        with self._lock:
-            self._held.pop(held.key, None)
+        self._forget(held)
         return self.store.run(lambda tx: leases.release(tx, held.key, held.lease))
+
+    def _forget(self, held: Held) -> None:
+        with self._lock:  # another thread may hold the same key again by now, under a later epoch
+            if self._held.get(held.key) is held:
+                del self._held[held.key]
 
     def tick(self) -> float:
         """Renew what is due, in one transaction; the seconds until the next call makes sense."""
         with self._lock:
-            held = [one for one in self._held.values() if not one.lost]
+            held = list(self._held.values())
         now = self.clock.monotonic()
-        if held and now >= self._due:
-            self._renew(held)
-            self._due = now + self.every_s
-        self._drop_ended(held)
+        running = [one for one in held if one.alive()]
+        if running and now >= self._due:
+            answered = self._renew(running)
+            self._due = now + (self.every_s if answered else self.every_s / 3)
+        for one in held:
+            if not one.alive():
+                one.lost = True
+                self._forget(one)
         return max(0.0, self._due - self.clock.monotonic()) if self._held else self.every_s
 
-    def _renew(self, held: list[Held]) -> None:
+    def _renew(self, held: list[Held]) -> bool:
+        """Extend them all in one write; False when the store did not answer."""
+
         def renew_all(tx: Tx) -> list[Lease | None]:
             renewed: list[Lease | None] = []
             for one in held:
@@ -122,19 +133,13 @@ class Keeper:
         try:
             answers = self.store.run(renew_all)
         except StoreError:
-            return  # not lost: tried again on the next tick, until the deadline
+            return False  # not lost: tried again soon, until the deadline
         for one, lease in zip(held, answers, strict=True):
             if lease is None:
                 one.lost = True
             else:
                 one.lease, one.deadline = lease, self.deadline(sent)
-
-    def _drop_ended(self, held: list[Held]) -> None:
-        for one in held:
-            if not one.alive():
-                one.lost = True
-                with self._lock:
-                    self._held.pop(one.key, None)
+        return True
 
     def start(self) -> None:
         """Renew from a thread of our own until `stop`."""

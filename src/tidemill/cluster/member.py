@@ -82,6 +82,7 @@ class Member:
             else None
         )
         self._drain_until: float | None = None
+        self._draining = False
         self._wake = threading.Event()
 
     @property
@@ -104,6 +105,8 @@ class Member:
         """Do what is due; the seconds until the next call makes sense."""
         if self.state is MemberState.GONE:
             return self.ttl_s
+        if self._drain_until is not None and not self._draining:
+            self._begin_drain()
         wait_s = self.membership.tick()
         if self.holdings is not None:
             wait_s = min(wait_s, self.holdings.tick())
@@ -112,10 +115,21 @@ class Member:
         return min(wait_s, self.election.tick())
 
     def run(self) -> None:
-        """Tick until the member is gone."""
-        while self.state is not MemberState.GONE:
-            self.clock.wait(self._wake, self.tick())
-            self._wake.clear()
+        """Tick until the member is gone, with a second thread that keeps the deadlines meanwhile."""
+        over = threading.Event()
+        guard = threading.Thread(target=self._guard, args=(over,), name=f"guard-{self.id[:8]}", daemon=True)
+        guard.start()
+        try:
+            while self.state is not MemberState.GONE:
+                self.clock.wait(self._wake, self.tick())
+                self._wake.clear()
+        finally:
+            over.set()
+            guard.join()
+
+    def _guard(self, over: threading.Event) -> None:
+        while self.holdings is not None and not over.is_set():
+            self.clock.wait(over, min(self.holdings.guard(), self.ttl_s / 5))
 
     def wake(self) -> None:
         """Tick now instead of when it was planned; may be called from any thread."""
@@ -124,21 +138,28 @@ class Member:
     # --- leaving
 
     def drain(self, grace_s: float) -> None:
-        """Take nothing new, hand back what has not begun, finish or give back the rest (CLU-25)."""
+        """Take nothing new, hand back what has not begun, finish or give back the rest (CLU-25).
+
+        May be called from any thread: the next tick begins it, so that it never crosses a beat on its way.
+        """
         if self._drain_until is None:
             self._drain_until = self.clock.monotonic() + grace_s
-            self.membership.drain()
-            if self.holdings is not None:
-                self.holdings.stop_all()
             self.wake()
+
+    def _begin_drain(self) -> None:
+        self._draining = True
+        self.membership.drain()
+        self.election.resign()  # it does no duties from now on: let somebody lead who does
+        if self.holdings is not None:
+            self.holdings.stop_all()
 
     def _drain_on(self, until: float) -> float:
         held = self.holdings is not None and bool(self.holdings.held)
-        if held and self.clock.monotonic() < until:
+        in_time = self.clock.monotonic() < until and self.state is not MemberState.GONE
+        if held and in_time:
             return min(0.1, until - self.clock.monotonic())
         if held and self.holdings is not None:
             self.holdings.give_up_all()
-        self.election.resign()
         self.membership.leave()
         return 0.0
 

@@ -38,6 +38,8 @@ class Membership:
         self.state = MemberState.OUT
         self.deadline = 0.0
         self._due = 0.0
+        self._leaving = False
+        self._free = node.free
 
     def alive(self) -> bool:
         """May we act as this node? By our own clock, which is never later than the store's answer (CLU-4)."""
@@ -46,12 +48,16 @@ class Membership:
             and self.clock.monotonic() < self.deadline
         )
 
+    def accepts(self) -> bool:
+        """May this node take anything new? Not when it is out, and not when it was asked to leave."""
+        return self.state is MemberState.ACTIVE and not self._leaving and self.alive()
+
     def tick(self) -> float:
         """Join or beat when it is time; the seconds until then."""
-        if self.state is MemberState.GONE:
-            return self.every_s
-        if self.state is not MemberState.OUT and self.clock.monotonic() >= self.deadline:
+        if self.state in (MemberState.ACTIVE, MemberState.DRAINING) and not self.alive():
             self._lose()
+        if self.state is MemberState.GONE or (self.state is MemberState.OUT and self._leaving):
+            return self.every_s
         if self.clock.monotonic() >= self._due:
             self._renew()
         return max(0.0, self._due - self.clock.monotonic())
@@ -62,7 +68,8 @@ class Membership:
         joining = self.state is MemberState.OUT
         act = nodes.join if joining else nodes.beat
         try:
-            self.node = self.store.run(lambda tx: act(tx, self.keys, self.node, ttl_us))
+            node = msgspec.structs.replace(self.node, free=self._free)
+            self.node = self.store.run(lambda tx: act(tx, self.keys, node, ttl_us))
         except LeaseLost:
             self._lose()
             return  # joins again on the next tick, at once
@@ -81,11 +88,12 @@ class Membership:
         self._due = 0.0
 
     def report(self, free: dict[str, float]) -> None:
-        """What is free now; told with the next beat."""
-        self.node = msgspec.structs.replace(self.node, free=free)
+        """What is free now; told with the next beat. May be called from any thread."""
+        self._free = free
 
     def drain(self) -> None:
-        """Say that this node takes nothing new; told at once."""
+        """Say that this node takes nothing new; told at once. One that is out stays out."""
+        self._leaving = True
         if self.state is MemberState.ACTIVE:
             self.state = step(MEMBER, self.state, MemberEdge.DRAIN)
             self.node = msgspec.structs.replace(self.node, draining=True)

@@ -68,7 +68,8 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     holder: str
     expires_at: int
     free_since: int
-    wanted: bool
+    wanted_by: str
+    wanted_at: int
 
 
 def standings(tx: Tx, keys: ClusterKeys, group: str) -> list[Standing]:
@@ -191,10 +192,17 @@ def complete(tx: Tx, keys: ClusterKeys, part: Partition) -> Partition:
     return new
 
 
-def ask(tx: Tx, keys: ClusterKeys, group: str, part_id: str, thief: str) -> bool:
-    """Ask the holder to let go (one steal at a time per node); False when there is nothing to ask for."""
+def ask(
+    tx: Tx, keys: ClusterKeys, group: str, part_id: str, thief: str, *, stale_us: int | None = None
+) -> bool:
+    """Ask the holder to let go (one steal at a time per node); False when there is nothing to ask for.
+
+    `stale_us`: a request that is that old is replaced; whoever made it is gone or has enough.
+    """
     part = read(tx, keys, group, part_id)
-    if part is None or part.state is not PartitionState.IN_PROGRESS or part.wanted_by:
+    if part is None or part.state is not PartitionState.IN_PROGRESS:
+        return False
+    if part.wanted_by and (stale_us is None or part.wanted_at + stale_us > tx.now()):
         return False
     asked = msgspec.structs.replace(part, wanted_by=thief, wanted_at=tx.now())
     _write(tx, keys, part, asked)
@@ -219,5 +227,5 @@ def _write(tx: Tx, keys: ClusterKeys, old: Partition | None, new: Partition) -> 
         tx.clear(keys.part_expiry[old.group, old.expires_at, old.id])
     tx.set(keys.part[new.group, new.id], msgspec.msgpack.encode(new))
     if new.state is not PartitionState.DONE:
-        standing = Standing(new.id, new.holder, new.expires_at, new.free_since, bool(new.wanted_by))
+        standing = Standing(new.id, new.holder, new.expires_at, new.free_since, new.wanted_by, new.wanted_at)
         tx.set(keys.part_expiry[new.group, new.expires_at, new.id], msgspec.msgpack.encode(standing))

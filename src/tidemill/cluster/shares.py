@@ -3,17 +3,26 @@
 Expired leases come before balance: work that nobody does is taken by whoever has a free slot. Free
 partitions are taken up to the fair share, which follows the slots; one that stays free for a ttl (its
 rightful taker is slow, or dead and not yet known to be) is anybody's. Only when nothing is free is a
-partition asked for from the fullest node, one at a time. Each node starts at its own place in the list,
-so that nodes do not run after the same one, and pauses at random between two acquisitions.
+partition asked for from the fullest node, one at a time; a holder that does not let go within a ttl is
+overruled. Each node starts at its own place in the list, so that nodes do not run after the same one, and
+pauses at random between two acquisitions.
+
+Balance comes to rest. A share is rarely a whole number, so it has two: `least` (rounded down) and `most`
+(rounded up). A node below its most asks one that is above its most; a node below its least asks one that is
+above its least. Neither move takes anybody out of its bounds, and each brings at least one node closer to
+them; when no move is left everybody is within them, because the leasts add up to no more than there is, and
+the mosts to no less.
 """
 
 import random
-from math import ceil
+from typing import NamedTuple
 
 import msgspec
 
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.partitions import Standing
+
+STALE_TTLS = 2  # a request as old as that no longer keeps others from asking
 
 
 class Take(msgspec.Struct, frozen=True):
@@ -37,11 +46,21 @@ class Rest(msgspec.Struct, frozen=True):
 Choice = Take | Ask | Rest
 
 
-def fair_share(nodes: list[Node], node_id: str, partitions: int) -> int:
-    """How many partitions a node should hold: by its slots, rounded up."""
+class Share(NamedTuple):
+    """The bounds of what a node should hold."""
+
+    least: int
+    most: int
+
+
+def fair_share(nodes: list[Node], node_id: str, partitions: int) -> Share:
+    """How many partitions a node should hold: by its slots, rounded down and up; none when it drains."""
     slots = {node.id: node.slots for node in nodes if not node.draining}
     total = sum(slots.values())
-    return ceil(partitions * slots.get(node_id, 0) / total) if total else 0
+    if not total:
+        return Share(0, 0)
+    whole, rest = divmod(partitions * slots.get(node_id, 0), total)
+    return Share(whole, whole + bool(rest))
 
 
 def choose(
@@ -58,6 +77,7 @@ def choose(
     """What to do next. `nodes` are the live ones; `standings` every partition that is not done."""
     if free_slots <= 0:
         return Rest(ttl_s)
+    ttl_us = int(ttl_s * 1_000_000)
     ordered = _from_own_place(sorted(standings, key=lambda one: one.id), nodes, node_id)
     expired = [one for one in ordered if one.holder and one.expires_at <= now_us]
     if expired:
@@ -65,15 +85,20 @@ def choose(
     mine = sum(one.holder == node_id for one in standings)
     share = fair_share(nodes, node_id, len(standings))
     free = [one for one in ordered if not one.holder]
-    left_over = [one for one in free if one.free_since + ttl_s * 1_000_000 <= now_us]
-    if free and mine < share:
+    left_over = [one for one in free if one.free_since + ttl_us <= now_us]
+    if free and mine < share.most:
         return Take(free[0].id)
     if left_over:
         return Take(left_over[0].id)
-    wanted = _excess(ordered, nodes, node_id, mine, share)
-    if wanted is not None:
-        return Ask(wanted.id)
-    next_expiry = min((one.expires_at for one in standings if one.holder), default=now_us)
+    if mine < share.most:
+        ignored = [one for one in ordered if one.wanted_by == node_id and one.wanted_at + ttl_us <= now_us]
+        if ignored:
+            return Take(ignored[0].id)
+        asked = any(one.wanted_by and one.wanted_at + STALE_TTLS * ttl_us > now_us for one in standings)
+        excess = None if asked else _excess(ordered, nodes, node_id, below_least=mine < share.least)
+        if excess is not None:
+            return Ask(excess.id)
+    next_expiry = min((one.expires_at for one in standings if one.holder), default=now_us + ttl_us)
     wait_s = min(ttl_s, max(0.0, (next_expiry - now_us) / 1_000_000))
     return Rest((wait_s if not free else ttl_s / 5) + pause_s * chance.random())
 
@@ -87,24 +112,18 @@ def _from_own_place(standings: list[Standing], nodes: list[Node], node_id: str) 
 
 
 def _excess(
-    standings: list[Standing], nodes: list[Node], node_id: str, mine: int, share: int
+    standings: list[Standing], nodes: list[Node], node_id: str, *, below_least: bool
 ) -> Standing | None:
-    """A partition of the fullest node above its own share, when we are below ours and ask for nothing yet."""
-    if mine >= share or any(one.wanted for one in standings):
-        return None
+    """A partition of the fullest node that has more than its share, when there is one."""
     held: dict[str, list[Standing]] = {}
     for one in standings:
         held.setdefault(one.holder, []).append(one)
-    held.pop(node_id, None)
-    slots = {node.id: max(1, node.slots) for node in nodes}
-    over = {
-        holder: parts
-        for holder, parts in held.items()
-        if holder in slots and len(parts) > fair_share(nodes, holder, len(standings))
-    }
-    if not over:  # shares are rounded up: a difference of two is still worth a move
-        over = {holder: parts for holder, parts in held.items() if holder in slots and len(parts) - mine >= 2}
+    slots = {node.id: max(1, node.slots) for node in nodes if node.id != node_id}
+    shares = {holder: fair_share(nodes, holder, len(standings)) for holder in held if holder in slots}
+    over = [holder for holder, share in shares.items() if len(held[holder]) > share.most]
+    if not over and below_least:
+        over = [holder for holder, share in shares.items() if len(held[holder]) > share.least]
     if not over:
         return None
-    fullest = max(over, key=lambda holder: (len(over[holder]) / slots[holder], holder))
-    return over[fullest][0]
+    fullest = max(over, key=lambda holder: (len(held[holder]) / slots[holder], holder))
+    return held[fullest][0]
