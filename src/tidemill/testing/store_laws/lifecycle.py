@@ -99,6 +99,7 @@ class LifecycleLaws(Laws):
             lambda tx: tx.get(b"k"),
             lambda tx: tx.range(FIRST, BEHIND),
             lambda tx: tx.set(b"k", b"2"),
+            lambda tx: tx.set_many([(b"k", b"2")]),
             lambda tx: tx.clear(b"k"),
             lambda tx: tx.clear_range(FIRST, BEHIND),
             lambda tx: tx.add(b"n", 1),

@@ -26,6 +26,7 @@ BY_KEY: dict[str, Act] = {
     "get_many": lambda tx, key: tx.get_many([b"fine", key]),
     "counter": lambda tx, key: tx.counter(key),
     "set": lambda tx, key: tx.set(key, b""),
+    "set_many": lambda tx, key: tx.set_many([(b"fine", b""), (key, b"")]),
     "clear": lambda tx, key: tx.clear(key),
     "add": lambda tx, key: tx.add(key, 1),
     "swap": lambda tx, key: tx.swap(key, None, b"12345678"),
@@ -92,10 +93,11 @@ class LimitLaws(Laws):
         self.refused(store, KeyTooLarge, lambda tx: tx.set_versioned(longest + b"k", b""))
 
     @pytest.mark.rule("STO-7")
-    @pytest.mark.parametrize("name", ["set", "swap", "set_versioned"])
+    @pytest.mark.parametrize("name", ["set", "set_many", "swap", "set_versioned"])
     def test_a_value_at_the_limit_passes_and_one_beyond_it_does_not(self, store: Store, name: str) -> None:
         acts: dict[str, Act] = {
             "set": lambda tx, value: tx.set(b"k", value),
+            "set_many": lambda tx, value: tx.set_many([(b"k", value)]),
             "swap": lambda tx, value: tx.swap(b"k", None, value),
             "set_versioned": lambda tx, value: tx.set_versioned(b"k", value),
         }

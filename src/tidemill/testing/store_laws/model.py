@@ -75,6 +75,16 @@ class Set(NamedTuple):
         rows[self.key] = self.value
 
 
+class SetMany(NamedTuple):
+    """`set_many`."""
+
+    rows: tuple[tuple[bytes, bytes], ...]
+
+    def on(self, tx: Tx, rows: Rows) -> None:
+        tx.set_many(self.rows)
+        rows.update(self.rows)
+
+
 class Clear(NamedTuple):
     """`clear`."""
 
@@ -167,6 +177,10 @@ def _steps() -> st.SearchStrategy[Step]:
         st.builds(Get, st.lists(key, max_size=4).map(tuple), st.booleans()),
         st.builds(Range, lo, hi, st.none() | st.integers(0, 4), st.booleans(), st.booleans()),
         st.builds(Set, plain, value) | st.builds(Set, counter, count),
+        st.builds(
+            SetMany,
+            st.lists(st.tuples(plain, value) | st.tuples(counter, count), max_size=4).map(tuple),
+        ),
         st.builds(Clear, key),
         st.builds(ClearRange, lo, hi),
         st.builds(Add, counter, amount),
