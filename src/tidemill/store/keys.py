@@ -17,18 +17,20 @@ INT_ZERO, DOUBLE, FALSE, TRUE, UUID_CODE, VERSION_CODE = 0x14, 0x21, 0x26, 0x27,
 
 
 class Version(NamedTuple):
-    """The place of a row that `set_versioned` wrote: by commit, then by order within its transaction."""
+    """The place of a row that `set_versioned` wrote: order of commits, then order within a transaction.
+
+    The commit has 80 bits, as FoundationDB's has: commits of one of its batches differ in the last 16 alone.
+    """
 
     commit: int
     ordinal: int
 
     def pack(self) -> bytes:
-        return struct.pack(">QHH", self.commit, 0, self.ordinal)
+        return self.commit.to_bytes(10, "big") + self.ordinal.to_bytes(2, "big")
 
     @staticmethod
     def unpack(raw: bytes) -> "Version":
-        commit, _, ordinal = struct.unpack(">QHH", raw)
-        return Version(commit, ordinal)
+        return Version(int.from_bytes(raw[:10], "big"), int.from_bytes(raw[10:], "big"))
 
 
 Part: TypeAlias = bytes | str | int | float | bool | UUID | Version | tuple["Part", ...] | None
@@ -105,6 +107,13 @@ def _terminated(key: bytes, at: int) -> tuple[bytes, int]:
         end += 2
 
 
+def _exactly(key: bytes, at: int, size: int) -> bytes:
+    raw = key[at : at + size]
+    if len(raw) < size:
+        raise ValueError(f"not a packed tuple: it ends within a part at {at - 1}")
+    return raw
+
+
 def _decode(key: bytes, at: int) -> tuple[Part, int]:
     code = key[at]
     at += 1
@@ -116,33 +125,37 @@ def _decode(key: bytes, at: int) -> tuple[Part, int]:
         raw, at = _terminated(key, at)
         return raw.decode(), at
     if code == NESTED:
-        inner: list[Part] = []
-        while True:
-            if key[at] == 0:
-                if key[at + 1 : at + 2] != b"\xff":
-                    return tuple(inner), at + 1
-                inner.append(None)
-                at += 2
-            else:
-                part, at = _decode(key, at)
-                inner.append(part)
+        return _decode_nested(key, at)
     if INT_ZERO - 8 <= code <= INT_ZERO + 8:
         size = abs(code - INT_ZERO)
-        magnitude = int.from_bytes(key[at : at + size], "big")
+        magnitude = int.from_bytes(_exactly(key, at, size), "big")
         if code < INT_ZERO:
             magnitude -= (1 << (8 * size)) - 1
         return magnitude, at + size
     if code == DOUBLE:
-        bits = bytearray(key[at : at + 8])
-        bits = bytearray([bits[0] ^ 0x80]) + bits[1:] if bits[0] & 0x80 else bytearray(b ^ 0xFF for b in bits)
+        bits = _exactly(key, at, 8)
+        bits = bytes([bits[0] ^ 0x80]) + bits[1:] if bits[0] & 0x80 else bytes(b ^ 0xFF for b in bits)
         return float(struct.unpack(">d", bits)[0]), at + 8
     if code in (FALSE, TRUE):
         return code == TRUE, at
     if code == UUID_CODE:
-        return UUID(bytes=bytes(key[at : at + 16])), at + 16
+        return UUID(bytes=_exactly(key, at, 16)), at + 16
     if code == VERSION_CODE:
-        return Version.unpack(key[at : at + 12]), at + 12
+        return Version.unpack(_exactly(key, at, 12)), at + 12
     raise ValueError(f"not a packed tuple: unknown type code 0x{code:02x} at {at - 1}")
+
+
+def _decode_nested(key: bytes, at: int) -> tuple[Part, int]:
+    inner: list[Part] = []
+    while True:
+        if _exactly(key, at, 1) != b"\x00":
+            part, at = _decode(key, at)
+            inner.append(part)
+        elif key[at + 1 : at + 2] == b"\xff":
+            inner.append(None)
+            at += 2
+        else:
+            return tuple(inner), at + 1
 
 
 def after(prefix: bytes) -> bytes:
