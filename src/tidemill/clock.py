@@ -53,7 +53,7 @@ SYSTEM = SystemClock()
 
 
 def backoff(attempt: int, chance: random.Random, *, first_s: float = 0.002, most_s: float = 1.0) -> float:
-    """Seconds to wait before try number `attempt` (from 1): exponential with full jitter."""
+    """Seconds to wait before try number `attempt` (from 1): exponential, with half of it left to chance."""
     ceiling = min(most_s, first_s * float(2 ** min(attempt - 1, 30)))
     return ceiling * (0.5 + 0.5 * chance.random())
 

@@ -47,22 +47,29 @@ def armed(name: str, *, visit: int = 1) -> Iterator[None]:
         if now:
             raise Crashed(name)
 
+    outer = _armed.get(name)
     _armed[name] = hit
     try:
         yield
     finally:
-        _armed.pop(name, None)
+        if outer is None:
+            _armed.pop(name, None)
+        else:
+            _armed[name] = outer
 
 
 @contextmanager
 def recorded() -> Iterator[set[str]]:
     """Collect the names of the points that are visited: the enumeration a crash matrix walks through."""
     global _seen
-    _seen = set()
+    outer, inner = _seen, set[str]()
+    _seen = inner
     try:
-        yield _seen
+        yield inner
     finally:
-        _seen = None
+        if outer is not None:
+            outer |= inner
+        _seen = outer
 
 
 def arm_from_environment() -> None:

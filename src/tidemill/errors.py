@@ -32,7 +32,8 @@
     Stop(BaseException)               control flow that user code must not swallow
     └── LeaseLost                     the lease is no longer ours: stop at once
 
-Each class has a stable `code`, a message that says what happened and a hint that says what to do.
+Each class has a stable `code`, a message that says what happened and a hint that says what to do; one without
+a hint says in its docstring why.
 """
 
 from typing import ClassVar
@@ -55,10 +56,14 @@ class TidemillError(Exception):
 
 
 class IllegalTransition(TidemillError):
+    """No hint: states are changed by Tidemill alone, so this is a bug of ours, to report."""
+
     code = "illegal-transition"
 
 
 class UsageError(TidemillError):
+    """No hint of its own: what to do instead is known where it is raised, and said there."""
+
     code = "usage"
 
 
@@ -70,6 +75,8 @@ class BadUrl(TidemillError):
 
 
 class MissingDriver(TidemillError):
+    """No hint of its own: which package to install is said where it is raised."""
+
     code = "missing-driver"
 
 
@@ -146,10 +153,14 @@ class BadKey(ObjectError):
 
 
 class ObjectMissing(ObjectError):
+    """No hint: whether a missing object is a loss or a question answered, only the caller knows."""
+
     code = "object-missing"
 
 
 class ObjectConflict(ObjectError):
+    """No hint: it is the answer to a conditional write, for the caller to act upon."""
+
     code = "object-conflict"
 
 
@@ -173,6 +184,8 @@ class ClusterError(TidemillError):
 
 
 class NotLeader(ClusterError):
+    """No hint: another node leads now and does the step; nobody has to do anything."""
+
     code = "cluster-not-leader"
 
 

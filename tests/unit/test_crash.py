@@ -1,0 +1,116 @@
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tidemill import crash
+from tidemill.testing.threads import together
+
+
+def test_a_point_that_nobody_armed_does_nothing() -> None:
+    crash.point("a")
+    with crash.armed("b"):
+        crash.point("a")
+
+
+@pytest.mark.parametrize("visit", [1, 2, 5])
+def test_an_armed_point_crashes_on_that_visit_alone(visit: int) -> None:
+    with crash.armed("a", visit=visit):
+        for _ in range(visit - 1):
+            crash.point("a")
+        with pytest.raises(crash.Crashed, match=r"^a$"):
+            crash.point("a")
+        for _ in range(3):
+            crash.point("a")
+    crash.point("a")
+
+
+def test_a_point_is_disarmed_at_the_end_also_by_the_crash_itself() -> None:
+    with pytest.raises(crash.Crashed), crash.armed("a"):
+        crash.point("a")
+    crash.point("a")
+
+
+def test_several_points_are_armed_at_once_each_with_its_own_count() -> None:
+    with crash.armed("a", visit=2), crash.armed("b"):
+        crash.point("a")
+        with pytest.raises(crash.Crashed, match=r"^b$"):
+            crash.point("b")
+        with pytest.raises(crash.Crashed, match=r"^a$"):
+            crash.point("a")
+
+
+def test_a_point_armed_inside_its_own_arming_gives_back_the_outer_one() -> None:
+    with crash.armed("a", visit=2):
+        with pytest.raises(crash.Crashed), crash.armed("a"):
+            crash.point("a")
+        crash.point("a")
+        with pytest.raises(crash.Crashed):
+            crash.point("a")
+
+
+def test_a_crash_is_no_exception_that_code_may_swallow() -> None:
+    assert not issubclass(crash.Crashed, Exception)
+
+
+def test_of_many_threads_one_crashes() -> None:
+    def work() -> int:
+        crashes = 0
+        for _ in range(50):
+            try:
+                crash.point("a")
+            except crash.Crashed:
+                crashes += 1
+        return crashes
+
+    with crash.armed("a", visit=77):
+        assert sum(together(*[work] * 4)) == 1
+
+
+def test_the_points_that_are_visited_are_recorded() -> None:
+    crash.point("before")
+    with crash.recorded() as seen:
+        crash.point("a")
+        with crash.recorded() as inner:
+            crash.point("b")
+        crash.point("c")
+        with pytest.raises(crash.Crashed), crash.armed("d"):
+            crash.point("d")
+    crash.point("after")
+    assert inner == {"b"}
+    assert seen == {"a", "b", "c", "d"}
+
+
+def in_a_process(spec: str | None) -> subprocess.CompletedProcess[str]:
+    program = """if True:
+        from tidemill import crash
+        crash.arm_from_environment()
+        for n in (1, 2, 3):
+            print(n, flush=True)
+            crash.point("step.before_commit")
+        print("end", flush=True)
+    """
+    env = {name: value for name, value in os.environ.items() if name != crash.ENVIRONMENT}
+    if spec is not None:
+        env[crash.ENVIRONMENT] = spec
+    return subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "printed"),
+    [("step.before_commit", "1"), ("step.before_commit:1", "1"), ("step.before_commit:3", "123")],
+)
+def test_the_environment_arms_a_point_that_kills_the_process(spec: str, printed: str) -> None:
+    done = in_a_process(spec)
+    assert done.returncode == -signal.SIGKILL
+    assert "".join(done.stdout.split()) == printed
+
+
+@pytest.mark.parametrize("spec", [None, "", "step.after_commit", "step.before_commit:4"])
+def test_a_process_that_does_not_come_to_an_armed_point_ends_well(spec: str | None) -> None:
+    done = in_a_process(spec)
+    assert (done.returncode, done.stdout.split()[-1], done.stderr) == (0, "end", "")
