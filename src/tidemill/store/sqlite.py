@@ -69,7 +69,7 @@ class SqliteStore(Store):
         self._writes: dict[object, bool] = {}  # did this function write, the last time it ran?
         refuse_network(self.path)
         self._file = StoreFile(self.path, patience_s=patience_s)
-        self._watches = Watches(self._last_commit, clock)
+        self._watches = Watches(self._last_commit, self._file.check_process, clock)
         try:
             make_folder(self.path.parent)
             self._check_writable()
@@ -135,7 +135,7 @@ class SqliteStore(Store):
                 raise
             finally:
                 self._inside.active = False
-                tx.end()
+                tx._end()
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
             if tx.needs_writer:
@@ -153,11 +153,9 @@ class SqliteStore(Store):
     # --- watching
 
     def watch(self, keys: Iterable[bytes]) -> Watch:
-        self._file.check_process()
         return SqliteWatch(self._watches, frozenset(keys))
 
     def _last_commit(self) -> int:
-        self._file.check_process()
         with self._file.reader() as connection:
             try:
                 return Head.read(connection, self._machine.boot).commit

@@ -313,7 +313,7 @@ class GroupCommit:
             call.result, call.error = None, error
             if tx.broken is None:
                 tx.take_back()
-        tx.end()
+        tx._end()
         if tx.broken is not None:
             call.error = call.error or tx.broken
             raise _BatchLost(call)

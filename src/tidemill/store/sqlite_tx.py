@@ -5,18 +5,20 @@ nothing is written: the first write ends the attempt by `NeedsWriter`, and the w
 from its beginning. A `take` that finds nothing and a `swap` that does not match write nothing, so a worker
 that polls an empty queue never asks for the write lock.
 
-On the writing connection writes are kept in a dictionary and go to SQLite together, before the next range
-read and at the end. They go inside the function's own savepoint, so a function that raises takes back its
-own writes and nobody else's (STO-5); one that raises before anything reached SQLite has nothing to take back.
+On the writing connection writes are kept in a dictionary and go to SQLite together when the function has
+returned. A function that raises takes back its own writes and nobody else's (STO-5): mostly by forgetting
+the dictionary. Only what has to reach SQLite earlier (before a range read, and what is taken) goes into a
+savepoint, which is not free: SQLite keeps the old state of every page it touches.
 """
 
 import sqlite3
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NoReturn
 
 from tidemill.clock import Clock
-from tidemill.errors import StoreError, UsageError
+from tidemill.errors import StoreError
 from tidemill.store.keys import Version, pack
 from tidemill.store.port import Mode, Row, Swap, Tx, read_counter, write_counter
 from tidemill.store.sqlite_file import StoreFile
@@ -27,6 +29,9 @@ DELETE_RANGE = "DELETE FROM kv WHERE k >= ? AND k < ?"
 DELETE_TAKEN = "DELETE FROM kv WHERE k >= ? AND k <= ?"
 RANGE = "SELECT k, v FROM kv WHERE k >= ? AND k < ? ORDER BY k LIMIT ?"
 RANGE_REVERSE = "SELECT k, v FROM kv WHERE k >= ? AND k < ? ORDER BY k DESC LIMIT ?"
+
+
+_as_row = partial(tuple.__new__, Row)  # half the time of Row(key, value), and ranges are long
 
 
 class NeedsWriter(BaseException):
@@ -46,16 +51,15 @@ class SqliteTx(Tx):
         head: Head | None = None,
     ) -> None:
         super().__init__(mode, clock)
-        self.dirty = False  # something was written
+        self.dirty = False  # something reached SQLite
         self.needs_writer = False
         self.broken: StoreError | None = None  # SQLite failed under fn, which may have hidden it
-        self.saved = False  # there is a savepoint of this function
+        self._saved = False  # there is a savepoint of this function
         self._connection = connection
         self._file = file
         self._boot = boot
         self._head = head
         self._writing = head is not None
-        self._over = False
         self._now_us: int | None = None
         self._pending: dict[bytes, bytes | None] = {}
         self._versioned: list[tuple[bytes, bytes]] = []
@@ -63,7 +67,7 @@ class SqliteTx(Tx):
     # --- time
 
     def now(self) -> int:
-        self._check_age()
+        self._check_alive()
         if self._now_us is None:
             head = self._head
             if head is None:
@@ -115,55 +119,62 @@ class SqliteTx(Tx):
 
     def _range(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool, snapshot: bool) -> list[Row]:
         if self._pending:
+            self._save()
             self._flush()
         query = RANGE_REVERSE if reverse else RANGE
         try:
             found = self._connection.execute(query, (lo, hi, -1 if limit is None else limit)).fetchall()
         except sqlite3.Error as error:
             self._fail(error)
-        return [Row(key, value) for key, value in found]
+        return list(map(_as_row, found))
 
     # --- writing
 
     def _set(self, key: bytes, value: bytes) -> None:
-        self._want_writer()
+        if not self._writing:
+            self._want_writer()
         self._pending[key] = value
 
     def _clear(self, key: bytes) -> None:
-        self._want_writer()
+        if not self._writing:
+            self._want_writer()
         self._pending[key] = None
 
     def _clear_range(self, lo: bytes, hi: bytes) -> None:
-        self._want_writer()
+        if not self._writing:
+            self._want_writer()
         for key in [key for key in self._pending if lo <= key < hi]:
             del self._pending[key]
         self._change(DELETE_RANGE, (lo, hi))
 
     def _add(self, key: bytes, amount: int) -> None:
-        self._want_writer()
+        if not self._writing:
+            self._want_writer()
         self._pending[key] = write_counter(read_counter(self._get(key)) + amount)
 
     def _set_versioned(self, prefix: bytes, value: bytes) -> None:
-        self._want_writer()
+        if not self._writing:
+            self._want_writer()
         self._versioned.append((prefix, value))
 
     def _take(self, lo: bytes, hi: bytes, limit: int) -> list[Row]:
         rows = self._range(lo, hi, limit, reverse=False, snapshot=False)
         if rows:
-            self._want_writer()
+            if not self._writing:
+                self._want_writer()
             # Under the write lock nothing lies between the first and the last but what was found.
             self._change(DELETE_TAKEN, (rows[0].key, rows[-1].key))
         return rows
 
     def _swap_many(self, swaps: Sequence[Swap]) -> list[bool]:
-        current = dict(
-            zip((keys := [swap.key for swap in swaps]), self._get_many(keys, lock=True), strict=True)
-        )
+        keys = [swap.key for swap in swaps]
+        current = dict(zip(keys, self._get_many(keys, lock=True), strict=True))
         done = []
         for key, expected, new in swaps:
             holds = current[key] == expected
             if holds:
-                self._want_writer()
+                if not self._writing:
+                    self._want_writer()
                 self._pending[key] = current[key] = new
             done.append(holds)
         return done
@@ -179,45 +190,42 @@ class SqliteTx(Tx):
         self._versioned.clear()
         if self._pending:
             self._flush()
-        if self.saved:
+        if self._saved:
             self._execute("RELEASE fn")
-            self.saved = False
+            self._saved = False
         return ordinal
 
     def take_back(self) -> None:
         """Undo what reached SQLite, this function's part alone; `broken` when not even that works."""
-        if self.saved:
+        if self._saved:
             with suppress(StoreError):
                 self._execute("ROLLBACK TO fn")
                 self._execute("RELEASE fn")
 
-    def end(self) -> None:
-        """Nothing may be done with it any more."""
-        self._over = True
-
     def _flush(self) -> None:
-        self._save()
+        self.dirty = True
         gone = [(key,) for key, value in self._pending.items() if value is None]
-        kept = (
-            [item for item in self._pending.items() if item[1] is not None] if gone else self._pending.items()
-        )
         try:
             if gone:
                 self._connection.executemany(DELETE, gone)
-            if kept:
+            if not gone:
+                self._connection.executemany(PUT, self._pending.items())
+            elif len(gone) < len(self._pending):
+                kept = [item for item in self._pending.items() if item[1] is not None]
                 self._connection.executemany(PUT, kept)
         except sqlite3.Error as error:
             self._fail(error)
         self._pending.clear()
 
     def _change(self, statement: str, values: tuple[bytes, ...]) -> None:
+        self.dirty = True
         self._save()
         self._execute(statement, values)
 
     def _save(self) -> None:
-        if not self.saved:
+        if not self._saved:
             self._execute("SAVEPOINT fn")
-            self.saved = True
+            self._saved = True
 
     def _execute(self, statement: str, values: tuple[bytes, ...] = ()) -> None:
         try:
@@ -225,17 +233,9 @@ class SqliteTx(Tx):
         except sqlite3.Error as error:
             self._fail(error)
 
-    def _want_writer(self) -> None:
-        if self._writing:
-            self.dirty = True
-            return
+    def _want_writer(self) -> NoReturn:
         self.needs_writer = True
         raise NeedsWriter
-
-    def _check_age(self) -> None:
-        if self._over:
-            raise UsageError("a transaction used after its function returned", hint="keep tx inside fn")
-        super()._check_age()
 
     def _fail(self, error: sqlite3.Error) -> NoReturn:
         self.broken = self._file.translated(error)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from tidemill.clock import Clock
-from tidemill.errors import StoreError
+from tidemill.errors import StoreError, UsageError
 from tidemill.store.port import Watch
 
 LOOK_FIRST_S = 0.020
@@ -19,10 +19,11 @@ SLOWER = 1.3
 
 
 class Watches:
-    """The watches of one store. `look` returns the number of the store's last commit, and may refuse."""
+    """The watches of one store. `look` returns the number of the store's last commit."""
 
-    def __init__(self, look: Callable[[], int], clock: Clock) -> None:
+    def __init__(self, look: Callable[[], int], check: Callable[[], None], clock: Clock) -> None:
         self.clock = clock
+        self.check = check  # refuses a process that only inherited the store
         self._look = look
         self._lock = threading.Lock()
         self._by_key: dict[bytes, set[SqliteWatch]] = {}
@@ -70,21 +71,23 @@ class Watches:
             return True
 
     def look(self) -> bool:
-        """Look now. A store that cannot be read fires nothing: a watch is a hint."""
+        """Look now. A store that cannot be read, or is closed, fires nothing: a watch is a hint."""
         try:
             return self.observe(self._look())
-        except StoreError:
+        except (StoreError, UsageError):
             return False
 
     # --- watching
 
     def add(self, watch: "SqliteWatch") -> None:
+        self.check()
         self.look()  # what happened before is not this watch's business
         with self._lock:
             for key in watch.keys:
                 self._by_key.setdefault(key, set()).add(watch)
 
     def remove(self, watch: "SqliteWatch") -> None:
+        self.check()
         with self._lock:
             for key in watch.keys:
                 watches = self._by_key.get(key)
@@ -94,14 +97,15 @@ class Watches:
                         del self._by_key[key]
 
     def wait(self, watch: "SqliteWatch", timeout_s: float) -> bool:
-        if not watch.event.is_set():
+        self.check()
+        if not watch.event.is_set() and not self._closed:
             self._enter()
             try:
                 self.look()
                 self.clock.wait(watch.event, timeout_s)
             finally:
                 self._leave()
-        fired = watch.event.is_set()
+        fired = watch.event.is_set() or self._closed  # whoever waited finds out by reading
         watch.event.clear()
         return fired
 
@@ -118,7 +122,7 @@ class Watches:
     def _leave(self) -> None:
         with self._lock:
             self._waiting -= 1
-            if not self._waiting:
+            if not self._waiting and not self._closed:
                 self._wanted.clear()
 
     def _poll(self) -> None:
@@ -139,7 +143,7 @@ class Watches:
             self._wanted.set()
             self._nudge.set()
             thread, self._thread = self._thread, None
-            for watches in self._by_key.values():  # whoever waits finds the store closed
+            for watches in self._by_key.values():
                 for watch in watches:
                     watch.event.set()
         if thread is not None and thread is not threading.current_thread():
