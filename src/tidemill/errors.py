@@ -27,6 +27,7 @@
     │   └── ConditionsIgnored         the provider accepts conditional writes and ignores them
     └── ClusterError
         ├── NotLeader                 a leader's step without the leader's epoch
+        ├── LockTimeout               a lock or permit that was not free in time
         └── ProtocolMismatch          nodes of releases that cannot work together
 
     Stop(BaseException)               control flow that user code must not swallow
@@ -187,6 +188,11 @@ class NotLeader(ClusterError):
     """No hint: another node leads now and does the step; nobody has to do anything."""
 
     code = "cluster-not-leader"
+
+
+class LockTimeout(ClusterError):
+    code = "cluster-lock-timeout"
+    hint = "its holder is still at work; wait longer, or see who holds it"
 
 
 class ProtocolMismatch(ClusterError):

@@ -1,0 +1,199 @@
+"""The store on PostgreSQL: for several machines, with a server that is there already.
+
+One table of byte strings (postgres_sql); `serial` is SERIALIZABLE, `take` is READ COMMITTED with SKIP LOCKED
+(postgres_tx). What goes wrong on the way is one of three things (retry.py): a conflict, a server that cannot
+be reached before COMMIT was sent, or a connection that broke after it. Only the last one is in doubt, and is
+settled by the operation's row: a plain insert in the transaction, whose primary key lets the commit and the
+one who doubts it exclude each other. A server that restarts is waited for.
+
+Everything that belongs to one process (connections, the side thread) is in `_Here`, made anew after a fork.
+"""
+
+import os
+import random
+import threading
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from tidemill.clock import SYSTEM, Clock, backoff
+from tidemill.errors import StoreUnavailable, TransactionTooLong, UsageError
+from tidemill.store.keys import pack, unpack
+from tidemill.store.port import Mode, Tx, Watch
+from tidemill.store.postgres_address import Address
+from tidemill.store.postgres_clock import LeaseClock
+from tidemill.store.postgres_connect import Pool, connect, verdict
+from tidemill.store.postgres_link import Call, Link, LinkLost, Refused, integer
+from tidemill.store.postgres_schema import open_tables
+from tidemill.store.postgres_tx import PostgresTx
+from tidemill.store.postgres_watch import Bell, PostgresWatch
+from tidemill.store.retry import Operation, RetryingStore, Unreached
+
+T = TypeVar("T")
+
+OPENING_PATIENCE_S = 3.0  # nothing was promised yet, and a wrong address is likelier than a restart
+
+
+class _Here:
+    """What one process has of the store."""
+
+    def __init__(self, store: "PostgresStore") -> None:
+        self.pid = os.getpid()
+        self.pool = Pool(store.address, store.sql, most=store.connections)
+        self.bell = Bell(
+            self.pool.fresh, store.sql, clock=store.clock, lease=store.lease, chance=store.chance
+        )
+        self.active = threading.local()
+
+
+class PostgresStore(RetryingStore):
+    """A store in one PostgreSQL database; connects when it is made.
+
+    url: as libpq takes it (`postgresql://user@host/db?sslmode=require`), and `schema=` for our tables.
+    connections: at most so many transactions run at once in this process.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Clock = SYSTEM,
+        chance: random.Random | None = None,
+        patience_s: float = 30.0,
+        connections: int = 16,
+    ) -> None:
+        super().__init__(clock=clock, chance=chance, patience_s=patience_s)
+        self.address = Address(url)
+        self.connections = connections
+        self.lease = LeaseClock(clock)
+        self._closed = False
+        link = self._first_link()
+        self._left_behind: list[_Here] = []  # a parent's connections: never used here, and never closed
+        self._here = _Here(self)
+        self._here.pool.add(link)
+
+    @property
+    def url(self) -> str:
+        return self.address.shown
+
+    def close(self) -> None:
+        self._closed = True
+        if self._here.pid == os.getpid():
+            self._here.bell.close()
+            self._here.pool.close()
+
+    def watch(self, keys: Iterable[bytes]) -> Watch:
+        return PostgresWatch(self._local().bell, keys)
+
+    # --- opening
+
+    def _first_link(self) -> Link:
+        give_up = self.clock.monotonic() + min(self.patience_s, OPENING_PATIENCE_S)
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return self._opened()
+            except Unreached as absent:
+                if self.clock.monotonic() > give_up:
+                    raise StoreUnavailable(f"no answer from {self.url}: {absent}") from None
+            self.clock.sleep(backoff(tries, self.chance))
+
+    def _opened(self) -> Link:
+        link = connect(self.address, opening=True)
+        try:
+            self.sql = open_tables(link, self.address.schema)
+            if not link.pooled:
+                link.prepare(self.sql.prepared)
+        except (LinkLost, Refused) as error:
+            trouble = verdict(error)
+        except BaseException:
+            link.close()
+            raise
+        else:
+            return link
+        link.close()
+        raise trouble
+
+    def _local(self) -> _Here:
+        if self._closed:
+            raise UsageError("a store that was closed", hint="open it again")
+        if self._here.pid != os.getpid():
+            self._left_behind.append(self._here)
+            self._here = _Here(self)
+        return self._here
+
+    # --- running
+
+    def run(self, fn: Callable[[Tx], T], *, mode: Mode = "serial") -> T:
+        if getattr(self._local().active, "busy", False):
+            raise UsageError(
+                "store.run inside a transaction's function", hint="pass tx on to the inner function"
+            )
+        return super().run(fn, mode=mode)
+
+    def _attempt(self, operation: Operation[T]) -> T:
+        here = self._local()
+        link = here.pool.take(self.patience_s)
+        tx = PostgresTx(self, link, operation.mode)
+        try:
+            self._rebase(link)
+            result = operation.results[operation.attempt] = self._call(here, operation.fn, tx)
+            tx.commit(operation)
+        finally:
+            if tx.begun:
+                self._leave(link)
+            here.pool.give(link)
+        if tx.touched:
+            here.bell.ring(tx.touched)
+        return result
+
+    def _call(self, here: _Here, fn: Callable[[Tx], T], tx: PostgresTx) -> T:
+        here.active.busy = True
+        try:
+            return fn(tx)
+        except TransactionTooLong:
+            tx.check_patience()
+            raise
+        finally:
+            here.active.busy = False
+            tx._end()
+
+    def _leave(self, link: Link) -> None:
+        """End a transaction that did not commit; a connection on which that fails is not used again."""
+        if link.usable and link.in_transaction:
+            try:
+                link.exchange([Call(self.sql.rollback)])
+            except (LinkLost, Refused):
+                link.close()
+
+    def _rebase(self, link: Link) -> None:
+        """The server's clock was set back: let lease time go on from where it was, for everybody."""
+        reached = self.lease.step_back()
+        if reached is not None:
+            try:
+                link.exchange([Call(self.sql.rebase, (integer(reached),))])
+            except (LinkLost, Refused):
+                link.close()  # it may hold the clock's lock; whoever looks at the clock next tries again
+
+    def _fence(self, operation: Operation[T]) -> int:
+        here = self._local()
+        link = here.pool.take(self.patience_s)
+        key = operation.key(0)
+        try:
+            calls = [
+                Call(self.sql.begin_take),
+                Call(self.sql.fence, (key, pack((0,)))),
+                Call(self.sql.outcome, (key,)),
+                Call(self.sql.commit),
+            ]
+            row = link.exchange(calls)[2].get_value(0, 0)
+        except (LinkLost, Refused) as error:
+            trouble = verdict(error)
+        else:
+            (number,) = unpack(row or b"")
+            assert isinstance(number, int)
+            return number
+        finally:
+            self._leave(link)
+            here.pool.give(link)
+        raise trouble

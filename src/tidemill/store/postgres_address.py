@@ -1,0 +1,84 @@
+"""Where a PostgreSQL store is: its URL, read strictly, with the secret kept apart.
+
+libpq would read the URL itself, but quotes what it does not understand, and a password that was not
+percent-encoded is exactly that. So the shape is checked here first, and no text of libpq's parser is shown.
+"""
+
+import re
+from urllib.parse import parse_qsl, unquote, urlencode
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from tidemill.errors import BadUrl
+from tidemill.store.postgres_schema import NAME
+from tidemill.store.secrets import Scrubber, redact
+
+_SHAPE = re.compile(
+    r"postgres(?:ql)?://"
+    r"(?:[^:@/?#]*(?::[^@/?#]*)?@)?"  # user:password@
+    r"(?P<hosts>[^@/?#]*)"
+    r"(?:/[^@?#/]*)?"  # /database
+    r"(?:\?(?P<query>[^@#]*))?"
+)
+_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[^:\[\]]*)(?::\d{1,5})?")
+_PARAMETER_NAME = re.compile(r"[a-z_]{1,40}")
+_HINT = (
+    "postgresql://user:password@host:5432/database; characters like @ / ? # in a password are written %40 …"
+)
+
+# What is said to libpq unless the URL says otherwise: a host that vanished is noticed within seconds.
+_DEFAULTS = {
+    "application_name": "tidemill",
+    "connect_timeout": "5",
+    "keepalives_idle": "10",
+    "keepalives_interval": "3",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "15000",
+}
+
+
+class Address:
+    """One PostgreSQL database and the schema in it; its text form has no secret."""
+
+    __slots__ = ("parameters", "schema", "scrub", "shown")
+
+    def __init__(self, url: str) -> None:
+        """Read the URL: everything libpq knows passes through, `schema=` names the schema of our tables."""
+        self.scrub = Scrubber(url)
+        self.shown = redact(url)
+        shape = _SHAPE.fullmatch(url)
+        if shape is None or not all(_HOST.fullmatch(host) for host in shape["hosts"].split(",")):
+            raise self._bad("cannot be understood")
+        query = self._query(shape["query"] or "")
+        self.schema = query.pop("schema", None)
+        if self.schema is not None and not NAME.fullmatch(self.schema):
+            raise self._bad("names no possible schema")
+        plain = url.partition("?")[0] + ("?" + urlencode(query) if query else "")
+        self.parameters = {**_DEFAULTS, **self._parsed(plain)}
+
+    def _query(self, query: str) -> dict[str, str]:
+        known = {"schema", *(option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults())}
+        parts = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
+        if len(parts) != len([part for part in query.split("&") if part]):
+            raise self._bad("has a parameter without a value")
+        for name, _ in parts:
+            if name not in known:
+                named = f" {name}" if _PARAMETER_NAME.fullmatch(name) else ""
+                raise self._bad(f"has a parameter{named} that PostgreSQL does not know")
+        return dict(parts)
+
+    def _parsed(self, url: str) -> dict[str, str]:
+        try:
+            found = conninfo_to_dict(url)
+        except psycopg.Error:
+            found = None  # its text may quote the secret
+        if found is None:
+            raise self._bad("cannot be understood")
+        return {name: str(value) for name, value in found.items() if value is not None}
+
+    def _bad(self, what: str) -> BadUrl:
+        return BadUrl(f"the store's URL {self.shown} {what}", hint=_HINT)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {unquote(self.shown)}>"

@@ -1,0 +1,168 @@
+"""Getting connections to PostgreSQL, keeping them, and telling its troubles apart.
+
+Connections are kept in a last-in-first-out stack: those in use stay warm, and a burst's surplus is found dead
+or idle at the bottom. A child after a fork gets a pool of its own and never touches its parent's connections:
+even closing one would say goodbye to the server on the parent's behalf.
+"""
+
+import re
+import threading
+
+import psycopg
+
+from tidemill.errors import StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
+from tidemill.store.postgres_address import Address
+from tidemill.store.postgres_link import Link, LinkLost, Refused
+from tidemill.store.postgres_schema import settle_session
+from tidemill.store.postgres_sql import Sql
+from tidemill.store.retry import Conflict, Unreached
+
+# A connection that failed has no SQLSTATE, only words. What they do not name may be an absence that ends.
+_LASTING = [
+    (
+        r"authentication failed|no password supplied|role \".*\" does not exist",
+        "check user and password: in the URL, in PGPASSWORD or in ~/.pgpass",
+    ),
+    (r"database \".*\" does not exist", "create the database, or correct its name in the URL"),
+    (r"no pg_hba\.conf entry|does not support SSL|certificate|SSL error", "check sslmode and pg_hba.conf"),
+    (r"permission denied for database", "grant CONNECT on that database"),
+]
+_UNKNOWN_HOST = r"could not translate host name|failed to resolve host|Name or service not known"
+
+_CONFLICTS = {
+    "40001",
+    "40P01",
+    "55P03",
+    "57014",
+    "23505",
+}  # also: a lock not given in time, a fenced operation
+_FLEETING = {
+    "25006",
+    "26000",
+    "42P05",
+    "0A000",
+}  # now a standby; a session that is no longer the one we set up
+_CORRUPT = {"42P01", "42883", "3F000", "XX001", "XX002"}
+
+
+def connect(address: Address, *, opening: bool = False) -> Link:
+    """A new connection, its session set up. Raises Unreached when waiting may help, else StoreUnavailable.
+
+    On `opening` a host that nobody knows is an error at once: more likely it is misspelt than absent.
+    """
+    link: Link | None = None
+    trouble: Exception
+    try:
+        connection = psycopg.connect(**address.parameters, autocommit=True, prepare_threshold=None)  # type: ignore[arg-type]
+        link = Link(connection, address.scrub)
+        settle_session(link)
+        return link
+    except psycopg.Error as error:
+        trouble = _absence(address, address.scrub(str(error)), opening=opening)
+    except (LinkLost, Refused) as error:
+        trouble = verdict(error)
+    if link is not None:
+        link.close()
+    raise trouble  # out here, so that the driver's exception is not even its context
+
+
+def _absence(address: Address, text: str, *, opening: bool) -> Exception:
+    said = " ".join(text.split())
+    for pattern, hint in _LASTING:
+        if re.search(pattern, said):
+            return StoreUnavailable(f"cannot connect to {address.shown}: {said}", hint=hint)
+    if opening and re.search(_UNKNOWN_HOST, said):
+        return StoreUnavailable(
+            f"cannot connect to {address.shown}: {said}", hint="check the host in the URL"
+        )
+    return Unreached(said)
+
+
+def verdict(error: LinkLost | Refused) -> Exception:
+    """What a failed statement means for the attempt that sent it, when no COMMIT was among them."""
+    said = f"{error} (SQLSTATE {error.sqlstate})" if error.sqlstate else str(error)
+    code = error.sqlstate
+    if isinstance(error, LinkLost):
+        return Unreached(said)
+    if code in _CONFLICTS:
+        return Conflict(said)
+    if code == "53100":
+        return StoreFull(f"PostgreSQL has no space left: {said}")
+    if code in _FLEETING or code.startswith(("08", "53", "57P")):
+        return Unreached(said)
+    if code == "42501":
+        return StoreUnavailable(
+            f"PostgreSQL does not permit it: {said}",
+            hint="grant the user CREATE on the schema, or name another one in the URL: ?schema=tidemill",
+        )
+    if code in _CORRUPT:
+        return StoreCorrupt(f"the tables of the store are damaged: {said}")
+    return StoreError(f"PostgreSQL refused a statement: {said}")
+
+
+class Pool:
+    """The connections of one process."""
+
+    def __init__(self, address: Address, sql: Sql, *, most: int) -> None:
+        self._address = address
+        self._sql = sql
+        self._idle: list[Link] = []
+        self._lock = threading.Lock()
+        self._free = threading.Semaphore(most)
+        self._closed = False
+
+    def take(self, timeout_s: float) -> Link:
+        """A connection for the calling thread alone, until `give`."""
+        if not self._free.acquire(timeout=timeout_s):
+            raise StoreBusy("all connections are in use", hint="run fewer transactions at once")
+        try:
+            return self._idle_link() or self.fresh()
+        except BaseException:
+            self._free.release()
+            raise
+
+    def give(self, link: Link) -> None:
+        """Hand a connection back; one that is not in order is closed."""
+        with self._lock:
+            keep = link.usable and not self._closed
+            if keep:
+                self._idle.append(link)
+        if not keep:
+            link.close()
+        self._free.release()
+
+    def fresh(self) -> Link:
+        """A new connection that the pool does not count."""
+        link = connect(self._address)
+        if not link.pooled:
+            try:
+                link.prepare(self._sql.prepared)
+            except (LinkLost, Refused) as error:
+                trouble = verdict(error)
+            else:
+                return link
+            link.close()
+            raise trouble
+        return link
+
+    def add(self, link: Link) -> None:
+        """Let the pool have a connection that it did not make."""
+        with self._lock:
+            self._idle.append(link)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for link in idle:
+            link.close()
+
+    def _idle_link(self) -> Link | None:
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                link = self._idle.pop()
+            if link.stands():
+                return link
+            link.close()

@@ -1,0 +1,268 @@
+"""One connection to PostgreSQL, spoken to in batches: many statements, one round trip.
+
+The connection is in libpq's pipeline mode all the time, and everything goes in binary: a value of the store
+is bytes here, on the wire and in the table, so that nothing is converted. `exchange` sends some statements
+and waits for all their answers; when one fails, the server skips the rest of the batch. A BEGIN, a question
+and a time stamp cost one round trip together, and so do the last writes and the COMMIT.
+
+Why not psycopg's cursors: they convert each value, and their waiting has no end when the network swallows
+packets. Here a silence of `SILENCE_S` is the end of the link.
+"""
+
+import select
+import struct
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import psycopg
+from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, TransactionStatus
+from psycopg.pq.abc import PGconn, PGresult
+
+T = TypeVar("T")
+
+SILENCE_S = 20.0  # longer than any statement may run, see SETTINGS of postgres_sql
+
+_BINARY = tuple([1] * n for n in range(8))
+_DONE = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
+_ENDS_SESSION = (b"FATAL", b"PANIC")
+
+
+class Statement(NamedTuple):
+    """SQL under the name it is prepared by, if any; parameters are cast in the text and need no types."""
+
+    name: bytes
+    text: bytes
+
+
+class Call(NamedTuple):
+    """A statement with its parameters, in PostgreSQL's binary form."""
+
+    statement: Statement
+    parameters: tuple[bytes | None, ...] = ()
+
+
+class LinkLost(Exception):
+    """The connection is gone. `sent` says whether the statements may have reached the server."""
+
+    def __init__(self, text: str, *, sent: bool, sqlstate: str = "") -> None:
+        super().__init__(text)
+        self.sent = sent
+        self.sqlstate = sqlstate
+
+
+class Refused(Exception):
+    """The server answered a statement with an error; the transaction cannot go on, the connection can."""
+
+    def __init__(self, text: str, *, sqlstate: str) -> None:
+        super().__init__(text)
+        self.sqlstate = sqlstate
+
+
+class Link:
+    """One connection; used by one thread at a time."""
+
+    def __init__(self, connection: "psycopg.Connection[object]", scrub: Callable[[str], str]) -> None:
+        self._connection = connection
+        self._pg: PGconn = connection.pgconn
+        self._scrub = scrub
+        self._prepared = False
+        self._whole = True  # no answer is outstanding
+        self._pg.enter_pipeline_mode()
+        self._poll = select.poll()
+        self._poll.register(self._pg.socket, select.POLLIN)
+        self.pooled = False  # a pooler stands between us and the server: a session's state is not ours
+
+    @property
+    def socket(self) -> int:
+        return self._pg.socket
+
+    @property
+    def backend_pid(self) -> int:
+        """The process that the far side says serves us; a pooler says something else than the server."""
+        return self._pg.backend_pid
+
+    @property
+    def server_version(self) -> int:
+        return self._pg.server_version
+
+    @property
+    def usable(self) -> bool:
+        """Nothing is outstanding and the connection stands, as far as one can tell without asking."""
+        return self._whole and self._pg.status == ConnStatus.OK
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._pg.transaction_status != TransactionStatus.IDLE
+
+    def close(self) -> None:
+        self._whole = False
+        self._connection.close()
+
+    def stands(self) -> bool:
+        """Look for what the server said while nobody asked: mostly that it has closed the connection."""
+        try:
+            for _ in range(3):  # its last words, then the end of the stream
+                if not self._poll.poll(0):
+                    return self.usable
+                self._pg.consume_input()
+        except psycopg.Error:
+            pass
+        return False
+
+    def prepare(self, statements: Sequence[Statement]) -> None:
+        """Prepare these, once; from here on statements are called by name."""
+        self._converse(lambda statement: self._pg.send_prepare(statement.name, statement.text), statements)
+        self._prepared = True
+
+    def exchange(self, calls: Sequence[Call]) -> list[PGresult]:
+        """Send all, wait for all. Raises Refused for the first statement that failed, or LinkLost."""
+        return self._converse(self._send, calls)
+
+    def notifications(self) -> list[tuple[int, str]]:
+        """What others told this session by NOTIFY since it was last asked: their process and the payload."""
+        try:
+            while self._poll.poll(0):
+                self._pg.consume_input()
+            self._pg.is_busy()  # takes apart what was read
+        except psycopg.Error as error:
+            lost = self._lost(str(error), sent=False)
+        else:
+            lost = None
+        if lost is not None:
+            raise lost
+        found = []
+        while (told := self._pg.notifies()) is not None:
+            found.append((told.be_pid, told.extra.decode(errors="replace")))
+        return found
+
+    # --- the wire
+
+    def _send(self, call: Call) -> None:
+        statement, parameters = call
+        formats = _BINARY[len(parameters)]
+        if self._prepared and statement.name:
+            self._pg.send_query_prepared(statement.name, parameters, formats, 1)
+        else:
+            self._pg.send_query_params(statement.text, parameters, None, formats, 1)
+
+    def _converse(self, send: Callable[[T], None], questions: Sequence[T]) -> list[PGresult]:
+        if not self.usable:
+            raise self._lost("the connection is closed", sent=False)
+        self._whole = False
+        trouble: Refused | LinkLost | None = None
+        results: list[PGresult] = []
+        try:
+            for question in questions:
+                send(question)
+            self._pg.pipeline_sync()
+            self._push()
+            for _ in questions:
+                result = self._answer()
+                if result.status in _DONE:
+                    results.append(result)
+                elif trouble is None:  # what follows the first error was skipped
+                    trouble = self._trouble(result)
+                    if isinstance(trouble, LinkLost):
+                        break
+            self._whole = trouble is None or isinstance(trouble, Refused)
+            if self._whole:
+                self._expect(ExecStatus.PIPELINE_SYNC)
+        except psycopg.Error as error:
+            lost = self._lost(str(error), sent=True)
+            # A statement that was refused first has decided: nothing behind it, a COMMIT above all, was done.
+            trouble = trouble or lost
+        if trouble is not None:  # raised out here, so that the driver's exception is not even its context
+            raise trouble
+        return results
+
+    def _answer(self) -> PGresult:
+        """The result of the next statement; a statement's results end with None."""
+        result = self._next()
+        if result is None:
+            raise psycopg.OperationalError("the server's answers do not fit our questions")
+        while self._next() is not None:
+            pass
+        return result
+
+    def _expect(self, status: ExecStatus) -> None:
+        result = self._next()
+        if result is None or result.status != status:
+            raise psycopg.OperationalError("the server's answers do not fit our questions")
+
+    def _next(self) -> PGresult | None:
+        while self._pg.is_busy():
+            if not self._poll.poll(SILENCE_S * 1000):
+                raise psycopg.OperationalError(f"no answer for {SILENCE_S:g} s")
+            self._pg.consume_input()
+        result = self._pg.get_result()
+        if result is not None and self._pg.status != ConnStatus.OK:
+            raise psycopg.OperationalError(self._words(result))
+        return result
+
+    def _push(self) -> None:
+        if not self._pg.flush():
+            return
+        both = select.poll()
+        both.register(self._pg.socket, select.POLLIN | select.POLLOUT)
+        while self._pg.flush():
+            ready = both.poll(SILENCE_S * 1000)
+            if not ready:
+                raise psycopg.OperationalError(f"nothing could be sent for {SILENCE_S:g} s")
+            if ready[0][1] & ~select.POLLOUT:
+                self._pg.consume_input()  # else both sides could wait for the other to read
+
+    # --- words
+
+    def _words(self, result: PGresult) -> str:
+        message = result.error_field(DiagnosticField.MESSAGE_PRIMARY)
+        text = message.decode(errors="replace") if message else result.error_message.decode(errors="replace")
+        return self._scrub(text.strip())
+
+    def _trouble(self, result: PGresult) -> Refused | LinkLost:
+        """What an answer that is an error means: for the statement, or for the whole session."""
+        sqlstate = (result.error_field(DiagnosticField.SQLSTATE) or b"").decode()
+        severity = result.error_field(DiagnosticField.SEVERITY_NONLOCALIZED)
+        if severity in _ENDS_SESSION or not sqlstate:
+            return self._lost(self._words(result), sent=True, sqlstate=sqlstate)
+        return Refused(self._words(result), sqlstate=sqlstate)
+
+    def _lost(self, text: str, *, sent: bool, sqlstate: str = "") -> LinkLost:
+        self._whole = False
+        return LinkLost(self._scrub(text.strip()), sent=sent, sqlstate=sqlstate)
+
+
+# --- PostgreSQL's binary forms
+
+
+def integer(value: int) -> bytes:
+    """A bigint."""
+    return struct.pack(">q", value)
+
+
+def number(raw: bytes | None) -> int:
+    """The integer of a bigint or int column."""
+    return int.from_bytes(raw or b"", "big", signed=True)
+
+
+def byte_strings(values: Sequence[bytes]) -> bytes:
+    """A bytea[]."""
+    return _array(17, values)
+
+
+def texts(values: Sequence[str]) -> bytes:
+    """A text[]."""
+    return _array(25, [value.encode() for value in values])
+
+
+def integers(values: Sequence[int]) -> bytes:
+    """A bigint[]."""
+    return _array(20, [integer(value) for value in values])
+
+
+def _array(oid: int, values: Sequence[bytes]) -> bytes:
+    if not values:
+        return struct.pack(">iiI", 0, 0, oid)
+    parts = [struct.pack(">iiIii", 1, 0, oid, len(values), 1)]
+    for value in values:
+        parts += (len(value).to_bytes(4, "big"), value)
+    return b"".join(parts)

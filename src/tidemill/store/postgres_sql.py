@@ -1,0 +1,159 @@
+"""Every statement that is sent to the tables of a PostgreSQL store (postgres_schema has the tables).
+
+Statements that touch several rows get them as arrays sorted by key and are planned as index look-ups in that
+order (SETTINGS), so that two transactions lock rows in the same order and rarely deadlock. Index scans also
+keep SERIALIZABLE's notes small: a sequential scan would note, and later conflict with, the whole table.
+
+In the texts `@` stands for the schema and the prefix of our names: `@kv` is `"schema".tidemill_kv`. The words
+in capitals that are not SQL are in `Sql.text`.
+"""
+
+import hashlib
+
+from tidemill.store.postgres_link import Statement
+
+# Short enough that nobody waits for a client that stopped in the middle (transactions last 2 s at most), and
+# plans that do not depend on statistics. What a row lock cannot give in time is a conflict and tried again.
+SETTINGS = {
+    "lock_timeout": "1500ms",
+    "statement_timeout": "5s",
+    "idle_in_transaction_session_timeout": "3s",
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "max_parallel_workers_per_gather": "0",
+    "jit": "off",
+}
+
+
+def lock_id(*words: str | bytes) -> int:
+    """The number of an advisory lock; PostgreSQL knows them by 64 bits."""
+    digest = hashlib.blake2b(digest_size=8, person=b"tidemill")
+    for word in words:
+        raw = word.encode() if isinstance(word, str) else word
+        digest.update(len(raw).to_bytes(4, "big") + raw)
+    return int.from_bytes(digest.digest(), "big", signed=True)
+
+
+def quoted(name: str) -> str:
+    """An SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _settings(*, local: bool) -> str:
+    """One SELECT that sets them all, for the session or for one transaction; commits are never made lax."""
+    scope = "true" if local else "false"
+    sets = [f"set_config({_literal(name)}, {_literal(value)}, {scope})" for name, value in SETTINGS.items()]
+    durable = (
+        "CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' "
+        "ELSE current_setting('synchronous_commit') END"
+    )
+    sets.append(f"set_config('synchronous_commit', {durable}, {scope})")
+    return "SELECT " + ", ".join(sets)
+
+
+_NOW_US = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+SESSION_SETTINGS = Statement(b"", _settings(local=False).encode())
+PID = Statement(b"", b"SELECT pg_backend_pid()")
+
+
+class Sql:
+    """The statements for the tables of one schema."""
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+        self._at = quoted(schema) + ".tidemill_"
+        statement = self._statement
+        self.begin_serial = statement("begin_serial", "BEGIN ISOLATION LEVEL SERIALIZABLE READ WRITE")
+        self.begin_take = statement("begin_take", "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+        self.commit = statement("commit", "COMMIT")
+        self.rollback = statement("rollback", "ROLLBACK")
+        self.settings = statement("settings", _settings(local=True))
+        self.time = statement(
+            "time", "SELECT NOW_US, m.last_value, o.last_value FROM @lease_mark m, @lease_offset o"
+        )
+        self.raise_mark = statement("raise_mark", "SELECT @raise_mark($1::bigint)")
+        self.rebase = statement("rebase", "SELECT @rebase($1::bigint)")
+        self.get = statement("get", "SELECT k, v FROM @kv WHERE k = ANY($1::bytea[])")
+        self.get_locked = statement(
+            "get_locked", "SELECT k, v FROM @kv WHERE k = ANY($1::bytea[]) ORDER BY k FOR UPDATE"
+        )
+        self.hold_absent = statement(
+            "hold_absent",
+            """INSERT INTO @kv (k, v) SELECT k, ''::bytea FROM unnest($1::bytea[]) AS u(k)
+            ON CONFLICT (k) DO NOTHING RETURNING k""",
+        )
+        span = "SELECT k, v FROM @kv WHERE k >= $1::bytea AND k < $2::bytea ORDER BY k"
+        self.range = statement("range", f"{span} LIMIT $3::bigint")
+        self.range_reverse = statement("range_reverse", f"{span} DESC LIMIT $3::bigint")
+        self.set = statement(
+            "set",
+            """INSERT INTO @kv (k, v) SELECT * FROM unnest($1::bytea[], $2::bytea[])
+            ON CONFLICT (k) DO UPDATE SET v = excluded.v""",
+        )
+        self.add = statement(
+            "add",
+            """INSERT INTO @kv AS t (k, v) SELECT * FROM unnest($1::bytea[], $2::bytea[])
+            ON CONFLICT (k) DO UPDATE SET v = @add(t.v, excluded.v)""",
+        )
+        self.clear = statement("clear", "DELETE FROM @kv WHERE k = ANY($1::bytea[])")
+        self.clear_range = statement("clear_range", "DELETE FROM @kv WHERE k >= $1::bytea AND k < $2::bytea")
+        self.take = statement(
+            "take",
+            """DELETE FROM @kv WHERE ctid = ANY(ARRAY(
+            SELECT ctid FROM @kv WHERE k >= $1::bytea AND k < $2::bytea ORDER BY k
+            LIMIT $3::bigint FOR UPDATE SKIP LOCKED)) RETURNING k, v""",
+        )
+        self.swap = statement(
+            "swap",
+            """UPDATE @kv AS t SET v = u.new FROM unnest($1::bytea[], $2::bytea[], $3::bytea[])
+            AS u(k, expected, new) WHERE t.k = u.k AND t.v = u.expected RETURNING t.k""",
+        )
+        self.swap_in = statement(
+            "swap_in",
+            """INSERT INTO @kv (k, v) SELECT * FROM unnest($1::bytea[], $2::bytea[])
+            ON CONFLICT (k) DO NOTHING RETURNING k""",
+        )
+        self.swap_out = statement(
+            "swap_out",
+            """DELETE FROM @kv AS t USING unnest($1::bytea[], $2::bytea[]) AS u(k, expected)
+            WHERE t.k = u.k AND t.v = u.expected RETURNING t.k""",
+        )
+        self.keep_order = statement(
+            "keep_order", "SELECT pg_advisory_xact_lock(h) FROM unnest($1::bigint[]) AS u(h)"
+        )
+        self.set_versioned = statement(
+            "set_versioned",
+            """WITH n AS MATERIALIZED (SELECT int8send(nextval('@version')) AS stamp)
+            INSERT INTO @kv (k, v) SELECT u.head || n.stamp || u.tail, u.v
+            FROM unnest($1::bytea[], $2::bytea[], $3::bytea[]) AS u(head, tail, v), n""",
+        )
+        self.operation = statement("operation", "INSERT INTO @op (k, v) VALUES ($1::bytea, $2::bytea)")
+        self.fence = statement(
+            "fence", "INSERT INTO @op (k, v) VALUES ($1::bytea, $2::bytea) ON CONFLICT (k) DO NOTHING"
+        )
+        self.outcome = statement("outcome", "SELECT v FROM @op WHERE k = $1::bytea")
+        self.expire = statement(
+            "expire",
+            """DELETE FROM @op WHERE ctid = ANY(ARRAY(SELECT ctid FROM @op
+            WHERE k >= $1::bytea AND k < $2::bytea ORDER BY k LIMIT 1000 FOR UPDATE SKIP LOCKED))
+            RETURNING 1""",
+        )
+        self.notify = statement(
+            "notify", "SELECT pg_notify($1::text, payload) FROM unnest($2::text[]) AS u(payload)"
+        )
+        self.prepared = [each for each in vars(self).values() if isinstance(each, Statement)]
+
+    def _statement(self, name: str, text: str) -> Statement:
+        return Statement(f"tidemill_{name}".encode(), self.text(text).encode())
+
+    def text(self, template: str) -> str:
+        """The SQL of a template: our names in our schema, the server's clock, the clock's lock."""
+        text = " ".join(template.split()).replace("NOW_US", _NOW_US)
+        return text.replace("CLOCK_LOCK", str(lock_id(self.schema, "clock"))).replace("@", self._at)

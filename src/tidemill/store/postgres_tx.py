@@ -1,0 +1,320 @@
+"""One transaction on PostgreSQL: writes are kept back and sent with the next question or the COMMIT.
+
+`serial` is SERIALIZABLE, `take` is READ COMMITTED (STO-3). The order of effects is that of the calls:
+
+- `set`, `clear` and `add` are kept back, the last one per key; reads of those keys are answered from there.
+  A range, a take or a swap that touches one of them sends them first, in the same round trip;
+- `clear_range` is queued as it is called, and what it covers is dropped from what is kept back;
+- `set_versioned` rows get their keys at the end. Appenders of one prefix take turns under an advisory lock
+  from the moment they draw a number until they are committed: numbers sort as commits do, and a reader who
+  goes on behind the last number it saw misses nothing.
+
+A locked read of a row that is not there must keep others from inserting it, and PostgreSQL has no lock for
+what is not there. So it inserts the row and removes it again: until this transaction ends, whoever inserts
+the same key waits for us, in either isolation level.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from psycopg.pq.abc import PGresult
+
+from tidemill import crash
+from tidemill.errors import TransactionTooLong
+from tidemill.store.port import Mode, Row, Swap, Tx, read_counter, write_counter
+from tidemill.store.postgres_clock import Time
+from tidemill.store.postgres_connect import verdict
+from tidemill.store.postgres_link import (
+    Call,
+    Link,
+    LinkLost,
+    Refused,
+    byte_strings,
+    integer,
+    integers,
+    number,
+)
+from tidemill.store.postgres_sql import lock_id
+from tidemill.store.retry import Conflict, Operation, Unknown
+
+if TYPE_CHECKING:
+    from tidemill.store.postgres import PostgresStore
+
+T = TypeVar("T")
+
+
+class PostgresTx(Tx):
+    """One attempt on one connection."""
+
+    def __init__(self, store: "PostgresStore", link: Link, mode: Mode) -> None:
+        super().__init__(mode, store.clock)
+        self._sql = store.sql
+        self._lease = store.lease
+        self._link = link
+        self._kept: dict[bytes, bytes | None] = {}  # set and clear, not yet sent
+        self._adds: dict[bytes, int] = {}  # not yet sent
+        self._versioned: list[tuple[bytes, bytes]] = []
+        self._queue: list[Call] = []  # to be sent in front of the next question
+        self._time: Time | None = None
+        self._time_was_asked = False
+        self._trouble: Exception | None = None  # said again to a function that did not want to hear it
+        self._waited_s = 0.0
+        self.begun = False
+
+    # --- time
+
+    def now(self) -> int:
+        self._time_was_asked = True
+        return self._look_at_the_clock().now
+
+    def wall(self) -> int:
+        return self._look_at_the_clock().wall
+
+    def _look_at_the_clock(self) -> Time:
+        if self._time is None:
+            self._check_alive()
+            self._ask()
+        assert self._time is not None
+        return self._time
+
+    # --- reading
+
+    def _get_many(self, keys: Sequence[bytes], lock: bool) -> list[bytes | None]:
+        asked = sorted({key for key in keys if key not in self._kept})
+        found = dict.fromkeys(asked) | self._read(asked, lock) if asked else {}
+        for key in asked:
+            if key in self._adds:
+                found[key] = write_counter(read_counter(found[key]) + self._adds[key])
+        return [self._kept[key] if key in self._kept else found[key] for key in keys]
+
+    def _read(self, keys: Sequence[bytes], lock: bool) -> dict[bytes, bytes | None]:
+        """What the database has under these sorted keys."""
+        if not lock:
+            (result,) = self._ask(Call(self._sql.get, (byte_strings(keys),)))
+            return dict(_rows(result))
+        found: dict[bytes, bytes | None] = {}
+        while True:
+            (result,) = self._ask(Call(self._sql.get_locked, (byte_strings(keys),)))
+            found |= _rows(result)
+            absent = [key for key in keys if key not in found]
+            if not absent:
+                return found
+            (result,) = self._ask(Call(self._sql.hold_absent, (byte_strings(absent),)))
+            held = _keys(result)
+            if held:
+                self._queue.append(Call(self._sql.clear, (byte_strings(sorted(held)),)))
+            found |= dict.fromkeys(held)
+            keys = [key for key in absent if key not in held]  # somebody has just inserted these: read again
+            if not keys:
+                return found
+
+    def _range(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool, snapshot: bool) -> list[Row]:
+        self._send_what_is_in(lo, hi)
+        statement = self._sql.range_reverse if reverse else self._sql.range
+        (result,) = self._ask(Call(statement, (lo, hi, None if limit is None else integer(limit))))
+        return _rows(result)
+
+    # --- writing
+
+    def _set(self, key: bytes, value: bytes) -> None:
+        self._adds.pop(key, None)
+        self._kept[key] = value
+
+    def _clear(self, key: bytes) -> None:
+        self._adds.pop(key, None)
+        self._kept[key] = None
+
+    def _clear_range(self, lo: bytes, hi: bytes) -> None:
+        for kept in (self._kept, self._adds):
+            for key in [key for key in kept if lo <= key < hi]:
+                del kept[key]
+        self._queue.append(Call(self._sql.clear_range, (lo, hi)))
+
+    def _add(self, key: bytes, amount: int) -> None:
+        if key in self._kept:
+            self._kept[key] = write_counter(read_counter(self._kept[key]) + amount)
+        else:
+            self._adds[key] = self._adds.get(key, 0) + amount
+
+    def _set_versioned(self, prefix: bytes, value: bytes) -> None:
+        self._versioned.append((prefix, value))
+
+    def _take(self, lo: bytes, hi: bytes, limit: int) -> list[Row]:
+        self._send_what_is_in(lo, hi)
+        (result,) = self._ask(Call(self._sql.take, (lo, hi, integer(limit))))
+        return sorted(_rows(result))
+
+    def _swap_many(self, swaps: Sequence[Swap]) -> list[bool]:
+        done: list[bool] = []
+        batch: dict[bytes, Swap] = {}
+        for swap in swaps:
+            if swap.key in batch:  # a second swap of a key sees what the first one did
+                done += self._swap_batch([*batch.values()])
+                batch = {}
+            batch[swap.key] = swap
+        return done + self._swap_batch([*batch.values()])
+
+    def _swap_batch(self, swaps: Sequence[Swap]) -> list[bool]:
+        """Swaps of different keys."""
+        if any(swap.key in self._adds for swap in swaps):
+            self._send_kept()
+        open_swaps = sorted(swap for swap in swaps if swap.key not in self._kept)
+        made = self._swap_in_place(open_swaps) if open_swaps else set()
+        for swap in swaps:
+            if swap.key in self._kept and self._kept[swap.key] == swap.expected:
+                self._kept[swap.key] = swap.new
+                made.add(swap.key)
+        return [swap.key in made for swap in swaps]
+
+    def _swap_in_place(self, swaps: Sequence[Swap]) -> set[bytes]:
+        """Write where the row is as expected; read the others under a lock, so that a False holds too."""
+        calls = []
+        changed = [s for s in swaps if s.expected is not None and s.new is not None]
+        new = [s for s in swaps if s.expected is None and s.new is not None]
+        gone = [s for s in swaps if s.expected is not None and s.new is None]
+        if changed:
+            keys, expected = _column(s.key for s in changed), _column(s.expected for s in changed)
+            calls.append(Call(self._sql.swap, (keys, expected, _column(s.new for s in changed))))
+        if new:
+            calls.append(Call(self._sql.swap_in, (_column(s.key for s in new), _column(s.new for s in new))))
+        if gone:
+            keys, expected = _column(s.key for s in gone), _column(s.expected for s in gone)
+            calls.append(Call(self._sql.swap_out, (keys, expected)))
+        made = {key for result in self._ask(*calls) for key in _keys(result)} if calls else set()
+        doubted = [swap for swap in swaps if swap.key not in made]
+        if doubted:
+            found = self._read([swap.key for swap in doubted], lock=True)
+            for swap in doubted:
+                if found.get(swap.key) == swap.expected:  # it has become so in between, and is ours now
+                    self._kept[swap.key] = swap.new
+                    made.add(swap.key)
+        return made
+
+    # --- sending
+
+    def _send_what_is_in(self, lo: bytes, hi: bytes) -> None:
+        if any(lo <= key < hi for kept in (self._kept, self._adds) for key in kept):
+            self._send_kept()
+
+    def _send_kept(self) -> None:
+        """Queue what was kept back, sorted by key."""
+        cleared = sorted(key for key, value in self._kept.items() if value is None)
+        written = sorted((key, value) for key, value in self._kept.items() if value is not None)
+        if cleared:
+            self._queue.append(Call(self._sql.clear, (byte_strings(cleared),)))
+        if written:
+            columns = _column(key for key, _ in written), _column(value for _, value in written)
+            self._queue.append(Call(self._sql.set, columns))
+        if self._adds:
+            keys = sorted(self._adds)
+            amounts = [write_counter(self._adds[key]) for key in keys]
+            self._queue.append(Call(self._sql.add, (byte_strings(keys), byte_strings(amounts))))
+        self._kept, self._adds = {}, {}
+
+    def _opening(self) -> list[Call]:
+        if self.begun:
+            return []
+        calls = [Call(self._sql.begin_take if self.mode == "take" else self._sql.begin_serial)]
+        if self._link.pooled:
+            calls.append(Call(self._sql.settings))
+        return calls
+
+    def _ask(self, *calls: Call) -> list[PGresult]:
+        """One round trip: BEGIN and the time if need be, what is queued, and these questions."""
+        if self._trouble is not None:
+            raise self._trouble
+        opening = self._opening()
+        if opening:
+            opening.append(Call(self._sql.time))
+        results = self._exchange([*opening, *self._queue, *calls])
+        self._queue = []
+        if opening:
+            clock = results[len(opening) - 1]
+            wall, mark, offset = (number(clock.get_value(0, column)) for column in range(3))
+            self._time = self._lease.read(wall, mark, offset)
+        return results[len(results) - len(calls) :]
+
+    def _exchange(self, calls: Sequence[Call]) -> list[PGresult]:
+        self.begun = True
+        asked_at = self._clock.monotonic()
+        try:
+            return self._link.exchange(calls)
+        except (LinkLost, Refused) as error:
+            self._trouble = verdict(error)
+        finally:
+            self._waited_s += self._clock.monotonic() - asked_at
+        raise self._trouble
+
+    def check_patience(self) -> None:
+        """Raise Conflict when it was the store and not the function that took too long."""
+        if self._clock.monotonic() - self._started - self._waited_s <= self.limits.transaction_s:
+            raise Conflict("rows were locked by others for too long")
+
+    # --- the end
+
+    def commit(self, operation: Operation[T]) -> None:
+        """Send what is left, with the operation's row, and COMMIT; raises Conflict, Unreached or Unknown."""
+        if self._trouble is not None:
+            raise self._trouble
+        try:
+            self._check_age()
+        except TransactionTooLong:
+            self.check_patience()
+            raise
+        if self.writes:
+            self._commit_writes(operation)
+        elif self.begun:
+            self._exchange([*self._queue, Call(self._sql.commit)])
+
+    def _commit_writes(self, operation: Operation[T]) -> None:
+        about = self._time.now if self._time is not None else self._lease.estimate()
+        if about is None:
+            self._ask()
+            about = self._look_at_the_clock().now
+        self._send_kept()
+        calls = [*self._opening(), *self._queue]
+        calls.append(Call(self._sql.operation, (operation.key(about), operation.row())))
+        reached = self._time.reached if self._time is not None and self._time_was_asked else None
+        if reached is not None:
+            calls.append(Call(self._sql.raise_mark, (integer(reached),)))
+        calls += self._appended()  # last: whoever holds a prefix waits for nobody
+        calls.append(Call(self._sql.commit))
+        crash.point("store.postgres.before_commit")
+        self.begun = True
+        trouble: Exception | None = None
+        try:
+            self._link.exchange(calls)
+        except LinkLost as lost:
+            trouble = Unknown(str(lost)) if lost.sent else verdict(lost)
+        except Refused as refused:
+            trouble = verdict(refused)
+            if reached is not None:
+                self._link.close()  # it may have stopped while it held the clock's lock
+        if trouble is not None:
+            raise trouble
+        crash.point("store.postgres.after_commit")
+
+    def _appended(self) -> list[Call]:
+        if not self._versioned:
+            return []
+        turns = sorted({lock_id(self._sql.schema, "order", prefix) for prefix, _ in self._versioned})
+        heads = _column(prefix + b"\x33" for prefix, _ in self._versioned)
+        tails = _column((0).to_bytes(2, "big") + n.to_bytes(2, "big") for n in range(len(self._versioned)))
+        values = _column(value for _, value in self._versioned)
+        return [
+            Call(self._sql.keep_order, (integers(turns),)),
+            Call(self._sql.set_versioned, (heads, tails, values)),
+        ]
+
+
+def _column(values: Iterable[bytes | None]) -> bytes:
+    return byte_strings([value or b"" for value in values])
+
+
+def _keys(result: PGresult) -> set[bytes]:
+    return {result.get_value(n, 0) or b"" for n in range(result.ntuples)}
+
+
+def _rows(result: PGresult) -> list[Row]:
+    value = result.get_value
+    return [Row(value(n, 0) or b"", value(n, 1) or b"") for n in range(result.ntuples)]

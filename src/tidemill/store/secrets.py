@@ -1,0 +1,88 @@
+"""Secrets in URLs: how a URL is shown, and how texts that others wrote are cleaned (STO-14).
+
+A URL carries a password in its user part or in a parameter. Two things keep it out of errors and logs:
+
+- `redact` is the only form in which a URL is shown. It does not trust the URL to be well formed: what stands
+  between `//` and the last `@` is taken for a user part, because a password that should have been
+  percent-encoded and was not (`p@ss/word`) makes every parser cut it in the wrong place;
+- a driver's message may quote the password in whatever form it has it. `Scrubber` removes all of them, and
+  a driver's exception is never chained: only its cleaned text and its SQLSTATE go on.
+"""
+
+import re
+from urllib.parse import quote, unquote, unquote_plus
+
+HIDDEN = "***"
+
+_SECRET_NAME = re.compile(r"pass|pwd|secret|token|credential|signature|(?:^|[_-])key$", re.IGNORECASE)
+_PARAMETER = re.compile(r"(?P<name>[\w.-]+)(?P<equals>\s*=\s*)(?P<value>'[^']*'|[^&\s#]*)")
+_AUTHORITY_END = re.compile(r"[/?#]")
+
+
+def redact(url: str) -> str:
+    """The URL as it may be shown: no password, no secret parameter.
+
+    >>> redact("postgresql://ann:tide%40mill@db.example/shop?sslpassword=x&sslmode=require")
+    'postgresql://ann:***@db.example/shop?sslpassword=***&sslmode=require'
+    """
+    scheme, there, rest = url.partition("://")
+    if not there:
+        return _without_parameters(url)
+    before, at, host = rest.rpartition("@")
+    if at:
+        user, colon, _ = before.partition(":")
+        return _without_parameters(f"{scheme}://{user}{colon and ':' + HIDDEN}@{host}")
+    end = _AUTHORITY_END.search(rest)
+    authority, tail = (rest, "") if end is None else (rest[: end.start()], rest[end.start() :])
+    return _without_parameters(f"{scheme}://{_without_odd_port(authority)}{tail}")
+
+
+def _without_odd_port(authority: str) -> str:
+    """`user:password` with the host forgotten looks like a host and a port that is no number."""
+    name, colon, port = authority.rpartition(":")
+    odd = colon and not port.isdigit() and not authority.endswith("]")
+    return f"{name}:{HIDDEN}" if odd and port else authority
+
+
+def _without_parameters(text: str) -> str:
+    return _PARAMETER.sub(
+        lambda m: f"{m['name']}{m['equals']}{HIDDEN}" if _SECRET_NAME.search(m["name"]) else m[0], text
+    )
+
+
+def _secrets_of(url: str) -> set[str]:
+    """Every part of the URL that may be a secret, as it stands there."""
+    found = {m["value"].strip("'") for m in _PARAMETER.finditer(url) if _SECRET_NAME.search(m["name"])}
+    _, _, rest = url.partition("://")
+    before, at, _ = rest.rpartition("@")
+    if at:
+        _, _, password = before.partition(":")
+        found |= {password, password.partition("@")[0]}
+    return found
+
+
+def _forms(secret: str) -> set[str]:
+    """The forms in which a driver or Python may write a secret."""
+    plain = {secret, unquote(secret), unquote_plus(secret)}
+    forms = set(plain)
+    for each in plain:
+        forms |= {quote(each, safe=""), repr(each)[1:-1], each.replace("\\", "\\\\").replace("'", "\\'")}
+    return forms
+
+
+class Scrubber:
+    """Removes the secrets of one URL from any text; shows none of them itself."""
+
+    __slots__ = ("_pattern",)
+
+    def __init__(self, url: str) -> None:
+        forms = {form for secret in _secrets_of(url) for form in _forms(secret) if form}
+        longest_first = sorted(forms, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if forms else None
+
+    def __call__(self, text: str) -> str:
+        cleaned = text if self._pattern is None else self._pattern.sub(HIDDEN, text)
+        return _without_parameters(cleaned)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
