@@ -86,6 +86,7 @@ class Holdings:
         self.held: dict[tuple[str, str], HeldPartition] = {}
         self._renew_at = 0.0
         self._take_at = 0.0
+        self._stopping = False
 
     @property
     def node(self) -> Node:
@@ -145,7 +146,7 @@ class Holdings:
                     held.lost = held.lost or not held.ending
                     continue
                 held.part, held.deadline = part, sent + self.ttl_s - self.ttl_s / 5
-                if part.wanted_by and not held.stopping:
+                if (part.wanted_by or self._stopping) and not held.stopping:
                     self._ask_to_stop(held)
         self.guard()
 
@@ -157,7 +158,12 @@ class Holdings:
 
     def _ask_to_stop(self, held: HeldPartition) -> None:
         held.stopping = True
-        self.host.stop(held)
+        try:
+            self.host.stop(held)
+        except LeaseLost:  # of a host that hands back at once
+            held.lost = True
+        except StoreError:
+            held.stopping = False  # asked again after the next renewal
 
     # --- taking
 
@@ -209,6 +215,10 @@ class Holdings:
         )
 
     def _begin(self, part: Partition, sent: float) -> None:
+        former = self.held.get((part.group, part.id))
+        if former is not None:  # it ran out in a pause of ours, and we took it again before the guard saw it
+            former.lost = True
+            self.guard()
         held = HeldPartition(part, sent + self.ttl_s - self.ttl_s / 5, self.clock)
         if not self.held:
             self._renew_at = sent + self.every_s
@@ -257,9 +267,11 @@ class Holdings:
 
     def stop_all(self) -> None:
         """Ask the host to let go of everything."""
+        self._stopping = True
         for held in list(self.held.values()):
             if not held.stopping:
                 self._ask_to_stop(held)
+        self.guard()
 
     def give_up_all(self) -> None:
         """Hand back what is left, at the end of a drain's grace; what cannot be handed back runs out."""

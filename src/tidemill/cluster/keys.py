@@ -7,6 +7,7 @@
 (C, "node-version")                     counts every change of who is there (CLU-16)
 (C, "part", group, id)                  a partition
 (C, "part-expiry", group, expires_at, id)   partitions by expiry: one read gives all of them (CLU-14)
+(C, "part-floor", group)                the highest epoch of the partitions that were removed (CLU-7)
 (C, "map", group)                       which node list a group's partitions were computed from
 """
 
@@ -27,5 +28,6 @@ class ClusterKeys:
         self.node_version = Space(cluster)["node-version"]
         self.part = Space(cluster, "part")
         self.part_expiry = Space(cluster, "part-expiry")
+        self.part_floor = Space(cluster, "part-floor")
         self.map = Space(cluster, "map")
         self.leader = self.lease[LEADER]

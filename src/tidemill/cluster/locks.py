@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from tidemill.cluster.keeper import Held, Keeper
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leases import Busy
-from tidemill.errors import UsageError
+from tidemill.errors import LockTimeout, UsageError
 
 
 class Semaphore:
@@ -60,10 +60,10 @@ class Semaphore:
 
     @contextmanager
     def holding(self, timeout_s: float | None = None) -> Iterator[Held]:
-        """`with lock.holding() as held: ...`; raises TimeoutError when it cannot be had in time."""
+        """`with lock.holding() as held: ...`; raises LockTimeout when it cannot be had in time."""
         held = self.acquire(timeout_s)
         if held is None:
-            raise TimeoutError(f"{self.name!r} was not free within {timeout_s:g} s")
+            raise LockTimeout(f"{self.name!r} was not free within {timeout_s:g} s")
         try:
             yield held
         finally:

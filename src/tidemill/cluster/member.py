@@ -144,6 +144,7 @@ class Member:
         """
         if self._drain_until is None:
             self._drain_until = self.clock.monotonic() + grace_s
+            self.membership.leaving = True
             self.wake()
 
     def _begin_drain(self) -> None:

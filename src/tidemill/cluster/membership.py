@@ -38,7 +38,7 @@ class Membership:
         self.state = MemberState.OUT
         self.deadline = 0.0
         self._due = 0.0
-        self._leaving = False
+        self.leaving = False  # asked to go: takes nothing new; may be set from any thread
         self._free = node.free
 
     def alive(self) -> bool:
@@ -50,13 +50,13 @@ class Membership:
 
     def accepts(self) -> bool:
         """May this node take anything new? Not when it is out, and not when it was asked to leave."""
-        return self.state is MemberState.ACTIVE and not self._leaving and self.alive()
+        return self.state is MemberState.ACTIVE and not self.leaving and self.alive()
 
     def tick(self) -> float:
         """Join or beat when it is time; the seconds until then."""
         if self.state in (MemberState.ACTIVE, MemberState.DRAINING) and not self.alive():
             self._lose()
-        if self.state is MemberState.GONE or (self.state is MemberState.OUT and self._leaving):
+        if self.state is MemberState.GONE or (self.state is MemberState.OUT and self.leaving):
             return self.every_s
         if self.clock.monotonic() >= self._due:
             self._renew()
@@ -93,7 +93,7 @@ class Membership:
 
     def drain(self) -> None:
         """Say that this node takes nothing new; told at once. One that is out stays out."""
-        self._leaving = True
+        self.leaving = True
         if self.state is MemberState.ACTIVE:
             self.state = step(MEMBER, self.state, MemberEdge.DRAIN)
             self.node = msgspec.structs.replace(self.node, draining=True)

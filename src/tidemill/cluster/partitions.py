@@ -84,9 +84,10 @@ def create(tx: Tx, keys: ClusterKeys, group: str, payloads: dict[str, bytes], ma
     Called by the leader in its transaction, in pages of a hundred or fewer. Returns the new ids.
     """
     made = []
+    floor = _floor(tx, keys, group)
     for part_id, payload in payloads.items():
         if read(tx, keys, group, part_id) is None:
-            part = Partition(group=group, id=part_id, payload=payload, free_since=tx.now())
+            part = Partition(group=group, id=part_id, payload=payload, epoch=floor, free_since=tx.now())
             _write(tx, keys, None, part)
             made.append(part_id)
     tx.set(keys.map[group], msgspec.msgpack.encode(made_from))
@@ -162,7 +163,7 @@ def renew(tx: Tx, keys: ClusterKeys, part: Partition, ttl_us: int) -> Partition:
 
 
 def hand_back(tx: Tx, keys: ClusterKeys, part: Partition) -> Partition:
-    """Give it back unfinished."""
+    """Give it back unfinished. Who asked for it stays on record, or we would be the first to see it free."""
     current = check(tx, keys, part)
     new = msgspec.structs.replace(
         current,
@@ -171,8 +172,6 @@ def hand_back(tx: Tx, keys: ClusterKeys, part: Partition) -> Partition:
         holder="",
         expires_at=0,
         free_since=tx.now(),
-        wanted_by="",
-        wanted_at=0,
         handed_on=current.handed_on + 1,
     )
     _write(tx, keys, current, new)
@@ -212,14 +211,28 @@ def ask(
 def remove_done(tx: Tx, keys: ClusterKeys, group: str, limit: int) -> list[str]:
     """Drop completed partitions, a page at a time. Called by the leader in its transaction."""
     done = []
+    floor = highest = _floor(tx, keys, group)
     for row in tx.range(*keys.part.under(group)):
         part = decode(row.value)
         if part.state is PartitionState.DONE:
             tx.clear(row.key)
+            highest = max(highest, part.epoch)
             done.append(part.id)
             if len(done) == limit:
                 break
+    if highest > floor:
+        tx.set(keys.part_floor[group], msgspec.msgpack.encode(highest))
     return done
+
+
+def _floor(tx: Tx, keys: ClusterKeys, group: str) -> int:
+    """The highest epoch of any partition that was removed.
+
+    A partition that is made again begins there: a holder of its former life, paused until now, would
+    otherwise find its own epoch in the row and be let through (CLU-7).
+    """
+    raw = tx.get(keys.part_floor[group])
+    return 0 if raw is None else msgspec.msgpack.decode(raw, type=int)
 
 
 def _write(tx: Tx, keys: ClusterKeys, old: Partition | None, new: Partition) -> None:

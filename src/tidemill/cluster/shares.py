@@ -3,9 +3,9 @@
 Expired leases come before balance: work that nobody does is taken by whoever has a free slot. Free
 partitions are taken up to the fair share, which follows the slots; one that stays free for a ttl (its
 rightful taker is slow, or dead and not yet known to be) is anybody's. Only when nothing is free is a
-partition asked for from the fullest node, one at a time; a holder that does not let go within a ttl is
-overruled. Each node starts at its own place in the list, so that nodes do not run after the same one, and
-pauses at random between two acquisitions.
+partition asked for from the fullest node, one at a time; what is then handed back is kept for the asker for
+a moment, and a holder that does not let go within a ttl is overruled. Each node starts at its own place in
+the list, so that nodes do not run after the same one, and pauses at random between two acquisitions.
 
 Balance comes to rest. A share is rarely a whole number, so it has two: `least` (rounded down) and `most`
 (rounded up). A node below its most asks one that is above its most; a node below its least asks one that is
@@ -84,7 +84,13 @@ def choose(
         return Take(expired[0].id)
     mine = sum(one.holder == node_id for one in standings)
     share = fair_share(nodes, node_id, len(standings))
-    free = [one for one in ordered if not one.holder]
+    kept_us = ttl_us * 2 // 5  # for whoever asked for it: two rounds of a node that looks
+    free = [
+        one
+        for one in ordered
+        if not one.holder and (one.wanted_by in ("", node_id) or one.free_since + kept_us <= now_us)
+    ]
+    free.sort(key=lambda one: one.wanted_by != node_id)
     left_over = [one for one in free if one.free_since + ttl_us <= now_us]
     if free and mine < share.most:
         return Take(free[0].id)
@@ -100,7 +106,9 @@ def choose(
             return Ask(excess.id)
     next_expiry = min((one.expires_at for one in standings if one.holder), default=now_us + ttl_us)
     wait_s = min(ttl_s, max(0.0, (next_expiry - now_us) / 1_000_000))
-    return Rest((wait_s if not free else ttl_s / 5) + pause_s * chance.random())
+    if any(not one.holder for one in standings):  # left to others, but perhaps not for long
+        wait_s = ttl_s / 5
+    return Rest(wait_s + pause_s * chance.random())
 
 
 def _from_own_place(standings: list[Standing], nodes: list[Node], node_id: str) -> list[Standing]:
@@ -114,11 +122,14 @@ def _from_own_place(standings: list[Standing], nodes: list[Node], node_id: str) 
 def _excess(
     standings: list[Standing], nodes: list[Node], node_id: str, *, below_least: bool
 ) -> Standing | None:
-    """A partition of the fullest node that has more than its share, when there is one."""
+    """A partition of the fullest node that has more than its share, when there is one.
+
+    One that drains is not asked: it hands back by itself what it does not finish in its grace (CLU-25).
+    """
     held: dict[str, list[Standing]] = {}
     for one in standings:
         held.setdefault(one.holder, []).append(one)
-    slots = {node.id: max(1, node.slots) for node in nodes if node.id != node_id}
+    slots = {node.id: max(1, node.slots) for node in nodes if node.id != node_id and not node.draining}
     shares = {holder: fair_share(nodes, holder, len(standings)) for holder in held if holder in slots}
     over = [holder for holder, share in shares.items() if len(held[holder]) > share.most]
     if not over and below_least:

@@ -1,0 +1,172 @@
+"""A lock and a semaphore for whoever shares a store."""
+
+import random
+
+import pytest
+
+from tests.unit.cluster_stage import Stage, is_lost
+from tidemill.cluster.keeper import Held, Keeper
+from tidemill.cluster.leases import Busy
+from tidemill.cluster.locks import Lock, Semaphore
+from tidemill.errors import LeaseLost, LockTimeout, UsageError
+from tidemill.store import Watch
+from tidemill.testing.fake_clock import FakeClock
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def keeper(stage: Stage, holder: str) -> Keeper:
+    return Keeper(
+        stage.store, holder, clock=stage.clock, chance=random.Random(holder), ttl_s=15.0, every_s=3.0
+    )
+
+
+def lock(stage: Stage, holder: str, name: str = "l") -> Lock:
+    return Lock(keeper(stage, holder), stage.keys, name)
+
+
+def held(answer: Held | Busy | None) -> Held:
+    assert isinstance(answer, Held)
+    return answer
+
+
+@pytest.mark.rule("CLU-3")
+def test_a_lock_has_one_holder(stage: Stage) -> None:
+    ann, bob = lock(stage, "ann"), lock(stage, "bob")
+    mine = held(ann.acquire_nowait())
+    assert isinstance(bob.acquire_nowait(), Busy)
+    assert isinstance(ann.acquire_nowait(), Busy), "not even twice by one holder"
+    assert ann.release(mine) is True
+    held(bob.acquire_nowait())
+
+
+def test_locks_of_different_names_have_nothing_to_do_with_each_other(stage: Stage) -> None:
+    held(lock(stage, "ann", "one").acquire_nowait())
+    held(lock(stage, "bob", "two").acquire_nowait())
+
+
+@pytest.mark.rule("CLU-7")
+def test_what_is_written_under_a_lock_is_fenced(stage: Stage) -> None:
+    ann, bob = lock(stage, "ann"), lock(stage, "bob")
+    mine = held(ann.acquire_nowait())
+    assert not is_lost(stage.store, mine.fence)
+    stage.clock.advance(15.0)
+    theirs = held(bob.acquire_nowait())
+    assert is_lost(stage.store, mine.fence)
+    assert not is_lost(stage.store, theirs.fence)
+    assert ann.release(mine) is False
+    assert not is_lost(stage.store, theirs.fence), "a late release took nothing from bob"
+
+
+@pytest.mark.rule("CLU-3")
+def test_a_semaphore_has_as_many_holders_as_permits(stage: Stage) -> None:
+    permits = [Semaphore(keeper(stage, f"h{n}"), stage.keys, "s", 3) for n in range(5)]
+    answers = [each.acquire_nowait() for each in permits]
+    assert [isinstance(answer, Held) for answer in answers] == [True, True, True, False, False]
+    assert permits[1].release(held(answers[1])) is True
+    held(permits[4].acquire_nowait())
+    assert isinstance(permits[3].acquire_nowait(), Busy)
+
+
+def test_a_permit_of_a_holder_that_died_comes_back(stage: Stage) -> None:
+    held(Semaphore(keeper(stage, "dead"), stage.keys, "s", 1).acquire_nowait())
+    stage.clock.advance(15.0)
+    held(Semaphore(keeper(stage, "ann"), stage.keys, "s", 1).acquire_nowait())
+
+
+def test_a_semaphore_needs_a_permit(stage: Stage) -> None:
+    with pytest.raises(UsageError, match="0 permits"):
+        Semaphore(keeper(stage, "ann"), stage.keys, "s", 0)
+
+
+@pytest.mark.rule("CLU-5")
+def test_a_waiter_asks_again_only_when_the_lease_can_be_over_and_with_jitter(stage: Stage) -> None:
+    held(lock(stage, "dead").acquire_nowait())
+    asked: dict[str, list[float]] = {}
+    for name in ("ann", "bob", "cid"):
+        waiting = lock(stage, name)
+        acquire = waiting.keeper.acquire
+        times = asked.setdefault(name, [])
+
+        def watched(key: bytes, acquire: object = acquire, times: list[float] = times) -> object:
+            times.append(stage.clock.monotonic())
+            return acquire(key)  # type: ignore[operator]
+
+        waiting.keeper.acquire = watched  # type: ignore[method-assign,assignment]
+        begun = stage.clock.monotonic()
+        mine = held(waiting.acquire(timeout_s=60.0))
+        assert len(times) == 2, "once to be told, once when it can be had"
+        assert 15.0 <= times[1] - begun <= 16.0
+        mine.lost = True  # and it dies, too
+    assert len({times[1] - times[0] for times in asked.values()}) == 3
+
+
+@pytest.mark.rule("CLU-5")
+def test_a_waiter_is_woken_by_a_release(stage: Stage) -> None:
+    ann, bob = lock(stage, "ann"), lock(stage, "bob")
+    mine = held(ann.acquire_nowait())
+    waits: list[float] = []
+    watch = stage.store.watch
+
+    def watched(keys: list[bytes]) -> Watch:
+        made = watch(keys)
+        wait = made.wait
+
+        def release_while_waiting(timeout_s: float) -> bool:
+            waits.append(timeout_s)
+            assert ann.release(mine)
+            return wait(timeout_s)
+
+        made.wait = release_while_waiting  # type: ignore[method-assign]
+        return made
+
+    stage.store.watch = watched  # type: ignore[method-assign,assignment]
+    begun = stage.clock.monotonic()
+    held(bob.acquire(timeout_s=60.0))
+    assert waits[0] >= 15.0, "it would have waited for the expiry"
+    assert stage.clock.monotonic() == begun
+
+
+def test_waiting_ends_with_its_time(stage: Stage) -> None:
+    ann, bob = lock(stage, "ann"), lock(stage, "bob")
+    mine = held(ann.acquire_nowait())
+    begun = stage.clock.monotonic()
+    assert bob.acquire(timeout_s=5.0) is None
+    assert stage.clock.monotonic() - begun == pytest.approx(5.0)
+    with pytest.raises(LockTimeout, match="'l' was not free within 2 s"), bob.holding(timeout_s=2.0):
+        raise AssertionError("unreachable")
+    mine.check()
+
+
+def test_holding_releases_at_the_end_and_after_an_error(stage: Stage) -> None:
+    ann, bob = lock(stage, "ann"), lock(stage, "bob")
+    with ann.holding() as mine:
+        mine.check()
+        assert isinstance(bob.acquire_nowait(), Busy)
+    theirs = held(bob.acquire_nowait())
+    bob.release(theirs)
+    with pytest.raises(ZeroDivisionError), ann.holding():
+        raise ZeroDivisionError
+    held(bob.acquire_nowait())
+
+
+@pytest.mark.rule("CLU-4")
+def test_a_holder_that_is_not_renewed_must_stop(stage: Stage) -> None:
+    with lock(stage, "ann").holding() as mine:
+        mine.check()
+        stage.clock.advance(12.0)
+        with pytest.raises(LeaseLost):
+            mine.check()
+
+
+def test_a_lock_lasts_as_long_as_its_keeper_renews_it(stage: Stage) -> None:
+    ann = lock(stage, "ann")
+    with ann.holding() as mine:
+        for _ in range(100):
+            stage.clock.advance(ann.keeper.tick())
+            mine.check()
+    assert isinstance(stage.clock, FakeClock)
+    assert ann.keeper.tick() == ann.keeper.every_s

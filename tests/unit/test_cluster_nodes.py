@@ -1,0 +1,236 @@
+"""The node list: who is there, with what, and until when."""
+
+import msgspec
+import pytest
+
+from tests.unit.cluster_stage import Stage, is_lost
+from tidemill.cluster import nodes, partitions
+from tidemill.cluster.events import NodeJoined, NodeLost, NodesCleaned
+from tidemill.cluster.member import Member
+from tidemill.cluster.nodes import PROTOCOL, Node
+from tidemill.cluster.partitions import Map
+from tidemill.cluster.states import MemberState
+from tidemill.errors import ProtocolMismatch
+from tidemill.testing.fake_clock import ShiftedClock
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def version(stage: Stage) -> int:
+    return stage.store.run(lambda tx: nodes.version(tx, stage.keys))
+
+
+def joined(stage: Stage, name: str) -> Node:
+    node = Node(id=name, epoch=0)
+    return stage.store.run(lambda tx: nodes.join(tx, stage.keys, node, stage.ttl_us))
+
+
+@pytest.mark.rule("CLU-10")
+def test_an_entry_says_what_the_rule_asks_for(stage: Stage) -> None:
+    node = Node(
+        id="n1",
+        epoch=0,
+        address="host-7:4100",
+        slots=3,
+        total={"cpu": 4.0, "ram": 8e9},
+        free={"cpu": 4.0, "ram": 8e9},
+        release="0.1.0",
+    )
+    member = Member(stage.store, "c", node=node, clock=stage.clock, chance=stage.chance)
+    member.tick()
+    stage.clock.advance(3.0)
+    member.membership.report({"cpu": 1.5, "ram": 2e9})
+    member.tick()
+    (entry,) = stage.nodes()
+    now_us = stage.trouble.now_us()
+    assert (entry.id, entry.address, entry.slots) == ("n1", "host-7:4100", 3)
+    assert entry.total == {"cpu": 4.0, "ram": 8e9}
+    assert entry.free == {"cpu": 1.5, "ram": 2e9}
+    assert (entry.started_at, entry.seen_at) == (now_us - 3_000_000, now_us)
+    assert entry.expires_at == now_us + 15_000_000
+    assert (entry.protocol, entry.release) == (PROTOCOL, "0.1.0")
+
+
+@pytest.mark.rule("CLU-10")
+def test_an_id_is_new_at_every_boot(stage: Stage) -> None:
+    boots = {Member(stage.store, "c", clock=stage.clock).id for _ in range(20)}
+    assert len(boots) == 20
+
+
+@pytest.mark.rule("CLU-10")
+def test_a_node_keeps_its_own_entry_present(stage: Stage) -> None:
+    stage.member("n1")
+    for _ in range(40):
+        stage.pass_time(3.0)
+        assert [node.id for node in stage.nodes()] == ["n1"]
+        assert stage.nodes()[0].expires_at > stage.trouble.now_us()
+    assert len(stage.told(NodeJoined)) == 1
+    assert stage.nodes()[0].epoch == 1
+
+
+@pytest.mark.rule("CLU-10", "CLU-11")
+def test_a_node_that_was_dropped_from_the_list_enters_it_again(stage: Stage) -> None:
+    """Somebody cleaned too eagerly: that costs the node a beat, and nothing else."""
+    member = stage.member("n1")
+    stage.play(lambda: member.state is MemberState.ACTIVE)
+    stage.store.run(lambda tx: nodes.leave(tx, stage.keys, member.node))
+    assert stage.nodes() == []
+    stage.play(lambda: bool(stage.nodes()), within_s=4.0)
+    assert stage.nodes()[0].epoch == 2
+    assert [event.epoch for event in stage.told(NodeLost)] == [1]
+
+
+@pytest.mark.rule("CLU-10")
+def test_a_node_that_slept_past_its_ttl_comes_back_under_a_higher_epoch(stage: Stage) -> None:
+    member = stage.member("n1")
+    stage.play(lambda: member.state is MemberState.ACTIVE)
+    asleep = member.node
+    stage.clock.advance(60.0)
+    assert not member.membership.alive()
+    assert is_lost(stage.store, lambda tx: nodes.check(tx, stage.keys, asleep))
+    stage.play(member.membership.alive, within_s=1.0)
+    assert member.node.epoch == asleep.epoch + 1
+    assert is_lost(stage.store, lambda tx: nodes.beat(tx, stage.keys, asleep, stage.ttl_us))
+
+
+@pytest.mark.rule("CLU-8")
+def test_a_beat_that_fails_is_tried_again_and_loses_nothing(stage: Stage) -> None:
+    member = stage.member("n1")
+    stage.play(lambda: member.state is MemberState.ACTIVE)
+    stage.trouble.down = True
+    stage.pass_time(9.0)
+    assert member.membership.alive()
+    stage.trouble.down = False
+    stage.pass_time(9.0)
+    assert member.membership.alive()
+    assert stage.told(NodeLost) == []
+
+
+@pytest.mark.rule("CLU-4")
+def test_a_node_that_cannot_reach_the_store_stops_being_one_before_others_think_so(stage: Stage) -> None:
+    member = stage.member("n1")
+    stage.play(lambda: member.state is MemberState.ACTIVE)
+    expires_at = stage.nodes()[0].expires_at
+    stage.trouble.down = True
+    stage.play(lambda: not member.membership.alive(), within_s=15.0)
+    assert stage.trouble.now_us() < expires_at
+
+
+@pytest.mark.rule("CLU-6")
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_a_node_with_a_wrong_wall_clock_is_listed_like_any_other(stage: Stage, hours: int) -> None:
+    stage.member("n1", clock=ShiftedClock(stage.clock, wall_s=hours * 3600.0))
+    stage.member("n2")
+    stage.pass_time(60.0)
+    wrong, right = stage.nodes()
+    assert abs(wrong.expires_at - right.expires_at) <= 3_100_000
+    assert stage.told(NodeLost) == []
+
+
+@pytest.mark.rule("CLU-11")
+def test_the_leader_drops_the_dead_two_ttls_after_their_end_and_not_before(stage: Stage) -> None:
+    stage.member("a-leads")
+    stage.play(lambda: stage.leaders() == ["a-leads"])
+    stage.member("b-dies")
+    stage.play(lambda: len(stage.nodes()) == 2)
+    dies_at = stage.nodes()[1].expires_at
+    stage.kill("b-dies")
+    stage.play(lambda: len(stage.nodes()) == 1)
+    assert stage.trouble.now_us() >= dies_at + 2 * stage.ttl_us
+    assert [event.nodes for event in stage.told(NodesCleaned)] == [["b-dies"]]
+    assert stage.store.run(lambda tx: tx.range(*stage.keys.node_expiry.all(), limit=10))[1:] == []
+
+
+@pytest.mark.rule("CLU-11")
+def test_cleaning_leaves_alone_who_beats_again_while_it_looks() -> None:
+    """The expired entry is read, then its node comes back, then the cleaning wants to commit."""
+    stage = Stage(patience_s=60.0)
+    node = joined(stage, "n1")
+    stage.clock.advance(60.0)
+    stage.trouble.interlude = lambda: joined(stage, "n1")
+    gone = stage.store.run(lambda tx: nodes.clean(tx, stage.keys, 2 * stage.ttl_us, 50))
+    assert gone == []
+    assert [one.epoch for one in stage.nodes()] == [node.epoch + 1]
+
+
+@pytest.mark.rule("CLU-11")
+def test_many_dead_nodes_are_cleaned_in_pages(stage: Stage) -> None:
+    for number in range(120):
+        joined(stage, f"dead{number:03d}")
+    stage.clock.advance(50.0)
+    stage.member("n1")
+    stage.play(lambda: len(stage.nodes()) == 1)
+    assert [len(event.nodes) for event in stage.told(NodesCleaned)] == [50, 50, 20]
+
+
+@pytest.mark.rule("CLU-11")
+def test_work_goes_on_with_a_node_list_nobody_cleans(stage: Stage) -> None:
+    """A hundred dead entries, no leader that cleans: the living still share everything."""
+    for number in range(100):
+        joined(stage, f"dead{number:03d}")
+    stage.clock.advance(20.0)
+    stage.make_partitions(8)
+    for name in ("n1", "n2"):
+        member = stage.member(name)
+        member.election.duties = {}
+    stage.play(lambda: stage.counts() == {"n1": 4, "n2": 4})
+    assert len(stage.nodes()) == 102
+
+
+@pytest.mark.rule("CLU-16")
+def test_every_change_of_who_is_there_moves_the_version_and_beats_do_not(stage: Stage) -> None:
+    assert version(stage) == 0
+    one = joined(stage, "n1")
+    two = joined(stage, "n2")
+    assert version(stage) == 2
+    stage.clock.advance(3.0)
+    for _ in range(5):
+        stage.store.run(lambda tx: nodes.beat(tx, stage.keys, one, stage.ttl_us))
+    assert version(stage) == 2
+    assert stage.store.run(lambda tx: nodes.leave(tx, stage.keys, two))
+    assert version(stage) == 3
+    assert not stage.store.run(lambda tx: nodes.leave(tx, stage.keys, two))
+    assert version(stage) == 3
+    stage.clock.advance(60.0)
+    assert version(stage) == 3
+    stage.store.run(lambda tx: nodes.clean(tx, stage.keys, 0, 10))
+    assert version(stage) == 4
+
+
+@pytest.mark.rule("CLU-16")
+def test_a_partition_map_names_the_node_list_it_was_made_from(stage: Stage) -> None:
+    joined(stage, "n1")
+
+    def make(ids: list[str]) -> None:
+        def step(tx: object) -> None:
+            made_from = Map(nodes.version(tx, stage.keys), leader_epoch=7, count=len(ids))  # type: ignore[arg-type]
+            partitions.create(tx, stage.keys, "g", dict.fromkeys(ids, b""), made_from)  # type: ignore[arg-type]
+
+        stage.store.run(step)
+
+    def made_from() -> Map | None:
+        return stage.store.run(lambda tx: partitions.map_of(tx, stage.keys, "g"))
+
+    assert made_from() is None
+    make(["p1"])
+    assert made_from() == Map(node_version=1, leader_epoch=7, count=1)
+    joined(stage, "n2")
+    assert made_from() == Map(node_version=1, leader_epoch=7, count=1), "and so it can be seen to be old"
+    assert version(stage) == 2
+    make(["p1", "p2"])
+    assert made_from() == Map(node_version=2, leader_epoch=7, count=2)
+    assert [part.id for part in stage.parts()] == ["p1", "p2"]
+
+
+@pytest.mark.rule("CLU-10")
+def test_a_node_of_another_protocol_is_refused_and_leaves_no_trace(stage: Stage) -> None:
+    joined(stage, "n1")
+    later = msgspec.msgpack.encode(PROTOCOL + 1)
+    stage.store.run(lambda tx: tx.set(stage.keys.config["protocol"], later))
+    before = stage.rows()
+    with pytest.raises(ProtocolMismatch, match=f"protocol {PROTOCOL + 1}, this release {PROTOCOL}"):
+        stage.member("n2").tick()
+    assert stage.rows() == before
