@@ -34,6 +34,7 @@ class Trouble:
         self.hide_commits = 0  # how many commits succeed and are not heard of
         self.attempts = 0
         self.interlude: Callable[[], None] | None = None  # runs once, between the reads and the commit
+        self.postlude: Callable[[], None] | None = None  # runs once, after the commit, before it is heard of
 
     def before(self, store: MemoryStore) -> None:
         self.attempts += 1
@@ -46,6 +47,9 @@ class Trouble:
             interlude()
 
     def after(self, store: MemoryStore) -> None:
+        if self.postlude is not None:
+            postlude, self.postlude = self.postlude, None
+            postlude()
         if self.hide_commits:
             self.hide_commits -= 1
             raise Unknown("switched off during the commit")

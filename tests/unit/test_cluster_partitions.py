@@ -405,16 +405,15 @@ def test_completing_writes_what_the_host_adds_in_the_same_transaction(stage: Sta
 
 
 def test_a_partition_that_ends_while_it_is_renewed_is_done_and_not_lost(stage: Stage) -> None:
-    """The host completes it from its own thread while the tick's renewal is on its way."""
-    stage = Stage(patience_s=60.0)
+    """The host's thread has completed it and is about to say so when the tick's renewal finds it gone."""
     stage.make_partitions(1)
     stage.member("n1")
     stage.play(lambda: stage.counts() == {"n1": 1})
     held = only(stage, "n1")
     holdings = stage.holdings_of("n1")
-    stage.trouble.interlude = lambda: holdings.complete(held)
-    holdings._renew_at = 0.0
-    holdings.tick()
+    stage.clock.advance(3.0)
+    stage.trouble.postlude = lambda: holdings.tick() and None
+    holdings.complete(held)
     assert stage.parts()[0].state is PartitionState.DONE
     assert stage.hosts["n1"].aborted == []
     assert [type(event) for event in stage.events][-1] is PartitionDone
