@@ -10,6 +10,8 @@ from tidemill.testing import StoreConformance
 
 
 class TestSqliteStore(StoreConformance):
+    examples = 120
+
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[Store]:
         with SqliteStore(tmp_path / "store.db", clock=JumpingClock()) as store:

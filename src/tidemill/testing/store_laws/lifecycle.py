@@ -21,7 +21,7 @@ class LifecycleLaws(Laws):
     @pytest.mark.parametrize("mode", ["serial", "take"])
     @pytest.mark.parametrize("error", [ValueError("no"), Interrupted("stop")])
     def test_a_function_that_raises_leaves_nothing(
-        self, store: Store, error: BaseException, mode: str
+        self, store: Store, error: BaseException, mode: Mode
     ) -> None:
         fill(store, {b"a": b"1", b"b": b"1", b"q": b"1"})
         before = contents(store)
@@ -40,7 +40,7 @@ class LifecycleLaws(Laws):
             raise error
 
         with pytest.raises(type(error)) as raised:
-            store.run(fn, mode=_mode(mode))
+            store.run(fn, mode=mode)
         assert raised.value is error
         assert calls <= 2, "what a function raises is the caller's business, and not a conflict"
         assert contents(store) == before
@@ -71,14 +71,14 @@ class LifecycleLaws(Laws):
     @pytest.mark.parametrize("inner", ["serial", "take"])
     @pytest.mark.parametrize("outer", ["serial", "take"])
     def test_a_run_inside_a_function_is_refused_and_the_store_goes_on(
-        self, store: Store, outer: str, inner: str
+        self, store: Store, outer: Mode, inner: Mode
     ) -> None:
         def nested(tx: Tx) -> None:
             tx.set(b"outer", b"")
-            store.run(lambda tx: tx.set(b"inner", b""), mode=_mode(inner))
+            store.run(lambda tx: tx.set(b"inner", b""), mode=inner)
 
         with pytest.raises(UsageError):
-            store.run(nested, mode=_mode(outer))
+            store.run(nested, mode=outer)
         assert contents(store) == []
         fill(store, {b"k": b"1"})
         assert value_of(store, b"k") == b"1"
@@ -173,7 +173,7 @@ class LifecycleLaws(Laws):
 
     def test_a_watch_that_waits_while_the_store_is_closed_comes_back(self, store: Store) -> None:
         watch = store.watch([b"k"])
-        waiting = Racer(lambda: watch.wait(0.3))
+        waiting = Racer(lambda: watch.wait(0.1))
         waiting.start()
         store.close()
         assert waiting.outcome() in (False, True)
@@ -181,7 +181,3 @@ class LifecycleLaws(Laws):
     def test_a_store_says_where_it_is(self, store: Store) -> None:
         assert "://" in store.url
         assert store.url in repr(store)
-
-
-def _mode(name: str) -> Mode:
-    return "take" if name == "take" else "serial"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from tidemill.errors import UsageError
-from tidemill.store import Row, Store, Swap, Tx
+from tidemill.store import Mode, Row, Store, Swap, Tx
 from tidemill.store.port import write_counter
 from tidemill.testing.store_laws.laws import BEHIND, FIRST, Laws, contents, fill, value_of
 from tidemill.testing.threads import Interloper, together
@@ -37,21 +37,41 @@ class TakeLaws(Laws):
 
     @pytest.mark.rule("STO-2")
     @pytest.mark.parametrize("mode", ["take", "serial"])
-    def test_a_row_is_never_given_to_two(self, store: Store, mode: str) -> None:
+    def test_a_row_is_never_given_to_two(self, store: Store, mode: Mode) -> None:
         fill(store, _queue(60))
 
         def work() -> list[Row]:
             taken: list[Row] = []
             while contents(store):  # an empty answer may mean that the others are taking at this moment
-                taken += store.run(lambda tx: tx.take(*QUEUE, 4), mode="take" if mode == "take" else "serial")
+                taken += store.run(lambda tx: tx.take(*QUEUE, 4), mode=mode)
             return taken
 
         taken = [row for each in together(*[work] * 4) for row in each]
         assert sorted(taken) == list(map(Row._make, _queue(60).items()))
 
+    @pytest.mark.rule("STO-2")
+    @pytest.mark.parametrize("other_mode", ["take", "serial"])
+    @pytest.mark.parametrize("mode", ["take", "serial"])
+    def test_a_take_cannot_be_overtaken(self, store: Store, mode: Mode, other_mode: Mode) -> None:
+        fill(store, _queue(3))
+        other = Interloper(lambda: store.run(lambda tx: tx.take(*QUEUE, 2), mode=other_mode))
+
+        def fn(tx: Tx) -> list[Row]:
+            rows = tx.take(*QUEUE, 2)
+            other.steps_in()
+            for row in rows:
+                tx.set(b"claim/" + row.key[2:], b"mine")
+            return rows
+
+        mine, others = store.run(fn, mode=mode), other.outcome()
+        left = store.run(lambda tx: tx.range(*QUEUE))
+        assert sorted([*mine, *others, *left]) == list(map(Row._make, _queue(3).items()))
+        claims = store.run(lambda tx: tx.range(b"claim/", b"claim0"))
+        assert [row.key[6:] for row in claims] == [row.key[2:] for row in mine]
+
     @pytest.mark.rule("STO-4")
     @pytest.mark.parametrize("mode", ["take", "serial"])
-    def test_what_was_taken_is_given_back_when_its_transaction_dies(self, store: Store, mode: str) -> None:
+    def test_what_was_taken_is_given_back_when_its_transaction_dies(self, store: Store, mode: Mode) -> None:
         fill(store, _queue(40))
         dead = threading.Semaphore(6)
         claims = {b"claim/%03d" % n: b"row %d" % n for n in range(40)}
@@ -68,7 +88,7 @@ class TakeLaws(Laws):
             done = 0
             while store.run(lambda tx: tx.range(*QUEUE, limit=1)):
                 try:
-                    done += store.run(claim, mode="take" if mode == "take" else "serial")
+                    done += store.run(claim, mode=mode)
                 except Died:
                     continue
             return done
@@ -78,12 +98,12 @@ class TakeLaws(Laws):
 
     @pytest.mark.rule("STO-2")
     @pytest.mark.parametrize("mode", ["take", "serial"])
-    def test_a_swap_has_one_winner(self, store: Store, mode: str) -> None:
+    def test_a_swap_has_one_winner(self, store: Store, mode: Mode) -> None:
         fill(store, {b"owner": b"nobody"})
 
         def work(me: bytes) -> list[bool]:
             swaps = [Swap(b"owner", b"nobody", me), Swap(b"first", None, me), Swap(b"log/" + me, None, b"")]
-            return store.run(lambda tx: tx.swap_many(swaps), mode="take" if mode == "take" else "serial")
+            return store.run(lambda tx: tx.swap_many(swaps), mode=mode)
 
         names = [b"one", b"two", b"three", b"four"]
         answers = together(*[lambda me=me: work(me) for me in names])

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tidemill.store import Row, Store, Tx, Version, pack, unpack
+from tidemill.store import Mode, Row, Store, Tx, Version, pack, unpack
 from tidemill.store.keys import after
 from tidemill.testing.store_laws.laws import Laws, contents, fill
 from tidemill.testing.threads import Interloper, together
@@ -73,21 +73,19 @@ class VersionLaws(Laws):
     @pytest.mark.rule("STO-2")
     @pytest.mark.parametrize("mode", ["serial", "take"])
     def test_a_transaction_that_began_first_and_commits_last_comes_last(
-        self, store: Store, mode: str
+        self, store: Store, mode: Mode
     ) -> None:
         def append(tx: Tx, name: bytes) -> None:
             tx.set_versioned(LOG, name)
             tx.add(b"appended", 1)
 
         other = Interloper(lambda: store.run(lambda tx: append(tx, b"other")))
-        returned: list[bytes] = []
 
         def fn(tx: Tx) -> None:
             append(tx, b"mine")
             other.steps_in()
 
-        store.run(fn, mode="take" if mode == "take" else "serial")
-        returned.append(b"mine")
+        store.run(fn, mode=mode)
         other.outcome()
         assert sorted(_log(store)) == [b"mine", b"other"]
         store.run(lambda tx: append(tx, b"third"))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tidemill.store import Store, Tx
+from tidemill.store import Mode, Store, Tx
 from tidemill.store.port import read_counter, write_counter
 from tidemill.testing.store_laws.laws import Laws, fill, value_of
 from tidemill.testing.threads import together
@@ -31,12 +31,12 @@ class WatchLaws(Laws):
     @pytest.mark.parametrize("mode", ["serial", "take"])
     @pytest.mark.parametrize("name", WRITES)
     def test_a_change_between_the_reading_and_the_waiting_is_not_missed(
-        self, store: Store, name: str, mode: str
+        self, store: Store, name: str, mode: Mode
     ) -> None:
         fill(store, {b"k": write_counter(1)})
         with store.watch([b"other", b"k"]) as watch:
             value_of(store, b"k")
-            store.run(WRITES[name], mode="take" if mode == "take" else "serial")
+            store.run(WRITES[name], mode=mode)
             assert watch.wait(SOON_S)
 
     @pytest.mark.rule("STO-8")
