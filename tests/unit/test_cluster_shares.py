@@ -95,15 +95,25 @@ CASES: dict[str, tuple[list[Standing], list[Node], Choice]] = {
         [A, B, C],
         Ask("p1"),
     ),
-    "a holder that does not let go within a ttl is overruled": (
+    "a holder that does not let go keeps it while its time runs": (
         [part("p1", "b"), part("p2", "b", wanted_by="a", wanted_for_us=TTL_US), part("p3", "b")],
+        [A, B],
+        Rest(0.0),
+    ),
+    "and then it is the asker's": (
+        [part("p1", "b"), part("p2", "b", left_us=0, wanted_by="a", wanted_for_us=TTL_US), part("p3", "b")],
         [A, B],
         Take("p2"),
     ),
-    "but not when we have enough by now": (
-        [part("p1", "a"), part("p2", "b", wanted_by="a", wanted_for_us=TTL_US)],
+    "an expired one that another asked for is left to it for a moment": (
+        [part("p1", "b", left_us=0, wanted_by="b"), part("p2", "b")],
         [A, B],
         Rest(0.0),
+    ),
+    "and then it is anybody's": (
+        [part("p1", "b", left_us=-TTL_US // 2, wanted_by="b"), part("p2", "b")],
+        [A, B],
+        Take("p1"),
     ),
     "nothing is stolen for a difference of one": (
         [part("p1", "a"), part("p2", "b"), part("p3", "b")],

@@ -16,12 +16,16 @@ def put(tx: Tx, keys: ClusterKeys, name: str, value: Value) -> None:
 def get(tx: Tx, keys: ClusterKeys, name: str) -> Value:
     """One entry; None when it was never set."""
     raw = tx.get(keys.config["user", name])
-    return None if raw is None else msgspec.msgpack.decode(raw, type=Value)
+    return None if raw is None else _decode(raw)
 
 
 def read_all(tx: Tx, keys: ClusterKeys) -> dict[str, Value]:
     """Every entry by its name."""
     space = keys.config.space("user")
-    return {
-        str(space.unpack(row.key)[0]): msgspec.msgpack.decode(row.value) for row in tx.range(*space.all())
-    }
+    return {str(space.unpack(row.key)[0]): _decode(row.value) for row in tx.range(*space.all())}
+
+
+def _decode(raw: bytes) -> Value:
+    # untyped: msgspec cannot tell str from bytes in a union, msgpack itself can
+    value: Value = msgspec.msgpack.decode(raw)
+    return value

@@ -133,7 +133,7 @@ class Holdings:
         self._renew_at = sent + self.every_s
         for page in _pages([held for held in list(self.held.values()) if not held.ending]):
 
-            def renew_page(tx: Tx, page: list[HeldPartition] = page) -> list[Partition | None]:
+            def renew_page(tx: Tx, page: list[HeldPartition] = page) -> list[tuple[Partition, bool] | None]:
                 return [self._renew_one(tx, held.part) for held in page]
 
             try:
@@ -141,20 +141,24 @@ class Holdings:
             except StoreError:
                 self._renew_at = sent + self.every_s / 3
                 return  # not lost yet: tried again, until the deadline (CLU-8)
-            for held, part in zip(page, answers, strict=True):
-                if part is None:
+            for held, answer in zip(page, answers, strict=True):
+                if answer is None:
                     held.lost = held.lost or not held.ending
                     continue
-                held.part, held.deadline = part, sent + self.ttl_s - self.ttl_s / 5
-                if (part.wanted_by or self._stopping) and not held.stopping:
+                held.part, extended = answer
+                if extended:  # else we were asked to let go, and given no more time
+                    held.deadline = sent + self.ttl_s - self.ttl_s / 5
+                if (held.part.wanted_by or self._stopping) and not held.stopping:
                     self._ask_to_stop(held)
         self.guard()
 
-    def _renew_one(self, tx: Tx, part: Partition) -> Partition | None:
+    def _renew_one(self, tx: Tx, part: Partition) -> tuple[Partition, bool] | None:
+        """The partition, and whether it has a whole ttl from now; None when it is not ours any more."""
         try:
-            return partitions.renew(tx, self.keys, part, self._ttl_us)
+            renewed = partitions.renew(tx, self.keys, part, self._ttl_us)
         except LeaseLost:
             return None
+        return renewed, renewed.expires_at >= tx.now() + self._ttl_us
 
     def _ask_to_stop(self, held: HeldPartition) -> None:
         held.stopping = True
@@ -186,9 +190,7 @@ class Holdings:
         if isinstance(choice, Take):
             sent = self.clock.monotonic()
             part = self.store.run(
-                lambda tx: partitions.take(
-                    tx, self.keys, group, choice.id, self.node.id, self._ttl_us, force_us=self._ttl_us
-                )
+                lambda tx: partitions.take(tx, self.keys, group, choice.id, self.node.id, self._ttl_us)
             )
             if part is not None:
                 self._begin(part, sent)

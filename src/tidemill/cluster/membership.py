@@ -75,6 +75,8 @@ class Membership:
             return  # joins again on the next tick, at once
         except StoreError:
             self._due = sent + self.every_s / 3
+            if joining:  # we may be listed under that epoch without knowing it, and be cleaned off again
+                self.node = msgspec.structs.replace(self.node, epoch=self.node.epoch + 1)
             return  # one failed renewal is not a lost lease (CLU-8)
         self.deadline = sent + self.ttl_s - self.ttl_s / 5
         self._due = sent + self.every_s

@@ -100,19 +100,11 @@ def map_of(tx: Tx, keys: ClusterKeys, group: str) -> Map | None:
     return None if raw is None else msgspec.msgpack.decode(raw, type=Map)
 
 
-def take(
-    tx: Tx,
-    keys: ClusterKeys,
-    group: str,
-    part_id: str,
-    holder: str,
-    ttl_us: int,
-    *,
-    force_us: int | None = None,
-) -> Partition | None:
+def take(tx: Tx, keys: ClusterKeys, group: str, part_id: str, holder: str, ttl_us: int) -> Partition | None:
     """Become the holder of a free or expired partition, under the next epoch; None when it is not to be had.
 
-    `force_us`: also take one whose holder was asked by us to let go that long ago and did not.
+    It is never taken from a holder whose time runs: fencing would refuse what that one writes here, but not
+    what it does elsewhere until its next renewal (CLU-4).
     """
     old = read(tx, keys, group, part_id)
     now = tx.now()
@@ -121,8 +113,7 @@ def take(
     handed_on = old.handed_on
     state: PartitionState = old.state
     if state is PartitionState.IN_PROGRESS:
-        ignored = force_us is not None and old.wanted_by == holder and old.wanted_at + force_us <= now
-        if not is_expired(old, now) and not ignored:
+        if not is_expired(old, now):
             return None
         state = step(PARTITION, PartitionState(state), PartitionEdge.EXPIRE)
         handed_on += 1
@@ -155,8 +146,14 @@ def check(tx: Tx, keys: ClusterKeys, part: Partition) -> Partition:
 
 
 def renew(tx: Tx, keys: ClusterKeys, part: Partition, ttl_us: int) -> Partition:
-    """Extend our hold; the answer says whether somebody asks for it (`wanted_by`)."""
+    """Extend our hold; the answer says whether somebody asks for it (`wanted_by`).
+
+    A holder that was asked a ttl ago and did not let go gets no more time: the answer has the old expiry,
+    and when that has come the partition is anybody's.
+    """
     current = check(tx, keys, part)
+    if current.wanted_by and current.wanted_at + ttl_us <= tx.now():
+        return current
     renewed = msgspec.structs.replace(current, expires_at=max(current.expires_at, tx.now() + ttl_us))
     _write(tx, keys, current, renewed)
     return renewed

@@ -4,8 +4,9 @@ Expired leases come before balance: work that nobody does is taken by whoever ha
 partitions are taken up to the fair share, which follows the slots; one that stays free for a ttl (its
 rightful taker is slow, or dead and not yet known to be) is anybody's. Only when nothing is free is a
 partition asked for from the fullest node, one at a time; what is then handed back is kept for the asker for
-a moment, and a holder that does not let go within a ttl is overruled. Each node starts at its own place in
-the list, so that nodes do not run after the same one, and pauses at random between two acquisitions.
+a moment. A holder that does not let go within a ttl is given no more time, and what runs out then is kept
+for the asker too. Each node starts at its own place in the list, so that nodes do not run after the same
+one, and pauses at random between two acquisitions.
 
 Balance comes to rest. A share is rarely a whole number, so it has two: `least` (rounded down) and `most`
 (rounded up). A node below its most asks one that is above its most; a node below its least asks one that is
@@ -79,17 +80,17 @@ def choose(
         return Rest(ttl_s)
     ttl_us = int(ttl_s * 1_000_000)
     ordered = _from_own_place(sorted(standings, key=lambda one: one.id), nodes, node_id)
-    expired = [one for one in ordered if one.holder and one.expires_at <= now_us]
+    kept_us = ttl_us * 2 // 5  # for whoever asked for it: two rounds of a node that looks
+
+    def nobodys(one: Standing, since_us: int) -> bool:
+        return since_us <= now_us and (one.wanted_by in ("", node_id) or since_us + kept_us <= now_us)
+
+    expired = [one for one in ordered if one.holder and nobodys(one, one.expires_at)]
     if expired:
         return Take(expired[0].id)
     mine = sum(one.holder == node_id for one in standings)
     share = fair_share(nodes, node_id, len(standings))
-    kept_us = ttl_us * 2 // 5  # for whoever asked for it: two rounds of a node that looks
-    free = [
-        one
-        for one in ordered
-        if not one.holder and (one.wanted_by in ("", node_id) or one.free_since + kept_us <= now_us)
-    ]
+    free = [one for one in ordered if not one.holder and nobodys(one, one.free_since)]
     free.sort(key=lambda one: one.wanted_by != node_id)
     left_over = [one for one in free if one.free_since + ttl_us <= now_us]
     if free and mine < share.most:
@@ -97,16 +98,13 @@ def choose(
     if left_over:
         return Take(left_over[0].id)
     if mine < share.most:
-        ignored = [one for one in ordered if one.wanted_by == node_id and one.wanted_at + ttl_us <= now_us]
-        if ignored:
-            return Take(ignored[0].id)
         asked = any(one.wanted_by and one.wanted_at + STALE_TTLS * ttl_us > now_us for one in standings)
         excess = None if asked else _excess(ordered, nodes, node_id, below_least=mine < share.least)
         if excess is not None:
             return Ask(excess.id)
     next_expiry = min((one.expires_at for one in standings if one.holder), default=now_us + ttl_us)
     wait_s = min(ttl_s, max(0.0, (next_expiry - now_us) / 1_000_000))
-    if any(not one.holder for one in standings):  # left to others, but perhaps not for long
+    if any(one.expires_at <= now_us for one in standings):  # left to others, but perhaps not for long
         wait_s = ttl_s / 5
     return Rest(wait_s + pause_s * chance.random())
 
