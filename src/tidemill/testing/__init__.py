@@ -8,11 +8,16 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tidemill.testing.objects_conformance import LostAnswerConformance, ObjectsConformance
     from tidemill.testing.store_conformance import StoreConformance
 
-_SUITES = {"StoreConformance": "tidemill.testing.store_conformance"}
+_SUITES = {
+    "LostAnswerConformance": "tidemill.testing.objects_conformance",
+    "ObjectsConformance": "tidemill.testing.objects_conformance",
+    "StoreConformance": "tidemill.testing.store_conformance",
+}
 
-__all__ = ["StoreConformance"]
+__all__ = ["LostAnswerConformance", "ObjectsConformance", "StoreConformance"]
 
 
 def __getattr__(name: str) -> object:

@@ -1,0 +1,115 @@
+"""A TCP proxy that loses what it is told to: a request before it arrives, or an answer after it was given.
+
+    with LossyProxy("127.0.0.1", port) as proxy:
+        client = connect(proxy.endpoint)
+        proxy.lose("answer", b"PUT ")        # the next PUT is done, and its client does not learn of it
+
+The server is real, so what was lost has really happened, or really not.
+"""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Literal, Self
+
+Loss = Literal["request", "answer", "silence"]
+"""request: cut before the server sees it. answer: cut when the server has answered. silence: the same, but
+the connection stays open and nothing ever comes, until the client's patience ends."""
+
+
+class LossyProxy:
+    """Forwards connections to one server, and loses what `lose` says."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._server = host, port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._lock = threading.Lock()
+        self._start = b""
+        self._losses: list[Loss] = []
+        self._open: set[socket.socket] = set()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._shut(self._listener)
+        with self._lock:
+            left = list(self._open)
+        self._shut(*left)
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    @property
+    def pending(self) -> int:
+        """How many losses are still to happen."""
+        with self._lock:
+            return len(self._losses)
+
+    def lose(self, loss: Loss, start: bytes, *, times: int = 1) -> None:
+        """Lose the next requests that begin with `start`, or their answers."""
+        with self._lock:
+            self._start, self._losses = start, [loss] * times
+
+    def _next_loss(self, data: bytes) -> Loss | None:
+        with self._lock:
+            return self._losses.pop(0) if self._losses and data.startswith(self._start) else None
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                _Link(client, socket.create_connection(self._server), self._next_loss, self._shut).start()
+                with self._lock:
+                    self._open |= {client}
+
+    @staticmethod
+    def _shut(*sockets: socket.socket) -> None:
+        for each in sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+
+class _Link:
+    """One connection: two threads that carry bytes, until one side ends or a loss is due."""
+
+    def __init__(
+        self,
+        client: socket.socket,
+        server: socket.socket,
+        next_loss: Callable[[bytes], Loss | None],
+        shut: Callable[..., None],
+    ) -> None:
+        self._client, self._server = client, server
+        self._next_loss = next_loss
+        self._shut = shut
+        self._loss: Loss | None = None
+
+    def start(self) -> None:
+        for carry in (self._requests, self._answers):
+            threading.Thread(target=carry, daemon=True).start()
+
+    def _requests(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := self._client.recv(65536):
+                self._loss = self._loss or self._next_loss(data)
+                if self._loss == "request":
+                    break
+                self._server.sendall(data)
+        self._shut(self._client, self._server)
+
+    def _answers(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := self._server.recv(65536):
+                if self._loss == "answer":
+                    break
+                if self._loss != "silence":
+                    self._client.sendall(data)
+        self._shut(self._client, self._server)

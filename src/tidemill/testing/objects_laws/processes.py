@@ -1,0 +1,99 @@
+"""Laws among processes: one creates, and who is killed leaves nothing torn.
+
+The other processes run `tidemill.testing.objects_writer` and open the storage by its URL, which they get
+through their environment: a command line can be seen by everybody on the machine.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from tidemill.objects import Objects
+from tidemill.testing.objects_laws.laws import Laws
+from tidemill.testing.objects_writer import URL, whole
+
+KILLS = 4
+
+
+class ProcessLaws(Laws):
+    """Needs the fixture `objects_url`."""
+
+    @pytest.mark.rule("STO-12")
+    def test_of_many_processes_exactly_one_creates(self, objects: Objects, objects_url: str | None) -> None:
+        count = 40
+        children = [_child(objects_url, "race", str(count)) for _ in range(4)]
+        try:
+            for child in children:
+                assert _line(child) == "ready"
+            for child in children:
+                _tell(child, "go")
+            answers = [json.loads(_line(child)) for child in children]
+        finally:
+            for child in children:
+                _end(child)
+        for number in range(count):
+            given = Counter(each[number] for each in answers)
+            assert given == {"created": 1, "other": 3}, number
+        owners = Counter(objects.get(f"race/{number}")[0].split(b":")[0] for number in range(count))
+        assert owners == {
+            str(child.pid).encode(): each.count("created")
+            for child, each in zip(children, answers, strict=True)
+            if "created" in each
+        }
+
+    @pytest.mark.rule("STO-12")
+    def test_a_writer_that_is_killed_leaves_nothing_torn(
+        self, objects: Objects, objects_url: str | None
+    ) -> None:
+        answered: set[str] = set()
+        for number in range(KILLS):
+            child = _child(objects_url, "write", str(number))
+            try:
+                for _ in range(5 + 7 * number):
+                    answered.add(_line(child))
+                os.kill(child.pid, signal.SIGKILL)
+            finally:
+                answered |= set(_end(child))
+        found = {info.key: info for info in objects.list()}
+        assert answered <= set(found)
+        for key, info in found.items():
+            body = objects.get(key)[0]
+            assert whole(body), f"{key} is torn: {info}"
+            assert len(body) == info.size
+
+
+def _child(url: str | None, *arguments: str) -> subprocess.Popen[str]:
+    if url is None:
+        pytest.skip("no other process can open this storage")
+    return subprocess.Popen(
+        [sys.executable, "-m", "tidemill.testing.objects_writer", *arguments],
+        env={**os.environ, URL: url},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _line(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    line = child.stdout.readline().rstrip("\n")
+    assert line, f"the writer ended with {child.wait(30)}"
+    return line
+
+
+def _tell(child: subprocess.Popen[str], word: str) -> None:
+    assert child.stdin is not None
+    child.stdin.write(word + "\n")
+    child.stdin.flush()
+
+
+def _end(child: subprocess.Popen[str]) -> list[str]:
+    """End a child; returns the whole lines it had still said."""
+    child.kill()
+    out, _ = child.communicate(timeout=30)
+    return out.split("\n")[:-1]

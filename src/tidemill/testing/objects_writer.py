@@ -1,0 +1,85 @@
+"""What the other processes of the conformance suite do: `python -m tidemill.testing.objects_writer`.
+
+    race N    wait for a line, create race/0 to race/N-1, say what each answered as JSON
+    write X   write objects of all sizes for ever, say each key when it was answered, until killed
+
+A body is its own proof: it begins with its writer, its length and its digest.
+"""
+
+import hashlib
+import json
+import os
+import random
+import sys
+
+from tidemill import crash
+from tidemill.clock import SYSTEM
+from tidemill.objects import Objects, open_objects
+
+URL = "TIDEMILL_OBJECTS_URL"
+
+
+def body_of(owner: str, payload: bytes) -> bytes:
+    """A body that can be told whole from torn."""
+    return f"{owner}:{len(payload)}:{hashlib.sha256(payload).hexdigest()}:".encode() + payload
+
+
+def whole(body: bytes) -> bool:
+    """Whether a body is all that its beginning says."""
+    parts = body.split(b":", 3)
+    if len(parts) != 4:
+        return False
+    payload = parts[3]
+    return int(parts[1]) == len(payload) and parts[2].decode() == hashlib.sha256(payload).hexdigest()
+
+
+def race(objects: Objects, count: int) -> None:
+    """Create objects that others create too."""
+    _say("ready")
+    sys.stdin.readline()
+    answers: list[str] = []
+    for number in range(count):
+        body = body_of(f"{os.getpid()}", b"%d by %d" % (number, os.getpid()))
+        answers.append(objects.put_if_absent(f"race/{number}", body, body.split(b":")[2]).value)
+    _say(json.dumps(answers))
+
+
+def write(objects: Objects, name: str) -> None:
+    """Write until killed: new objects, replaced ones, created ones, replaced under a condition."""
+    chance = random.Random(name)
+    for turn in range(1_000_000):
+        payload = chance.randbytes(chance.choice([0, 100, 5_000, 300_000]))
+        body = body_of(f"{name}-{turn:08d}", payload)
+        key = f"w/{name}/{turn}"
+        match turn % 4:
+            case 0:
+                objects.put(key, body)
+            case 1:
+                key = f"w/{name}/replaced"
+                objects.put(key, body)
+            case 2:
+                objects.put_if_absent(key, body, f"{name}-{turn:08d}".encode())
+            case _:
+                key = f"w/{name}/replaced"
+                objects.put_if_match(key, body, objects.head(key).etag)
+        _say(key)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Do what the command line says, in the storage that the environment names."""
+    crash.arm_from_environment()
+    what, argument = sys.argv[1:]
+    objects = open_objects(os.environ[URL], clock=SYSTEM, probe=False)
+    if what == "race":
+        race(objects, int(argument))
+    else:
+        write(objects, argument)
+
+
+if __name__ == "__main__":
+    main()
