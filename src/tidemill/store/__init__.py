@@ -1,6 +1,7 @@
 """The transactional, ordered key/value store that all coordination goes through."""
 
 from tidemill.store.keys import Space, Version, pack, unpack
+from tidemill.store.open import open_store
 from tidemill.store.port import LIMITS, Limits, Mode, Row, Store, Swap, Tx, Watch
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Tx",
     "Version",
     "Watch",
+    "open_store",
     "pack",
     "unpack",
 ]

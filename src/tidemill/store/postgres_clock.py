@@ -63,11 +63,11 @@ class LeaseClock:
 
     def step_back(self) -> int | None:
         """The time to go on from when the server's clock was set back; said once, to whoever asks first."""
-        if not self._stepped_back:  # the usual case, without the lock
-            return None
         with self._lock:
-            stepped_back, self._stepped_back = self._stepped_back, False
-            return self._last if stepped_back else None
+            if not self._stepped_back:
+                return None
+            self._stepped_back = False
+            return self._last
 
     def estimate(self) -> int | None:
         """About the lease time, without asking: good for naming the minute of an operation, no more."""

@@ -120,14 +120,13 @@ class Link:
 
     def notifications(self) -> list[tuple[int, str]]:
         """What others told this session by NOTIFY since it was last asked: their process and the payload."""
+        lost: LinkLost | None = None
         try:
             while self._poll.poll(0):
                 self._pg.consume_input()
             self._pg.is_busy()  # takes apart what was read
         except psycopg.Error as error:
             lost = self._lost(str(error), sent=False)
-        else:
-            lost = None
         if lost is not None:
             raise lost
         found = []

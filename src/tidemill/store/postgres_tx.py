@@ -120,6 +120,11 @@ class PostgresTx(Tx):
         self._adds.pop(key, None)
         self._kept[key] = value
 
+    def _set_many(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        for key in self._adds.keys() & {key for key, _ in rows}:
+            del self._adds[key]
+        self._kept.update(rows)
+
     def _clear(self, key: bytes) -> None:
         self._adds.pop(key, None)
         self._kept[key] = None
@@ -298,8 +303,10 @@ class PostgresTx(Tx):
         if not self._versioned:
             return []
         turns = sorted({lock_id(self._sql.schema, "order", prefix) for prefix, _ in self._versioned})
-        heads = _column(prefix + b"\x33" for prefix, _ in self._versioned)
-        tails = _column((0).to_bytes(2, "big") + n.to_bytes(2, "big") for n in range(len(self._versioned)))
+        heads = _column(
+            prefix + b"\x33\x00\x00" for prefix, _ in self._versioned
+        )  # then 8 bytes of the number
+        tails = _column(n.to_bytes(2, "big") for n in range(len(self._versioned)))
         values = _column(value for _, value in self._versioned)
         return [
             Call(self._sql.keep_order, (integers(turns),)),

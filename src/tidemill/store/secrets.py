@@ -16,6 +16,7 @@ HIDDEN = "***"
 
 _SECRET_NAME = re.compile(r"pass|pwd|secret|token|credential|signature|(?:^|[_-])key$", re.IGNORECASE)
 _PARAMETER = re.compile(r"(?P<name>[\w.-]+)(?P<equals>\s*=\s*)(?P<value>'[^']*'|[^&\s#]*)")
+_HEADLESS = re.compile(r"(?P<name>[^/:@]+):(?P<secret>.*)@(?P<host>[^@]*)$", re.DOTALL)
 _AUTHORITY_END = re.compile(r"[/?#]")
 
 
@@ -26,8 +27,9 @@ def redact(url: str) -> str:
     'postgresql://ann:***@db.example/shop?sslpassword=***&sslmode=require'
     """
     scheme, there, rest = url.partition("://")
-    if not there:
-        return _without_parameters(url)
+    if not there:  # a path, or a URL that has lost its head
+        lost = _HEADLESS.match(url)
+        return _without_parameters(f"{lost['name']}:{HIDDEN}@{lost['host']}" if lost else url)
     before, at, host = rest.rpartition("@")
     if at:
         user, colon, _ = before.partition(":")
@@ -58,6 +60,8 @@ def _secrets_of(url: str) -> set[str]:
     if at:
         _, _, password = before.partition(":")
         found |= {password, password.partition("@")[0]}
+    elif (headless := _HEADLESS.match(url)) is not None:
+        found.add(headless["secret"])
     return found
 
 

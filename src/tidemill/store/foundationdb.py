@@ -1,0 +1,401 @@
+"""The store on FoundationDB: the port was cut after it, so that almost everything is native.
+
+Written against the documented binding (API version 730) and *not run* until the conformance suite has met a
+cluster: there is none on the machines that test us. `tests/conformance/test_store_foundationdb.py` runs it
+wherever a cluster file answers.
+
+- A key is the prefix of the store and the key of the port, byte for byte: other layers can read our tuples.
+- Reads add conflict ranges, snapshot reads do not, blind writes never conflict, `add` is the atomic ADD, and
+  `set_versioned` is a versionstamped key. Such a key makes its range unreadable until the commit, so these
+  writes are kept back until then.
+- `take` reads a window without protection and then protects just the rows it picks: two takers conflict only
+  over the same row. After a conflict it picks at random from a wider window.
+- Lease time is the read version, which advances by about a million per second and never goes back (STO-6).
+  It is not exact, and a recovery of the cluster makes it jump forward by up to about 100 s: leases then
+  expire early, which fencing makes safe. There is no wall clock in the cluster: `wall` is this machine's.
+- A commit whose outcome is unknown is settled by the operation's row. The attempt declares that it read the
+  row, without reading it; a fence that is written meanwhile makes the late commit a conflict.
+"""
+
+import os
+import random
+import struct
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from tidemill import crash
+from tidemill.clock import SYSTEM, Clock
+from tidemill.errors import (
+    BadUrl,
+    MissingDriver,
+    StoreCorrupt,
+    StoreError,
+    StoreFormat,
+    StoreUnavailable,
+    TransactionTooLarge,
+    UsageError,
+)
+from tidemill.store.keys import pack, unpack
+from tidemill.store.port import SYSTEM_PREFIX, Mode, Row, Swap, Tx, Watch, write_counter
+from tidemill.store.retry import (
+    Conflict,
+    Operation,
+    RetryingStore,
+    Unknown,
+    Unreached,
+    expired_operations,
+)
+
+T = TypeVar("T")
+
+API_VERSION = 730
+FORMAT = 1
+TIMEOUT_MS = 5_000  # a transaction lasts 2 s at most; behind that the cluster does not answer
+CLEAN_EVERY_US = 60_000_000
+POLL_S = 1.0
+
+_FORMAT_KEY = SYSTEM_PREFIX + b"format"
+_TOUCHED = SYSTEM_PREFIX + b"touched"  # counts the commits that appended behind a prefix, for who watches it
+_NOT_COMMITTED, _TOO_OLD, _TIMED_OUT, _TOO_LARGE = 1020, 1007, 1031, 2101
+
+
+def load_binding() -> Any:
+    """The module fdb with its API version chosen; MissingDriver when it or its library is not there."""
+    hint = "pip install tidemill[foundationdb], and FoundationDB's client library (libfdb_c)"
+    try:
+        import fdb
+
+        if not fdb.is_api_version_selected():
+            fdb.api_version(API_VERSION)
+    except ImportError:
+        problem = "the Python binding of FoundationDB is not installed"
+    except Exception as error:  # noqa: BLE001 - the binding raises Exception itself when its library is missing
+        problem = f"the Python binding of FoundationDB cannot be used: {error}"
+    else:
+        return fdb
+    raise MissingDriver(problem, hint=hint)
+
+
+class Mapping:
+    """Keys of the port to keys of the cluster and back: one prefix in front, nothing else."""
+
+    def __init__(self, prefix: bytes) -> None:
+        if not prefix or prefix[:1] == b"\xff":
+            raise BadUrl("a FoundationDB prefix that is empty or belongs to the cluster itself")
+        self.prefix = prefix
+
+    def raw(self, key: bytes) -> bytes:
+        return self.prefix + key
+
+    def own(self, raw: bytes) -> bytes:
+        return raw[len(self.prefix) :]
+
+    def versionstamped(self, prefix: bytes, ordinal: int) -> bytes:
+        """The parameter of SET_VERSIONSTAMPED_KEY: room for the stamp, the ordinal, then the room's place."""
+        head = self.raw(prefix) + b"\x33"
+        return head + bytes(10) + ordinal.to_bytes(2, "big") + struct.pack("<I", len(head))
+
+
+class FoundationTx(Tx):
+    """One attempt, which is one transaction of the cluster."""
+
+    def __init__(self, store: "FoundationStore", mode: Mode, attempt: int) -> None:
+        super().__init__(mode, store.clock)
+        self._store = store
+        self._map = store.mapping
+        self._attempt = attempt
+        self._versioned: list[tuple[bytes, bytes]] = []
+        self._now: int | None = None
+        self._wall = int(store.clock.wall() * 1_000_000)
+        self.tr = store.begin()
+
+    def now(self) -> int:
+        if self._now is None:
+            self._now = int(self._store.asked(lambda: self.tr.get_read_version().wait()))
+        return self._now
+
+    def wall(self) -> int:
+        return self._wall
+
+    # --- reading
+
+    def _get_many(self, keys: Sequence[bytes], lock: bool) -> list[bytes | None]:
+        del lock  # a read is protected from every writer here
+        return self._store.asked(lambda: self._values(keys))
+
+    def _values(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        futures = [self.tr.get(self._map.raw(key)) for key in keys]  # all are asked before one is awaited
+        return [future.value for future in futures]
+
+    def _range(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool, snapshot: bool) -> list[Row]:
+        reader = self.tr.snapshot if snapshot else self.tr
+        return self._rows(reader, lo, hi, limit or 0, reverse)
+
+    def _rows(self, reader: Any, lo: bytes, hi: bytes, limit: int, reverse: bool) -> list[Row]:
+        def read() -> list[Row]:
+            found = reader.get_range(self._map.raw(lo), self._map.raw(hi), limit, reverse).to_list()
+            return [Row(self._map.own(each.key), each.value) for each in found]
+
+        return self._store.asked(read)
+
+    # --- writing
+
+    def _set(self, key: bytes, value: bytes) -> None:
+        self.tr.set(self._map.raw(key), value)
+
+    def _clear(self, key: bytes) -> None:
+        self.tr.clear(self._map.raw(key))
+
+    def _clear_range(self, lo: bytes, hi: bytes) -> None:
+        self.tr.clear_range(self._map.raw(lo), self._map.raw(hi))
+
+    def _add(self, key: bytes, amount: int) -> None:
+        self.tr.add(self._map.raw(key), write_counter(amount))
+
+    def _set_versioned(self, prefix: bytes, value: bytes) -> None:
+        self._versioned.append((prefix, value))
+
+    def _take(self, lo: bytes, hi: bytes, limit: int) -> list[Row]:
+        wider = min(self._attempt, 8)  # once for the first attempt: rows come in order when nobody competes
+        window = self._rows(self.tr.snapshot, lo, hi, limit * wider, reverse=False)
+        at = self._store.chance.randrange(max(1, len(window) - limit + 1)) if wider > 1 else 0
+        picked = window[at : at + limit]
+        for row in picked:
+            self.tr.add_read_conflict_key(self._map.raw(row.key))
+            self._clear(row.key)
+        return picked
+
+    def _swap_many(self, swaps: Sequence[Swap]) -> list[bool]:
+        keys = [*{swap.key: None for swap in swaps}]
+        found = dict(zip(keys, self._get_many(keys, lock=True), strict=True))
+        done = []
+        for swap in swaps:
+            holds = found[swap.key] == swap.expected
+            if holds:
+                found[swap.key] = swap.new
+                self._clear(swap.key) if swap.new is None else self._set(swap.key, swap.new)
+            done.append(holds)
+        return done
+
+    # --- the end
+
+    def commit(self, operation: Operation[T]) -> None:
+        """Commit what was written, with the operation's row."""
+        for ordinal, (prefix, value) in enumerate(self._versioned):
+            self.tr.set_versionstamped_key(self._map.versionstamped(prefix, ordinal), value)
+        for prefix in {prefix for prefix, _ in self._versioned}:
+            self.tr.add(self._map.raw(_TOUCHED + prefix), write_counter(1))
+        key = self._map.raw(operation.key(self.now()))
+        self.tr.add_read_conflict_key(key)
+        self.tr.set(key, operation.row())
+        crash.point("store.foundationdb.before_commit")
+        self._store.asked(lambda: self.tr.commit().wait(), committing=True)
+        crash.point("store.foundationdb.after_commit")
+
+
+class FoundationStore(RetryingStore):
+    """A store under one prefix of a FoundationDB cluster.
+
+    cluster_file: path of the cluster file; None for the platform's default.
+    prefix: what stands in front of every key.
+    """
+
+    def __init__(
+        self,
+        cluster_file: str | None = None,
+        *,
+        prefix: bytes | None = None,
+        clock: Clock = SYSTEM,
+        chance: random.Random | None = None,
+        patience_s: float = 30.0,
+        binding: Any = None,
+    ) -> None:
+        super().__init__(clock=clock, chance=chance, patience_s=patience_s)
+        self.mapping = Mapping(pack(("tidemill",)) if prefix is None else prefix)
+        self._cluster_file = cluster_file
+        self._fdb = load_binding() if binding is None else binding
+        self._pid = os.getpid()
+        self._active = threading.local()
+        self._cleaned_at = 0
+        self._closed = False
+        try:
+            self._db = self._fdb.open(cluster_file)
+        except self._fdb.FDBError as error:
+            problem = f"cannot open {self.url}: {error}"
+        else:
+            problem = ""
+        if problem:
+            raise StoreUnavailable(problem, hint="check the path of the cluster file")
+        self._check_format()
+
+    @property
+    def url(self) -> str:
+        return f"foundationdb://{self._cluster_file or ''}"
+
+    def close(self) -> None:
+        self._closed = True  # the binding keeps one connection per cluster file, for all of the process
+
+    def watch(self, keys: Iterable[bytes]) -> Watch:
+        return FoundationWatch(self, keys)
+
+    # --- running
+
+    def run(self, fn: Callable[[Tx], T], *, mode: Mode = "serial") -> T:
+        if getattr(self._active, "busy", False):
+            raise UsageError(
+                "store.run inside a transaction's function", hint="pass tx on to the inner function"
+            )
+        return super().run(fn, mode=mode)
+
+    def _attempt(self, operation: Operation[T]) -> T:
+        tx = FoundationTx(self, operation.mode, operation.attempt)
+        self._active.busy = True
+        try:
+            result = operation.results[operation.attempt] = operation.fn(tx)
+        finally:
+            self._active.busy = False
+            tx._end()
+        tx._check_age()
+        if tx.writes:
+            tx.commit(operation)
+            self._clean(tx.now())
+        return result
+
+    def _fence(self, operation: Operation[T]) -> int:
+        key = self.mapping.raw(operation.key(0))
+        tr = self.begin()
+        row = self.asked(lambda: tr.get(key).value)
+        if row is None:
+            tr.set(key, pack((0,)))
+            self.asked(lambda: tr.commit().wait(), committing=True)
+            return 0
+        (number,) = unpack(row)
+        assert isinstance(number, int)
+        return number
+
+    def begin(self) -> Any:
+        """A transaction of the cluster."""
+        if self._closed:
+            raise UsageError("a store that was closed", hint="open it again")
+        if os.getpid() != self._pid:
+            raise UsageError(
+                "FoundationDB's client does not survive a fork",
+                hint="open the store in the child, or spawn it",
+            )
+        tr = self._db.create_transaction()
+        tr.options.set_timeout(TIMEOUT_MS)
+        return tr
+
+    def asked(self, question: Callable[[], T], *, committing: bool = False) -> T:
+        """Ask the cluster; its errors become Conflict, Unknown, Unreached or one of ours."""
+        try:
+            return question()
+        except self._fdb.FDBError as error:
+            meaning = self._meaning(error, committing=committing)
+        raise meaning
+
+    def _meaning(self, error: Any, *, committing: bool) -> Exception:
+        said = f"{error.description} ({error.code})" if hasattr(error, "description") else str(error)
+        predicates = self._fdb.predicates
+        if committing and (error.code == _TIMED_OUT or predicates.maybe_committed(error)):
+            return Unknown(said)
+        if error.code in (_NOT_COMMITTED, _TOO_OLD):
+            return Conflict(said)
+        if error.code == _TIMED_OUT or predicates.retryable(error):
+            return Unreached(said)
+        if error.code == _TOO_LARGE:
+            return TransactionTooLarge(f"a transaction that FoundationDB refuses: {said}")
+        return StoreError(f"FoundationDB refused: {said}")
+
+    # --- housekeeping
+
+    def _check_format(self) -> None:
+        def check(tx: Tx) -> bytes | None:
+            assert isinstance(tx, FoundationTx)
+            key = self.mapping.raw(_FORMAT_KEY)
+            found: bytes | None = self.asked(lambda: tx.tr.get(key).value)
+            if found is None:
+                tx.tr.set(key, pack((FORMAT,)))
+                self.asked(lambda: tx.tr.commit().wait(), committing=True)
+            return found
+
+        found = self.run(check)  # writing it twice is writing it once, so that a doubt about it does no harm
+        if found is None:
+            return
+        try:
+            (number,) = unpack(found)
+        except ValueError:
+            number = None
+        if not isinstance(number, int):
+            raise StoreCorrupt(f"the store under {self.mapping.prefix!r} names no format")
+        if number != FORMAT:
+            newer = number > FORMAT
+            raise StoreFormat(
+                f"a store of format {number}, where this release knows {FORMAT}",
+                hint=None if newer else "open it with the release that wrote it",
+            )
+
+    def _clean(self, now_us: int) -> None:
+        """Remove the operation rows that nobody can ask for any more, now and then; one range, one clear."""
+        if now_us - self._cleaned_at < CLEAN_EVERY_US:
+            return
+        self._cleaned_at = now_us
+        lo, hi = expired_operations(now_us)
+        tr = self.begin()
+        tr.clear_range(self.mapping.raw(lo), self.mapping.raw(hi))
+        with suppress(Conflict, Unreached, Unknown):  # the next minute tries again
+            self.asked(lambda: tr.commit().wait(), committing=True)
+
+
+class FoundationWatch(Watch):
+    """Native watches, armed again before `wait` says that one has fired: nothing is missed in between."""
+
+    def __init__(self, store: FoundationStore, keys: Iterable[bytes]) -> None:
+        self._store = store
+        self._keys = [each for key in keys for each in (key, _TOUCHED + key)]
+        self._event = threading.Event()
+        self._futures: list[Any] = []
+        self._closed = False
+        self._arm()
+
+    def _arm(self) -> None:
+        store = self._store
+        self._forget()
+
+        def watch() -> None:
+            tr = store.begin()
+            self._futures = [tr.watch(store.mapping.raw(key)) for key in self._keys]
+            tr.commit().wait()
+
+        try:
+            store.asked(watch)
+        except (Conflict, Unreached, StoreError):
+            self._forget()  # too many watches, or no answer: whoever waits looks by himself
+            return
+        for future in self._futures:
+            future.on_ready(self._fired)
+
+    def _fired(self, _: object) -> None:
+        self._event.set()
+
+    def _forget(self) -> None:
+        for future in self._futures:
+            future.cancel()
+        self._futures = []
+
+    def wait(self, timeout_s: float) -> bool:
+        if self._closed:
+            return self._store.clock.wait(threading.Event(), timeout_s)
+        polls = not self._futures
+        limit_s = min(timeout_s, POLL_S) if polls else timeout_s
+        fired = self._store.clock.wait(self._event, limit_s)
+        if fired or polls:
+            self._event.clear()
+            self._arm()
+        return fired or (polls and limit_s < timeout_s)
+
+    def close(self) -> None:
+        self._closed = True
+        self._forget()

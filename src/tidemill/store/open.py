@@ -1,0 +1,87 @@
+"""A store from its URL: the one place that knows which backend answers to which name."""
+
+import random
+import re
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote
+
+from tidemill.clock import SYSTEM, Clock
+from tidemill.errors import BadUrl, MissingDriver
+from tidemill.store.memory import MemoryStore
+from tidemill.store.port import Store
+from tidemill.store.secrets import redact
+
+_SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<slashes>//)?(?P<rest>.*)", re.DOTALL)
+_KNOWN = ("memory", "sqlite", "postgresql", "postgres", "foundationdb")
+
+
+def open_store(url: str, *, clock: Clock = SYSTEM, chance: random.Random | None = None) -> Store:
+    """Open the store that a URL names; a backend is imported when it is asked for.
+
+    url: `memory://`, `sqlite:///abs/path` or a plain path, `postgresql://user@host/db`,
+        `foundationdb:///etc/foundationdb/fdb.cluster`.
+
+    >>> open_store("memory://")
+    <MemoryStore memory://>
+    """
+    parts = _SCHEME.fullmatch(url)
+    scheme = parts["scheme"].lower() if parts else ""
+    if parts is None or (not parts["slashes"] and scheme not in _KNOWN):
+        if redact(url) != url:  # libpq's other form, or a URL without its head: not the name of a file
+            raise BadUrl(f"the store's URL {redact(url)} cannot be understood")
+        return _sqlite(url, url, clock, chance)
+    if not parts["slashes"] or scheme not in _KNOWN:
+        raise BadUrl(f"the store's URL {redact(url)} cannot be understood")
+    if scheme == "memory":
+        if parts["rest"]:
+            raise BadUrl(
+                f"the store's URL {redact(url)} names a place in memory", hint="write memory:// alone"
+            )
+        return MemoryStore(clock=clock, chance=chance)
+    if scheme == "sqlite":
+        return _sqlite(url, _absolute_path(url, parts["rest"]), clock, chance)
+    if scheme == "foundationdb":
+        return _foundationdb(url, parts["rest"], clock, chance)
+    return _postgres(url, clock, chance)
+
+
+def _absolute_path(url: str, rest: str) -> str:
+    if not rest.startswith("/") or "?" in rest or "#" in rest:
+        raise BadUrl(
+            f"the store's URL {redact(url)} has no absolute path",
+            hint="write sqlite:///home/me/tidemill.db with three slashes, or just the path",
+        )
+    return unquote(rest)
+
+
+def _sqlite(url: str, path: str, clock: Clock, chance: random.Random | None) -> Store:
+    if not path.strip("/") or "\0" in path:
+        raise BadUrl(f"the store's URL {redact(url)!r} names no file")
+    from tidemill.store.sqlite import SqliteStore
+
+    return SqliteStore(Path(path).expanduser(), clock=clock, chance=chance)
+
+
+def _postgres(url: str, clock: Clock, chance: random.Random | None) -> Store:
+    try:
+        from tidemill.store.postgres import PostgresStore
+    except ImportError as error:
+        missing = f"PostgreSQL needs a driver that cannot be imported: {error}"
+    else:
+        return PostgresStore(url, clock=clock, chance=chance)
+    raise MissingDriver(missing, hint="pip install tidemill[postgres]")
+
+
+def _foundationdb(url: str, rest: str, clock: Clock, chance: random.Random | None) -> Store:
+    path, _, query = rest.partition("?")
+    parameters = dict(parse_qsl(query, keep_blank_values=True))
+    if (path and not path.startswith("/")) or "#" in rest or parameters.keys() - {"prefix"}:
+        raise BadUrl(
+            f"the store's URL {redact(url)} cannot be understood",
+            hint="write foundationdb:///etc/foundationdb/fdb.cluster?prefix=tidemill",
+        )
+    from tidemill.store.foundationdb import FoundationStore
+    from tidemill.store.keys import pack
+
+    prefix = pack((parameters["prefix"],)) if parameters.get("prefix") else None
+    return FoundationStore(unquote(path) or None, prefix=prefix, clock=clock, chance=chance)
