@@ -1,0 +1,284 @@
+"""A node as a program, for tests with real processes and for the demo.
+
+    python -m tidemill.testing.node --store sqlite:///tmp/x/store.db --cluster c --slots 4 --ttl-s 2
+
+It joins, stands for leader, and does the work that the store's plan asks for (`tidemill.testing.work`), each
+partition in a thread of its own. What happens is printed, one JSON object per line, with `t`, the machine's
+monotonic time in seconds, which all processes of a machine share. SIGTERM drains it, a second one ends it.
+
+`--careless` makes it a bad holder on purpose: it never looks at its own deadline and does not stop when it is
+told that its lease is over. Only the store's fence is left then, and that must be enough.
+"""
+
+import argparse
+import ctypes
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from tidemill.clock import SYSTEM, Clock
+from tidemill.cluster.holdings import HeldPartition
+from tidemill.cluster.leader import Tenure
+from tidemill.cluster.member import Member, random_id
+from tidemill.cluster.nodes import Node
+from tidemill.cluster.states import MemberState
+from tidemill.errors import LeaseLost, StoreError, TidemillError
+from tidemill.events import Emit, Event
+from tidemill.store import Store, Tx, open_store
+from tidemill.testing.fake_clock import ShiftedClock
+from tidemill.testing.work import Plan, Work
+
+STORE_VARIABLE = "TIDEMILL_STORE"
+ENDING = {signal.SIGTERM, signal.SIGINT}
+
+
+class Started(Event, frozen=True):
+    """The program runs; its member joins next."""
+
+    node: str
+    pid: int
+
+
+class WriteRefused(Event, frozen=True):
+    """A write under an epoch that was over; nothing of it was committed."""
+
+    node: str
+    partition: str
+    epoch: int
+    why: str
+
+
+class StoreAway(Event, frozen=True):
+    """The store did not answer a worker; it tries again while its lease lasts."""
+
+    node: str
+    partition: str
+    error: str
+
+
+class WorkFinished(Event, frozen=True):
+    """All partitions are done; told by the leader who saw it."""
+
+    node: str
+
+
+class Job:
+    """One partition in the hands of one thread."""
+
+    def __init__(self, held: HeldPartition) -> None:
+        self.held = held
+        self.stopping = threading.Event()
+
+
+class Workshop:
+    """The host: a thread for every partition the node holds."""
+
+    def __init__(self, store: Store, work: Work, *, clock: Clock, emit: Emit, careless: bool = False) -> None:
+        self.store = store
+        self.work = work
+        self.clock = clock
+        self.emit = emit
+        self.careless = careless
+        self.member: Member | None = None
+        self._jobs: dict[HeldPartition, Job] = {}
+
+    def start(self, held: HeldPartition) -> None:
+        job = self._jobs[held] = Job(held)
+        threading.Thread(target=self._run, args=(job,), name=f"part-{held.part.id}", daemon=True).start()
+
+    def stop(self, held: HeldPartition) -> None:
+        job = self._jobs.get(held)
+        if job is not None:
+            job.stopping.set()
+
+    def abort(self, held: HeldPartition) -> None:
+        if not self.careless:
+            self.stop(held)
+
+    def _run(self, job: Job) -> None:
+        assert self.member is not None
+        try:
+            while self._goes_on(job, self.member):
+                pass
+        except LeaseLost as lost:
+            part = job.held.part
+            self.emit(WriteRefused(node=self.member.id, partition=part.id, epoch=part.epoch, why=str(lost)))
+        finally:
+            self._jobs.pop(job.held, None)
+            self.member.wake()
+
+    def _goes_on(self, job: Job, member: Member) -> bool:
+        """One unit; False at the end. `LeaseLost` is for the caller, a store that is away is waited for."""
+        held = job.held
+        assert member.holdings is not None
+        try:
+            if not self.careless:
+                held.check()
+            if job.stopping.is_set():
+                member.holdings.hand_back(held)
+                return False
+            plan = self.store.run(self.work.plan)
+            done = self.store.run(lambda tx: self.work.write_unit(tx, held.part, member.id))
+            if plan is not None and done >= plan.units:
+                member.holdings.complete(held, lambda tx: self.work.write_end(tx, held.part, member.id))
+                return False
+        except StoreError as error:
+            self.emit(StoreAway(node=member.id, partition=held.part.id, error=error.message))
+            plan = None
+        self.clock.wait(job.stopping, plan.unit_s if plan is not None else 0.1)
+        return True
+
+
+def duties(work: Work, emit: Emit, node_id: str, every_s: float) -> dict[str, Callable[[Tenure], float]]:
+    """What the leader does: make the partitions of the plan, and say when all are done."""
+
+    def make(tenure: Tenure) -> float:
+        return every_s if tenure.run(lambda tx: work.make(tx, tenure.epoch)) else every_s / 4
+
+    def finish(tenure: Tenure) -> float:
+        def step(tx: Tx) -> bool:
+            return not work.is_finished(tx) and work.finish(tx)
+
+        if tenure.run(step):
+            emit(WorkFinished(node=node_id))
+        return every_s / 2
+
+    return {"make partitions": make, "say when all is done": finish}
+
+
+class Printer:
+    """Events as JSON lines on standard output, each with the time it was told."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+
+    def __call__(self, event: Event) -> None:
+        line = {"t": round(self._clock.monotonic(), 4), **msgspec.to_builtins(event)}
+        with self._lock:
+            try:
+                sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
+                sys.stdout.buffer.flush()
+            except BrokenPipeError:
+                pass  # whoever listened is gone; the work is not
+
+
+def run(options: argparse.Namespace) -> int:
+    """Be a node until it is drained, or until all is done."""
+    if options.parent:
+        die_with_parent(options.parent)
+    clock: Clock = ShiftedClock(SYSTEM, wall_s=options.wall_offset_s) if options.wall_offset_s else SYSTEM
+    emit = Printer(clock)
+    chance = random.Random()
+    work = Work(options.cluster)
+    every_s = options.ttl_s / 5
+    node = Node(
+        id=f"{options.name}-{random_id(chance)[:8]}", epoch=0, address=options.name, slots=options.slots
+    )
+    with open_store(options.store, clock=clock) as store:
+        if options.partitions:
+            plan = Plan(partitions=options.partitions, units=options.units, unit_s=options.unit_s)
+            store.run(lambda tx: work.put_plan(tx, plan))
+        host = Workshop(store, work, clock=clock, emit=emit, careless=options.careless)
+        member = Member(
+            store,
+            options.cluster,
+            node=node,
+            groups=[work.group],
+            host=host,
+            duties=duties(work, emit, node.id, every_s),
+            clock=clock,
+            chance=chance,
+            emit=emit,
+            ttl_s=options.ttl_s,
+            every_s=every_s,
+            pause_s=every_s / 4,
+        )
+        host.member = member
+        emit(Started(node=node.id, pid=os.getpid()))
+        _drain_on_signals(member, options.grace_s)
+        if options.until_done:
+            _drain_when_done(store, work, member, options)
+        member.run()
+    return 0
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to kill us when the thread that started us ends, however it ends (Linux)."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it was over before we could ask
+        os._exit(1)
+
+
+def _drain_on_signals(member: Member, grace_s: float) -> None:
+    """In a thread of their own: a handler could interrupt the main thread while it holds a lock."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+
+    def wait() -> None:
+        signal.sigwait(ENDING)
+        member.drain(grace_s)
+        signal.sigwait(ENDING)
+        os._exit(130)
+
+    threading.Thread(target=wait, name="signals", daemon=True).start()
+
+
+def _drain_when_done(store: Store, work: Work, member: Member, options: argparse.Namespace) -> None:
+    def wait() -> None:
+        with store.watch([work.finished]) as watch:
+            while member.state is not MemberState.GONE:
+                try:
+                    if store.run(work.is_finished):
+                        break
+                except StoreError:
+                    pass  # asked again below
+                watch.wait(options.ttl_s / 4)
+        member.drain(options.grace_s)
+
+    threading.Thread(target=wait, name="done", daemon=True).start()
+
+
+def parser() -> argparse.ArgumentParser:
+    """What the program understands."""
+    made = argparse.ArgumentParser(
+        prog="python -m tidemill.testing.node", description="One node of a cluster."
+    )
+    made.add_argument(
+        "--store", default=os.environ.get(STORE_VARIABLE), help=f"its URL; else ${STORE_VARIABLE}"
+    )
+    made.add_argument("--cluster", required=True, help="the cluster's name")
+    made.add_argument("--name", default="node", help="how its id begins")
+    made.add_argument("--slots", type=int, default=4, help="how many partitions it holds at most")
+    made.add_argument("--ttl-s", type=float, default=15.0, help="how long its leases last without renewal")
+    made.add_argument("--grace-s", type=float, default=5.0, help="how long a drain may take")
+    made.add_argument("--wall-offset-s", type=float, default=0.0, help="a wall clock that is wrong by this")
+    made.add_argument("--careless", action="store_true", help="ignore the own deadline; see above")
+    made.add_argument("--until-done", action="store_true", help="end when all partitions are done")
+    made.add_argument("--parent", type=int, default=0, help="end at once when this parent process does")
+    made.add_argument("--partitions", type=int, default=0, help="put a plan of so many partitions")
+    made.add_argument("--units", type=int, default=10, help="units of each partition, with --partitions")
+    made.add_argument("--unit-s", type=float, default=0.05, help="seconds of each unit, with --partitions")
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The program: 0 when it left in good order, 1 with the error on standard error."""
+    made = parser()
+    options = made.parse_args(arguments)
+    if not options.store:
+        made.error(f"--store or ${STORE_VARIABLE} is needed")
+    try:
+        return run(options)
+    except TidemillError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

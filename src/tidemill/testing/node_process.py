@@ -1,0 +1,143 @@
+"""Nodes as child processes: started, listened to, killed, paused, continued, asked to stop.
+
+A process is told to end when its parent does, so that a test or a demo that is killed leaves nothing behind.
+Start them from the main thread: the kernel watches the thread that did.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from tidemill.clock import SYSTEM, Clock, poll
+from tidemill.testing.node import STORE_VARIABLE
+
+Told = dict[str, Any]
+"""One event of a node, as it was printed: `type`, `t`, and the fields of the event."""
+
+
+class NodeProcess:
+    """One node program, and what it has told so far."""
+
+    def __init__(
+        self,
+        store_url: str,
+        cluster: str,
+        name: str,
+        *,
+        ttl_s: float,
+        slots: int = 4,
+        arguments: Sequence[str] = (),
+        listen: Callable[["NodeProcess", Told], None] | None = None,
+        stderr: Path | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self.name = name
+        self.clock = clock
+        self.told: list[Told] = []
+        self._listen = listen
+        self._stderr = stderr
+        command = [sys.executable, "-m", "tidemill.testing.node", "--cluster", cluster, "--name", name]
+        command += ["--slots", str(slots), "--ttl-s", str(ttl_s), "--parent", str(os.getpid()), *arguments]
+        with (stderr or Path(os.devnull)).open("ab") as errors:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, STORE_VARIABLE: store_url},  # not an argument: it may hold a password
+                start_new_session=True,  # Ctrl-C is for whoever started it
+            )
+        self._reader = threading.Thread(target=self._read, name=f"told-by-{name}", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                told: Told = msgspec.json.decode(line)
+                self.told.append(told)
+                if self._listen is not None:
+                    self._listen(self, told)
+
+    # --- looking
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def id(self) -> str:
+        """The node's id; empty until it has started."""
+        return next((str(one["node"]) for one in list(self.told) if one["type"] == "Started"), "")
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def events(self, kind: str) -> list[Told]:
+        """What it told of one kind."""
+        return [one for one in list(self.told) if one["type"] == kind]
+
+    def wait_for(self, kind: str, *, timeout_s: float, count: int = 1) -> Told:
+        """Wait until it told something (so often); the last of them. Fails with what it did tell."""
+        ready = poll(
+            lambda: len(self.events(kind)) >= count or not self._reader.is_alive(),
+            self.clock,
+            every_s=0.01,
+            timeout_s=timeout_s,
+        )
+        found = self.events(kind)
+        if len(found) < count:
+            reason = f"ended with {self._process.poll()}" if ready else f"did not within {timeout_s:g} s"
+            raise AssertionError(
+                f"{self.name} told {kind} {len(found)} times, not {count}: it {reason}\n{self}"
+            )
+        return found[count - 1]
+
+    def __str__(self) -> str:
+        lines = [msgspec.json.encode(one).decode() for one in self.told[-15:]]
+        if self._stderr is not None and self._stderr.exists():
+            lines += self._stderr.read_text(errors="replace").splitlines()[-15:]
+        return "\n".join([f"node {self.name}, pid {self.pid}:", *lines])
+
+    # --- acting
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.running:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it as a crash would, and wait until it is gone."""
+        self.signal(signal.SIGKILL)
+        self.wait(timeout_s=30.0)
+
+    def pause(self) -> None:
+        self.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.signal(signal.SIGCONT)
+
+    def ask_to_stop(self) -> None:
+        self.signal(signal.SIGTERM)
+
+    def wait(self, *, timeout_s: float) -> int:
+        """Wait until it has ended and everything it told has been read; its exit code."""
+        code = self._process.wait(timeout_s)
+        self._reader.join(timeout_s)
+        return code
+
+    def __enter__(self) -> "NodeProcess":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()

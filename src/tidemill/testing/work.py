@@ -1,0 +1,207 @@
+"""Work that can be checked afterwards: partitions of numbered units, each unit a fenced write to a history.
+
+The plan stands in the cluster's configuration, so that any node can lead and make the partitions from it
+(CLU-17). A node that takes a partition goes on where the last holder stopped. Every unit is one transaction:
+it reads the partition's row, is fenced by the partition's epoch, moves the progress on and appends to the
+history. `violations` then judges the history, in the order of its commits, by what was written in it alone:
+
+- no write under an epoch that the row had already left behind (the row's own epoch is written down, too);
+- in each partition epochs never fall, and one epoch has one node;
+- the units are there once each, in order, and behind them one end.
+"""
+
+from collections import defaultdict
+from typing import Literal
+
+import msgspec
+
+from tidemill.cluster import config, nodes, partitions
+from tidemill.cluster.keys import ClusterKeys
+from tidemill.cluster.partitions import Map, Partition
+from tidemill.store import Space, Store, Tx
+
+PAGE = 100
+PLAN = "work"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """So many partitions of so many units, each of which takes some time."""
+
+    partitions: int
+    units: int
+    unit_s: float
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One write in the history. `row_epoch` and `row_holder` are what the partition's row said just then."""
+
+    partition: str
+    epoch: int
+    node: str
+    row_epoch: int
+    row_holder: str
+    at: int  # store time in microseconds
+    kind: Literal["unit", "end"] = "unit"
+    unit: int = 0
+
+
+class Work:
+    """The work of one group of partitions: every step a function of `tx`."""
+
+    def __init__(self, cluster: str, group: str = "work") -> None:
+        self.keys = ClusterKeys(cluster)
+        self.group = group
+        space = Space(cluster, "testing-work", group)
+        self.finished = space["finished"]
+        self._progress = space.space("progress")
+        self._history = space.space("history")
+
+    # --- the plan
+
+    def put_plan(self, tx: Tx, plan: Plan) -> None:
+        """Say what is to be done, for whoever leads."""
+        config.put(tx, self.keys, PLAN, msgspec.json.encode(plan).decode())
+
+    def plan(self, tx: Tx) -> Plan | None:
+        text = config.get(tx, self.keys, PLAN)
+        return msgspec.json.decode(text, type=Plan) if isinstance(text, str) else None
+
+    def make(self, tx: Tx, leader_epoch: int) -> bool:
+        """Make the next page of partitions; True when all are there. In the leader's transaction."""
+        plan = self.plan(tx)
+        if plan is None:
+            return False
+        before = partitions.map_of(tx, self.keys, self.group)
+        first = before.count if before is not None else 0
+        ids = range(first, min(first + PAGE, plan.partitions))
+        if ids:
+            made_from = Map(nodes.version(tx, self.keys), leader_epoch, ids[-1] + 1)
+            payloads = {f"{number:05d}": b"" for number in ids}
+            partitions.create(tx, self.keys, self.group, payloads, made_from)
+        return first + len(ids) == plan.partitions
+
+    def finish(self, tx: Tx) -> bool:
+        """Say that all is done, when it is. In the leader's transaction."""
+        plan, made = self.plan(tx), partitions.map_of(tx, self.keys, self.group)
+        all_made = plan is not None and made is not None and made.count == plan.partitions
+        if all_made and not partitions.standings(tx, self.keys, self.group):
+            tx.set(self.finished, b"")
+            return True
+        return False
+
+    def is_finished(self, tx: Tx) -> bool:
+        return tx.get(self.finished) is not None
+
+    # --- the holder's steps
+
+    def write_unit(self, tx: Tx, part: Partition, node: str) -> int:
+        """Do the next unit, if one is left; how many are done now. `LeaseLost` when the epoch is over."""
+        row = partitions.read(tx, self.keys, part.group, part.id)
+        partitions.check(tx, self.keys, part)
+        plan = self.plan(tx)
+        done = self.progress(tx, part.id)
+        if plan is None or done >= plan.units:
+            return done
+        tx.set(self._progress[part.id], msgspec.msgpack.encode(done + 1))
+        self._append(tx, part, node, row, unit=done)
+        return done + 1
+
+    def write_end(self, tx: Tx, part: Partition, node: str) -> None:
+        """Behind the last unit, in the transaction that completes the partition, which fences it."""
+        row = partitions.read(tx, self.keys, part.group, part.id)
+        self._append(tx, part, node, row, kind="end")
+
+    def progress(self, tx: Tx, part_id: str) -> int:
+        raw = tx.get(self._progress[part_id])
+        return 0 if raw is None else msgspec.msgpack.decode(raw, type=int)
+
+    def _append(
+        self,
+        tx: Tx,
+        part: Partition,
+        node: str,
+        row: Partition | None,
+        *,
+        unit: int = 0,
+        kind: Literal["unit", "end"] = "unit",
+    ) -> None:
+        entry = Entry(
+            partition=part.id,
+            epoch=part.epoch,
+            node=node,
+            row_epoch=row.epoch if row is not None else 0,
+            row_holder=row.holder if row is not None else "",
+            at=tx.now(),
+            kind=kind,
+            unit=unit,
+        )
+        tx.set_versioned(self._history.prefix, msgspec.msgpack.encode(entry))
+
+    # --- looking
+
+    def all_progress(self, tx: Tx) -> dict[str, int]:
+        """How many units of each partition are done; those not begun are not in it."""
+        rows = tx.range(*self._progress.all(), snapshot=True)
+        return {
+            str(self._progress.unpack(row.key)[0]): msgspec.msgpack.decode(row.value, type=int)
+            for row in rows
+        }
+
+    def history(self, store: Store) -> list[Entry]:
+        """Everything that was written, in the order of the commits; read in pages."""
+        entries: list[Entry] = []
+        lo, hi = self._history.all()
+        while True:
+            rows = store.run(lambda tx, lo=lo: tx.range(lo, hi, limit=500, snapshot=True))  # type: ignore[misc]
+            entries += [msgspec.msgpack.decode(row.value, type=Entry) for row in rows]
+            if len(rows) < 500:
+                return entries
+            lo = rows[-1].key + b"\x00"
+
+
+def violations(entries: list[Entry], plan: Plan | None = None) -> list[str]:
+    """What is wrong with a history; with the plan given also what is missing from it."""
+    wrong: list[str] = []
+    by_partition: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        by_partition[entry.partition].append(entry)
+    for name, written in sorted(by_partition.items()):
+        wrong += [f"partition {name}: {what}" for what in _broken_epochs(written)]
+        wrong += [f"partition {name}: {what}" for what in _broken_order(written)]
+    if plan is not None:
+        for number in range(plan.partitions):
+            name = f"{number:05d}"
+            ends = sum(entry.kind == "end" for entry in by_partition[name])
+            units = len(by_partition[name]) - ends
+            if (units, ends) != (plan.units, 1):
+                wrong.append(f"partition {name}: {units} of {plan.units} units, ended {ends} times")
+    return wrong
+
+
+def _broken_epochs(written: list[Entry]) -> list[str]:
+    wrong = []
+    highest = 0
+    owners: dict[int, str] = {}
+    for entry in written:
+        # completing moves the row on by one, in the same transaction
+        expected = entry.epoch + (entry.kind == "end")
+        if entry.row_epoch != expected or entry.row_holder != entry.node:
+            wrong.append(f"{entry.node} wrote under epoch {entry.epoch}, the row had {entry.row_epoch}")
+        if entry.epoch < highest:
+            wrong.append(f"{entry.node} wrote under epoch {entry.epoch} after epoch {highest}")
+        highest = max(highest, entry.epoch)
+        owner = owners.setdefault(entry.epoch, entry.node)
+        if owner != entry.node:
+            wrong.append(f"epoch {entry.epoch} was {owner}'s, and {entry.node} wrote under it")
+    return wrong
+
+
+def _broken_order(written: list[Entry]) -> list[str]:
+    wrong = []
+    units = [entry.unit for entry in written if entry.kind == "unit"]
+    if units != list(range(len(units))):
+        wrong.append(f"the units were written as {units}")
+    ends = [at for at, entry in enumerate(written) if entry.kind == "end"]
+    if len(ends) > 1 or (ends and ends[0] != len(written) - 1):
+        wrong.append(f"it ended {len(ends)} times, at {ends} of {len(written)} writes")
+    return wrong
