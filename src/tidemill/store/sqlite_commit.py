@@ -40,7 +40,7 @@ from tidemill.store.keys import pack
 from tidemill.store.port import Mode, Tx
 from tidemill.store.retry import MINUTE_US, OPERATION_TTL_US, OPERATIONS
 from tidemill.store.sqlite_file import StoreFile
-from tidemill.store.sqlite_head import GET, HEAD_KEY, PUT, Head, micros
+from tidemill.store.sqlite_head import GET, HEAD_KEY, PUT_TWO, Head, micros
 from tidemill.store.sqlite_turn import Turn
 from tidemill.store.sqlite_tx import SqliteTx
 from tidemill.store.sqlite_watch import Watches
@@ -134,6 +134,9 @@ class GroupCommit:
         self._queue: queue.SimpleQueue[Call[Any] | None] = queue.SimpleQueue()
         self._backlog: deque[Call[Any]] = deque()  # left over by a batch that reached its bounds
         self._lock = threading.Lock()
+        self._busy = threading.Lock()  # held by whoever uses the connection
+        self._gathering = False  # the thread has calls, and the next turn
+        self._runs_here = threading.local()
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -141,6 +144,30 @@ class GroupCommit:
 
     def call(self, call: Call[T]) -> T:
         """Have the writer run and commit it, and wait; its result, or what it raised."""
+        if not self._alone(call):
+            self._queue_up(call)
+        if call.error is not None:
+            try:
+                raise call.error
+            finally:
+                call.error = None  # an error knows its frames, and they the error: do not keep each other
+        return call.result  # type: ignore[return-value]
+
+    def _alone(self, call: Call[Any]) -> bool:
+        """Run it here and now when nobody else is about: that saves two changes of thread."""
+        if self._expected > 1 or self._gathering or not self._busy.acquire(blocking=False):
+            return False
+        try:
+            if self._closed:
+                raise UsageError("the store is closed")
+            self._runs_here.alone = True
+            self._answer([call], joining=False)
+        finally:
+            self._runs_here.alone = False
+            self._busy.release()
+        return True
+
+    def _queue_up(self, call: Call[Any]) -> None:
         with self._lock:
             if self._closed:
                 raise UsageError("the store is closed")
@@ -153,17 +180,11 @@ class GroupCommit:
         except BaseException:
             call.abandoned = True
             raise
-        if call.error is not None:
-            try:
-                raise call.error
-            finally:
-                call.error = None  # an error knows its frames, and they the error: do not keep each other
-        return call.result  # type: ignore[return-value]
 
     @property
     def is_inside(self) -> bool:
-        """Is this the thread that runs the functions?"""
-        return self._thread is threading.current_thread()
+        """Is this thread running a function right now?"""
+        return self._thread is threading.current_thread() or getattr(self._runs_here, "alone", False)
 
     def close(self) -> None:
         """Answer what is queued, then end."""
@@ -175,18 +196,24 @@ class GroupCommit:
             thread = self._thread
         if thread is not None:
             thread.join()
-        self._drop_connection()
+        with self._busy:
+            self._drop_connection()
         self._turn.close()
 
     # --- the writer's side
 
     def _serve(self) -> None:
         while (first := self._next()) is not None:
-            calls = [first]
-            while len(calls) < BATCH_CALLS and (more := self._next(len(calls) < self._expected)) is not None:
-                calls.append(more)
-            self._answer(calls)
-            self._expected = len(calls)
+            self._gathering = True  # from here on others queue up behind it
+            with self._busy:
+                calls = [first]
+                while (
+                    len(calls) < BATCH_CALLS and (more := self._next(len(calls) < self._expected)) is not None
+                ):
+                    calls.append(more)
+                self._answer(calls, joining=True)
+                self._expected = len(calls)
+                self._gathering = False
 
     def _next(self, patient: bool | None = None) -> Call[Any] | None:
         """The next call: wait for it (None), for a moment (True), or not (False). None when there is none."""
@@ -202,22 +229,22 @@ class GroupCommit:
             self._queue.put(None)  # the sign to end is read again, when there is nothing else
         return call
 
-    def _answer(self, calls: list[Call[Any]]) -> None:
+    def _answer(self, calls: list[Call[Any]], *, joining: bool) -> None:
         """Bring a batch to its end, whatever that is, and let its callers go."""
         try:
-            self._settle(calls)
+            self._settle(calls, joining=joining)
         except BaseException as error:  # noqa: BLE001  Crashed too: it is for the callers, this thread goes on
             for call in calls:
                 call.result, call.error = None, _own_copy(error)
         for call in calls:
             call.done.release()
 
-    def _settle(self, calls: list[Call[Any]]) -> None:
+    def _settle(self, calls: list[Call[Any]], *, joining: bool) -> None:
         """Attempt the batch until its outcome is known."""
         failures = 0
         while calls:
             try:
-                self._attempt(calls, joining=not failures)
+                self._attempt(calls, joining=joining and not failures)
                 return
             except _BatchLost as lost:
                 calls.remove(lost.call)
@@ -240,7 +267,7 @@ class GroupCommit:
         if len(calls) == 1:
             raise full
         for call in calls:
-            self._answer([call])
+            self._answer([call], joining=False)
         calls.clear()
 
     # --- one attempt
@@ -330,7 +357,7 @@ class GroupCommit:
                 self._cleaned_us = now_us
             row = now_us.to_bytes(8, "big") + commit.to_bytes(8, "big")
             moved = msgspec.structs.replace(head, commit=commit).encoded()
-            connection.executemany(PUT, ((HEAD_KEY, moved), (self._operation, row)))
+            connection.execute(PUT_TWO, (HEAD_KEY, moved, self._operation, row))
             crash.point("store.sqlite.before_commit")
             if self._commit_delay_s:
                 self._clock.sleep(self._commit_delay_s)
@@ -353,7 +380,7 @@ class GroupCommit:
         self._registered = True
         self.stats.commits += 1
         self.stats.transactions += sum(call.wrote for call in calls)
-        self._watches.committed(commit, {key for call in calls if call.wrote for key in call.touched})
+        self._watches.committed(commit, [call.touched for call in calls if call.wrote])
 
     def _roll_back(self, connection: sqlite3.Connection) -> None:
         self._watches.failed()

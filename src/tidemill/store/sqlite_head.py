@@ -33,6 +33,7 @@ CLOSE_US = 30_000_000  # when less than this is left it is raised: longer than a
 
 GET = "SELECT v FROM kv WHERE k = ?"
 PUT = "INSERT INTO kv (k, v) VALUES (?, ?) ON CONFLICT (k) DO UPDATE SET v = excluded.v"
+PUT_TWO = PUT.replace("(?, ?)", "(?, ?), (?, ?)")
 TABLE = "CREATE TABLE kv (k BLOB PRIMARY KEY, v BLOB NOT NULL) WITHOUT ROWID"
 
 

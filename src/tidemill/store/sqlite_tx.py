@@ -5,16 +5,19 @@ nothing is written: the first write ends the attempt by `NeedsWriter`, and the w
 from its beginning. A `take` that finds nothing and a `swap` that does not match write nothing, so a worker
 that polls an empty queue never asks for the write lock.
 
-On the writing connection writes are kept in a dictionary and go to SQLite together when the function has
-returned. A function that raises takes back its own writes and nobody else's (STO-5): mostly by forgetting
-the dictionary. Only what has to reach SQLite earlier (before a range read, and what is taken) goes into a
-savepoint, which is not free: SQLite keeps the old state of every page it touches.
+On the writing connection writes are kept in memory and go to SQLite together when the function has returned.
+A function that raises takes back its own writes and nobody else's (STO-5): mostly by forgetting them. Only
+what has to reach SQLite earlier, before a range read, goes into a savepoint, which is not free: SQLite keeps
+the old state of every page it touches.
+
+Statements carry many rows each. Python's `executemany` costs more for a row than SQLite does.
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import NoReturn
 
 from tidemill.clock import Clock
@@ -22,16 +25,43 @@ from tidemill.errors import StoreError
 from tidemill.store.keys import Version, pack
 from tidemill.store.port import Mode, Row, Swap, Tx, read_counter, write_counter
 from tidemill.store.sqlite_file import StoreFile
-from tidemill.store.sqlite_head import GET, PUT, Head, micros
+from tidemill.store.sqlite_head import GET, Head, micros
 
-DELETE = "DELETE FROM kv WHERE k = ?"
 DELETE_RANGE = "DELETE FROM kv WHERE k >= ? AND k < ?"
 DELETE_TAKEN = "DELETE FROM kv WHERE k >= ? AND k <= ?"
 RANGE = "SELECT k, v FROM kv WHERE k >= ? AND k < ? ORDER BY k LIMIT ?"
 RANGE_REVERSE = "SELECT k, v FROM kv WHERE k >= ? AND k < ? ORDER BY k DESC LIMIT ?"
 
 
+_MOST_ROWS = 64  # in one statement; more makes nothing faster
+_PUTS, _DELETES, _SELECTS = (
+    {
+        size: begin + ",".join([each] * size) + end
+        for size in (1 << power for power in range(_MOST_ROWS.bit_length()))
+    }
+    for begin, each, end in (
+        ("INSERT INTO kv (k, v) VALUES ", "(?, ?)", " ON CONFLICT (k) DO UPDATE SET v = excluded.v"),
+        ("DELETE FROM kv WHERE k IN (", "?", ")"),
+        ("SELECT k, v FROM kv WHERE k IN (", "?", ")"),
+    )
+)
 _as_row = partial(tuple.__new__, Row)  # half the time of Row(key, value), and ranges are long
+
+
+def _portions(rows: int) -> Iterator[tuple[int, int]]:
+    """Cut so many rows into portions for which there is a statement: where each begins, and its size."""
+    at = 0
+    while at < rows:
+        size = min(_MOST_ROWS, 1 << ((rows - at).bit_length() - 1))
+        yield at, size
+        at += size
+
+
+def _bound(values: Iterable[bytes]) -> list[bytearray]:
+    """Values for a statement. Python's binding of `bytes` asks for an adapter first, each time, and a copy
+    is cheaper than the answer: a third off a batch of rows.
+    """
+    return list(map(bytearray, values))
 
 
 class NeedsWriter(BaseException):
@@ -61,7 +91,11 @@ class SqliteTx(Tx):
         self._head = head
         self._writing = head is not None
         self._now_us: int | None = None
-        self._pending: dict[bytes, bytes | None] = {}
+        # What SQLite is told later, in this order: what was taken, what was cleared, what was set.
+        self._taken: list[tuple[bytes, bytes]] = []  # first and last key
+        self._gone: set[bytes] = set()  # taken or cleared, unless it was set again
+        self._cleared: list[bytes] = []
+        self._set_rows: dict[bytes, bytes] = {}
         self._versioned: list[tuple[bytes, bytes]] = []
 
     # --- time
@@ -90,42 +124,29 @@ class SqliteTx(Tx):
         # One writer at a time, and a reader that writes starts again: every read is as good as locked.
         if len(keys) == 1:
             return [self._get(keys[0])]
-        pending = self._pending
-        asked = [key for key in keys if key not in pending] if pending else keys
-        found: dict[bytes, bytes | None] = self._fetch(asked) if asked else {}
-        if pending:
-            return [pending[key] if key in pending else found.get(key) for key in keys]
+        found = self._fetch(keys)
+        if self._gone or self._set_rows:
+            return [self._later(key, found.get(key)) for key in keys]
         return [found.get(key) for key in keys]
 
     def _get(self, key: bytes) -> bytes | None:
-        if key in self._pending:
-            return self._pending[key]
-        try:
-            row = self._connection.execute(GET, (key,)).fetchone()
-        except sqlite3.Error as error:
-            self._fail(error)
-        return None if row is None else row[0]
+        found = self._query(GET, (key,))
+        return self._later(key, found[0][0] if found else None)
 
-    def _fetch(self, keys: Sequence[bytes]) -> dict[bytes, bytes | None]:
-        # Filled up to a power of two with the last key, so that a few prepared statements serve all lengths.
-        size = 1 << (len(keys) - 1).bit_length()
-        marks = ",".join("?" * size)
-        values = [*keys, *[keys[-1]] * (size - len(keys))]
-        query = f"SELECT k, v FROM kv WHERE k IN ({marks})"  # noqa: S608  marks are question marks
-        try:
-            return dict(self._connection.execute(query, values).fetchall())
-        except sqlite3.Error as error:
-            self._fail(error)
+    def _later(self, key: bytes, value: bytes | None) -> bytes | None:
+        """What a row will be when SQLite knows what it has not been told yet."""
+        return self._set_rows.get(key, None if key in self._gone else value)
+
+    def _fetch(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        found: dict[bytes, bytes] = {}
+        for at, size in _portions(len(keys)):
+            found.update(self._query(_SELECTS[size], _bound(keys[at : at + size])))
+        return found
 
     def _range(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool, snapshot: bool) -> list[Row]:
-        if self._pending:
-            self._save()
-            self._flush()
-        query = RANGE_REVERSE if reverse else RANGE
-        try:
-            found = self._connection.execute(query, (lo, hi, -1 if limit is None else limit)).fetchall()
-        except sqlite3.Error as error:
-            self._fail(error)
+        if self._gone or self._set_rows:
+            self._flush(save=True)
+        found = self._query(RANGE_REVERSE if reverse else RANGE, (lo, hi, -1 if limit is None else limit))
         return list(map(_as_row, found))
 
     # --- writing
@@ -133,24 +154,33 @@ class SqliteTx(Tx):
     def _set(self, key: bytes, value: bytes) -> None:
         if not self._writing:
             self._want_writer()
-        self._pending[key] = value
+        self._set_rows[key] = value
+
+    def _set_many(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        if not self._writing:
+            self._want_writer()
+        self._set_rows.update(rows)
 
     def _clear(self, key: bytes) -> None:
         if not self._writing:
             self._want_writer()
-        self._pending[key] = None
+        self._set_rows.pop(key, None)
+        self._gone.add(key)
+        self._cleared.append(key)
 
     def _clear_range(self, lo: bytes, hi: bytes) -> None:
         if not self._writing:
             self._want_writer()
-        for key in [key for key in self._pending if lo <= key < hi]:
-            del self._pending[key]
-        self._change(DELETE_RANGE, (lo, hi))
+        if self._gone or self._set_rows:
+            self._flush(save=True)
+        self._save()
+        self.dirty = True
+        self._execute(DELETE_RANGE, (lo, hi))
 
     def _add(self, key: bytes, amount: int) -> None:
         if not self._writing:
             self._want_writer()
-        self._pending[key] = write_counter(read_counter(self._get(key)) + amount)
+        self._set_rows[key] = write_counter(read_counter(self._get(key)) + amount)
 
     def _set_versioned(self, prefix: bytes, value: bytes) -> None:
         if not self._writing:
@@ -162,21 +192,25 @@ class SqliteTx(Tx):
         if rows:
             if not self._writing:
                 self._want_writer()
-            # Under the write lock nothing lies between the first and the last but what was found.
-            self._change(DELETE_TAKEN, (rows[0].key, rows[-1].key))
+            keys = [row.key for row in rows]
+            self._taken.append((keys[0], keys[-1]))
+            self._gone.update(keys)
         return rows
 
     def _swap_many(self, swaps: Sequence[Swap]) -> list[bool]:
-        keys = [swap.key for swap in swaps]
-        current = dict(zip(keys, self._get_many(keys, lock=True), strict=True))
+        current: dict[bytes, bytes | None] = dict(self._fetch([swap.key for swap in swaps]))
+        if self._gone or self._set_rows:
+            current = {swap.key: self._later(swap.key, current.get(swap.key)) for swap in swaps}
         done = []
         for key, expected, new in swaps:
-            holds = current[key] == expected
-            if holds:
-                if not self._writing:
-                    self._want_writer()
-                self._pending[key] = current[key] = new
+            holds = current.get(key) == expected
             done.append(holds)
+            if holds:
+                current[key] = new  # what a second swap of this key will find
+                if new is None:
+                    self._clear(key)
+                else:
+                    self._set(key, new)
         return done
 
     # --- the end
@@ -185,11 +219,11 @@ class SqliteTx(Tx):
         """Bring every write to SQLite; returns the next free ordinal of this commit."""
         self._check_age()
         for prefix, value in self._versioned:
-            self._pending[prefix + pack((Version(commit, ordinal),))] = value
+            self._set_rows[prefix + pack((Version(commit, ordinal),))] = value
             ordinal += 1
         self._versioned.clear()
-        if self._pending:
-            self._flush()
+        if self._gone or self._set_rows:
+            self._flush(save=False)
         if self._saved:
             self._execute("RELEASE fn")
             self._saved = False
@@ -202,32 +236,35 @@ class SqliteTx(Tx):
                 self._execute("ROLLBACK TO fn")
                 self._execute("RELEASE fn")
 
-    def _flush(self) -> None:
+    def _flush(self, *, save: bool) -> None:
+        """Bring what is pending to SQLite, into a savepoint when fn is not over and may still raise."""
+        if save:
+            self._save()
         self.dirty = True
-        gone = [(key,) for key, value in self._pending.items() if value is None]
-        try:
-            if gone:
-                self._connection.executemany(DELETE, gone)
-            if not gone:
-                self._connection.executemany(PUT, self._pending.items())
-            elif len(gone) < len(self._pending):
-                kept = [item for item in self._pending.items() if item[1] is not None]
-                self._connection.executemany(PUT, kept)
-        except sqlite3.Error as error:
-            self._fail(error)
-        self._pending.clear()
-
-    def _change(self, statement: str, values: tuple[bytes, ...]) -> None:
-        self.dirty = True
-        self._save()
-        self._execute(statement, values)
+        for bounds in self._taken:  # all that lies between them was taken: nobody else is writing
+            self._execute(DELETE_TAKEN, bounds)
+        for at, size in _portions(len(self._cleared)):
+            self._execute(_DELETES[size], _bound(self._cleared[at : at + size]))
+        parts = _bound(chain.from_iterable(self._set_rows.items()))
+        for at, size in _portions(len(self._set_rows)):
+            self._execute(_PUTS[size], parts[2 * at : 2 * (at + size)])
+        self._taken.clear()
+        self._gone.clear()
+        self._cleared.clear()
+        self._set_rows.clear()
 
     def _save(self) -> None:
         if not self._saved:
             self._execute("SAVEPOINT fn")
             self._saved = True
 
-    def _execute(self, statement: str, values: tuple[bytes, ...] = ()) -> None:
+    def _query(self, statement: str, values: Sequence[bytes | bytearray | int]) -> list[tuple[bytes, bytes]]:
+        try:
+            return self._connection.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            self._fail(error)
+
+    def _execute(self, statement: str, values: Sequence[bytes | bytearray] = ()) -> None:
         try:
             self._connection.execute(statement, values)
         except sqlite3.Error as error:

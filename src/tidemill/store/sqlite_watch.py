@@ -44,13 +44,17 @@ class Watches:
         with self._lock:
             self._own = commit
 
-    def committed(self, commit: int, keys: Iterable[bytes]) -> None:
+    def committed(self, commit: int, written: Iterable[set[bytes]]) -> None:
+        """The commit was made; `written` are the keys that each of its functions wrote."""
         with self._lock:
             self._own = 0
             self._seen = max(self._seen, commit)
-            for key in keys:
-                for watch in self._by_key.get(key, ()):
-                    watch.event.set()
+            if not self._by_key:
+                return
+            for keys in written:
+                for key in keys & self._by_key.keys():
+                    for watch in self._by_key[key]:
+                        watch.event.set()
 
     def failed(self) -> None:
         """The commit was not made: its number may become another process's."""
