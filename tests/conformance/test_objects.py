@@ -92,9 +92,10 @@ class TestFlatListing:
     )
 
     @pytest.fixture(scope="class")
-    def filled(self, s3_server: S3Server, bucket: str, probed: Probed) -> str:
+    @classmethod
+    def filled(cls, s3_server: S3Server, bucket: str, probed: Probed) -> str:
         place = f"{bucket}/flat"
-        fill(open_objects(s3_url(s3_server, place), clock=SYSTEM, probed=probed), self.names)
+        fill(open_objects(s3_url(s3_server, place), clock=SYSTEM, probed=probed), cls.names)
         return place
 
     @pytest.mark.rule("STO-12")

@@ -90,8 +90,8 @@ class Folders:
     """Makes folders and their entries durable, and remembers which are.
 
     A folder that another process has just made may not be on the disk yet, so the first use of any folder
-    syncs the folder above it. What is remembered is the inode: a folder that was removed and made again is
-    a new one.
+    syncs the folder above it. What is remembered is the inode, so that a folder which another process removed
+    and made again counts as new.
     """
 
     def __init__(self, root: Path) -> None:
@@ -118,6 +118,7 @@ class Folders:
     def prune(self, folder: Path) -> Path:
         """Remove empty folders from here upwards; returns the first that stays. The root always does."""
         while folder != self._root:
+            self._durable.pop(folder, None)
             try:
                 folder.rmdir()
             except FileNotFoundError:

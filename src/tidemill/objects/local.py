@@ -116,7 +116,7 @@ class LocalObjects(Objects):
 
     def _replace(self, new: NewFile, target: Path, old: os.stat_result | None) -> None:
         if old is not None and new.stat().st_mtime_ns <= old.st_mtime_ns:
-            new.stamp(old.st_mtime_ns + 1)
+            new.stamp(old.st_mtime_ns + 1)  # somebody replaced it while we were writing
         crash.point("objects.local.before_rename")
         self._into(target, lambda: new.path.replace(target))
         crash.point("objects.local.after_rename")
@@ -127,7 +127,7 @@ class LocalObjects(Objects):
         with _meaning(key, self.url):
             with self._new_file() as new:
                 try:
-                    new.write(body, int(self._clock.wall() * 1e9) - self._chance.getrandbits(30))
+                    new.write(body, self._modified_ns(target))
                     yield new
                 except Exception:
                     # not for a crash: what a dead process leaves behind is for the next one to sweep
@@ -136,6 +136,11 @@ class LocalObjects(Objects):
                     raise
             with contextlib.suppress(FileNotFoundError):  # deleted again already, with its folder
                 self._folders.sync(target.parent)
+
+    def _modified_ns(self, target: Path) -> int:
+        now_ns = int(self._clock.wall() * 1e9) - self._chance.getrandbits(30)
+        old = _lstat(target)
+        return max(now_ns, old.st_mtime_ns + 1) if old else now_ns
 
     def _new_file(self) -> NewFile:
         if self._fine_times is None:
