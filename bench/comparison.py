@@ -10,7 +10,7 @@ from bench.side import Side, Timed
 
 @dataclass
 class Series:
-    """One side's repetitions: a figure each (larger is better unless the unit says seconds), and their CPU."""
+    """One side's repetitions: a figure for each, and its CPU seconds."""
 
     name: str
     unit: str

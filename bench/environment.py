@@ -32,9 +32,9 @@ def python(
     if stamp.is_file() and stamp.read_text() == wanted:
         return interpreter
     say(f"making {folder.name} from {requirements.name}")
-    venv.EnvBuilder(with_pip=True, clear=True).create(folder)
-    command = [interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    command += ["-r", requirements, "-c", constraints]
+    venv.EnvBuilder(clear=True).create(folder)
+    command = [sys.executable, "-m", "pip", "--python", interpreter, "install", "--quiet"]
+    command += ["--disable-pip-version-check", "-r", requirements, "-c", constraints]
     subprocess.run([str(word) for word in command], check=True, stdout=sys.stderr)
     stamp.write_text(wanted)
     return interpreter

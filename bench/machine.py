@@ -43,7 +43,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 @contextmanager
 def scratch(prefix: str) -> Iterator[Path]:
-    """A folder below build/, on the disk of the repository: a temporary folder may be memory, which keeps nothing."""
+    """A folder below build/, on the disk of the repository: a temporary folder may be in memory."""
     parent = ROOT / "build"
     parent.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"bench-{prefix}-", dir=parent))

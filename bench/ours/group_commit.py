@@ -2,6 +2,7 @@
 
 import sqlite3
 import threading
+from functools import partial
 from pathlib import Path
 
 import tidemill
@@ -23,7 +24,7 @@ class Writers:
 
         def one_thread(number: int) -> None:
             for each in range(writes):
-                self._store.run(lambda tx, key=ROWS[number, each]: write(tx, key))
+                self._store.run(partial(write, key=ROWS[number, each]))
 
         workers = [threading.Thread(target=one_thread, args=(number,)) for number in range(threads)]
 

@@ -1,21 +1,25 @@
 """The same queue through the store's port: take and claim, fenced completion, one transaction each."""
 
-import itertools
+import random
 import sqlite3
 import threading
+import time
+from functools import partial
 from pathlib import Path
+from uuid import UUID
 
 import msgspec
 
 import tidemill
 from bench.answering import answer, timed
-from tidemill.store import Space, Store, Swap, Tx
+from tidemill.store import Row, Space, Store, Swap, Tx
 
 HOLDER = "worker-1"
 TTL_US = 15_000_000
 PAYLOAD = bytes(200)
 RESULT = bytes(200)
-FILL_PAGE = 500
+PAGE = 500
+PACKED_ID = 17  # a packed UUID
 
 READY, CLAIM, RESULTS = Space("bench", "ready"), Space("bench", "claim"), Space("bench", "result")
 
@@ -28,43 +32,51 @@ class Claimed(msgspec.Struct, frozen=True, array_like=True):
     expires_at: int
 
 
+def write(tx: Tx, rows: list[tuple[bytes, bytes]]) -> None:
+    tx.set_many(rows)
+
+
+def read(tx: Tx, lo: bytes, hi: bytes) -> list[Row]:
+    return tx.range(lo, hi, limit=PAGE, snapshot=True)
+
+
 def claim(tx: Tx, limit: int) -> tuple[list[bytes], bytes]:
-    """Take ready rows and write a claim for each; the ids (packed), and the claims' common value."""
+    """Take ready rows and write a claim for each; the ids as they end the keys, and the claims' value."""
     rows = tx.take(*READY.all(), limit)
     held = msgspec.msgpack.encode(Claimed(HOLDER, 1, tx.now() + TTL_US))
-    ids = [row.key[len(READY.prefix) :] for row in rows]
-    for each in ids:
-        tx.set(CLAIM.prefix + each, held)
+    ids = [row.key[-PACKED_ID:] for row in rows]
+    tx.set_many([(CLAIM.prefix + each, held) for each in ids])
     return ids, held
 
 
 def complete(tx: Tx, ids: list[bytes], held: bytes) -> int:
     """Remove the claims that are still ours and write a result for each of them; how many were."""
     ours = tx.swap_many([Swap(CLAIM.prefix + each, held, None) for each in ids])
-    for each, mine in zip(ids, ours, strict=True):
-        if mine:
-            tx.set(RESULTS.prefix + each, RESULT)
-    return sum(ours)
-
-
-def write_ready(tx: Tx, keys: list[bytes]) -> None:
-    for key in keys:
-        tx.set(key, PAYLOAD)
+    done = [(RESULTS.prefix + each, RESULT) for each, mine in zip(ids, ours, strict=True) if mine]
+    tx.set_many(done)
+    return len(done)
 
 
 class Queue:
     def __init__(self) -> None:
-        self._ids = itertools.count(1)
+        self._chance = random.Random(1)
 
     def open(self, backend: str, where: str, connections: int) -> None:
         self._store = open_store(backend, where)
         self._connections = connections
 
     def fill(self, count: int) -> None:
-        ids = [next(self._ids) for _ in range(count)]
-        for at in range(0, count, FILL_PAGE):
-            page = [READY[each] for each in ids[at : at + FILL_PAGE]]
-            self._store.run(lambda tx, page=page: write_ready(tx, page))
+        ready_at = time.time_ns() // 1000
+        rows = [
+            (READY[0, at_us, self._new_id(at_us)], PAYLOAD) for at_us in range(ready_at, ready_at + count)
+        ]
+        for at in range(0, count, PAGE):
+            self._store.run(partial(write, rows=rows[at : at + PAGE]))
+
+    def _new_id(self, at_us: int) -> UUID:
+        return UUID(
+            bytes=(at_us // 1000).to_bytes(6, "big") + self._chance.getrandbits(80).to_bytes(10, "big")
+        )
 
     def work(self, batch: int, rounds: int) -> float:
         """`rounds` in all, shared evenly by as many threads as the other side has connections."""
@@ -84,9 +96,9 @@ class Queue:
     def _work(self, batch: int, rounds: int) -> None:
         run = self._store.run
         for _ in range(rounds):
-            ids, held = run(lambda tx: claim(tx, batch), mode="take")
+            ids, held = run(partial(claim, limit=batch), mode="take")
             assert len(ids) == batch
-            done = run(lambda tx, ids=ids, held=held: complete(tx, ids, held), mode="take")
+            done = run(partial(complete, ids=ids, held=held), mode="take")
             assert done == batch
 
     def count(self) -> dict[str, int]:
@@ -96,9 +108,9 @@ class Queue:
     def _count(self, space: Space) -> int:
         total, (lo, hi) = 0, space.all()
         while True:
-            page = self._store.run(lambda tx, lo=lo: tx.range(lo, hi, limit=1000, snapshot=True))
+            page = self._store.run(partial(read, lo=lo, hi=hi))
             total += len(page)
-            if len(page) < 1000:
+            if len(page) < PAGE:
                 return total
             lo = page[-1].key + b"\x00"
 

@@ -5,7 +5,7 @@ Keys, targets and how to read them: bench/README.md.
 
 from bench import machine
 from bench.report import Report, main
-from bench.store import claims, group_commit
+from bench.store import claims, failover, group_commit
 from tests.servers.postgres import PostgresServer
 
 
@@ -14,9 +14,9 @@ def measure(report: Report) -> None:
         report.machine["disk"] = machine.sync_ms(folder)
         claims.sqlite(report, folder)
         group_commit.measure(report, folder)
+        failover.measure(report, folder)
     with PostgresServer(durable=True) as server:
-        claims.postgres(report, server, connections=1)
-        claims.postgres(report, server, connections=4)
+        claims.postgres(report, server, connections=(1, 4))
 
 
 if __name__ == "__main__":

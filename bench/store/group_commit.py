@@ -1,4 +1,4 @@
-"""What group commit gives on SQLite: how many writes share a commit, and what that is worth on a slow disk."""
+"""What group commit gives on SQLite: how many writes share a commit, and what it is worth on a slow disk."""
 
 import statistics
 from pathlib import Path

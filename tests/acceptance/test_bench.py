@@ -1,0 +1,88 @@
+"""The benches run and tell what they measured. What the figures are is never a test's business."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import environment
+from tests.servers.postgres import find_binaries
+from tests.servers.process import ServerUnavailable
+
+ROOT = Path(__file__).resolve().parents[2]
+BATCHES = (1, 10, 100)
+RATIOS = [f"ratio_sqlite_{batch}" for batch in BATCHES] + [
+    f"ratio_postgres_{batch}{suffix}" for batch in BATCHES for suffix in ("", "_4_connections")
+]
+OTHERS = ["writes_per_commit", "group_commit_gain", "failover_s", "failover_s_max", "failover_ttl_s"]
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Any]:
+    try:
+        find_binaries()
+    except ServerUnavailable as reason:
+        pytest.skip(str(reason))
+    command = [sys.executable, "-m", "bench.store", "--quick", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_store_bench_tells_every_figure_on_its_last_line(told: dict[str, Any]) -> None:
+    assert told["bench"] == "store"
+    assert [key for key in (*RATIOS, *OTHERS) if not isinstance(told.get(key), int | float)] == []
+    assert told["targets"].keys() == {
+        "ratio_sqlite_100",
+        "ratio_postgres_100",
+        "writes_per_commit",
+        "group_commit_gain",
+        "failover_s",
+        "failover_s_max",
+    }
+    assert all(isinstance(target["met"], bool) for target in told["targets"].values())
+
+
+def test_raw_figures_of_both_sides_stand_beside_each_ratio(told: dict[str, Any]) -> None:
+    for key in RATIOS:
+        raw = told["raw"][key]
+        for side in ("ours", "peer"):
+            assert len(raw[side]["all"]) == len(raw[side]["cpu_s_all"]) == len(raw["ratio_of_each_pair"])
+            assert min(raw[side]["all"]) > 0
+            assert (ROOT / raw[side]["name"]).is_file(), "the file that ran can be read"
+        assert told[key] == pytest.approx(raw["ours"]["median"] / raw["peer"]["median"], rel=0.01)
+    assert told["raw"]["writes_per_commit"]["writes_per_second"]["median"] > 0
+    assert {"many_threads", "one_thread"} <= told["raw"]["group_commit_gain"].keys()
+    assert told["raw"]["failover_s"]["all"]
+
+
+def test_the_bench_says_where_it_ran_and_with_what(told: dict[str, Any]) -> None:
+    assert told["machine"]["cores"] > 0
+    assert len(told["machine"]["load_before"]) == 3
+    assert told["versions"]["ours"].keys() >= {"python", "tidemill", "sqlite"}
+    assert told["versions"]["postgres_peer"].keys() >= {"python", "psycopg"}
+    assert told["flags"]["quick"] is True
+    assert told["flags"]["postgres_peer"]["fsync"] == "on"
+    assert told["flags"]["sqlite_peer"]["synchronous"] == "2"
+
+
+def test_the_environment_of_peers_is_made_once_for_its_requirements(tmp_path: Path) -> None:
+    requirements, constraints = tmp_path / "requirements.txt", tmp_path / "constraints.txt"
+    requirements.write_text("# nothing yet\n")
+    constraints.write_text("")
+    said: list[str] = []
+
+    def python() -> Path:
+        return environment.python(
+            said.append, folder=tmp_path / "venv", requirements=requirements, constraints=constraints
+        )
+
+    answer = subprocess.check_output([python(), "-c", "import sys; print(sys.prefix)"], text=True)
+    assert answer.strip() == str(tmp_path / "venv")
+    assert python().is_file()
+    assert len(said) == 1, "the second call finds it"
