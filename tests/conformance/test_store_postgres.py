@@ -32,6 +32,9 @@ class TestPostgresStore(StoreConformance):
     def reopen(self, store: Store) -> Store:
         return PostgresStore(self.address, clock=store.clock)
 
+    def opens_elsewhere(self, store: Store) -> str:
+        return f"from tidemill.store.postgres import PostgresStore; store = PostgresStore({self.address!r})"
+
     def age(self, store: Store, seconds: float) -> None:
         assert isinstance(store.clock, JumpingClock)
         store.clock.skip(seconds)

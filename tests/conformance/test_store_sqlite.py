@@ -21,6 +21,10 @@ class TestSqliteStore(StoreConformance):
         assert isinstance(store, SqliteStore)
         return SqliteStore(store.path, clock=store.clock)
 
+    def opens_elsewhere(self, store: Store) -> str:
+        assert isinstance(store, SqliteStore)
+        return f"from tidemill.store.sqlite import SqliteStore; store = SqliteStore({str(store.path)!r})"
+
     def age(self, store: Store, seconds: float) -> None:
         assert isinstance(store.clock, JumpingClock)
         store.clock.skip(seconds)

@@ -2,7 +2,18 @@
 
 import pytest
 
-GROUPS = ("isolation", "lifecycle", "limits", "maps", "model", "takes", "times", "versions", "watches")
+GROUPS = (
+    "isolation",
+    "lifecycle",
+    "limits",
+    "maps",
+    "model",
+    "processes",
+    "takes",
+    "times",
+    "versions",
+    "watches",
+)
 
 # Before they are imported, so that an assertion that fails shows its values, as in any test.
 pytest.register_assert_rewrite(*(f"{__name__}.{group}" for group in GROUPS))

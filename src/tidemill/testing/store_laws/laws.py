@@ -17,6 +17,10 @@ class Laws:
         """A second handle on the same data, from this process; None where there can be none."""
         raise TypeError(f"{type(self).__name__} must say how its store is opened a second time")
 
+    def opens_elsewhere(self, store: Store) -> str | None:
+        """Python source that opens the same data as `store` in another process; None where none can."""
+        return None
+
     def age(self, store: Store, seconds: float) -> None:
         """Let time pass for a running transaction. A store whose clock can jump is quicker than this."""
         store.clock.sleep(seconds)
