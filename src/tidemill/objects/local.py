@@ -169,7 +169,9 @@ class LocalObjects(Objects):
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
             except (FileExistsError, NotADirectoryError):
-                raise BadKey(f"{self._key(target)!r} would lie inside another object") from None
+                if self._is_inside_a_file(target):
+                    raise BadKey(f"{self._key(target)!r} would lie inside another object") from None
+                continue  # it was a folder that is gone again
             except FileNotFoundError:
                 continue  # a folder above was removed as empty in this moment
             try:
@@ -180,6 +182,10 @@ class LocalObjects(Objects):
                 raise BadKey(f"{self._key(target)!r} is a folder of other objects") from None
             return
         raise ObjectUnavailable(f"the folder of {self._key(target)!r} is removed as fast as it is made")
+
+    def _is_inside_a_file(self, target: Path) -> bool:
+        above = (_lstat(folder) for folder in target.parents if folder.is_relative_to(self.root))
+        return any(found is not None and not stat.S_ISDIR(found.st_mode) for found in above)
 
     def _is_durably_there(self, target: Path) -> bool:
         """Whether there is an object; if so it is on the disk, so that the answer outlives a crash."""
