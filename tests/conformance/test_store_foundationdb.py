@@ -1,7 +1,7 @@
 """FoundationDB runs the suite where there is a cluster; elsewhere it is skipped, and says so (STO-9)."""
 
 import os
-import secrets
+import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -31,7 +31,7 @@ class TestFoundationStore(StoreConformance):
     @pytest.fixture
     def store(self, cluster_file: str) -> Iterator[Store]:
         self.cluster_file = cluster_file
-        self.prefix = pack(("tidemill-test", secrets.token_bytes(8)))
+        self.prefix = pack(("tidemill-test", uuid.uuid1()))
         with FoundationStore(cluster_file, prefix=self.prefix, clock=JumpingClock()) as store:
             yield store
         with FoundationStore(cluster_file, prefix=self.prefix) as again:
