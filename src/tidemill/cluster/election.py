@@ -1,4 +1,9 @@
-"""Electing a leader, and running its duties while it is one (CLU-9)."""
+"""Electing a leader, and running its duties while it is one (CLU-9).
+
+Nobody asks for the office while it is held (CLU-5). A leader that leaves in good order counts up `vacancies`,
+and the others look at that number with every period, so that they need not wait for an expiry that has lost
+its meaning.
+"""
 
 import random
 from collections.abc import Mapping
@@ -34,6 +39,8 @@ class Election:
         self.emit = emit
         self.tenure: Tenure | None = None
         self._stand_at = 0.0
+        self._look_at = 0.0
+        self._vacancies = 0
         self._due: dict[str, float] = {}
 
     def tick(self) -> float:
@@ -41,16 +48,31 @@ class Election:
         wait_s = self.keeper.tick()
         if self.tenure is not None and not self.tenure.alive():
             self._lose()
-        if self.tenure is None and self.clock.monotonic() >= self._stand_at:
+        if self.tenure is None and (self.clock.monotonic() >= self._stand_at or self._was_given_back()):
             self._stand()
         if self.tenure is None:
-            return max(0.0, self._stand_at - self.clock.monotonic())
+            return max(0.0, min(self._stand_at, self._look_at) - self.clock.monotonic())
         self._do_duties(self.tenure)
         next_duty = min(self._due.values(), default=self.clock.monotonic() + wait_s)
         return max(0.0, min(wait_s, next_duty - self.clock.monotonic()))
 
-    def _stand(self) -> None:
+    def _was_given_back(self) -> bool:
+        """Has a leader resigned since we last stood? Asked once per period."""
+        if self.clock.monotonic() < self._look_at:
+            return False
+        self._look_at = self.clock.monotonic() + self.keeper.every_s
         try:
+            return self._count_vacancies() != self._vacancies
+        except StoreError:
+            return False
+
+    def _count_vacancies(self) -> int:
+        return self.keeper.store.run(lambda tx: tx.counter(self.keys.vacancies))
+
+    def _stand(self) -> None:
+        self._look_at = self.clock.monotonic() + self.keeper.every_s
+        try:
+            self._vacancies = self._count_vacancies()  # before we ask: a resignation in between is seen later
             answer = self.keeper.acquire(self.keys.leader)
         except StoreError:
             self._stand_at = self.clock.monotonic() + self.keeper.every_s * (0.5 + self.chance.random())
@@ -91,7 +113,7 @@ class Election:
         if self.tenure is None:
             return
         try:
-            self.keeper.release(self.tenure.held)
+            self.keeper.release(self.tenure.held, lambda tx: tx.add(self.keys.vacancies, 1))
         except StoreError:
             pass  # it runs out by itself
         finally:

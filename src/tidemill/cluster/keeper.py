@@ -9,6 +9,7 @@ or the deadline end it.
 
 import random
 import threading
+from collections.abc import Callable
 
 from tidemill.clock import Clock
 from tidemill.cluster import leases
@@ -91,11 +92,18 @@ class Keeper:
         """Until when a holder may act whose request left at `sent` (CLU-4)."""
         return sent + self.ttl_s - self.margin_s
 
-    def release(self, held: Held) -> bool:
-        """Give the lease back; True when it was still ours."""
+    def release(self, held: Held, also: Callable[[Tx], None] | None = None) -> bool:
+        """Give the lease back, with what `also` writes; True when it was still ours."""
         held.lost = True
         self._forget(held)
-        return self.store.run(lambda tx: leases.release(tx, held.key, held.lease))
+
+        def give_back(tx: Tx) -> bool:
+            ended = leases.release(tx, held.key, held.lease)
+            if ended and also is not None:
+                also(tx)
+            return ended
+
+        return self.store.run(give_back)
 
     def _forget(self, held: Held) -> None:
         with self._lock:  # another thread may hold the same key again by now, under a later epoch

@@ -2,6 +2,7 @@
 
 (C, "config", name)                     configuration, so that any node can bootstrap the cluster (CLU-17)
 (C, "lease", name)                      a named lease: the leader's, a lock's, a semaphore permit's
+(C, "vacancies")                        counts how often a leader gave its office back before its time
 (C, "node", id)                         one node's entry
 (C, "node-expiry", expires_at, id)      nodes by expiry: the dead ones are one short range
 (C, "node-version")                     counts every change of who is there (CLU-16)
@@ -31,3 +32,4 @@ class ClusterKeys:
         self.part_floor = Space(cluster, "part-floor")
         self.map = Space(cluster, "map")
         self.leader = self.lease[LEADER]
+        self.vacancies = Space(cluster)["vacancies"]

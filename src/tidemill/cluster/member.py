@@ -108,11 +108,13 @@ class Member:
         if self._drain_until is not None and not self._draining:
             self._begin_drain()
         wait_s = self.membership.tick()
+        if self._drain_until is None:
+            wait_s = min(wait_s, self.election.tick())  # first, so that we see what we make as leader
         if self.holdings is not None:
             wait_s = min(wait_s, self.holdings.tick())
         if self._drain_until is not None:
-            return min(wait_s, self._drain_on(self._drain_until))
-        return min(wait_s, self.election.tick())
+            wait_s = min(wait_s, self._drain_on(self._drain_until))
+        return wait_s
 
     def run(self) -> None:
         """Tick until the member is gone, with a second thread that keeps the deadlines meanwhile."""

@@ -176,7 +176,7 @@ def run(options: argparse.Namespace) -> int:
     emit = Printer(clock)
     chance = random.Random()
     work = Work(options.cluster)
-    every_s = options.ttl_s / 5
+    every_s = options.every_s or options.ttl_s / 5
     node = Node(
         id=f"{options.name}-{random_id(chance)[:8]}", epoch=0, address=options.name, slots=options.slots
     )
@@ -256,6 +256,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--name", default="node", help="how its id begins")
     made.add_argument("--slots", type=int, default=4, help="how many partitions it holds at most")
     made.add_argument("--ttl-s", type=float, default=15.0, help="how long its leases last without renewal")
+    made.add_argument("--every-s", type=float, default=0.0, help="how often they are renewed; else ttl / 5")
     made.add_argument("--grace-s", type=float, default=5.0, help="how long a drain may take")
     made.add_argument("--wall-offset-s", type=float, default=0.0, help="a wall clock that is wrong by this")
     made.add_argument("--careless", action="store_true", help="ignore the own deadline; see above")
