@@ -172,7 +172,7 @@ class SqliteStore(Store):
             tries += 1
             connection = None
             try:
-                connection = self._file.connect(writing=True)
+                connection = self._file.connect(writing=True, create=True)
                 self._admit(connection, adopt=adopt)
                 self._file.remember()
                 return connection

@@ -52,11 +52,15 @@ class StoreFile:
 
     # --- connections
 
-    def connect(self, *, writing: bool) -> sqlite3.Connection:
+    def connect(self, *, writing: bool, create: bool = False) -> sqlite3.Connection:
         """A new connection, which the caller gives back by `disconnect`."""
         try:
             connection = sqlite3.connect(
-                self.path, isolation_level=None, check_same_thread=False, timeout=self.patience_s
+                f"{self.path.as_uri()}?mode={'rwc' if create else 'rw'}",
+                uri=True,
+                isolation_level=None,
+                check_same_thread=False,
+                timeout=self.patience_s,
             )
         except sqlite3.Error as error:
             raise self.translated(error) from error
@@ -103,6 +107,7 @@ class StoreFile:
     @contextmanager
     def reader(self) -> Iterator[sqlite3.Connection]:
         """A reading connection for a moment, from the few that are kept."""
+        self.check_in_place()
         with self._lock:
             if not self._room:
                 raise UsageError("the store is closed")

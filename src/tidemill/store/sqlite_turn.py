@@ -2,9 +2,9 @@
 
 SQLite's own waiting naps for up to 100 ms at a time, while a busy process lets go of the lock for a fraction
 of a millisecond between two commits: it would keep the store to itself. Here a waiter asks about every
-millisecond, and says that it waits by a shared lock on a file beside the store; whoever wants to begin looks
-at that file first, and lets the waiters go ahead for a moment. Both are hints; the lock that counts is
-SQLite's, and a killed waiter's hint is gone with it.
+millisecond, and says that it waits by a shared lock on a file beside the store; whoever has had its turn for
+a few milliseconds looks at that file, and lets the waiters go ahead for a moment. Both are hints; the lock
+that counts is SQLite's, and a killed waiter's hint is gone with it.
 """
 
 import fcntl
@@ -15,7 +15,8 @@ from pathlib import Path
 
 from tidemill.clock import Clock
 
-GIVE_WAY_S = 0.002
+TURN_S = 0.005  # several commits, on a fast disk: handing over costs about one
+GIVE_WAY_S = 0.001
 ASK_S = 0.001
 ASK_LATER_S = 0.010
 LATER_S = 0.5  # who has waited this long is not in a hurry of milliseconds
@@ -29,14 +30,17 @@ class Turn:
         self._clock = clock
         self._chance = chance
         self._patience_s = patience_s
+        self._turn_began = 0.0
 
     def begin(self, connection: sqlite3.Connection) -> None:
         """Begin a write transaction; SQLite's busy error when it was not our turn within the patience."""
-        if self._others_wait():
-            self._clock.sleep(GIVE_WAY_S)
+        since = self._clock.monotonic()
+        if since - self._turn_began > TURN_S:
+            if self._others_wait():
+                self._clock.sleep(GIVE_WAY_S)
+            self._turn_began = since
         if self._try(connection):
             return
-        since = self._clock.monotonic()
         self._lock(fcntl.LOCK_SH)
         try:
             while True:
@@ -45,6 +49,7 @@ class Turn:
                     (ASK_S if waited_s < LATER_S else ASK_LATER_S) * (0.5 + self._chance.random())
                 )
                 if self._try(connection, last=waited_s > self._patience_s):
+                    self._turn_began = self._clock.monotonic()
                     return
         finally:
             self._lock(fcntl.LOCK_UN)

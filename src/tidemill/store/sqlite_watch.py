@@ -38,11 +38,20 @@ class Watches:
 
     # --- told by the writer
 
-    def beginning(self, commit: int) -> None:
-        """The writer is about to make this commit, and saw the one before it inside its transaction."""
-        self.observe(commit - 1)
+    def begun(self, commit: int) -> None:
+        """A transaction has begun behind this commit; whatever was being made before is over."""
+        self.failed()
+        self.observe(commit)
+
+    def committing(self, commit: int) -> None:
+        """This process is about to make this commit: whoever sees its number must not think of others."""
         with self._lock:
             self._own = commit
+
+    def failed(self) -> None:
+        """The commit was not made: its number may become another process's."""
+        with self._lock:
+            self._own = 0
 
     def committed(self, commit: int, written: Iterable[set[bytes]]) -> None:
         """The commit was made; `written` are the keys that each of its functions wrote."""
@@ -55,11 +64,6 @@ class Watches:
                 for key in keys & self._by_key.keys():
                     for watch in self._by_key[key]:
                         watch.event.set()
-
-    def failed(self) -> None:
-        """The commit was not made: its number may become another process's."""
-        with self._lock:
-            self._own = 0
 
     # --- told by whoever looked
 
