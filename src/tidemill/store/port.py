@@ -18,7 +18,7 @@ All checks live here, above the backends; a backend implements the methods that 
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -297,7 +297,7 @@ class Watch(ABC):
     def close(self) -> None:
         """Forget the watch."""
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -330,7 +330,7 @@ class Store(ABC):
     def url(self) -> str:
         """Where this store is, with secrets left out."""
 
-    def __enter__(self) -> "Store":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
