@@ -15,6 +15,7 @@ from tidemill import crash
 from tidemill.clock import SYSTEM
 from tidemill.errors import BadKey, ObjectMissing, ObjectUnavailable
 from tidemill.objects import Objects, Put, open_objects
+from tidemill.objects.disk import sweep
 from tidemill.objects.local import LocalObjects
 from tidemill.testing.fake_clock import FakeClock
 from tidemill.testing.objects_laws.laws import keys, nonce
@@ -183,6 +184,25 @@ def test_the_scratch_of_a_living_writer_is_not_swept(objects: LocalObjects, root
     assert scratch(root) == []
 
 
+def test_a_scratch_file_swept_before_its_owner_holds_it_is_made_anew(
+    objects: LocalObjects, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects.put("x", b"")
+    swept: list[int] = []
+    real = fcntl.flock
+
+    def flock(fd: int, how: int) -> None:
+        if not swept and how == fcntl.LOCK_EX:
+            swept.append(0)
+            swept[0] = sweep(root / ".tidemill" / "scratch")  # comes between making and locking
+        real(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert objects.put_if_absent("k", mark := nonce(), mark) is Put.CREATED
+    assert swept == [1]
+    assert objects.get("k")[0] == mark
+
+
 def test_our_own_files_are_in_no_listing(objects: LocalObjects, root: Path) -> None:
     objects.put("k", b"")
     assert (root / ".tidemill").is_dir()
@@ -317,6 +337,7 @@ import os, random, sys
 from pathlib import Path
 from tidemill.clock import SYSTEM
 from tidemill.errors import ObjectsFull, ObjectUnavailable
+from tidemill.objects.disk import sweep
 from tidemill.objects.local import LocalObjects
 root = Path(sys.argv[1])
 objects = LocalObjects(root, SYSTEM, random.Random(1))

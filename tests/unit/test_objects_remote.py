@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from tidemill.errors import (
+    BadKey,
     ObjectConflict,
     ObjectMissing,
     ObjectsFull,
@@ -203,6 +204,28 @@ def test_azure_is_asked_with_the_headers_of_http(provider: Provider, clock: Fake
     assert provider.asked[0].headers["if-match"] == '"e1"'
     objects.put_if_absent("k", NONCE, NONCE)
     assert provider.asked[1].headers["if-none-match"] == "*"
+
+
+def listing(*keys: str) -> Answer:
+    found = "".join(
+        f"<Contents><Key>{key}</Key><LastModified>2026-11-15T09:01:53.000Z</LastModified>"
+        f'<ETag>"x"</ETag><Size>1</Size></Contents>'
+        for key in keys
+    )
+    return Answer(200, headers=(), body=f"<ListBucketResult>{found}</ListBucketResult>".encode())
+
+
+@pytest.mark.parametrize("how", ["flat", "folders"])
+def test_names_of_others_that_are_no_keys_are_passed_over_or_told(
+    provider: Provider, clock: FakeClock, how: str
+) -> None:
+    objects = opened(provider.endpoint, clock, options=f"&listing={how}")
+    provider.answers = [listing("root/a", "root/b\\c", "root/d")]
+    assert [info.key for info in objects.list()] == ["a", "d"]
+    provider.answers = [listing("root/a", "root/b//c", "root/d")]
+    with pytest.raises(BadKey) as caught:
+        list(objects.list())
+    assert "prefix of your own" in caught.value.hint
 
 
 def closed_port() -> str:

@@ -18,6 +18,7 @@ class Why(enum.Enum):
     EXISTS = "something is there already"
     CONDITION = "the condition did not hold"
     RANGE = "the range is behind the end"
+    NAME = "an object there has a name that is no key"
     UNSUPPORTED = "not supported"
     FULL = "no space left"
     DENIED = "not allowed"
@@ -63,6 +64,8 @@ def _kind(error: BaseException, status: int, code: str, text: str) -> Why:
         return Why.FULL
     if isinstance(error, FileNotFoundError):
         return Why.MISSING
+    if isinstance(error, exceptions.InvalidPathError):
+        return Why.NAME
     if isinstance(error, exceptions.AlreadyExistsError):
         return Why.EXISTS
     if isinstance(error, exceptions.PreconditionError | exceptions.NotModifiedError):

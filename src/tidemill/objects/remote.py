@@ -24,6 +24,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from tidemill.clock import Clock, backoff
 from tidemill.errors import (
+    BadKey,
     BadUrl,
     ObjectConflict,
     ObjectError,
@@ -294,6 +295,8 @@ class RemoteObjects(Objects):
                 return ObjectMissing(message)
             case Why.EXISTS | Why.CONDITION:
                 return ObjectConflict(message)
+            case Why.NAME:
+                return BadKey(message, hint="somebody wrote a name like a//b there: use a prefix of your own")
             case Why.FULL:
                 return ObjectsFull(message, hint="make room in the bucket; what was written before is whole")
             case Why.UNSUPPORTED:
