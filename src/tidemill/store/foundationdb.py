@@ -213,6 +213,7 @@ class FoundationStore(RetryingStore):
         binding: Any = None,
     ) -> None:
         super().__init__(clock=clock, chance=chance, patience_s=patience_s)
+        self.ids = random.SystemRandom()  # never from a seed: processes that share it would share their ids
         self.mapping = Mapping(pack(("tidemill",)) if prefix is None else prefix)
         self._cluster_file = cluster_file
         self._fdb = load_binding() if binding is None else binding

@@ -62,6 +62,9 @@ class PostgresStore(RetryingStore):
         connections: int = 16,
     ) -> None:
         super().__init__(clock=clock, chance=chance, patience_s=patience_s)
+        # Never from a seed: two processes with the same one, or a child after a fork, would draw the same
+        # ids and take each other's operations for their own.
+        self.ids = random.SystemRandom()
         self.address = Address(url)
         self.connections = connections
         self.lease = LeaseClock(clock)

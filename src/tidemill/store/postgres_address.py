@@ -5,7 +5,7 @@ percent-encoded is exactly that. So the shape is checked here first, and no text
 """
 
 import re
-from urllib.parse import parse_qsl, unquote, urlencode
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -54,7 +54,7 @@ class Address:
         self.schema = query.pop("schema", None)
         if self.schema is not None and not NAME.fullmatch(self.schema):
             raise self._bad("names no possible schema")
-        plain = url.partition("?")[0] + ("?" + urlencode(query) if query else "")
+        plain = url.partition("?")[0] + ("?" + urlencode(query, quote_via=quote) if query else "")
         self.parameters = {**_DEFAULTS, **self._parsed(plain)}
 
     def _query(self, query: str) -> dict[str, str]:

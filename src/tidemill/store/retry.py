@@ -89,10 +89,11 @@ class RetryingStore(Store):
     ) -> None:
         super().__init__(clock=clock, chance=chance)
         self.patience_s = patience_s  # how long conflicts or an absent server are endured
+        self.ids = self.chance  # where operation ids are drawn; a backend that processes share replaces it
         self.conflicts = 0
 
     def run(self, fn: Callable[[Tx], T], *, mode: Mode = "serial") -> T:
-        operation = Operation(fn, mode, self.chance)
+        operation = Operation(fn, mode, self.ids)
         give_up = self.clock.monotonic() + self.patience_s
         while True:
             operation.attempt += 1
