@@ -1,0 +1,195 @@
+"""SKIP LOCKED, row locks in both modes, and the order of versions."""
+
+import threading
+
+import psycopg
+import pytest
+
+from tests.integration.store_postgres.stage import QUEUE, SOON_S, base_of, contents
+from tidemill.clock import SYSTEM, poll
+from tidemill.store import Tx, Version, pack, unpack
+from tidemill.store.keys import after
+from tidemill.store.postgres import PostgresStore
+from tidemill.store.postgres_schema import plain
+from tidemill.testing.threads import Interloper, Racer, together
+
+
+class TestLocks:
+    @pytest.mark.rule("STO-2", "STO-3")
+    def test_takers_never_share_a_row(self, url: str) -> None:
+        rows = 300
+        with PostgresStore(url) as one, PostgresStore(url) as two:
+            one.run(lambda tx: [tx.set(b"q/%04d" % n, b"") for n in range(rows)])
+
+            def taker(store: PostgresStore) -> list[bytes]:
+                mine: list[bytes] = []
+                while found := store.run(lambda tx: tx.take(*QUEUE, 7), mode="take"):
+                    mine += [row.key for row in found]
+                return mine
+
+            taken = together(*[lambda s=s: taker(s) for s in (one, two) * 4])
+        assert sorted(key for each in taken for key in each) == [b"q/%04d" % n for n in range(rows)]
+
+    @pytest.mark.rule("STO-3")
+    def test_a_taker_does_not_wait_for_rows_that_another_is_taking(self, store: PostgresStore) -> None:
+        store.run(lambda tx: [tx.set(b"q/%d" % n, b"") for n in range(4)])
+        other = Interloper(lambda: store.run(lambda tx: tx.take(*QUEUE, 9), mode="take"), within_s=SOON_S)
+
+        def fn(tx: Tx) -> list[bytes]:
+            rows = tx.take(*QUEUE, 2)
+            other.steps_in()  # comes back only when the other one has committed
+            return [row.key for row in rows]
+
+        assert store.run(fn, mode="take") == [b"q/0", b"q/1"]
+        assert [row.key for row in other.outcome()] == [b"q/2", b"q/3"]
+        assert store.conflicts == 0
+
+    @pytest.mark.rule("STO-3")
+    def test_a_locked_read_sees_what_take_mode_wrote_after_the_snapshot(self, store: PostgresStore) -> None:
+        store.run(lambda tx: tx.set(b"future", b"running"))
+        other = Interloper(
+            lambda: store.run(lambda tx: tx.swap(b"future", b"running", b"done"), mode="take"),
+            within_s=SOON_S,
+        )
+        plainly: list[bytes | None] = []
+
+        def fn(tx: Tx) -> bytes | None:
+            tx.get(b"unrelated")  # the snapshot is from here
+            other.steps_in()
+            plainly.append(tx.get(b"future"))
+            return tx.get(b"future", lock=True)
+
+        assert store.run(fn) == b"done"
+        assert other.outcome() is True
+        assert plainly == [b"running", b"done"], (
+            "a plain read is of the snapshot; the lock found it out of date"
+        )
+        assert store.conflicts == 1
+
+    @pytest.mark.rule("STO-3")
+    @pytest.mark.parametrize("mode", ["serial", "take"])
+    def test_a_locked_read_of_nothing_keeps_others_from_inserting(
+        self, store: PostgresStore, mode: str
+    ) -> None:
+        other = Interloper(lambda: store.run(lambda tx: tx.swap(b"k", None, b"other"), mode="take"))
+
+        def fn(tx: Tx) -> bool:
+            absent = tx.get(b"k", lock=True) is None
+            tx.range(b"a", b"z", snapshot=True)  # sends what was queued: the placeholder is gone from here
+            other.steps_in()
+            if absent:
+                tx.set(b"seen absent", b"")
+            return absent
+
+        assert store.run(fn, mode="take" if mode == "take" else "serial") is True
+        assert other.outcome() is True
+        assert contents(store) == {b"k": b"other", b"seen absent": b""}
+        assert store.conflicts == 0
+
+    def test_a_locked_read_of_nothing_leaves_nothing(self, store: PostgresStore) -> None:
+        assert store.run(lambda tx: tx.get(b"k", lock=True)) is None
+        assert store.run(lambda tx: tx.get(b"k", lock=True), mode="take") is None
+        assert contents(store) == {}
+
+    @pytest.mark.rule("STO-3")
+    @pytest.mark.parametrize("start", [b"theirs", None])
+    def test_a_swap_that_fails_holds_for_the_rest_of_its_transaction(
+        self, store: PostgresStore, start: bytes | None
+    ) -> None:
+        store.run(lambda tx: tx.swap(b"lease", None, start))
+
+        def acquire(tx: Tx) -> bool:
+            tx.set_versioned(b"log", b"acquired")
+            return tx.swap(b"lease", start, b"mine")
+
+        other = Interloper(lambda: store.run(acquire, mode="take"))
+
+        def fn(tx: Tx) -> bool:
+            held = tx.swap(b"lease", b"mine", b"mine too")
+            other.steps_in()
+            tx.set_versioned(b"log", b"kept" if held else b"gave up")
+            return held
+
+        assert store.run(fn, mode="take") is False
+        assert other.outcome() is True
+        log = [row.value for row in store.run(lambda tx: tx.range(b"log", b"loh"))]
+        assert log == [b"gave up", b"acquired"], "the other one has to wait for who decided on the row"
+
+    def test_rows_that_somebody_locks_for_long_are_waited_for(self, store: PostgresStore, url: str) -> None:
+        store.run(lambda tx: tx.set(b"n", b"1"))
+        with psycopg.connect(base_of(url)) as somebody:
+            table = psycopg.sql.Identifier(store.sql.schema, "tidemill_kv")
+            lock = psycopg.sql.SQL("SELECT v FROM {} WHERE k = 'n' FOR UPDATE")
+            somebody.execute(lock.format(table))
+            waiting = Racer(lambda: store.run(lambda tx: tx.swap(b"n", b"1", b"2")))
+            waiting.start()
+            assert poll(lambda: store.conflicts > 0, SYSTEM, every_s=0.02, timeout_s=SOON_S)
+            somebody.rollback()
+        assert waiting.outcome() is True
+
+    @pytest.mark.rule("STO-2")
+    def test_a_reader_who_goes_on_behind_the_last_version_misses_no_row(self, url: str) -> None:
+        log, writers, each = pack(("log",)), 12, 15
+        done = threading.Event()
+
+        def write(store: PostgresStore, me: int) -> list[bytes]:
+            for n in range(each):
+
+                def append(tx: Tx, n: int = n) -> None:
+                    if me % 3 == 0:
+                        tx.get(b"row %d" % me)  # some hold a snapshot, some have written before
+                    tx.set(b"row %d" % me, b"")
+                    tx.set_versioned(log, b"%d/%d" % (me, n))
+
+                store.run(append, mode="serial" if me % 3 == 0 else "take")
+            return []
+
+        def write_all(stores: list[PostgresStore]) -> list[bytes]:
+            try:
+                together(*[lambda me=me: write(stores[me % 2], me) for me in range(writers)])
+            finally:
+                done.set()
+            return []
+
+        def page(store: PostgresStore) -> list[bytes]:
+            found: list[bytes] = []
+            cursor, last = log, False
+            while not last:
+                last = done.is_set()  # one more page after everything is written
+                rows = store.run(lambda tx: tx.range(cursor, after(log)))  # noqa: B023
+                found += [row.value for row in rows]
+                cursor = rows[-1].key + b"\x00" if rows else cursor
+            return found
+
+        with PostgresStore(url) as one, PostgresStore(url) as two:
+            _, first, second = together(lambda: write_all([one, two]), lambda: page(one), lambda: page(two))
+            rows = one.run(lambda tx: tx.range(log, after(log)))
+        assert first == second == [row.value for row in rows]
+        assert sorted(first) == sorted(b"%d/%d" % (me, n) for me in range(writers) for n in range(each))
+        (version,) = unpack(rows[0].key[len(log) :])
+        assert isinstance(version, Version)
+
+    def test_statements_on_several_rows_are_index_look_ups_in_the_order_they_are_given(
+        self, store: PostgresStore
+    ) -> None:
+        # Else a small table is scanned: rows are locked in any order, and SERIALIZABLE notes the whole table.
+        store.run(lambda tx: [tx.set(b"k%d" % n, b"") for n in range(20)])
+        rows = "ARRAY['a', 'b']::bytea[]"
+        arguments = {
+            "get": rows,
+            "get_locked": rows,
+            "clear": rows,
+            "swap": f"{rows}, {rows}, {rows}",
+            "swap_out": f"{rows}, {rows}",
+            "take": "'a', 'b', 9",
+            "range": "'a', 'b', NULL",
+        }
+        link = store._local().pool.take(SOON_S)
+        try:
+            for name, given in arguments.items():
+                (plan,) = link.exchange([plain(f"EXPLAIN (COSTS off) EXECUTE tidemill_{name}({given})")])
+                text = "\n".join((plan.get_value(n, 0) or b"").decode() for n in range(plan.ntuples))
+                assert "Index Scan" in text, f"{name}\n{text}"
+                assert not {"Seq Scan", "Hash", "Merge", "Sort"} & set(text.split()), f"{name}\n{text}"
+        finally:
+            store._local().pool.give(link)
