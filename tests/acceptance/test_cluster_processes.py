@@ -131,7 +131,7 @@ def test_when_the_leader_is_killed_another_leads_and_its_work_moves(
 ) -> None:
     fleet = Fleet(url, tmp_path, stack, ttl_s=2.0)
     fleet.start("n1", "n2", "n3")
-    fleet.begin(partitions=12, units=30)
+    fleet.begin(partitions=12, units=20)
     leader = fleet.leader()
     orphans = fleet.held()[leader.name]
     epoch = leader.events("LeaderElected")[-1]["epoch"]
@@ -172,7 +172,7 @@ def paused_and_resumed(fleet: Fleet, *arguments: str) -> NodeProcess:
     """Stop one of three nodes for two ttls, and see that what it held is over for it."""
     fleet.start("n1", arguments=arguments)
     fleet.start("n2", "n3")
-    fleet.begin(partitions=9, units=40)
+    fleet.begin(partitions=9, units=30)
     paused = fleet.nodes["n1"]
     pause_outside_a_transaction(fleet, paused)
     had = {name: fleet.epochs()[name] for name in fleet.held()["n1"]}
@@ -244,13 +244,13 @@ def test_when_postgres_restarts_in_the_middle_everything_goes_on(
 ) -> None:
     fleet = Fleet(postgres_url, tmp_path, stack, ttl_s=4.0)
     fleet.start("n1", "n2", "n3")
-    fleet.begin(partitions=9, units=40)
+    fleet.begin(partitions=9, units=30)
     before = len(fleet.work.history(fleet.store))
     postgres_server.restart_immediate()
     fleet.wait(lambda: len(fleet.work.history(fleet.store)) > before + 9, "work goes on")
     postgres_server.restart_immediate()
     history = fleet.finish()
-    assert len(history) == 9 * 41
+    assert len(history) == 9 * 31
     assert all(node.wait(timeout_s=LONG_S) == 0 for node in fleet.nodes.values())
 
 
@@ -281,7 +281,7 @@ def test_a_node_that_is_asked_to_stop_hands_over_and_leaves(
     """With a ttl of half a minute: what moves in this test was handed back, and did not run out."""
     fleet = Fleet(url, tmp_path, stack, ttl_s=30.0)
     fleet.start("n1", "n2", arguments=("--every-s", "0.5"))
-    fleet.begin(partitions=8, units=30)
+    fleet.begin(partitions=8, units=20)
     leaver = fleet.nodes["n2"]
     had = set(fleet.held()["n2"])
     assert had
