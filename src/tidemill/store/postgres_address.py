@@ -60,7 +60,7 @@ class Address:
     def _query(self, query: str) -> dict[str, str]:
         known = {"schema", *(option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults())}
         parts = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
-        if len(parts) != len([part for part in query.split("&") if part]):
+        if not all("=" in part for part in query.split("&") if part):
             raise self._bad("has a parameter without a value")
         for name, _ in parts:
             if name not in known:

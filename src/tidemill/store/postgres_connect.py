@@ -25,6 +25,7 @@ _LASTING = [
     ),
     (r"database \".*\" does not exist", "create the database, or correct its name in the URL"),
     (r"no pg_hba\.conf entry|does not support SSL|certificate|SSL error", "check sslmode and pg_hba.conf"),
+    (r"invalid \S+ value|invalid integer value", "check the parameters in the URL"),
     (r"permission denied for database", "grant CONNECT on that database"),
 ]
 _UNKNOWN_HOST = r"could not translate host name|failed to resolve host|Name or service not known"

@@ -10,7 +10,7 @@ A URL carries a password in its user part or in a parameter. Two things keep it 
 """
 
 import re
-from urllib.parse import quote, unquote, unquote_plus
+from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 HIDDEN = "***"
 
@@ -70,7 +70,8 @@ def _forms(secret: str) -> set[str]:
     plain = {secret, unquote(secret), unquote_plus(secret)}
     forms = set(plain)
     for each in plain:
-        forms |= {quote(each, safe=""), repr(each)[1:-1], each.replace("\\", "\\\\").replace("'", "\\'")}
+        forms |= {quote(each), quote(each, safe=""), quote_plus(each)}
+        forms |= {repr(each)[1:-1], each.replace("\\", "\\\\").replace("'", "\\'")}
     return forms
 
 
