@@ -25,10 +25,11 @@
     │   ├── ObjectUnavailable         the object storage does not answer
     │   ├── ObjectsFull               no space left
     │   └── ConditionsIgnored         the provider accepts conditional writes and ignores them
-    └── ClusterError
-        ├── NotLeader                 a leader's step without the leader's epoch
-        ├── LockTimeout               a lock or permit that was not free in time
-        └── ProtocolMismatch          nodes of releases that cannot work together
+    ├── ClusterError
+    │   ├── NotLeader                 a leader's step without the leader's epoch
+    │   ├── LockTimeout               a lock or permit that was not free in time
+    │   └── ProtocolMismatch          nodes of releases that cannot work together
+    └── DemoFailed                    the demo did not come to its end
 
     Stop(BaseException)               control flow that user code must not swallow
     └── LeaseLost                     the lease is no longer ours: stop at once
@@ -198,6 +199,89 @@ class LockTimeout(ClusterError):
 class ProtocolMismatch(ClusterError):
     code = "cluster-protocol"
     hint = "run releases that are at most one apart in one cluster"
+
+
+class FutureError(TidemillError):
+    code = "future"
+
+
+class FutureUnknown(FutureError):
+    code = "future-unknown"
+    hint = "ended futures are kept for 24 h, or as long as a handle or a dependent needs them"
+
+
+class FutureFailed(FutureError):
+    """A future that has no result and never will. `failure` is the record, `__cause__` the exception."""
+
+    code = "future-failed"
+    hint = "see the remote traceback: tidemill futures show ID"
+
+
+class UpstreamDependencyFailed(FutureFailed):
+    """`chain` names the futures from the nearest input to the one that failed first."""
+
+    code = "future-upstream-failed"
+    hint = "mend the first future of the chain, then submit again"
+    chain: tuple[str, ...] = ()
+
+
+class UnsatisfiableError(FutureFailed):
+    code = "future-unsatisfiable"
+    hint = "ask for less, start a worker that has it, or submit with on_unsatisfiable='wait'"
+
+
+class TaskCrashed(FutureFailed):
+    code = "future-crashed"
+    hint = "the task ended its worker process; after a fix: tidemill futures requeue ID"
+
+
+class TaskOutOfMemory(FutureFailed):
+    code = "future-out-of-memory"
+    hint = "submit with ram=… and start a worker that has it"
+
+
+class DeadlineExceeded(FutureFailed):
+    code = "future-deadline"
+    hint = "give it more time, or more workers"
+
+
+class CodeNotLoadable(FutureFailed):
+    code = "future-code-not-loadable"
+    hint = "install the missing module on the workers, with the same Python version"
+
+
+class ResultLost(FutureFailed):
+    code = "future-result-lost"
+    hint = "put values with durable=True, or compute them by a future, which can be computed again"
+
+
+class FutureCancelled(FutureError):
+    code = "future-cancelled"
+
+
+class FutureTimeout(FutureError, TimeoutError):
+    code = "future-timeout"
+    hint = "the future goes on; ask again, or cancel it"
+
+
+class ActorDied(FutureError):
+    code = "actor-died"
+    hint = "its state is gone: create the actor again"
+
+
+class CannotSerialize(FutureError):
+    code = "cannot-serialize"
+    hint = "pass plain values or futures; open files, locks and connections inside the function"
+
+
+class BadSignature(FutureError):
+    code = "bad-signature"
+    hint = "every node and client needs the same cluster key; code that is not signed with it never runs"
+
+
+class DemoFailed(TidemillError):
+    code = "demo-failed"
+    hint = "run it again with --keep and see what the nodes wrote into their log files"
 
 
 class Stop(BaseException):
