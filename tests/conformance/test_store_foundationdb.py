@@ -47,6 +47,10 @@ class TestFoundationStore(StoreConformance):
     def reopen(self, store: Store) -> Store:
         return FoundationStore(str(CLUSTER_FILE), prefix=self.prefix, clock=JumpingClock())
 
+    def opens_elsewhere(self, store: Store) -> str:
+        opening = f"FoundationStore({str(CLUSTER_FILE)!r}, prefix={self.prefix!r})"
+        return f"from tidemill.store.foundationdb import FoundationStore; store = {opening}"
+
     def age(self, store: Store, seconds: float) -> None:
         assert isinstance(store.clock, JumpingClock)
         store.clock.skip(seconds)
