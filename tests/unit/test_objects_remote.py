@@ -116,7 +116,7 @@ def test_asking_again_has_an_end(provider: Provider, clock: FakeClock) -> None:
     provider.answers = [Answer(503, "SlowDown")]
     with pytest.raises(ObjectUnavailable, match=r"put 'k' .*HTTP 503, SlowDown"):
         opened(provider.endpoint, clock).put("k", b"x")
-    assert len(provider.asked) == 6
+    assert len(provider.asked) == 8
 
 
 @pytest.mark.parametrize(

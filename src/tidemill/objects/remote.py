@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Store = S3Store | GCSStore | AzureStore
 
-_TRIES = 6
+_TRIES = 8  # some four seconds of waiting in between
 _PART_BYTES = 16 * 1024 * 1024  # larger bodies of a plain put go up in parts
 _NEAR_BYTES = 256 * 1024  # ranges this close are fetched as one
 _runtime_pid: int | None = None
@@ -260,7 +260,7 @@ class RemoteObjects(Objects):
             raise self._error(refused, what, key) from None
 
     def _try(self, request: Callable[[Store, str], T], path: str) -> T:
-        """Make a request until it is answered, at most six times; raises `Refused`."""
+        """Make a request until it is answered, at most eight times; raises `Refused`."""
         end = self._clock.monotonic() + 2 * self._where.timeout_s
         store = self._store()
         for attempt in range(1, _TRIES + 1):
