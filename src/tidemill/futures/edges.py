@@ -73,6 +73,7 @@ def enter(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow) -> None:
     match row:
         case Unclaimed():
             tx.set(ready_key(keys, spec, row), ready_value(spec, row.tally))
+            tx.hint(keys.bell)
             if not row.assigned:
                 lane = lanes.lane_of(spec.queue, spec.priority, spec.needs, row.tally.ram_factor)
                 lane_key = keys.lane[lane.key]

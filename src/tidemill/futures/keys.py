@@ -20,6 +20,7 @@
     (C, "inbox", node)                             commands for a node, in order
     (C, "actor", id)                               an actor and where it lives
     (C, "swept")                                   how far the sweep of ended rows has come
+    (C, "bell")                                    no row: hinted at when there is something to claim
 
 Ids are 16 bytes that begin with the time of submission, so rows of one time lie together and old ones are
 found by walking from the front.
@@ -56,6 +57,7 @@ class FutureKeys:
         self.inbox = Space(cluster, "inbox")
         self.actor = Space(cluster, "actor")
         self.swept = Space(cluster)["swept"]
+        self.bell = Space(cluster)["bell"]
 
 
 def new_id(wall_ms: int, chance: random.Random) -> bytes:

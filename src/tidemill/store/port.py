@@ -141,6 +141,12 @@ class Tx(ABC):
         self.touched.add(prefix)
         self._set_versioned(prefix, value)
 
+    def hint(self, key: bytes) -> None:
+        """Wake whoever watches this key after the commit, without writing a row under it."""
+        self._check_keys((key,))
+        self._check_alive()
+        self.touched.add(key)
+
     def take(self, lo: bytes, hi: bytes, limit: int) -> list[Row]:
         """Remove and return up to `limit` rows, in key order, that nobody else is taking at this moment."""
         self._check_bounds(lo, hi)
