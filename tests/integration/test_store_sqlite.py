@@ -531,13 +531,16 @@ def test_nobody_looks_when_nobody_waits(store: SqliteStore) -> None:
         return real()
 
     store._watches._look = counted
+    put(store, b"a", b"0")
     with store.watch([b"a"]) as watch:
         assert looks == 1
         assert store._watches._thread is None
-        assert watch.wait(0.08) is False
-        assert looks >= 3
-        assert not store._watches._wanted.is_set()
-    eventually(lambda: store._watches._thread is not None)
+        waiting = Racer(lambda: watch.wait(STUCK_S))
+        waiting.start()
+        eventually(lambda: looks >= 5)
+        put(store, b"a", b"1")
+        assert waiting.outcome() is True
+        assert not store._watches._wanted.is_set(), "the thread rests until somebody waits again"
 
 
 def test_a_closed_store_says_so(path: Path) -> None:

@@ -67,10 +67,11 @@ class SqliteStore(Store):
         self._machine = machine if machine is not None else Machine.here()
         self._inside = threading.local()  # a thread that runs fn on a reading connection
         self._writes: dict[object, bool] = {}  # did this function write, the last time it ran?
-        refuse_network(self.path)
         self._file = StoreFile(self.path, patience_s=patience_s)
         self._watches = Watches(self._last_commit, self._file.check_process, clock)
+        connection = None
         try:
+            refuse_network(self.path)
             make_folder(self.path.parent)
             self._check_writable()
             connection = self._open(adopt=adopt)
@@ -83,12 +84,14 @@ class SqliteStore(Store):
                 boot=self._machine.boot,
                 commit_delay_s=commit_delay_s,
             )
-        except OSError as error:
+        except BaseException as error:
+            if connection is not None:
+                self._file.disconnect(connection)
             self._file.close()
-            kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreUnavailable
-            raise kind(f"{self.path} cannot be opened: {error.strerror}") from error
-        except BaseException:
-            self._file.close()
+            if isinstance(error, OSError):
+                full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+                kind = StoreFull if full else StoreUnavailable
+                raise kind(f"{self.path} cannot be opened: {error.strerror}") from error
             raise
 
     @property

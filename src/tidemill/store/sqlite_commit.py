@@ -171,14 +171,16 @@ class GroupCommit:
         return True
 
     def _queue_up(self, call: Call[Any]) -> None:
-        with self._lock:
-            if self._closed:
-                raise UsageError("the store is closed")
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="tidemill-store-writer", daemon=True)
-                self._thread.start()
-            self._queue.put(call)
         try:
+            with self._lock:
+                if self._closed:
+                    raise UsageError("the store is closed")
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._serve, name="tidemill-store-writer", daemon=True
+                    )
+                    self._thread.start()
+                self._queue.put(call)
             call.done.acquire()
         except BaseException:
             call.abandoned = True
