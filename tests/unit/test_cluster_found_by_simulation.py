@@ -7,7 +7,7 @@ from tidemill.cluster import nodes, partitions
 from tidemill.cluster.events import PartitionLost
 from tidemill.cluster.partitions import Map, Partition
 from tidemill.cluster.states import MemberState
-from tidemill.errors import LeaseLost
+from tidemill.errors import CommitUnknown, LeaseLost, StoreUnavailable
 from tidemill.store import Tx
 
 
@@ -116,3 +116,62 @@ def test_a_renewal_that_gave_no_time_does_not_move_the_deadline(stage: Stage) ->
     assert held.lost
     assert stage.trouble.now_us() < unheard.expires_at
     assert member.holdings is not None
+
+
+@pytest.mark.rule("CLU-4", "CLU-8")
+def test_after_a_completion_in_doubt_nothing_more_is_done_under_the_lease(stage: Stage) -> None:
+    """It is committed and nobody knows: the partition may be another's before our deadline comes."""
+    stage.make_partitions(1)
+    host = RecordingHost()
+    stage.member("n1", host=host)
+    stage.play(lambda: stage.counts() == {"n1": 1})
+    (held,) = host.started
+    stage.trouble.hide_commits = 1
+    stage.trouble.postlude = lambda: setattr(stage.trouble, "down", True)
+    with pytest.raises(CommitUnknown):
+        stage.holdings_of("n1").hand_back(held)
+    assert held.alive(), "its time is not over"
+    with pytest.raises(LeaseLost):
+        held.check()
+    stage.trouble.down = False
+    with pytest.raises(LeaseLost):  # asking again tells
+        stage.holdings_of("n1").hand_back(held)
+    assert held.lost
+    stage.play(lambda: host.aborted == [held])
+
+
+def test_a_completion_that_failed_for_sure_leaves_the_lease_as_it_was(stage: Stage) -> None:
+    stage.make_partitions(1)
+    host = RecordingHost()
+    stage.member("n1", host=host)
+    stage.play(lambda: stage.counts() == {"n1": 1})
+    (held,) = host.started
+    stage.trouble.down = True
+    with pytest.raises(StoreUnavailable):
+        stage.holdings_of("n1").complete(held)
+    held.check()
+    stage.trouble.down = False
+    stage.holdings_of("n1").complete(held)
+    assert stage.counts() == {"n1": 0}
+
+
+def test_the_end_of_a_former_life_does_not_let_go_of_the_next_one(stage: Stage) -> None:
+    """Its completion is heard of late: by then it was removed, made and taken again by the same node."""
+    stage.make_partitions(1)
+    host = RecordingHost()
+    member = stage.member("n1", host=host)
+    stage.play(lambda: stage.counts() == {"n1": 1})
+    (first,) = host.started
+
+    def make_and_take_it_again() -> None:
+        stage.store.run(lambda tx: partitions.remove_done(tx, stage.keys, GROUP, 10))
+        stage.make_partitions(1)
+        stage.clock.advance(member.holdings.every_s if member.holdings else 0.0)
+        member.tick()
+        assert len(host.started) == 2
+
+    stage.trouble.postlude = make_and_take_it_again
+    stage.holdings_of("n1").complete(first)
+    assert list(stage.holdings_of("n1").held.values()) == [host.started[1]]
+    assert host.aborted == []
+    assert stage.told(PartitionLost) == []

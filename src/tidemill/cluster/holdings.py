@@ -13,7 +13,7 @@ from tidemill.cluster.membership import Membership
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.partitions import Partition
 from tidemill.cluster.shares import Ask, Choice, Take
-from tidemill.errors import LeaseLost, StoreError
+from tidemill.errors import CommitUnknown, LeaseLost, StoreError
 from tidemill.events import Emit
 from tidemill.store import Store, Tx
 
@@ -28,7 +28,7 @@ class HeldPartition:
         self.part = part
         self.deadline = deadline
         self.stopping = False
-        self.ending = False  # its last transaction is on its way
+        self.ending = False  # its last transaction is on its way, or nobody knows whether it was committed
         self.lost = False
         self._clock = clock
 
@@ -37,6 +37,12 @@ class HeldPartition:
 
     def check(self) -> None:
         """`LeaseLost` when we must not work on it any more."""
+        self.check_time()
+        if self.ending:
+            raise LeaseLost(f"partition {self.part.group}/{self.part.id}: it was completed or handed back")
+
+    def check_time(self) -> None:
+        """`LeaseLost` when our time is over."""
         if not self.alive():
             raise LeaseLost(f"partition {self.part.group}/{self.part.id}: the holder's deadline has passed")
 
@@ -120,8 +126,8 @@ class Holdings:
         May be called from another thread, so that a tick that waits for the store keeps nobody working
         beyond its time (CLU-4).
         """
-        for key, held in list(self.held.items()):
-            if not held.alive() and self.held.pop(key, None) is not None:  # else the host just ended it
+        for held in list(self.held.values()):
+            if not held.alive() and self._forget(held):  # else the host just ended it
                 held.lost = True
                 self.host.abort(held)
                 self._tell(PartitionLost, held.part)
@@ -218,7 +224,7 @@ class Holdings:
 
     def _begin(self, part: Partition, sent: float) -> None:
         former = self.held.get((part.group, part.id))
-        if former is not None:  # it ran out in a pause of ours, and we took it again before the guard saw it
+        if former is not None and not former.ending:  # it ran out in a pause of ours, unseen by the guard
             former.lost = True
             self.guard()
         held = HeldPartition(part, sent + self.ttl_s - self.ttl_s / 5, self.clock)
@@ -231,8 +237,13 @@ class Holdings:
     # --- giving up
 
     def complete(self, held: HeldPartition, also: Callable[[Tx], None] | None = None) -> None:
-        """The work is done: say so, with what `also` writes, in one fenced transaction."""
-        held.check()
+        """The work is done: say so, with what `also` writes, in one fenced transaction.
+
+        From here on nothing may be done under the lease (`held.check()` refuses), unless the store says
+        that nothing was written. After `CommitUnknown` call it again: it ends, or `LeaseLost` says that it
+        had ended.
+        """
+        held.check_time()
 
         def finish(tx: Tx) -> None:
             partitions.complete(tx, self.keys, held.part)
@@ -242,8 +253,8 @@ class Holdings:
         self._end(held, finish, PartitionDone)
 
     def hand_back(self, held: HeldPartition) -> None:
-        """Give it back unfinished, for whoever comes next."""
-        held.check()
+        """Give it back unfinished, for whoever comes next; for the rest as `complete`."""
+        held.check_time()
 
         def give(tx: Tx) -> None:
             partitions.hand_back(tx, self.keys, held.part)
@@ -259,10 +270,15 @@ class Holdings:
         held.ending = True  # a renewal that comes too late for it is no loss
         try:
             self.store.run(act)
+        except CommitUnknown:
+            raise  # it may be another's by now: not renewed any more, and not ours to act under
+        except LeaseLost:
+            held.lost = True
+            raise
         except BaseException:
             held.ending = False
             raise
-        self.held.pop((held.part.group, held.part.id), None)
+        self._forget(held)
         held.lost = True
         self._take_at = 0.0  # a slot is free
         self._tell(told, held.part)
@@ -283,8 +299,13 @@ class Holdings:
                 self.hand_back(held)
             except (LeaseLost, StoreError):
                 held.lost = True
-                if self.held.pop((held.part.group, held.part.id), None) is not None:
+                if self._forget(held):
                     self._tell(PartitionLost, held.part)
+
+    def _forget(self, held: HeldPartition) -> bool:
+        """Let go of it, and not of the same partition that was taken again meanwhile."""
+        key = held.part.group, held.part.id
+        return self.held.get(key) is held and self.held.pop(key, None) is not None
 
     def _tell(
         self,
