@@ -193,7 +193,7 @@ class MemoryStore(RetryingStore):
         self._version = 0
         self._open: dict[int, int] = {}  # transaction -> the version it reads
         self._commits: list[Commit] = []  # those that an open transaction may conflict with
-        self._watches: set[MemoryWatch] = set()
+        self._watches: dict[MemoryWatch, None] = {}  # in the order they were made: a seed repeats itself
         self._last_now = 0
         self._cleaned_at = 0
         self._active = threading.local()
@@ -357,7 +357,7 @@ class MemoryWatch(Watch):
         self.keys = keys
         self.event = threading.Event()
         with store._lock:
-            store._watches.add(self)
+            store._watches[self] = None
 
     def wait(self, timeout_s: float) -> bool:
         fired = self._store.clock.wait(self.event, timeout_s)
@@ -366,7 +366,7 @@ class MemoryWatch(Watch):
 
     def close(self) -> None:
         with self._store._lock:
-            self._store._watches.discard(self)
+            self._store._watches.pop(self, None)
 
 
 __all__ = ["Faults", "MemoryStore", "Store"]
