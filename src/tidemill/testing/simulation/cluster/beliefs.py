@@ -1,0 +1,38 @@
+"""Who believes that it holds a lease does hold it, whenever it has the chance to act (CLU-4)."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tidemill.testing.simulation.cluster.history import History
+from tidemill.testing.simulation.rules import Act
+
+if TYPE_CHECKING:
+    from tidemill.testing.simulation.cluster.process import Process
+
+
+class Beliefs:
+    """Asks a process, each time it goes on, what `check()` would answer if one of its threads asked now."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def judge(self, process: "Process") -> None:
+        if process.started:
+            world = process.world
+            for key, epoch in _beliefs(process):
+                row = world.store.rows.get(key)
+                self._history.judge_holder(
+                    Act(process.node, key, epoch, row, world.now_us), "believes to hold"
+                )
+
+
+def _beliefs(process: "Process") -> Iterator[tuple[bytes, int]]:
+    for held in process.holdings.held.values():
+        if held.alive() and not held.ending:
+            yield process.keys.part[held.part.group, held.part.id], held.part.epoch
+    tenure = process.member.tenure
+    if tenure is not None and tenure.alive():
+        yield process.keys.leader, tenure.epoch
+    for task in process.host.tasks.values():
+        if task.permit is not None and task.permit.alive():
+            yield task.permit.key, task.permit.epoch

@@ -1,0 +1,13 @@
+"""The scenarios by name: each builds a world from a seed."""
+
+from collections.abc import Callable
+
+from tidemill.testing.simulation.cluster.scenario import cluster_world
+from tidemill.testing.simulation.world import Report, World
+
+SCENARIOS: dict[str, Callable[[int], World]] = {"cluster": cluster_world}
+
+
+def simulate(seed: int, scenario: str = "cluster") -> Report:
+    """Run one seed to its end; `Violation`, with the command that replays it, when a rule is broken."""
+    return SCENARIOS[scenario](seed).run()

@@ -1,0 +1,112 @@
+"""The memory store on stage: every commit is told to the world, and a lost commit may still arrive later."""
+
+import random
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from tidemill.clock import Clock
+from tidemill.store.memory import Faults, MemoryStore, MemoryTx
+from tidemill.store.port import SYSTEM_PREFIX
+from tidemill.store.retry import Conflict, Operation, Unknown
+
+if TYPE_CHECKING:
+    from tidemill.testing.simulation.node import SimNode
+    from tidemill.testing.simulation.world import World
+
+T = TypeVar("T")
+
+
+class Change(NamedTuple):
+    """A row before and after; None is no row."""
+
+    key: bytes
+    old: bytes | None
+    new: bytes | None
+
+
+class Commit(NamedTuple):
+    """One committed transaction, as the store saw it and whatever the node believed."""
+
+    version: int
+    node: "SimNode | None"  # None: the world itself
+    now_us: int  # store time at which the transaction began: what it judged leases by
+    changes: tuple[Change, ...]
+    rows: dict[bytes, bytes]  # the whole store after it
+
+    def before(self, key: bytes) -> bytes | None:
+        """A row as it was just before this commit."""
+        for change in self.changes:
+            if change.key == key:
+                return change.old
+        return self.rows.get(key)
+
+
+class SimStore(MemoryStore):
+    """One store for all nodes of a world. `rows` mirrors what is committed, without the store's own rows."""
+
+    def __init__(
+        self, world: "World", clock: Clock, chance: random.Random, faults: Faults, patience_s: float
+    ):
+        super().__init__(clock=clock, chance=chance, patience_s=patience_s, faults=faults)
+        self.rows: dict[bytes, bytes] = {}
+        self._world = world
+        self._changes: list[Change] = []
+
+    def _write(self, key: bytes, value: bytes | None) -> None:
+        super()._write(key, value)
+        if key < SYSTEM_PREFIX:
+            old = self.rows.get(key)
+            if value is None:
+                self.rows.pop(key, None)
+            else:
+                self.rows[key] = value
+            if old != value:
+                self._changes.append(Change(key, old, value))
+
+    def _commit(self, tx: MemoryTx, operation: Operation[T]) -> None:
+        late_us = self._world.weather.late_us()
+        if late_us is not None:
+            self._commit_later(tx, operation, late_us)
+            raise Unknown("the commit is on its way")
+        self._commit_now(tx, operation)
+
+    def _commit_now(self, tx: MemoryTx, operation: Operation[T]) -> None:
+        super()._commit(tx, operation)
+        changes, self._changes = tuple(self._changes), []
+        node = self._world.current_node if not isinstance(operation, _Late) else operation.node
+        self._world.committed(Commit(self._version, node, tx._now_us, changes, self.rows))
+
+    def _commit_later(self, tx: MemoryTx, operation: Operation[T], late_us: int) -> None:
+        """The connection is gone, the commit is not: it is tried when its time comes, and may be fenced."""
+        late = _Late(operation, tx, self._world.current_node)
+        self._open[id(late)] = tx.version  # what it read must stay readable as it was
+
+        def arrive() -> None:
+            try:
+                self._commit_now(tx, late)
+                self._world.tell("store", "late commit arrives")
+            except Conflict as conflict:
+                self._world.tell("store", "late commit refused", str(conflict))
+            finally:
+                del self._open[id(late)]
+                self._forget()
+
+        self._world.scheduler.spawn("late commit", arrive, late_us)
+
+    def _wake(self, keys: set[bytes]) -> None:
+        super()._wake(keys)
+        self._world.scheduler.poke()
+
+
+class _Late(Operation[T]):
+    """An attempt whose caller has gone on: its id and number are those it had when it was sent."""
+
+    def __init__(self, operation: Operation[T], tx: MemoryTx, node: "SimNode | None") -> None:
+        self.node = node
+        self.attempt = operation.attempt
+        self._sent_as = operation.key(tx._now_us), operation.row()
+
+    def key(self, now_us: int) -> bytes:
+        return self._sent_as[0]
+
+    def row(self) -> bytes:
+        return self._sent_as[1]

@@ -1,0 +1,233 @@
+"""The cluster room with one thing wrong: each mutant is a mistake that somebody could make.
+
+A mutant patches the real functions for as long as its context lasts. The simulation must catch every one of
+them; what it cannot catch here it would not catch in us either.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from tidemill.cluster import leases, nodes, partitions
+from tidemill.cluster.holdings import HeldPartition, Holdings
+from tidemill.cluster.keeper import Held, Keeper
+from tidemill.cluster.keys import ClusterKeys
+from tidemill.cluster.leader import Tenure
+from tidemill.cluster.leases import Lease
+from tidemill.cluster.partitions import Partition
+from tidemill.cluster.states import PartitionState
+from tidemill.errors import LeaseLost
+from tidemill.store import Store, Tx
+from tidemill.store.memory import MemoryStore, MemoryTx
+from tidemill.store.retry import Operation, RetryingStore
+from tidemill.testing.simulation.cluster import queue
+from tidemill.testing.simulation.cluster.queue import CLAIM_PAGE, Claim, QueueKeys
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
+MUTANTS: dict[str, Mutant] = {}
+
+
+def mutant(mutate: Mutant) -> Mutant:
+    MUTANTS[mutate.__name__.replace("_", " ")] = mutate
+    return mutate
+
+
+@contextmanager
+def mutated(name: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        MUTANTS[name](patch)
+        yield
+
+
+# --- the four that must be caught ---------------------------------------------------------------------------
+
+
+@mutant
+def no_epoch_check(patch: pytest.MonkeyPatch) -> None:
+    """A write is let through as long as somebody holds the lease."""
+
+    def check(tx: Tx, keys: ClusterKeys, part: Partition) -> Partition:
+        current = partitions.read(tx, keys, part.group, part.id)
+        if current is None or current.state is not PartitionState.IN_PROGRESS:
+            raise LeaseLost("over")
+        return current
+
+    def is_ours(current: Lease | None, lease: Lease, now_us: int) -> bool:
+        return current is not None and current.expires_at > now_us
+
+    patch.setattr(partitions, "check", check)
+    patch.setattr(leases, "is_ours", is_ours)
+
+
+@mutant
+def the_nodes_wall_clock_instead_of_the_stores_time(patch: pytest.MonkeyPatch) -> None:
+    def now(tx: MemoryTx) -> int:
+        return int(tx._store.clock.wall() * 1_000_000)
+
+    patch.setattr(MemoryTx, "now", now)
+
+
+@mutant
+def unlock_without_checking_the_holder(patch: pytest.MonkeyPatch) -> None:
+    def release(tx: Tx, key: bytes, lease: Lease) -> bool:
+        current = leases.read(tx, key)
+        if current is None:
+            return False
+        tx.set(key, leases.encode(msgspec.structs.replace(current, expires_at=0)))
+        return True
+
+    patch.setattr(leases, "release", release)
+
+
+@mutant
+def take_and_claim_in_two_transactions(patch: pytest.MonkeyPatch) -> None:
+    def claim(store: Store, keys: QueueKeys, claim: Claim) -> list[int]:
+        rows = store.run(lambda tx: tx.take(*keys.waiting.all(), CLAIM_PAGE), mode="take")
+        return store.run(lambda tx: queue.write_claims(tx, keys, claim, rows), mode="take")
+
+    patch.setattr(queue, "claim", claim)
+
+
+# --- others that somebody could make ------------------------------------------------------------------------
+
+
+@mutant
+def no_margin(patch: pytest.MonkeyPatch) -> None:
+    """The holder trusts that its clock runs exactly as fast as the store's."""
+
+    def deadline(keeper: Keeper, sent: float) -> float:
+        return sent + keeper.ttl_s
+
+    patch.setattr(Keeper, "deadline", deadline)
+
+
+@mutant
+def the_deadline_from_after_the_answer(patch: pytest.MonkeyPatch) -> None:
+    def deadline(keeper: Keeper, sent: float) -> float:
+        return keeper.clock.monotonic() + keeper.ttl_s - keeper.margin_s
+
+    patch.setattr(Keeper, "deadline", deadline)
+
+
+@mutant
+def a_holder_that_waits_to_be_told(patch: pytest.MonkeyPatch) -> None:
+    """No deadline of its own: it acts until a renewal says that the lease is lost."""
+
+    def alive(held: HeldPartition | Held) -> bool:
+        return not held.lost
+
+    patch.setattr(HeldPartition, "alive", alive)
+
+
+@mutant
+def a_leaders_duty_without_its_fence(patch: pytest.MonkeyPatch) -> None:
+    def run(tenure: Tenure, fn: Callable[[Tx], Any]) -> Any:
+        tenure.check()
+        return tenure.store.run(fn)
+
+    patch.setattr(Tenure, "run", run)
+
+
+@mutant
+def a_renewal_that_extends_an_expired_lease(patch: pytest.MonkeyPatch) -> None:
+    def renew(tx: Tx, key: bytes, lease: Lease, ttl_us: int) -> Lease:
+        current = leases.read(tx, key)
+        if current is None or (current.holder, current.epoch) != (lease.holder, lease.epoch):
+            raise LeaseLost("over")
+        renewed = msgspec.structs.replace(current, expires_at=tx.now() + ttl_us)
+        tx.set(key, leases.encode(renewed))
+        return renewed
+
+    patch.setattr(leases, "renew", renew)
+
+
+@mutant
+def a_partition_handed_back_under_its_old_epoch(patch: pytest.MonkeyPatch) -> None:
+    hand_back = partitions.hand_back
+    write = partitions._write
+
+    def same_epoch(tx: Tx, keys: ClusterKeys, part: Partition) -> Partition:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(
+                partitions,
+                "_write",
+                lambda tx, keys, old, new: write(
+                    tx, keys, old, msgspec.structs.replace(new, epoch=new.epoch - 1)
+                ),
+            )
+            return hand_back(tx, keys, part)
+
+    patch.setattr(partitions, "hand_back", same_epoch)
+
+
+@mutant
+def a_partition_made_again_at_its_first_epoch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(partitions, "_floor", lambda tx, keys, group: 0)
+
+
+@mutant
+def a_former_task_that_nobody_ends(patch: pytest.MonkeyPatch) -> None:
+    begin = Holdings._begin
+
+    def forget_first(holdings: Holdings, part: Partition, sent: float) -> None:
+        holdings.held.pop((part.group, part.id), None)
+        begin(holdings, part, sent)
+
+    patch.setattr(Holdings, "_begin", forget_first)
+
+
+@mutant
+def a_commit_in_doubt_taken_for_lost(patch: pytest.MonkeyPatch) -> None:
+    """It is simply repeated, and what had been committed is committed twice."""
+    patch.setattr(RetryingStore, "_settle", lambda store, operation, give_up, doubt: 0)
+
+
+@mutant
+def a_commit_in_doubt_looked_up_and_not_fenced(patch: pytest.MonkeyPatch) -> None:
+    """It is not there yet; then it arrives."""
+
+    def look(store: MemoryStore, operation: Operation[Any]) -> int:
+        row = store._at(operation.key(store._now_us()), store._version)
+        return 0 if row is None else operation.attempt
+
+    patch.setattr(MemoryStore, "_fence", look)
+
+
+@mutant
+def a_store_that_sees_no_conflicts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MemoryTx, "conflicts_with", lambda tx, commit: False)
+
+
+@mutant
+def a_leader_that_cleans_live_nodes_off_the_list(patch: pytest.MonkeyPatch) -> None:
+    clean = nodes.clean
+
+    def hasty(tx: Tx, keys: ClusterKeys, grace_us: int, limit: int) -> list[nodes.Node]:
+        return clean(tx, keys, 0, limit)
+
+    patch.setattr(nodes, "clean", hasty)
+
+
+@mutant
+def a_leader_that_never_cleans_the_node_list(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(nodes, "clean", lambda tx, keys, grace_us, limit: [])
+
+
+@mutant
+def an_index_that_keeps_the_old_expiry(patch: pytest.MonkeyPatch) -> None:
+    write = partitions._write
+
+    def forgetful(tx: Tx, keys: ClusterKeys, old: Partition | None, new: Partition) -> None:
+        write(tx, keys, None, new)
+
+    patch.setattr(partitions, "_write", forgetful)
+
+
+@mutant
+def a_drain_that_goes_on_taking(patch: pytest.MonkeyPatch) -> None:
+    from tidemill.cluster.membership import Membership
+
+    patch.setattr(Membership, "accepts", Membership.alive)
