@@ -25,6 +25,7 @@ from typing import TypeVar
 from tidemill.clock import SYSTEM, Clock, backoff
 from tidemill.errors import StoreBusy, StoreFull, StoreUnavailable, UsageError
 from tidemill.store.port import Mode, Store, Tx, Watch
+from tidemill.store.sqlite_bells import Bells
 from tidemill.store.sqlite_commit import Call, GroupCommit, Stats
 from tidemill.store.sqlite_file import StoreFile
 from tidemill.store.sqlite_guard import Machine, make_folder, refuse_network
@@ -68,7 +69,13 @@ class SqliteStore(Store):
         self._inside = threading.local()  # a thread that runs fn on a reading connection
         self._writes: dict[object, bool] = {}  # did this function write, the last time it ran?
         self._file = StoreFile(self.path, patience_s=patience_s)
-        self._watches = Watches(self._last_commit, self._file.check_process, clock)
+        self._watches = Watches(
+            self._last_commit,
+            self._file.check_process,
+            clock,
+            random.Random(),
+            Bells(self.path.with_name(self.path.name + "-bells")),
+        )
         connection = None
         try:
             refuse_network(self.path)

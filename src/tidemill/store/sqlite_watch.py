@@ -1,17 +1,20 @@
-"""Being told of changes: at once by this process, within 20 to 200 ms by another (STO-8).
+"""Being told of changes: at once, by this process and by others (STO-8).
 
-Commits are numbered in the store's head. A commit of this process fires the watches of the keys it wrote; a
-number that this process did not make means that another one committed, which fires every watch. One thread
-looks at the number, only while somebody waits; when a watch is made and when a wait begins the number is
-looked at as well, so a change between them is not missed.
+Commits are numbered in the store's head. A commit of this process fires the watches of the keys it wrote.
+Another process rings a bell (`sqlite_bells`) that names its commit and its keys; where a bell was lost, the
+number in the head tells that somebody committed, which fires every watch. One thread looks at the number,
+only while somebody waits; when a watch is made and when a wait begins the number is looked at as well, so a
+change between them is not missed.
 """
 
+import random
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from tidemill.clock import Clock
 from tidemill.errors import StoreError, UsageError
 from tidemill.store.port import Watch
+from tidemill.store.sqlite_bells import Bell, Bells, Ear, checksum
 
 LOOK_FIRST_S = 0.020
 LOOK_LAST_S = 0.200
@@ -21,12 +24,22 @@ SLOWER = 1.3
 class Watches:
     """The watches of one store. `look` returns the number of the store's last commit."""
 
-    def __init__(self, look: Callable[[], int], check: Callable[[], None], clock: Clock) -> None:
+    def __init__(
+        self,
+        look: Callable[[], int],
+        check: Callable[[], None],
+        clock: Clock,
+        chance: random.Random,
+        bells: Bells,
+    ) -> None:
         self.clock = clock
+        self._chance = chance
+        self._bells = bells
         self.check = check  # refuses a process that only inherited the store
         self._look = look
         self._lock = threading.Lock()
         self._by_key: dict[bytes, set[SqliteWatch]] = {}
+        self._ear: Ear | None = None
         self._seen = 0  # every commit up to this one has fired what it had to
         self._own = 0  # the commit this process is making right now
         self._waiting = 0
@@ -53,17 +66,17 @@ class Watches:
         with self._lock:
             self._own = 0
 
-    def committed(self, commit: int, written: Iterable[set[bytes]]) -> None:
+    def committed(self, commit: int, written: list[set[bytes]]) -> None:
         """The commit was made; `written` are the keys that each of its functions wrote."""
         with self._lock:
             self._own = 0
             self._seen = max(self._seen, commit)
-            if not self._by_key:
-                return
-            for keys in written:
-                for key in keys & self._by_key.keys():
-                    for watch in self._by_key[key]:
-                        watch.event.set()
+            if self._by_key:
+                for keys in written:
+                    for key in keys & self._by_key.keys():
+                        for watch in self._by_key[key]:
+                            watch.event.set()
+        self._bells.ring(commit, written)
 
     # --- told by whoever looked
 
@@ -78,6 +91,18 @@ class Watches:
                     watch.event.set()
             return True
 
+    def heard(self, bell: Bell) -> None:
+        """Another process rang: its keys are fired, or all of them when it is not the very next commit."""
+        with self._lock:
+            if bell.commit <= self._seen or bell.commit == self._own:
+                return
+            named = bell.sums if bell.commit == self._seen + 1 else None
+            self._seen = bell.commit
+            for key, watches in self._by_key.items():
+                if named is None or checksum(key) in named:
+                    for watch in watches:
+                        watch.event.set()
+
     def look(self) -> bool:
         """Look now. A store that cannot be read, or is closed, fires nothing: a watch is a hint."""
         try:
@@ -89,10 +114,29 @@ class Watches:
 
     def add(self, watch: "SqliteWatch") -> None:
         self.check()
+        self._listen()
         self.look()  # what happened before is not this watch's business
         with self._lock:
             for key in watch.keys:
                 self._by_key.setdefault(key, set()).add(watch)
+
+    def _listen(self) -> None:
+        """Have an ear from the first watch on; a folder that cannot be written leaves us to look."""
+        with self._lock:
+            if self._ear is not None or self._closed:
+                return
+            try:
+                ear = self._ear = self._bells.own = Ear(self._bells.folder, self._chance)
+            except OSError:
+                return
+        threading.Thread(target=self._hear, args=(ear,), name="tidemill-store-ear", daemon=True).start()
+
+    def _hear(self, ear: Ear) -> None:
+        while not self._closed:
+            bell = ear.hear()
+            if bell is None:
+                return
+            self.heard(bell)
 
     def remove(self, watch: "SqliteWatch") -> None:
         self.check()
@@ -120,7 +164,7 @@ class Watches:
     def _enter(self) -> None:
         with self._lock:
             self._waiting += 1
-            self._pause_s = LOOK_FIRST_S
+            self._pause_s = LOOK_FIRST_S if self._ear is None else LOOK_LAST_S
             self._wanted.set()
             self._nudge.set()
             if self._thread is None and not self._closed:
@@ -141,7 +185,7 @@ class Watches:
             self._nudge.clear()
             changed = self.look()
             with self._lock:
-                pause_s = LOOK_FIRST_S if changed else self._pause_s
+                pause_s = LOOK_FIRST_S if changed and self._ear is None else self._pause_s
                 self._pause_s = min(LOOK_LAST_S, pause_s * SLOWER)
             self.clock.wait(self._nudge, pause_s)
 
@@ -151,9 +195,13 @@ class Watches:
             self._wanted.set()
             self._nudge.set()
             thread, self._thread = self._thread, None
+            ear, self._ear = self._ear, None
             for watches in self._by_key.values():
                 for watch in watches:
                     watch.event.set()
+        if ear is not None:
+            ear.close()
+        self._bells.close()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 

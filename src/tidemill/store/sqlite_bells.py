@@ -1,0 +1,114 @@
+"""Bells: processes that share a SQLite file wake each other at once, without a server.
+
+A process with watches has an *ear*, a datagram socket of this machine, and a file with the ear's name in
+the folder `<store>-bells`. Whoever commits sends the commit's number and the checksums of its keys to every
+ear. A bell is a hint: it may be lost (a full buffer, another network namespace), and then the number in
+the store's head tells within 200 ms; nothing is ever decided by one (STO-8).
+
+An ear is closed by the kernel when its process dies, however it dies: the next one who rings is refused,
+and removes the name.
+"""
+
+import contextlib
+import os
+import random
+import socket
+import struct
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+_NAME = b"\0tidemill-bell-"
+_MOST_KEYS = 500
+_MOST_BYTES = 8 + 4 * _MOST_KEYS
+
+
+def checksum(key: bytes) -> int:
+    """A key as a bell names it; two keys of one checksum only wake for each other."""
+    return zlib.crc32(key)
+
+
+class Bell(NamedTuple):
+    """What was rung: the commit, and its keys' checksums; None when there were too many to name."""
+
+    commit: int
+    sums: frozenset[int] | None
+
+
+class Ear:
+    """Where a process hears bells."""
+
+    def __init__(self, folder: Path, chance: random.Random) -> None:
+        folder.mkdir(exist_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        while True:
+            name = f"{os.getpid()}-{chance.getrandbits(64):016x}"
+            with contextlib.suppress(OSError):  # the name is taken: another pid namespace, the same seed
+                self._socket.bind(_NAME + name.encode())
+                break
+        self.name = name
+        self._path = folder / name
+        self._path.touch()
+
+    def hear(self) -> Bell | None:
+        """Wait for a bell; None when the ear was closed."""
+        try:
+            raw = self._socket.recv(_MOST_BYTES)
+        except OSError:
+            return None
+        if len(raw) < 8:
+            return None
+        (commit,) = struct.unpack_from(">Q", raw)
+        count = (len(raw) - 8) // 4
+        return Bell(commit, frozenset(struct.unpack_from(f">{count}I", raw, 8)) if count else None)
+
+    def close(self) -> None:
+        """Take the name away and end whoever waits in `hear`."""
+        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+            end.sendto(b"", self._socket.getsockname())
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+class Bells:
+    """Rings at every ear of a store's folder but our own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.own: Ear | None = None
+        self._socket: socket.socket | None = None
+
+    def ring(self, commit: int, written: Iterable[set[bytes]]) -> None:
+        """Tell every other process of a commit. Called after it, by the one thread that commits."""
+        names = self._listed()
+        if not names:
+            return
+        sums = {checksum(key) for keys in written for key in keys}
+        named = sums if len(sums) <= _MOST_KEYS else ()
+        message = struct.pack(f">Q{len(named)}I", commit, *named)
+        if self._socket is None:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.settimeout(0)
+        for name in names:
+            try:
+                self._socket.sendto(message, _NAME + name.encode())
+            except BlockingIOError:
+                continue  # its buffer is full: it has enough to hear
+            except (ConnectionRefusedError, FileNotFoundError):
+                (self.folder / name).unlink(missing_ok=True)  # its process is dead
+
+    def _listed(self) -> list[str]:
+        """The other ears' names. Listed anew for each commit: some microseconds beside its fsync."""
+        try:
+            with os.scandir(self.folder) as entries:
+                return [entry.name for entry in entries if self.own is None or entry.name != self.own.name]
+        except OSError:
+            return []
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
