@@ -32,7 +32,6 @@ DELETE_TAKEN = "DELETE FROM kv WHERE k >= ? AND k <= ?"
 RANGE = "SELECT k, v FROM kv WHERE k >= ? AND k < ? ORDER BY k LIMIT ?"
 RANGE_REVERSE = "SELECT k, v FROM kv WHERE k >= ? AND k < ? ORDER BY k DESC LIMIT ?"
 
-
 _MOST_ROWS = 64  # in one statement; more makes nothing faster
 _PUTS, _DELETES, _SELECTS = (
     {
@@ -137,8 +136,8 @@ class SqliteTx(Tx):
         """What a row will be when SQLite knows what it has not been told yet."""
         return self._set_rows.get(key, None if key in self._gone else value)
 
-    def _fetch(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        found: dict[bytes, bytes] = {}
+    def _fetch(self, keys: Sequence[bytes]) -> dict[bytes, bytes | None]:
+        found: dict[bytes, bytes | None] = {}
         for at, size in _portions(len(keys)):
             found.update(self._query(_SELECTS[size], _bound(keys[at : at + size])))
         return found
@@ -198,19 +197,23 @@ class SqliteTx(Tx):
         return rows
 
     def _swap_many(self, swaps: Sequence[Swap]) -> list[bool]:
-        current: dict[bytes, bytes | None] = dict(self._fetch([swap.key for swap in swaps]))
+        current = self._fetch([swap.key for swap in swaps])
         if self._gone or self._set_rows:
             current = {swap.key: self._later(swap.key, current.get(swap.key)) for swap in swaps}
-        done = []
+        rows, cleared, done = self._set_rows, self._cleared, []
         for key, expected, new in swaps:
             holds = current.get(key) == expected
             done.append(holds)
             if holds:
+                if not self._writing:
+                    self._want_writer()
                 current[key] = new  # what a second swap of this key will find
                 if new is None:
-                    self._clear(key)
+                    rows.pop(key, None)
+                    cleared.append(key)
                 else:
-                    self._set(key, new)
+                    rows[key] = new
+        self._gone.update(cleared)
         return done
 
     # --- the end
