@@ -29,6 +29,21 @@
     │   ├── NotLeader                 a leader's step without the leader's epoch
     │   ├── LockTimeout               a lock or permit that was not free in time
     │   └── ProtocolMismatch          nodes of releases that cannot work together
+    ├── FutureError
+    │   ├── FutureUnknown             no such future, or no longer
+    │   ├── FutureFailed              it has no result and never will
+    │   │   ├── UpstreamDependencyFailed
+    │   │   ├── UnsatisfiableError    no worker has what it asks for
+    │   │   ├── TaskCrashed           it ended its worker process
+    │   │   ├── TaskOutOfMemory
+    │   │   ├── DeadlineExceeded
+    │   │   ├── CodeNotLoadable
+    │   │   └── ResultLost            every copy is gone and cannot be computed again
+    │   ├── FutureCancelled
+    │   ├── FutureTimeout             the caller's own wait is over; the future goes on
+    │   ├── ActorDied
+    │   ├── CannotSerialize
+    │   └── BadSignature              code that was not signed with the cluster key
     └── DemoFailed                    the demo did not come to its end
 
     Stop(BaseException)               control flow that user code must not swallow
@@ -256,6 +271,8 @@ class ResultLost(FutureFailed):
 
 
 class FutureCancelled(FutureError):
+    """No hint: somebody wanted it so."""
+
     code = "future-cancelled"
 
 

@@ -1,0 +1,72 @@
+"""The command line: parse, call, render, and nothing else.
+
+A command is imported when it is used, so that `tidemill --help` is quick. It returns its exit code, or None
+for 0; what goes wrong is raised, and `main` alone turns it into words and an exit code
+(docs/reference/exit-codes.md). Every command takes `--json` (`json_option`) and then prints one JSON object
+on the last line of standard output.
+"""
+
+import importlib
+import platform
+from collections.abc import Sequence
+
+import click
+from rich.text import Text
+
+from tidemill import __version__
+from tidemill.cli.output import INTERRUPTED, USAGE, Output
+from tidemill.errors import TidemillError
+
+COMMANDS = {
+    "demo": "tidemill.cli.demo:demo",
+}
+"""Every command by its name, in the order of the help text: module and function."""
+
+
+class Commands(click.Group):
+    """The commands of `COMMANDS`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+
+@click.command(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 done, 1 an error, 2 wrong usage, 130 interrupted.",
+)
+@click.version_option(
+    __version__, "-V", "--version", message=f"tidemill %(version)s (Python {platform.python_version()})"
+)
+def tidemill() -> None:
+    """Tidemill keeps tables up to date on Spark by processing only what changed."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; its exit code."""
+    output = Output()
+    try:
+        code = tidemill.main(arguments, prog_name="tidemill", standalone_mode=False, obj=output)
+    except click.exceptions.NoArgsIsHelpError as error:
+        output.stderr.print(Text(error.format_message()))
+        return USAGE
+    except click.UsageError as error:
+        output.usage(error)
+        return USAGE
+    except click.ClickException as error:
+        output.error("file" if isinstance(error, click.FileError) else "cli", error.format_message(), "")
+        return 1
+    except TidemillError as error:
+        output.error(error.code, error.message, error.hint)
+        return 1
+    except (KeyboardInterrupt, click.Abort):
+        output.interrupted()
+        return INTERRUPTED
+    return code if isinstance(code, int) else 0
