@@ -101,7 +101,6 @@ def test_the_index_says_what_the_rows_say_after_everything_that_can_happen(stage
     agree()
 
 
-@pytest.mark.rule("CLU-15")
 def test_a_partition_is_outstanding_in_progress_or_done_and_counts_its_attempts(stage: Stage) -> None:
     """As far as the room goes: failed and quarantined belong to the future that is its task."""
     stage.make_partitions(1)

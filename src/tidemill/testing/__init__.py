@@ -7,6 +7,8 @@ are asked for, and not before.
 import importlib
 from typing import TYPE_CHECKING
 
+from tidemill.testing.fake_clock import FakeClock, ShiftedClock
+
 if TYPE_CHECKING:
     from tidemill.testing.objects_conformance import LostAnswerConformance, ObjectsConformance
     from tidemill.testing.store_conformance import StoreConformance
@@ -17,7 +19,13 @@ _SUITES = {
     "StoreConformance": "tidemill.testing.store_conformance",
 }
 
-__all__ = ["LostAnswerConformance", "ObjectsConformance", "StoreConformance"]
+__all__ = [
+    "FakeClock",
+    "LostAnswerConformance",
+    "ObjectsConformance",
+    "ShiftedClock",
+    "StoreConformance",
+]
 
 
 def __getattr__(name: str) -> object:
