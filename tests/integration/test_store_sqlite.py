@@ -509,7 +509,9 @@ def test_a_commit_of_this_process_fires_the_watches_of_its_keys_at_once(store: S
 
 
 @pytest.mark.rule("STO-8")
-def test_another_handle_is_noticed_by_looking_while_somebody_waits(store: SqliteStore, path: Path) -> None:
+def test_a_commit_through_another_handle_is_noticed_before_and_during_a_wait(
+    store: SqliteStore, path: Path
+) -> None:
     with SqliteStore(path) as second, store.watch([b"a"]) as watch:
         put(second, b"a", b"1")
         assert watch.wait(0) is True, "what was committed between making and waiting is not missed"
@@ -517,7 +519,7 @@ def test_another_handle_is_noticed_by_looking_while_somebody_waits(store: Sqlite
         waiting = Racer(lambda: watch.wait(STUCK_S))
         waiting.start()
         eventually(lambda: store._watches._waiting == 1)
-        put(second, b"b", b"1")
+        put(second, b"a", b"2")
         assert waiting.outcome() is True
 
 
