@@ -43,7 +43,15 @@
     │   ├── FutureTimeout             the caller's own wait is over; the future goes on
     │   ├── ActorDied
     │   ├── CannotSerialize
-    │   └── BadSignature              code that was not signed with the cluster key
+    │   ├── BadSignature              code that was not signed with the cluster key
+    │   ├── ClusterKeyMissing         no cluster key was given
+    │   ├── ClusterKeyUnsafe          a key that others can read, or that is none
+    │   ├── BlobMissing               code or arguments that are not where they were stored
+    │   ├── CopyGone                  this copy of a result is not there any more
+    │   ├── CopyCorrupt               this copy of a result is not what was stored
+    │   ├── SegmentsFull              no room left for results on this node
+    │   ├── FetchFailed               another node's copy could not be fetched (now)
+    │   └── FetchRefused              a node that has not the cluster's key
     └── DemoFailed                    the demo did not come to its end
 
     Stop(BaseException)               control flow that user code must not swallow
@@ -261,6 +269,9 @@ class DeadlineExceeded(FutureFailed):
 
 
 class CodeNotLoadable(FutureFailed):
+    """`module` is the module that is missing, if that is the reason."""
+
+    module: str = ""
     code = "future-code-not-loadable"
     hint = "install the missing module on the workers, with the same Python version"
 
@@ -294,6 +305,50 @@ class CannotSerialize(FutureError):
 class BadSignature(FutureError):
     code = "bad-signature"
     hint = "every node and client needs the same cluster key; code that is not signed with it never runs"
+
+
+class ClusterKeyMissing(FutureError):
+    code = "cluster-key-missing"
+    hint = (
+        "set TIDEMILL_CLUSTER_KEY or TIDEMILL_CLUSTER_KEY_FILE to the key of the cluster; a home has its own"
+    )
+
+
+class ClusterKeyUnsafe(FutureError):
+    code = "cluster-key-unsafe"
+    hint = "the key is 64 or more hexadecimal digits in a file that only its owner can read (chmod 600)"
+
+
+class BlobMissing(FutureError):
+    code = "blob-missing"
+    hint = "workers and clients need the same objects; submit again from a client that has the function"
+
+
+class CopyGone(FutureError):
+    """No hint: whoever reads a result looks for another copy, or has it computed again."""
+
+    code = "copy-gone"
+
+
+class CopyCorrupt(FutureError):
+    """No hint: a copy like that counts as gone."""
+
+    code = "copy-corrupt"
+
+
+class SegmentsFull(FutureError):
+    code = "segments-full"
+    hint = "drop handles of large results, give the worker more memory for them, or a folder to spill to"
+
+
+class FetchFailed(FutureError):
+    code = "fetch-failed"
+    hint = "check that the node runs and can be reached; the call may be repeated"
+
+
+class FetchRefused(FutureError):
+    code = "fetch-refused"
+    hint = "every node and client needs the same cluster key, and between hosts a certificate"
 
 
 class DemoFailed(TidemillError):
