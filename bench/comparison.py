@@ -58,24 +58,34 @@ class Comparison:
 def take_turns(
     ours: Side,
     peer: Side,
-    once: Callable[[Side], Timed],
     *,
+    prepare: Callable[[Side], None],
+    once: Callable[[Side], Timed],
     work: float,
     unit: str,
     repetitions: int,
+    turns: int = 1,
     warm_ups: int = 1,
 ) -> Comparison:
-    """Ours, the peer, ours, the peer, … : `once` has a side do `work` units and answers its seconds.
+    """Ours, the peer, ours, the peer, …, so that whatever else the machine does hits both.
 
-    The warm-ups are whole repetitions, the same number for both, and are not kept.
+    A repetition is `turns` turns of each side, and its figure is all their work by all their seconds: where
+    noise comes in bursts (a disk that others write to), many short turns spread a burst over both sides.
+    `once` has a side do `work` units and answers its seconds. The warm-ups are whole repetitions, the same
+    number for both, and are not kept.
     """
     series = {side: Series(side.file, f"{unit} per second") for side in (ours, peer)}
     for repetition in range(-warm_ups, repetitions):
-        for side in (ours, peer):
-            seconds, cpu_s = once(side)
-            if repetition >= 0:
-                series[side].values.append(work / seconds)
-                series[side].cpu_s.append(cpu_s)
+        for side in series:
+            prepare(side)
+        done: dict[Side, list[Timed]] = {side: [] for side in series}
+        for _ in range(turns):
+            for side in series:
+                done[side].append(once(side))
+        if repetition >= 0:
+            for side, timed in done.items():
+                series[side].values.append(work * turns / sum(one.answer for one in timed))
+                series[side].cpu_s.append(sum(one.cpu_s for one in timed))
     return Comparison(series[ours], series[peer])
 
 

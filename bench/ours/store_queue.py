@@ -16,6 +16,7 @@ from tidemill.store import Row, Space, Store, Swap, Tx
 
 HOLDER = "worker-1"
 TTL_US = 15_000_000
+APART_US = 100  # items became ready so far apart
 PAYLOAD = bytes(200)
 RESULT = bytes(200)
 PAGE = 500
@@ -60,16 +61,16 @@ def complete(tx: Tx, ids: list[bytes], held: bytes) -> int:
 class Queue:
     def __init__(self) -> None:
         self._chance = random.Random(1)
+        self._clock_us = time.time_ns() // 1000  # when the next item becomes ready
 
     def open(self, backend: str, where: str, connections: int) -> None:
         self._store = open_store(backend, where)
         self._connections = connections
 
     def fill(self, count: int) -> None:
-        ready_at = time.time_ns() // 1000
-        rows = [
-            (READY[0, at_us, self._new_id(at_us)], PAYLOAD) for at_us in range(ready_at, ready_at + count)
-        ]
+        times = (self._clock_us + n * APART_US for n in range(count))
+        rows = [(READY[0, at_us, self._new_id(at_us)], PAYLOAD) for at_us in times]
+        self._clock_us += count * APART_US
         for at in range(0, count, PAGE):
             self._store.run(partial(write, rows=rows[at : at + PAGE]))
 

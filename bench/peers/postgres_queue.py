@@ -18,6 +18,7 @@ import psycopg
 from bench.answering import answer, timed
 
 HOLDER = "worker-1"
+APART_US = 100  # items became ready so far apart
 PAYLOAD = bytes(200)
 RESULT = bytes(200)
 
@@ -73,6 +74,7 @@ INSERT INTO result SELECT id, value FROM gone RETURNING id
 class Queue:
     def __init__(self) -> None:
         self._chance = random.Random(1)
+        self._clock_us = time.time_ns() // 1000  # when the next item becomes ready
 
     def open(self, url: str, connections: int, settings: str) -> dict[str, str]:
         self._connections = [psycopg.connect(url, autocommit=True) for _ in range(connections)]
@@ -85,10 +87,10 @@ class Queue:
         return {name: self._connections[0].execute(f"SHOW {name}").fetchone()[0] for name in names}
 
     def fill(self, count: int) -> None:
-        ready_at = time.time_ns() // 1000
         with self._connections[0].cursor().copy("COPY ready FROM STDIN") as copy:
-            for at_us in range(ready_at, ready_at + count):
-                copy.write_row((0, at_us, self._new_id(at_us), PAYLOAD))
+            for _ in range(count):
+                copy.write_row((0, self._clock_us, self._new_id(self._clock_us), PAYLOAD))
+                self._clock_us += APART_US
 
     def _new_id(self, at_us: int) -> UUID:
         return UUID(

@@ -18,6 +18,7 @@ from bench.answering import answer, timed
 
 HOLDER = "worker-1"
 TTL_US = 15_000_000
+APART_US = 100  # items became ready so far apart
 PAYLOAD = bytes(200)
 RESULT = bytes(200)
 
@@ -44,6 +45,7 @@ RELEASE = "DELETE FROM claim WHERE id = ? AND holder = ? AND epoch = ?"
 class Queue:
     def __init__(self) -> None:
         self._chance = random.Random(1)
+        self._clock_us = time.time_ns() // 1000  # when the next item becomes ready
 
     def open(self, path: str, settings: str) -> dict[str, str]:
         self._db = sqlite3.connect(path, isolation_level=None)
@@ -65,8 +67,9 @@ class Queue:
         return {name: str(self._db.execute(f"PRAGMA {name}").fetchone()[0]) for name in names}
 
     def fill(self, count: int) -> None:
-        ready_at = time.time_ns() // 1000
-        rows = [(0, ready_at + n, self._new_id(ready_at + n), PAYLOAD) for n in range(count)]
+        times = (self._clock_us + n * APART_US for n in range(count))
+        rows = [(0, at_us, self._new_id(at_us), PAYLOAD) for at_us in times]
+        self._clock_us += count * APART_US
         self._db.execute("BEGIN IMMEDIATE")
         self._db.executemany("INSERT INTO ready (priority, ready_at, id, payload) VALUES (?, ?, ?, ?)", rows)
         self._db.execute("COMMIT")

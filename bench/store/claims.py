@@ -17,10 +17,15 @@ import psycopg
 
 from bench.comparison import Comparison, rounded, take_turns
 from bench.report import Report, at_least
-from bench.side import Side, Timed
+from bench.side import Side
 from tests.servers.postgres import PostgresServer
 
-ROUNDS = {1: 200, 10: 160, 100: 80}  # divisible by the numbers of connections
+TURNS = 4
+ROUNDS = {
+    1: 60,
+    10: 40,
+    100: 20,
+}  # of one turn, by the size of a batch; divisible by the numbers of connections
 TARGET = at_least(0.7)
 
 
@@ -28,20 +33,21 @@ def compare(
     report: Report, ours: Side, peer: Side, batch: int, *, tidy: Callable[[Side], None] = lambda _: None
 ) -> Comparison:
     """Both sides at one batch size; each empties its queue, so every repetition begins alike."""
-    rounds = 4 if report.quick else ROUNDS[batch]
+    turns, rounds = (1, 4) if report.quick else (TURNS, ROUNDS[batch])
 
-    def once(side: Side) -> Timed:
-        side.ask("fill", count=batch * rounds)
+    def prepare(side: Side) -> None:
+        side.ask("fill", count=batch * rounds * turns)
         tidy(side)
-        return side.ask_timed("work", batch=batch, rounds=rounds)
 
     result = take_turns(
         ours,
         peer,
-        once,
+        prepare=prepare,
+        once=lambda side: side.ask_timed("work", batch=batch, rounds=rounds),
         work=batch * rounds,
         unit="claimed and completed",
         repetitions=report.repetitions,
+        turns=turns,
     )
     left = [side.ask("count") for side in (ours, peer)]
     if left[0] != left[1] or left[0]["ready"] or left[0]["claim"]:
@@ -104,7 +110,7 @@ def _faster_settings(
     if report.quick:
         return "ours"
     report.say(f"{what}: the peer's own defaults, or our settings")
-    rounds = ROUNDS[100]
+    rounds = ROUNDS[100] * TURNS
     with new_side() as default, new_side() as same:
         sides = {"default": default, "ours": same}
         took: dict[str, list[float]] = {name: [] for name in sides}
