@@ -234,9 +234,9 @@ class _Out:
     """Where the pickler writes: the stream in pieces, and the parts in the order they are met.
 
     numpy and Arrow hand their memory to `take`. A large `bytes` or `bytearray` has no such hook: pickle
-    writes it as one piece of its own, behind the opcode for "so many bytes follow". That opcode is taken back and
-    replaced by "the next buffer", which pickle itself writes for `take`; so it becomes a part as well, at any
-    depth, and is neither copied into the stream nor hashed with it.
+    writes it as one piece of its own, behind the opcode for "so many bytes follow". That opcode is taken back
+    and replaced by "the next buffer", which pickle itself writes for `take`; so it becomes a part as well, at
+    any depth, and is neither copied into the stream nor hashed with it.
     """
 
     def __init__(self) -> None:
