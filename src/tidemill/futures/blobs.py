@@ -114,7 +114,7 @@ class Blobs:
             self._objects.delete(_args_name(spec.id, spec.args.digest))
 
     def _put(self, name: str, digest: bytes, content: bytes, what: str) -> None:
-        """Write an object that is a function of its name, so that whoever was there first has put the same."""
+        """Write an object that is a function of its name: whoever was there first has put the same."""
         if self._objects is None:
             raise CannotSerialize(
                 f"{what} {len(content):,} bytes, too large for the store, and there is no object storage",
