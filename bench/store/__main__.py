@@ -6,10 +6,15 @@ Keys, targets and how to read them: bench/README.md.
 from bench import machine
 from bench.report import Report, main
 from bench.store import claims, failover, group_commit
-from tests.servers.postgres import PostgresServer
+from tests.servers.postgres import PostgresServer, find_binaries
+from tests.servers.process import ServerUnavailable
 
 
 def measure(report: Report) -> None:
+    try:
+        find_binaries()
+    except ServerUnavailable as reason:  # now, and not after everything else has been measured
+        raise SystemExit(str(reason)) from None
     with machine.scratch("store") as folder:
         report.machine["disk"] = machine.sync_ms(folder)
         claims.sqlite(report, folder)
