@@ -38,7 +38,7 @@ format: $(VENV)/.installed  ## mend what ruff can mend
 crash: servers  ## the long runs: real processes, killed again and again
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -o faulthandler_timeout=3600 -m crash $(ARGS)
 
-bench: $(VENV)/.installed  ## the measurements behind the claims, one JSON object each
+bench: $(VENV)/.postgres  ## the measurements behind the claims, one JSON object each
 	@$(BIN)/python -m bench.store --json $(ARGS)
 
 docs: $(VENV)/.installed  ## the generated pages: docs/rules/coverage.md
