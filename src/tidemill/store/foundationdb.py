@@ -57,7 +57,9 @@ CLEAN_EVERY_US = 60_000_000
 POLL_S = 1.0
 
 _FORMAT_KEY = SYSTEM_PREFIX + b"format"
-_TOUCHED = SYSTEM_PREFIX + b"touched"  # counts the commits that appended behind a prefix, for who watches it
+_TOUCHED = (
+    SYSTEM_PREFIX + b"touched"
+)  # counts the commits that concern a key without writing it, for who watches
 _NOT_COMMITTED, _TOO_OLD, _TIMED_OUT, _TOO_LARGE = 1020, 1007, 1031, 2101
 
 
@@ -107,6 +109,7 @@ class FoundationTx(Tx):
         self._map = store.mapping
         self._attempt = attempt
         self._versioned: list[tuple[bytes, bytes]] = []
+        self.hinted: set[bytes] = set()  # keys that are watched and not written
         self._now: int | None = None
         self._wall = int(store.clock.wall() * 1_000_000)
         self.tr = store.begin()
@@ -157,6 +160,10 @@ class FoundationTx(Tx):
     def _set_versioned(self, prefix: bytes, value: bytes) -> None:
         self._versioned.append((prefix, value))
 
+    def hint(self, key: bytes) -> None:
+        super().hint(key)
+        self.hinted.add(key)
+
     def _take(self, lo: bytes, hi: bytes, limit: int) -> list[Row]:
         wider = min(self._attempt, 8)  # once for the first attempt: rows come in order when nobody competes
         window = self._rows(self.tr.snapshot, lo, hi, limit * wider, reverse=False)
@@ -185,8 +192,8 @@ class FoundationTx(Tx):
         """Commit what was written, with the operation's row."""
         for ordinal, (prefix, value) in enumerate(self._versioned):
             self.tr.set_versionstamped_key(self._map.versionstamped(prefix, ordinal), value)
-        for prefix in {prefix for prefix, _ in self._versioned}:
-            self.tr.add(self._map.raw(_TOUCHED + prefix), write_counter(1))
+        for touched in self.hinted | {prefix for prefix, _ in self._versioned}:
+            self.tr.add(self._map.raw(_TOUCHED + touched), write_counter(1))
         key = self._map.raw(operation.key(self.now()))
         self.tr.add_read_conflict_key(key)
         self.tr.set(key, operation.row())
@@ -259,7 +266,7 @@ class FoundationStore(RetryingStore):
             self._active.busy = False
             tx._end()
         tx._check_age()
-        if tx.writes:
+        if tx.writes or tx.hinted:
             tx.commit(operation)
             self._clean(tx.now())
         return result

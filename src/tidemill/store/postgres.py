@@ -184,12 +184,12 @@ class PostgresStore(RetryingStore):
         key = operation.key(0)
         try:
             calls = [
-                Call(self.sql.begin_take),
+                *self.sql.beginning("take", pooled=link.pooled),
                 Call(self.sql.fence, (key, pack((0,)))),
                 Call(self.sql.outcome, (key,)),
                 Call(self.sql.commit),
             ]
-            row = link.exchange(calls)[2].get_value(0, 0)
+            row = link.exchange(calls)[-2].get_value(0, 0)
         except (LinkLost, Refused) as error:
             trouble = verdict(error)
         else:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from tidemill.clock import Clock
 
-TICK_US = 10_000
+TICK_US = 50_000
 STEP_US = 1_000_000
 
 

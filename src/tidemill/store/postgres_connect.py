@@ -24,7 +24,10 @@ _LASTING = [
         "check user and password: in the URL, in PGPASSWORD or in ~/.pgpass",
     ),
     (r"database \".*\" does not exist", "create the database, or correct its name in the URL"),
-    (r"no pg_hba\.conf entry|does not support SSL|certificate|SSL error", "check sslmode and pg_hba.conf"),
+    (
+        r"no pg_hba\.conf entry|does not support SSL|certificate verify failed|root certificate file",
+        "check sslmode and the certificates in the URL, and the server's pg_hba.conf",
+    ),
     (r"invalid \S+ value|invalid integer value", "check the parameters in the URL"),
     (r"permission denied for database", "grant CONNECT on that database"),
 ]
@@ -97,7 +100,10 @@ def verdict(error: LinkLost | Refused) -> Exception:
             hint="grant the user CREATE on the schema, or name another one in the URL: ?schema=tidemill",
         )
     if code in _CORRUPT:
-        return StoreCorrupt(f"the tables of the store are damaged: {said}")
+        return StoreCorrupt(
+            f"the tables of the store are damaged: {said}",
+            hint="something changed or removed them; restore them from a backup of the database",
+        )
     return StoreError(f"PostgreSQL refused a statement: {said}")
 
 

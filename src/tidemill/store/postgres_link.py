@@ -165,7 +165,7 @@ class Link:
                         break
             self._whole = trouble is None or isinstance(trouble, Refused)
             if self._whole:
-                self._expect(ExecStatus.PIPELINE_SYNC)
+                self._expect_sync()
         except psycopg.Error as error:
             lost = self._lost(str(error), sent=True)
             # A statement that was refused first has decided: nothing behind it, a COMMIT above all, was done.
@@ -175,28 +175,26 @@ class Link:
         return results
 
     def _answer(self) -> PGresult:
-        """The result of the next statement; a statement's results end with None."""
+        """The result of the next statement: it has one, and None behind it, which needs no waiting."""
         result = self._next()
-        if result is None:
+        if result is None or self._pg.get_result() is not None:
             raise psycopg.OperationalError("the server's answers do not fit our questions")
-        while self._next() is not None:
-            pass
+        if self._pg.status != ConnStatus.OK:
+            raise psycopg.OperationalError(self._words(result))
         return result
 
-    def _expect(self, status: ExecStatus) -> None:
+    def _expect_sync(self) -> None:
         result = self._next()
-        if result is None or result.status != status:
+        if result is None or result.status != ExecStatus.PIPELINE_SYNC:
             raise psycopg.OperationalError("the server's answers do not fit our questions")
 
     def _next(self) -> PGresult | None:
-        while self._pg.is_busy():
+        pg = self._pg
+        while pg.is_busy():
             if not self._poll.poll(SILENCE_S * 1000):
                 raise psycopg.OperationalError(f"no answer for {SILENCE_S:g} s")
-            self._pg.consume_input()
-        result = self._pg.get_result()
-        if result is not None and self._pg.status != ConnStatus.OK:
-            raise psycopg.OperationalError(self._words(result))
-        return result
+            pg.consume_input()
+        return pg.get_result()
 
     def _push(self) -> None:
         if not self._pg.flush():
@@ -215,7 +213,7 @@ class Link:
     def _words(self, result: PGresult) -> str:
         message = result.error_field(DiagnosticField.MESSAGE_PRIMARY)
         text = message.decode(errors="replace") if message else result.error_message.decode(errors="replace")
-        return self._scrub(text.strip())
+        return self._scrub(" ".join(text.split()))
 
     def _trouble(self, result: PGresult) -> Refused | LinkLost:
         """What an answer that is an error means: for the statement, or for the whole session."""
@@ -227,7 +225,7 @@ class Link:
 
     def _lost(self, text: str, *, sent: bool, sqlstate: str = "") -> LinkLost:
         self._whole = False
-        return LinkLost(self._scrub(text.strip()), sent=sent, sqlstate=sqlstate)
+        return LinkLost(self._scrub(" ".join(text.split())), sent=sent, sqlstate=sqlstate)
 
 
 # --- PostgreSQL's binary forms
@@ -261,7 +259,8 @@ def integers(values: Sequence[int]) -> bytes:
 def _array(oid: int, values: Sequence[bytes]) -> bytes:
     if not values:
         return struct.pack(">iiI", 0, 0, oid)
-    parts = [struct.pack(">iiIii", 1, 0, oid, len(values), 1)]
-    for value in values:
-        parts += (len(value).to_bytes(4, "big"), value)
-    return b"".join(parts)
+    head = struct.pack(">iiIii", 1, 0, oid, len(values), 1)
+    if len(set(map(len, values))) == 1:  # mostly so, and joined at once
+        size = len(values[0]).to_bytes(4, "big")
+        return head + size + size.join(values)
+    return head + b"".join([len(value).to_bytes(4, "big") + value for value in values])

@@ -6,8 +6,8 @@ tidemill_op      operation ids (STO-5), a table of their own: in the rows' index
 tidemill_meta    the format number
 tidemill_version, tidemill_lease_mark, tidemill_lease_offset
                  sequences: the order of `set_versioned`, and lease time (see postgres_clock)
-tidemill_add, tidemill_raise_mark, tidemill_rebase
-                 small SQL functions: what must happen on the server in one step
+tidemill_set, tidemill_add, tidemill_raise_mark, tidemill_rebase
+                 small functions: what must happen on the server in one step
 """
 
 import re
@@ -113,6 +113,14 @@ _CREATION = [
     "CREATE SEQUENCE IF NOT EXISTS @lease_offset MINVALUE 0 START 0 CACHE 1",
     f"""CREATE OR REPLACE FUNCTION @add(bytea, bytea) RETURNS bytea
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$ {_addition()} $$""",
+    # Rows that come in numbers are mostly new, and a plain INSERT is a fifth quicker than one that expects
+    # conflicts; where a row was there, the subtransaction takes it back and we expect them.
+    """CREATE OR REPLACE FUNCTION @set(keys bytea[], vals bytea[]) RETURNS void LANGUAGE plpgsql AS $$
+    BEGIN
+    INSERT INTO @kv (k, v) SELECT unnest(keys), unnest(vals);
+    EXCEPTION WHEN unique_violation THEN
+    INSERT INTO @kv (k, v) SELECT unnest(keys), unnest(vals) ON CONFLICT (k) DO UPDATE SET v = excluded.v;
+    END $$""",
     """CREATE OR REPLACE FUNCTION @raise_mark(reached bigint) RETURNS boolean LANGUAGE sql VOLATILE AS $$
     SELECT pg_advisory_lock(CLOCK_LOCK);
     SELECT setval('@lease_mark', reached) FROM @lease_mark WHERE last_value < reached;

@@ -14,7 +14,7 @@ what is not there. So it inserts the row and removes it again: until this transa
 the same key waits for us, in either isolation level.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from tidemill.store.postgres import PostgresStore
 
 T = TypeVar("T")
+
+MANY = 16  # so many rows are taken to be new ones, see tidemill_set
 
 _as_row = partial(tuple.__new__, Row)  # half the time of Row(key, value), and ranges are long
 
@@ -213,20 +215,17 @@ class PostgresTx(Tx):
         if cleared:
             self._queue.append(Call(self._sql.clear, (byte_strings(cleared),)))
         if written:
-            self._queue.append(Call(self._sql.set, _columns(written)))
+            statement = self._sql.set if len(written) < MANY else self._sql.set_many
+            self._queue.append(Call(statement, _columns(written)))
         if self._adds:
-            keys = sorted(self._adds)
-            amounts = [write_counter(self._adds[key]) for key in keys]
-            self._queue.append(Call(self._sql.add, (byte_strings(keys), byte_strings(amounts))))
+            amounts = [(key, write_counter(amount)) for key, amount in sorted(self._adds.items())]
+            self._queue.append(Call(self._sql.add, _columns(amounts)))
         self._kept, self._adds = {}, {}
 
     def _opening(self) -> list[Call]:
         if self.begun:
             return []
-        calls = [Call(self._sql.begin_take if self.mode == "take" else self._sql.begin_serial)]
-        if self._link.pooled:
-            calls.append(Call(self._sql.settings))
-        return calls
+        return self._sql.beginning(self.mode, pooled=self._link.pooled)
 
     def _ask(self, *calls: Call) -> list[PGresult]:
         """One round trip: BEGIN and the time if need be, what is queued, and these questions."""
@@ -252,6 +251,8 @@ class PostgresTx(Tx):
             self._trouble = verdict(error)
         finally:
             self._waited_s += self._clock.monotonic() - asked_at
+        if not isinstance(self._trouble, Conflict):
+            self._link.close()  # whatever it is, a fresh session does not have it
         raise self._trouble
 
     def check_patience(self) -> None:
@@ -297,7 +298,7 @@ class PostgresTx(Tx):
             trouble = Unknown(str(lost)) if lost.sent else verdict(lost)
         except Refused as refused:
             trouble = verdict(refused)
-            if reached is not None:
+            if reached is not None or not isinstance(trouble, Conflict):
                 self._link.close()  # it may have stopped while it held the clock's lock
         if trouble is not None:
             raise trouble
@@ -307,19 +308,11 @@ class PostgresTx(Tx):
         if not self._versioned:
             return []
         turns = sorted({lock_id(self._sql.schema, "order", prefix) for prefix, _ in self._versioned})
-        heads = _column(
-            prefix + b"\x33\x00\x00" for prefix, _ in self._versioned
-        )  # then 8 bytes of the number
-        tails = _column(n.to_bytes(2, "big") for n in range(len(self._versioned)))
-        values = _column(value for _, value in self._versioned)
-        return [
-            Call(self._sql.keep_order, (integers(turns),)),
-            Call(self._sql.set_versioned, (heads, tails, values)),
+        rows = [  # between head and tail come the eight bytes of the number
+            (prefix + b"\x33\x00\x00", ordinal.to_bytes(2, "big"), value)
+            for ordinal, (prefix, value) in enumerate(self._versioned)
         ]
-
-
-def _column(values: Iterable[bytes | None]) -> bytes:
-    return byte_strings([value or b"" for value in values])
+        return [Call(self._sql.keep_order, (integers(turns),)), Call(self._sql.set_versioned, _columns(rows))]
 
 
 def _columns(rows: Sequence[tuple[bytes, ...]]) -> tuple[bytes, ...]:

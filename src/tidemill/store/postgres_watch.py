@@ -19,8 +19,9 @@ import socket
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 
 from tidemill.clock import Clock, backoff
 from tidemill.errors import TidemillError
@@ -42,16 +43,15 @@ _MOST_PAYLOADS = 4
 EVERYTHING = "*"
 
 
-def checksum(key: bytes) -> int:
-    """What a key is called in a notification; two keys with one checksum wake each other's watchers."""
-    return zlib.crc32(key)
+checksum = zlib.crc32  # what a key is called in a notification; keys of one name wake each other's watchers
 
 
-def payloads(touched: set[int]) -> list[str]:
-    """The notifications for these keys."""
-    if len(touched) > _KEYS_PER_PAYLOAD * _MOST_PAYLOADS:
+def payloads(touched: Sequence[set[bytes]]) -> list[str]:
+    """The notifications for the keys of these commits."""
+    if sum(map(len, touched)) > _KEYS_PER_PAYLOAD * _MOST_PAYLOADS:
         return [EVERYTHING]
-    names = struct.pack(f">{len(touched)}I", *touched).hex()
+    sums = set(map(checksum, chain.from_iterable(touched)))
+    names = struct.pack(f">{len(sums)}I", *sums).hex()
     longest = _DIGITS * _KEYS_PER_PAYLOAD
     return [names[at : at + longest] for at in range(0, len(names), longest)]
 
@@ -59,8 +59,9 @@ def payloads(touched: set[int]) -> list[str]:
 def read_payload(payload: str) -> set[int] | None:
     """The keys of a notification; None when it is for everybody, or not one of ours to understand."""
     try:
-        return {int(payload[n : n + _DIGITS], 16) for n in range(0, len(payload), _DIGITS)} or None
-    except ValueError:
+        raw = bytes.fromhex(payload)
+        return set(struct.unpack(f">{len(raw) // 4}I", raw)) or None
+    except (ValueError, struct.error):
         return None
 
 
@@ -85,7 +86,7 @@ class Bell:
         self._channel = f"tidemill_{checksum(sql.schema.encode()):08x}"
         self._lock = threading.Lock()
         self._watches: dict[int, set[PostgresWatch]] = {}
-        self._touched: set[int] = set()
+        self._touched: list[set[bytes]] = []  # by commits that were not told yet
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._button: tuple[socket.socket, socket.socket] | None = (
@@ -100,14 +101,15 @@ class Bell:
 
     def ring(self, keys: set[bytes]) -> None:
         """These keys were changed by a commit."""
-        sums = set(map(zlib.crc32, keys))  # `checksum`, for hundreds of keys per commit
+        woken: set[PostgresWatch] = set()
         with self._lock:
-            woken = self._watching(sums)
+            if self._watches:
+                woken = self._watching(set(map(checksum, keys)))
             quiet = not self._touched
-            self._touched |= sums
+            self._touched.append(keys)
         for watch in woken:
             watch.event.set()
-        if quiet and sums:
+        if quiet:
             self._attend()
 
     def add(self, watch: "PostgresWatch") -> None:
@@ -171,7 +173,7 @@ class Bell:
             try:
                 self._turn()
                 failures = 0
-            except (LinkLost, Refused, Conflict, Unreached, TidemillError):
+            except (LinkLost, Refused, Conflict, Unreached, TidemillError, OSError):
                 failures += 1
                 self._hang_up()
                 self._stop.wait(backoff(failures, self.chance, first_s=0.05, most_s=2.0))
@@ -201,7 +203,7 @@ class Bell:
 
     def _tell(self, link: Link) -> None:
         with self._lock:
-            touched, self._touched = self._touched, set()
+            touched, self._touched = self._touched, []
         if not touched:
             return
         try:
@@ -209,7 +211,7 @@ class Bell:
             link.exchange([notify])
         except (LinkLost, Refused):
             with self._lock:
-                self._touched |= touched
+                self._touched += touched
             raise
         self._clean(link)
         self._stop.wait(PAUSE_S)

@@ -115,6 +115,36 @@ class TestLocks:
         log = [row.value for row in store.run(lambda tx: tx.range(b"log", b"loh"))]
         assert log == [b"gave up", b"acquired"], "the other one has to wait for who decided on the row"
 
+    @pytest.mark.parametrize("mode", ["serial", "take"])
+    @pytest.mark.parametrize("there", ["none", "some", "all"])
+    def test_many_rows_are_set_at_once_whether_they_are_there_or_not(
+        self, store: PostgresStore, there: str, mode: str
+    ) -> None:
+        keys = [b"k%02d" % n for n in range(40)]
+        before = {"none": [], "some": keys[10:20], "all": keys}[there]
+        store.run(lambda tx: tx.set_many([(key, b"old") for key in before]))
+        store.run(
+            lambda tx: tx.set_many([(key, b"new") for key in keys]),
+            mode="take" if mode == "take" else "serial",
+        )
+        assert contents(store) == dict.fromkeys(keys, b"new")
+
+    def test_many_rows_that_another_is_inserting_are_waited_for(self, store: PostgresStore) -> None:
+        keys = [b"k%02d" % n for n in range(40)]
+        other = Interloper(
+            lambda: store.run(lambda tx: tx.set_many([(key, b"2") for key in keys]), mode="take")
+        )
+
+        def fn(tx: Tx) -> None:
+            tx.set_many([(key, b"1") for key in keys[::3]])
+            tx.range(b"k", b"l", snapshot=True)  # sends them
+            other.steps_in()
+
+        store.run(fn, mode="take")
+        other.outcome()
+        assert contents(store) == dict.fromkeys(keys, b"2")
+        assert store.conflicts == 0
+
     def test_rows_that_somebody_locks_for_long_are_waited_for(self, store: PostgresStore, url: str) -> None:
         store.run(lambda tx: tx.set(b"n", b"1"))
         with psycopg.connect(base_of(url)) as somebody:
