@@ -1,0 +1,249 @@
+"""Child processes, as their supervisor sees them: started, given work, asked, killed, and judged when dead.
+
+A child is a new process of a lean module and not a fork: threads, connections and locks of the supervisor
+are not its business. It leads a process group of its own, so that what a task has started ends with it, and
+it ends when the supervisor does.
+
+Nothing here waits: what a child cannot take at once is kept until its line can be written again.
+"""
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tidemill.futures import memory, wire
+from tidemill.futures.rows import Needs
+from tidemill.futures.wire import Cancel, Hello, Message, Page, Recall, Resume, Task, Up, Work
+
+if TYPE_CHECKING:
+    from tidemill.futures.jobs import Job
+
+FAULT_BYTES = 16_000
+
+
+class End(msgspec.Struct, frozen=True):
+    """How a child ended, and what it was doing."""
+
+    kind: str  # "crash" | "oom", or why we killed it
+    message: str
+    evidence: str  # what the interpreter wrote when it died
+    running: int  # the number of the task it was executing; 0 for none
+
+
+class Child:
+    """One child process with its two lines, its page and the jobs it has been sent."""
+
+    def __init__(self, hello: Hello, *, actor: bytes = b"") -> None:
+        self.actor = actor  # a child that is one actor does nothing else
+        self.jobs: dict[int, Job] = {}  # sent and not ended, in the order they were sent
+        self.ready = False
+        self.known: set[bytes] = set()  # digests of code it has been sent
+        self.slotted = False  # it uses a slot
+        self.reserved = Needs()  # what its jobs take of the node
+        self.recall_asked_us = 0
+        self.idle_since_s = 0.0
+        self.killed_for = ""
+        self._next = 1
+        self._oom_kills = memory.kills()
+        self._frames = wire.ups()
+        self._orders = wire.ups()
+        self._unsent = bytearray()
+        self.work, theirs = socket.socketpair()
+        self.control, their_control = socket.socketpair()
+        page = Page.make()
+        self._faults = os.memfd_create("tidemill-faults")
+        try:
+            passed = (theirs.fileno(), their_control.fileno(), page, self._faults)
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tidemill.futures.child", *map(str, (*passed, os.getpid()))],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what tasks print is for people; standard output is the supervisor's
+                pass_fds=passed,
+                start_new_session=True,
+            )
+            self.page = Page(page)
+        finally:
+            theirs.close()
+            their_control.close()
+            os.close(page)
+        self.work.setblocking(False)
+        self.control.setblocking(False)
+        self.send(hello)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    # --- down
+
+    def take(self, job: "Job") -> None:
+        """Put a job behind those it has; it is sent with `give`."""
+        job.child, job.number = self, self._next
+        self.jobs[self._next] = job
+        self._next += 1
+
+    def give(self, jobs: Iterable["Job"]) -> None:
+        """Send jobs that it took."""
+        tasks: list[Task] = []
+        for job in jobs:
+            digest = job.spec.code
+            code = b"" if digest in self.known else job.code
+            self.known.add(digest)
+            tasks.append(
+                Task(
+                    number=job.number,
+                    epoch=job.claim.epoch,
+                    spec=job.spec_raw,
+                    inputs=job.inputs,
+                    code=code,
+                    ram=job.needs.ram,
+                )
+            )
+        self.send(Work(tasks))
+
+    def send(self, message: Message) -> None:
+        """Say something on the work line."""
+        self._unsent += wire.frame(message)
+        self.flush()
+
+    def flush(self) -> bool:
+        """Write what the line takes; True when nothing is left."""
+        while self._unsent:
+            try:
+                written = self.work.send(self._unsent)
+            except BlockingIOError:
+                return False
+            except OSError:  # it is dead; whoever reads its line will find out
+                self._unsent.clear()
+                return True
+            del self._unsent[:written]
+        return True
+
+    def recall(self, now_us: int) -> None:
+        """Ask it not to begin what it has not begun."""
+        low = max(self.page.running + 1, next(iter(self.jobs), 0))
+        self.recall_asked_us = now_us
+        self._order(Recall(low, self._next))
+
+    def cancel(self, number: int) -> None:
+        self._order(Cancel(number))
+
+    def resume(self, number: int) -> None:
+        self._order(Resume(number))
+
+    def _order(self, message: Message) -> None:
+        # A few bytes on a line that is always read: it is full only when the child is stopped or dead.
+        with contextlib.suppress(OSError):
+            self.control.send(wire.frame(message))
+
+    # --- up
+
+    def receive(self) -> tuple[list[Up], bool]:
+        """What it has said on both lines, and whether it is gone."""
+        said, gone = self._read(self.work, self._frames)
+        answers, _ = self._read(self.control, self._orders)
+        return said + answers, gone
+
+    def _read(self, line: socket.socket, frames: wire.Frames[Up]) -> tuple[list[Up], bool]:
+        found: list[Up] = []
+        while True:
+            try:
+                data = line.recv(wire.RECEIVE_BYTES)
+            except BlockingIOError:
+                return found, False
+            except OSError:
+                return found, True
+            if not data:
+                return found, True
+            found += frames.feed(data)
+            if len(data) < wire.RECEIVE_BYTES // 2:
+                return found, False
+
+    # --- the end
+
+    def kill(self, why: str) -> None:
+        """End it and what it has started, at once; `why` is remembered for the verdict."""
+        self.killed_for = self.killed_for or why
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def bury(self) -> End:
+        """Its line is closed: end what is left of it, and say how it ended."""
+        running = self.page.running
+        try:
+            code = self.process.wait(0.5)
+        except subprocess.TimeoutExpired:  # it closed its line and lives on
+            self.kill("it closed its line")
+            code = self.process.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        evidence = os.pread(self._faults, FAULT_BYTES, 0).decode(errors="replace")
+        end = self._judge(code, evidence, running)
+        self.close()
+        return end
+
+    def _judge(self, code: int, evidence: str, running: int) -> End:
+        if self.killed_for:
+            return End(self.killed_for, f"ended by its supervisor: {self.killed_for}", evidence, running)
+        if code >= 0:
+            return End("crash", f"the process ended with exit code {code}", evidence, running)
+        name = _signal_name(-code)
+        if -code == signal.SIGKILL and memory.kills() > self._oom_kills:
+            return End("oom", "the kernel killed the process for want of memory", evidence, running)
+        return End("crash", f"the process ended by {name}", evidence, running)
+
+    def close(self) -> None:
+        """Let go of its lines; a child that still runs ends by itself."""
+        self.work.close()
+        self.control.close()
+        self.page.close()
+        with contextlib.suppress(OSError):
+            os.close(self._faults)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+class Children:
+    """All child processes of one supervisor, and the selector that waits for their words."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self.all: list[Child] = []
+
+    def start(self, hello: Hello, *, actor: bytes = b"") -> Child:
+        child = Child(hello, actor=actor)
+        self.all.append(child)
+        self._selector.register(child.work, selectors.EVENT_READ, child)
+        self._selector.register(child.control, selectors.EVENT_READ, child)
+        return child
+
+    def watch_writes(self, child: Child) -> None:
+        """Have the selector say when a line can be written again, as long as something is unsent."""
+        events = selectors.EVENT_READ if child.flush() else selectors.EVENT_READ | selectors.EVENT_WRITE
+        if self._selector.get_key(child.work).events != events:
+            self._selector.modify(child.work, events, child)
+
+    def bury(self, child: Child) -> End:
+        """Take a dead child off the list; how it ended."""
+        self._selector.unregister(child.work)
+        self._selector.unregister(child.control)
+        self.all.remove(child)
+        return child.bury()
+
+    def kill_all(self, why: str) -> None:
+        """End every child at once; may be called from any thread."""
+        for child in list(self.all):
+            child.kill(why)
