@@ -61,7 +61,7 @@ Each class has a stable `code`, a message that says what happened and a hint tha
 a hint says in its docstring why.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class TidemillError(Exception):
@@ -225,7 +225,10 @@ class ProtocolMismatch(ClusterError):
 
 
 class FutureError(TidemillError):
+    """`failure` is the stored record of what happened (`futures.rows.Failure`), where there is one."""
+
     code = "future"
+    failure: Any = None
 
 
 class FutureUnknown(FutureError):
@@ -234,7 +237,7 @@ class FutureUnknown(FutureError):
 
 
 class FutureFailed(FutureError):
-    """A future that has no result and never will. `failure` is the record, `__cause__` the exception."""
+    """A future that has no result and never will. `__cause__` is the exception, if it could be loaded."""
 
     code = "future-failed"
     hint = "see the remote traceback: tidemill futures show ID"
