@@ -1,7 +1,7 @@
 """The environment of peers that come from PyPI: `.venv-bench`, made when a bench needs it and it is missing.
 
-Peers do not live in `.venv`, so that none of their requirements can reach Tidemill; what both have (a driver,
-pyarrow) is held at the same version by the repository's constraints.txt.
+Peers do not live in `.venv`, so that none of their requirements can reach Tidemill. What both have (a driver,
+numpy) is at the same version: bench/constraints.txt is compiled under the repository's constraints.txt.
 """
 
 import hashlib
@@ -15,7 +15,12 @@ from bench.side import ROOT
 
 FOLDER = ROOT / ".venv-bench"
 REQUIREMENTS = ROOT / "bench" / "requirements.txt"
-CONSTRAINTS = ROOT / "constraints.txt"
+CONSTRAINTS = ROOT / "bench" / "constraints.txt"
+
+
+def made(folder: Path = FOLDER) -> bool:
+    """Is there an environment, of whatever age? A smoke test does not make one."""
+    return (folder / "installed").is_file()
 
 
 def python(
