@@ -4,9 +4,10 @@ A mutant patches the real functions for as long as its context lasts. The simula
 them; what it cannot catch here it would not catch in us either.
 """
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -17,42 +18,70 @@ from tidemill.cluster.keeper import Held, Keeper
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leader import Tenure
 from tidemill.cluster.leases import Lease
+from tidemill.cluster.membership import Membership
 from tidemill.cluster.partitions import Partition
 from tidemill.cluster.states import PartitionState
 from tidemill.errors import LeaseLost
 from tidemill.store import Store, Tx
 from tidemill.store.memory import MemoryStore, MemoryTx
 from tidemill.store.retry import Operation, RetryingStore
+from tidemill.testing.simulation import Fault, World, swarm
 from tidemill.testing.simulation.cluster import queue
 from tidemill.testing.simulation.cluster.queue import CLAIM_PAGE, Claim, QueueKeys
+from tidemill.testing.simulation.cluster.scenario import cluster_world
 
-Mutant = Callable[[pytest.MonkeyPatch], None]
+Mutate = Callable[[pytest.MonkeyPatch], None]
+
+
+class Mutant(NamedTuple):
+    """A mistake, and the misfortunes under which it is looked for; None: those that each seed draws."""
+
+    mutate: Mutate
+    under: tuple[Fault, ...] | None
+
+
 MUTANTS: dict[str, Mutant] = {}
 
 
-def mutant(mutate: Mutant) -> Mutant:
-    MUTANTS[mutate.__name__.replace("_", " ")] = mutate
-    return mutate
+def mutant(*under: Fault) -> Callable[[Mutate], Mutate]:
+    def register(mutate: Mutate) -> Mutate:
+        MUTANTS[mutate.__name__.replace("_", " ")] = Mutant(mutate, under or None)
+        return mutate
+
+    return register
 
 
 @contextmanager
 def mutated(name: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        MUTANTS[name](patch)
+        MUTANTS[name].mutate(patch)
         yield
+
+
+def world_for(name: str, seed: int) -> World:
+    """The world of a seed; for a mutant that needs rare conditions, with those more often."""
+    under = MUTANTS[name].under
+    if under is None:
+        return cluster_world(seed)
+    drawn = swarm.draw(random.Random(f"{seed}/mutants"))
+    return cluster_world(seed, msgspec.structs.replace(drawn, faults=under, call_rate=0.1))
 
 
 # --- the four that must be caught ---------------------------------------------------------------------------
 
 
-@mutant
+@mutant()
 def no_epoch_check(patch: pytest.MonkeyPatch) -> None:
     """A write is let through as long as somebody holds the lease."""
 
     def check(tx: Tx, keys: ClusterKeys, part: Partition) -> Partition:
         current = partitions.read(tx, keys, part.group, part.id)
-        if current is None or current.state is not PartitionState.IN_PROGRESS:
-            raise LeaseLost("over")
+        if (
+            current is None
+            or current.state is not PartitionState.IN_PROGRESS
+            or current.expires_at <= tx.now()
+        ):
+            raise LeaseLost("nobody's")
         return current
 
     def is_ours(current: Lease | None, lease: Lease, now_us: int) -> bool:
@@ -62,7 +91,7 @@ def no_epoch_check(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leases, "is_ours", is_ours)
 
 
-@mutant
+@mutant()
 def the_nodes_wall_clock_instead_of_the_stores_time(patch: pytest.MonkeyPatch) -> None:
     def now(tx: MemoryTx) -> int:
         return int(tx._store.clock.wall() * 1_000_000)
@@ -70,7 +99,7 @@ def the_nodes_wall_clock_instead_of_the_stores_time(patch: pytest.MonkeyPatch) -
     patch.setattr(MemoryTx, "now", now)
 
 
-@mutant
+@mutant()
 def unlock_without_checking_the_holder(patch: pytest.MonkeyPatch) -> None:
     def release(tx: Tx, key: bytes, lease: Lease) -> bool:
         current = leases.read(tx, key)
@@ -82,7 +111,7 @@ def unlock_without_checking_the_holder(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leases, "release", release)
 
 
-@mutant
+@mutant()
 def take_and_claim_in_two_transactions(patch: pytest.MonkeyPatch) -> None:
     def claim(store: Store, keys: QueueKeys, claim: Claim) -> list[int]:
         rows = store.run(lambda tx: tx.take(*keys.waiting.all(), CLAIM_PAGE), mode="take")
@@ -94,7 +123,7 @@ def take_and_claim_in_two_transactions(patch: pytest.MonkeyPatch) -> None:
 # --- others that somebody could make ------------------------------------------------------------------------
 
 
-@mutant
+@mutant(Fault.RESTART, Fault.DRIFT)
 def no_margin(patch: pytest.MonkeyPatch) -> None:
     """The holder trusts that its clock runs exactly as fast as the store's."""
 
@@ -104,7 +133,7 @@ def no_margin(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Keeper, "deadline", deadline)
 
 
-@mutant
+@mutant(Fault.PAUSE, Fault.SLOW)
 def the_deadline_from_after_the_answer(patch: pytest.MonkeyPatch) -> None:
     def deadline(keeper: Keeper, sent: float) -> float:
         return keeper.clock.monotonic() + keeper.ttl_s - keeper.margin_s
@@ -112,7 +141,7 @@ def the_deadline_from_after_the_answer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Keeper, "deadline", deadline)
 
 
-@mutant
+@mutant()
 def a_holder_that_waits_to_be_told(patch: pytest.MonkeyPatch) -> None:
     """No deadline of its own: it acts until a renewal says that the lease is lost."""
 
@@ -122,7 +151,7 @@ def a_holder_that_waits_to_be_told(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HeldPartition, "alive", alive)
 
 
-@mutant
+@mutant(Fault.PAUSE, Fault.SLOW)
 def a_leaders_duty_without_its_fence(patch: pytest.MonkeyPatch) -> None:
     def run(tenure: Tenure, fn: Callable[[Tx], Any]) -> Any:
         tenure.check()
@@ -131,7 +160,7 @@ def a_leaders_duty_without_its_fence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Tenure, "run", run)
 
 
-@mutant
+@mutant(Fault.PAUSE)
 def a_renewal_that_extends_an_expired_lease(patch: pytest.MonkeyPatch) -> None:
     def renew(tx: Tx, key: bytes, lease: Lease, ttl_us: int) -> Lease:
         current = leases.read(tx, key)
@@ -144,7 +173,7 @@ def a_renewal_that_extends_an_expired_lease(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leases, "renew", renew)
 
 
-@mutant
+@mutant()
 def a_partition_handed_back_under_its_old_epoch(patch: pytest.MonkeyPatch) -> None:
     hand_back = partitions.hand_back
     write = partitions._write
@@ -163,12 +192,12 @@ def a_partition_handed_back_under_its_old_epoch(patch: pytest.MonkeyPatch) -> No
     patch.setattr(partitions, "hand_back", same_epoch)
 
 
-@mutant
+@mutant()
 def a_partition_made_again_at_its_first_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(partitions, "_floor", lambda tx, keys, group: 0)
 
 
-@mutant
+@mutant(Fault.PAUSE)
 def a_former_task_that_nobody_ends(patch: pytest.MonkeyPatch) -> None:
     begin = Holdings._begin
 
@@ -179,13 +208,13 @@ def a_former_task_that_nobody_ends(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Holdings, "_begin", forget_first)
 
 
-@mutant
+@mutant(Fault.UNKNOWN)
 def a_commit_in_doubt_taken_for_lost(patch: pytest.MonkeyPatch) -> None:
     """It is simply repeated, and what had been committed is committed twice."""
     patch.setattr(RetryingStore, "_settle", lambda store, operation, give_up, doubt: 0)
 
 
-@mutant
+@mutant(Fault.UNKNOWN, Fault.RESTART)
 def a_commit_in_doubt_looked_up_and_not_fenced(patch: pytest.MonkeyPatch) -> None:
     """It is not there yet; then it arrives."""
 
@@ -196,12 +225,12 @@ def a_commit_in_doubt_looked_up_and_not_fenced(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(MemoryStore, "_fence", look)
 
 
-@mutant
+@mutant(Fault.PAUSE, Fault.SLOW)
 def a_store_that_sees_no_conflicts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryTx, "conflicts_with", lambda tx, commit: False)
 
 
-@mutant
+@mutant()
 def a_leader_that_cleans_live_nodes_off_the_list(patch: pytest.MonkeyPatch) -> None:
     clean = nodes.clean
 
@@ -211,12 +240,12 @@ def a_leader_that_cleans_live_nodes_off_the_list(patch: pytest.MonkeyPatch) -> N
     patch.setattr(nodes, "clean", hasty)
 
 
-@mutant
+@mutant()
 def a_leader_that_never_cleans_the_node_list(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(nodes, "clean", lambda tx, keys, grace_us, limit: [])
 
 
-@mutant
+@mutant()
 def an_index_that_keeps_the_old_expiry(patch: pytest.MonkeyPatch) -> None:
     write = partitions._write
 
@@ -226,8 +255,6 @@ def an_index_that_keeps_the_old_expiry(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(partitions, "_write", forgetful)
 
 
-@mutant
+@mutant(Fault.DRAIN)
 def a_drain_that_goes_on_taking(patch: pytest.MonkeyPatch) -> None:
-    from tidemill.cluster.membership import Membership
-
     patch.setattr(Membership, "accepts", Membership.alive)

@@ -18,7 +18,6 @@ class Act(NamedTuple):
     node: "SimNode"
     key: bytes  # of the lease
     epoch: int
-    row: bytes | None  # the lease at this moment
     now_us: int  # the store's time at this moment
 
 

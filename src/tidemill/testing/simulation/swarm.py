@@ -54,11 +54,11 @@ def draw(chance: random.Random, *, most_machines: int = 6) -> Swarm:
     faults = tuple(fault for fault in Fault if chance.random() < 0.5)
     ttl_s = chance.choice((1.0, 3.0, 15.0))
     return Swarm(
-        machines=min(chance.choice((1, 2, 2, 3, 3, 4, 5, 6)), most_machines),
+        machines=min(chance.choice((1, 2, 2, 3, 3, 3, 4, 5, 6)), most_machines),
         ttl_s=ttl_s,
         every_s=ttl_s / chance.choice((3, 4, 5)),
         patience_s=ttl_s * chance.choice((0.1, 0.5, 2.0)),
-        chaos_s=ttl_s * chance.uniform(2.5, 5.0),
+        chaos_s=ttl_s * chance.uniform(2.0, 4.5),
         faults=faults,
         call_rate=chance.choice((0.005, 0.02, 0.05, 0.1)),
         timed_mean_s=ttl_s * chance.choice((0.3, 0.7, 1.5)),

@@ -120,7 +120,7 @@ class World:
         node = self.current_node
         assert node is not None
         self.counts["acts"] += 1
-        act = Act(node, key, epoch, self.store.rows.get(key), self.now_us)
+        act = Act(node, key, epoch, self.now_us)
         for rule in self._rules:
             self._judge(rule.act, act)
 

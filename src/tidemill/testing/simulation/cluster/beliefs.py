@@ -18,18 +18,15 @@ class Beliefs:
 
     def judge(self, process: "Process") -> None:
         if process.started:
-            world = process.world
+            now_us = process.world.now_us
             for key, epoch in _beliefs(process):
-                row = world.store.rows.get(key)
-                self._history.judge_holder(
-                    Act(process.node, key, epoch, row, world.now_us), "believes to hold"
-                )
+                self._history.judge_holder(Act(process.node, key, epoch, now_us), "believes to hold")
 
 
 def _beliefs(process: "Process") -> Iterator[tuple[bytes, int]]:
     for held in process.holdings.held.values():
         if held.alive() and not held.ending:
-            yield process.keys.part[held.part.group, held.part.id], held.part.epoch
+            yield process.part_keys[held.part.group, held.part.id], held.part.epoch
     tenure = process.member.tenure
     if tenure is not None and tenure.alive():
         yield process.keys.leader, tenure.epoch

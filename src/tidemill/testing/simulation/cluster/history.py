@@ -24,6 +24,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     call: int  # the number of the call of `store.run`
     subject: str = ""  # what was worked on: marks of one subject are its steps
     step: int = 0
+    steps: int = 0  # how many there are
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -40,13 +41,14 @@ class History(Rule):
     def __init__(self, keys: ClusterKeys) -> None:
         self.keys = keys
         self.space = Space(keys.cluster, "history")
-        self.prefixes = (self.space.prefix,)
+        self.prefixes = (self.space.prefix, keys.part.prefix, keys.lease.prefix)
         self.calls = 0
         self.steps: dict[str, int] = {}
         self._marks = 0
         self._made: set[int] = set()
         self._refused: set[int] = set()
         self._acted: dict[bytes, int] = {}
+        self._now: dict[bytes, Standing] = {}
 
     # --- for the workloads
 
@@ -71,10 +73,8 @@ class History(Rule):
 
     # --- judging
 
-    def standing(self, key: bytes, raw: bytes | None) -> Standing | None:
+    def _standing(self, key: bytes, raw: bytes) -> Standing:
         """What a lease's or a partition's row says of who holds it."""
-        if raw is None:
-            return None
         if key.startswith(self.keys.part.prefix):
             part = partitions.decode(raw)
             return Standing(part.holder, part.epoch, part.expires_at)
@@ -84,11 +84,15 @@ class History(Rule):
     def commit(self, commit: Commit) -> None:
         calls = set()
         for change in commit.changes:
-            if change.new is not None and change.key.startswith(self.space.prefix):
+            if change.new is None:
+                self._now.pop(change.key, None)
+            elif change.key.startswith(self.space.prefix):
                 mark = msgspec.msgpack.decode(change.new, type=Mark)
                 self._marks += 1
                 calls.add(mark.call)
                 self._judge(mark, commit)
+            elif change.key.startswith(self.prefixes):
+                self._now[change.key] = self._standing(change.key, change.new)
         if calls & self._made:
             raise Violation(f"call {calls & self._made} is committed twice")
         if calls & self._refused:
@@ -96,7 +100,8 @@ class History(Rule):
         self._made |= calls
 
     def _judge(self, mark: Mark, commit: Commit) -> None:
-        standing = self.standing(mark.lease, commit.before(mark.lease))
+        raw = commit.before(mark.lease)
+        standing = self._standing(mark.lease, raw) if raw is not None else None
         name = self.keys.part.unpack(mark.lease) if mark.lease.startswith(self.keys.part.prefix) else "lease"
         if standing is None or standing.epoch != mark.epoch:
             now = standing.epoch if standing else None
@@ -107,8 +112,8 @@ class History(Rule):
             raise Violation(f"{mark.node} wrote under epoch {mark.epoch} of {name} after its expiry")
         if mark.subject:
             last = self.steps.get(mark.subject, 0)
-            if mark.step != last + 1:
-                raise Violation(f"step {mark.step} of {mark.subject} was written after step {last}")
+            if mark.step != last + 1 or mark.step > mark.steps:
+                raise Violation(f"step {mark.step} of {mark.steps} of {mark.subject} came after step {last}")
             self.steps[mark.subject] = mark.step
 
     def act(self, act: Act) -> None:
@@ -121,7 +126,7 @@ class History(Rule):
 
     def judge_holder(self, act: Act, does: str) -> None:
         """Is it the holder, at this moment?"""
-        standing = self.standing(act.key, act.row)
+        standing = self._now.get(act.key)
         if standing is None or standing.epoch != act.epoch or standing.holder not in act.node.tokens:
             raise Violation(f"{act.node.name} {does} under epoch {act.epoch} of a lease that is {standing}")
         if standing.expires_at <= act.now_us:

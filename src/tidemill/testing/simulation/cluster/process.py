@@ -67,6 +67,11 @@ class Process:
             return self.ttl_s / 10
         assert isinstance(raw, bytes)
         self.plan = msgspec.msgpack.decode(raw, type=Plan)
+        self.part_keys = {
+            (group, part_id): self.keys.part[group, part_id]
+            for group, ids in self.plan.groups.items()
+            for part_id in ids
+        }
         node_id, token = random_id(self.node.chance), random_id(self.node.chance)
         self.node.tokens |= {node_id, token}
         clock, chance, swarm = self.node.clock, self.node.chance, self.world.swarm

@@ -38,6 +38,11 @@ class SimHost(Host):
         task = self._task(held)
         if task is not None:
             task.stopping = True
+            idle = not task.actor.busy and not task.piece.stubborn
+            if idle and self._process.node.chance.random() < 0.3:  # some hosts hand back within the call
+                self._process.holdings.hand_back(held)
+                task.aborted = True
+            self._process.node.wake(task.actor)
 
     def abort(self, held: HeldPartition) -> None:
         task = self._task(held)
@@ -68,7 +73,7 @@ class Task:
         self._done = 0
         self._over = False  # all its writes are made, or it gives up: only the end is left
         self._progress = Space(process.keys.cluster, "progress")[self.subject]
-        self._part_key = process.keys.part[held.part.group, held.part.id]
+        self._part_key = process.part_keys[held.part.group, held.part.id]
 
     @property
     def told_to_end(self) -> bool:
@@ -88,10 +93,11 @@ class Task:
             return self._end()
         if self._over:
             return self._finish()
-        if self.stopping and not self.piece.stubborn and self._done + 1 < self.piece.steps:
+        outside = self.piece.gate >= 0 and (self.permit is None or not self.permit.alive())
+        if self.stopping and not self.piece.stubborn and (outside or self._done + 1 < self.piece.steps):
             self._over = True
             return self._finish()
-        if self.piece.gate >= 0 and (self.permit is None or not self.permit.alive()):
+        if outside:
             busy = self._enter()
             if busy is not None:
                 return busy
@@ -116,21 +122,24 @@ class Task:
     def _write(self) -> None:
         """Write a step under our epoch, and under the lock's when we need one."""
         history, part, permit = self._process.history, self.held.part, self.permit
-        call, name = history.call(), self._process.node.name
+        call, name, steps = history.call(), self._process.node.name, self.piece.steps
 
-        def write(tx: Tx) -> int:
+        def write(tx: Tx) -> tuple[int, bool]:
             partitions.check(tx, self._process.keys, part)
             if permit is not None:
                 permit.fence(tx)
-                history.append(tx, Mark(permit.key, permit.epoch, name, call))
             raw = tx.get(self._progress)
-            step = (msgspec.msgpack.decode(raw, type=int) if raw is not None else 0) + 1
-            tx.set(self._progress, msgspec.msgpack.encode(step))
-            history.append(tx, Mark(self._part_key, part.epoch, name, call, self.subject, step))
-            return step
+            done = msgspec.msgpack.decode(raw, type=int) if raw is not None else 0
+            if done == steps:  # whoever came before us wrote it all, and did not get to say so
+                return done, False
+            if permit is not None:
+                history.append(tx, Mark(permit.key, permit.epoch, name, call))
+            tx.set(self._progress, msgspec.msgpack.encode(done + 1))
+            history.append(tx, Mark(self._part_key, part.epoch, name, call, self.subject, done + 1, steps))
+            return done + 1, True
 
         try:
-            self._done = self._world.store.run(write)
+            self._done, wrote = self._world.store.run(write)
         except CommitUnknown:
             self._over = True  # nobody knows; we stop here, and whoever comes next reads how far it got
             self.stopping = True
@@ -141,7 +150,8 @@ class Task:
                 self.permit = None  # the lock's time was over; ours may not be
                 return
             raise
-        history.kept(call)
+        if wrote:
+            history.kept(call)
 
     # --- the gate
 
@@ -171,12 +181,24 @@ class Task:
     # --- the end
 
     def _finish(self) -> Next:
-        holdings = self._process.holdings
         if self._done >= self.piece.steps:
-            holdings.complete(self.held)
+            self._complete()
         else:
-            holdings.hand_back(self.held)
+            self._process.holdings.hand_back(self.held)
         return self._end()
+
+    def _complete(self) -> None:
+        """The last write commits with the end, or not at all."""
+        history, call = self._process.history, self._process.history.call()
+        mark = Mark(self._part_key, self.held.part.epoch, self._process.node.name, call)
+        try:
+            self._process.holdings.complete(self.held, also=lambda tx: history.append(tx, mark))
+        except CommitUnknown:
+            raise
+        except (StoreError, LeaseLost):
+            history.refused(call)
+            raise
+        history.kept(call)
 
     def _end(self) -> Next:
         self.ended = True
