@@ -15,8 +15,8 @@ from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost
 from tidemill.futures import edges, limits, rows
 from tidemill.futures.keys import FutureKeys
-from tidemill.futures.lanes import Capacity, Lane, bounds_of, fits
-from tidemill.futures.rows import AnyRow, Claimed, Needs, Spec, Unclaimed
+from tidemill.futures.lanes import Capacity, Lane, bounds_of, fits, how_many
+from tidemill.futures.rows import AnyRow, Claimed, Spec, Unclaimed
 from tidemill.futures.states import FutureEdge, FutureState, step
 from tidemill.store import Row, Swap, Tx, unpack
 
@@ -55,87 +55,150 @@ def claim(
     free: Capacity,
     limit: int,
 ) -> list[Claim]:
-    """Claim up to `limit` futures that fit: our assignments first, then the lanes in their order (FUT-43).
+    """Claim up to `limit` futures that fit together: our assignments first, then the lanes (FUT-43).
 
     Runs in a `take` transaction. What is taken leaves the index in the same transaction that writes the
-    claim and the holder's pointer: a crash in between gives everything back (STO-4).
+    claim and the holder's pointer: a crash in between gives everything back (STO-4). Lanes are served by
+    priority, and within a priority by who has waited longest (FUT-26).
     """
+    check_time(tx, cluster, node)
+    taken = _take_assigned(tx, keys, node, free, limit)
+    claims = _claim_rows(tx, keys, node, taken)
+    free = left(free, taken)
+    for minus_priority in sorted({lane.minus_priority for lane in lanes}):
+        if len(claims) >= limit:
+            break
+        able = [
+            lane
+            for lane in lanes
+            if lane.minus_priority == minus_priority and fits(bounds_of(lane.label)[0], free)
+        ]
+        for lane, share in _shares(tx, keys, able, limit - len(claims)):
+            taken = _take_lane(tx, keys, lane, free, share)
+            claims += _claim_rows(tx, keys, node, taken)
+            free = left(free, taken)
+    return claims
+
+
+def check_time(tx: Tx, cluster: ClusterKeys, node: Node) -> None:
+    """Refuse to claim for a node that is not there, or may not be by the time of the commit."""
     current = nodes.check(tx, cluster, node, lock=True)
     if current.expires_at - tx.now() < LEAST_LEFT_US:
         raise LeaseLost(f"node {node.id} has too little of its lease left to claim")
-    assigned = _take_assigned(tx, keys, node, free, limit)
-    claims = _claim_rows(tx, keys, node, [(row, "") for row in assigned])
-    for lane in lanes:
-        if len(claims) >= limit:
-            break
-        claims += _claim_lane(tx, keys, node, lane, free, limit - len(claims))
-    return claims
+
+
+def left(free: Capacity, taken: Sequence[Row]) -> Capacity:
+    """What is free after these."""
+    for row in taken:
+        free = free.minus(rows.decode_ask(row.value).needs)
+    return free
 
 
 def claim_these(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, specs: Sequence[Spec], free: Capacity
 ) -> list[Claim]:
     """Claim particular futures that are unclaimed and fit: what our own waiting tasks await (FUT-41)."""
-    nodes.check(tx, cluster, node, lock=True)
+    check_time(tx, cluster, node)
     got: list[Claim] = []
-    for spec, row in zip(specs, edges.read_many(tx, keys, [spec.id for spec in specs]), strict=True):
-        if (
-            not isinstance(row, Unclaimed)
-            or row.ready_at > tx.now()
-            or (row.hard and row.assigned != node.id)
-        ):
+    for spec in specs:
+        row = _peek(tx, keys, spec.id)
+        if not isinstance(row, Unclaimed) or row.ready_at > tx.now():
+            continue
+        if row.hard and row.assigned != node.id:
             continue
         if spec.queue and limits.allowed(tx, keys, spec.queue, 1) < 1:
             continue
-        key, value = edges.ready_key(keys, spec, row), edges.ready_value(spec, row.tally)
-        if fits(edges.needs_of(spec, row.tally), free) and tx.swap(key, value, None):
-            got += _claim_rows(tx, keys, node, [(Row(key, value), spec.queue)])
+        index = Row(edges.ready_key(keys, spec, row), edges.ready_value(spec, row.tally))
+        if fits(edges.needs_of(spec, row.tally), free) and tx.swap(index.key, index.value, None):
+            got += _claim_rows(tx, keys, node, [index])
+            free = left(free, [index])
     return got
 
 
+def _peek(tx: Tx, keys: FutureKeys, future_id: bytes) -> AnyRow | None:
+    """A row without a lock: the index row is what is fought for, and taken first, as in `claim`."""
+    key = keys.future[future_id]
+    found = tx.range(key, key + b"\x00", snapshot=True)
+    return rows.decode_row(found[0].value) if found else None
+
+
 def _take_assigned(tx: Tx, keys: FutureKeys, node: Node, free: Capacity, limit: int) -> list[Row]:
-    lo, hi = keys.assigned.under(node.id)
-    ripe = []
-    for row in tx.range(lo, hi, limit=4 * limit, snapshot=True):
-        ready_at = keys.assigned.unpack(row.key)[2]
-        if isinstance(ready_at, int) and ready_at <= tx.now() and fits(_needs(row), free):
-            ripe.append(row)
-    ripe = ripe[:limit]
-    taken = tx.swap_many([Swap(row.key, row.value, None) for row in ripe])
-    return [row for row, ok in zip(ripe, taken, strict=True) if ok]
+    ripe: list[Row] = []
+    for row in tx.range(*keys.assigned.under(node.id), limit=4 * limit, snapshot=True):
+        ready_at = keys.assigned.unpack(row.key)[3]
+        ask = rows.decode_ask(row.value)
+        if not isinstance(ready_at, int) or ready_at > tx.now() or not fits(ask.needs, free):
+            continue
+        if ask.queue and limits.allowed(tx, keys, ask.queue, 1) < 1 + _of_queue(ripe, ask.queue):
+            continue
+        ripe.append(row)
+        free = left(free, [row])
+        if len(ripe) == limit:
+            break
+    return _swap_out(tx, ripe)
 
 
-def _claim_lane(tx: Tx, keys: FutureKeys, node: Node, lane: Lane, free: Capacity, limit: int) -> list[Claim]:
-    low, high = bounds_of(lane.label)
-    if not fits(low, free):
-        return []
+def _of_queue(found: Sequence[Row], queue: str) -> int:
+    return sum(rows.decode_ask(row.value).queue == queue for row in found)
+
+
+def _swap_out(tx: Tx, found: Sequence[Row]) -> list[Row]:
+    done = tx.swap_many([Swap(row.key, row.value, None) for row in found])
+    return [row for row, ok in zip(found, done, strict=True) if ok]
+
+
+def _shares(tx: Tx, keys: FutureKeys, able: Sequence[Lane], limit: int) -> list[tuple[Lane, int]]:
+    """How many to take from each of several lanes of one priority, so that the oldest go first."""
+    if len(able) < 2:
+        return [(lane, limit) for lane in able]
+    heads: list[tuple[int, int]] = []
+    for number, lane in enumerate(able):
+        lo, hi = _ripe(tx, keys, lane)
+        for row in tx.range(lo, hi, limit=limit, snapshot=True):
+            ready_at = unpack(row.key)[-2]
+            heads.append((ready_at if isinstance(ready_at, int) else 0, number))
+    shares: dict[int, int] = {}
+    for _, number in sorted(heads)[:limit]:
+        shares[number] = shares.get(number, 0) + 1
+    return [(able[number], share) for number, share in shares.items()]
+
+
+def _ripe(tx: Tx, keys: FutureKeys, lane: Lane) -> tuple[bytes, bytes]:
+    """The part of a lane whose time has come."""
+    return keys.ready[lane.key] + b"\x00", keys.ready[(*lane.key, tx.now() + 1)]
+
+
+def _take_lane(tx: Tx, keys: FutureKeys, lane: Lane, free: Capacity, limit: int) -> list[Row]:
     allowed = limits.allowed(tx, keys, lane.queue, limit) if lane.queue else limit
-    if allowed < 1:
-        return []
-    prefix = keys.ready[lane.key]
-    lo, hi = prefix + b"\x00", keys.ready[(*lane.key, tx.now() + 1)]
-    if fits(high, free):
-        taken = tx.take(lo, hi, allowed)
-    else:  # the class may be too large for us, some of its members may not
-        small = [row for row in tx.range(lo, hi, limit=200, snapshot=True) if fits(_needs(row), free)][
-            :allowed
-        ]
-        done = tx.swap_many([Swap(row.key, row.value, None) for row in small])
-        taken = [row for row, ok in zip(small, done, strict=True) if ok]
-    return _claim_rows(tx, keys, node, [(row, lane.queue) for row in taken])
+    lo, hi = _ripe(tx, keys, lane)
+    high = bounds_of(lane.label)[1]
+    taken: list[Row] = []
+    while len(taken) < allowed:
+        together = min(allowed - len(taken), how_many(high, free))
+        if together < 1:
+            break
+        more = tx.take(lo, hi, together)
+        taken += more
+        free = left(free, more)
+        if len(more) < together:
+            return taken
+    small: list[Row] = []  # the class may be too large for us, some of its members may not
+    if len(taken) < allowed:
+        for row in tx.range(lo, hi, limit=200, snapshot=True):
+            if len(taken) + len(small) < allowed and fits(rows.decode_ask(row.value).needs, free):
+                small.append(row)
+                free = left(free, [row])
+    return taken + _swap_out(tx, small)
 
 
-def _needs(row: Row) -> Needs:
-    return msgspec.msgpack.decode(row.value, type=Needs)
-
-
-def _claim_rows(tx: Tx, keys: FutureKeys, node: Node, taken: Sequence[tuple[Row, str]]) -> list[Claim]:
-    ids = [_id_of(row.key) for row, _ in taken]
+def _claim_rows(tx: Tx, keys: FutureKeys, node: Node, taken: Sequence[Row]) -> list[Claim]:
+    ids = [_id_of(row.key) for row in taken]
     claims = []
-    for (_, queue), future_id, row in zip(taken, ids, edges.read_many(tx, keys, ids), strict=True):
+    for index, future_id, row in zip(taken, ids, edges.read_many(tx, keys, ids), strict=True):
         if not isinstance(row, Unclaimed):
             continue  # an index row without its future: taking it is all that was to be done
         step(FutureState.UNCLAIMED, FutureEdge.CLAIM)
+        queue = rows.decode_ask(index.value).queue
         limited = bool(queue) and limits.started(tx, keys, queue)
         claimed = Claimed(
             tally=edges.bump(row.tally),
@@ -157,13 +220,18 @@ def _id_of(key: bytes) -> bytes:
     return future_id
 
 
+def is_held(row: AnyRow | None, claim: Claim) -> bool:
+    """Is the row still claimed by us under our epoch?"""
+    return (
+        isinstance(row, Claimed)
+        and row.tally.epoch == claim.epoch
+        and row.holder == claim.row.holder
+        and row.node_epoch == claim.row.node_epoch
+    )
+
+
 def held(row: AnyRow | None, claim: Claim) -> Claimed:
     """The fence of a claimant: `LeaseLost` unless the row is still claimed by us under our epoch."""
-    if (
-        not isinstance(row, Claimed)
-        or row.tally.epoch != claim.epoch
-        or row.holder != claim.row.holder
-        or row.node_epoch != claim.row.node_epoch
-    ):
+    if not isinstance(row, Claimed) or not is_held(row, claim):
         raise LeaseLost(f"the claim on {claim.id.hex()} under epoch {claim.epoch} is over")
     return row

@@ -12,13 +12,16 @@ Every read of a state row that decides something is a locked one, because claims
 `take` transactions (STO-3).
 """
 
+from typing import TypeAlias
+
 import msgspec
 
-from tidemill.errors import IllegalTransition
+from tidemill.errors import FutureUnknown, IllegalTransition
 from tidemill.futures import lanes, rows
 from tidemill.futures.keys import FutureKeys
 from tidemill.futures.rows import (
     AnyRow,
+    Ask,
     Claimed,
     Failure,
     Needs,
@@ -29,6 +32,13 @@ from tidemill.futures.rows import (
 )
 from tidemill.futures.states import FutureEdge, step
 from tidemill.store import Tx
+
+Path: TypeAlias = FutureEdge | tuple[FutureEdge, ...]
+"""One edge, or several followed in one transaction (`lose`, then `block`)."""
+
+
+HARD, SOFT = 0, 1
+"""Where a node's assignments lie: what can run nowhere else comes first."""
 
 
 def read(tx: Tx, keys: FutureKeys, future_id: bytes) -> AnyRow | None:
@@ -49,22 +59,36 @@ def read_spec(tx: Tx, keys: FutureKeys, future_id: bytes) -> Spec | None:
     return None if raw is None else rows.decode_spec(raw)
 
 
+def read_specs(tx: Tx, keys: FutureKeys, ids: list[bytes]) -> dict[bytes, Spec]:
+    """The specs of several futures, by id."""
+    found = tx.get_many([keys.spec[one] for one in ids], lock=tx.mode == "take") if ids else []
+    return {one: rows.decode_spec(raw) for one, raw in zip(ids, found, strict=True) if raw is not None}
+
+
+def must_read_spec(tx: Tx, keys: FutureKeys, future_id: bytes) -> Spec:
+    """The spec of a future whose state row is there: both are written and deleted together."""
+    spec = read_spec(tx, keys, future_id)
+    if spec is None:
+        raise FutureUnknown(f"future {future_id.hex()} has no spec")
+    return spec
+
+
 def needs_of(spec: Spec, tally: Tally) -> Needs:
     """What the future asks for now."""
-    return lanes.scaled(spec.needs, tally.ram_factor)
+    return lanes.with_ram(spec.needs, tally.ram)
 
 
 def ready_key(keys: FutureKeys, spec: Spec, row: Unclaimed) -> bytes:
     """Where an unclaimed future stands: in its lane, or in its node's assignments."""
     if row.assigned:
-        return keys.assigned[row.assigned, -spec.priority, row.ready_at, spec.id]
-    lane = lanes.lane_of(spec.queue, spec.priority, spec.needs, row.tally.ram_factor)
+        return keys.assigned[row.assigned, SOFT - row.hard, -spec.priority, row.ready_at, spec.id]
+    lane = lanes.lane_of(spec.queue, spec.priority, needs_of(spec, row.tally))
     return keys.ready[(*lane.key, row.ready_at, spec.id)]
 
 
 def ready_value(spec: Spec, tally: Tally) -> bytes:
-    """What a worker must know to choose without reading more: the exact needs."""
-    return rows.encode(needs_of(spec, tally))
+    """What a worker must know to choose without reading more: the exact needs, and the queue."""
+    return rows.encode(Ask(needs_of(spec, tally), spec.queue))
 
 
 def enter(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow) -> None:
@@ -73,16 +97,23 @@ def enter(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow) -> None:
     match row:
         case Unclaimed():
             tx.set(ready_key(keys, spec, row), ready_value(spec, row.tally))
+            if row.assigned:
+                tx.hint(keys.assigned[row.assigned])
+            else:
+                _open_lane(tx, keys, lanes.lane_of(spec.queue, spec.priority, needs_of(spec, row.tally)))
             tx.hint(keys.bell)
-            if not row.assigned:
-                lane = lanes.lane_of(spec.queue, spec.priority, spec.needs, row.tally.ram_factor)
-                lane_key = keys.lane[lane.key]
-                if lane_key not in tx.touched:  # a batch writes its lane once
-                    tx.set(lane_key, b"")
         case Claimed():
             tx.set(keys.own[row.holder, spec.id], b"")
         case Unsatisfiable():
             tx.set(keys.stranded[spec.id], b"")
+
+
+def _open_lane(tx: Tx, keys: FutureKeys, lane: lanes.Lane) -> None:
+    """List a lane. It is read first: blind writes of one row by every submit would queue up behind it."""
+    key = keys.lane[lane.key]
+    if key not in tx.touched and tx.get(key) is None:
+        tx.set(key, b"")
+    tx.hint(key)  # a batch looks once
 
 
 def withdraw(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow) -> None:
@@ -98,13 +129,26 @@ def withdraw(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow) -> None:
             tx.clear(keys.stranded[spec.id])
 
 
-def move(tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, edge: FutureEdge, new: AnyRow) -> None:
-    """Follow one edge: out of the old indices, into the new ones."""
-    expected = step(old.state, edge)
+def move(tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, edge: Path, new: AnyRow) -> None:
+    """Follow an edge, or several at once: out of the old indices, into the new ones."""
+    expected = old.state
+    for one in (edge,) if isinstance(edge, FutureEdge) else edge:
+        expected = step(expected, one)
     if new.state is not expected:
-        raise IllegalTransition(f"edge {edge.value!r} leads to {expected.value}, not to {new.state.value}")
+        raise IllegalTransition(f"{edge} leads to {expected.value}, not to {new.state.value}")
     withdraw(tx, keys, spec, old)
     enter(tx, keys, spec, new)
+
+
+def rewrite(tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, new: AnyRow) -> None:
+    """Change a row without leaving its state; an unclaimed one may change its place in the indices."""
+    if new.state is not old.state:
+        raise IllegalTransition(f"{old.state.value} cannot be rewritten as {new.state.value}")
+    if isinstance(old, Unclaimed):
+        withdraw(tx, keys, spec, old)
+        enter(tx, keys, spec, new)
+    else:
+        tx.set(keys.future[spec.id], rows.encode(new))
 
 
 def bump(tally: Tally, **changes: object) -> Tally:
@@ -117,20 +161,34 @@ def set_failure(tx: Tx, keys: FutureKeys, future_id: bytes, failure: Failure) ->
     tx.set(keys.error[future_id], rows.encode(clipped(failure)))
 
 
-def clipped(failure: Failure, most: int = 48_000) -> Failure:
-    """A failure that fits a value: the pickled exception goes first, then the middle of the traceback."""
-    if len(failure.pickled) + len(failure.traceback) + len(failure.message) <= most:
-        return failure
-    if len(failure.pickled) > most // 2:
+def clipped(failure: Failure, most: int = 40_000) -> Failure:
+    """A failure that fits a value: the pickled exception goes first, then the middle of the texts."""
+    room = most - len(failure.pickled)
+    if room < most // 2:
         failure = msgspec.structs.replace(failure, pickled=b"", signature=b"")
+        room = most
+    chain: list[str] = []
+    for name in failure.upstream:
+        chain.append(shortened(name, 500))
+        room -= 512
+        if room < most // 4:
+            break
+    message = shortened(failure.message, min(4_000, room // 3))
+    traceback = shortened(failure.traceback, room - len(message.encode()) - 1_000)
     return msgspec.structs.replace(
-        failure, message=_shorten(failure.message, 4_000), traceback=_shorten(failure.traceback, 12_000)
+        failure,
+        type=shortened(failure.type, 500),
+        message=message,
+        traceback=traceback,
+        upstream=tuple(chain),
     )
 
 
-def _shorten(text: str, most: int) -> str:
-    return (
-        text
-        if len(text) <= most
-        else f"{text[: most // 2]}\n… {len(text) - most} characters left out …\n{text[-most // 2 :]}"
-    )
+def shortened(text: str, most: int) -> str:
+    """A text of at most so many bytes, with its middle left out."""
+    raw = text.encode(errors="replace")
+    if len(raw) <= most:
+        return raw.decode()
+    half = max(0, most - 60) // 2
+    head, tail = raw[:half].decode(errors="ignore"), raw[len(raw) - half :].decode(errors="ignore")
+    return f"{head}\n… {len(raw) - 2 * half} bytes left out …\n{tail}"

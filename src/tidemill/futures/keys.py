@@ -4,7 +4,7 @@
     (C, "future", id)                              its state row
     (C, "lane", queue, class, -priority)           a lane that has been used: workers read this directory
     (C, "ready", queue, class, -priority, ready_at, id)   the resource index: unclaimed, in the pool
-    (C, "assigned", node, -priority, ready_at, id)        the assignment index: unclaimed, for one node
+    (C, "assigned", node, 0 hard | 1 soft, -priority, ready_at, id)   the assignment index: for one node
     (C, "own", node, id)                           what a node has claimed; the other half of the claim
     (C, "dep", upstream, id)                       "w" while id waits for upstream, "s" once it is served
     (C, "cursor", id)                              an ended future whose dependents are not all told yet
@@ -18,7 +18,11 @@
     (C, "hold", client, id)                        results outside the row that a client's handle keeps
     (C, "pin", id, who)                            results kept on purpose
     (C, "inbox", node)                             commands for a node, in order
+    (C, "garbage", object)                         results in object storage that nobody needs any more
+    (C, "loose", id)                               released results that wait for their dependents to end
     (C, "actor", id)                               an actor and where it lives
+    (C, "hosted", node, actor)                     the actors of a node
+    (C, "call", actor, ordinal)                    an actor's calls in their order -> id
     (C, "swept")                                   how far the sweep of ended rows has come
     (C, "bell")                                    no row: hinted at when there is something to claim
 
@@ -55,7 +59,11 @@ class FutureKeys:
         self.hold = Space(cluster, "hold")
         self.pin = Space(cluster, "pin")
         self.inbox = Space(cluster, "inbox")
+        self.garbage = Space(cluster, "garbage")
+        self.loose = Space(cluster, "loose")
         self.actor = Space(cluster, "actor")
+        self.hosted = Space(cluster, "hosted")
+        self.call = Space(cluster, "call")
         self.swept = Space(cluster)["swept"]
         self.bell = Space(cluster)["bell"]
 

@@ -63,14 +63,14 @@ def _ram(bucket: int) -> int:
     return 0 if bucket <= 0 else ceil(2.0 ** (bucket / RAM_STEPS) * (1 + 1e-12))
 
 
-def lane_of(queue: str, priority: int, needs: Needs, ram_factor: int = 1) -> Lane:
-    """The lane of a future."""
-    return Lane(-priority, queue, label_of(scaled(needs, ram_factor)))
+def lane_of(queue: str, priority: int, needs: Needs) -> Lane:
+    """The lane of a future that needs this much now."""
+    return Lane(-priority, queue, label_of(needs))
 
 
-def scaled(needs: Needs, ram_factor: int) -> Needs:
-    """The needs after out-of-memory: more ram (FUT-52)."""
-    return needs if ram_factor == 1 else msgspec.structs.replace(needs, ram=needs.ram * ram_factor)
+def with_ram(needs: Needs, ram: int) -> Needs:
+    """The needs after out-of-memory: at least this much ram (FUT-52)."""
+    return needs if ram <= needs.ram else msgspec.structs.replace(needs, ram=ram)
 
 
 def fits(needs: Needs, free: "Capacity") -> bool:
@@ -81,6 +81,17 @@ def fits(needs: Needs, free: "Capacity") -> bool:
         and needs.gpu <= free.gpu + 1e-9
         and all(name in free.named for name in needs.named)
     )
+
+
+def how_many(needs: Needs, free: "Capacity") -> int:
+    """How many futures with these needs fit together."""
+    if not fits(needs, free):
+        return 0
+    most = 1_000_000
+    for asked, there in ((needs.cpu, free.cpu), (needs.ram, free.ram), (needs.gpu, free.gpu)):
+        if asked > 0:
+            most = min(most, int((there + 1e-9) / asked))
+    return most
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,8 +34,14 @@ def clear_limit(tx: Tx, keys: FutureKeys, queue: str) -> None:
 
 
 def read(tx: Tx, keys: FutureKeys, queue: str) -> Limit | None:
-    """A queue's limit."""
-    raw = tx.get(keys.limit[queue], lock=True)
+    """A queue's limit, protected until the commit.
+
+    One that has none is only looked at: to lock a row that is not there would make all claims wait in line.
+    """
+    key = keys.limit[queue]
+    if key not in tx.touched and not tx.range(key, key + b"\x00", snapshot=True):
+        return None
+    raw = tx.get(key, lock=True)
     return None if raw is None else msgspec.msgpack.decode(raw, type=Limit)
 
 

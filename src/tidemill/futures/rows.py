@@ -29,6 +29,13 @@ class Needs(msgspec.Struct, frozen=True, array_like=True):
     named: tuple[str, ...] = ()
 
 
+class Ask(msgspec.Struct, frozen=True, array_like=True):
+    """The value of an index row: what a worker must know to choose without reading more."""
+
+    needs: Needs
+    queue: str = ""
+
+
 class Spec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What was submitted: never changes, through every retry and reconstruction (FUT-14, FUT-19)."""
 
@@ -59,9 +66,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Location(msgspec.Struct, frozen=True, array_like=True):
-    """Where a result is: in the row, in a node's segment, or in object storage."""
+    """Where a result is: in the row, in a node's segment, in object storage, or in an actor's process."""
 
-    kind: str  # "inline" | "segment" | "object"
+    kind: str  # "inline" | "segment" | "object" | "actor" | "freed": nobody wanted it any more
     name: str = ""
     node: str = ""
     node_epoch: int = 0
@@ -104,7 +111,7 @@ class Tally(msgspec.Struct, frozen=True, array_like=True):
     strange: int = 0  # code that could not be loaded
     reaps: int = 0  # claims whose node died, whoever was to blame
     rebuilds: int = 0  # reconstructions: not attempts (FUT-9)
-    ram_factor: int = 1  # doubled by each out-of-memory (FUT-52)
+    ram: int = 0  # bytes asked for since the last out-of-memory (FUT-52); 0: as submitted
     dependents: bool = False  # somebody waits: realising must wake them
     released: bool = False  # no handle of the owner is left
 
@@ -117,10 +124,11 @@ class Row(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag_field=
 
 
 class Blocked(Row, frozen=True, array_like=True, kw_only=True, tag=0):
-    """Waits for inputs."""
+    """Waits for inputs; `extra` are those it waits for only now, because its task asked for them."""
 
     state = FutureState.BLOCKED
     waits_on: int
+    extra: tuple[bytes, ...] = ()
 
 
 class Unclaimed(Row, frozen=True, array_like=True, kw_only=True, tag=1):
@@ -139,7 +147,7 @@ class Claimed(Row, frozen=True, array_like=True, kw_only=True, tag=2):
     holder: str
     node_epoch: int
     claimed_at: int
-    cancel: bool = False
+    cancel: str = ""  # why it must end: "cancelled" or "deadline"
     limited: bool = False  # counts against its queue's limit
 
 
@@ -200,6 +208,8 @@ KINDS = (
 _row: msgspec.msgpack.Decoder[AnyRow] = msgspec.msgpack.Decoder(AnyRow)
 _spec = msgspec.msgpack.Decoder(Spec)
 _failure = msgspec.msgpack.Decoder(Failure)
+_ask = msgspec.msgpack.Decoder(Ask)
+_result = msgspec.msgpack.Decoder(Result)
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -221,3 +231,13 @@ def decode_spec(raw: bytes) -> Spec:
 def decode_failure(raw: bytes) -> Failure:
     """A failure from its stored bytes."""
     return _failure.decode(raw)
+
+
+def decode_ask(raw: bytes) -> Ask:
+    """The value of an index row."""
+    return _ask.decode(raw)
+
+
+def decode_result(raw: bytes) -> Result:
+    """A copy's record from its stored bytes."""
+    return _result.decode(raw)

@@ -81,3 +81,30 @@ def step(state: FutureState, edge: FutureEdge) -> FutureState:
         return FUTURE[state][edge]
     except KeyError:
         raise IllegalTransition(f"a future that is {state.value} has no edge {edge.value!r}") from None
+
+
+class ActorState(StrEnum):
+    """An actor lives once (FUT-47)."""
+
+    ALIVE = "alive"
+    DEAD = "dead"
+
+
+class ActorEdge(StrEnum):
+    """What may happen to an actor."""
+
+    DIE = "die"
+
+
+ACTOR: dict[ActorState, dict[ActorEdge, ActorState]] = {
+    ActorState.ALIVE: {ActorEdge.DIE: ActorState.DEAD},
+    ActorState.DEAD: {},
+}
+
+
+def actor_step(state: ActorState, edge: ActorEdge) -> ActorState:
+    """The state an actor's edge leads to; `IllegalTransition` when the table has no such edge."""
+    try:
+        return ACTOR[state][edge]
+    except KeyError:
+        raise IllegalTransition(f"an actor that is {state.value} has no edge {edge.value!r}") from None
