@@ -24,6 +24,7 @@ from types import TracebackType
 from tidemill import crash
 from tidemill.errors import CopyCorrupt, SegmentsFull
 from tidemill.futures.images import Image
+from tidemill.futures.mapping import map_descriptor
 
 LEDGER, SPILL = "ledger", "spill"
 QUOTA, FREED = "quota", "freed"
@@ -121,6 +122,10 @@ class Draft:
                 done -= len(pieces.pop(0))
             if done:
                 pieces[0] = pieces[0][done:]
+
+    def view(self) -> memoryview:
+        """What was written so far, read-only."""
+        return map_descriptor(self._fd, self.total)
 
     def seal(self) -> str:
         """Make it a segment, read-only from now on; returns its name. Refused unless it is whole."""
