@@ -48,7 +48,7 @@ class Machine:
 class World:
     """One seed's world. Add workloads and rules, then `run`."""
 
-    def __init__(self, seed: int, swarm: Swarm, *, scenario: str = "cluster") -> None:
+    def __init__(self, seed: int, swarm: Swarm, *, scenario: str) -> None:
         self.seed = seed
         self.swarm = swarm
         self.replay = f"python -m tidemill.testing.simulation --scenario {scenario} --seed {seed}"

@@ -123,7 +123,7 @@ def cluster_world(seed: int, swarm: Swarm | None = None, plan: Plan | None = Non
     """A cluster under the weather of a seed; both its conditions and its work can be given instead."""
     chance = random.Random(f"{seed}/cluster")
     swarm = swarm if swarm is not None else swarms.draw(chance)
-    world = World(seed, swarm)
+    world = World(seed, swarm, scenario="cluster")
     work = ClusterWork(world, plan if plan is not None else plans.draw(chance, swarm))
     world.patience_s += work.plan.takes_s(swarm)
     world.workloads.append(work)
