@@ -71,19 +71,22 @@ class TestLocks:
     def test_a_locked_read_of_nothing_keeps_others_from_inserting(
         self, store: PostgresStore, mode: str
     ) -> None:
-        other = Interloper(lambda: store.run(lambda tx: tx.swap(b"k", None, b"other"), mode="take"))
+        def insert(tx: Tx) -> bool:
+            tx.set_versioned(b"log", b"inserted")
+            return tx.swap(b"k", None, b"other")
+
+        other = Interloper(lambda: store.run(insert, mode="take"))
 
         def fn(tx: Tx) -> bool:
             absent = tx.get(b"k", lock=True) is None
             tx.range(b"a", b"z", snapshot=True)  # sends what was queued: the placeholder is gone from here
             other.steps_in()
-            if absent:
-                tx.set(b"seen absent", b"")
+            tx.set_versioned(b"log", b"seen absent" if absent else b"seen")
             return absent
 
         assert store.run(fn, mode="take" if mode == "take" else "serial") is True
         assert other.outcome() is True
-        assert contents(store) == {b"k": b"other", b"seen absent": b""}
+        assert [*contents(store).values()] == [b"other", b"seen absent", b"inserted"]
         assert store.conflicts == 0
 
     def test_a_locked_read_of_nothing_leaves_nothing(self, store: PostgresStore) -> None:
