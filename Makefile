@@ -40,6 +40,7 @@ crash: servers  ## the long runs: real processes, killed again and again
 
 bench: $(VENV)/.postgres  ## the measurements behind the claims, one JSON object each
 	@$(BIN)/python -m bench.store --json $(ARGS)
+	@$(BIN)/python -m bench.futures --json $(ARGS)
 
 docs: $(VENV)/.installed  ## the generated pages: docs/rules/coverage.md
 	@$(BIN)/python -m tests.rules_page

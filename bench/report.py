@@ -50,7 +50,7 @@ class Report:
         self.name = name
         self.quick = quick
         self.repetitions = 1 if quick else REPETITIONS
-        self.headline: dict[str, float] = {}
+        self.headline: dict[str, float | None] = {}
         self.targets: dict[str, Target] = {}
         self.raw: dict[str, Any] = {}
         self.flags: dict[str, Any] = {"quick": quick}
@@ -71,6 +71,12 @@ class Report:
             self.raw[key] = raw
         self.say(f"{key} = {rounded(value):g}" + (f" (target {target})" if target else ""))
 
+    def absent(self, key: str, *, target: Target) -> None:
+        """A smoke test without the peers: the key is there, and nothing is known of it."""
+        self.headline[key] = None
+        self.targets[key] = target
+        self.say(f"{key}: its peer is not installed")
+
     def compare(self, key: str, comparison: Comparison, *, target: Target | None = None) -> None:
         """A ratio, with both of its sides."""
         self.figure(key, comparison.ratio, comparison.as_json(), target=target)
@@ -80,8 +86,7 @@ class Report:
             "bench": self.name,
             **self.headline,
             "targets": {
-                key: {"target": str(target), "met": target.met(self.headline[key])}
-                for key, target in self.targets.items()
+                key: {"target": str(target), "met": self._met(key)} for key, target in self.targets.items()
             },
             "raw": self.raw,
             "machine": self.machine | {"load_after": machine.load()},
@@ -101,14 +106,19 @@ class Report:
         for heading in ("figure", "value", "target", "ours", "peer", "unit", "CPU s, ours", "CPU s, peer"):
             table.add_column(heading, justify="left" if heading in ("figure", "unit") else "right")
         for key, value in self.headline.items():
-            table.add_row(key, f"{value:g}", self._target(key), *_sides(self.raw.get(key)))
+            text = "" if value is None else f"{value:g}"
+            table.add_row(key, text, self._target(key), *_sides(self.raw.get(key)))
         return table
 
     def _target(self, key: str) -> str:
         target = self.targets.get(key)
         if target is None:
             return ""
-        return f"{target} {'[green]met' if target.met(self.headline[key]) else '[red]missed'}[/]"
+        return f"{target} " + {None: "", True: "[green]met[/]", False: "[red]missed[/]"}[self._met(key)]
+
+    def _met(self, key: str) -> bool | None:
+        value = self.headline[key]
+        return None if value is None else self.targets[key].met(value)
 
 
 def _sides(raw: Any) -> tuple[str, str, str, str, str]:

@@ -1,0 +1,1 @@
+"""The bench of durable futures: `python -m bench.futures`."""

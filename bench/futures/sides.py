@@ -1,0 +1,40 @@
+"""The sides of this bench, each started and ready to work."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.report import Report
+from bench.side import Side
+
+WORKERS = 2
+
+
+@contextmanager
+def ours(report: Report, home: Path) -> Iterator[Side]:
+    """A client with one supervisor and two child processes on a home of its own."""
+    with Side("bench.ours.futures_client") as side:
+        report.flags["ours"] = side.ask("open", home=str(home), workers=WORKERS)
+        report.versions["ours"] = side.versions
+        yield side
+        side.ask("close")
+
+
+@contextmanager
+def ray(report: Report, python: Path) -> Iterator[Side]:
+    """Ray with two CPUs."""
+    with Side("bench.peers.ray_tasks", python=python) as side:
+        report.flags["ray"] = side.ask("open", workers=WORKERS)
+        report.versions["ray"] = side.versions
+        yield side
+
+
+@contextmanager
+def dbos(report: Report, python: Path, file: Path, settings: str) -> Iterator[Side]:
+    """DBOS on a SQLite file of its own."""
+    with Side("bench.peers.dbos_queue", python=python) as side:
+        flags = side.ask("open", path=str(file), settings=settings, workers=WORKERS)
+        report.flags["dbos"] = {"settings": settings, **flags}
+        report.versions["dbos"] = side.versions
+        yield side
+        side.ask("close")

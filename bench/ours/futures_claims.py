@@ -1,0 +1,75 @@
+"""The claim of futures in isolation: what a worker's claim transaction costs beside a queue of some length.
+
+One node claims batches in `take` transactions, as a supervisor does, and realises what it has claimed;
+only the claims are timed. Then as many are submitted again, so that the queue keeps its length.
+"""
+
+import random
+import sqlite3
+import time
+from pathlib import Path
+
+import tidemill
+from bench.answering import answer
+from tidemill.cluster import nodes
+from tidemill.cluster.keys import ClusterKeys
+from tidemill.cluster.nodes import Node
+from tidemill.futures import claim, finish, submit
+from tidemill.futures.claim import Claim
+from tidemill.futures.finish import Done
+from tidemill.futures.keys import FutureKeys, new_id
+from tidemill.futures.lanes import Capacity
+from tidemill.futures.rows import Blob, Location, Result, Spec
+from tidemill.store.sqlite import SqliteStore
+
+LEASE_US = 3_600_000_000
+FREE = Capacity(cpu=2.0, ram=1 << 30)
+ARGUMENTS = bytes(60)
+RESULT = Result(1, 0, 20, Location("inline"), bytes(20), bytes(32))
+
+
+class Claims:
+    def open(self, path: str) -> None:
+        self._store = SqliteStore(Path(path))
+        self._keys, self._cluster = FutureKeys("bench"), ClusterKeys("bench")
+        self._chance = random.Random(1)
+        node = Node(id="bench", epoch=0, total=FREE.to_node())
+        self._node = self._store.run(lambda tx: nodes.join(tx, self._cluster, node, LEASE_US))
+        self._specs: dict[bytes, Spec] = {}
+
+    def fill(self, count: int) -> None:
+        """Submit that many."""
+        specs = [self._spec() for _ in range(count)]
+        self._specs |= {spec.id: spec for spec in specs}
+        for page in submit.pages(specs):
+            self._store.run(lambda tx, page=page: submit.submit(tx, self._keys, page))  # type: ignore[misc]
+
+    def _spec(self) -> Spec:
+        future_id = new_id(time.time_ns() // 1_000_000, self._chance)
+        return Spec(id=future_id, name="noop", code=bytes(32), args=Blob(ARGUMENTS), signature=bytes(32))
+
+    def work(self, count: int, batch: int) -> float:
+        """Claim that many; the seconds that the claims took."""
+        seconds = 0.0
+        for _ in range(count // batch):
+            began = time.perf_counter()
+            claims = self._store.run(lambda tx: self._claim(tx, batch), mode="take")
+            seconds += time.perf_counter() - began
+            assert len(claims) == batch
+            done = [Done(one, self._specs.pop(one.id), RESULT) for one in claims]
+            made = self._store.run(
+                lambda tx, done=done: finish.realize_many(tx, self._keys, self._cluster, self._node, done),  # type: ignore[misc]
+                mode="take",
+            )
+            assert all(made)
+        return seconds
+
+    def _claim(self, tx: tidemill.store.Tx, batch: int) -> list[Claim]:
+        lanes = claim.read_lanes(tx, self._keys)
+        return claim.claim(tx, self._keys, self._cluster, self._node, lanes, FREE, batch)
+
+
+if __name__ == "__main__":
+    claims = Claims()
+    commands = {"open": claims.open, "fill": claims.fill, "work": claims.work}
+    answer(commands, versions={"tidemill": tidemill.__version__, "sqlite": sqlite3.sqlite_version})
