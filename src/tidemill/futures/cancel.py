@@ -65,8 +65,8 @@ def deadline_page(tx: Tx, keys: FutureKeys, *, limit: int = PAGE) -> Page:
     return Page(moved, len(found) == limit)
 
 
-def next_deadline(tx: Tx, keys: FutureKeys) -> int:
-    """The time of the next deadline; 0 when there is none."""
+def until_next(tx: Tx, keys: FutureKeys) -> int:
+    """Microseconds until the next deadline; an hour when there is none."""
     found = tx.range(*keys.deadline.all(), limit=1, snapshot=True)
-    at = keys.deadline.unpack(found[0].key)[0] if found else 0
-    return at if isinstance(at, int) else 0
+    at = keys.deadline.unpack(found[0].key)[0] if found else None
+    return max(0, at - tx.now()) if isinstance(at, int) else 3_600_000_000

@@ -106,6 +106,21 @@ def tell(tx: Tx, keys: FutureKeys, upstreams: Sequence[bytes]) -> bool:
     return more
 
 
+def waited_for(tx: Tx, keys: FutureKeys, future_id: bytes) -> list[bytes]:
+    """What a blocked future waits for; those among it that have ended tell their dependents first."""
+    row, spec = edges.read(tx, keys, future_id), edges.read_spec(tx, keys, future_id)
+    if not isinstance(row, Blocked) or spec is None:
+        return []
+    ids = list(dict.fromkeys((*spec.inputs, *row.extra)))
+    waited = []
+    for upstream, state in zip(ids, edges.read_many(tx, keys, ids), strict=True):
+        if state is not None and state.state in ENDED:
+            tell_page(tx, keys, upstream)
+        elif state is not None:
+            waited.append(upstream)
+    return waited
+
+
 def _tell_all(tx: Tx, keys: FutureKeys, upstream: bytes, row: AnyRow, page: Sequence[Row]) -> int:
     """Tell a page of dependents; how many were told before the transaction was full."""
     ids = [one for found in page if isinstance(one := keys.dep.unpack(found.key)[1], bytes)]

@@ -25,6 +25,7 @@ from tidemill.store import Tx
 MOST_REBUILDS = 10
 FREED = Location(kind="freed")
 DEPENDENTS_PAGE = 100
+RELEASE_PAGE = 50
 
 
 def copies(tx: Tx, keys: FutureKeys, future_id: bytes) -> list[Result]:
@@ -242,7 +243,7 @@ def _let_go(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow) -> AnyRow:
     return free_now
 
 
-def release_client(tx: Tx, keys: FutureKeys, client: str, limit: int = 50) -> int:
+def release_client(tx: Tx, keys: FutureKeys, client: str, limit: int = RELEASE_PAGE) -> int:
     """Release a page of what a dead client held; how many there were."""
     found = [keys.hold.unpack(row.key)[1] for row in tx.range(*keys.hold.under(client), limit=limit)]
     release(tx, keys, client, [one for one in found if isinstance(one, bytes)])

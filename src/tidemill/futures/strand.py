@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.futures import depend, edges, lanes, retries, rows, satisfy
+from tidemill.futures.claim import read_lanes
 from tidemill.futures.keys import FutureKeys
 from tidemill.futures.lanes import Capacity, Lane
 from tidemill.futures.reap import Page
@@ -25,6 +26,12 @@ def _fits_one(needs: Needs, totals: Sequence[Capacity]) -> bool:
 def is_safe(lane: Lane, totals: Sequence[Capacity]) -> bool:
     """Can some worker run everything in this lane?"""
     return not totals or _fits_one(lanes.bounds_of(lane.label)[1], totals)
+
+
+def unsafe(tx: Tx, keys: FutureKeys, cluster: ClusterKeys) -> list[Lane]:
+    """The lanes that may hold something nobody can run."""
+    totals = retries.totals(tx, cluster)
+    return [lane for lane in read_lanes(tx, keys) if not is_safe(lane, totals)]
 
 
 def strand_page(
