@@ -313,7 +313,10 @@ class Fetcher:
             raise
         if came != size:
             raise CopyCorrupt(f"{came:,} of {size:,} bytes of {ticket.name} came")
-        self._signer.check("flight-body", proof, *_body_parts(ticket, digest.digest(), size))
+        try:
+            self._signer.check("flight-body", proof, *_body_parts(ticket, digest.digest(), size))
+        except BadSignature:
+            raise CopyCorrupt(f"{ticket.name} was changed on its way") from None
 
     @contextlib.contextmanager
     def _telling(self, location: Location) -> Iterator[Any]:

@@ -26,7 +26,7 @@ import cloudpickle
 import msgspec
 
 from tidemill.errors import CannotSerialize, CodeNotLoadable, TidemillError, UsageError
-from tidemill.futures.slices import reduce_slice
+from tidemill.futures import reducers
 
 PYTHON = ".".join(platform.python_version_tuple()[:2])
 """The version whose byte code this interpreter runs."""
@@ -222,7 +222,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no 
         if self._handles and isinstance(obj, Handle):
             self.inputs[obj.id] = None
             return _result_of, (obj.id,)
-        if (reduced := reduce_slice(obj)) is not NotImplemented:
+        if (reduced := reducers.reduce(obj)) is not NotImplemented:
             return reduced
         reduced = super().reducer_override(obj)
         if reduced is not NotImplemented and reduced[0].__name__ in _BY_VALUE:

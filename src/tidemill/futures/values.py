@@ -197,6 +197,8 @@ class Values:
         place = result.location
         if place.kind == "object":
             return self._object(place.name)
+        if place.kind == "freed":
+            raise CopyGone("this result was freed: nobody held it any more")
         if place.kind != "segment":
             raise UsageError(f"no value is at {place.kind!r}", hint="only results can be loaded")
         if (view := self._mapped(result)) is not None:
