@@ -226,7 +226,7 @@ class Tx(ABC):
 
     def _count_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         self._check_keys(keys)
-        sizes = [len(value) for value in values]
+        sizes = list(map(len, values))
         if sizes and max(sizes) > self.limits.value_bytes:
             raise ValueTooLarge(f"a value of {max(sizes):,} bytes")
         self._count_writes(len(keys), sum(map(len, keys)) + sum(sizes))
