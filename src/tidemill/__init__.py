@@ -1,3 +1,33 @@
 """Tidemill: incremental data pipelines on Apache Spark."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tidemill.futures.client import Client, as_completed, connect, gather
+    from tidemill.futures.handle import Future
+
 __version__ = "0.1.0"
+
+__all__ = ["Client", "Future", "__version__", "as_completed", "connect", "gather"]
+
+_HOMES = {
+    "Client": "tidemill.futures.client",
+    "Future": "tidemill.futures.handle",
+    "as_completed": "tidemill.futures.client",
+    "connect": "tidemill.futures.client",
+    "gather": "tidemill.futures.client",
+}
+"""Where each public name lives; its module is imported when the name is first used."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tidemill' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,529 @@
+"""The client: submit functions, get their results; whatever dies meanwhile is the cluster's business.
+
+    client = tidemill.connect(home="my-home", workers=2)
+    squares = client.map(lambda x: x * x, range(1000))
+    print(sum(client.gather(squares)))
+
+Inside a task the same client is there again, connected by the task's own process: what it submits are the
+task's children (FUT-62), and while it waits its slot is free for others (FUT-41).
+"""
+
+import atexit
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Self, TypeVar
+
+from tidemill.errors import FutureUnknown, StoreError, UsageError
+from tidemill.futures import cancel, context, limits, results
+from tidemill.futures.actor_handle import ActorHandle
+from tidemill.futures.callbacks import Callbacks
+from tidemill.futures.connection import Connection
+from tidemill.futures.handle import Future
+from tidemill.futures.handles import Handles
+from tidemill.futures.home import CLUSTER, Place
+from tidemill.futures.lineage import Lineage, trace
+from tidemill.futures.local_worker import LocalWorker
+from tidemill.futures.options import Options, above_zero, split, text, whole
+from tidemill.futures.options import timeout as checked_timeout
+from tidemill.futures.putting import Putting
+from tidemill.futures.rows import AnyRow, Realized
+from tidemill.futures.states import ENDED
+from tidemill.futures.submission import NOTHING, Submission
+from tidemill.store import Tx
+
+T = TypeVar("T")
+
+DELETE_PAGE = 100
+AWAITED = 300
+"""How many of the futures that a task awaits are named to its supervisor."""
+
+_PLAIN = Options.of({})
+
+
+def connect(
+    home: str | os.PathLike[str] | None = None,
+    *,
+    store: str | None = None,
+    objects: str | None = None,
+    cluster: str = CLUSTER,
+    workers: int = 0,
+    key_file: str | os.PathLike[str] | None = None,
+) -> "Client":
+    """Connect to a cluster: a home, or a store with its objects. In a task, without arguments: its own.
+
+    Args:
+        home: a folder with everything; made if it is not there.
+        store: the store's URL, instead of a home; the cluster key is then taken from `key_file`, or from
+            TIDEMILL_CLUSTER_KEY or TIDEMILL_CLUSTER_KEY_FILE.
+        objects: object storage for large code, arguments and durable results.
+        cluster: the name that everything lies under in the store.
+        workers: start a worker with so many slots for as long as the client lives.
+        key_file: the file of the cluster key.
+
+    >>> import tempfile
+    >>> with connect(home=tempfile.mkdtemp()) as client:
+    ...     client.put("a value").result()
+    'a value'
+    """
+    whole("workers", workers, 0, 1_000)
+    task = context.current()
+    if task is not None and home is None and store is None:
+        return _task_client(task)
+    place = Place.of(home=home, store=store, objects=objects, cluster=cluster, key_file=key_file)
+    if task is not None and place.identity == _task_client(task).place.identity:
+        return _task_client(task)
+    client = Client(Connection.open(place))
+    if workers:
+        try:
+            client.start_worker(workers)
+        except BaseException:
+            client.close()
+            raise
+    return client
+
+
+class Client:
+    """A connection to one cluster, for any number of threads. Made by `connect`; close it, or use `with`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._link = connection
+        self._callbacks = Callbacks(connection.waiting)
+        self.putting = Putting(connection)
+        self._workers: list[LocalWorker] = []
+        self._closing = threading.Lock()
+        _open[connection.place.identity] = self
+        _all.add(self)
+
+    @property
+    def place(self) -> Place:
+        """Where the cluster is."""
+        return self._link.place
+
+    @property
+    def id(self) -> str:
+        """The node under which this client's handles are held."""
+        return self._link.owner
+
+    @property
+    def handles(self) -> Handles:
+        """The count of this client's handles."""
+        return self._link.handles
+
+    # --- submitting
+
+    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Submit a call; it is durable when this returns. A future among the arguments stands for its result.
+
+        Options, all by name; `functools.partial` binds arguments of the function that are called the same:
+
+        - `cpu`, `ram` (bytes or "2GB"), `gpu`, `resources` (names): what it needs of a worker;
+        - `retries`: how often it is tried again after an exception;
+        - `near`: a future; run where its result is, if possible;
+        - `priority`: higher goes first;
+        - `deadline`: seconds, a timedelta, or a datetime; it fails when that has passed;
+        - `key`: an idempotency key: of several submissions with one key the first one counts;
+        - `durable`: a large result goes to object storage and outlives its worker;
+        - `queue`: its queue, see `limit`;
+        - `on_unsatisfiable`: "fail" (an error here if no live worker could run it), "wait", or seconds;
+        - `progress_timeout`: seconds without a word from the task after which it counts as hung.
+        """
+        options, kwargs = _split(kwargs)
+        submissions = self._link.submissions
+        code = submissions.code(function)
+        submissions.check_call(function, args, kwargs)
+        return self._entered(submissions.make(code, args, kwargs, options))
+
+    def map(
+        self, function: Callable[..., T], /, *iterables: Iterable[Any], **options: Any
+    ) -> list[Future[T]]:
+        """Submit a call for each item, or for each group of items, in batches; the shortest iterable decides.
+
+        Options as for `submit`. With `key`, call number n has the key "key/n".
+        """
+        if not iterables:
+            raise UsageError("map needs something to go over", hint="map(function, items)")
+        for one in iterables:
+            if not isinstance(one, Iterable):
+                raise UsageError(f"map goes over iterables, not {type(one).__name__}", hint="map(f, [a, b])")
+        given = Options.of(options) if options else _PLAIN
+        code = self._link.submissions.code(function)
+        futures: list[Future[T]] = []
+        for page in self._link.submitter.enter_many(self._mapped(function, code, iterables, given)):
+            futures += self._handles_of(*page)
+        return futures
+
+    def _mapped(
+        self, function: Callable[..., Any], code: Any, iterables: Sequence[Iterable[Any]], options: Options
+    ) -> Iterator[Submission]:
+        submissions = self._link.submissions
+        ids: list[bytes] = []
+        for number, args in enumerate(zip(*iterables)):  # noqa: B905 - as `map` does
+            if not number:
+                submissions.check_call(function, args, NOTHING)
+            if not ids:
+                ids = submissions.new_ids(100)[::-1]
+            yield submissions.make(
+                code, args, NOTHING, options.numbered(number) if options.key else options, future_id=ids.pop()
+            )
+
+    def actor(self, kind: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ActorHandle:
+        """Create an actor: an object that lives on one worker, whose methods are called in order (FUT-47).
+
+        Options as for `submit`. `handle.method.submit(*args)`, or just `handle.method(*args)`, is a future.
+        """
+        options, kwargs = _split(kwargs)
+        submissions = self._link.submissions
+        code = submissions.code(kind)
+        submissions.check_call(kind, args, kwargs)
+        actor_id = submissions.new_ids(1)[0]
+        made = submissions.make(code, args, kwargs, options, future_id=actor_id, actor=actor_id)
+        return ActorHandle(self._entered(made), kind)
+
+    def call(
+        self, actor: Future[Any], function: Callable[..., T], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Future[T]:
+        """Submit a call of an actor's method; used by its handle."""
+        options, kwargs = _split(kwargs)
+        submissions = self._link.submissions
+        code = submissions.code(function)
+        return self._entered(submissions.make(code, args, kwargs, options, actor=actor.id))
+
+    def put(self, value: T, *, durable: bool = True) -> Future[T]:
+        """A value as a realised future: pass it to many calls, store it once (FUT-33).
+
+        It has no provenance and is never computed again. `durable` puts a large one into object storage;
+        without it, which is for tasks, it lies on the task's worker and on one other.
+        """
+        future_id = self.putting.put(self, value, durable=durable)
+        return self._handles_of([future_id])[0]
+
+    def future(self, future_id: bytes | str) -> Future[Any]:
+        """A handle of a future by its id, which others may have submitted."""
+        try:
+            raw = bytes.fromhex(future_id) if isinstance(future_id, str) else bytes(future_id)
+        except ValueError:
+            raw = b""
+        if len(raw) != 16:
+            raise UsageError(f"not the id of a future: {future_id!r:.80}", hint="32 hexadecimal digits")
+        self.handles.count([raw], ours=False)
+        return Future(self, raw)
+
+    def _entered(self, submission: Submission) -> Future[Any]:
+        return self._handles_of([self._link.submitter.enter(submission)], [submission.spec.id])[0]
+
+    def _handles_of(self, ids: Sequence[bytes], ours: Sequence[bytes] | None = None) -> list[Future[Any]]:
+        """Handles of what was entered; an id that is not the one we drew is of an earlier submission."""
+        known = {one for one, own in zip(ids, ours, strict=True) if one != own} if ours else set()
+        self.handles.count([one for one in ids if one not in known], ours=True)
+        self.handles.count(known, ours=False)
+        return [Future(self, one) for one in ids]
+
+    # --- waiting
+
+    def gather(
+        self, *futures: Any, timeout: float | None = None, return_exceptions: bool = False
+    ) -> list[Any]:
+        """The results of futures in their order; the first failure is raised as soon as it is noticed.
+
+        Args:
+            futures: futures, or one iterable of them.
+            timeout: seconds; then `FutureTimeout`.
+            return_exceptions: give errors in place of results instead of raising.
+        """
+        wanted = listed(futures)
+        timeout, end_at = self._end_at(timeout)
+        values: dict[bytes, Any] = {}
+        for one, row in self._ended([future.id for future in wanted], timeout):
+            if isinstance(row, Realized):
+                there, value = self._value(one, row)
+                if there:
+                    values[one] = value
+            elif return_exceptions:
+                values[one] = self._link.outcomes.error(one, row)
+            else:
+                raise self._link.outcomes.error(one, row)
+        for future in wanted:
+            if future.id not in values:  # lost meanwhile, and computed again
+                left_s = None if end_at is None else max(0.0, end_at - self._link.clock.monotonic())
+                values[future.id] = self.result_of(future, left_s)
+        return [values[future.id] for future in wanted]
+
+    def as_completed(self, *futures: Any, timeout: float | None = None) -> Iterator[Future[Any]]:
+        """The futures one by one, as they end; `FutureTimeout` when the time is over before all have."""
+        wanted = {future.id: future for future in listed(futures)}
+        for one, row in self._ended(list(wanted), self._end_at(timeout)[0]):
+            future = wanted.pop(one)
+            future.remember(row)
+            yield future
+
+    def result_of(self, future: Future[Any], timeout: float | None = None) -> Any:
+        """See `Future.result`."""
+        timeout, end_at = self._end_at(timeout)
+        row = future.remembered
+        while True:
+            if row is None:
+                ((_, row),) = self._ended([future.id], timeout)
+            if not isinstance(row, Realized):
+                raise self._link.outcomes.error(future.id, row)
+            there, value = self._value(future.id, row)
+            if there:
+                future.remember(row)
+                return value
+            row = None
+            if end_at is not None:
+                timeout = max(0.0, end_at - self._link.clock.monotonic())
+
+    def exception_of(self, future: Future[Any], timeout: float | None = None) -> BaseException | None:
+        """See `Future.exception`."""
+        ((_, row),) = self._ended([future.id], self._end_at(timeout)[0])
+        return None if isinstance(row, Realized) else self._link.outcomes.error(future.id, row)
+
+    def _value(self, future_id: bytes, row: Realized) -> tuple[bool, Any]:
+        if row.result.location.kind == "actor":
+            return True, ActorHandle(self.future(future_id))
+        return self._link.outcomes.value(future_id, row)
+
+    def _ended(self, ids: Sequence[bytes], timeout: float | None) -> Iterator[tuple[bytes, AnyRow | None]]:
+        """Those that ended, one by one; a task's slot is given back only if it has to wait for them."""
+        self._check_open()
+        task = context.current()
+        if task is None:
+            for page in self._link.waiting.ended(ids, timeout):
+                yield from page
+            return
+        found = dict(zip(ids, self._link.waiting.read(ids[:AWAITED]), strict=False))
+        left = [one for one in ids if (row := found.get(one)) is None or row.state not in ENDED]
+        for one in dict.fromkeys(ids):
+            if one not in left:
+                yield one, found[one]
+        while left:
+            with task.waiting(left[:AWAITED]):
+                page = next(self._link.waiting.ended(left, timeout))
+            gone = {one for one, _ in page}
+            left = [one for one in left if one not in gone]
+            yield from page
+
+    def _end_at(self, timeout: float | None) -> tuple[float | None, float | None]:
+        """A timeout that was checked, and the moment it ends."""
+        seconds = checked_timeout(timeout)
+        return seconds, None if seconds is None else self._link.clock.monotonic() + seconds
+
+    def call_when_done(self, future: Future[Any], call: Callable[[Any], object]) -> None:
+        """See `Future.add_done_callback`."""
+        if not callable(call):
+            raise UsageError(f"not a function: {call!r:.100}", hint="add_done_callback(function)")
+        self._callbacks.add(future.id, partial(call, future))
+
+    # --- looking
+
+    def row_of(self, future: Future[Any]) -> AnyRow:
+        """A future's state row as it is now; `FutureUnknown` when there is none."""
+        self._check_open()
+        row = self._link.waiting.read([future.id])[0]
+        if row is None:
+            raise FutureUnknown(f"there is no future {future.id.hex()}, or no longer")
+        return row
+
+    def described(self, future: Future[Any]) -> tuple[str, str]:
+        """A future's name and state for people; never raises."""
+        try:
+            seen = trace(self._link.store, self._link.keys, future.id, most=1)
+        except (StoreError, UsageError):
+            return "?", "unknown"
+        return seen.name, seen.state
+
+    def lineage(self, future: Future[Any]) -> Lineage:
+        """See `Future.lineage`."""
+        self._check_open()
+        return trace(self._link.store, self._link.keys, future.id)
+
+    # --- acting on futures
+
+    def cancel(self, future: Future[Any]) -> bool:
+        """Ask for a future's end; False when it has ended already. Its dependents fail."""
+        keys, one = self._link.keys, future.id
+
+        def end(tx: Tx) -> bool:
+            before = tx.get(keys.future[one], lock=True)
+            row = cancel.cancel(tx, keys, one)
+            return row.state not in ENDED or before != tx.get(keys.future[one], lock=True)
+
+        return self._link.store.run(end)
+
+    def delete(self, *futures: Any) -> int:
+        """Delete results, of one future or many (FUT-32); how many had one.
+
+        Whoever asks for such a result later gets it computed again, where that is possible.
+        """
+        ids = [future.id for future in listed(futures)]
+        keys = self._link.keys
+        deleted = 0
+        for start in range(0, len(ids), DELETE_PAGE):
+            page = ids[start : start + DELETE_PAGE]
+            deleted += self._link.store.run(partial(results.delete_results, keys=keys, ids=page))
+        for future in listed(futures):
+            future.remember(None)
+        return deleted
+
+    def limit(self, queue: str, *, running: int | None = None, per_s: float | None = None) -> None:
+        """Limit a queue: so many at once, so many starts a second; neither takes the limit away (FUT-57)."""
+        name = text("queue", queue, 200)
+        if not name:
+            raise UsageError("there is no such queue", hint="the name that was given as queue=…")
+        most = whole("running", running, 1, 1_000_000) if running is not None else 0
+        rate = above_zero("per_s", per_s)
+        keys = self._link.keys
+        if most or rate:
+            self._link.store.run(lambda tx: limits.set_limit(tx, keys, name, running=most, per_s=rate))
+        else:
+            self._link.store.run(lambda tx: limits.clear_limit(tx, keys, name))
+
+    def pin(self, *futures: Any, who: str = "user") -> None:
+        """Keep results until `unpin`, whatever happens to handles (FUT-34)."""
+        for future in listed(futures):
+            self._link.store.run(partial(results.pin, keys=self._link.keys, future_id=future.id, who=who))
+
+    def unpin(self, *futures: Any, who: str = "user") -> None:
+        """Take back `pin`."""
+        for future in listed(futures):
+            self._link.store.run(partial(results.unpin, keys=self._link.keys, future_id=future.id, who=who))
+
+    def clone(self, future: Future[T], node: str) -> Future[Any]:
+        """Have a worker keep a copy of a result, too (FUT-31); the future that comes back does it."""
+        return self.putting.clone(self, future, node)
+
+    def take_ownership(self, future: Future[T]) -> bool:
+        """In a task: bring a result to this worker, and have every other copy deleted (FUT-31).
+
+        False when the result has changed or gone meanwhile.
+        """
+        return self.putting.take_ownership(future)
+
+    # --- the end
+
+    def start_worker(self, slots: int) -> None:
+        """Start a worker on this machine that ends with this client."""
+        worker = LocalWorker(self.place, slots, self._link.clock)
+        self._workers.append(worker)
+        worker.wait_ready(self._link.store, self._link.cluster)
+
+    @property
+    def closed(self) -> bool:
+        return self._link.closed
+
+    def _check_open(self) -> None:
+        if self._link.closed:
+            raise UsageError("this client is closed", hint="connect again")
+
+    def close(self) -> None:
+        """Let go of everything: workers of its own drain, handles no longer count. Idempotent.
+
+        In a task this releases handles and leaves the rest to the task's process.
+        """
+        if not self._link.own:
+            self.handles.tick()
+            return
+        with self._closing:
+            if self._link.closed:
+                return
+            for worker in self._workers:
+                worker.close()
+            self._callbacks.close()
+            self._link.close()
+            _all.discard(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return client_of, (self.place,)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{len(self.handles):,} handles"
+        return f"<Client {self.place.home or self.place.identity[0]} cluster {self.place.cluster!r} {state}>"
+
+
+# --- which client
+
+
+_open: weakref.WeakValueDictionary[tuple[str, str], Client] = weakref.WeakValueDictionary()
+_all: weakref.WeakSet[Client] = weakref.WeakSet()
+_of_task: dict[int, Client] = {}
+
+
+def _task_client(task: context.TaskContext) -> Client:
+    """The client of a task's process; made with the first call, because most tasks need none."""
+    known = _of_task.get(id(task.site))
+    if known is None:
+        known = _of_task[id(task.site)] = Client(Connection.of_task(task.site))
+    return known
+
+
+def client_of(place: Place) -> Client:
+    """This process's client for a place: that of its task, one that is open, or a new one."""
+    task = context.current()
+    found = _open.get(place.identity)
+    if found is not None and not found.closed:
+        return found
+    if task is not None and task.site.cluster == place.cluster:
+        return _task_client(task)
+    if not place.can_be_opened:
+        raise UsageError(
+            f"this process is not connected to {place!r}", hint="connect to it first: tidemill.connect(…)"
+        )
+    return Client(Connection.open(place))
+
+
+@atexit.register
+def _close_all() -> None:
+    for client in list(_all):
+        with contextlib.suppress(Exception):
+            client.close()
+
+
+# --- for everybody's futures
+
+
+def listed(futures: Sequence[Any]) -> list[Future[Any]]:
+    """Futures as they are given: one after the other, or one iterable of them."""
+    if len(futures) == 1 and not isinstance(futures[0], Future) and isinstance(futures[0], Iterable):
+        futures = list(futures[0])
+    for one in futures:
+        if not isinstance(one, Future):
+            raise UsageError(f"not a future: {one!r:.80}", hint="give futures, or a list of them")
+    return list(futures)
+
+
+def gather(*futures: Any, timeout: float | None = None, return_exceptions: bool = False) -> list[Any]:
+    """The results of futures in their order; see `Client.gather`."""
+    wanted = listed(futures)
+    if not wanted:
+        return []
+    return _one_client(wanted).gather(wanted, timeout=timeout, return_exceptions=return_exceptions)
+
+
+def as_completed(*futures: Any, timeout: float | None = None) -> Iterator[Future[Any]]:
+    """The futures one by one, as they end; see `Client.as_completed`."""
+    wanted = listed(futures)
+    return _one_client(wanted).as_completed(wanted, timeout=timeout) if wanted else iter(())
+
+
+def _one_client(futures: Sequence[Future[Any]]) -> Client:
+    clients = {future.client.place: future.client for future in futures}
+    if len(clients) > 1:
+        raise UsageError("these futures are of several clusters", hint="gather those of each cluster")
+    return futures[0].client
+
+
+def _split(kwargs: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
+    if not kwargs:
+        return _PLAIN, kwargs
+    options, rest = split(kwargs)
+    return (Options.of(options) if options else _PLAIN), rest
