@@ -19,6 +19,7 @@ from tidemill.errors import TidemillError
 
 COMMANDS = {
     "demo": "tidemill.cli.demo:demo",
+    "worker": "tidemill.cli.worker:worker",
 }
 """Every command by its name, in the order of the help text: module and function."""
 

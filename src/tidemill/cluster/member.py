@@ -7,7 +7,7 @@ on the embedded store (CLU-18).
 
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tidemill.clock import SYSTEM, Clock
 from tidemill.cluster import nodes
@@ -44,6 +44,7 @@ class Member:
         groups: Sequence[str] = (),
         host: Host | None = None,
         duties: Mapping[str, Duty] | None = None,
+        busy: Callable[[], bool] | None = None,
         clock: Clock = SYSTEM,
         chance: random.Random | None = None,
         emit: Emit = ignore,
@@ -81,6 +82,7 @@ class Member:
             if host is not None
             else None
         )
+        self._busy = busy  # is there work beside the partitions that a drain waits for?
         self._drain_until: float | None = None
         self._draining = False
         self._wake = threading.Event()
@@ -158,8 +160,9 @@ class Member:
 
     def _drain_on(self, until: float) -> float:
         held = self.holdings is not None and bool(self.holdings.held)
+        busy = held or (self._busy is not None and self._busy())
         in_time = self.clock.monotonic() < until and self.state is not MemberState.GONE
-        if held and in_time:
+        if busy and in_time:
             return min(0.1, until - self.clock.monotonic())
         if held and self.holdings is not None:
             self.holdings.give_up_all()

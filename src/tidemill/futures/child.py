@@ -91,21 +91,24 @@ class ChildProcess:
         with self._begin_lock:
             if number in self._recalled:
                 self._recalled.discard(number)
-                runner.learn(task)  # the next task with this code comes without it
+                runner.learn(task)
                 return
             self._running = number
         self.page.begin(number, int(SYSTEM.monotonic() * 1_000_000))
-        outcome = runner.run(task, lambda spec: self._enter(TaskContext(number, task.epoch, spec, site, self.page, self.say)))
+        outcome = runner.run(
+            task, lambda spec: self._enter(TaskContext(number, task.epoch, spec, site, self.page, self.say))
+        )
         self._leave(number)
         self.say(outcome)
         self.page.end()  # after the answer: who dies before it was still executing
 
-    def _enter(self, task: TaskContext) -> None:
+    def _enter(self, task: TaskContext) -> TaskContext:
         with self._begin_lock:
             self._context = task
             if task.number in self._cancelled:
                 task.tell_cancel()
         context.enter(task)
+        return task
 
     def _leave(self, number: int) -> None:
         with self._begin_lock:

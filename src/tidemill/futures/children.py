@@ -47,9 +47,10 @@ class Child:
         self.ready = False
         self.known: set[bytes] = set()  # digests of code it has been sent
         self.slotted = False  # it uses a slot
-        self.reserved = Needs()  # what its jobs take of the node
-        self.recall_asked_us = 0
-        self.idle_since_s = 0.0
+        self.reserved = Needs()  # what it takes of the node
+        self.base = Needs()  # what it takes of it while it runs nothing: an actor keeps its memory
+        self.recalling = False  # it was asked to give jobs back, and has not answered
+        self.idle_since = 0.0
         self.killed_for = ""
         self._next = 1
         self._oom_kills = memory.kills()
@@ -74,8 +75,8 @@ class Child:
             theirs.close()
             their_control.close()
             os.close(page)
-        self.work.setblocking(False)
-        self.control.setblocking(False)
+        self.work.settimeout(0.0)
+        self.control.settimeout(0.0)
         self.send(hello)
 
     @property
@@ -127,10 +128,10 @@ class Child:
             del self._unsent[:written]
         return True
 
-    def recall(self, now_us: int) -> None:
+    def recall(self) -> None:
         """Ask it not to begin what it has not begun."""
         low = max(self.page.running + 1, next(iter(self.jobs), 0))
-        self.recall_asked_us = now_us
+        self.recalling = True
         self._order(Recall(low, self._next))
 
     def cancel(self, number: int) -> None:

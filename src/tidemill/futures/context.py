@@ -9,20 +9,33 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tidemill.clock import SYSTEM, Clock
 from tidemill.errors import FutureCancelled, UsageError
 from tidemill.futures.rows import Spec
-from tidemill.futures.wire import Hello, Message, Page, Resuming, Status, Waiting
+from tidemill.futures.signing import ClusterKey, Signer
+from tidemill.futures.wire import Hello, Keep, Message, Page, Resuming, Status, Waiting
 
 if TYPE_CHECKING:
     from tidemill.cluster.keeper import Keeper
     from tidemill.cluster.locks import Lock, Semaphore
+    from tidemill.futures.values import Values
     from tidemill.objects import Objects
     from tidemill.store import Store
 
 STATUS_EVERY_S = 0.2
+
+
+class WhenNeeded:
+    """Stands for something that is opened when it is first used: most tasks never use it."""
+
+    def __init__(self, opened: Callable[[], object]) -> None:
+        self._opened = opened
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._opened(), name)
 
 
 class Site:
@@ -32,19 +45,16 @@ class Site:
         self.hello = hello
         self.clock = clock
         self.chance = chance if chance is not None else random.Random()
+        self.signer = Signer(ClusterKey(hello.secret))
         self._lock = threading.RLock()
         self._store: Store | None = None
+        self._values: Values | None = None
         self._objects: Objects | None = None
         self._keeper: Keeper | None = None
 
     @property
     def cluster(self) -> str:
         return self.hello.cluster
-
-    @property
-    def secret(self) -> bytes:
-        """The cluster key."""
-        return self.hello.secret
 
     @property
     def store(self) -> "Store":
@@ -67,6 +77,32 @@ class Site:
                     )
                 self._objects = open_objects(self.hello.objects, clock=self.clock, chance=self.chance)
             return self._objects
+
+    @property
+    def has_objects(self) -> bool:
+        return bool(self.hello.objects)
+
+    @property
+    def values(self) -> "Values":
+        """Stores and loads results as a process of this node."""
+        with self._lock:
+            if self._values is None:
+                from tidemill.futures.drafts import Writer
+                from tidemill.futures.flight import Fetcher
+                from tidemill.futures.values import Values
+
+                hello = self.hello
+                objects: Any = WhenNeeded(lambda: self.objects) if self.has_objects else None
+                self._values = Values(
+                    self.signer,
+                    node=hello.node,
+                    node_epoch=hello.node_epoch,
+                    address=hello.address,
+                    writer=Writer(Path(hello.segments)) if hello.segments else None,
+                    objects=objects,
+                    fetcher=Fetcher(self.signer, roots=Path(hello.roots) if hello.roots else None),
+                )
+            return self._values
 
     @property
     def keeper(self) -> "Keeper":
@@ -139,6 +175,10 @@ class TaskContext:
         if now - self._said_at >= STATUS_EVERY_S:
             self._said_at = now
             self._say(Status(self.number, text[:1000]))
+
+    def keep(self, segment: str) -> None:
+        """A segment that this task wrote belongs to a result from now on: it outlives this process."""
+        self._say(Keep(segment))
 
     # --- together with others
 

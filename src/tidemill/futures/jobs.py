@@ -1,8 +1,9 @@
 """Jobs: claimed futures in the hands of a supervisor, until their end is written."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.futures.claim import Claim
+from tidemill.futures.lanes import Capacity
 from tidemill.futures.rows import Needs, Result, Spec
 
 if TYPE_CHECKING:
@@ -59,3 +60,12 @@ class Job:
 
     def __repr__(self) -> str:
         return f"<Job {self.spec.name} {self.id.hex()} epoch {self.claim.epoch}>"
+
+
+class Wish(NamedTuple):
+    """What a supervisor could take on now."""
+
+    limit: int
+    free: Capacity
+    awaited: tuple[bytes, ...] = ()  # futures that its own waiting tasks await: they go first (FUT-41)
+    slots: int = 0  # how many of those could run at once

@@ -23,6 +23,7 @@
     (C, "actor", id)                               an actor and where it lives
     (C, "hosted", node, actor)                     the actors of a node
     (C, "call", actor, ordinal)                    an actor's calls in their order -> id
+    (C, "status", id)                              what a task last said of itself, for people
     (C, "swept")                                   how far the sweep of ended rows has come
     (C, "bell")                                    no row: hinted at when there is something to claim
 
@@ -64,6 +65,7 @@ class FutureKeys:
         self.actor = Space(cluster, "actor")
         self.hosted = Space(cluster, "hosted")
         self.call = Space(cluster, "call")
+        self.status = Space(cluster, "status")
         self.swept = Space(cluster)["swept"]
         self.bell = Space(cluster)["bell"]
 

@@ -71,7 +71,9 @@ def limited(ram: int) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     now = int(_field(Path("/proc/self/status"), "VmData:")) * 1024
     wanted = now + ram
-    resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    resource.setrlimit(
+        resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+    )
     try:
         yield
     finally:

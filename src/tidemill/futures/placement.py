@@ -9,9 +9,8 @@ from collections import deque
 from collections.abc import Iterable
 
 from tidemill.futures.children import Child
-from tidemill.futures.jobs import Job
+from tidemill.futures.jobs import Job, Wish
 from tidemill.futures.lanes import Capacity, fits
-from tidemill.futures.ledger import Wish
 from tidemill.futures.rows import Needs
 
 AHEAD_S = 0.005
@@ -59,7 +58,7 @@ class Placement:
             return 0
         return min(AHEAD_MOST, int(max(AHEAD_S, 2 * self.round_s) / max(self.typical_s, 1e-5)))
 
-    def wish(self, children: list[Child], awaited: tuple[bytes, ...]) -> Wish | None:
+    def wish(self, children: list[Child], awaited: tuple[bytes, ...] = ()) -> Wish | None:
         """What we could take on now; None for nothing."""
         idle = self.slots - self.busy(children) - len(self.resuming)
         plain = [child for child in children if child.slotted and not child.actor]
@@ -84,26 +83,63 @@ class Placement:
 
     # --- choosing
 
-    def choose(self, job: Job, children: list[Child]) -> Child | None:
-        """The child to give a job to: an idle one while there are slots, else the one with the least ahead."""
-        if self.busy(children) < self.slots and fits(job.needs, self.free(children)):
-            for child in children:
-                if not child.jobs and not child.actor and not child.killed_for:
-                    return child
-            return None
+    def resume(self, children: list[Child]) -> None:
+        """Give free slots to tasks that want to go on."""
+        while self.resuming and self.busy(children) < self.slots:
+            job = self.resuming.popleft()
+            job.waiting, job.awaits = False, ()
+            child = job.child
+            assert child is not None
+            settle(child)
+            child.resume(job.number)
+
+    def fits_now(self, job: Job, children: list[Child]) -> bool:
+        """Is there a slot, and all that the job asks for?"""
+        return self.busy(children) < self.slots and (
+            job.needs is NOTHING or fits(job.needs, self.free(children))
+        )
+
+    def may_call(self, child: Child, children: list[Child]) -> bool:
+        """May an actor be sent another call?"""
+        if child.killed_for or child.recalling:
+            return False
+        if not child.jobs:
+            return self.busy(children) < self.slots
+        return child.slotted and len(child.jobs) <= self.ahead()
+
+    def choose(self, job: Job, children: list[Child]) -> tuple[Child | None, bool]:
+        """The child to give a job to, and whether there is a slot for it, perhaps without a child.
+
+        An idle one while there are slots, else the one that has the least ahead.
+        """
+        if self.fits_now(job, children):
+            idle = [one for one in children if not one.jobs and not one.actor and not one.killed_for]
+            return next((one for one in idle if one.ready), idle[0] if idle else None), True
         ahead = self.ahead()
         best: Child | None = None
-        for child in children:
+        for child in children if ahead else ():
             if (
                 child.slotted
-                and not child.actor
-                and not child.killed_for
+                and not (child.actor or child.killed_for or child.recalling)
                 and len(child.jobs) <= ahead
                 and (best is None or len(child.jobs) < len(best.jobs))
-                and fits(job.needs, self.free(children, without=child))
+                and (job.needs is NOTHING or fits(job.needs, self.free(children, without=child)))
             ):
                 best = child
-        return best
+        return best, False
+
+    def remove(self, job: Job) -> bool:
+        """Take a job off the ones that are with us; False when it is not."""
+        if job not in self.here:
+            return False
+        self.here.remove(job)
+        return True
+
+    def drop(self) -> None:
+        """Forget all jobs: our claims are over."""
+        self.here.clear()
+        self.resuming.clear()
+        self.waiting.clear()
 
 
 NOTHING = Needs()
@@ -113,7 +149,8 @@ def settle(child: Child) -> None:
     """A child's jobs have changed: what it takes of its node is the most that any of them asks for, as they
     run one by one. A waiting task gives its slot and its cpu back, and keeps what it has in memory (FUT-41).
     """
-    waiting, cpu, ram, gpu = False, 0.0, 0, 0.0
+    waiting = False
+    cpu, ram, gpu = 0.0, child.base.ram, child.base.gpu
     for job in child.jobs.values():
         waiting = waiting or job.waiting
         needs = job.needs

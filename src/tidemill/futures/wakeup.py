@@ -13,8 +13,8 @@ class Wakeup:
 
     def __init__(self) -> None:
         self.reader, self.writer = socket.socketpair()
-        self.reader.setblocking(False)
-        self.writer.setblocking(False)
+        self.reader.settimeout(0.0)
+        self.writer.settimeout(0.0)
         self._rung = False
 
     def ring(self) -> None:

@@ -41,6 +41,7 @@ class Hello(Message, frozen=True, array_like=True, tag=0):
     host: str
     address: str
     segments: str  # the folder for results that are too large for a row
+    roots: str = ""  # a file of certificates to trust when results are fetched from other hosts
 
 
 class Task(Message, frozen=True, array_like=True):
@@ -103,13 +104,23 @@ class Broken(Message, frozen=True, array_like=True, tag=12):
     number: int
     failure: Failure
     took_us: int
+    ram_used: int = 0  # bytes at the most, of a task that ran out of memory
+
+
+class Loss(Message, frozen=True, array_like=True):
+    """A copy of an input that could not be had."""
+
+    id: bytes
+    version: int
+    node: str  # who has it, by its record; empty for object storage
+    unreachable: bool  # its node may be alive, and it could not be fetched again and again
 
 
 class Missing(Message, frozen=True, array_like=True, tag=13):
-    """Inputs whose results could not be had: (id, version). The task was not run."""
+    """The task was not run, for want of inputs."""
 
     number: int
-    inputs: tuple[tuple[bytes, int], ...]
+    losses: tuple[Loss, ...]
 
 
 class Waiting(Message, frozen=True, array_like=True, tag=14):
@@ -132,6 +143,12 @@ class Status(Message, frozen=True, array_like=True, tag=16):
     text: str
 
 
+class Keep(Message, frozen=True, array_like=True, tag=17):
+    """A segment that the task wrote beside its result, and that somebody knows of."""
+
+    segment: str
+
+
 # --- control, up
 
 
@@ -144,7 +161,7 @@ class Recalled(Message, frozen=True, array_like=True, tag=20):
 
 Down = Hello | Work
 Order = Recall | Cancel | Resume
-Up = Ready | Done | Broken | Missing | Waiting | Resuming | Status | Recalled
+Up = Ready | Done | Broken | Missing | Waiting | Resuming | Status | Keep | Recalled
 
 encoder = msgspec.msgpack.Encoder()
 
@@ -181,14 +198,17 @@ class Frames(Generic[T]):
 
 
 def downs() -> Frames[Down]:
+    """For a child's end of its work line."""
     return Frames(msgspec.msgpack.Decoder(Down))
 
 
 def orders() -> Frames[Order]:
+    """For a child's end of its control line."""
     return Frames(msgspec.msgpack.Decoder(Order))
 
 
 def ups() -> Frames[Up]:
+    """For the supervisor's end of either line."""
     return Frames(msgspec.msgpack.Decoder(Up))
 
 

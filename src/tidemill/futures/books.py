@@ -1,0 +1,354 @@
+"""A supervisor's books: what was done is written to the store, what can be done is claimed from it.
+
+One `take` transaction per round carries every plain success and the next claims together; while it is
+committed the next round gathers. Whatever needs a decision (failures, rows that others have touched, tasks
+given back or parked) is an *errand*: a function of a transaction, run serially, several in one transaction
+as long as it stays small.
+"""
+
+import random
+from collections import OrderedDict, deque
+from collections.abc import Callable, Container, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from tidemill.cluster import nodes
+from tidemill.cluster.keys import ClusterKeys
+from tidemill.cluster.nodes import Node
+from tidemill.errors import LeaseLost
+from tidemill.futures import actors, claim, depend, edges, finish, inbox, reap, results, rows
+from tidemill.futures.claim import Claim
+from tidemill.futures.finish import Done
+from tidemill.futures.jobs import Job, Wish
+from tidemill.futures.keys import FutureKeys
+from tidemill.futures.lanes import Capacity, Lane
+from tidemill.futures.placement import NOTHING
+from tidemill.futures.rows import AnyRow, Claimed, Failure, Realized, Result, Spec
+from tidemill.futures.states import ENDED
+from tidemill.futures.wire import Loss
+from tidemill.store import Store, Tx
+
+ERRANDS_WRITES = 300
+ERRANDS_BYTES = 300_000
+ROUND_BYTES = 500_000
+CODE_CACHE_BYTES = 64_000_000
+AWAITED_AT_ONCE = 200
+STRAYS = 100
+
+Step = Callable[[Tx, Node], AnyRow | None]
+
+
+class Errand(NamedTuple):
+    """Something to be written about a job, or about an actor. `step` fences itself before it writes."""
+
+    job: Job | None
+    step: Step
+
+
+class Round(NamedTuple):
+    """What a round came to."""
+
+    made: list[bool]  # for each that was done: is it written?
+    claims: list[Claim]
+    starved: bool  # something is awaited here and did not fit
+
+
+class Loaded(NamedTuple):
+    """Claims with all that it takes to run them, and those whose inputs are not there any more."""
+
+    jobs: list[Job]
+    unready: list[tuple[Job, list[bytes]]]
+
+
+class Books:
+    """Reads and writes futures for one node."""
+
+    def __init__(self, store: Store, cluster: str, chance: random.Random) -> None:
+        self.store = store
+        self.keys = FutureKeys(cluster)
+        self.cluster = ClusterKeys(cluster)
+        self.chance = chance
+        self.errands: deque[Errand] = deque()
+        self.telling: list[bytes] = []  # realised, with dependents that are not all told
+        self._lanes: list[Lane] = []
+        self._lanes_known = False
+        self._codes: OrderedDict[bytes, bytes] = OrderedDict()
+        self._codes_bytes = 0
+
+    # --- the fast path
+
+    def round(self, node: Node, done: Sequence[Done], wish: Wish | None) -> Round:
+        """Realise what is done and claim what is wished for, in one transaction."""
+        keys, cluster = self.keys, self.cluster
+        lanes = self._lanes if self._lanes_known else None
+        awaited = self._awaited_specs(wish) if wish is not None and wish.awaited else []
+
+        def step(tx: Tx) -> tuple[list[bool], list[Claim], bool, list[Lane]]:
+            made = finish.realize_many(tx, keys, cluster, node, done) if done else []
+            directory = lanes if lanes is not None else claim.read_lanes(tx, keys)
+            claims: list[Claim] = []
+            free = wish.free if wish is not None else Capacity()
+            if awaited:
+                claims = claim.claim_these(tx, keys, cluster, node, awaited, free)
+                taken = {one.id for one in claims}
+                for spec in awaited:
+                    free = free.minus(spec.needs) if spec.id in taken else free
+            starved = bool(awaited) and not claims
+            left = wish.limit - len(claims) if wish is not None else 0
+            if left > 0:
+                claims += claim.claim(tx, keys, cluster, node, directory, free, left)
+            return made, claims, starved, directory
+
+        made, claims, starved, self._lanes = self.store.run(step, mode="take")
+        self._lanes_known = True
+        self.telling += [
+            item.claim.id
+            for item, ok in zip(done, made, strict=True)
+            if ok and item.claim.row.tally.dependents
+        ]
+        return Round(made, claims, starved)
+
+    def drop(self) -> None:
+        """Our lease is over: nothing of this may be written any more."""
+        self.errands.clear()
+        self.telling.clear()
+
+    def forget_lanes(self) -> None:
+        """Read the directory again next time: a lane may have been opened."""
+        self._lanes_known = False
+
+    def _awaited_specs(self, wish: Wish) -> list[Spec]:
+        """Unclaimed futures that our waiting tasks await, or that those in turn wait for."""
+        keys = self.keys
+
+        def read(tx: Tx) -> list[Spec]:
+            found: list[Spec] = []
+            level, seen = list(wish.awaited), set(wish.awaited)
+            while level and len(found) < wish.slots and len(seen) <= AWAITED_AT_ONCE:
+                below: list[bytes] = []
+                raw = tx.get_many([keys.future[one] for one in level])
+                for one, state in zip(level, raw, strict=True):
+                    row = rows.decode_row(state) if state is not None else None
+                    if isinstance(row, rows.Unclaimed) and row.ready_at <= tx.now():
+                        if (spec := edges.read_spec(tx, keys, one)) is not None:
+                            found.append(spec)
+                    elif (
+                        isinstance(row, rows.Blocked) and (spec := edges.read_spec(tx, keys, one)) is not None
+                    ):
+                        below += [up for up in spec.inputs if up not in seen]
+                seen.update(below)
+                level = below
+            return found[: wish.slots]
+
+        return self.store.run(read)
+
+    # --- what a claim needs to run
+
+    def load(self, claims: Sequence[Claim]) -> Loaded:
+        """Read specs, the results of inputs and the code, all in one transaction."""
+        keys, known = self.keys, self._codes
+
+        def read(
+            tx: Tx,
+        ) -> tuple[list[bytes | None], list[Spec | None], dict[bytes, AnyRow], dict[bytes, bytes]]:
+            raw = tx.get_many([keys.spec[one.id] for one in claims])
+            specs = [None if one is None else rows.decode_spec(one) for one in raw]
+            inputs = list({up: None for spec in specs if spec is not None for up in spec.inputs})
+            states = tx.get_many([keys.future[up] for up in inputs]) if inputs else []
+            digests = list({spec.code: None for spec in specs if spec is not None and spec.code not in known})
+            codes = tx.get_many([keys.code[one] for one in digests]) if digests else []
+            return (
+                raw,
+                specs,
+                {up: rows.decode_row(one) for up, one in zip(inputs, states, strict=True) if one is not None},
+                {digest: code for digest, code in zip(digests, codes, strict=True) if code is not None},
+            )
+
+        raw, specs, states, codes = self.store.run(read)
+        self._remember(codes)
+        loaded = Loaded([], [])
+        for one, spec_raw, spec in zip(claims, raw, specs, strict=True):
+            if spec is None or spec_raw is None:
+                continue  # deleted under us: there is nothing to run, nor to write
+            found: list[tuple[bytes, Result]] = []
+            missing: list[bytes] = []
+            for up in spec.inputs:
+                state = states.get(up)
+                if isinstance(state, Realized):
+                    found.append((up, state.result))
+                else:
+                    missing.append(up)
+            code = codes.get(spec.code) or known.get(spec.code, b"")
+            needs = edges.needs_of(spec, one.row.tally)
+            job = Job(one, spec, spec_raw, NOTHING if needs == NOTHING else needs, tuple(found), code)
+            if missing:
+                loaded.unready.append((job, missing))
+            else:
+                loaded.jobs.append(job)
+        return loaded
+
+    def _remember(self, codes: dict[bytes, bytes]) -> None:
+        for digest, code in codes.items():
+            self._codes[digest] = code
+            self._codes_bytes += len(code)
+        while self._codes_bytes > CODE_CACHE_BYTES and len(self._codes) > 1:
+            self._codes_bytes -= len(self._codes.popitem(last=False)[1])
+
+    # --- errands
+
+    def realize(self, job: Job, done: Done) -> None:
+        """A result whose row somebody has touched since the claim."""
+        self._later(job, lambda tx, node: finish.realize(tx, self.keys, self.cluster, node, done))
+
+    def fail(self, job: Job, failure: Failure, *, ram_used: int = 0) -> None:
+        """The attempt failed."""
+        jitter = self.chance.random()
+        self._later(
+            job,
+            lambda tx, node: finish.fail(
+                tx, self.keys, self.cluster, node, job.claim, failure, jitter=jitter, ram_used=ram_used
+            ),
+        )
+
+    def cancelled(self, job: Job) -> None:
+        """The task was ended because somebody had asked for it."""
+        self._later(job, lambda tx, node: finish.cancelled(tx, self.keys, self.cluster, node, job.claim))
+
+    def relinquish(self, job: Job) -> None:
+        """The task was not begun, or may not be finished here."""
+        self._later(
+            job, lambda tx, node: finish.relinquish(tx, self.keys, self.cluster, node, [job.claim])[0]
+        )
+
+    def block(self, job: Job, upstreams: Sequence[bytes], losses: Sequence[Loss] = ()) -> None:
+        """The task can go on only when these are realised; copies that were found gone are reported first."""
+
+        def step(tx: Tx, node: Node) -> AnyRow | None:
+            if not claim.is_held(edges.read(tx, self.keys, job.id), job.claim):
+                return None
+            nodes.check(tx, self.cluster, node)
+            for loss in losses:
+                results.lose(
+                    tx,
+                    self.keys,
+                    self.cluster,
+                    loss.id,
+                    loss.version,
+                    node=loss.node,
+                    unreachable=loss.unreachable,
+                )
+            return finish.block(tx, self.keys, self.cluster, node, job.claim, upstreams)
+
+        self._later(job, step)
+
+    def actor_died(self, actor_id: bytes, failure: Failure) -> None:
+        """An actor of this node is gone, and its calls with it."""
+
+        def step(tx: Tx, node: Node) -> AnyRow | None:
+            nodes.check(tx, self.cluster, node)
+            actors.died(tx, self.keys, actor_id, failure)
+            return None
+
+        self.errands.append(Errand(None, step))
+
+    def _later(self, job: Job, step: Step) -> None:
+        self.errands.append(Errand(job, step))
+
+    def run_errands(self, node: Node) -> list[tuple[Job, AnyRow | None]]:
+        """Run some of the errands in one transaction: each job with the row it has now, None if it was over.
+
+        They stay in line until the commit is known.
+        """
+        errands = list(self.errands)
+
+        def step(tx: Tx) -> list[AnyRow | None]:
+            became: list[AnyRow | None] = []
+            for errand in errands:
+                try:
+                    became.append(errand.step(tx, node))
+                except LeaseLost:  # raised before it wrote: of this claim, or of the node and so of all
+                    became.append(None)
+                if tx.writes > ERRANDS_WRITES or tx.bytes_written > ERRANDS_BYTES:
+                    break
+            return became
+
+        became = self.store.run(step)
+        ended: list[tuple[Job, AnyRow | None]] = []
+        for row in became:
+            job = self.errands.popleft().job
+            if job is not None:
+                ended.append((job, row))
+        return ended
+
+    def tell_dependents(self) -> None:
+        """Wake who hangs on what was realised, a page at a time; what is left has a cursor anyway."""
+        waiting, self.telling = self.telling, []
+        if self.store.run(lambda tx: depend.tell(tx, self.keys, waiting)):
+            self.telling = waiting
+
+    # --- in step with others
+
+    def commands(self, node: Node) -> list[inbox.Command]:
+        """What others have asked of this node."""
+        return self.store.run(lambda tx: inbox.take(tx, self.keys, node.id), mode="take")
+
+    def reclaim(self, node: Node) -> bool:
+        """Give back what earlier boots at our address hold (FUT-39); True when there is more."""
+        return self.store.run(lambda tx: reap.reclaim(tx, self.keys, self.cluster, node)).more
+
+    def strays(self, node: Node, known: Container[bytes]) -> bool:
+        """Give back claims of ours that we know nothing of: of an epoch that was lost, or of a commit whose
+        outcome was unknown (FUT-38, FUT-54); True when there is more.
+        """
+
+        def step(tx: Tx) -> bool:
+            nodes.check(tx, self.cluster, node)
+            found = tx.range(*self.keys.own.under(node.id))
+            ids = [one for row in found if isinstance(one := self.keys.own.unpack(row.key)[1], bytes)]
+            strays = [one for one in ids if one not in known]
+            for one, row in zip(
+                strays[:STRAYS], edges.read_many(tx, self.keys, strays[:STRAYS]), strict=True
+            ):
+                if isinstance(row, Claimed) and row.holder == node.id:
+                    finish.give_back(tx, self.keys, one, row)
+                else:
+                    tx.clear(self.keys.own[node.id, one])
+            return len(strays) > STRAYS
+
+        return self.store.run(step)
+
+    def next_call(self, actor_id: bytes, ordinal: int) -> int:
+        """The ordinal of the first call from this one on that has not ended."""
+
+        def read(tx: Tx) -> int:
+            at = ordinal
+            for call in actors.calls(tx, self.keys, actor_id, ordinal, limit=50):
+                if call.row is not None and call.row.state not in ENDED:
+                    return call.ordinal
+                at = call.ordinal + 1
+            return at
+
+        return self.store.run(read)
+
+    def say(self, job: Job | None, text: str) -> None:
+        """What a task says of itself, for people; kept as long as it runs."""
+        if job is not None:
+            key = self.keys.status[job.id]
+            self.store.run(lambda tx: tx.set(key, text.encode()))
+
+    def stands(self, node: Node) -> bool:
+        """Is our lease good in the store?"""
+        try:
+            self.store.run(lambda tx: nodes.check(tx, self.cluster, node))
+        except LeaseLost:
+            return False
+        return True
+
+
+def result_of(job: Job, result: Result, node: Node) -> Done:
+    """What a child made, as the store is told: made under this claim, and held by this node as it is now."""
+    where = result.location
+    if where.kind in ("segment", "actor"):
+        where = msgspec.structs.replace(where, node=node.id, node_epoch=node.epoch)
+    return Done(job.claim, job.spec, msgspec.structs.replace(result, version=job.claim.epoch, location=where))
