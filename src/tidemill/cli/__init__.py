@@ -19,6 +19,8 @@ from tidemill.errors import TidemillError
 
 COMMANDS = {
     "demo": "tidemill.cli.demo:demo",
+    "nodes": "tidemill.cli.nodes:nodes_command",
+    "futures": "tidemill.cli.futures:futures_command",
     "worker": "tidemill.cli.worker:worker",
 }
 """Every command by its name, in the order of the help text: module and function."""

@@ -1,0 +1,237 @@
+"""`tidemill futures`: list, show, requeue, cancel."""
+
+from collections.abc import Sequence
+
+import click
+import msgspec
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from tidemill.cli.output import Output, json_option
+from tidemill.cli.where import Where, where_options
+from tidemill.errors import TidemillError
+from tidemill.futures import cancel, listing, requeue
+from tidemill.futures.keys import FutureKeys
+from tidemill.futures.lineage import STYLES, Lineage, trace
+from tidemill.futures.listing import Listed, Shown
+from tidemill.futures.satisfy import in_units, said
+from tidemill.futures.states import ENDED, FutureState
+
+STATES = [state.value for state in FutureState]
+QUARANTINED_PAGE = 10_000
+ID_DIGITS = 20  # of 32 in a list: enough to tell them apart, and `show` takes them
+
+
+@click.group("futures", invoke_without_command=True)
+@where_options
+@click.option("--state", "states", multiple=True, type=click.Choice(STATES), help="Only those in this state.")
+@click.option("--name", default="", metavar="TEXT", help="Only functions whose name has this; * may be used.")
+@click.option(
+    "--limit", default=50, show_default=True, type=click.IntRange(1, 100_000), help="At most so many."
+)
+@json_option
+@click.pass_context
+def futures_command(
+    ctx: click.Context,
+    output: Output,
+    home: str | None,
+    store: str | None,
+    cluster: str,
+    states: tuple[str, ...],
+    name: str,
+    limit: int,
+) -> None:
+    """List futures, newest first; or show, requeue and cancel them."""
+    if ctx.invoked_subcommand is not None:
+        ctx.meta["tidemill.where"] = (home, store, cluster)
+        return
+    where = Where(home, store, cluster)
+    with where.open() as opened:
+        found = listing.listed(opened, FutureKeys(cluster), states=states, name=name, limit=limit)
+    output.result({"futures": found})
+    if not output.json:
+        output.people.print(_table(found) if found else Text("no futures"))
+
+
+@futures_command.command("show")
+@click.argument("future_id", metavar="ID")
+@where_options
+@json_option
+def show_command(output: Output, future_id: str, home: str | None, store: str | None, cluster: str) -> None:
+    """Show one future: what was submitted, its counts, its last error and what it was computed from."""
+    with _where(home, store, cluster).open() as opened:
+        keys = FutureKeys(cluster)
+        one = listing.find(opened, keys, future_id)
+        seen = listing.shown(opened, keys, one)
+        tree = trace(opened, keys, one)
+    output.result(_told(seen, tree))
+    if not output.json:
+        output.people.print(_page(seen, tree))
+
+
+@futures_command.command("requeue")
+@click.argument("future_ids", metavar="[ID]...", nargs=-1)
+@click.option("--quarantined", is_flag=True, help="All that are quarantined.")
+@where_options
+@json_option
+def requeue_command(
+    output: Output,
+    future_ids: tuple[str, ...],
+    quarantined: bool,
+    home: str | None,
+    store: str | None,
+    cluster: str,
+) -> int:
+    """Send failed or quarantined futures back to be computed; all their counts begin again."""
+    if bool(future_ids) == quarantined:
+        raise click.UsageError("give ids, or --quarantined")
+    keys = FutureKeys(cluster)
+    with _where(home, store, cluster).open() as opened:
+        if quarantined:
+            states = [FutureState.QUARANTINED.value]
+            found = listing.listed(opened, keys, states=states, limit=QUARANTINED_PAGE)
+            ids = [bytes.fromhex(one.id) for one in found]
+        else:
+            ids = [listing.find(opened, keys, one) for one in future_ids]
+        done, refused = [], {}
+        for one in ids:
+            try:
+                opened.run(lambda tx, one=one: requeue.requeue(tx, keys, one))  # type: ignore[misc]
+                done.append(one.hex())
+            except TidemillError as error:
+                if len(ids) == 1:
+                    raise
+                refused[one.hex()] = error.message
+    output.result({"requeued": done, "refused": refused})
+    for name in done:
+        output.people.print(Text(f"{name} goes back to be computed"))
+    for name, why in refused.items():
+        output.stderr.print(Text(f"{name}: {why}", style="red"))
+    return 1 if refused else 0
+
+
+@futures_command.command("cancel")
+@click.argument("future_id", metavar="ID")
+@where_options
+@json_option
+def cancel_command(output: Output, future_id: str, home: str | None, store: str | None, cluster: str) -> None:
+    """Ask for a future's end: at once if it waits; a running one is told, and killed after a grace."""
+    keys = FutureKeys(cluster)
+    with _where(home, store, cluster).open() as opened:
+        one = listing.find(opened, keys, future_id)
+        row = opened.run(lambda tx: cancel.cancel(tx, keys, one))
+    ending = row.state not in ENDED
+    output.result({"id": one.hex(), "state": row.state.value, "ending": ending})
+    words = "is being ended by its worker" if ending else f"is {row.state.value}"
+    if not output.json:
+        output.people.print(Text(f"{one.hex()} {words}"))
+
+
+def _where(home: str | None, store: str | None, cluster: str) -> Where:
+    """Where, from the command's own options or those of `futures` before it."""
+    if home is None and store is None:
+        given = click.get_current_context().meta.get("tidemill.where")
+        if given is not None:
+            home, store, cluster = given
+    return Where(home, store, cluster)
+
+
+# --- for people
+
+
+def _table(found: Sequence[Listed]) -> Table:
+    lines = [
+        {
+            "id": Text(one.id[:ID_DIGITS]),
+            "name": Text(one.name),
+            "state": Text(one.state, style=STYLES.get(one.state, "dim")),
+            "age": Text(_age(one.age_s)),
+            "tries": Text(str(one.tries or "")),
+            "node": Text(one.node[:12]),
+            "queue": Text(one.queue),
+            "detail": Text(one.detail),
+        }
+        for one in found
+    ]
+    made = Table(box=None, header_style="bold", pad_edge=False)
+    shown = [name for name in lines[0] if any(line[name] for line in lines)]
+    for name in shown:
+        made.add_column(name, overflow="fold", no_wrap=name not in ("name", "detail"))
+    for line in lines:
+        made.add_row(*(line[name] for name in shown))
+    return made
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _page(seen: Shown, tree: Lineage) -> Group:
+    spec, row, tally = seen.spec, seen.row, seen.row.tally
+    facts = Table(box=None, show_header=False, pad_edge=False)
+    facts.add_column(style="bold")
+    facts.add_column(overflow="fold")
+    for name, value in _facts(seen).items():
+        if value not in ("", 0, None, False):
+            facts.add_row(
+                name, Text(str(value), style=STYLES.get(row.state.value, "") if name == "state" else "")
+            )
+    parts: list[object] = [facts, Text()]
+    counts = {name: count for name, count in msgspec.structs.asdict(tally).items() if count}
+    parts.append(
+        Text("counts: " + (", ".join(f"{name} {count}" for name, count in counts.items()) or "none"))
+    )
+    if seen.failure is not None:
+        latest = f"latest failure ({seen.failure.kind}"
+        parts += [Text(), Text(f"{latest}, on {seen.failure.node or '?'})", style="bold red")]
+        parts.append(Text(seen.failure.traceback.rstrip() or seen.failure.message))
+        parts += [Text(f"because of {name}") for name in seen.failure.upstream]
+    if spec.inputs:
+        parts += [Text(), Text("computed from", style="bold"), tree]
+    return Group(*parts)  # type: ignore[arg-type] # all of them are rich's
+
+
+def _facts(seen: Shown) -> dict[str, object]:
+    spec, row = seen.spec, seen.row
+    result = getattr(row, "result", None)
+    return {
+        "id": spec.id.hex(),
+        "function": spec.name,
+        "state": row.state.value,
+        "submitted": f"{_age(seen.age_s)} ago by {spec.owner or '?'}",
+        "node": getattr(row, "holder", "") or getattr(row, "assigned", ""),
+        "result": f"{result.location.kind}, {in_units(result.size)}, copies {seen.copies}" if result else "",
+        "needs": said(spec.needs),
+        "retries": spec.max_retries,
+        "queue": spec.queue,
+        "priority": spec.priority,
+        "key": spec.key,
+        "parent": spec.parent.hex(),
+        "actor": spec.actor.hex(),
+        "code": spec.code.hex()[:16],
+        "arguments": in_units(spec.args.size or len(spec.args.inline or b"")),
+        "python": spec.python,
+    }
+
+
+def _told(seen: Shown, tree: Lineage) -> dict[str, object]:
+    """For programs: no code, no arguments, nothing pickled."""
+    failure = seen.failure
+    return {
+        **_facts(seen),
+        "age_s": seen.age_s,
+        "counts": msgspec.structs.asdict(seen.row.tally),
+        "failure": None
+        if failure is None
+        else {
+            name: value
+            for name, value in msgspec.structs.asdict(failure).items()
+            if name not in ("pickled", "signature")
+        },
+        "inputs": [one.hex() for one in seen.spec.inputs],
+        "lineage": tree.to_json(),
+    }

@@ -1,0 +1,102 @@
+"""`tidemill nodes`: who is there, with what, and until when."""
+
+from collections.abc import Sequence
+
+import click
+import msgspec
+from rich.table import Table
+from rich.text import Text
+
+from tidemill.cli.output import Output, json_option
+from tidemill.cli.where import Where, where_options
+from tidemill.cluster import leases, nodes
+from tidemill.cluster.keys import ClusterKeys
+from tidemill.cluster.nodes import Node
+from tidemill.futures.satisfy import in_units
+from tidemill.store import Tx
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One node, as it is told."""
+
+    id: str
+    kind: str
+    state: str  # live | draining | expired
+    leader: bool
+    address: str
+    slots: int
+    lease_s: float
+    total: dict[str, float]
+    free: dict[str, float]
+
+
+@click.command("nodes")
+@where_options
+@json_option
+def nodes_command(output: Output, home: str | None, store: str | None, cluster: str) -> None:
+    """List the nodes of a cluster: leases, slots, what is free, and who leads."""
+    where = Where(home, store, cluster)
+    with where.open() as opened:
+        lines = opened.run(lambda tx: read(tx, ClusterKeys(cluster)))
+    output.result({"nodes": lines})
+    if output.json:
+        return
+    if not lines:
+        output.people.print(Text(f"no nodes in cluster {cluster!r}"))
+        return
+    output.people.print(table(lines))
+
+
+def read(tx: Tx, keys: ClusterKeys) -> list[Line]:
+    """The node list, with the leader's mark."""
+    lease = leases.read(tx, keys.leader)
+    now = tx.now()
+    leader = lease.holder if lease is not None and lease.expires_at > now else ""
+    return [_line(node, now, leader) for node in nodes.read_all(tx, keys)]
+
+
+def _line(node: Node, now_us: int, leader: str) -> Line:
+    state = "expired" if node.expires_at <= now_us else "draining" if node.draining else "live"
+    return Line(
+        id=node.id,
+        kind=node.kind,
+        state=state,
+        leader=node.id == leader,
+        address=node.address,
+        slots=node.slots,
+        lease_s=round((node.expires_at - now_us) / 1_000_000, 1),
+        total=node.total,
+        free=node.free,
+    )
+
+
+STATES = {"live": "green", "draining": "yellow", "expired": "red"}
+
+
+def table(lines: Sequence[Line]) -> Table:
+    """The list for people."""
+    made = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("node", "kind", "state", "lease", "slots", "cpu", "ram", "gpu", "resources", "address"):
+        made.add_column(name, overflow="fold")
+    for line in lines:
+        named = sorted(key[1:] for key in line.total if key.startswith("+") and not key.startswith("+node:"))
+        made.add_row(
+            Text.assemble(line.id[:12], (" leader", "bold cyan") if line.leader else ""),
+            line.kind,
+            Text(line.state, style=STATES[line.state]),
+            f"{line.lease_s:.0f} s",
+            str(line.slots) if line.kind == "worker" else "",
+            _share(line, "cpu"),
+            _share(line, "ram"),
+            _share(line, "gpu"),
+            " ".join(named),
+            line.address,
+        )
+    return made
+
+
+def _share(line: Line, name: str) -> str:
+    if not line.total.get(name):
+        return ""
+    show = in_units if name == "ram" else "{:g}".format
+    return f"{show(line.free.get(name, 0.0))} of {show(line.total[name])}"
