@@ -50,10 +50,15 @@ def unsigned(spec: Spec) -> Spec:
 _decoder = msgspec.msgpack.Decoder(Actor)
 
 
+def decode(raw: bytes) -> Actor:
+    """An actor's row from its stored bytes."""
+    return _decoder.decode(raw)
+
+
 def read(tx: Tx, keys: FutureKeys, actor_id: bytes) -> Actor | None:
     """An actor's row."""
     raw = tx.get(keys.actor[actor_id], lock=tx.mode == "take")
-    return None if raw is None else _decoder.decode(raw)
+    return None if raw is None else decode(raw)
 
 
 def _write(tx: Tx, keys: FutureKeys, actor: Actor) -> None:

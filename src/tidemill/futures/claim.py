@@ -129,7 +129,8 @@ def _take_assigned(tx: Tx, keys: FutureKeys, node: Node, free: Capacity, limit: 
         ask = rows.decode_ask(row.value)
         if not isinstance(ready_at, int) or ready_at > tx.now() or not fits(ask.needs, free):
             continue
-        if ask.queue and limits.allowed(tx, keys, ask.queue, 1) < 1 + _of_queue(ripe, ask.queue):
+        with_it = 1 + _of_queue(ripe, ask.queue)
+        if ask.queue and limits.allowed(tx, keys, ask.queue, with_it) < with_it:
             continue
         ripe.append(row)
         free = left(free, [row])

@@ -1,0 +1,262 @@
+"""A stage for tests of the futures room: one memory store, one fake clock, workers without processes.
+
+Every transaction that a test runs here is followed by a scan of all invariants, and by a look at the step it
+made: which edge was followed, and that epochs only grow.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from tidemill.cluster import leases, nodes
+from tidemill.cluster.keys import ClusterKeys
+from tidemill.cluster.leader import Duty, Tenure
+from tidemill.cluster.nodes import Node
+from tidemill.events import Event
+from tidemill.futures import claim, depend, edges, finish, results, rows, submit
+from tidemill.futures.claim import Claim
+from tidemill.futures.duties import future_duties
+from tidemill.futures.finish import Done
+from tidemill.futures.keys import FutureKeys, new_id
+from tidemill.futures.lanes import Capacity
+from tidemill.futures.rows import AnyRow, Blob, Failure, Location, Realized, Result, Spec
+from tidemill.store import Mode, Space, Store, Tx
+from tidemill.store.memory import MemoryStore
+from tidemill.testing.fake_clock import FakeClock
+from tidemill.testing.futures_invariants import judge
+from tidemill.testing.futures_mirror import Mirror
+
+T = TypeVar("T")
+
+TTL_S = 15.0
+SECOND_US = 1_000_000
+BIG = Capacity(cpu=64.0, ram=2**40, gpu=8.0, named=frozenset({"spark"}))
+INLINE = Location(kind="inline")
+
+
+class Stage:
+    """One store, one time, any number of workers."""
+
+    def __init__(
+        self, store: Store | None = None, *, clock: FakeClock | None = None, scan: bool = True
+    ) -> None:
+        self.clock = clock or FakeClock()
+        self.chance = random.Random(7)
+        self.store = store or MemoryStore(clock=self.clock, chance=self.chance)
+        self.keys = FutureKeys("c")
+        self.cluster = ClusterKeys("c")
+        self.scan = scan
+        self.mirror = Mirror(self.keys)
+        self.rows: dict[bytes, bytes] = {}
+        self.events: list[Event] = []
+        self.writes: list[int] = []  # of each transaction
+        self._ids = 0
+
+    # --- transactions
+
+    def run(self, fn: Callable[..., T], *args: Any, mode: Mode = "serial", **named: Any) -> T:
+        """`fn(tx, …)` in one transaction, then every invariant."""
+
+        def counted(tx: Tx) -> tuple[T, int]:
+            answer = fn(tx, *args, **named)
+            return answer, tx.writes
+
+        answer, writes = self.store.run(counted, mode=mode)
+        self.writes.append(writes)
+        if self.scan:
+            self.check()
+        return answer
+
+    def here(self, fn: Callable[..., T], *args: Any, mode: Mode = "serial", **named: Any) -> T:
+        """`fn(tx, keys, …)`."""
+        return self.run(fn, self.keys, *args, mode=mode, **named)
+
+    def there(self, fn: Callable[..., T], *args: Any, mode: Mode = "serial", **named: Any) -> T:
+        """`fn(tx, keys, cluster, …)`."""
+        return self.run(fn, self.keys, self.cluster, *args, mode=mode, **named)
+
+    def all_rows(self) -> dict[bytes, bytes]:
+        found = self.store.run(lambda tx: tx.range(*Space("c").all(), snapshot=True))
+        return {row.key: row.value for row in found}
+
+    def check(self) -> None:
+        """Every invariant, and the step since the last check."""
+        now = self.all_rows()
+        changed = [
+            (key, now.get(key)) for key in now.keys() | self.rows.keys() if now.get(key) != self.rows.get(key)
+        ]
+        self.rows = now
+        self.mirror.apply(changed)
+        assert judge(self.mirror) == []
+
+    # --- nodes
+
+    def worker(
+        self,
+        name: str,
+        total: Capacity = BIG,
+        *,
+        ttl_s: float = TTL_S,
+        address: str = "",
+        kind: str = "worker",
+    ) -> Node:
+        node = Node(
+            id=name, epoch=0, kind=kind, address=address or name, total=total.to_node(), free=total.to_node()
+        )
+        return self.store.run(lambda tx: nodes.join(tx, self.cluster, node, int(ttl_s * SECOND_US)))
+
+    def beat(self, node: Node, **changes: Any) -> Node:
+        node = msgspec.structs.replace(node, **changes)
+        return self.store.run(lambda tx: nodes.beat(tx, self.cluster, node, int(TTL_S * SECOND_US)))
+
+    def kill(self, *dead: Node, alive: Sequence[Node] = ()) -> None:
+        """Let the leases of all but these run out."""
+        for _ in range(4):
+            self.clock.advance(TTL_S / 3)
+            for node in alive:
+                self.beat(node)
+
+    # --- futures
+
+    def id(self) -> bytes:
+        self._ids += 1
+        return new_id(int(self.clock.wall() * 1000), self.chance)
+
+    def spec(self, name: str = "f", **fields: Any) -> Spec:
+        values = {"id": self.id(), "name": name, "code": b"digest", "args": Blob(b""), **fields}
+        return Spec(**values)
+
+    def submit(self, *inputs: bytes, **fields: Any) -> bytes:
+        spec = self.spec(inputs=inputs, **fields)
+        return self.here(submit.submit, [spec])[0]
+
+    def row(self, future_id: bytes) -> AnyRow:
+        found = self.store.run(lambda tx: edges.read(tx, self.keys, future_id))
+        assert found is not None
+        return found
+
+    def spec_of(self, future_id: bytes) -> Spec:
+        return self.store.run(lambda tx: edges.must_read_spec(tx, self.keys, future_id))
+
+    def failure(self, future_id: bytes) -> Failure | None:
+        raw = self.store.run(lambda tx: tx.get(self.keys.error[future_id]))
+        return None if raw is None else rows.decode_failure(raw)
+
+    def lanes(self) -> list[claim.Lane]:
+        return self.store.run(lambda tx: claim.read_lanes(tx, self.keys))
+
+    def claim(self, node: Node, limit: int = 100, free: Capacity = BIG) -> list[Claim]:
+        return self.there(claim.claim, node, self.lanes(), free, limit, mode="take")
+
+    def claim_one(self, node: Node, future_id: bytes | None = None) -> Claim:
+        """The next claim, or the one of this future; the others are given back."""
+        found = self.claim(node, 1 if future_id is None else 100)
+        wanted = [one for one in found if future_id in (None, one.id)]
+        assert wanted, f"nothing to claim for {node.id}"
+        others = [one for one in found if one is not wanted[0]]
+        if others:
+            self.there(finish.relinquish, node, others)
+        return wanted[0]
+
+    def result(self, claim: Claim, node: Node, *, kind: str = "inline", size: int = 3) -> Result:
+        location = (
+            INLINE
+            if kind == "inline"
+            else Location(kind=kind, name=f"seg-{claim.epoch}", node=node.id, node_epoch=node.epoch)
+        )
+        if kind == "object":
+            location = Location(kind=kind, name=f"obj-{claim.id.hex()}-{claim.epoch}")
+        return Result(version=claim.epoch, at=0, size=size, location=location, head=b"value")
+
+    def done(self, claim: Claim, node: Node, *, kind: str = "inline") -> Done:
+        return Done(claim, self.spec_of(claim.id), self.result(claim, node, kind=kind))
+
+    def realize(self, node: Node, claim: Claim, *, kind: str = "inline") -> Realized:
+        """By the serial way."""
+        return self.there(finish.realize, node, self.done(claim, node, kind=kind))
+
+    def realize_fast(self, node: Node, *claims: Claim, kind: str = "inline") -> list[bool]:
+        items = [self.done(one, node, kind=kind) for one in claims]
+        return self.there(finish.realize_many, node, items, mode="take")
+
+    def make(self, node: Node, future_id: bytes, *, kind: str = "inline") -> Realized:
+        """Claim this future and realise it."""
+        return self.realize(node, self.claim_one(node, future_id), kind=kind)
+
+    def fail(
+        self, node: Node, claim: Claim, kind: str = "exception", message: str = "no", **named: Any
+    ) -> AnyRow:
+        failure = Failure(kind=kind, type="ValueError", message=message)
+        return self.there(finish.fail, node, claim, failure, **named)
+
+    def lose(self, future_id: bytes, **named: Any) -> AnyRow | None:
+        row = self.row(future_id)
+        assert isinstance(row, Realized)
+        return self.there(results.lose, future_id, row.result.version, unreachable=True, **named)
+
+    def drain(self) -> int:
+        """Tell every dependent; how many transactions it took."""
+        pages = 1
+        while self.here(depend.drain_cursors):
+            pages += 1
+        return pages
+
+    def ready_ids(self) -> list[bytes]:
+        """What is in the pool, in the order of its keys."""
+        return [
+            key_id for key, _ in sorted(self.all_rows().items()) if (key_id := self._in(self.keys.ready, key))
+        ]
+
+    def _in(self, space: Space, key: bytes) -> bytes | None:
+        if not key.startswith(space.prefix):
+            return None
+        last = space.unpack(key)[-1]
+        assert isinstance(last, bytes)
+        return last
+
+    # --- the leader
+
+    def tenure(self) -> Tenure:
+        """A leader's time in office that ends with the next one."""
+        self.clock.advance(0.001)
+        held = _Office(self)
+        return Tenure(self.store, held)  # type: ignore[arg-type]
+
+    def duties(self, **named: Any) -> dict[str, Duty]:
+        return future_duties(self.keys, self.cluster, emit=self.events.append, **named)
+
+    def round(self, name: str, **named: Any) -> float:
+        """One round of one duty, until it says that there is no more to do."""
+        duty, tenure = self.duties(**named)[name], self.tenure()
+        wait_s = 0.0
+        for _ in range(1000):
+            wait_s = duty(tenure)
+            if wait_s > 0:
+                break
+        if self.scan:
+            self.check()
+        return wait_s
+
+
+class _Office:
+    """A leader's lease that is held, for as long as nobody takes it."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.key = stage.cluster.leader
+        stage.store.run(lambda tx: tx.clear(self.key))
+        lease = stage.store.run(lambda tx: leases.acquire(tx, self.key, "leader", 10_000 * SECOND_US))
+        assert isinstance(lease, leases.Lease)
+        self.lease = lease
+        self.epoch = lease.epoch
+        self.lost = False
+
+    def alive(self) -> bool:
+        return not self.lost
+
+    def check(self) -> None:
+        assert not self.lost
+
+    def fence(self, tx: Tx) -> None:
+        leases.check(tx, self.key, self.lease)
