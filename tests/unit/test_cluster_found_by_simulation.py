@@ -5,6 +5,7 @@ import pytest
 from tests.unit.cluster_stage import GROUP, RecordingHost, Stage, is_lost
 from tidemill.cluster import nodes, partitions
 from tidemill.cluster.events import PartitionLost
+from tidemill.cluster.keeper import Held, Keeper
 from tidemill.cluster.partitions import Map, Partition
 from tidemill.cluster.states import MemberState
 from tidemill.errors import CommitUnknown, LeaseLost, StoreUnavailable
@@ -175,3 +176,44 @@ def test_the_end_of_a_former_life_does_not_let_go_of_the_next_one(stage: Stage) 
     assert list(stage.holdings_of("n1").held.values()) == [host.started[1]]
     assert host.aborted == []
     assert stage.told(PartitionLost) == []
+
+
+@pytest.mark.rule("CLU-4")
+def test_a_partition_whose_time_was_seen_to_be_over_is_not_revived_by_a_renewal_on_its_way(
+    stage: Stage,
+) -> None:
+    """Its task was told and has ended: renewed on, it would be held for ever and worked on by nobody."""
+    stage.make_partitions(1)
+    host = RecordingHost()
+    stage.member("n1", host=host)
+    stage.play(lambda: stage.counts() == {"n1": 1})
+    (held,) = host.started
+
+    def slow_answer() -> None:
+        stage.clock.advance(stage.ttl_s * 0.79)
+        with pytest.raises(LeaseLost):
+            stage.holdings_of("n1").complete(held)
+
+    stage.clock.advance(stage.ttl_s / 5)  # a renewal is due
+    stage.trouble.postlude = slow_answer
+    stage.holdings_of("n1").tick()
+    assert host.aborted == [held]
+    stage.play(lambda: len(host.started) == 2, within_s=2 * stage.ttl_s)
+
+
+@pytest.mark.rule("CLU-4")
+def test_a_lock_whose_time_was_seen_to_be_over_is_not_revived_by_a_renewal_on_its_way(stage: Stage) -> None:
+    keeper = Keeper(stage.store, "n1", clock=stage.clock, chance=stage.chance, ttl_s=15.0, every_s=3.0)
+    held = keeper.acquire(stage.keys.lease["x"])
+    assert isinstance(held, Held)
+    stage.clock.advance(3.0)
+
+    def slow_answer() -> None:
+        stage.clock.advance(11.0)
+        with pytest.raises(LeaseLost):
+            held.check()
+
+    stage.trouble.postlude = slow_answer
+    keeper.tick()
+    with pytest.raises(LeaseLost):
+        held.check()

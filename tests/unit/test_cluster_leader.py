@@ -106,7 +106,7 @@ def test_a_deposed_leaders_transaction_aborts_whole(stage: Stage) -> None:
     tenure_of(stage, "n2").run(note(stage, b"by n2"))
     with pytest.raises(LeaseLost):
         old.run(note(stage, b"by n1 again"))
-    old.held.deadline = stage.clock.monotonic() + 100.0  # one that never looks at its own clock
+    old.held.lost, old.held.deadline = False, stage.clock.monotonic() + 100.0  # never looks at its own clock
     with pytest.raises(NotLeader, match="epoch 1 is over"):
         old.run(note(stage, b"by n1 again"))
     assert noted(stage) == b"by n2"

@@ -33,7 +33,10 @@ class HeldPartition:
         self._clock = clock
 
     def alive(self) -> bool:
-        return not self.lost and self._clock.monotonic() < self.deadline
+        """Does our time run? Once the answer was no it stays no: a renewal on its way changes nothing."""
+        if not self.lost and self._clock.monotonic() >= self.deadline:
+            self.lost = True
+        return not self.lost
 
     def check(self) -> None:
         """`LeaseLost` when we must not work on it any more."""
