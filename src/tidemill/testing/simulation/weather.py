@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from tidemill.testing.simulation.world import World
 
 
+OVERLAP = 0.3  # the share of transactions during which others go on, where the store is slow
+
+
 class Weather(Faults):
     """Decides what goes wrong, and makes it happen."""
 
@@ -50,6 +53,7 @@ class Weather(Faults):
     def between(self, store: MemoryStore) -> None:
         node = self._world.current_node
         if node is not None:
+            self._take_time()
             self._strike(node, "between reading and committing")
             self._check_connection("before the commit")
 
@@ -83,6 +87,11 @@ class Weather(Faults):
 
     def wall_us(self) -> int:
         return self.now_us()
+
+    def _take_time(self) -> None:
+        """Where the store is slow, many a transaction overlaps with another, without any misfortune."""
+        if not self.calm and self.swarm.has(Fault.SLOW) and self._chance.random() < OVERLAP:
+            self._world.scheduler.block(self._us(self.swarm.ttl_s / 50 * self._chance.random()))
 
     def _strike(self, node: "SimNode", moment: str) -> None:
         if self.calm or not self._in_calls or self._chance.random() >= self.swarm.call_rate:
