@@ -87,6 +87,7 @@ SIZE = Size()
     help="Seconds after which a silent worker counts as dead.",
 )
 @click.option("--with-parent", is_flag=True, help="Drain when standard input is closed.")
+@click.option("--quiet", is_flag=True, help="Tell nothing of what happens.")
 @json_option
 def worker(
     output: Output,
@@ -111,6 +112,7 @@ def worker(
     max_waiting: int,
     ttl_s: float,
     with_parent: bool,
+    quiet: bool,
 ) -> None:
     """Run futures: a supervisor and its child processes, until SIGTERM.
 
@@ -147,7 +149,7 @@ def worker(
         if output.json:
             sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
             sys.stdout.flush()
-        else:
+        elif not quiet:
             output.stderr.print(f"[dim]{type(event).__name__}[/dim] {_said(event)}")
 
     run_worker(place, options, emit=tell)

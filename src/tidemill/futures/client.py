@@ -27,7 +27,15 @@ from tidemill.futures.handles import Handles
 from tidemill.futures.home import CLUSTER, Place
 from tidemill.futures.lineage import Lineage, trace
 from tidemill.futures.local_worker import LocalWorker
-from tidemill.futures.options import Options, above_zero, split, text, whole
+from tidemill.futures.options import (
+    Options,
+    above_zero,
+    amount_of_bytes,
+    number,
+    split,
+    text,
+    whole,
+)
 from tidemill.futures.options import timeout as checked_timeout
 from tidemill.futures.putting import Putting
 from tidemill.futures.rows import AnyRow, Realized
@@ -161,13 +169,13 @@ class Client:
     ) -> Iterator[Submission]:
         submissions = self._link.submissions
         ids: list[bytes] = []
-        for number, args in enumerate(zip(*iterables)):  # noqa: B905 - as `map` does
-            if not number:
+        for nth, args in enumerate(zip(*iterables)):  # noqa: B905 - as `map` does
+            if not nth:
                 submissions.check_call(function, args, NOTHING)
             if not ids:
                 ids = submissions.new_ids(100)[::-1]
             yield submissions.make(
-                code, args, NOTHING, options.numbered(number) if options.key else options, future_id=ids.pop()
+                code, args, NOTHING, options.numbered(nth) if options.key else options, future_id=ids.pop()
             )
 
     def actor(self, kind: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ActorHandle:
@@ -405,9 +413,29 @@ class Client:
 
     # --- the end
 
-    def start_worker(self, slots: int) -> None:
-        """Start a worker on this machine that ends with this client."""
-        worker = LocalWorker(self.place, slots, self._link.clock)
+    def start_worker(
+        self,
+        slots: int = 1,
+        *,
+        cpu: float = 0.0,
+        ram: int | str = 0,
+        gpu: float = 0.0,
+        resources: Sequence[str] = (),
+    ) -> None:
+        """Start a worker on this machine that ends with this client.
+
+        Args:
+            slots: how many tasks it runs at once.
+            cpu: what it has to give; all there is by default.
+            ram: bytes, or a text such as "2GB"; all there is by default.
+            gpu: none by default.
+            resources: names that tasks may ask for.
+        """
+        options = [f"--name={name}" for name in Options.of({"resources": resources}).needs.named]
+        options += [f"--cpu={number('cpu', cpu)}"] if cpu else []
+        options += [f"--ram={amount_of_bytes('ram', ram)}"] if ram else []
+        options += [f"--gpu={number('gpu', gpu)}"] if gpu else []
+        worker = LocalWorker(self.place, whole("slots", slots, 1, 1_000), self._link.clock, options)
         self._workers.append(worker)
         worker.wait_ready(self._link.store, self._link.cluster)
 

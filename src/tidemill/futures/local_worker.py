@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from tidemill.clock import Clock
 from tidemill.cluster import nodes
@@ -29,9 +30,10 @@ class LocalWorker:
         place: the cluster it works for.
         slots: how many tasks it runs at once.
         clock: for waiting until it is there, and until it is gone.
+        options: more options of `tidemill worker`.
     """
 
-    def __init__(self, place: Place, slots: int, clock: Clock) -> None:
+    def __init__(self, place: Place, slots: int, clock: Clock, options: Sequence[str] = ()) -> None:
         self._clock = clock
         self._place = place
         where = ["--home", place.home] if place.home else ["--store", place.store, "--objects", place.objects]
@@ -43,10 +45,10 @@ class LocalWorker:
                 *(sys.executable, "-m", "tidemill.cli", "worker"),
                 *where,
                 *("--cluster", place.cluster),
-                *("--slots", str(slots), "--with-parent"),
+                *("--slots", str(slots), "--with-parent", "--quiet"),
+                *options,
             ],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
             env=environment,
             start_new_session=True,  # an interrupt on the terminal is the client's to handle
         )

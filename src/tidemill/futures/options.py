@@ -53,9 +53,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         deadline_s, deadline_wall_us = _deadline(values.get("deadline"))
         return Options(
             needs=Needs(
-                _number("cpu", values.get("cpu", 0)),
+                number("cpu", values.get("cpu", 0)),
                 amount_of_bytes("ram", values.get("ram", 0)),
-                _number("gpu", values.get("gpu", 0)),
+                number("gpu", values.get("gpu", 0)),
                 _names(values.get("resources", ())),
             ),
             max_retries=whole("retries", values.get("retries", 0), 0, 1_000),
@@ -117,7 +117,7 @@ def amount_of_bytes(name: str, value: object) -> int:
             raise _wrong(name, value, 'bytes as a number, or a text such as "512MB" or "2GB"')
         unit = parts["unit"].lower().rstrip("b").rstrip("i")
         return int(float(parts["number"]) * 1024 ** _UNITS[unit])
-    return int(_number(name, value, 'bytes as a number, or a text such as "512MB" or "2GB"'))
+    return int(number(name, value, 'bytes as a number, or a text such as "512MB" or "2GB"'))
 
 
 def seconds(name: str, value: object) -> float:
@@ -126,7 +126,7 @@ def seconds(name: str, value: object) -> float:
         return 0.0
     if isinstance(value, timedelta):
         value = value.total_seconds()
-    found = _number(name, value, "seconds above 0, or a timedelta")
+    found = number(name, value, "seconds above 0, or a timedelta")
     if not 0 < found <= _MOST_SECONDS:
         raise _wrong(name, value, "seconds above 0, or a timedelta")
     return found
@@ -138,14 +138,14 @@ def timeout(value: object) -> float | None:
         return None
     if isinstance(value, timedelta):
         value = value.total_seconds()
-    return _number("timeout", value, "seconds, 0 or more; a timedelta; or None to wait for ever")
+    return number("timeout", value, "seconds, 0 or more; a timedelta; or None to wait for ever")
 
 
 def above_zero(name: str, value: object) -> float:
     """A number above 0; 0 for None."""
     if value is None:
         return 0.0
-    found = _number(name, value, "a number above 0, or left out")
+    found = number(name, value, "a number above 0, or left out")
     if not found:
         raise _wrong(name, value, "a number above 0, or left out")
     return found
@@ -160,7 +160,8 @@ def _deadline(value: object) -> tuple[float, int]:
     return seconds("deadline", value), 0
 
 
-def _number(name: str, value: object, hint: str = "a number, 0 or more") -> float:
+def number(name: str, value: object, hint: str = "a number, 0 or more") -> float:
+    """A number that is 0 or more."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
         raise _wrong(name, value, hint)
     return float(value)
@@ -219,7 +220,7 @@ def _unsatisfiable(value: object) -> tuple[bool, float]:
         raise _wrong("on_unsatisfiable", value, hint)
     if isinstance(value, timedelta):
         value = value.total_seconds()
-    return False, _number("on_unsatisfiable", value, hint)
+    return False, number("on_unsatisfiable", value, hint)
 
 
 def _wrong(name: str, value: object, expected: str) -> UsageError:

@@ -87,8 +87,9 @@ def run_worker(
 ) -> None:
     """Be a worker until SIGTERM or SIGINT has drained it; from the main thread alone."""
     chance = chance if chance is not None else random.Random()
-    total = options.total()
     node = random_id(chance)
+    total = options.total()
+    total = msgspec.structs.replace(total, named=total.named | {f"node:{node}"})  # so that it can be named
     signer = Signer(place.key)
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(open_store(place.store, clock=clock, chance=chance))
