@@ -52,6 +52,10 @@
     │   ├── SegmentsFull              no room left for results on this node
     │   ├── FetchFailed               another node's copy could not be fetched (now)
     │   └── FetchRefused              a node that has not the cluster's key
+    ├── LotError
+    │   ├── BadLotId                  a text that names no lot, or not in its one spelling
+    │   ├── BadName                   a name that nothing can have
+    │   └── ManifestUnreadable        a manifest of a newer format, or none at all
     └── DemoFailed                    the demo did not come to its end
 
     Stop(BaseException)               control flow that user code must not swallow
@@ -352,6 +356,27 @@ class FetchFailed(FutureError):
 class FetchRefused(FutureError):
     code = "fetch-refused"
     hint = "every node and client needs the same cluster key, and between hosts a certificate"
+
+
+class LotError(TidemillError):
+    """No hint of its own: each kind has one."""
+
+    code = "lot"
+
+
+class BadLotId(LotError):
+    code = "bad-lot-id"
+    hint = "a day, a unit and a place in the day: 20230101PT5M050; or a day: 20230101"
+
+
+class BadName(LotError):
+    code = "bad-name"
+    hint = "use a short, non-empty name"
+
+
+class ManifestUnreadable(LotError):
+    code = "manifest-unreadable"
+    hint = "restore the object from its backup, or replay the lot"
 
 
 class DemoFailed(TidemillError):

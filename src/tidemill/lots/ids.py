@@ -1,0 +1,177 @@
+"""Lot ids: names that sort as time does and read well (LOT-2, LOT-3, LOT-4).
+
+    20230101              a day
+    20230101PT5M050       the 51st five minutes of that day: [04:10, 04:15), UTC
+    20230101PT1H023       its last hour
+    A00000000000000017    the 17th append of a dataset whose producers decide their own batches
+
+An interval is half-open, in UTC, and its unit divides the day: so that a day always has the same lots, and a
+name alone says when its lot begins and ends. The ordinal has as many digits as the day's last one needs,
+hence names of one unit sort as their intervals do. Every id has one spelling; `parse` refuses all others.
+"""
+
+import re
+from datetime import UTC, date, datetime, timedelta
+
+import msgspec
+
+from tidemill.errors import BadLotId
+
+DAY_S = 86_400
+_INTERVAL = re.compile(r"(\d{8})(?:(PT(?:\d+H)?(?:\d+M)?(?:\d+S)?)(\d+))?", re.ASCII)
+_DURATION = re.compile(r"PT(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?", re.ASCII)
+_APPEND = re.compile(r"A(\d{17})", re.ASCII)
+EPOCH = date(1970, 1, 1)
+
+
+class Unit(msgspec.Struct, frozen=True, order=True):
+    """The length of a dataset's intervals, in seconds; it divides 24 hours."""
+
+    seconds: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds <= DAY_S or DAY_S % self.seconds:
+            raise BadLotId(
+                f"lots of {self.seconds} s", hint="the length of a lot divides 24 hours: PT5M, PT1H, P1D"
+            )
+
+    @staticmethod
+    def parse(text: str) -> "Unit":
+        """`PT5M`, `PT1H30M`, `PT10S`, `P1D`; only the shortest spelling is taken."""
+        if text == "P1D":
+            return Unit(DAY_S)
+        match = _DURATION.fullmatch(text)
+        if match is None or not any(match.groups()):
+            raise BadLotId(f"{text!r} is not a duration", hint="write it as PT5M, PT1H or P1D")
+        hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        unit = Unit(hours * 3600 + minutes * 60 + seconds)
+        if str(unit) != text:
+            raise BadLotId(f"{text!r} is not the usual spelling", hint=f"write it as {unit}")
+        return unit
+
+    @property
+    def per_day(self) -> int:
+        return DAY_S // self.seconds
+
+    @property
+    def digits(self) -> int:
+        """Of an ordinal, with leading zeros; three at least, so that common units look alike."""
+        return max(3, len(str(self.per_day - 1)))
+
+    def __str__(self) -> str:
+        if self.seconds == DAY_S:
+            return "P1D"
+        hours, rest = divmod(self.seconds, 3600)
+        minutes, seconds = divmod(rest, 60)
+        parts = ((hours, "H"), (minutes, "M"), (seconds, "S"))
+        return "PT" + "".join(f"{amount}{letter}" for amount, letter in parts if amount)
+
+    def at(self, moment: datetime) -> "LotId":
+        """The lot whose interval holds this moment."""
+        if moment.tzinfo is None:
+            raise BadLotId("a time without a time zone", hint="pass an aware datetime; lots are in UTC")
+        utc = moment.astimezone(UTC)
+        since_midnight = utc.hour * 3600 + utc.minute * 60 + utc.second
+        return LotId((utc.date() - EPOCH).days, self, since_midnight // self.seconds)
+
+
+DAY = Unit(DAY_S)
+
+
+class LotId(msgspec.Struct, frozen=True, order=True):
+    """The lot of one interval. Sorted by day, unit and ordinal; within one unit that is by time."""
+
+    day: int  # days since 1970
+    unit: Unit
+    ordinal: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ordinal < self.unit.per_day:
+            raise BadLotId(
+                f"ordinal {self.ordinal} of {self.unit}",
+                hint=f"a day has {self.unit.per_day} such lots, from 0 on",
+            )
+
+    @staticmethod
+    def parse(text: str) -> "LotId":
+        """The one lot this text names; anything but its exact spelling is refused."""
+        match = _INTERVAL.fullmatch(text)
+        if match is None:
+            raise BadLotId(
+                f"{text!r} is not a lot id", hint="a day and a place in it: 20230101PT5M050, or 20230101"
+            )
+        day_text, unit_text, ordinal_text = match.groups()
+        try:
+            day = date(int(day_text[:4]), int(day_text[4:6]), int(day_text[6:]))
+        except ValueError:
+            raise BadLotId(f"{text!r}: there is no day {day_text}") from None
+        unit = DAY if unit_text is None else Unit.parse(unit_text)
+        lot = LotId((day - EPOCH).days, unit, int(ordinal_text or 0))
+        if str(lot) != text:
+            raise BadLotId(f"{text!r} is not the usual spelling", hint=f"write it as {lot}")
+        return lot
+
+    @property
+    def date(self) -> date:
+        return EPOCH + timedelta(days=self.day)
+
+    @property
+    def start(self) -> datetime:
+        """The first moment of the interval."""
+        midnight = datetime(self.date.year, self.date.month, self.date.day, tzinfo=UTC)
+        return midnight + timedelta(seconds=self.ordinal * self.unit.seconds)
+
+    @property
+    def end(self) -> datetime:
+        """The first moment behind the interval."""
+        return self.start + timedelta(seconds=self.unit.seconds)
+
+    def next(self) -> "LotId":
+        """The lot of the following interval."""
+        if self.ordinal + 1 < self.unit.per_day:
+            return LotId(self.day, self.unit, self.ordinal + 1)
+        return LotId(self.day + 1, self.unit, 0)
+
+    def __str__(self) -> str:
+        day = f"{self.date:%Y%m%d}"
+        return day if self.unit == DAY else f"{day}{self.unit}{self.ordinal:0{self.unit.digits}}"
+
+
+class AppendId(msgspec.Struct, frozen=True, order=True):
+    """The lot of one append, in a dataset without intervals: its place in the dataset's order."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.number < 10**17:
+            raise BadLotId(f"append number {self.number}", hint="appends are numbered from 1")
+
+    @staticmethod
+    def parse(text: str) -> "AppendId":
+        match = _APPEND.fullmatch(text)
+        if match is None:
+            raise BadLotId(f"{text!r} is not the id of an append", hint="A and 17 digits: A00000000000000017")
+        return AppendId(int(match[1]))
+
+    def __str__(self) -> str:
+        return f"A{self.number:017}"
+
+
+AnyLotId = LotId | AppendId
+
+
+def parse(text: str) -> AnyLotId:
+    """Any lot id from its name."""
+    return AppendId.parse(text) if text.startswith("A") else LotId.parse(text)
+
+
+def between(first: LotId, last: LotId) -> list[LotId]:
+    """Every lot from the first to the last, both included; both of one unit."""
+    if first.unit != last.unit:
+        raise BadLotId(f"{first} and {last} are of different units", hint="name two lots of one dataset")
+    lots = []
+    lot = first
+    while lot <= last:
+        lots.append(lot)
+        lot = lot.next()
+    return lots
