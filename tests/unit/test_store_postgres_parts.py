@@ -72,7 +72,7 @@ class TestNotifications:
         some = payloads([{b"%d" % n for n in range(3_000)}])
         assert len(some) > 1
         assert all(len(payload) < 8_000 for payload in some)
-        assert payloads([{b"%d" % n for n in range(m, m + 1_000)} for m in range(0, 9_000, 1_000)]) == [
+        assert payloads([{b"%d" % n for n in range(m, m + 1_000)} for m in range(0, 8_000, 1_000)]) == [
             EVERYTHING
         ]
 

@@ -124,11 +124,7 @@ class Sql:
             """INSERT INTO @kv (k, v) SELECT unnest($1::bytea[]), unnest($2::bytea[])
             ON CONFLICT (k) DO NOTHING RETURNING k""",
         )
-        self.swap_out = statement(
-            "swap_out",
-            """DELETE FROM @kv AS t USING (SELECT unnest($1::bytea[]) AS k,
-            unnest($2::bytea[]) AS expected) AS u WHERE t.k = u.k AND t.v = u.expected RETURNING t.k""",
-        )
+        self.swap_out = statement("swap_out", "DELETE FROM @kv WHERE k = ANY($1::bytea[]) RETURNING k, v")
         self.keep_order = statement(
             "keep_order", "SELECT pg_advisory_xact_lock(h) FROM unnest($1::bigint[]) AS u(h)"
         )

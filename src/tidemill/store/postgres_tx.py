@@ -14,8 +14,9 @@ what is not there. So it inserts the row and removes it again: until this transa
 the same key waits for us, in either isolation level.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, TypeVar
 
 from psycopg.pq.abc import PGresult
@@ -180,21 +181,35 @@ class PostgresTx(Tx):
         return [key in made for key, _, _ in swaps]
 
     def _swap_in_place(self, swaps: Sequence[Swap]) -> set[bytes]:
-        """Write where the row is as expected; read the others under a lock, so that a False holds too."""
-        calls = []
+        """Write where the row is as expected; read the others under a lock, so that a False holds too.
+
+        Rows that are to go are removed whatever they hold, which is a third quicker than comparing on the
+        server; one that held something else is ours now, and put back with our other writes.
+        """
         changed = [(key, old, new) for key, old, new in swaps if old is not None and new is not None]
-        made_new = [(key, new) for key, old, new in swaps if old is None and new is not None]
-        gone = [(key, old) for key, old, new in swaps if old is not None and new is None]
+        added = [(key, new) for key, old, new in swaps if old is None and new is not None]
+        gone = {key: old for key, old, new in swaps if old is not None and new is None}
+        calls = []
         if changed:
             calls.append(Call(self._sql.swap, _columns(changed)))
-        if made_new:
-            calls.append(Call(self._sql.swap_in, _columns(made_new)))
+        if added:
+            calls.append(Call(self._sql.swap_in, _columns(added)))
         if gone:
-            calls.append(Call(self._sql.swap_out, _columns(gone)))
-        made = set[bytes]().union(*map(_keys, self._ask(*calls))) if calls else set()
-        doubted = [swap for swap in swaps if swap.key not in made] if len(made) < len(swaps) else []
-        if doubted:
-            found = self._read([swap.key for swap in doubted], lock=True)
+            calls.append(Call(self._sql.swap_out, (byte_strings([*gone]),)))
+        results = self._ask(*calls) if calls else []
+        made: set[bytes] = set()
+        found: dict[bytes, bytes | None] = {}
+        if gone:
+            for key, value in _rows(results.pop()):
+                if value == gone[key]:
+                    made.add(key)
+                else:
+                    found[key] = self._kept[key] = value
+        for result in results:
+            made |= _keys(result)
+        if len(made) < len(swaps):
+            doubted = [swap for swap in swaps if swap.key not in made and swap.key not in found]
+            found |= self._read([swap.key for swap in doubted], lock=True) if doubted else {}
             for swap in doubted:
                 if found.get(swap.key) == swap.expected:  # it has become so in between, and is ours now
                     self._kept[swap.key] = swap.new
@@ -209,14 +224,16 @@ class PostgresTx(Tx):
 
     def _send_kept(self) -> None:
         """Queue what was kept back, sorted by key."""
-        kept = sorted(self._kept.items())
-        cleared = [key for key, value in kept if value is None]
-        written = [(key, value) for key, value in kept if value is not None]
+        kept = self._kept
+        written = sorted(kept)
+        cleared = [key for key in written if kept[key] is None]
         if cleared:
             self._queue.append(Call(self._sql.clear, (byte_strings(cleared),)))
+            written = [key for key in written if kept[key] is not None]
         if written:
             statement = self._sql.set if len(written) < MANY else self._sql.set_many
-            self._queue.append(Call(statement, _columns(written)))
+            values: list[bytes] = [kept[key] for key in written]  # type: ignore[misc]
+            self._queue.append(Call(statement, (byte_strings(written), byte_strings(values))))
         if self._adds:
             amounts = [(key, write_counter(amount)) for key, amount in sorted(self._adds.items())]
             self._queue.append(Call(self._sql.add, _columns(amounts)))
@@ -320,11 +337,14 @@ def _columns(rows: Sequence[tuple[bytes, ...]]) -> tuple[bytes, ...]:
     return tuple(byte_strings(column) for column in zip(*rows, strict=True))
 
 
+def _column(result: PGresult, number: int) -> Iterator[bytes]:
+    """A column of a result; none of ours is ever NULL."""
+    return map(result.get_value, range(result.ntuples), repeat(number))  # type: ignore[arg-type]
+
+
 def _keys(result: PGresult) -> set[bytes]:
-    value = result.get_value
-    return {value(n, 0) or b"" for n in range(result.ntuples)}
+    return set(_column(result, 0))
 
 
 def _rows(result: PGresult) -> list[Row]:
-    value = result.get_value
-    return [_as_row((value(n, 0) or b"", value(n, 1) or b"")) for n in range(result.ntuples)]
+    return list(map(_as_row, zip(_column(result, 0), _column(result, 1), strict=True)))

@@ -2,8 +2,8 @@
 
 A commit tells its own process at once. Other processes are told by NOTIFY, which never is part of the commit:
 inside a transaction it takes a lock that all committers of the database queue for. The side thread gathers
-what was touched and sends it, at most once in `PAUSE_S`. The payload is the checksums of the keys, eight
-digits each, or `*` when there are too many.
+what was touched and sends it, at most once in `PAUSE_S`, or in `BUSY_PAUSE_S` where commits never end. The
+payload is the checksums of the keys, eight digits each, or `*` when there are too many.
 
 The thread listens only while somebody watches, and ends when there was nothing to do for `LINGER_S`. When its
 connection breaks, everybody who watches is woken, as something may have been missed; so they are when it
@@ -33,13 +33,14 @@ from tidemill.store.postgres_sql import Sql, quoted
 from tidemill.store.retry import Conflict, Unreached, expired_operations
 
 PAUSE_S = 0.01
+BUSY_PAUSE_S, BUSY = 0.03, 4  # after so many commits in one pause there are more coming
 POLL_S = 1.0
 LINGER_S = 30.0
 CLEAN_EVERY_US = 60_000_000
 
 _DIGITS = 8
 _KEYS_PER_PAYLOAD = 900  # a payload has less than 8,000 bytes
-_MOST_PAYLOADS = 4
+_MOST_PAYLOADS = 8
 EVERYTHING = "*"
 
 
@@ -214,7 +215,7 @@ class Bell:
                 self._touched += touched
             raise
         self._clean(link)
-        self._stop.wait(PAUSE_S)
+        self._stop.wait(PAUSE_S if len(touched) < BUSY else BUSY_PAUSE_S)
 
     def _hear(self, link: Link) -> None:
         with self._lock:

@@ -213,7 +213,7 @@ class TestLocks:
             "get_locked": rows,
             "clear": rows,
             "swap": f"{rows}, {rows}, {rows}",
-            "swap_out": f"{rows}, {rows}",
+            "swap_out": rows,
             "take": "'a', 'b', 9",
             "range": "'a', 'b', NULL",
         }
