@@ -134,6 +134,10 @@ def test_after_a_completion_in_doubt_nothing_more_is_done_under_the_lease(stage:
     assert held.alive(), "its time is not over"
     with pytest.raises(LeaseLost):
         held.check()
+    with pytest.raises(StoreUnavailable):  # that this call failed says nothing of the first
+        stage.holdings_of("n1").hand_back(held)
+    with pytest.raises(LeaseLost):
+        held.check()
     stage.trouble.down = False
     with pytest.raises(LeaseLost):  # asking again tells
         stage.holdings_of("n1").hand_back(held)

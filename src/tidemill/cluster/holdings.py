@@ -270,6 +270,7 @@ class Holdings:
         act: Callable[[Tx], None],
         told: type[PartitionDone] | type[PartitionHandedBack],
     ) -> None:
+        in_doubt = held.ending  # an earlier call may have been committed: a failure of this one tells nothing
         held.ending = True  # a renewal that comes too late for it is no loss
         try:
             self.store.run(act)
@@ -279,7 +280,7 @@ class Holdings:
             held.lost = True
             raise
         except BaseException:
-            held.ending = False
+            held.ending = in_doubt
             raise
         self._forget(held)
         held.lost = True
