@@ -1,0 +1,184 @@
+"""Functions for the tests of workers: a module of their own, so that children import little."""
+
+import ctypes
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+from tidemill.futures import context
+from tidemill.futures.client import connect
+
+
+def add(x: int, y: int = 1) -> int:
+    return x + y
+
+
+def total(*values: int) -> int:
+    return sum(values)
+
+
+def note(folder: str, text: str) -> int:
+    """Add a line to a file, and say how many there are now."""
+    path = Path(folder) / "notes"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(fd, f"{text}\n".encode())
+    os.close(fd)
+    return len(path.read_text().splitlines())
+
+
+def notes(folder: Path) -> list[str]:
+    path = folder / "notes"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def fails_until(folder: str, times: int) -> str:
+    """Raise the first times, then succeed."""
+    if note(folder, "try") <= times:
+        raise ValueError("not yet")
+    return "done"
+
+
+def raises(text: str) -> None:
+    raise LookupError(text)
+
+
+def leaves() -> None:
+    raise SystemExit(3)
+
+
+def kills_itself(folder: str, number: int) -> None:
+    note(folder, "killed")
+    os.kill(os.getpid(), number)
+
+
+def crashes_in_c() -> None:
+    ctypes.string_at(0)
+
+
+def ends_at_once(code: int) -> None:
+    os._exit(code)
+
+
+def returns_a_lock() -> object:
+    return threading.Lock()
+
+
+def waits_for(folder: str, name: str) -> str:
+    """Say that we began, then wait until a file is there."""
+    note(folder, f"began {name}")
+    task = context.current()
+    assert task is not None
+    while not (Path(folder) / name).exists():
+        task.wait_cancelled(0.01)
+    note(folder, f"ended {name}")
+    return name
+
+
+def hangs(folder: str) -> str:
+    """Silent for ever the first time."""
+    if note(folder, "try") == 1:
+        threading.Event().wait()
+    return "done"
+
+
+def makes_progress(rounds: int) -> str:
+    task = context.current()
+    assert task is not None
+    for _ in range(rounds):
+        threading.Event().wait(0.1)
+        task.progress()
+    return "done"
+
+
+def listens(folder: str) -> str:
+    """Run until asked to end."""
+    note(folder, "began")
+    task = context.current()
+    assert task is not None
+    while not task.wait_cancelled(0.05):
+        pass
+    note(folder, "heard")
+    task.check()
+    return "unreachable"
+
+
+def deaf(folder: str) -> None:
+    """Run on whatever is asked."""
+    note(folder, "began")
+    threading.Event().wait()
+
+
+def takes_memory(size: int, folder: str) -> int:
+    note(folder, "try")
+    data = bytearray(size)
+    return len(data)
+
+
+def large(size: int, folder: str = "") -> bytes:
+    if folder:
+        note(folder, "made")
+    return bytes(size)
+
+
+def length(value: bytes) -> int:
+    return len(value)
+
+
+def fib(n: int) -> int:
+    if n < 2:
+        return n
+    client = connect()
+    first, second = client.submit(fib, n - 1), client.submit(fib, n - 2)
+    return int(first.result() + second.result())
+
+
+def nested(depth: int, folder: str) -> int:
+    """A chain of tasks that each await the next."""
+    note(folder, f"began {depth}")
+    if depth == 0:
+        return 0
+    return int(connect().submit(nested, depth - 1, folder).result()) + 1
+
+
+def whoami() -> tuple[int, int]:
+    """The child that runs this, and its supervisor."""
+    return os.getpid(), os.getppid()
+
+
+def segfault() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class Counter:
+    """An actor for tests."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.value = start
+        self.seen: list[Any] = []
+
+    def add(self, amount: int) -> int:
+        self.value += amount
+        self.seen.append(amount)
+        return self.value
+
+    def history(self) -> list[Any]:
+        return self.seen
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def die(self) -> None:
+        os._exit(7)
+
+    def raises(self) -> None:
+        raise LookupError("from the actor")
+
+
+def awaits_large(ram: str) -> int:
+    return int(connect().submit(add, 0, ram=ram).result())
+
+
+def awaits_file(folder: str, name: str) -> str:
+    return str(connect().submit(waits_for, folder, name).result())
