@@ -96,8 +96,9 @@ class TestLocks:
 
     @pytest.mark.rule("STO-3")
     @pytest.mark.parametrize("start", [b"theirs", None])
+    @pytest.mark.parametrize("new", [b"mine too", None])
     def test_a_swap_that_fails_holds_for_the_rest_of_its_transaction(
-        self, store: PostgresStore, start: bytes | None
+        self, store: PostgresStore, start: bytes | None, new: bytes | None
     ) -> None:
         store.run(lambda tx: tx.swap(b"lease", None, start))
 
@@ -108,7 +109,8 @@ class TestLocks:
         other = Interloper(lambda: store.run(acquire, mode="take"))
 
         def fn(tx: Tx) -> bool:
-            held = tx.swap(b"lease", b"mine", b"mine too")
+            held = tx.swap(b"lease", b"mine", new)
+            assert tx.get(b"lease", lock=True) == start, "a swap that fails changes nothing"
             other.steps_in()
             tx.set_versioned(b"log", b"kept" if held else b"gave up")
             return held
