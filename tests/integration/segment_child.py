@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import msgspec
 from tidemill import crash
 from tidemill.futures import images, pickling
 from tidemill.futures.drafts import Writer
-from tidemill.futures.flight import Certificate, Server
+from tidemill.futures.flight import Certificate, Fetcher, Server
 from tidemill.futures.rows import Result
 from tidemill.futures.segments import Segments, map_segment, sweep
 from tidemill.futures.signing import ClusterKey, Signer
@@ -95,6 +96,23 @@ def serve(root: str, size: str, chain: str = "", key: str = "") -> None:
             if line.strip() == "delete":
                 segments.delete(result.location.name)
                 say(deleted=True)
+
+
+def clone(root: str, encoded: str) -> None:
+    """A worker on another host: fetch a result into a segment; by how much did our memory grow?"""
+    result = msgspec.json.decode(encoded, type=Result)
+    signer = Signer(ClusterKey(SECRET))
+    import pyarrow.flight  # noqa: F401 - its own memory is not what is measured
+
+    result = msgspec.structs.replace(
+        result, location=msgspec.structs.replace(result.location, host="another host")
+    )
+    with Segments.open("clone", quota_bytes=10**9, root=Path(root)) as segments:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        values = Values(signer, writer=segments.writer(), fetcher=Fetcher(signer))
+        copy = values.clone(result, b"i" * 16)
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        say(size=copy.size, grown_kb=grown)
 
 
 def kills(root: str, times: str) -> None:

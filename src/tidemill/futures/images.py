@@ -41,6 +41,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     kinds: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()  # of the parts
     body: bytes = b""  # digest of all parts, if they have one
+    label: bytes = b""  # whose it is: two values may have equal streams and differ in their parts alone
 
 
 class Image(NamedTuple):
@@ -55,11 +56,12 @@ _head = msgspec.msgpack.Decoder(Head)
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def plan(dumped: Dumped, *, digest_parts: bool = False) -> Image:
+def plan(dumped: Dumped, label: bytes = b"", *, digest_parts: bool = False) -> Image:
     """Lay a value out; copies nothing.
 
     Args:
         dumped: the value.
+        label: what is signed with the head, so that no image passes for another.
         digest_parts: whether the head vouches for the parts as well.
     """
     views = [part.view.cast("B") if part.view.nbytes else _ZEROS[:0] for part in dumped.parts]
@@ -71,6 +73,7 @@ def plan(dumped: Dumped, *, digest_parts: bool = False) -> Image:
             kinds=tuple(part.kind for part in dumped.parts),
             sizes=tuple(len(view) for view in views),
             body=_digest_of(views) if digest_parts else b"",
+            label=label,
         )
     )
     pieces: list[memoryview] = []

@@ -108,7 +108,7 @@ class Values:
             return Result(version, 0, len(head), Location("inline"), head, signature)
         if durable or self._writer is None:
             return self._store_object(dumped, future_id, version, what)
-        image = images.plan(dumped)
+        image = images.plan(dumped, future_id + _octets(version))
         try:
             name = self._writer.write(future_id.hex(), version, image)
         except SegmentsFull:
@@ -167,7 +167,7 @@ class Values:
             raise CannotSerialize(
                 f"{what} has {dumped.size:,} bytes and there is nowhere to store it", hint=_NO_PLACE
             )
-        image = images.plan(dumped, digest_parts=True)
+        image = images.plan(dumped, future_id + _octets(version), digest_parts=True)
         name = f"futures/results/{future_id.hex()}/{version}"
         self._objects.put(name, images.joined(image))
         signature = self._sign(future_id, version, image.total, image.head)
