@@ -4,7 +4,7 @@ Keys, targets and how to read them: bench/README.md.
 """
 
 from bench import environment, machine
-from bench.futures import arrays, queue, round_trip, throughput
+from bench.futures import arrays, queue, round_trip, sides, throughput
 from bench.report import Report, main
 
 
@@ -15,12 +15,13 @@ def measure(report: Report) -> None:
     report.flags["peers"] = "measured" if peers else "not installed, and a smoke test installs nothing"
     with machine.scratch("futures") as folder:
         report.machine["disk"] = machine.sync_ms(folder)
-        throughput.beside_ray(report, folder, peers)
+        with sides.ours(report, folder / "ray") as ours, sides.ray(report, peers) as ray:
+            throughput.beside_ray(report, ours, ray)
+            round_trip.measure(report, ours, ray)
+            arrays.measure(report, ours, ray)
         throughput.beside_dbos(report, folder, peers)
-        round_trip.measure(report, folder, peers)
         queue.memory(report, folder)
         queue.claim_rate(report, folder)
-        arrays.measure(report, folder, peers)
 
 
 if __name__ == "__main__":

@@ -5,36 +5,29 @@ moment at which the other task has read every byte: storing the result, committi
 the dependent, and mapping the array are all in it. Both tasks are submitted before the first one runs.
 """
 
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from bench.comparison import Series
-from bench.futures import sides
 from bench.report import Report, at_least
+from bench.side import Side
 
 NUMBERS, QUICK = 12_500_000, 125_000  # of 8 bytes
 HAND_OVERS = 3  # of one repetition; its figure is their median
 
 
-def measure(report: Report, folder: Path, python: Path | None) -> None:
+def measure(report: Report, ours: Side, ray: Side | None) -> None:
     """Ours; and Ray's in turns with it, for the reader to compare: no target depends on it."""
     count = QUICK if report.quick else NUMBERS
     gigabytes = count * 8 / 1e9
     report.say(f"{gigabytes * 1000:g} MB from one task to another")
-    with ExitStack() as stack:
-        both = {"ours": stack.enter_context(sides.ours(report, folder / "arrays"))}
-        if python is not None:
-            both["peer"] = stack.enter_context(sides.ray(report, python))
-        series = {name: Series(side.file, "GB per second") for name, side in both.items()}
-        for repetition in range(-1, report.repetitions):  # in turns, and the first is the warm-up
-            for name, side in both.items():
-                done = [side.ask_timed("hand_over", count=count) for _ in range(HAND_OVERS)]
-                if repetition >= 0:
-                    series[name].values.append(
-                        gigabytes / sorted(one.answer for one in done)[HAND_OVERS // 2]
-                    )
-                    series[name].cpu_s.append(sum(one.cpu_s for one in done))
+    both = {"ours": ours} if ray is None else {"ours": ours, "peer": ray}
+    series = {name: Series(side.file, "GB per second") for name, side in both.items()}
+    for repetition in range(-1, report.repetitions):  # in turns, and the first is the warm-up
+        for name, side in both.items():
+            done = [side.ask_timed("hand_over", count=count) for _ in range(HAND_OVERS)]
+            if repetition >= 0:
+                series[name].values.append(gigabytes / sorted(one.answer for one in done)[HAND_OVERS // 2])
+                series[name].cpu_s.append(sum(one.cpu_s for one in done))
     raw: dict[str, Any] = {name: one.as_json() for name, one in series.items()}
     raw["megabytes"] = gigabytes * 1000
     report.figure("shm_gb_per_s", series["ours"].median, raw, target=at_least(1))

@@ -21,8 +21,11 @@ def ours(report: Report, home: Path) -> Iterator[Side]:
 
 
 @contextmanager
-def ray(report: Report, python: Path) -> Iterator[Side]:
-    """Ray with two CPUs."""
+def ray(report: Report, python: Path | None) -> Iterator[Side | None]:
+    """Ray with two CPUs; None where it is not installed."""
+    if python is None:
+        yield None
+        return
     with Side("bench.peers.ray_tasks", python=python) as side:
         report.flags["ray"] = side.ask("open", workers=WORKERS)
         report.versions["ray"] = side.versions

@@ -15,15 +15,14 @@ from bench.side import Side
 BESIDE_RAY, BESIDE_DBOS, TRIED, QUICK = 5_000, 1_000, 300, 50
 
 
-def beside_ray(report: Report, folder: Path, python: Path | None) -> None:
+def beside_ray(report: Report, ours: Side, ray: Side | None) -> None:
     """Ray's tasks with two CPUs."""
     target = at_least(1)
-    if python is None:
+    if ray is None:
         report.absent("vs_ray", target=target)
         return
     report.say("no-ops end to end, beside Ray")
-    with sides.ours(report, folder / "ray") as ours, sides.ray(report, python) as peer:
-        report.compare("vs_ray", _compare(report, ours, peer, BESIDE_RAY), target=target)
+    report.compare("vs_ray", _compare(report, ours, ray, BESIDE_RAY), target=target)
 
 
 def beside_dbos(report: Report, folder: Path, python: Path | None) -> None:
