@@ -120,7 +120,24 @@ def test_what_a_child_told_of_stays_when_it_is_gone_and_is_counted(segments: Seg
     assert not segments.delete(names[0])
     segments.child_gone(told["pid"])  # told twice: counted once
     assert segments.used_bytes == each
+    assert not [path for path in (segments.folder / "ledger").iterdir() if path.name.isdigit()]
     assert segments.delete(names[1])
+    assert segments.used_bytes == 0
+
+
+def test_a_process_number_that_comes_back_is_another_child(segments: Segments) -> None:
+    writer = segments.writer()
+    first = writer.write("ab", 1, image(1000))
+    segments.keep(f"boot/{first}")
+    each = segments.used_bytes
+    segments.child_gone(os.getpid())
+    second, third = (writer.write("ab", n, image(1000)) for n in (2, 3))  # "another child", with our number
+    assert segments.used_bytes == 3 * each
+    segments.delete(f"boot/{second}")
+    segments.delete(f"boot/{first}")
+    assert segments.used_bytes == each
+    assert segments.child_gone(os.getpid()) == 1
+    assert segments.names() == set() != {third}
     assert segments.used_bytes == 0
 
 

@@ -27,7 +27,7 @@ from tidemill.futures.images import Image
 from tidemill.futures.mapping import map_descriptor
 
 LEDGER, SPILL = "ledger", "spill"
-QUOTA, FREED = "quota", "freed"
+QUOTA, FREED, GONE = "quota", "freed", "gone"
 DRAFT = ".draft"
 
 _NAME = re.compile(r"(?P<what>[0-9a-z-]{1,80})\.(?P<version>[0-9]{1,20})\.(?P<pid>[0-9]{1,10})\.[0-9]{1,20}")
@@ -66,10 +66,13 @@ class Ledger:
         finally:
             os.close(fd)
 
+    def remove(self, name: str) -> None:
+        (self._folder / name).unlink(missing_ok=True)
+
     def used(self) -> int:
-        """Bytes reserved by everyone and not freed."""
+        """Bytes reserved by everyone, living or gone, and not freed."""
         pids = [path.name for path in self._folder.iterdir() if path.name.isdigit()]
-        return sum(map(self.read, pids)) - self.read(FREED)
+        return sum(map(self.read, pids)) + self.read(GONE) - self.read(FREED)
 
     def reserve(self, size: int) -> bool:
         """Count bytes as ours; False, and nothing counted, if the quota has not that much left."""

@@ -25,7 +25,7 @@ import tempfile
 from pathlib import Path
 
 from tidemill.errors import CopyGone, UsageError
-from tidemill.futures.drafts import FREED, LEDGER, QUOTA, SPILL, Ledger, Writer, is_name, pid_of
+from tidemill.futures.drafts import FREED, GONE, LEDGER, QUOTA, SPILL, Ledger, Writer, is_name, pid_of
 from tidemill.futures.mapping import map_file
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder in it is ours alone, and checked
@@ -99,7 +99,8 @@ class Segments:
         self._spill = spill
         self._ledger = Ledger(folder / LEDGER)
         self._kept: set[str] = set()
-        self._freed: dict[int, int] = {}  # by the process that wrote it
+        self._freed: dict[int, int] = {}  # bytes, by the living process that wrote them
+        self._orphans: set[str] = set()  # segments in memory whose process is gone
         self._pid = os.getpid()
 
     @classmethod
@@ -165,29 +166,41 @@ class Segments:
             except FileNotFoundError:
                 continue
             if place == self.folder:
-                pid = pid_of(file)
-                self._freed[pid] = self._freed.get(pid, 0) + size
-                self._ledger.write(FREED, self._ledger.read(FREED) + size)
+                self._freed_now(file, size)
             return True
         return False
+
+    def _freed_now(self, file: str, size: int) -> None:
+        if file in self._orphans:
+            self._orphans.discard(file)
+            self._ledger.write(GONE, self._ledger.read(GONE) - size)
+        else:
+            pid = pid_of(file)
+            self._freed[pid] = self._freed.get(pid, 0) + size
+            self._ledger.write(FREED, self._ledger.read(FREED) + size)
 
     def child_gone(self, pid: int) -> int:
         """Remove what a dead child left: drafts, and segments that it told nobody of. Returns how many.
 
-        Then its counter is set to what is really there: it may have died between reserving and writing.
+        What stays is counted anew from what is really there, as it may have died between reserving and
+        writing, and its counter goes: the next child may have the same number. What is counted meanwhile is
+        too much and never too little.
         """
         removed = 0
         left = 0
         for place in self._places():
             for name in _names(place):
-                if pid_of(name) != pid:
+                if pid_of(name) != pid or name in self._orphans:
                     continue
                 if name not in self._kept:
                     (place / name).unlink(missing_ok=True)
                     removed += 1
                 elif place == self.folder:
                     left += (place / name).stat().st_size
-        self._ledger.write(str(pid), left + self._freed.get(pid, 0))
+                    self._orphans.add(name)
+        self._ledger.write(GONE, self._ledger.read(GONE) + left)
+        self._ledger.write(FREED, self._ledger.read(FREED) - self._freed.pop(pid, 0))
+        self._ledger.remove(str(pid))
         return removed
 
     def close(self) -> None:
