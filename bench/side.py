@@ -43,6 +43,11 @@ class Side:
         self.versions: dict[str, str] = {}
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def file(self) -> str:
         """The file that a reader opens to see what ran."""
         return self.module.replace(".", "/") + ".py"

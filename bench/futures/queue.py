@@ -18,25 +18,25 @@ LOOK_EVERY_S = 0.05
 
 
 class Watch(threading.Thread):
-    """Adds up the resident memory of some processes again and again, and keeps the largest sum."""
+    """Adds up the resident memory of a process and all its descendants, again and again: the largest sum."""
 
-    def __init__(self, pids: list[int]) -> None:
+    def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
-        self._processes = {pid: psutil.Process(pid) for pid in pids}
+        self._root = psutil.Process(pid)
         self._ended = threading.Event()
-        self.peak: dict[int, float] = {}
-        self.peak_each: dict[int, float] = {}
+        self.peak: dict[int, float] = {}  # MB by process, at the moment of the largest sum
+        self.highest: dict[int, float] = {}  # of each process, whenever it was
 
     def run(self) -> None:
         while not self._ended.wait(LOOK_EVERY_S):
             now = {}
-            for pid, process in self._processes.items():
+            for process in (self._root, *self._root.children(recursive=True)):
                 try:
-                    now[pid] = process.memory_info().rss / 1e6
+                    now[process.pid] = process.memory_info().rss / 1e6
                 except psutil.NoSuchProcess:
                     continue
-            self.peak_each = {
-                pid: max(self.peak_each.get(pid, 0.0), now.get(pid, 0.0)) for pid in self._processes
+            self.highest = {
+                pid: max(self.highest.get(pid, 0.0), now.get(pid, 0.0)) for pid in self.highest | now
             }
             if sum(now.values()) > sum(self.peak.values()):
                 self.peak = now
@@ -47,7 +47,7 @@ class Watch(threading.Thread):
 
 
 def memory(report: Report, folder: Path) -> None:
-    """Submit 100,000 with their handles kept, and work them all off.
+    """Submit 100,000 and keep their handles; then start the worker and have it work them all off.
 
     Counted is the resident memory of the client's process (its interpreter, this bench's code and all
     handles), of the supervisor and of both its children, added up as if they shared nothing; the peak of
@@ -55,30 +55,31 @@ def memory(report: Report, folder: Path) -> None:
     """
     count = QUICK_QUEUED if report.quick else QUEUED
     report.say(f"memory with {count:,} queued futures")
-    with sides.ours(report, folder / "queue") as side:
-        pids = side.ask("processes")
-        watch = Watch(pids)
+    with sides.ours(report, folder / "queue", workers=0) as side:
+        watch = Watch(side.pid)
         watch.start()
         submit_s = side.ask("queue", count=count)
         queued = dict(watch.peak)
+        side.ask("start", workers=sides.WORKERS)
         finish_s = side.ask("finish", count=count)
         watch.end()
-        names = ["client", "supervisor", *(f"child {number}" for number in range(1, len(pids) - 1))]
     raw = {
         "queued": count,
         "unit": "MB (10^6 bytes) of resident memory",
-        "at_the_peak": _named(names, pids, watch.peak),
-        "at_the_peak_while_submitting": _named(names, pids, queued),
-        "peak_of_each": _named(names, pids, watch.peak_each),
-        "sum_of_the_peaks": rounded(sum(watch.peak_each.values())),
+        "at_the_peak": _named(watch.peak),
+        "client_when_all_were_queued": rounded(sum(queued.values())),
+        "highest_of_each": _named(watch.highest),
+        "sum_of_the_highest": rounded(sum(watch.highest.values())),
         "submitted_per_second": rounded(count / submit_s),
-        "end_to_end_per_second": rounded(count / (submit_s + finish_s)),
+        "worked_off_per_second": rounded(count / finish_s),
     }
     report.figure("queued_100k_mb", sum(watch.peak.values()), raw, target=at_most(400))
 
 
-def _named(names: list[str], pids: list[int], amounts: dict[int, float]) -> dict[str, float]:
-    return {name: rounded(amounts.get(pid, 0.0)) for name, pid in zip(names, pids, strict=True)}
+def _named(amounts: dict[int, float]) -> dict[str, float]:
+    """By role: processes are started in this order, and so are listed in it."""
+    roles = ["client", "supervisor", *(f"child {number}" for number in range(1, len(amounts) - 1))]
+    return {role: rounded(amount) for role, amount in zip(roles, amounts.values(), strict=True)}
 
 
 def claim_rate(report: Report, folder: Path) -> None:

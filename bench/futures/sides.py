@@ -11,10 +11,11 @@ WORKERS = 2
 
 
 @contextmanager
-def ours(report: Report, home: Path) -> Iterator[Side]:
+def ours(report: Report, home: Path, *, workers: int = WORKERS) -> Iterator[Side]:
     """A client with one supervisor and two child processes on a home of its own."""
     with Side("bench.ours.futures_client") as side:
-        report.flags["ours"] = side.ask("open", home=str(home), workers=WORKERS)
+        flags = side.ask("open", home=str(home), workers=workers)
+        report.flags.setdefault("ours", flags)
         report.versions["ours"] = side.versions
         yield side
         side.ask("close")

@@ -10,8 +10,6 @@ import time
 from importlib.metadata import version
 from typing import Any
 
-import psutil
-
 import tidemill
 from bench.answering import answer, timed
 
@@ -36,11 +34,16 @@ def read(array: Any) -> tuple[float, float]:
 
 class Futures:
     def open(self, home: str, workers: int) -> dict[str, Any]:
-        self._home = home
-        self._client = tidemill.connect(home=home, workers=workers)
+        self._client = tidemill.connect(home=home)
         self._waiting: list[Any] = []
-        self.work(10)  # the worker is up
+        if workers:
+            self.start(workers)
+            self.work(10)  # its children are up
         return {"workers": workers, "store": "sqlite", "synchronous": "FULL"}
+
+    def start(self, workers: int) -> None:
+        """A supervisor with so many children."""
+        self._client.start_worker(workers)
 
     def work(self, count: int) -> float:
         def all_of_them() -> None:
@@ -78,11 +81,6 @@ class Futures:
 
         return timed(wait)
 
-    def processes(self) -> list[int]:
-        """This process and all that it has started."""
-        this = psutil.Process()
-        return [this.pid, *(one.pid for one in this.children(recursive=True))]
-
     def close(self) -> None:
         self._client.close()
 
@@ -91,12 +89,12 @@ if __name__ == "__main__":
     futures = Futures()
     commands = {
         "open": futures.open,
+        "start": futures.start,
         "work": futures.work,
         "round_trips": futures.round_trips,
         "hand_over": futures.hand_over,
         "queue": futures.queue,
         "finish": futures.finish,
-        "processes": futures.processes,
         "close": futures.close,
     }
     versions = {
