@@ -65,6 +65,8 @@ class PostgresStore(RetryingStore):
         # Never from a seed: two processes with the same one, or a child after a fork, would draw the same
         # ids and take each other's operations for their own.
         self.ids = random.SystemRandom()
+        # Blind writes to one row conflict under SERIALIZABLE; who lost a few times must not fall far behind.
+        self.conflict_pause_s = 0.1
         self.address = Address(url)
         self.connections = connections
         self.lease = LeaseClock(clock)

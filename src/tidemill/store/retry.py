@@ -89,6 +89,7 @@ class RetryingStore(Store):
     ) -> None:
         super().__init__(clock=clock, chance=chance)
         self.patience_s = patience_s  # how long conflicts or an absent server are endured
+        self.conflict_pause_s = 1.0  # at most so long between two attempts that conflicted
         self.ids = self.chance  # where operation ids are drawn; a backend that processes share replaces it
         self.conflicts = 0
 
@@ -97,10 +98,12 @@ class RetryingStore(Store):
         give_up = self.clock.monotonic() + self.patience_s
         while True:
             operation.attempt += 1
+            pause_s = 1.0
             try:
                 return self._attempt(operation)
             except Conflict as conflict:
                 self.conflicts += 1
+                pause_s = self.conflict_pause_s
                 if self.clock.monotonic() > give_up:
                     raise StoreBusy(f"conflicts for {self.patience_s:g} s on {self.url}") from conflict
             except Unreached as absent:
@@ -111,7 +114,7 @@ class RetryingStore(Store):
                 if committed:
                     return operation.results[committed]
                 operation.renew_id()
-            self.clock.sleep(backoff(operation.attempt, self.chance))
+            self.clock.sleep(backoff(operation.attempt, self.chance, most_s=pause_s))
 
     def _settle(self, operation: Operation[T], give_up: float, doubt: Unknown) -> int:
         """The number of the attempt that was committed; 0 when none was, and then none can be."""
