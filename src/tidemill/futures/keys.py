@@ -20,6 +20,7 @@
     (C, "inbox", node)                             commands for a node, in order
     (C, "garbage", object)                         results in object storage that nobody needs any more
     (C, "loose", id)                               released results that wait for their dependents to end
+    (C, "task", group, partition)                  a partition's task -> id
     (C, "actor", id)                               an actor and where it lives
     (C, "hosted", node, actor)                     the actors of a node
     (C, "call", actor, ordinal)                    an actor's calls in their order -> id
@@ -63,6 +64,7 @@ class FutureKeys:
         self.garbage = Space(cluster, "garbage")
         self.loose = Space(cluster, "loose")
         self.actor = Space(cluster, "actor")
+        self.task = Space(cluster, "task")
         self.hosted = Space(cluster, "hosted")
         self.call = Space(cluster, "call")
         self.status = Space(cluster, "status")

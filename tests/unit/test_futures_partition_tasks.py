@@ -1,0 +1,189 @@
+"""Partitions whose work is a future: made as far as workers are idle, judged by the future's own state."""
+
+import pytest
+
+from tests.unit.futures_stage import Stage
+from tidemill.cluster import leases, nodes, partitions
+from tidemill.cluster.keeper import Held
+from tidemill.cluster.leader import Tenure
+from tidemill.errors import NotLeader
+from tidemill.futures import cancel, finish
+from tidemill.futures.partition_tasks import (
+    PAGE,
+    STATE_OF,
+    Finding,
+    TaskState,
+    create,
+    failure_of,
+    remove_done,
+    standing,
+)
+from tidemill.futures.rows import Failure
+from tidemill.futures.states import FutureState
+
+GROUP = "bucket"
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage(scan=False)
+
+
+def lead(stage: Stage, name: str = "leader") -> Tenure:
+    lease = stage.store.run(lambda tx: leases.acquire(tx, stage.cluster.leader, name, 15_000_000))
+    assert isinstance(lease, leases.Lease)
+    return Tenure(stage.store, Held(stage.cluster.leader, lease, stage.clock.monotonic() + 12, stage.clock))
+
+
+def tasks(stage: Stage):
+    return {task.id: task for task in stage.here(standing, GROUP)}
+
+
+class Files:
+    """Outstanding work: each file once, however often it is looked for."""
+
+    def __init__(self, stage: Stage, count: int) -> None:
+        self.left = {f"file-{number:03}": stage.spec(f"take {number}") for number in range(count)}
+        self.asked: list[int] = []
+        self.settled: list[str] = []
+
+    def find(self, most: int):
+        self.asked.append(most)
+        return dict(list(self.left.items())[:most])
+
+    def keep(self, tx, done) -> None:
+        for task in done:
+            self.settled.append(task.id)
+            self.left.pop(task.id, None)
+
+
+@pytest.mark.rule("CLU-15")
+def test_every_state_of_a_future_is_a_state_of_its_partition():
+    assert STATE_OF.keys() == set(FutureState)
+    assert set(STATE_OF.values()) == set(TaskState)
+
+
+@pytest.mark.rule("CLU-15")
+def test_a_partition_is_outstanding_in_progress_failed_quarantined_or_done_and_counts_its_attempts(stage):
+    worker = stage.worker("w")
+    specs = {name: stage.spec(name, max_retries=1) for name in ("good", "bad", "poison")}
+    stage.there(create, GROUP, specs, 1)
+    assert {task.state for task in tasks(stage).values()} == {TaskState.OUTSTANDING}
+    for round_ in range(3):
+        stage.clock.advance(5)
+        worker = stage.beat(worker)
+        for one in stage.claim(worker):
+            name = stage.spec_of(one.id).name
+            assert tasks(stage)[name].state is TaskState.IN_PROGRESS
+            assert tasks(stage)[name].holder == worker.id
+            if name == "good":
+                stage.realize(worker, one)
+            else:
+                kind = "exception" if name == "bad" else "crash"
+                stage.there(finish.fail, worker, one, Failure(kind=kind, message=f"no {round_}"), jitter=0.0)
+    found = tasks(stage)
+    assert found["good"].state is TaskState.DONE
+    assert (found["bad"].state, found["bad"].attempts) == (TaskState.FAILED, 2)
+    assert (found["poison"].state, found["poison"].attempts) == (TaskState.QUARANTINED, 3)
+    failure = stage.here(failure_of, found["bad"])
+    assert failure is not None
+    assert (failure.node, failure.message) == (worker.id, "no 1")
+
+
+@pytest.mark.rule("CLU-12")
+def test_no_more_is_made_than_idle_workers_can_take_and_what_is_done_is_removed(stage):
+    worker = stage.worker("w")
+    worker = stage.beat(worker, slots=3)
+    files = Files(stage, 8)
+    duty = Finding(stage.keys, stage.cluster, GROUP, files.find, settled=files.keep)
+    tenure = lead(stage)
+    seen = []
+    for _ in range(6):
+        duty(tenure)
+        assert (
+            sum(
+                task.state in (TaskState.OUTSTANDING, TaskState.IN_PROGRESS) for task in tasks(stage).values()
+            )
+            <= 3
+        )
+        for one in stage.claim(worker):
+            seen.append(stage.spec_of(one.id).name)
+            stage.realize(worker, one)
+    duty(tenure)
+    assert sorted(seen) == sorted(f"take {number}" for number in range(8))
+    assert sorted(files.settled) == [f"file-{number:03}" for number in range(8)]
+    assert tasks(stage) == {}
+    assert max(files.asked) == 3
+
+
+@pytest.mark.rule("CLU-12")
+def test_without_workers_or_with_busy_ones_nothing_is_looked_for(stage):
+    files = Files(stage, 4)
+    duty = Finding(stage.keys, stage.cluster, GROUP, files.find)
+    tenure = lead(stage)
+    duty(tenure)
+    assert files.asked == []
+    stage.beat(stage.worker("w"), slots=2)
+    duty(tenure)
+    duty(tenure)
+    assert files.asked == [2]
+    assert len(tasks(stage)) == 2
+
+
+@pytest.mark.rule("CLU-12")
+def test_a_deposed_leader_makes_and_removes_nothing(stage):
+    stage.beat(stage.worker("w"), slots=2)
+    files = Files(stage, 4)
+    old = lead(stage)
+    stage.store.run(lambda tx: leases.release(tx, stage.cluster.leader, old.held.lease))
+    lead(stage, "another")
+    with pytest.raises(NotLeader):
+        Finding(stage.keys, stage.cluster, GROUP, files.find)(old)
+    assert tasks(stage) == {}
+
+
+@pytest.mark.rule("CLU-16")
+def test_the_map_names_the_node_list_it_was_made_for(stage):
+    stage.worker("w")
+    stage.there(create, GROUP, {"a": stage.spec()}, 7)
+    made = stage.store.run(lambda tx: partitions.map_of(tx, stage.cluster, GROUP))
+    assert made is not None
+    assert (made.node_version, made.leader_epoch) == (
+        stage.store.run(lambda tx: nodes.version(tx, stage.cluster)),
+        7,
+    )
+
+
+def test_an_id_makes_one_partition_and_one_future_however_often_it_is_found(stage):
+    assert stage.there(create, GROUP, {"a": stage.spec("first")}, 1) == ["a"]
+    assert stage.there(create, GROUP, {"a": stage.spec("second")}, 1) == []
+    assert stage.spec_of(tasks(stage)["a"].future).name == "first"
+
+
+def test_a_partition_that_went_on_is_not_removed_and_its_future_stays_pinned(stage):
+    worker = stage.worker("w")
+    stage.there(create, GROUP, {"a": stage.spec()}, 1)
+    (one,) = stage.claim(worker)
+    stage.realize(worker, one)
+    seen = list(tasks(stage).values())
+    assert stage.here(remove_done, seen) == ["a"]
+    stage.there(create, GROUP, {"b": stage.spec()}, 1)
+    open_one = tasks(stage)["b"]
+    assert stage.here(remove_done, [open_one]) == []
+    assert stage.store.run(lambda tx: tx.get(stage.keys.pin[open_one.future, "partition"])) == b""
+
+
+@pytest.mark.rule("CLU-15")
+def test_a_cancelled_or_deleted_task_is_a_failed_partition(stage):
+    stage.there(create, GROUP, {"a": stage.spec()}, 1)
+    stage.here(cancel.cancel, tasks(stage)["a"].future)
+    assert tasks(stage)["a"].state is TaskState.FAILED
+
+
+def test_more_than_a_page_is_made_in_several_transactions(stage):
+    stage.beat(stage.worker("w"), slots=3 * PAGE)
+    files = Files(stage, 2 * PAGE + 1)
+    Finding(stage.keys, stage.cluster, GROUP, files.find)(lead(stage))
+    found = stage.here(standing, GROUP, limit=1_000)
+    assert len(found) == 2 * PAGE + 1
+    assert [task.id for task in stage.here(standing, GROUP, after=found[-2].id)] == [found[-1].id]
