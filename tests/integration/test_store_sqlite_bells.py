@@ -8,7 +8,7 @@ import pytest
 
 from tidemill.store.keys import Space
 from tidemill.store.sqlite import SqliteStore
-from tidemill.store.sqlite_bells import Bell, checksum
+from tidemill.store.sqlite_bells import Bell, Ear, checksum
 
 SPACE = Space("bells")
 LONG_S = 30.0
@@ -63,6 +63,31 @@ def test_a_bell_with_too_many_keys_to_name_wakes_everybody(store):
     with store.watch([SPACE["wanted"]]) as watch:
         store._watches.heard(Bell(store._watches._seen + 1, None))
         assert watch.event.is_set()
+
+
+def test_a_quiet_commit_rings_for_nobody_and_leaves_no_gap(store, tmp_path):
+    """Its number is told, so that the next bell is the very next one and wakes only whom it names."""
+    heard: list[Bell] = []
+    with SqliteStore(tmp_path / "store.db") as other:
+        ear = Ear(other._watches._bells.folder, other.chance)
+
+        def quietly(tx):
+            tx.set(SPACE["wanted"], b"1", quiet=True)
+            tx.set_many([(SPACE["two"], b"2")], quiet=True)
+
+        for fn in (
+            quietly,
+            lambda tx: tx.clear(SPACE["two"], quiet=True),
+            lambda tx: tx.take(SPACE["wanted"], SPACE["wanted"] + b"\x00", 1, quiet=True),
+            lambda tx: tx.set(SPACE["wanted"], b"2"),
+        ):
+            store.run(fn)
+            heard.append(ear.hear())
+        ear.close()
+    assert [bell.commit - heard[0].commit for bell in heard] == [0, 1, 2, 3]
+    wanted = checksum(SPACE["wanted"])
+    assert [bell.sums is not None and wanted in bell.sums for bell in heard] == [False, False, False, True]
+    assert all(checksum(SPACE["two"]) not in bell.sums for bell in heard)
 
 
 def test_the_name_of_a_dead_process_is_removed_by_whoever_rings_next(store):

@@ -178,7 +178,7 @@ def _take_lane(tx: Tx, keys: FutureKeys, lane: Lane, free: Capacity, limit: int)
         together = min(allowed - len(taken), how_many(high, free))
         if together < 1:
             break
-        more = tx.take(lo, hi, together)
+        more = tx.take(lo, hi, together, quiet=True)
         taken += more
         free = left(free, more)
         if len(more) < together:
@@ -195,6 +195,7 @@ def _take_lane(tx: Tx, keys: FutureKeys, lane: Lane, free: Capacity, limit: int)
 def _claim_rows(tx: Tx, keys: FutureKeys, node: Node, taken: Sequence[Row]) -> list[Claim]:
     ids = [_id_of(row.key) for row in taken]
     claims = []
+    written: list[tuple[bytes, bytes]] = []
     for index, future_id, row in zip(taken, ids, edges.read_many(tx, keys, ids), strict=True):
         if not isinstance(row, Unclaimed):
             continue  # an index row without its future: taking it is all that was to be done
@@ -209,9 +210,9 @@ def _claim_rows(tx: Tx, keys: FutureKeys, node: Node, taken: Sequence[Row]) -> l
             limited=limited,
         )
         raw = rows.encode(claimed)
-        tx.set(keys.future[future_id], raw)
-        tx.set(keys.own[node.id, future_id], b"")
+        written += [(keys.future[future_id], raw), (keys.own[node.id, future_id], b"")]
         claims.append(Claim(future_id, claimed, raw))
+    tx.set_many(written, quiet=True)  # who awaits a future is not concerned with who has it
     return claims
 
 

@@ -30,7 +30,7 @@ from tidemill.futures.rows import (
     Unclaimed,
     Unsatisfiable,
 )
-from tidemill.futures.states import FutureEdge, step
+from tidemill.futures.states import ENDED, FutureEdge, step
 from tidemill.store import Tx
 
 Path: TypeAlias = FutureEdge | tuple[FutureEdge, ...]
@@ -92,20 +92,20 @@ def ready_value(spec: Spec, tally: Tally) -> bytes:
 
 
 def enter(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow) -> None:
-    """Write a row and put it into the indices of its state."""
-    tx.set(keys.future[spec.id], rows.encode(row))
+    """Write a row and put it into the indices of its state. Whoever watches a future is told of its end."""
+    tx.set(keys.future[spec.id], rows.encode(row), quiet=row.state not in ENDED)
     match row:
         case Unclaimed():
-            tx.set(ready_key(keys, spec, row), ready_value(spec, row.tally))
+            tx.set(ready_key(keys, spec, row), ready_value(spec, row.tally), quiet=True)
             if row.assigned:
                 tx.hint(keys.assigned[row.assigned])
             else:
                 _open_lane(tx, keys, lanes.lane_of(spec.queue, spec.priority, needs_of(spec, row.tally)))
             tx.hint(keys.bell)
         case Claimed():
-            tx.set(keys.own[row.holder, spec.id], b"")
+            tx.set(keys.own[row.holder, spec.id], b"", quiet=True)
         case Unsatisfiable():
-            tx.set(keys.stranded[spec.id], b"")
+            tx.set(keys.stranded[spec.id], b"", quiet=True)
 
 
 def _open_lane(tx: Tx, keys: FutureKeys, lane: lanes.Lane) -> None:
@@ -120,13 +120,13 @@ def withdraw(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow) -> None:
     """Take a row out of the indices of its state."""
     match row:
         case Unclaimed():
-            tx.clear(ready_key(keys, spec, row))
+            tx.clear(ready_key(keys, spec, row), quiet=True)
         case Claimed():
-            tx.clear(keys.own[row.holder, spec.id])
+            tx.clear(keys.own[row.holder, spec.id], quiet=True)
             if row.limited:
                 tx.add(keys.running[spec.queue], -1)
         case Unsatisfiable():
-            tx.clear(keys.stranded[spec.id])
+            tx.clear(keys.stranded[spec.id], quiet=True)
 
 
 def move(tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, edge: Path, new: AnyRow) -> None:

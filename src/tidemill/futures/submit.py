@@ -92,7 +92,7 @@ def known_as(tx: Tx, keys: FutureKeys, spec: Spec) -> bytes | None:
 def begin(tx: Tx, keys: FutureKeys, spec: Spec) -> Spec:
     """Write what never changes: the spec, and the indices of its key and its deadline."""
     spec = msgspec.structs.replace(spec, submitted_at=tx.now())
-    tx.set(keys.spec[spec.id], rows.encode(spec))
+    tx.set(keys.spec[spec.id], rows.encode(spec), quiet=True)
     if spec.key:
         tx.set(keys.key[spec.key], spec.id)
     if spec.deadline_at:

@@ -104,17 +104,20 @@ class Tx(ABC):
 
     # --- writing
 
-    def set(self, key: bytes, value: bytes) -> None:
-        self._count(key, value)
+    # `quiet`: this change is no news to whoever watches the key, so the commit wakes nobody for it. Rows that
+    # nobody watches are written so: a commit of many rows names its few watched keys then, instead of none.
+
+    def set(self, key: bytes, value: bytes, *, quiet: bool = False) -> None:
+        self._count(key, value, watched=not quiet)
         self._set(key, value)
 
-    def set_many(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+    def set_many(self, rows: Sequence[tuple[bytes, bytes]], *, quiet: bool = False) -> None:
         """Set several rows; of two values for one key the last one stays."""
-        self._count_many([key for key, _ in rows], [value for _, value in rows])
+        self._count_many([key for key, _ in rows], [value for _, value in rows], watched=not quiet)
         self._set_many(rows)
 
-    def clear(self, key: bytes) -> None:
-        self._count(key, b"")
+    def clear(self, key: bytes, *, quiet: bool = False) -> None:
+        self._count(key, b"", watched=not quiet)
         self._clear(key)
 
     def clear_range(self, lo: bytes, hi: bytes) -> None:
@@ -147,7 +150,7 @@ class Tx(ABC):
         self._check_alive()
         self.touched.add(key)
 
-    def take(self, lo: bytes, hi: bytes, limit: int) -> list[Row]:
+    def take(self, lo: bytes, hi: bytes, limit: int, *, quiet: bool = False) -> list[Row]:
         """Remove and return up to `limit` rows, in key order, that nobody else is taking at this moment."""
         self._check_bounds(lo, hi)
         self._check_alive()
@@ -157,7 +160,7 @@ class Tx(ABC):
         if room <= 0:  # an empty answer would read as an empty queue
             raise self._overflow(f"more than {self.limits.transaction_writes:,} writes")
         rows = self._take(lo, hi, min(limit, room))
-        self._count_many([row.key for row in rows], ())
+        self._count_many([row.key for row in rows], (), watched=not quiet)
         return rows
 
     def swap(self, key: bytes, expected: bytes | None, new: bytes | None) -> bool:
@@ -224,13 +227,14 @@ class Tx(ABC):
         if watched:
             self.touched.add(key)
 
-    def _count_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+    def _count_many(self, keys: Sequence[bytes], values: Sequence[bytes], *, watched: bool = True) -> None:
         self._check_keys(keys)
         sizes = list(map(len, values))
         if sizes and max(sizes) > self.limits.value_bytes:
             raise ValueTooLarge(f"a value of {max(sizes):,} bytes")
         self._count_writes(len(keys), sum(map(len, keys)) + sum(sizes))
-        self.touched.update(keys)
+        if watched:
+            self.touched.update(keys)
 
     def _count_writes(self, writes: int, size: int) -> None:
         self._check_alive()

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 _NAME = b"\0tidemill-bell-"
 _MOST_KEYS = 500
+_NOBODY = 0  # the checksum of no bytes at all, and no key is empty
 _MOST_BYTES = 8 + 4 * _MOST_KEYS
 
 
@@ -86,7 +87,8 @@ class Bells:
         names = self._listed()
         if not names:
             return
-        sums = {checksum(key) for keys in written for key in keys}
+        # A commit that concerns nobody is rung as well: who misses a number takes it for news to everybody.
+        sums = {checksum(key) for keys in written for key in keys} or {_NOBODY}
         named = sums if len(sums) <= _MOST_KEYS else ()
         message = struct.pack(f">Q{len(named)}I", commit, *named)
         if self._socket is None:
