@@ -45,6 +45,23 @@ def test_every_value_comes_back_as_it_was(value: object) -> None:
 @pytest.mark.parametrize(
     "array",
     [
+        np.array([1, 2], ">M8[s]"),
+        np.array(5, ">m8[D]"),
+        np.zeros((0, 3), ">M8[Y]"),
+        np.zeros(2, [("at", ">M8[us]"), ("n", "<i4")]),
+        np.arange(12, dtype=">i4").reshape(3, 4)[:, ::2],
+        np.asfortranarray(np.arange(6).reshape(2, 3).astype("M8[s]")),
+    ],
+    ids=str,
+)
+def test_arrays_that_numpy_would_change_come_back_as_they_were(array: Any) -> None:
+    assert all(same(array, back) for back in ways(array))
+    assert all(back.strides == array.strides for back in ways(array) if array.flags.f_contiguous)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
         np.arange(LARGE),
         np.asfortranarray(np.ones((500, 400))),
         np.zeros(LARGE, [("a", "i4"), ("b", "f8")]),

@@ -31,7 +31,7 @@ def reduce(obj: Any) -> Any:
 def _reduce_array(obj: Any) -> Any:
     import numpy as np
 
-    if type(obj) is not np.ndarray or obj.dtype.hasobject or not obj.nbytes:
+    if type(obj) is not np.ndarray or obj.dtype.hasobject or not obj.itemsize:
         return NotImplemented
     contiguous = obj.flags.c_contiguous or obj.flags.f_contiguous
     if contiguous and _exported(obj.dtype):
@@ -58,6 +58,8 @@ def _exported(dtype: Any) -> bool:
 def _array(raw: Any, dtype: Any, shape: tuple[int, ...], order: Any) -> Any:
     import numpy as np
 
+    if 0 in shape:
+        return np.empty(shape, dtype, order=order)
     return np.frombuffer(raw, np.uint8).view(dtype).reshape(shape, order=order)
 
 
