@@ -5,10 +5,19 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidemill.futures import context
-from tidemill.futures.client import connect
+
+if TYPE_CHECKING:
+    from tidemill.futures.client import Client
+
+
+def _client() -> "Client":
+    """Imported where it is needed: it takes longer than most tasks."""
+    from tidemill.futures.client import connect
+
+    return connect()
 
 
 def add(x: int, y: int = 1) -> int:
@@ -129,7 +138,7 @@ def length(value: bytes) -> int:
 def fib(n: int) -> int:
     if n < 2:
         return n
-    client = connect()
+    client = _client()
     first, second = client.submit(fib, n - 1), client.submit(fib, n - 2)
     return int(first.result() + second.result())
 
@@ -139,7 +148,7 @@ def nested(depth: int, folder: str) -> int:
     note(folder, f"began {depth}")
     if depth == 0:
         return 0
-    return int(connect().submit(nested, depth - 1, folder).result()) + 1
+    return int(_client().submit(nested, depth - 1, folder).result()) + 1
 
 
 def whoami() -> tuple[int, int]:
@@ -177,12 +186,43 @@ class Counter:
 
 
 def awaits_large(ram: str) -> int:
-    return int(connect().submit(add, 0, ram=ram).result())
+    return int(_client().submit(add, 0, ram=ram).result())
 
 
 def awaits_file(folder: str, name: str) -> str:
-    return str(connect().submit(waits_for, folder, name).result())
+    return str(_client().submit(waits_for, folder, name).result())
 
 
 def parent_of(value: bytes) -> int:
     return os.getppid()
+
+
+# --- diamonds: see tests/acceptance/test_futures_kills.py
+
+
+def _executed(log: str) -> None:
+    task = context.current()
+    assert task is not None
+    fd = os.open(Path(log) / str(os.getpid()), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(fd, f"{task.id.hex()} {task.epoch}\n".encode())
+    os.close(fd)
+
+
+def top(log: str, number: int, size: int) -> bytes:
+    _executed(log)
+    return number.to_bytes(4, "big") * size
+
+
+def side(log: str, value: bytes, factor: int) -> bytes:
+    _executed(log)
+    number = int.from_bytes(value[-4:], "big") * factor
+    return number.to_bytes(4, "big") * (len(value) // 4)
+
+
+def join(log: str, left: bytes, right: bytes) -> int:
+    _executed(log)
+    return sum(left[-4:]) + sum(right[:4]) + len(left) + len(right)
+
+
+def expected(number: int, size: int) -> int:
+    return sum((2 * number).to_bytes(4, "big")) + sum((3 * number).to_bytes(4, "big")) + 8 * size

@@ -70,7 +70,7 @@ class WorkerProcess:
         return self.process.pid
 
     def events(self, kind: str) -> list[Told]:
-        return [one for one in list(self.told) if one["type"] == kind]
+        return [one for one in list(self.told) if one.get("type") == kind]
 
     def wait_for(self, kind: str, count: int = 1) -> Told:
         """Wait until it told something (so often); the last of them."""

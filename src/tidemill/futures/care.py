@@ -54,6 +54,7 @@ class Care:
         self.look_at = now + LOOK_EVERY_S
         for child in list(all_.children.all):
             self._look_at(child, now)
+        all_.children.reap_orphans()
         self._give_back_lingering(now)
         self._end_idle(now)
         self._look_at_actors(now)

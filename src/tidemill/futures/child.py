@@ -1,48 +1,46 @@
 """A child process: runs the tasks its supervisor sends, one after the other.
 
-    python -m tidemill.futures.child WORK CONTROL PAGE FAULTS PARENT
-
-The arguments are open descriptors and the supervisor's process id. The main thread reads the work line and
-runs tasks; a thread listens to the control line (`tidemill.futures.wire`). It imports little, and large
-libraries only when a task needs them, because children are started when somebody waits for them.
+It is a fork of the zygote. The main thread reads the work line and runs tasks; a thread listens to the
+control line (`tidemill.futures.wire`). What is imported here is imported by the zygote too, which must not
+start threads: large libraries are imported when a task needs them.
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import signal
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 
 from tidemill.clock import SYSTEM
 from tidemill.futures import context, wire
 from tidemill.futures.context import Site, TaskContext
 from tidemill.futures.task import TaskRunner
 from tidemill.futures.wire import Cancel, Hello, Message, Page, Ready, Recall, Recalled, Resume, Task, Work
+from tidemill.futures.zygote import PR_SET_PDEATHSIG, prctl
 
 
-def main(arguments: list[str]) -> None:
-    """Be a child until the supervisor hangs up."""
-    work_fd, control_fd, page_fd, faults_fd, parent = map(int, arguments)
-    _die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.enable(file=faults_fd)
-    child = ChildProcess(socket.socket(fileno=work_fd), socket.socket(fileno=control_fd), Page(page_fd))
+def main(descriptors: Sequence[int], supervisor: int) -> None:
+    """Be a child until the supervisor hangs up.
+
+    Args:
+        descriptors: work line, control line, page, and a file for what the interpreter says when it dies.
+        supervisor: its process id.
+    """
+    work, control, page, faults = descriptors
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor:  # it was over before we could ask
+        os._exit(1)
+    faulthandler.enable(file=faults)
+    child = ChildProcess(socket.socket(fileno=work), socket.socket(fileno=control), Page(page))
+    os.close(page)
     child.run()
     # Whatever a task has left running here is over: no thread of its, and no exit function, holds us back.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-def _die_with(parent: int) -> None:
-    """Ask the kernel to kill us when our supervisor ends, however it ends (Linux)."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent:  # it was over before we could ask
-        os._exit(1)
 
 
 class ChildProcess:
@@ -150,7 +148,3 @@ class ChildProcess:
                 self._context.tell_cancel()
             elif number >= self._running:
                 self._cancelled.add(number)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

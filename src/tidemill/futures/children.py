@@ -1,8 +1,8 @@
 """Child processes, as their supervisor sees them: started, given work, asked, killed, and judged when dead.
 
-A child is a new process of a lean module and not a fork: threads, connections and locks of the supervisor
-are not its business. It leads a process group of its own, so that what a task has started ends with it, and
-it ends when the supervisor does.
+A child is a fork of the zygote and not of us: threads, connections and locks of the supervisor are not its
+business. It leads a process group of its own, so that what a task has started ends with it, and it ends when
+the supervisor does.
 
 Nothing here waits: what a child cannot take at once is kept until its line can be written again.
 """
@@ -12,21 +12,22 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from tidemill.clock import Clock
 from tidemill.futures import memory, wire
 from tidemill.futures.rows import Needs
 from tidemill.futures.wire import Cancel, Hello, Message, Page, Recall, Resume, Task, Up, Work
+from tidemill.futures.zygote import Zygote
 
 if TYPE_CHECKING:
     from tidemill.futures.jobs import Job
 
 FAULT_BYTES = 16_000
+LINGER_S = 0.5
 
 
 class End(msgspec.Struct, frozen=True):
@@ -41,7 +42,7 @@ class End(msgspec.Struct, frozen=True):
 class Child:
     """One child process with its two lines, its page and the jobs it has been sent."""
 
-    def __init__(self, hello: Hello, *, actor: bytes = b"") -> None:
+    def __init__(self, zygote: Zygote, hello: Hello, *, actor: bytes = b"") -> None:
         self.actor = actor  # a child that is one actor does nothing else
         self.jobs: dict[int, Job] = {}  # sent and not ended, in the order they were sent
         self.ready = False
@@ -63,13 +64,7 @@ class Child:
         self._faults = os.memfd_create("tidemill-faults")
         try:
             passed = (theirs.fileno(), their_control.fileno(), page, self._faults)
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tidemill.futures.child", *map(str, (*passed, os.getpid()))],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what tasks print is for people; standard output is the supervisor's
-                pass_fds=passed,
-                start_new_session=True,
-            )
+            self.pid = zygote.fork(passed)
             self.page = Page(page)
         finally:
             theirs.close()
@@ -78,10 +73,6 @@ class Child:
         self.work.settimeout(0.0)
         self.control.settimeout(0.0)
         self.send(hello)
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
 
     # --- down
 
@@ -173,23 +164,39 @@ class Child:
     def kill(self, why: str) -> None:
         """End it and what it has started, at once; `why` is remembered for the verdict."""
         self.killed_for = self.killed_for or why
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        self._signal()
 
-    def bury(self) -> End:
+    def _signal(self) -> None:
+        for send in (os.killpg, os.kill):  # it may not lead its group yet
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                send(self.pid, signal.SIGKILL)
+
+    def bury(self, clock: Clock) -> End:
         """Its line is closed: end what is left of it, and say how it ended."""
         running = self.page.running
-        try:
-            code = self.process.wait(0.5)
-        except subprocess.TimeoutExpired:  # it closed its line and lives on
-            self.kill("it closed its line")
-            code = self.process.wait()
+        code = self._wait(clock)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)  # what its tasks have started
         evidence = os.pread(self._faults, FAULT_BYTES, 0).decode(errors="replace")
         end = self._judge(code, evidence, running)
         self.close()
         return end
+
+    def _wait(self, clock: Clock) -> int:
+        """Its exit code, as `subprocess` gives it: negative for a signal."""
+        give_up = clock.monotonic() + LINGER_S
+        while True:
+            late = clock.monotonic() > give_up
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    return os.waitstatus_to_exitcode(status)
+            except ChildProcessError:  # just forked, and not given to us yet
+                if late:
+                    return -signal.SIGKILL
+            if late:  # it closed its line and lives on
+                self.kill("it closed its line")
+            clock.sleep(0.001)
 
     def _judge(self, code: int, evidence: str, running: int) -> End:
         if self.killed_for:
@@ -220,12 +227,15 @@ def _signal_name(number: int) -> str:
 class Children:
     """All child processes of one supervisor, and the selector that waits for their words."""
 
-    def __init__(self, selector: selectors.BaseSelector) -> None:
+    def __init__(self, selector: selectors.BaseSelector, clock: Clock) -> None:
         self._selector = selector
+        self._clock = clock
+        self._zygote = Zygote()
         self.all: list[Child] = []
 
     def start(self, hello: Hello, *, actor: bytes = b"") -> Child:
-        child = Child(hello, actor=actor)
+        """Start a process."""
+        child = Child(self._zygote, hello, actor=actor)
         self.all.append(child)
         self._selector.register(child.work, selectors.EVENT_READ, child)
         self._selector.register(child.control, selectors.EVENT_READ, child)
@@ -242,9 +252,25 @@ class Children:
         self._selector.unregister(child.work)
         self._selector.unregister(child.control)
         self.all.remove(child)
-        return child.bury()
+        return child.bury(self._clock)
+
+    def reap_orphans(self) -> None:
+        """Processes that tasks started and left behind are ours when they end (see `zygote`)."""
+        ours = {child.pid for child in self.all} | {self._zygote.pid}
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if found.si_pid in ours:
+                    return
+                os.waitpid(found.si_pid, 0)
 
     def kill_all(self, why: str) -> None:
         """End every child at once; may be called from any thread."""
         for child in list(self.all):
             child.kill(why)
+
+    def close(self) -> None:
+        """End them all, and the zygote."""
+        self.kill_all("the worker ends")
+        for child in list(self.all):
+            self.bury(child)
+        self._zygote.close()

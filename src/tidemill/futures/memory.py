@@ -69,8 +69,7 @@ def limited(ram: int) -> Iterator[None]:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    now = int(_field(Path("/proc/self/status"), "VmData:")) * 1024
-    wanted = now + ram
+    wanted = _private_bytes() + ram
     resource.setrlimit(
         resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
     )
@@ -78,3 +77,29 @@ def limited(ram: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+@contextmanager
+def lifted() -> Iterator[None]:
+    """Do something of our own inside a task: open a store, start a thread, whose stack alone may be too much.
+
+    What is taken meanwhile is added to the task's limit.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if soft == hard:
+        yield
+        return
+    before = _private_bytes()
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    try:
+        yield
+    finally:
+        wanted = soft + max(0, _private_bytes() - before)
+        resource.setrlimit(
+            resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+        )
+
+
+def _private_bytes() -> int:
+    """Private memory of this process that can be written."""
+    return int(_field(Path("/proc/self/status"), "VmData:")) * 1024

@@ -21,7 +21,7 @@ from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leases import RENEW_EVERY_S, TTL_S
 from tidemill.cluster.member import Member
 from tidemill.cluster.nodes import Node
-from tidemill.errors import CommitUnknown, LeaseLost, StoreError
+from tidemill.errors import CommitUnknown, FutureError, LeaseLost, StoreError
 from tidemill.events import Emit, ignore
 from tidemill.futures import inbox
 from tidemill.futures.books import Books, result_of
@@ -124,7 +124,7 @@ class Supervisor:
         self.placement = Placement(settings.slots, settings.total)
         self.hosting = Hosting()
         self.selector = selectors.DefaultSelector()
-        self.children = Children(self.selector)
+        self.children = Children(self.selector, clock)
         self.wakeup = Wakeup()
         self.selector.register(self.wakeup.reader, selectors.EVENT_READ)
         self.care = Care(self)
@@ -164,9 +164,7 @@ class Supervisor:
         finally:
             self._idle.set()
             self._ended.set()
-            self.children.kill_all("the worker ends")
-            for child in list(self.children.all):
-                self.children.bury(child)
+            self.children.close()
             self.member.drain(0.0)
             watcher.close()
             beats.join(self.settings.every_s + 5.0)
@@ -211,18 +209,30 @@ class Supervisor:
         if self.draining:
             return
         plain = sum(not child.actor for child in self.children.all)
-        while plain < self.settings.slots and self.clock.monotonic() >= self._start_at:
-            self.start_child()
+        while plain < self.settings.slots and self.start_child() is not None:
             plain += 1
 
-    def start_child(self, actor: bytes = b"") -> Child:
-        """Start a process; what it is sent before it is up waits in its line."""
-        hello = msgspec.structs.replace(self.hello, node_epoch=self._epoch)
-        return self.children.start(hello, actor=actor)
+    def start_child(self, actor: bytes = b"") -> Child | None:
+        """Start a process; what it is sent before it is up waits in its line.
 
-    def may_start(self) -> bool:
-        """Not when the last children died before they said a word."""
-        return self.clock.monotonic() >= self._start_at
+        None for a while after children that could not be started, or did not live to say a word.
+        """
+        if self.clock.monotonic() < self._start_at:
+            return None
+        try:
+            return self.children.start(
+                msgspec.structs.replace(self.hello, node_epoch=self._epoch), actor=actor
+            )
+        except (FutureError, OSError) as error:
+            self._unborn(str(error))
+            return None
+
+    def _unborn(self, why: str) -> None:
+        self._stillborn += 1
+        self._start_at = self.clock.monotonic() + backoff(
+            self._stillborn, self.chance, first_s=0.1, most_s=5.0
+        )
+        self.emit(ChildEnded(node=self.member.id, pid=0, kind="unborn", message=why))
 
     # --- hearing
 
@@ -330,10 +340,7 @@ class Supervisor:
         if self.segments is not None:
             self.segments.child_gone(child.pid)
         if not child.ready and not child.killed_for:
-            self._stillborn += 1
-            self._start_at = self.clock.monotonic() + backoff(
-                self._stillborn, self.chance, first_s=0.1, most_s=5.0
-            )
+            self._unborn(end.message)
         if not child.killed_for:
             self.emit(ChildEnded(node=self.member.id, pid=child.pid, kind=end.kind, message=end.message))
         jobs = dict(child.jobs)
@@ -587,13 +594,12 @@ class Supervisor:
         """The child to give a job to; an actor, or a slot that a waiting task has left, gets a new one."""
         children = self.children.all
         if job.spec.actor:
-            if not self.placement.fits_now(job, children) or not self.may_start():
-                return None
-            child = self.start_child(job.spec.actor)
-            child.base = job.needs
-            self.hosting.host(job.spec.actor, child)
-            return child
+            actor = self.start_child(job.spec.actor) if self.placement.fits_now(job, children) else None
+            if actor is not None:
+                actor.base = job.needs
+                self.hosting.host(job.spec.actor, actor)
+            return actor
         chosen, slot = self.placement.choose(job, children)
-        if chosen is None and slot and self.may_start():
+        if chosen is None and slot:
             return self.start_child()
         return chosen

@@ -1,0 +1,188 @@
+"""Workers and their children killed at random while thousands of futures run: nothing lost, nothing wrong.
+
+The futures are diamonds: one makes a value, two change it, one joins them; of some the values are so large
+that they lie in a worker's shared memory and die with it. Every execution writes its future and its epoch to
+a file. In the end every result is right, no epoch of any future was executed twice, and no segment is left.
+
+The run prints its seed; `TIDEMILL_SEED=n` repeats its decisions, though not its timing.
+"""
+
+import collections
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests import worker_tasks as tasks
+from tests.servers.process import wait_until
+from tests.workers import Look, WorkerProcess
+from tidemill.clock import SYSTEM
+from tidemill.futures.client import Client, connect
+from tidemill.futures.handle import Future
+from tidemill.futures.segments import default_root
+
+WORKERS = 2
+DIAMONDS = 60  # in one wave
+LARGE = 40_000  # bytes: more than a row takes
+
+
+class Waves:
+    """Submits diamonds, wave after wave, until told to stop, and checks what they came to."""
+
+    def __init__(self, client: Client, log: Path) -> None:
+        self.client = client
+        self.log = str(log)
+        self.futures = 0
+        self.wrong: list[str] = []
+        self.error: BaseException | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            number = 0
+            while not self._stop.is_set():
+                self._wave(range(number, number + DIAMONDS))
+                number += DIAMONDS
+        except BaseException as error:  # noqa: BLE001 - it is the test's to raise
+            self.error = error
+
+    def _wave(self, numbers: range) -> None:
+        client, log = self.client, self.log
+        tops = [client.submit(tasks.top, log, n, LARGE if n % 4 == 0 else 1) for n in numbers]
+        left = client.map(tasks.side, [log] * len(tops), tops, [2] * len(tops))
+        right = client.map(tasks.side, [log] * len(tops), tops, [3] * len(tops))
+        joins: list[Future[int]] = client.map(tasks.join, [log] * len(tops), left, right)
+        self.futures += 4 * len(tops)
+        for n, found in zip(numbers, client.gather(joins, timeout=120), strict=True):
+            expected = tasks.expected(n, LARGE if n % 4 == 0 else 1)
+            if found != expected:
+                self.wrong.append(f"diamond {n} is {found}, not {expected}")
+
+    def finish(self) -> None:
+        """No more waves; wait for the last."""
+        self._stop.set()
+        self._thread.join(150)
+        if self.error is not None:
+            raise self.error
+        assert not self._thread.is_alive()
+
+
+class Fleet:
+    """Some workers of one home. Those that were killed are started again."""
+
+    def __init__(self, home: Path, stack: ExitStack, chance: random.Random) -> None:
+        self.home = home
+        self.chance = chance
+        self.kills: collections.Counter[str] = collections.Counter()
+        self.seen: set[str] = set()
+        self._stack = stack
+        self.workers = [self._start() for _ in range(WORKERS)]
+        self.paused: dict[WorkerProcess, float] = {}
+
+    def _start(self) -> WorkerProcess:
+        return self._stack.enter_context(WorkerProcess(self.home, slots=2, with_parent=False))
+
+    def harm(self) -> None:
+        """One misfortune, by chance."""
+        kind = self.chance.choices(["child", "supervisor", "pause", "drain"], [80, 12, 3, 5])[0]
+        worker = self.chance.choice(self.workers)
+        self.seen |= {str(one["node"]) for one in worker.events("WorkerStarted")}
+        if kind == "child":
+            children = worker.children() if worker not in self.paused else []
+            if not children:
+                return
+            try:
+                os.kill(self.chance.choice(children), signal.SIGKILL)
+            except ProcessLookupError:
+                return
+        elif kind == "pause":
+            if self.paused:
+                return
+            worker.signal(signal.SIGSTOP)
+            self.paused[worker] = SYSTEM.monotonic() + self.chance.uniform(0.5, 6.0)
+        else:
+            if kind == "drain" and worker not in self.paused:
+                worker.signal(signal.SIGTERM)
+                worker.signal(signal.SIGTERM)  # without the grace
+                wait_until(lambda: worker.process.poll() is not None, timeout_s=10)
+            worker.kill()
+            self.paused.pop(worker, None)
+            self.workers[self.workers.index(worker)] = self._start()
+        self.kills[kind] += 1
+
+    def wake(self) -> None:
+        """Let those go on whose pause is over."""
+        for worker, until in list(self.paused.items()):
+            if SYSTEM.monotonic() >= until:
+                worker.signal(signal.SIGCONT)
+                del self.paused[worker]
+
+    def end(self) -> None:
+        """All of them leave."""
+        for worker in list(self.paused):
+            worker.signal(signal.SIGCONT)
+        for worker in self.workers:
+            self.seen |= {str(one["node"]) for one in worker.events("WorkerStarted")}
+            assert worker.drain() == 0, str(worker)
+
+
+def run(home: Path, log: Path, *, seconds: float, every_s: float, kills: int) -> None:
+    """Harm for so long, then let all come to its end, and judge."""
+    seed = int(os.environ.get("TIDEMILL_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
+    print(f"TIDEMILL_SEED={seed}")  # noqa: T201 - to repeat it
+    chance = random.Random(seed)
+    log.mkdir()
+    with ExitStack() as stack:
+        client = stack.enter_context(connect(home=home))
+        fleet = Fleet(home, stack, chance)
+        for worker in fleet.workers:
+            worker.ready()
+        waves = Waves(client, log)
+        until = SYSTEM.monotonic() + seconds
+        while SYSTEM.monotonic() < until and waves.error is None:
+            SYSTEM.sleep(chance.uniform(0.5, 1.5) * every_s)
+            fleet.wake()
+            fleet.harm()
+        for worker in list(fleet.paused):
+            worker.signal(signal.SIGCONT)
+        fleet.paused.clear()
+        waves.finish()
+        made = len(list(executions(log)))
+        print(f"{waves.futures:,} futures, {made:,} executions, {dict(fleet.kills)}")  # noqa: T201
+        assert not waves.wrong
+        assert sum(fleet.kills.values()) >= kills
+        twice = [one for one, count in collections.Counter(executions(log)).items() if count > 1]
+        assert not twice, f"executed twice under one epoch: {twice[:5]}"
+        fleet.end()
+        with Look(home) as look:
+            left = look.store.run(lambda tx: tx.range(*look.keys.own.all()))
+            assert not left, "claims that nobody holds"
+        with WorkerProcess(home) as last:  # the next start on this host removes what dead ones left
+            last.ready()
+            folders = {path.name for path in default_root().iterdir()}
+            assert not folders & fleet.seen, "segments of dead workers"
+            assert last.drain() == 0
+
+
+def executions(log: Path) -> Iterator[str]:
+    """Future and epoch of every execution that was begun."""
+    for path in log.iterdir():
+        yield from path.read_text().splitlines()
+
+
+@pytest.mark.rule("FUT-13", "FUT-49", "FUT-51", "FUT-29")
+def test_random_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
+    run(tmp_path / "home", tmp_path / "log", seconds=20.0, every_s=0.15, kills=40)
+
+
+@pytest.mark.crash
+@pytest.mark.rule("FUT-13", "FUT-49", "FUT-51", "FUT-29")
+def test_two_minutes_of_random_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
+    run(tmp_path / "home", tmp_path / "log", seconds=120.0, every_s=0.25, kills=150)
