@@ -17,7 +17,7 @@ from tidemill.cluster.nodes import Node
 from tidemill.events import Event
 from tidemill.futures import claim, depend, edges, finish, results, rows, submit
 from tidemill.futures.claim import Claim
-from tidemill.futures.duties import future_duties
+from tidemill.futures.duties import future_duties, reap_one
 from tidemill.futures.finish import Done
 from tidemill.futures.keys import FutureKeys, new_id
 from tidemill.futures.lanes import Capacity
@@ -202,6 +202,12 @@ class Stage:
         while self.here(depend.drain_cursors):
             pages += 1
         return pages
+
+    def reap_one(self, future_id: bytes) -> AnyRow | None:
+        """What a client does that waits while there is no leader."""
+        row = reap_one(self.store, self.keys, self.cluster, future_id, ttl_s=TTL_S)
+        self.check()
+        return row
 
     def ready_ids(self) -> list[bytes]:
         """What is in the pool, in the order of its keys."""

@@ -88,14 +88,16 @@ def tell_page(tx: Tx, keys: FutureKeys, upstream: bytes, limit: int = PAGE) -> b
 
 
 def drain_cursors(tx: Tx, keys: FutureKeys, limit: int = PAGE) -> bool:
-    """A page of the first cursors there are, for whoever has time; True when there is more to do."""
+    """A page of the first cursors there are, for whoever has time; False when there was none.
+
+    Telling a failure leaves cursors at those that failed with it: go on until there is none.
+    """
     found = tx.range(*keys.cursor.all(), limit=10, snapshot=True)
-    more = False
     for row in found:
         upstream = keys.cursor.unpack(row.key)[0]
         assert isinstance(upstream, bytes)
-        more |= tell_page(tx, keys, upstream, limit)
-    return more or len(found) == 10
+        tell_page(tx, keys, upstream, limit)
+    return bool(found)
 
 
 def tell(tx: Tx, keys: FutureKeys, upstreams: Sequence[bytes]) -> bool:

@@ -1,0 +1,233 @@
+"""Dependents: told of every end and every loss, in pages, whatever their number."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.futures_stage import Stage
+from tidemill.futures import cancel, depend, edges, requeue, submit
+from tidemill.futures.rows import Blocked, Claimed, Failed, Failure, Realized, Unclaimed, Unsatisfiable
+from tidemill.futures.states import FutureEdge
+from tidemill.store import LIMITS
+from tidemill.store.sqlite import SqliteStore
+from tidemill.testing.fake_clock import FakeClock
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+@pytest.mark.rule("FUT-15")
+def test_the_last_missing_input_unblocks(stage: Stage) -> None:
+    worker = stage.worker("w")
+    one, two = stage.submit(), stage.submit()
+    behind = stage.submit(one, two)
+    stage.make(worker, one)
+    assert isinstance(stage.row(behind), Blocked)
+    assert behind not in stage.ready_ids()
+    stage.make(worker, two)
+    assert isinstance(stage.row(behind), Unclaimed)
+    assert behind in stage.ready_ids()
+
+
+@pytest.mark.rule("FUT-15")
+def test_a_future_whose_input_is_lost_goes_back_to_blocked(stage: Stage) -> None:
+    worker = stage.worker("w")
+    one, two = stage.submit(), stage.submit()
+    waiting, ready = stage.submit(one, two), stage.submit(one)
+    stage.make(worker, one, kind="segment")
+    assert isinstance(stage.row(ready), Unclaimed)
+    stage.lose(one)
+    assert stage.row(waiting) == Blocked(waits_on=2)
+    assert stage.row(ready) == Blocked(waits_on=1)
+    stage.make(worker, one)
+    stage.make(worker, two)
+    assert isinstance(stage.row(waiting), Unclaimed)
+    assert isinstance(stage.row(ready), Unclaimed)
+
+
+def test_one_that_runs_keeps_its_claim_when_its_input_is_lost(stage: Stage) -> None:
+    worker = stage.worker("w")
+    data = stage.submit()
+    stage.make(worker, data, kind="segment")
+    use = stage.submit(data)
+    got = stage.claim_one(worker, use)
+    stage.lose(data)
+    assert isinstance(stage.row(use), Claimed)
+    stage.realize(worker, got)
+
+
+@pytest.mark.rule("FUT-46")
+def test_a_failure_goes_through_to_the_last_future_with_the_chain_of_causes(stage: Stage) -> None:
+    worker = stage.worker("w")
+    first = stage.submit(name="load")
+    second = stage.submit(first, name="clean")
+    other = stage.submit(name="other")
+    third = stage.submit(second, other, name="join")
+    last = stage.submit(third, name="report")
+    stage.fail(worker, stage.claim_one(worker, first), message="disk full")
+    stage.drain()
+    assert isinstance(stage.row(last), Failed)
+    failure = stage.failure(last)
+    assert failure is not None
+    assert [name.split(" (")[0] for name in failure.upstream] == ["join", "clean", "load"]
+    assert failure.message == "disk full"
+    assert isinstance(stage.row(other), Unclaimed)
+
+
+def test_a_requeued_future_brings_back_what_failed_because_of_it(stage: Stage) -> None:
+    worker = stage.worker("w")
+    first, broken = stage.submit(), stage.submit()
+    second, both = stage.submit(first), stage.submit(first, broken)
+    third = stage.submit(second)
+    stage.fail(worker, stage.claim_one(worker, first))
+    stage.fail(worker, stage.claim_one(worker, broken))
+    stage.drain()
+    assert isinstance(stage.row(third), Failed)
+    stage.here(requeue.requeue, first)
+    stage.drain()
+    assert isinstance(stage.row(third), Blocked)
+    assert isinstance(stage.row(both), Failed)  # its other input is still broken
+    for one in (first, second, third):
+        stage.make(worker, one)
+
+
+def test_the_row_changes_its_mind_while_its_dependents_are_being_told(stage: Stage) -> None:
+    """A cursor says "bring these in step with the upstream", not "tell these that it was realised"."""
+    stage.scan = False
+    worker = stage.worker("w")
+    data = stage.submit()
+    behind = [stage.spec(inputs=(data,)) for _ in range(180)]
+    for page in submit.pages(behind):
+        stage.here(submit.submit, page)
+    stage.scan = True
+    stage.realize_fast(worker, stage.claim_one(worker), kind="segment")
+    stage.here(depend.tell_page, data)
+    stage.here(depend.tell_page, data)
+    states = {type(stage.row(spec.id)) for spec in behind}
+    assert states == {Unclaimed, Blocked}
+    stage.lose(data)
+    stage.drain()
+    assert {type(stage.row(spec.id)) for spec in behind} == {Blocked}
+    got = stage.claim_one(worker, data)
+    stage.realize_fast(worker, got, kind="segment")
+    stage.here(depend.tell_page, data)
+    stage.here(cancel.cancel, behind[-1].id)
+    stage.drain()
+    assert {type(stage.row(spec.id)) for spec in behind[:-1]} == {Unclaimed}
+
+
+@pytest.mark.rule("FUT-65")
+@pytest.mark.parametrize(
+    ("count", "end"),
+    [
+        (5_000, "realize"),
+        (2_000, "fail"),
+        (1_000, "lose"),
+        pytest.param(100_000, "realize", marks=pytest.mark.crash),
+        pytest.param(100_000, "fail", marks=pytest.mark.crash),
+    ],
+)
+def test_a_fan_out_of_any_size_is_told_in_bounded_transactions(count: int, end: str, tmp_path: Path) -> None:
+    clock = FakeClock()
+    on_disk = count > 2_000  # the memory store walks through whole ranges
+    stage = Stage(SqliteStore(tmp_path / "db", clock=clock) if on_disk else None, clock=clock, scan=False)
+    worker = stage.worker("w")
+    data = stage.submit()
+    for page in submit.pages([stage.spec(inputs=(data,)) for _ in range(count)]):
+        stage.here(submit.submit, page)
+    got = stage.claim_one(worker, data)
+    stage.writes.clear()
+    sizes: list[int] = []
+    if end == "fail":
+        failure = Failure(kind="exception", message="x" * 4_000, traceback="t" * 30_000)
+        from tidemill.futures import finish
+
+        stage.there(finish.fail, worker, got, failure)
+    else:
+        stage.realize(worker, got, kind="segment")
+    if end == "lose":
+        stage.drain()
+        stage.lose(data)
+
+    def measured(tx: object) -> bool:
+        more = depend.drain_cursors(tx, stage.keys)  # type: ignore[arg-type]
+        sizes.append(tx.bytes_written)  # type: ignore[attr-defined]
+        return more
+
+    while stage.run(measured):
+        pass
+    assert max(stage.writes) <= depend.ROOM_WRITES + 50 < LIMITS.transaction_writes
+    assert max(sizes) < LIMITS.transaction_bytes
+    assert len(sizes) >= count / depend.PAGE / 2
+    expected = {"realize": Unclaimed, "fail": Failed, "lose": Blocked}[end]
+    stage.check()
+    states = [type(row) for one, row in stage.mirror.futures.items() if one != data]
+    assert len(states) == count
+    assert set(states) == {expected}
+    stage.store.close()
+
+
+def test_an_end_within_a_full_transaction_tells_nobody_and_leaves_a_cursor(stage: Stage) -> None:
+    first = stage.submit()
+    second = stage.submit(first)
+
+    def full(tx: object) -> None:
+        for number in range(depend.ROOM_WRITES):
+            tx.set(stage.keys.limit[f"q{number}"], b"")  # type: ignore[attr-defined]
+        cancel.cancel(tx, stage.keys, first)  # type: ignore[arg-type]
+
+    stage.run(full)
+    assert isinstance(stage.row(second), Blocked)
+    stage.drain()
+    assert isinstance(stage.row(second), Failed)
+
+
+def test_a_submit_that_saw_the_old_state_is_not_forgotten(stage: Stage) -> None:
+    """A dependent is attached between the reading and the commit of the end: one of them is repeated."""
+    worker = stage.worker("w")
+    data = stage.submit()
+    stage.submit(data)
+    got = stage.claim_one(worker)
+    done = stage.done(got, worker)
+    late = stage.spec(inputs=(data,))
+    tries = []
+
+    def realize(tx: object) -> None:
+        from tidemill.futures import finish
+
+        finish.realize(tx, stage.keys, stage.cluster, worker, done)  # type: ignore[arg-type]
+        if not tries:
+            tries.append(1)
+            import threading
+
+            other = threading.Thread(
+                target=lambda: stage.store.run(lambda t: submit.submit(t, stage.keys, [late]))
+            )
+            other.start()
+            other.join()
+
+    stage.run(realize)
+    assert isinstance(stage.row(late.id), Unclaimed)
+
+
+def test_a_stranded_dependent_of_a_failed_input_fails(stage: Stage) -> None:
+    worker = stage.worker("w")
+    data = stage.submit(reconstruct=False)
+    stage.make(worker, data, kind="segment")
+    use = stage.submit(data)
+    row = stage.row(use)
+    aside = Unsatisfiable(tally=row.tally, since=1)
+    stage.here(edges.move, stage.spec_of(use), row, FutureEdge.STRAND, aside)
+    stage.lose(data)
+    assert isinstance(stage.row(use), Failed)
+
+
+def test_dependents_of_what_was_realised_long_ago_start_at_once(stage: Stage) -> None:
+    worker = stage.worker("w")
+    data = stage.submit()
+    stage.make(worker, data)
+    assert isinstance(stage.row(data), Realized)
+    for _ in range(3):
+        assert isinstance(stage.row(stage.submit(data)), Unclaimed)
