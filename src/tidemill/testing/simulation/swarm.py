@@ -51,7 +51,8 @@ class Swarm(msgspec.Struct, frozen=True):
 
 def draw(chance: random.Random, *, most_machines: int = 6) -> Swarm:
     """The conditions of one seed."""
-    faults = tuple(fault for fault in Fault if chance.random() < 0.5)
+    many = chance.choice((0.2, 0.5, 0.8))
+    faults = tuple(fault for fault in Fault if chance.random() < many)
     ttl_s = chance.choice((1.0, 3.0, 15.0))
     return Swarm(
         machines=min(chance.choice((1, 2, 2, 3, 3, 3, 4, 5, 6)), most_machines),
@@ -60,6 +61,6 @@ def draw(chance: random.Random, *, most_machines: int = 6) -> Swarm:
         patience_s=ttl_s * chance.choice((0.1, 0.5, 2.0)),
         chaos_s=ttl_s * chance.uniform(2.0, 4.5),
         faults=faults,
-        call_rate=chance.choice((0.005, 0.02, 0.05, 0.1)),
+        call_rate=chance.choice((0.01, 0.03, 0.1, 0.25)),
         timed_mean_s=ttl_s * chance.choice((0.3, 0.7, 1.5)),
     )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tidemill.testing.simulation.world import World
 
 
-OVERLAP = 0.3  # the share of transactions during which others go on, where the store is slow
+OVERLAP = 0.4  # the share of transactions during which others go on, where the store is slow
 
 
 class Weather(Faults):

@@ -203,4 +203,13 @@ class Task:
     def _end(self) -> Next:
         self.ended = True
         self._leave()
+        if self._process.node.chance.random() < 0.3:
+            after_s = self._process.ttl_s * self._process.node.chance.random()
+            self._process.node.spawn("straggler", self._straggle, after_s)
+        return None
+
+    def _straggle(self) -> Next:
+        """A thread that passed its check long ago still writes; only the fence stops it (CLU-7)."""
+        with suppress(LeaseLost, StoreError):
+            self._write()
         return None
