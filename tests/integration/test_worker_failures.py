@@ -15,6 +15,7 @@ from tidemill.errors import (
     BadSignature,
     CannotSerialize,
     CodeNotLoadable,
+    FutureFailed,
     TaskCrashed,
 )
 from tidemill.futures import rows
@@ -81,11 +82,12 @@ def test_without_retries_the_original_exception_is_raised_with_the_remote_traceb
     assert row.kind == "exception"
 
 
-def test_a_task_that_calls_exit_fails_and_its_process_lives(client: Client) -> None:
-    before, _ = client.submit(tasks.whoami).result(LONG_S)
-    with pytest.raises(SystemExit):
+def test_a_task_that_calls_exit_fails_and_its_process_lives(client: Client, worker: WorkerProcess) -> None:
+    client.submit(tasks.whoami).result(LONG_S)
+    before = set(worker.children())
+    with pytest.raises(FutureFailed, match="SystemExit"):
         client.submit(tasks.leaves).result(LONG_S)
-    assert before
+    assert set(worker.children()) == before
 
 
 class Poison(NamedTuple):

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -10,8 +11,10 @@ from tidemill.cli.output import Output, json_option
 from tidemill.errors import UsageError
 from tidemill.events import Event
 from tidemill.futures.home import CLUSTER, Place
-from tidemill.futures.supervisor import Settings
-from tidemill.futures.worker import Serving, WorkerOptions, run_worker
+from tidemill.futures.zygote import Zygote
+
+if TYPE_CHECKING:
+    from tidemill.futures.worker import Serving
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]?)i?b?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
@@ -82,7 +85,7 @@ SIZE = Size()
     "--ttl",
     "ttl_s",
     type=click.FloatRange(3.0),
-    default=Settings().ttl_s,
+    default=15.0,
     show_default=True,
     help="Seconds after which a silent worker counts as dead.",
 )
@@ -126,6 +129,10 @@ def worker(
         cluster=cluster,
         key_file=key_file,
     )
+    zygote = Zygote()  # it imports while we do
+    from tidemill.futures.supervisor import Settings
+    from tidemill.futures.worker import WorkerOptions, run_worker
+
     options = WorkerOptions(
         slots=slots,
         cpu=cpu,
@@ -152,7 +159,7 @@ def worker(
         elif not quiet:
             output.stderr.print(f"[dim]{type(event).__name__}[/dim] {_said(event)}")
 
-    run_worker(place, options, emit=tell)
+    run_worker(place, options, zygote=zygote, emit=tell)
 
 
 def _said(event: Event) -> str:
@@ -160,7 +167,11 @@ def _said(event: Event) -> str:
     return " ".join(f"{name}={value}" for name, value in fields.items() if name != "type")
 
 
-def _serving(listen: str, certificate: tuple[str, str] | None, advertise: str, trust: str) -> Serving | None:
+def _serving(
+    listen: str, certificate: tuple[str, str] | None, advertise: str, trust: str
+) -> "Serving | None":
+    from tidemill.futures.worker import Serving
+
     if not listen:
         return Serving(roots=trust) if trust else None
     host, _, port = listen.rpartition(":")

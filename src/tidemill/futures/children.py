@@ -227,10 +227,10 @@ def _signal_name(number: int) -> str:
 class Children:
     """All child processes of one supervisor, and the selector that waits for their words."""
 
-    def __init__(self, selector: selectors.BaseSelector, clock: Clock) -> None:
+    def __init__(self, selector: selectors.BaseSelector, zygote: Zygote, clock: Clock) -> None:
         self._selector = selector
         self._clock = clock
-        self._zygote = Zygote()
+        self._zygote = zygote
         self.all: list[Child] = []
 
     def start(self, hello: Hello, *, actor: bytes = b"") -> Child:

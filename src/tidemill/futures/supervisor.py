@@ -49,6 +49,7 @@ from tidemill.futures.worker_events import (
     WorkerEnded,
     WorkerStarted,
 )
+from tidemill.futures.zygote import Zygote
 from tidemill.store import Store
 
 POLL_S = 1.0
@@ -78,6 +79,7 @@ class Supervisor:
         store: shared by all threads here; children open their own.
         hello: what children are told; its `node` is our identity, new with every start.
         settings: see there.
+        zygote: makes children; started here unless it was before.
         segments: where results are kept that are too large for a row.
     """
 
@@ -87,6 +89,7 @@ class Supervisor:
         hello: Hello,
         settings: Settings,
         *,
+        zygote: Zygote | None = None,
         segments: Segments | None = None,
         clock: Clock = SYSTEM,
         chance: random.Random | None = None,
@@ -124,7 +127,7 @@ class Supervisor:
         self.placement = Placement(settings.slots, settings.total)
         self.hosting = Hosting()
         self.selector = selectors.DefaultSelector()
-        self.children = Children(self.selector, clock)
+        self.children = Children(self.selector, zygote if zygote is not None else Zygote(), clock)
         self.wakeup = Wakeup()
         self.selector.register(self.wakeup.reader, selectors.EVENT_READ)
         self.care = Care(self)

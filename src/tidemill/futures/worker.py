@@ -34,6 +34,7 @@ from tidemill.futures.segments import Segments, host_id
 from tidemill.futures.signing import Signer
 from tidemill.futures.supervisor import Settings, Supervisor
 from tidemill.futures.wire import Hello
+from tidemill.futures.zygote import Zygote
 from tidemill.store import open_store
 
 RESULTS_SHARE = 0.5
@@ -81,11 +82,21 @@ def run_worker(
     place: Place,
     options: WorkerOptions,
     *,
+    zygote: Zygote | None = None,
     clock: Clock = SYSTEM,
     chance: random.Random | None = None,
     emit: Emit = ignore,
 ) -> None:
-    """Be a worker until SIGTERM or SIGINT has drained it; from the main thread alone."""
+    """Be a worker until SIGTERM or SIGINT has drained it; from the main thread alone.
+
+    Args:
+        place: the cluster.
+        options: what the user says of the worker.
+        zygote: one that was started while we were imported; from the main thread too.
+        clock: of everything here.
+        chance: of everything here.
+        emit: is told what happens.
+    """
     chance = chance if chance is not None else random.Random()
     node = random_id(chance)
     total = options.total()
@@ -118,7 +129,7 @@ def run_worker(
             options.settings, slots=options.slots, total=total, address=address
         )
         supervisor = Supervisor(
-            store, hello, settings, segments=segments, clock=clock, chance=chance, emit=emit
+            store, hello, settings, zygote=zygote, segments=segments, clock=clock, chance=chance, emit=emit
         )
         with _signals(supervisor):
             if options.with_parent:

@@ -33,8 +33,10 @@ PRELOADED = (
     "tidemill.futures.drafts",
     "tidemill.futures.flight",
     "tidemill.futures.values",
+    "tidemill.futures.client",
+    "tidemill.store.sqlite",
 )
-"""What nearly every task needs, imported once instead of in each child."""
+"""What tasks and their own futures need, imported once instead of in each child. None of it starts threads."""
 
 
 def prctl(option: int, value: int) -> None:
