@@ -166,6 +166,15 @@ class TestOutOfMemory:
         assert isinstance(row, Unclaimed)
         assert (row.tally.ram, row.assigned) == (6 * GIB, "")  # nobody else is there: the pool
 
+    @pytest.mark.rule("FUT-52")
+    def test_a_task_that_asked_for_ram_asks_for_twice_that_whatever_its_process_had(
+        self, stage: Stage
+    ) -> None:
+        worker = stage.worker("w")
+        stage.submit(needs=Needs(ram=GIB))
+        row = stage.fail(worker, stage.claim_one(worker), "oom", ram_used=3 * GIB)
+        assert row.tally.ram == 2 * GIB
+
     @pytest.mark.rule("FUT-52", "FUT-20")
     def test_the_third_time_it_fails_as_out_of_memory(self, stage: Stage) -> None:
         worker = stage.worker("w")

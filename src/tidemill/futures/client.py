@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Self, TypeVar
 
 from tidemill.errors import FutureUnknown, StoreError, UsageError
-from tidemill.futures import cancel, context, limits, results
+from tidemill.futures import cancel, context, limits, memory, results
 from tidemill.futures.actor_handle import ActorHandle
 from tidemill.futures.callbacks import Callbacks
 from tidemill.futures.connection import Connection
@@ -421,6 +421,7 @@ class Client:
         ram: int | str = 0,
         gpu: float = 0.0,
         resources: Sequence[str] = (),
+        results_ram: int | str = 0,
     ) -> None:
         """Start a worker on this machine that ends with this client.
 
@@ -430,11 +431,13 @@ class Client:
             ram: bytes, or a text such as "2GB"; all there is by default.
             gpu: none by default.
             resources: names that tasks may ask for.
+            results_ram: how much of the ram results may take; half by default.
         """
         options = [f"--name={name}" for name in Options.of({"resources": resources}).needs.named]
         options += [f"--cpu={number('cpu', cpu)}"] if cpu else []
         options += [f"--ram={amount_of_bytes('ram', ram)}"] if ram else []
         options += [f"--gpu={number('gpu', gpu)}"] if gpu else []
+        options += [f"--results={amount_of_bytes('results_ram', results_ram)}"] if results_ram else []
         worker = LocalWorker(self.place, whole("slots", slots, 1, 1_000), self._link.clock, options)
         self._workers.append(worker)
         worker.wait_ready(self._link.store, self._link.cluster)
@@ -490,7 +493,8 @@ def _task_client(task: context.TaskContext) -> Client:
     """The client of a task's process; made with the first call, because most tasks need none."""
     known = _of_task.get(id(task.site))
     if known is None:
-        known = _of_task[id(task.site)] = Client(Connection.of_task(task.site))
+        with memory.lifted():
+            known = _of_task[id(task.site)] = Client(Connection.of_task(task.site))
     return known
 
 

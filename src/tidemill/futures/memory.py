@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path("/")
+STACKS_BYTES = 16 * 1024**2
 
 
 def total_bytes(root: Path = ROOT) -> int:
@@ -63,13 +64,14 @@ def limited(ram: int) -> Iterator[None]:
     """Let this process take so many bytes more than it has now; beyond them Python raises MemoryError.
 
     What counts is private memory that can be written (RLIMIT_DATA): mapping another task's result, which is
-    shared, costs nothing. 0 sets no limit.
+    shared, costs nothing. Addresses count whether they are used or not, and a thread's stack is 8 MB of them:
+    so there is `STACKS_BYTES` on top. 0 sets no limit.
     """
     if not ram:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = _private_bytes() + ram
+    wanted = _private_bytes() + ram + STACKS_BYTES
     resource.setrlimit(
         resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
     )

@@ -54,6 +54,9 @@ ERRORS: dict[str, type[FutureFailed]] = {
 }
 """The error of each kind of failure; those of a cancelled future and of a dead actor are no failures."""
 
+OWN = ("exception", "deserialize")
+"""Failures whose exception is raised as itself."""
+
 
 class Outcomes:
     """Loads values and errors for one client.
@@ -133,9 +136,8 @@ class Outcomes:
 
     def _failed(self, who: str, kind: str, failure: Failure) -> BaseException:
         original = failures.load_exception(failure, self._signer)
-        if original is not None and (
-            kind == "exception" or (kind == "deserialize" and isinstance(original, TidemillError))
-        ):
+        # what is no Exception (SystemExit, a task's own lost lease) must not end the process that asks
+        if isinstance(original, TidemillError if kind == "deserialize" else Exception) and kind in OWN:
             return original
         if kind == "actor":
             return _with(ActorDied(f"{who}: its actor is dead{_tail(failure)}"), failure)

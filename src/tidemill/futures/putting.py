@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.cluster import nodes
 from tidemill.cluster.nodes import Node
-from tidemill.errors import FutureUnknown, UsageError
-from tidemill.futures import context, inbox, results, submit
+from tidemill.errors import FutureUnknown, LeaseLost, UsageError
+from tidemill.futures import context, edges, inbox, memory, results, submit
 from tidemill.futures.context import TaskContext
 from tidemill.futures.digests import call_digest
+from tidemill.futures.keys import FutureKeys
 from tidemill.futures.pickling import PYTHON
-from tidemill.futures.rows import Blob, Realized, Result, Spec
+from tidemill.futures.rows import Blob, Claimed, Realized, Result, Spec
 from tidemill.futures.signing import sign_spec
 from tidemill.futures.submission import child_key
 from tidemill.store import Tx
@@ -90,16 +91,17 @@ class Putting:
             raise FutureUnknown(f"there is no future {future_id.hex()}, or no longer")
         if not isinstance(row, Realized):
             raise UsageError(f"future {future_id.hex()} is {row.state.value}", hint="await it first")
-        here = Node(id=task.site.hello.node, epoch=task.site.hello.node_epoch)
         if row.result.location.kind == "inline":
             return True
-        if row.result.location.kind == "segment" and row.result.location.node == here.id:
+        if row.result.location.kind == "segment" and row.result.location.node == link.owner:
             copy = row.result
         else:
-            copy = link.values.clone(row.result, future_id)
+            with memory.lifted():  # what is copied is not the task's, nor for long in this process
+                copy = link.values.clone(row.result, future_id)
             task.keep(copy.location.name)
 
         def entered(tx: Tx) -> bool:
+            here = _here(tx, link.keys, task)
             return enter(tx, link.keys, link.cluster, here, future_id, copy)
 
         done = link.store.run(entered)
@@ -128,6 +130,14 @@ class Putting:
         if result.location.kind == "segment":
             free = inbox.Free(future_id, result.location.name)
             link.store.run(lambda tx: inbox.post(tx, link.keys, result.location.node, free))
+
+
+def _here(tx: Tx, keys: FutureKeys, task: TaskContext) -> Node:
+    """The node of a task, by its claim: `LeaseLost` when that is over, and nothing is written for it."""
+    row = edges.read(tx, keys, task.id)
+    if not isinstance(row, Claimed) or row.tally.epoch != task.epoch:
+        raise LeaseLost(f"the claim on {task.id.hex()} under epoch {task.epoch} is over")
+    return Node(id=row.holder, epoch=row.node_epoch)
 
 
 def _value(value: object) -> object:

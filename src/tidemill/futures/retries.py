@@ -91,7 +91,7 @@ def _out_of_memory(
     if tally.ooms >= MOST_OOMS:
         return _failed(tx, tally, failure)
     asked = edges.needs_of(spec, tally).ram
-    wanted = 2 * max(asked, ram_used or (0 if asked else LEAST_RAM))
+    wanted = 2 * (asked or ram_used or LEAST_RAM)
     largest = max((total.ram for total in totals(tx, cluster)), default=wanted)
     tally = msgspec.structs.replace(tally, ram=max(asked, min(wanted, largest)))
     other = another(tx, cluster, node.id, edges.needs_of(spec, tally))
