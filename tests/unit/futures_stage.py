@@ -52,21 +52,27 @@ class Stage:
         self.rows: dict[bytes, bytes] = {}
         self.events: list[Event] = []
         self.writes: list[int] = []  # of each transaction
+        self.bytes_written: list[int] = []
+        self._run, self.store.run = self.store.run, self._counted  # type: ignore[method-assign]
         self._ids = 0
 
     # --- transactions
 
     def run(self, fn: Callable[..., T], *args: Any, mode: Mode = "serial", **named: Any) -> T:
         """`fn(tx, …)` in one transaction, then every invariant."""
-
-        def counted(tx: Tx) -> tuple[T, int]:
-            answer = fn(tx, *args, **named)
-            return answer, tx.writes
-
-        answer, writes = self.store.run(counted, mode=mode)
-        self.writes.append(writes)
+        answer = self.store.run(lambda tx: fn(tx, *args, **named), mode=mode)
         if self.scan:
             self.check()
+        return answer
+
+    def _counted(self, fn: Callable[[Tx], T], *, mode: Mode = "serial") -> T:
+        def counted(tx: Tx) -> tuple[T, int, int]:
+            answer = fn(tx)
+            return answer, tx.writes, tx.bytes_written
+
+        answer, writes, size = self._run(counted, mode=mode)
+        self.writes.append(writes)
+        self.bytes_written.append(size)
         return answer
 
     def here(self, fn: Callable[..., T], *args: Any, mode: Mode = "serial", **named: Any) -> T:

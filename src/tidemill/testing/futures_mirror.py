@@ -11,7 +11,7 @@ from typing import Any
 from tidemill.futures import actors, rows
 from tidemill.futures.keys import FutureKeys
 from tidemill.futures.rows import AnyRow, Claimed, Failed, Quarantined, Realized, Result, Spec
-from tidemill.futures.states import ENDED, FUTURE, FutureState
+from tidemill.futures.states import ENDED, FUTURE, FutureEdge, FutureState
 from tidemill.store import Space
 from tidemill.store.port import read_counter
 
@@ -192,6 +192,12 @@ def _keep(into: set[Any], one: object, value: Value) -> None:
 
 
 def _reaches(old: FutureState, new: FutureState) -> bool:
-    """Is there an edge, or two that one transaction may follow at once?"""
+    """Is there an edge, or one with the block or the failure that may follow it in the same transaction?"""
     after = set(FUTURE[old].values())
-    return new in after or any(new in FUTURE[middle].values() for middle in after)
+    then = {
+        FUTURE[middle][edge]
+        for middle in after
+        for edge in (FutureEdge.BLOCK, FutureEdge.FAIL)
+        if edge in FUTURE[middle]
+    }
+    return new in after | then

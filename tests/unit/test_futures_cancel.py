@@ -1,0 +1,150 @@
+"""Cancelling and deadlines."""
+
+import pytest
+
+from tests.unit.futures_stage import SECOND_US, Stage
+from tidemill.errors import FutureUnknown, LeaseLost
+from tidemill.futures import cancel, edges, finish, inbox, requeue
+from tidemill.futures.rows import Cancelled, Claimed, Failed, Failure, Realized, Unclaimed, Unsatisfiable
+from tidemill.futures.states import FutureEdge
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def deadline(stage: Stage, seconds: float) -> int:
+    return int((stage.clock.monotonic() + seconds) * SECOND_US)
+
+
+@pytest.mark.rule("FUT-56")
+def test_what_nobody_works_on_is_cancelled_at_once(stage: Stage) -> None:
+    free = stage.submit()
+    blocked = stage.submit(stage.submit())
+    aside = stage.submit()
+    row = stage.row(aside)
+    new = Unsatisfiable(tally=row.tally, since=1)
+    stage.here(edges.move, stage.spec_of(aside), row, FutureEdge.STRAND, new)
+    for one in (free, blocked, aside):
+        assert isinstance(stage.here(cancel.cancel, one), Cancelled)
+    assert free not in stage.ready_ids()
+
+
+@pytest.mark.rule("FUT-56")
+def test_what_runs_is_marked_its_node_is_told_and_says_when_it_has_ended(stage: Stage) -> None:
+    worker = stage.worker("w")
+    future = stage.submit()
+    behind = stage.submit(future)
+    got = stage.claim_one(worker)
+    marked = stage.here(cancel.cancel, future)
+    assert isinstance(marked, Claimed)
+    assert marked.cancel == "cancelled"
+    assert stage.here(inbox.take, "w", mode="take") == [inbox.End(future, got.epoch, "cancelled")]
+    stage.here(cancel.cancel, future)
+    assert stage.here(inbox.take, "w", mode="take") == []  # once is enough
+    assert isinstance(stage.there(finish.cancelled, worker, got), Cancelled)
+    assert isinstance(stage.row(behind), Failed)
+
+
+@pytest.mark.rule("FUT-56")
+@pytest.mark.parametrize("end", ["fail", "relinquish", "block"])
+def test_a_marked_claim_never_goes_back_to_the_pool(stage: Stage, end: str) -> None:
+    worker = stage.worker("w")
+    future = stage.submit(max_retries=5)
+    got = stage.claim_one(worker)
+    stage.here(cancel.cancel, future)
+    if end == "fail":
+        stage.fail(worker, got)
+    elif end == "relinquish":
+        stage.there(finish.relinquish, worker, [got])
+    else:
+        stage.there(finish.block, worker, got, [stage.submit()])
+    assert isinstance(stage.row(future), Cancelled)
+
+
+def test_what_has_ended_stays_as_it_is(stage: Stage) -> None:
+    worker = stage.worker("w")
+    done, failed = stage.submit(), stage.submit()
+    stage.make(worker, done)
+    stage.fail(worker, stage.claim_one(worker, failed))
+    before = stage.all_rows()
+    assert isinstance(stage.here(cancel.cancel, done), Realized)
+    assert isinstance(stage.here(cancel.cancel, failed), Failed)
+    assert stage.all_rows() == before
+    with pytest.raises(FutureUnknown):
+        stage.here(cancel.cancel, b"\x00" * 16)
+
+
+def test_a_stale_command_only_gives_the_claim_back(stage: Stage) -> None:
+    worker = stage.worker("w")
+    future = stage.submit()
+    got = stage.claim_one(worker)
+    assert isinstance(stage.there(finish.cancelled, worker, got), Unclaimed)
+    with pytest.raises(LeaseLost):
+        stage.there(finish.cancelled, worker, got)
+    assert isinstance(stage.row(future), Unclaimed)
+
+
+class TestDeadlines:
+    """FUT-56."""
+
+    @pytest.mark.rule("FUT-56")
+    def test_what_has_not_begun_by_its_deadline_fails(self, stage: Stage) -> None:
+        late = stage.submit(deadline_at=deadline(stage, 5))
+        behind = stage.submit(late, deadline_at=deadline(stage, 5))
+        later = stage.submit(deadline_at=deadline(stage, 50))
+        assert stage.round("end by deadline") <= 5
+        assert isinstance(stage.row(late), Unclaimed)
+        stage.clock.advance(5.1)
+        stage.round("end by deadline")
+        row = stage.row(late)
+        assert isinstance(row, Failed)
+        assert row.kind == "deadline"
+        assert isinstance(stage.row(behind), Failed)
+        assert isinstance(stage.row(later), Unclaimed)
+
+    @pytest.mark.rule("FUT-56")
+    def test_what_runs_at_its_deadline_is_ended_and_fails(self, stage: Stage) -> None:
+        worker = stage.worker("w")
+        future = stage.submit(deadline_at=deadline(stage, 5), max_retries=5)
+        got = stage.claim_one(worker)
+        stage.clock.advance(6)
+        stage.round("end by deadline")
+        assert stage.here(inbox.take, "w", mode="take") == [inbox.End(future, got.epoch, "deadline")]
+        stage.there(finish.cancelled, worker, got, Failure(kind="x", traceback="where it was"))
+        row = stage.row(future)
+        assert isinstance(row, Failed)
+        assert row.kind == "deadline"
+        failure = stage.failure(future)
+        assert failure is not None
+        assert (failure.kind, failure.traceback) == ("deadline", "where it was")
+
+    def test_a_result_that_was_there_in_time_stays(self, stage: Stage) -> None:
+        worker = stage.worker("w")
+        future = stage.submit(deadline_at=deadline(stage, 5))
+        stage.make(worker, future)
+        stage.clock.advance(6)
+        stage.round("end by deadline")
+        assert isinstance(stage.row(future), Realized)
+        assert not any(key.startswith(stage.keys.deadline.prefix) for key in stage.all_rows())
+
+    def test_many_deadlines_pass_in_pages_earliest_first(self, stage: Stage) -> None:
+        stage.scan = False
+        ids = [stage.submit(deadline_at=deadline(stage, 1 + number / 100)) for number in range(130)]
+        stage.clock.advance(10)
+        page = stage.here(cancel.deadline_page)
+        assert [one for one, _ in page.moved] == ids[: cancel.PAGE]
+        assert page.more
+        stage.round("end by deadline")
+        assert all(isinstance(stage.row(one), Failed) for one in ids)
+        stage.check()
+
+    def test_what_is_requeued_after_its_deadline_has_none_any_more(self, stage: Stage) -> None:
+        worker = stage.worker("w")
+        future = stage.submit(deadline_at=deadline(stage, 1))
+        stage.clock.advance(2)
+        stage.round("end by deadline")
+        stage.here(requeue.requeue, future)
+        stage.round("end by deadline")
+        stage.make(worker, future)
