@@ -17,7 +17,6 @@ from tidemill.errors import (
     CopyGone,
     FetchFailed,
     FutureCancelled,
-    Stop,
     StoreError,
 )
 from tidemill.futures import calls, failures, memory, rows
@@ -33,8 +32,8 @@ FETCH_TRIES = 3
 Outcome = Done | Broken | Missing
 
 
-class InputLost(Stop):
-    """An input could not be had; the task is not run."""
+class _InputLost(BaseException):
+    """An input could not be had; the task is not run. Between two methods here: nobody else sees it."""
 
     def __init__(self, loss: Loss) -> None:
         super().__init__(loss.id.hex())
@@ -76,7 +75,7 @@ class TaskRunner:
                 value = function(*args, **kwargs)
                 del args, kwargs
                 result = self._store(task, spec, value)
-        except InputLost as lost:
+        except _InputLost as lost:
             return Missing(task.number, _all_lost(lost.loss, task))
         except BaseException as error:  # noqa: BLE001  whatever a task raises is its outcome
             took_us = int((clock.monotonic() - began) * 1e6)
@@ -107,7 +106,7 @@ class TaskRunner:
         if where.kind == "actor":
             raise ActorDied(f"actor {future_id.hex()} does not live in this process")
         if where.kind == "freed":
-            raise InputLost(Loss(future_id, result.version, where.node, unreachable=True))
+            raise _InputLost(Loss(future_id, result.version, where.node, unreachable=True))
         tries = 0
         while True:
             try:
@@ -115,7 +114,7 @@ class TaskRunner:
             except (CopyGone, CopyCorrupt, FetchFailed):
                 tries += 1
                 if tries >= FETCH_TRIES:
-                    raise InputLost(Loss(future_id, result.version, where.node, unreachable=True)) from None
+                    raise _InputLost(Loss(future_id, result.version, where.node, unreachable=True)) from None
                 self.site.clock.sleep(backoff(tries, self.site.chance, first_s=0.05))
 
     def _store(self, task: Task, spec: Spec, value: object) -> Result:
