@@ -206,12 +206,16 @@ def ask(
 
 
 def remove_done(tx: Tx, keys: ClusterKeys, group: str, limit: int) -> list[str]:
-    """Drop completed partitions, a page at a time. Called by the leader in its transaction."""
+    """Drop completed partitions, a page at a time. Called by the leader in its transaction.
+
+    The group is looked at without protecting it, so that no holder's renewal is in the way; what is removed
+    is read again. Nothing changes a partition that is done.
+    """
     done = []
     floor = highest = _floor(tx, keys, group)
-    for row in tx.range(*keys.part.under(group)):
+    for row in tx.range(*keys.part.under(group), snapshot=True):
         part = decode(row.value)
-        if part.state is PartitionState.DONE:
+        if part.state is PartitionState.DONE and tx.get(row.key) == row.value:
             tx.clear(row.key)
             highest = max(highest, part.epoch)
             done.append(part.id)
