@@ -16,7 +16,7 @@ import msgspec
 from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
-from tidemill.errors import LeaseLost
+from tidemill.errors import LeaseLost, StoreError, TidemillError
 from tidemill.futures import actors, claim, depend, edges, finish, inbox, reap, results, rows
 from tidemill.futures.claim import Claim
 from tidemill.futures.finish import Done
@@ -35,6 +35,7 @@ ROUND_BYTES = 500_000
 CODE_CACHE_BYTES = 64_000_000
 AWAITED_AT_ONCE = 200
 STRAYS = 100
+FEW = 4
 
 Step = Callable[[Tx, Node], AnyRow | None]
 
@@ -51,6 +52,7 @@ class Round(NamedTuple):
 
     made: list[bool]  # for each that was done: is it written?
     claims: list[Claim]
+    specs: list[bytes | None]  # of the claims, if they were read with them
     starved: bool  # something is awaited here and did not fit
 
 
@@ -59,6 +61,17 @@ class Loaded(NamedTuple):
 
     jobs: list[Job]
     unready: list[tuple[Job, list[bytes]]]
+
+
+class _Read(NamedTuple):
+    raw: Sequence[bytes | None]
+    specs: list[Spec | None]
+    states: dict[bytes, AnyRow]  # of the inputs
+    codes: dict[bytes, bytes]
+
+
+def _decoded(raw: Sequence[bytes | None]) -> list[Spec | None]:
+    return [None if one is None else rows.decode_spec(one) for one in raw]
 
 
 class Books:
@@ -84,8 +97,11 @@ class Books:
         lanes = self._lanes if self._lanes_known else None
         awaited = self._awaited_specs(wish) if wish is not None and wish.awaited else []
 
-        def step(tx: Tx) -> tuple[list[bool], list[Claim], bool, list[Lane]]:
-            made = finish.realize_many(tx, keys, cluster, node, done) if done else []
+        # Claiming first spares the store a savepoint. What counts against a limit is counted off before.
+        first = any(item.claim.row.limited for item in done)
+
+        def step(tx: Tx) -> tuple[Round, list[Lane]]:
+            made = finish.realize_many(tx, keys, cluster, node, done) if first else []
             directory = lanes if lanes is not None else claim.read_lanes(tx, keys)
             claims: list[Claim] = []
             free = wish.free if wish is not None else Capacity()
@@ -98,25 +114,30 @@ class Books:
             left = wish.limit - len(claims) if wish is not None else 0
             if left > 0:
                 claims += claim.claim(tx, keys, cluster, node, directory, free, left)
-            return made, claims, starved, directory
+            few = 0 < len(claims) <= FEW  # a transaction less on the way of somebody who waits for one
+            specs = tx.get_many([keys.spec[one.id] for one in claims], lock=True) if few else []
+            if done and not first:
+                made = finish.realize_many(tx, keys, cluster, node, done)
+            return Round(made, claims, specs, starved), directory
 
-        made, claims, starved, self._lanes = self.store.run(step, mode="take")
+        found, self._lanes = self.store.run(step, mode="take")
         self._lanes_known = True
         self.telling += [
             item.claim.id
-            for item, ok in zip(done, made, strict=True)
+            for item, ok in zip(done, found.made, strict=True)
             if ok and item.claim.row.tally.dependents
         ]
-        return Round(made, claims, starved)
+        return found
 
     def drop(self) -> None:
         """Our lease is over: nothing of this may be written any more."""
         self.errands.clear()
         self.telling.clear()
 
-    def forget_lanes(self) -> None:
-        """Read the directory again next time: a lane may have been opened."""
-        self._lanes_known = False
+    def forget_lanes(self) -> bool:
+        """Read the directory again next time: a lane may have been opened. False if it was to be anyway."""
+        known, self._lanes_known = self._lanes_known, False
+        return known
 
     def _awaited_specs(self, wish: Wish) -> list[Spec]:
         """Unclaimed futures that our waiting tasks await, or that those in turn wait for."""
@@ -145,43 +166,46 @@ class Books:
 
     # --- what a claim needs to run
 
-    def load(self, claims: Sequence[Claim]) -> Loaded:
-        """Read specs, the results of inputs and the code, all in one transaction."""
+    def load(self, claims: Sequence[Claim], raw: Sequence[bytes | None] = ()) -> Loaded:
+        """Read the specs, unless they are given, the results of inputs and the code, in one transaction."""
         keys, known = self.keys, self._codes
 
-        def read(
-            tx: Tx,
-        ) -> tuple[list[bytes | None], list[Spec | None], dict[bytes, AnyRow], dict[bytes, bytes]]:
-            raw = tx.get_many([keys.spec[one.id] for one in claims])
-            specs = [None if one is None else rows.decode_spec(one) for one in raw]
+        def read(tx: Tx) -> _Read:
+            found = raw or tx.get_many([keys.spec[one.id] for one in claims])
+            specs = _decoded(found)
             inputs = list({up: None for spec in specs if spec is not None for up in spec.inputs})
             states = tx.get_many([keys.future[up] for up in inputs]) if inputs else []
             digests = list({spec.code: None for spec in specs if spec is not None and spec.code not in known})
             codes = tx.get_many([keys.code[one] for one in digests]) if digests else []
-            return (
-                raw,
+            return _Read(
+                found,
                 specs,
                 {up: rows.decode_row(one) for up, one in zip(inputs, states, strict=True) if one is not None},
                 {digest: code for digest, code in zip(digests, codes, strict=True) if code is not None},
             )
 
-        raw, specs, states, codes = self.store.run(read)
+        specs = _decoded(raw)
+        if raw and all(one is None or (not one.inputs and one.code in known) for one in specs):
+            found = _Read(raw, specs, {}, {})
+        else:
+            found = self.store.run(read)
+        raw, specs, states, codes = found
         self._remember(codes)
         loaded = Loaded([], [])
         for one, spec_raw, spec in zip(claims, raw, specs, strict=True):
             if spec is None or spec_raw is None:
                 continue  # deleted under us: there is nothing to run, nor to write
-            found: list[tuple[bytes, Result]] = []
+            inputs: list[tuple[bytes, Result]] = []
             missing: list[bytes] = []
             for up in spec.inputs:
                 state = states.get(up)
                 if isinstance(state, Realized):
-                    found.append((up, state.result))
+                    inputs.append((up, state.result))
                 else:
                     missing.append(up)
             code = codes.get(spec.code) or known.get(spec.code, b"")
             needs = edges.needs_of(spec, one.row.tally)
-            job = Job(one, spec, spec_raw, NOTHING if needs == NOTHING else needs, tuple(found), code)
+            job = Job(one, spec, spec_raw, NOTHING if needs == NOTHING else needs, tuple(inputs), code)
             if missing:
                 loaded.unready.append((job, missing))
             else:
@@ -258,22 +282,21 @@ class Books:
     def run_errands(self, node: Node) -> list[tuple[Job, AnyRow | None]]:
         """Run some of the errands in one transaction: each job with the row it has now, None if it was over.
 
-        They stay in line until the commit is known.
+        They stay in line until the commit is known. One that cannot be carried out at all is dropped, so
+        that it does not stop the others: its claim is found as a stray (see `strays`).
         """
         errands = list(self.errands)
-
-        def step(tx: Tx) -> list[AnyRow | None]:
-            became: list[AnyRow | None] = []
-            for errand in errands:
-                try:
-                    became.append(errand.step(tx, node))
-                except LeaseLost:  # raised before it wrote: of this claim, or of the node and so of all
-                    became.append(None)
-                if tx.writes > ERRANDS_WRITES or tx.bytes_written > ERRANDS_BYTES:
-                    break
-            return became
-
-        became = self.store.run(step)
+        try:
+            became = self.store.run(lambda tx: _carry_out(tx, node, errands))
+        except StoreError:
+            raise
+        except TidemillError:
+            try:
+                became = self.store.run(lambda tx: _carry_out(tx, node, errands[:1]))
+            except StoreError:
+                raise
+            except TidemillError:
+                became = [None]
         ended: list[tuple[Job, AnyRow | None]] = []
         for row in became:
             job = self.errands.popleft().job
@@ -310,7 +333,8 @@ class Books:
             for one, row in zip(
                 strays[:STRAYS], edges.read_many(tx, self.keys, strays[:STRAYS]), strict=True
             ):
-                if isinstance(row, Claimed) and row.holder == node.id:
+                there = edges.read_spec(tx, self.keys, one) is not None
+                if there and isinstance(row, Claimed) and row.holder == node.id:
                     finish.give_back(tx, self.keys, one, row)
                 else:
                     tx.clear(self.keys.own[node.id, one])
@@ -344,6 +368,19 @@ class Books:
         except LeaseLost:
             return False
         return True
+
+
+def _carry_out(tx: Tx, node: Node, errands: Sequence[Errand]) -> list[AnyRow | None]:
+    """As many errands as one transaction should have."""
+    became: list[AnyRow | None] = []
+    for errand in errands:
+        try:
+            became.append(errand.step(tx, node))
+        except LeaseLost:  # raised before it wrote: of this claim, or of the node and so of all
+            became.append(None)
+        if tx.writes > ERRANDS_WRITES or tx.bytes_written > ERRANDS_BYTES:
+            break
+    return became
 
 
 def result_of(job: Job, result: Result, node: Node) -> Done:

@@ -139,6 +139,7 @@ class Supervisor:
         self._ended = threading.Event()
         self._epoch = 0  # of the node, under which everything here was claimed
         self._heard = True  # there may be something to claim
+        self._rung = False  # somebody said so
         self._mail = True  # there may be a command
         self._hungry = False  # the last claim was as large as it could be
         self._poll_at = self._inbox_at = self._audit_at = self._retry_at = 0.0
@@ -155,21 +156,24 @@ class Supervisor:
         guard = threading.Thread(target=self._guard, name="guard", daemon=True)
         beats.start()
         guard.start()
-        watcher = Watcher(self.store, [keys.bell, keys.inbox[self.member.id]], self._on_bell)
+        watcher = Watcher(self.store, [keys.bell], self._on_bell)
+        mail = Watcher(self.store, [keys.inbox[self.member.id]], self._on_mail)
         self.emit(WorkerStarted(node=self.member.id, pid=os.getpid(), slots=self.settings.slots))
         try:
             while not self._idle.is_set():
                 self._keep_children()
-                self._hear(watcher)
+                self._hear(watcher, mail)
                 self.care.look()
                 self._settle()
                 self._place()
+                self._read_mail()
         finally:
             self._idle.set()
             self._ended.set()
             self.children.close()
             self.member.drain(0.0)
             watcher.close()
+            mail.close()
             beats.join(self.settings.every_s + 5.0)
             guard.join(5.0)
             self.wakeup.close()
@@ -198,7 +202,11 @@ class Supervisor:
                 self.children.kill_all("lost")
 
     def _on_bell(self) -> None:
-        self._heard = self._mail = True
+        self._heard = self._rung = True
+        self.wakeup.ring()
+
+    def _on_mail(self) -> None:
+        self._mail = True
         self.wakeup.ring()
 
     def look_for_work(self) -> None:
@@ -239,8 +247,9 @@ class Supervisor:
 
     # --- hearing
 
-    def _hear(self, watcher: Watcher) -> None:
+    def _hear(self, watcher: Watcher, mail: Watcher) -> None:
         pause_s = self._pause_s()
+        mail.arm()
         if pause_s > 0:
             watcher.arm()
         said: dict[Child, None] = {}
@@ -414,10 +423,6 @@ class Supervisor:
                 self._heard = self._mail = True
                 self.books.forget_lanes()
                 self._poll_at = now + POLL_S * (0.5 + 0.5 * self.chance.random())
-            if self._mail and now >= self._inbox_at:
-                self._mail = False
-                self._inbox_at = now + INBOX_S
-                self._obey(node)
             self._round(node)
             self._run_errands(node)
             if now >= self._audit_at:
@@ -466,6 +471,19 @@ class Supervisor:
         self.books.drop()
         self.placement.drop()
 
+    def _read_mail(self) -> None:
+        """Take our commands, after work was given out: they only hurry what rows say, and somebody waits."""
+        now = self.clock.monotonic()
+        node = self.member.node
+        if not self._mail or now < max(self._inbox_at, self._retry_at) or node.epoch != self._epoch:
+            return
+        self._mail = False
+        self._inbox_at = now + INBOX_S
+        try:
+            self._obey(node)
+        except StoreError as error:
+            self._store_failed(error)
+
     def _obey(self, node: Node) -> None:
         for command in self.books.commands(node):
             match command:
@@ -477,17 +495,17 @@ class Supervisor:
 
     def _round(self, node: Node) -> None:
         """Write what is done and claim what fits, in one transaction."""
-        wish = None
+        wish, rung = None, self._rung
         if (self.done or self._heard or self._hungry) and self._may_claim():
             wish = self.placement.wish(self.children.all, self.care.awaited())
         if wish is not None:
-            self._heard = False
+            self._heard = self._rung = False
         elif not self.done:
             return
         done, self.done = self.done, []
         began = self.clock.monotonic()
         try:
-            made, claims, starved = self.books.round(node, [item for _, item in done], wish)
+            made, claims, specs, starved = self.books.round(node, [item for _, item in done], wish)
         except LeaseLost:
             self.done = done + self.done
             if not self.books.stands(node):
@@ -506,11 +524,13 @@ class Supervisor:
         self._hungry = wish is not None and len(claims) >= wish.limit
         self.care.starved(starved)
         if claims:
-            self._load(claims)
+            self._load(claims, specs)
+        elif rung and self.books.forget_lanes():
+            self._heard = True  # it rang, and there was nothing: perhaps in a lane that is new
         self.placement.round_s += 0.1 * (self.clock.monotonic() - began - self.placement.round_s)
 
-    def _load(self, claims: list[Claim]) -> None:
-        loaded = self.books.load(claims)
+    def _load(self, claims: list[Claim], specs: list[bytes | None]) -> None:
+        loaded = self.books.load(claims, specs)
         now_us = int(self.clock.monotonic() * 1e6)
         for job in loaded.jobs:
             job.since_us = now_us

@@ -36,7 +36,7 @@ PRELOADED = (
     "tidemill.futures.client",
     "tidemill.store.sqlite",
 )
-"""What tasks and their own futures need, imported once instead of in each child. None of it starts threads."""
+"""What tasks and their futures need, imported once instead of in each child. None of it starts threads."""
 
 
 def prctl(option: int, value: int) -> None:
