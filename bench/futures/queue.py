@@ -77,7 +77,7 @@ def memory(report: Report, folder: Path) -> None:
 
 
 def _named(amounts: dict[int, float]) -> dict[str, float]:
-    """By role: processes are started in this order, and so are listed in it."""
+    """By role, as a process comes before those it started; one "child" starts the others."""
     roles = ["client", "supervisor", *(f"child {number}" for number in range(1, len(amounts) - 1))]
     return {role: rounded(amount) for role, amount in zip(roles, amounts.values(), strict=True)}
 

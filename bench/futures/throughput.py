@@ -12,7 +12,7 @@ from bench.futures import sides
 from bench.report import Report, at_least
 from bench.side import Side
 
-BESIDE_RAY, BESIDE_DBOS, TRIED, QUICK = 5_000, 1_000, 300, 50
+BESIDE_RAY, BESIDE_DBOS, TRIED, QUICK = 5_000, 2_000, 300, 50
 
 
 def beside_ray(report: Report, ours: Side, ray: Side | None) -> None:

@@ -71,6 +71,40 @@ def test_the_bench_says_where_it_ran_and_with_what(told: dict[str, Any]) -> None
     assert told["flags"]["sqlite_peer"]["synchronous"] == "2"
 
 
+@pytest.fixture(scope="module")
+def told_of_futures() -> dict[str, Any]:
+    command = [sys.executable, "-m", "bench.futures", "--quick", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_futures_bench_tells_every_figure_on_its_last_line(told_of_futures: dict[str, Any]) -> None:
+    told = told_of_futures
+    beside_peers = {"vs_ray", "vs_dbos", "roundtrip_vs_ray"}
+    ours = {"queued_100k_mb", "rate_at_10x_queue", "shm_gb_per_s"}
+    assert told["bench"] == "futures"
+    assert told["targets"].keys() == beside_peers | ours
+    assert [key for key in ours if not told[key] > 0] == []
+    peers = environment.made()
+    assert {key for key in beside_peers if told[key] is not None} == (beside_peers if peers else set())
+    assert all(isinstance(told["targets"][key]["met"], bool) for key in ours)
+
+
+def test_what_was_counted_and_measured_stands_beside_the_futures_figures(
+    told_of_futures: dict[str, Any],
+) -> None:
+    raw = told_of_futures["raw"]
+    counted = raw["queued_100k_mb"]["at_the_peak"]
+    assert counted.keys() >= {"client", "supervisor", "child 1", "child 2"}
+    assert told_of_futures["queued_100k_mb"] == pytest.approx(sum(counted.values()), rel=0.01)
+    assert {"ten_times", "one_time"} <= raw["rate_at_10x_queue"].keys()
+    assert len(raw["shm_gb_per_s"]["ours"]["all"]) == 1
+    assert told_of_futures["versions"]["ours"].keys() >= {"python", "tidemill", "sqlite"}
+
+
 def test_the_environment_of_peers_is_made_once_for_its_requirements(tmp_path: Path) -> None:
     requirements, constraints = tmp_path / "requirements.txt", tmp_path / "constraints.txt"
     requirements.write_text("# nothing yet\n")
