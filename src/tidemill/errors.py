@@ -55,7 +55,20 @@
     ├── LotError
     │   ├── BadLotId                  a text that names no lot, or not in its one spelling
     │   ├── BadName                   a name that nothing can have
-    │   └── ManifestUnreadable        a manifest of a newer format, or none at all
+    │   ├── ManifestUnreadable        a manifest of a newer format, or none at all
+    │   ├── BadDataset                a declaration that contradicts itself
+    │   ├── DatasetUnknown            nobody declared it
+    │   ├── DatasetChanged            declared again, and differently
+    │   ├── LotUnknown                no such lot, or not in that generation
+    │   ├── LotConflict               a generation that is not the next one of its lot
+    │   ├── ProducerConflict          a sequence number that was used for other data, or skipped
+    │   └── IntervalConflict          an interval that is not the one to seal or close now
+    ├── SubscriptionError
+    │   ├── SubscriptionUnknown       no such subscription, or no longer
+    │   └── SubscriptionChanged       made again, and differently
+    ├── PublishError
+    │   ├── AttemptUnknown            no such attempt, or no longer
+    │   └── AttemptEnded              it was published or abandoned already
     └── DemoFailed                    the demo did not come to its end
 
     Stop(BaseException)               control flow that user code must not swallow
@@ -377,6 +390,75 @@ class BadName(LotError):
 class ManifestUnreadable(LotError):
     code = "manifest-unreadable"
     hint = "restore the object from its backup, or replay the lot"
+
+
+class BadDataset(LotError):
+    """No hint of its own: what contradicts what is said where it is raised."""
+
+    code = "bad-dataset"
+
+
+class DatasetUnknown(LotError):
+    code = "dataset-unknown"
+    hint = "declare it first: pipeline.dataset(name, schema)"
+
+
+class DatasetChanged(LotError):
+    code = "dataset-changed"
+    hint = "declare it as it was, or under a new version: lots of both stay readable"
+
+
+class LotUnknown(LotError):
+    code = "lot-unknown"
+    hint = "see which lots there are: tidemill lots TABLE"
+
+
+class LotConflict(LotError):
+    code = "lot-conflict"
+    hint = "somebody published this lot meanwhile: read it again; to change it, open a new generation"
+
+
+class ProducerConflict(LotError):
+    code = "producer-conflict"
+    hint = "number appends upwards, each number for one batch; a repeated one must carry the same rows"
+
+
+class IntervalConflict(LotError):
+    """No hint: another runner closes the interval, or will when it is its turn; nobody has to do anything."""
+
+    code = "interval-conflict"
+
+
+class SubscriptionError(TidemillError):
+    """No hint of its own: each kind has one."""
+
+    code = "subscription"
+
+
+class SubscriptionUnknown(SubscriptionError):
+    code = "subscription-unknown"
+    hint = "see which there are: tidemill triggers"
+
+
+class SubscriptionChanged(SubscriptionError):
+    code = "subscription-changed"
+    hint = "remove it first, or make one under another name: its progress belongs to its sources"
+
+
+class PublishError(TidemillError):
+    """No hint of its own: each kind has one."""
+
+    code = "publish"
+
+
+class AttemptUnknown(PublishError):
+    code = "attempt-unknown"
+    hint = "abandoned attempts are forgotten when their data is removed; open a new one"
+
+
+class AttemptEnded(PublishError):
+    code = "attempt-ended"
+    hint = "an attempt is published once, and never after it was abandoned; open a new one"
 
 
 class DemoFailed(TidemillError):

@@ -1,0 +1,126 @@
+"""Datasets: what is declared of a table before its first lot (LOT-1, LOT-4, LOT-41).
+
+A declaration is made by every process that imports the pipeline, so an equal one is a no-op; a different one
+is refused with what changed, because lots that are published already were made under the first.
+"""
+
+import hashlib
+from enum import StrEnum
+
+import msgspec
+
+from tidemill.errors import BadDataset, BadLotId, DatasetChanged, DatasetUnknown
+from tidemill.lots import ids, layout
+from tidemill.lots.ids import AnyLotId, AppendId, Unit
+from tidemill.lots.keys import DatasetId, LotKeys
+from tidemill.store import Tx
+
+
+class Kind(StrEnum):
+    """What the rows of a dataset's lots are."""
+
+    ROWS = "rows"  # rows that are there
+    CHANGES = "changes"  # rows that come and go, each with its weight
+    KEYED = "keyed"  # raw operations, upsert or delete by key (LOT-40)
+
+
+class Dataset(msgspec.Struct, frozen=True, kw_only=True):
+    """A declaration.
+
+    - unit: the length of its intervals; None for one lot per append.
+    - key: the key columns of a keyed dataset.
+    - deletes: may producers delete? Append-only is the default (LOT-41).
+    - schema: as the user wrote it; the fingerprint is what is compared.
+    """
+
+    name: str
+    version: str = "1"
+    unit: Unit | None = None
+    kind: Kind = Kind.ROWS
+    key: tuple[str, ...] = ()
+    deletes: bool = False
+    schema: str = ""
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        layout.quote(self.name)  # BadName: a name that no key could carry
+        layout.quote(self.version)
+        if (self.kind is Kind.KEYED) != bool(self.key):
+            raise BadDataset(f"{self.name!r} is {self.kind.value} with the key {self.key}", hint="give a key")
+        if self.kind is Kind.KEYED and not self.deletes:
+            raise BadDataset(f"{self.name!r} has a key, but no deletes", hint="a key brings deletes with it")
+        if self.kind is Kind.ROWS and self.deletes:
+            raise BadDataset(
+                f"{self.name!r} takes deletes, but its lots hold rows", hint="deletes need lots of changes"
+            )
+
+    @property
+    def id(self) -> DatasetId:
+        return DatasetId(self.name, self.version)
+
+    def parse_lot(self, text: str) -> AnyLotId:
+        """A lot of this dataset; `BadLotId` for one of another unit."""
+        lot = ids.parse(text)
+        unit = None if isinstance(lot, AppendId) else lot.unit
+        if unit != self.unit:
+            usual = "one lot per append" if self.unit is None else f"lots of {self.unit}"
+            raise BadLotId(f"{text} is no lot of {self.name!r}", hint=f"{self.name!r} has {usual}")
+        return lot
+
+
+_decoder = msgspec.msgpack.Decoder(Dataset)
+
+
+def fingerprint(schema: str) -> str:
+    """Of a schema's text, whatever its blanks; used where no analysis of it is at hand."""
+    return hashlib.sha256(" ".join(schema.split()).encode()).hexdigest()[:32]
+
+
+def declare(tx: Tx, keys: LotKeys, dataset: Dataset) -> Dataset:
+    """Enter a dataset, or find it as it was declared; `DatasetChanged` says what is different."""
+    if not dataset.fingerprint:
+        dataset = msgspec.structs.replace(dataset, fingerprint=fingerprint(dataset.schema))
+    key = keys.dataset[dataset.id.parts]
+    raw = tx.get(key)
+    if raw is None:
+        tx.set(key, msgspec.msgpack.encode(dataset))
+        return dataset
+    known = _decoder.decode(raw)
+    changes = differences(known, dataset)
+    if changes:
+        raise DatasetChanged(f"dataset {dataset.id} is declared differently: {'; '.join(changes)}")
+    return known
+
+
+def differences(known: Dataset, new: Dataset) -> list[str]:
+    """What two declarations of one dataset disagree about, for people."""
+    found = []
+    for name, label in (("unit", "lots"), ("kind", "kind"), ("key", "key"), ("deletes", "deletes")):
+        old, now = getattr(known, name), getattr(new, name)
+        if old != now:
+            found.append(f"{label} was {_shown(old)}, now {_shown(now)}")
+    if known.fingerprint != new.fingerprint:
+        found.append(f"schema was {known.schema!r}, now {new.schema!r}")
+    return found
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "one per append"
+    return ", ".join(value) or "none" if isinstance(value, tuple) else str(value)
+
+
+def read(tx: Tx, keys: LotKeys, dataset: DatasetId) -> Dataset:
+    """A declaration; `DatasetUnknown` when there is none. It never changes, so any process may keep it."""
+    raw = tx.get(keys.dataset[dataset.parts], lock=tx.mode == "take")
+    if raw is None:
+        raise DatasetUnknown(f"there is no dataset {dataset}")
+    return _decoder.decode(raw)
+
+
+def listed(tx: Tx, keys: LotKeys, after: DatasetId | None = None, limit: int = 100) -> list[Dataset]:
+    """A page of declarations by name."""
+    lo, hi = keys.dataset.all()
+    if after is not None:
+        lo = keys.dataset[after.parts] + b"\x00"
+    return [_decoder.decode(row.value) for row in tx.range(lo, hi, limit=limit, snapshot=True)]

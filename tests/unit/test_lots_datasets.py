@@ -1,0 +1,100 @@
+"""Declarations of datasets: equal ones are one, different ones say what changed."""
+
+import pytest
+
+from tests.unit.lots_stage import FIVE_MINUTES, Stage
+from tidemill.errors import BadDataset, BadLotId, BadName, DatasetChanged, DatasetUnknown
+from tidemill.lots import datasets
+from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.keys import DatasetId
+
+ORDERS = Dataset(name="orders", schema="id BIGINT, day DATE", unit=FIVE_MINUTES)
+
+
+def test_an_equal_declaration_is_a_no_op_and_blanks_in_a_schema_mean_nothing():
+    stage = Stage()
+    first = stage.run(datasets.declare, stage.lots, ORDERS)
+    again = Dataset(name="orders", schema="id  BIGINT,\n day DATE", unit=FIVE_MINUTES)
+    assert stage.run(datasets.declare, stage.lots, again) == first
+    assert stage.writes == 0
+    assert stage.run(datasets.read, stage.lots, first.id) == first
+
+
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        (Dataset(name="orders", schema=ORDERS.schema), "lots was PT5M, now one per append"),
+        (Dataset(name="orders", schema="id INT", unit=FIVE_MINUTES), "schema was 'id BIGINT, day DATE'"),
+        (
+            Dataset(name="orders", schema=ORDERS.schema, unit=FIVE_MINUTES, kind=Kind.CHANGES),
+            "kind was rows, now changes",
+        ),
+        (
+            Dataset(
+                name="orders",
+                schema=ORDERS.schema,
+                unit=FIVE_MINUTES,
+                kind=Kind.KEYED,
+                key=("id",),
+                deletes=True,
+            ),
+            "key was none, now id",
+        ),
+    ],
+)
+def test_a_different_declaration_is_refused_with_what_changed(new, said):
+    stage = Stage()
+    stage.run(datasets.declare, stage.lots, ORDERS)
+    with pytest.raises(DatasetChanged, match=said):
+        stage.run(datasets.declare, stage.lots, new)
+    assert stage.run(datasets.read, stage.lots, ORDERS.id).unit == FIVE_MINUTES
+
+
+def test_another_version_is_another_dataset():
+    stage = Stage()
+    stage.run(datasets.declare, stage.lots, ORDERS)
+    stage.run(datasets.declare, stage.lots, Dataset(name="orders", version="2", schema="id INT"))
+    names = [one.id for one in stage.run(datasets.listed, stage.lots)]
+    assert names == [DatasetId("orders", "1"), DatasetId("orders", "2")]
+    assert [one.id for one in stage.run(datasets.listed, stage.lots, names[0])] == names[1:]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": Kind.KEYED, "deletes": True},
+        {"kind": Kind.KEYED, "key": ("id",)},
+        {"kind": Kind.ROWS, "key": ("id",)},
+        {"kind": Kind.ROWS, "deletes": True},
+    ],
+)
+def test_a_declaration_that_contradicts_itself_is_refused(fields):
+    with pytest.raises(BadDataset):
+        Dataset(name="orders", **fields)
+
+
+def test_names_nothing_can_have_and_datasets_nobody_declared_are_refused():
+    with pytest.raises(BadName):
+        Dataset(name="")
+    stage = Stage()
+    with pytest.raises(DatasetUnknown):
+        stage.run(datasets.read, stage.lots, DatasetId("nothing"))
+
+
+def test_strange_names_are_kept_apart():
+    stage = Stage()
+    names = ["a/b", "a=b", "a b", "ä", "a'b", 'a"b', "a\x00b"]
+    for name in names:
+        stage.add(stage.dataset(name), "A00000000000000001", manifest=name)
+    for name in names:
+        assert [row.manifest for row in stage.rows_of(DatasetId(name))] == [name]
+
+
+def test_a_lot_of_another_unit_is_refused():
+    with pytest.raises(BadLotId, match="lots of PT5M"):
+        ORDERS.parse_lot("20230101PT1H001")
+    with pytest.raises(BadLotId, match="lots of PT5M"):
+        ORDERS.parse_lot("A00000000000000001")
+    with pytest.raises(BadLotId, match="one lot per append"):
+        Dataset(name="orders").parse_lot("20230101PT5M001")
+    assert str(ORDERS.parse_lot("20230101PT5M001")) == "20230101PT5M001"
