@@ -42,7 +42,9 @@ bench: $(VENV)/.postgres  ## the measurements behind the claims, one JSON object
 	@$(BIN)/python -m bench.store --json $(ARGS)
 	@$(BIN)/python -m bench.futures --json $(ARGS)
 
-docs: $(VENV)/.installed  ## the generated pages: docs/rules/coverage.md
+docs: $(VENV)/.installed  ## the generated pages: errors, states, rules and their tests
+	@$(BIN)/python -m tests.errors_page
+	@$(BIN)/python -m tests.states_page
 	@$(BIN)/python -m tests.rules_page
 
 constraints: $(VENV)/.installed  ## compile constraints.txt anew (ARGS=--upgrade for the newest versions)

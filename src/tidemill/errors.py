@@ -5,44 +5,44 @@
     ├── UsageError                    the caller did something the contract forbids
     ├── BadUrl                        a store or objects URL that cannot be understood
     ├── MissingDriver                 the Python package that a backend needs is not installed
-    ├── StoreError
+    ├── StoreError                    something about the store; the kinds below say what
     │   ├── StoreUnavailable          the store does not answer (now)
     │   ├── StoreBusy                 conflicts did not end within the retry limit
     │   ├── CommitUnknown             a commit whose outcome could not be learned
-    │   ├── LimitExceeded
-    │   │   ├── KeyTooLarge
-    │   │   ├── ValueTooLarge
-    │   │   ├── TransactionTooLarge
-    │   │   └── TransactionTooLong
+    │   ├── LimitExceeded             more than the store takes at once
+    │   │   ├── KeyTooLarge           a key of more than 2 KiB
+    │   │   ├── ValueTooLarge         a value of more than 64 KiB
+    │   │   ├── TransactionTooLarge   more than 1,000 writes, or 1 MB of them
+    │   │   └── TransactionTooLong    a transaction that took more than 2 s
     │   ├── StoreFull                 no space left where the store lives
     │   ├── StoreCorrupt              the store's own file or rows cannot be read
     │   ├── StoreFormat               written by a release this one cannot share it with
     │   └── StoreLocation             a network file system, or another machine's file
-    ├── ObjectError
+    ├── ObjectError                   something about object storage; the kinds below say what
     │   ├── BadKey                    a name that no object can have
     │   ├── ObjectMissing             no object under that key
     │   ├── ObjectConflict            a condition (if-match) did not hold
     │   ├── ObjectUnavailable         the object storage does not answer
     │   ├── ObjectsFull               no space left
     │   └── ConditionsIgnored         the provider accepts conditional writes and ignores them
-    ├── ClusterError
+    ├── ClusterError                  something about nodes and leases; the kinds below say what
     │   ├── NotLeader                 a leader's step without the leader's epoch
     │   ├── LockTimeout               a lock or permit that was not free in time
     │   └── ProtocolMismatch          nodes of releases that cannot work together
-    ├── FutureError
+    ├── FutureError                   something about a future; the kinds below say what
     │   ├── FutureUnknown             no such future, or no longer
     │   ├── FutureFailed              it has no result and never will
-    │   │   ├── UpstreamDependencyFailed
+    │   │   ├── UpstreamDependencyFailed  an input of it failed
     │   │   ├── UnsatisfiableError    no worker has what it asks for
     │   │   ├── TaskCrashed           it ended its worker process
-    │   │   ├── TaskOutOfMemory
-    │   │   ├── DeadlineExceeded
-    │   │   ├── CodeNotLoadable
+    │   │   ├── TaskOutOfMemory       it took more memory than its limit, too often
+    │   │   ├── DeadlineExceeded      its deadline passed before its end
+    │   │   ├── CodeNotLoadable       the workers cannot load its code
     │   │   └── ResultLost            every copy is gone and cannot be computed again
-    │   ├── FutureCancelled
+    │   ├── FutureCancelled           somebody cancelled it
     │   ├── FutureTimeout             the caller's own wait is over; the future goes on
-    │   ├── ActorDied
-    │   ├── CannotSerialize
+    │   ├── ActorDied                 an actor is dead, and its state with it
+    │   ├── CannotSerialize           a function or value that no other process could load
     │   ├── BadSignature              code that was not signed with the cluster key
     │   ├── ClusterKeyMissing         no cluster key was given
     │   ├── ClusterKeyUnsafe          a key that others can read, or that is none
@@ -52,7 +52,7 @@
     │   ├── SegmentsFull              no room left for results on this node
     │   ├── FetchFailed               another node's copy could not be fetched (now)
     │   └── FetchRefused              a node that has not the cluster's key
-    ├── LotError
+    ├── LotError                      something about lots; the kinds below say what
     │   ├── BadLotId                  a text that names no lot, or not in its one spelling
     │   ├── BadName                   a name that nothing can have
     │   ├── ManifestUnreadable        a manifest of a newer format, or none at all
@@ -63,10 +63,10 @@
     │   ├── LotConflict               a generation that is not the next one of its lot
     │   ├── ProducerConflict          a sequence number that was used for other data, or skipped
     │   └── IntervalConflict          an interval that is not the one to seal or close now
-    ├── SubscriptionError
+    ├── SubscriptionError             something about a subscription; the kinds below say what
     │   ├── SubscriptionUnknown       no such subscription, or no longer
     │   └── SubscriptionChanged       made again, and differently
-    ├── PublishError
+    ├── PublishError                  something about publishing; the kinds below say what
     │   ├── AttemptUnknown            no such attempt, or no longer
     │   └── AttemptEnded              it was published or abandoned already
     └── DemoFailed                    the demo did not come to its end
