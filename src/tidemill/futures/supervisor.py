@@ -1,9 +1,9 @@
 """The supervisor: a node that claims futures and has child processes run them. It never runs user code.
 
 One thread does everything in turns: hear the children, look after them, settle with the store, give out
-work. Nothing else touches jobs and children. Three more threads only wait: one renews the node's lease and
-carries out a leader's duties (`cluster.Member`), one listens to the store's watch, and one guards the lease:
-when its time is over the children are killed even if the loop is stuck in the store.
+work. Nothing else touches jobs and children. Two more threads only wait: one renews the node's lease and
+carries out a leader's duties (`cluster.Member`), and one guards the lease: when its time is over the
+children are killed even if the loop is stuck in the store.
 
 A lost lease ends everything that was begun under it (FUT-55): the children are killed, what they made is
 dropped, and the node joins again under a higher epoch. Should a result slip through, the store refuses it.
@@ -34,10 +34,10 @@ from tidemill.futures.hosting import Hosting
 from tidemill.futures.jobs import Job
 from tidemill.futures.keys import FutureKeys
 from tidemill.futures.lanes import Capacity
-from tidemill.futures.placement import Placement, settle
+from tidemill.futures.placement import NOTHING, Placement, settle
 from tidemill.futures.rows import AnyRow, Blocked, Failure, Unclaimed
 from tidemill.futures.segments import Segments
-from tidemill.futures.wakeup import Wakeup, Watcher
+from tidemill.futures.wakeup import Wakeup
 from tidemill.futures.wire import Broken, Hello, Keep, Missing, Ready, Recalled, Resuming, Status, Up, Waiting
 from tidemill.futures.wire import Done as Made
 from tidemill.futures.worker_events import (
@@ -156,13 +156,14 @@ class Supervisor:
         guard = threading.Thread(target=self._guard, name="guard", daemon=True)
         beats.start()
         guard.start()
-        watcher = Watcher(self.store, [keys.bell], self._on_bell)
-        mail = Watcher(self.store, [keys.inbox[self.member.id]], self._on_mail)
+        bell = self.store.watch([keys.bell])
+        mail = self.store.watch([keys.inbox[self.member.id]])
+        hush = [bell.notify(self._on_bell), mail.notify(self._on_mail)]
         self.emit(WorkerStarted(node=self.member.id, pid=os.getpid(), slots=self.settings.slots))
         try:
             while not self._idle.is_set():
                 self._keep_children()
-                self._hear(watcher, mail)
+                self._hear()
                 self.care.look()
                 self._settle()
                 self._place()
@@ -172,7 +173,9 @@ class Supervisor:
             self._ended.set()
             self.children.close()
             self.member.drain(0.0)
-            watcher.close()
+            for end in hush:
+                end()
+            bell.close()
             mail.close()
             beats.join(self.settings.every_s + 5.0)
             guard.join(5.0)
@@ -247,11 +250,8 @@ class Supervisor:
 
     # --- hearing
 
-    def _hear(self, watcher: Watcher, mail: Watcher) -> None:
+    def _hear(self) -> None:
         pause_s = self._pause_s()
-        mail.arm()
-        if pause_s > 0:
-            watcher.arm()
         said: dict[Child, None] = {}
         for key, mask in self.selector.select(pause_s):
             child: Child | None = key.data
@@ -272,7 +272,9 @@ class Supervisor:
         now = self.clock.monotonic()
         if now < self._retry_at:
             return min(self._retry_at - now, 0.1)
-        if self.done or self.books.errands or self.books.telling or (self._heard and self._could_take()):
+        if self.done or self.books.errands or self.books.telling:
+            return 0.0
+        if (self._heard or self._hungry) and self._could_take():
             return 0.0
         at = min(self._poll_at, self.care.look_at)
         if self._mail:
@@ -318,9 +320,10 @@ class Supervisor:
         """A child has ended a job; None for one that is not ours any more."""
         job = child.jobs.pop(number, None)
         settle(child)
-        self._heard = True
         if job is not None:
             job.child = None
+            if job.needs is not NOTHING or job.claim.row.limited:
+                self._heard = True  # what did not fit beside it may fit now
         if not child.jobs:
             child.idle_since = self.clock.monotonic()
         return job
@@ -496,7 +499,7 @@ class Supervisor:
     def _round(self, node: Node) -> None:
         """Write what is done and claim what fits, in one transaction."""
         wish, rung = None, self._rung
-        if (self.done or self._heard or self._hungry) and self._may_claim():
+        if (self._heard or self._hungry) and self._may_claim():
             wish = self.placement.wish(self.children.all, self.care.awaited())
         if wish is not None:
             self._heard = self._rung = False

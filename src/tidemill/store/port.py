@@ -16,6 +16,7 @@ All checks live here, above the backends; a backend implements the methods that 
 """
 
 import random
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple, Self, TypeVar
@@ -28,6 +29,7 @@ from tidemill.errors import KeyTooLarge, TransactionTooLarge, TransactionTooLong
 T = TypeVar("T")
 Mode = Literal["serial", "take"]
 
+NOTIFY_EVERY_S = 0.5
 SYSTEM_PREFIX = b"\xfe"  # the store's own rows: operation ids, format, clock; no user key begins with it
 
 
@@ -303,6 +305,22 @@ class Watch(ABC):
     @abstractmethod
     def wait(self, timeout_s: float) -> bool:
         """True as soon as a key may have changed; False when the time is over. Waiting again re-arms it."""
+
+    def notify(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Have `call` called each time it fires, instead of waiting: for loops that wait for other things.
+
+        It is called by some thread of the store's, and should be quick. The function that is returned ends
+        it. A hint like any other: whoever is called polls as well.
+        """
+        over = threading.Event()
+
+        def listen() -> None:
+            while not over.is_set():
+                if self.wait(NOTIFY_EVERY_S) and not over.is_set():
+                    call()
+
+        threading.Thread(target=listen, name="tidemill-store-notify", daemon=True).start()
+        return over.set
 
     def close(self) -> None:
         """Forget the watch."""

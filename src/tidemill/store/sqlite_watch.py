@@ -75,7 +75,7 @@ class Watches:
                 for keys in written:
                     for key in keys & self._by_key.keys():
                         for watch in self._by_key[key]:
-                            watch.event.set()
+                            watch.fire()
         self._bells.ring(commit, written)
 
     # --- told by whoever looked
@@ -88,7 +88,7 @@ class Watches:
             self._seen = commit
             for watches in self._by_key.values():
                 for watch in watches:
-                    watch.event.set()
+                    watch.fire()
             return True
 
     def heard(self, bell: Bell) -> None:
@@ -101,7 +101,7 @@ class Watches:
             for key, watches in self._by_key.items():
                 if named is None or checksum(key) in named:
                     for watch in watches:
-                        watch.event.set()
+                        watch.fire()
 
     def look(self) -> bool:
         """Look now. A store that cannot be read, or is closed, fires nothing: a watch is a hint."""
@@ -198,7 +198,7 @@ class Watches:
             ear, self._ear = self._ear, None
             for watches in self._by_key.values():
                 for watch in watches:
-                    watch.event.set()
+                    watch.fire()
         if ear is not None:
             ear.close()
         self._bells.close()
@@ -213,7 +213,23 @@ class SqliteWatch(Watch):
         self.keys = keys
         self.event = threading.Event()
         self._watches = watches
+        self._call: Callable[[], None] | None = None
         watches.add(self)
+
+    def fire(self) -> None:
+        """A key may have changed."""
+        self.event.set()
+        if self._call is not None:
+            self._call()
+
+    def notify(self, call: Callable[[], None]) -> Callable[[], None]:
+        # by whoever hears of the commit, which saves a change of thread and the look that a wait begins with
+        self._call = call
+
+        def end() -> None:
+            self._call = None
+
+        return end
 
     def wait(self, timeout_s: float) -> bool:
         return self._watches.wait(self, timeout_s)

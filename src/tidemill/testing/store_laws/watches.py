@@ -3,6 +3,7 @@
 A watch may fire for nothing, so no test here says that one stays silent, but for a closed one.
 """
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -72,6 +73,17 @@ class WatchLaws(Laws):
         with second, store.watch([b"k"]) as watch:
             fill(second, {b"k": b"1"})
             assert watch.wait(SOON_S)
+
+    @pytest.mark.rule("STO-8")
+    def test_who_asked_to_be_called_is_called_for_every_change(self, store: Store) -> None:
+        called = threading.Event()
+        with store.watch([b"k"]) as watch:
+            end = watch.notify(called.set)
+            for n in range(3):
+                called.clear()
+                fill(store, {b"k": b"%d" % n})
+                assert called.wait(SOON_S)
+            end()
 
     @pytest.mark.rule("STO-8")
     def test_a_wait_ends_when_its_time_is_over(self, store: Store) -> None:
