@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from tidemill.errors import FutureUnknown, StoreError, UsageError
+from tidemill.errors import FutureError, FutureUnknown, StoreError, UsageError
 from tidemill.futures import cancel, context, limits, memory, results
 from tidemill.futures.actor_handle import ActorHandle
 from tidemill.futures.callbacks import Callbacks
@@ -102,6 +102,7 @@ class Client:
         self._callbacks = Callbacks(connection.waiting)
         self.putting = Putting(connection)
         self._workers: list[LocalWorker] = []
+        connection.waiting.look_after = self._look_after
         self._closing = threading.Lock()
         _open[connection.place.identity] = self
         _all.add(self)
@@ -442,6 +443,16 @@ class Client:
         self._workers.append(worker)
         worker.wait_ready(self._link.store, self._link.cluster)
 
+    def _look_after(self, ids: Sequence[bytes]) -> None:
+        """Called while futures are awaited and nothing ends: do what can be done, or say what is wrong."""
+        codes = [worker.exit_code for worker in self._workers]
+        if codes and None not in codes and not self._link.live_workers():
+            raise FutureError(
+                f"the client's own worker ended with code {codes[-1]}, and there is no other",
+                hint="see what it wrote to standard error; the futures wait for the next worker",
+            )
+        self._link.look_after(ids)
+
     @property
     def closed(self) -> bool:
         return self._link.closed
@@ -461,6 +472,8 @@ class Client:
         with self._closing:
             if self._link.closed:
                 return
+            for worker in self._workers:
+                worker.ask_to_end()
             for worker in self._workers:
                 worker.close()
             self._callbacks.close()
@@ -529,7 +542,7 @@ def listed(futures: Sequence[Any]) -> list[Future[Any]]:
         futures = list(futures[0])
     for one in futures:
         if not isinstance(one, Future):
-            raise UsageError(f"not a future: {one!r:.80}", hint="give futures, or a list of them")
+            raise UsageError(f"a {type(one).__name__} is no future", hint="give futures, or a list of them")
     return list(futures)
 
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 
 from tidemill.clock import SYSTEM, Clock
+from tidemill.cluster import nodes
 from tidemill.cluster.events import NodeJoined
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leases import RENEW_EVERY_S, SECOND_US, TTL_S
@@ -78,7 +79,7 @@ class Connection:
         self.cluster = ClusterKeys(place.cluster)
         self.signer = Signer(place.key)
         self.blobs = Blobs(store, self.keys, self.signer, objects)
-        self.waiting = Waiting(store, self.keys, clock, self._look_after)
+        self.waiting = Waiting(store, self.keys, clock)
         self.handles = Handles(store, self.keys, owner, self.waiting, clock)
         self.submissions = Submissions(self.blobs, self.signer, owner, clock, chance)
         self.submitter = Submitter(store, self.keys, self.cluster, self.signer)
@@ -163,7 +164,12 @@ class Connection:
             self.handles.tick()
             self.clock.wait(self._over, max(0.01, wait_s))
 
-    def _look_after(self, ids: Sequence[bytes]) -> None:
+    def live_workers(self) -> list[Node]:
+        """The workers whose lease runs."""
+        live = self.store.run(lambda tx: nodes.alive(nodes.read_all(tx, self.cluster), tx.now()))
+        return [node for node in live if node.kind == "worker"]
+
+    def look_after(self, ids: Sequence[bytes]) -> None:
         """Nobody leads: do for those that somebody awaits here what a leader would (FUT-49)."""
         leaderless_us = int(2 * TTL_S * SECOND_US)
 

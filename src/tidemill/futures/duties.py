@@ -82,6 +82,7 @@ class Rounds:
         self.keep_us = keep_us
         self.busy_us = busy_us
         self._loose = b""
+        self._walked: dict[tuple[str, str], bytes] = {}  # where the rounds that were too long stopped
 
     # --- dead nodes, and busy ones
 
@@ -182,13 +183,20 @@ class Rounds:
     def _walk(
         self, tenure: Tenure, page: Callable[..., tuple[Page, bytes]], event: Callable[..., Event]
     ) -> bool:
-        """Page after page of a range that stays as it is; True when more is left."""
-        after = b""
+        """Page after page of a range that stays as it is; True when more is left, for the next round.
+
+        The next round goes on where this one stopped: what stands behind many that cannot be helped has its
+        turn as well.
+        """
+        assert isinstance(page, partial)
+        subject = page.func.__name__, str(page.keywords.get("node_id", page.keywords.get("lane", "")))
+        after = self._walked.pop(subject, b"")
         for _ in range(PAGES):
             done, after = tenure.run(partial(page, after=after))
             self._tell(done.moved, event)
             if not done.more:
                 return False
+        self._walked[subject] = after
         return True
 
     def _tell(self, moved: list[tuple[bytes, AnyRow]], event: Callable[..., Event]) -> None:

@@ -74,12 +74,21 @@ class LocalWorker:
         live = nodes.alive(nodes.read_all(tx, cluster), tx.now())
         return any(node.kind == "worker" and node.address.endswith(f"/{self.pid}") for node in live)
 
-    def close(self) -> None:
-        """Ask it to drain, and wait for that; kill it if it takes too long."""
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended; None while it runs."""
+        return self._process.poll()
+
+    def ask_to_end(self) -> None:
+        """Ask it to drain."""
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
         self._process.send_signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        """Ask it to drain, and wait for that; kill it if it takes too long."""
+        self.ask_to_end()
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:

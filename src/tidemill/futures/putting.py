@@ -7,7 +7,6 @@ outlives the task's process; what nobody was told of goes with that process.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tidemill.cluster import nodes
 from tidemill.cluster.nodes import Node
 from tidemill.errors import FutureUnknown, LeaseLost, UsageError
 from tidemill.futures import context, edges, inbox, memory, results, submit
@@ -112,15 +111,7 @@ class Putting:
     def _another_worker(self) -> str:
         """A live worker that is not ours; empty when there is none."""
         link = self._link
-
-        def look(tx: Tx) -> list[Node]:
-            return nodes.alive(nodes.read_all(tx, link.cluster), tx.now())
-
-        others = [
-            node.id
-            for node in link.store.run(look)
-            if node.kind == "worker" and node.id != link.owner and not node.draining
-        ]
+        others = [node.id for node in link.live_workers() if node.id != link.owner and not node.draining]
         return link.chance.choice(others) if others else ""
 
     def _discard(self, future_id: bytes, result: Result) -> None:

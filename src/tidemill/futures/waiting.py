@@ -45,7 +45,6 @@ class Waiting:
         store: where they are.
         keys: of the cluster.
         clock: of whoever waits.
-        look_after: told of some that are awaited while nothing ends (FUT-49).
     """
 
     def __init__(
@@ -53,12 +52,12 @@ class Waiting:
         store: Store,
         keys: FutureKeys,
         clock: Clock,
-        look_after: Callable[[Sequence[bytes]], None] | None = None,
     ) -> None:
         self.store = store
         self.keys = keys
         self.clock = clock
-        self.look_after = look_after if look_after is not None else _leave_alone
+        self.look_after: Callable[[Sequence[bytes]], None] = _leave_alone
+        """Told of some that are awaited while nothing ends (FUT-49); what it raises ends the wait."""
 
     def read(self, ids: Sequence[bytes]) -> list[AnyRow | None]:
         """The state rows of some futures as they are now."""
