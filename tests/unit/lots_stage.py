@@ -22,6 +22,10 @@ from tidemill.lots.states import LotState
 from tidemill.store import Store, Tx
 from tidemill.store.memory import MemoryStore
 from tidemill.testing.fake_clock import FakeClock
+from tidemill.triggers import runs, subscriptions, wakes
+from tidemill.triggers.keys import TriggerKeys
+from tidemill.triggers.runs import Ticket
+from tidemill.triggers.subscriptions import AnyRow, Scheduled, Terms
 
 T = TypeVar("T")
 
@@ -37,6 +41,7 @@ class Stage:
         self.clock = FakeClock()
         self.store = store or MemoryStore(clock=self.clock, chance=random.Random(7))
         self.lots = LotKeys("c")
+        self.triggers = TriggerKeys("c")
         self.cluster = ClusterKeys("c")
         self.scan = scan
         self.writes = 0  # of the last transaction
@@ -54,6 +59,7 @@ class Stage:
 
     def check(self) -> None:
         self.store.run(lambda tx: check_lots(tx, self.lots))
+        self.store.run(lambda tx: check_subscriptions(tx, self.triggers, self.lots))
 
     # --- datasets and lots
 
@@ -76,6 +82,69 @@ class Stage:
 
     def kill(self, node: Node) -> None:
         self.store.run(lambda tx: nodes.leave(tx, self.cluster, node))
+
+    # --- subscriptions
+
+    def subscribe(self, name: str, *sources: DatasetId, **terms: Any) -> AnyRow:
+        return self.run(
+            subscriptions.subscribe, self.triggers, self.lots, name, Terms(sources=sources, **terms)
+        )
+
+    def row(self, name: str) -> AnyRow:
+        return self.store.run(lambda tx: subscriptions.must_read(tx, self.triggers, name))
+
+    def publish(self, dataset: DatasetId) -> int:
+        """One more append, as a publication leaves it."""
+
+        def both(tx: Tx) -> int:
+            position = lots.add(
+                tx, self.lots, new_lot(dataset, str(lots.next_append(tx, self.lots, dataset)))
+            )
+            wakes.wake(tx, self.triggers, dataset)
+            return position
+
+        return self.run(both)
+
+    def page(self, limit: int = wakes.PAGE) -> bool:
+        return self.run(wakes.page_wakes, self.triggers, self.lots, limit)
+
+    def page_all(self) -> None:
+        while self.page():
+            pass
+
+    def due(self) -> list[runs.Due]:
+        return self.store.run(lambda tx: runs.due(tx, self.triggers))
+
+    def start(self, node: Node, name: str, epoch: int | None = None) -> Ticket | None:
+        epoch = self.row(name).tally.epoch if epoch is None else epoch
+        return self.run(runs.start, self.triggers, self.lots, self.cluster, node, name, epoch)
+
+    def finish(self, ticket: Ticket, target: dict[DatasetId, int] | None = None) -> AnyRow:
+        target = ticket.heads if target is None else target
+        return self.run(runs.finish, self.triggers, self.lots, self.cluster, ticket, target)
+
+    def fail(self, ticket: Ticket, backoff_s: float = 0) -> AnyRow:
+        return self.run(runs.fail, self.triggers, self.cluster, ticket, backoff_us=int(backoff_s * SECOND_US))
+
+    def look(self, name: str) -> bool:
+        return self.run(runs.look, self.triggers, self.cluster, name, self.row(name).tally.epoch)
+
+
+def check_subscriptions(tx: Tx, keys: TriggerKeys, lots_keys: LotKeys) -> None:
+    """One place in the index for each scheduled one, none for the others; no progress beyond a head."""
+    expected = {}
+    for row in tx.range(*keys.subscription.all(), snapshot=True):
+        name = str(keys.subscription.unpack(row.key)[0])
+        found = subscriptions.decode(row.value)
+        if isinstance(found, Scheduled):
+            expected[keys.due[found.look_at, name]] = (found.tally.epoch, found.run is not None)
+        for source, position in found.tally.seen.items():
+            assert position <= events.head(tx, lots_keys, source)
+            assert tx.get(keys.subscriber[(*source.parts, name)]) == b""
+    index = {row.key: row.value for row in tx.range(*keys.due.all(), snapshot=True)}
+    assert {
+        key: msgspec.msgpack.decode(value, type=tuple[int, bool]) for key, value in index.items()
+    } == expected
 
 
 def new_lot(dataset: DatasetId, lot: str, generation: int = 0, **fields: Any) -> LotRow:

@@ -1,0 +1,1 @@
+"""Triggers: who is to run because of what was published, and when."""

@@ -1,0 +1,155 @@
+"""Runs: the lease on a scheduled subscription, from start to finish (HEAP-7, HEAP-8).
+
+A run lives as long as its node's entry in the node list: one write per beat keeps all runs of a node. While
+it runs, the subscription stands in the index at the time when its node's entry would run out; whoever finds
+it there calls `look`, which moves it on, or ends a run whose node is gone. No leader is needed.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from tidemill.cluster import nodes
+from tidemill.cluster.keys import ClusterKeys
+from tidemill.cluster.nodes import Node
+from tidemill.errors import LeaseLost, UsageError
+from tidemill.lots import events
+from tidemill.lots.keys import DatasetId, LotKeys
+from tidemill.store import Tx
+from tidemill.triggers import subscriptions
+from tidemill.triggers.keys import TriggerKeys
+from tidemill.triggers.states import SubscriptionEdge
+from tidemill.triggers.subscriptions import AnyRow, Run, Scheduled, Waiting
+
+
+class Due(msgspec.Struct, frozen=True):
+    """Somebody has to look at a subscription: to start it, or, if it runs, to see whether it still does."""
+
+    name: str
+    epoch: int
+    running: bool
+
+
+class Ticket(msgspec.Struct, frozen=True):
+    """A run's right to act. It processes what lies behind `progress`, up to `heads` at most."""
+
+    name: str
+    epoch: int
+    fence: int
+    node: Node
+    progress: dict[DatasetId, int]
+    heads: dict[DatasetId, int]
+
+
+def due(tx: Tx, keys: TriggerKeys, limit: int = 100) -> list[Due]:
+    """Those whose time has come, longest ago first: one short range of the index."""
+    lo, _ = keys.due.all()
+    found = []
+    for row in tx.range(lo, keys.due[tx.now() + 1], limit=limit, snapshot=True):
+        epoch, running = msgspec.msgpack.decode(row.value, type=tuple[int, bool])
+        found.append(Due(str(keys.due.unpack(row.key)[1]), epoch, running))
+    return found
+
+
+def next_look_at(tx: Tx, keys: TriggerKeys) -> int | None:
+    """When the first of them has to be looked at (store time, µs); None when none is scheduled."""
+    found = tx.range(*keys.due.all(), limit=1, snapshot=True)
+    if not found:
+        return None
+    time = keys.due.unpack(found[0].key)[0]
+    assert isinstance(time, int)
+    return time
+
+
+def start(
+    tx: Tx, keys: TriggerKeys, lots: LotKeys, cluster: ClusterKeys, node: Node, name: str, epoch: int
+) -> Ticket | None:
+    """Begin a run under the next fence; None unless the row is scheduled under this epoch, its time has come
+    and nobody runs it. Others may have been faster: that is no error.
+    """
+    entry = nodes.check(tx, cluster, node)
+    row = subscriptions.read(tx, keys, name)
+    now = tx.now()
+    if (
+        not isinstance(row, Scheduled)
+        or row.tally.epoch != epoch
+        or row.run is not None
+        or now < row.next_run
+    ):
+        return None
+    tally = msgspec.structs.replace(row.tally, fence=row.tally.fence + 1, last_start=now)
+    run = Run(node.id, node.epoch, entry.expires_at)
+    new = Scheduled(tally, row.next_run, run=run)
+    subscriptions.enter(tx, keys, name, row, [SubscriptionEdge.START], new)
+    return Ticket(name, epoch, tally.fence, node, tally.seen, events.heads(tx, lots, tally.terms.sources))
+
+
+def check(tx: Tx, keys: TriggerKeys, cluster: ClusterKeys, ticket: Ticket) -> Scheduled:
+    """The fence: `LeaseLost` unless the run is ours at this moment. Returns the row."""
+    nodes.check(tx, cluster, ticket.node)
+    row = subscriptions.read(tx, keys, ticket.name)
+    if (
+        not isinstance(row, Scheduled)
+        or row.run is None
+        or (row.tally.epoch, row.tally.fence) != (ticket.epoch, ticket.fence)
+        or (row.run.node, row.run.node_epoch) != (ticket.node.id, ticket.node.epoch)
+    ):
+        raise LeaseLost(f"run {ticket.epoch}/{ticket.fence} of {ticket.name} is over")
+    return row
+
+
+def finish(
+    tx: Tx,
+    keys: TriggerKeys,
+    lots: LotKeys,
+    cluster: ClusterKeys,
+    ticket: Ticket,
+    target: Mapping[DatasetId, int],
+) -> AnyRow:
+    """End a run that processed everything up to `target`: one guarded update (HEAP-8).
+
+    What is next is decided in this transaction, by the heads as it sees them: a publication since the start
+    either is seen here, or its waking comes after.
+    """
+    row = check(tx, keys, cluster, ticket)
+    heads = events.heads(tx, lots, row.tally.terms.sources)
+    progress = []
+    for source, position in row.tally.seen.items():
+        reached = target.get(source, position)
+        if not position <= reached <= heads[source]:
+            raise UsageError(
+                f"{ticket.name} cannot go from {position} to {reached} of {source}, at {heads[source]} now",
+                hint="progress only grows, up to what was published",
+            )
+        progress.append(reached)
+    tally = msgspec.structs.replace(
+        row.tally, epoch=row.tally.epoch + 1, progress=tuple(progress), failures=0
+    )
+    new = subscriptions.settled(tx, tally, subscriptions.decide(tx, lots, tally, heads))
+    edge = SubscriptionEdge.REST if isinstance(new, Waiting) else SubscriptionEdge.AGAIN
+    return subscriptions.enter(tx, keys, ticket.name, row, [edge], new)
+
+
+def fail(tx: Tx, keys: TriggerKeys, cluster: ClusterKeys, ticket: Ticket, *, backoff_us: int) -> AnyRow:
+    """End a run that failed: nothing counts as processed, and it is tried again after the backoff."""
+    row = check(tx, keys, cluster, ticket)
+    tally = msgspec.structs.replace(row.tally, epoch=row.tally.epoch + 1, failures=row.tally.failures + 1)
+    new = Scheduled(tally, subscriptions.earliest(tally, tx.now() + backoff_us))
+    return subscriptions.enter(tx, keys, ticket.name, row, [SubscriptionEdge.FAIL], new)
+
+
+def look(tx: Tx, keys: TriggerKeys, cluster: ClusterKeys, name: str, epoch: int) -> bool:
+    """See whether a run that stands in the index is still alive. True when it was ended: its node is gone."""
+    row = subscriptions.read(tx, keys, name)
+    if not isinstance(row, Scheduled) or row.run is None or row.tally.epoch != epoch:
+        return False
+    entry = nodes.read(tx, cluster, row.run.node)
+    now = tx.now()
+    if entry is not None and entry.epoch == row.run.node_epoch and entry.expires_at > now:
+        run = msgspec.structs.replace(row.run, look_at=entry.expires_at)
+        subscriptions.place(tx, keys, name, row, msgspec.structs.replace(row, run=run))
+        return False
+    tally = msgspec.structs.replace(row.tally, epoch=row.tally.epoch + 1)
+    new = Scheduled(tally, subscriptions.earliest(tally, now))
+    subscriptions.enter(tx, keys, name, row, [SubscriptionEdge.LAPSE], new)
+    return True
