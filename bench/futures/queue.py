@@ -6,14 +6,14 @@ from typing import Any
 
 import psutil
 
-from bench.comparison import Comparison, Series, rounded
+from bench.comparison import rounded, take_turns
 from bench.futures import sides
 from bench.report import Report, at_least, at_most
 from bench.side import Side
 
 QUEUED, QUICK_QUEUED = 100_000, 300
 SHORT, TIMES, QUICK_SHORT = 10_000, 10, 200
-CLAIMED, BATCH = 2_000, 100
+CLAIMED, BATCH, TURNS = 400, 100, 5  # of one turn; and turns of one repetition
 LOOK_EVERY_S = 0.05
 
 
@@ -85,25 +85,27 @@ def _named(amounts: dict[int, float]) -> dict[str, float]:
 def claim_rate(report: Report, folder: Path) -> None:
     """Claims per second from a queue of 100,000 beside one of 10,000."""
     short = QUICK_SHORT if report.quick else SHORT
-    claimed, batch = (short // 2, short // 10) if report.quick else (CLAIMED, BATCH)
+    claimed, batch, turns = (short // 2, short // 10, 1) if report.quick else (CLAIMED, BATCH, TURNS)
     report.say(f"claims from a queue of {short * TIMES:,} beside one of {short:,}")
+
+    def refill(side: Side) -> None:
+        side.ask("fill", count=claimed * turns)
+
     with Side("bench.ours.futures_claims") as long, Side("bench.ours.futures_claims") as brief:
-        lengths = {long: short * TIMES, brief: short}
-        both = {
-            side: Series(f"{long.file}, {length:,} queued", "claims per second")
-            for side, length in lengths.items()
-        }
-        for side, length in lengths.items():
+        for side, length in ((long, short * TIMES), (brief, short)):
             side.ask("open", path=str(folder / f"claims-{length}.db"))
-            side.ask("fill", count=length)
-        for repetition in range(-1, report.repetitions):  # in turns, and the first is the warm-up
-            for side, series in both.items():
-                seconds, cpu_s = side.ask_timed("work", count=claimed, batch=batch)
-                side.ask("fill", count=claimed)
-                if repetition >= 0:
-                    series.values.append(claimed / seconds)
-                    series.cpu_s.append(cpu_s)
-        comparison = Comparison(both[long], both[brief])
-    raw: dict[str, Any] = {**comparison.as_json(), "batch": batch, "claimed": claimed}
+            side.ask("fill", count=length - claimed * turns)
+        comparison = take_turns(
+            long,
+            brief,
+            prepare=refill,
+            once=lambda side: side.ask_timed("work", count=claimed, batch=batch),
+            work=claimed,
+            unit="claims",
+            repetitions=report.repetitions,
+            turns=turns,
+        )
+    raw: dict[str, Any] = {**comparison.as_json(), "batch": batch}
     raw["ten_times"], raw["one_time"] = raw.pop("ours"), raw.pop("peer")
+    raw["ten_times"]["queued"], raw["one_time"]["queued"] = short * TIMES, short
     report.figure("rate_at_10x_queue", comparison.ratio, raw, target=at_least(0.8))

@@ -53,7 +53,7 @@ class Queue:
             }
         return {
             "enqueue": "in transactions of 100" if self._tuned else "one by one",
-            **config,
+            **{name: value for name, value in config.items() if name == "max_executor_threads"},
             **polling,
             **pragmas,
         }
