@@ -1,21 +1,23 @@
 """Write docs/reference/states.md: a diagram of every state machine, drawn from its table.
 
-The tables are those of each room's `states.py`. What no table holds, a machine's name, where it begins and a
-sentence about it, stands here; a machine that is in a room and not here fails the test of this page.
+A machine is a table {state: {edge: state}} in a room's `states.py`, under its name in capitals. It begins in
+its first state, or in those of `INITIAL` where the room has such a set. What is said about it is the
+docstring of its states' class, and about the room what follows the first paragraph of the module's.
 
 usage: python -m tests.states_page
 """
 
+import importlib
+import inspect
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
-from tidemill.cluster import states as cluster
-from tidemill.futures import states as futures
-from tidemill.lots import states as lots
+import tidemill
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "states.md"
 WIDTH = 110
@@ -28,103 +30,74 @@ Nothing else assigns a state. An arrow carries the names of the edges that lead 
 drawn is refused with `IllegalTransition` and changes nothing.
 """
 
-Table = Mapping[Any, Mapping[Any, StrEnum]]
+ORDER = ("cluster", "futures", "lots", "triggers")
+"""Rooms in this order, from the ground up; others follow by name."""
 
 
 class Machine(NamedTuple):
-    """A state machine: its room and name, its table, where it may begin, and a sentence about it."""
+    """A state machine: its name, its table, and where it may begin."""
 
-    room: str
     name: str
-    table: Table
+    table: Mapping[Any, Mapping[Any, StrEnum]]
     begins: frozenset[Any]
-    about: str
 
 
-MACHINES = (
-    Machine(
-        "cluster",
-        "Lease",
-        cluster.LEASE,
-        frozenset({cluster.LeaseState.FREE}),
-        "The right to do something, for a time, under an epoch that grows with each acquisition. Its state "
-        "is not stored but follows from its row and the store's time: `expire` is nobody's act, time does "
-        "it.",
-    ),
-    Machine(
-        "cluster",
-        "Partition",
-        cluster.PARTITION,
-        frozenset({cluster.PartitionState.OUTSTANDING}),
-        "A piece of work that nodes share: outstanding until somebody holds it, and again when its holder gives it\n"
-        "back or dies; done for good.",
-    ),
-    Machine(
-        "cluster",
-        "Member",
-        cluster.MEMBER,
-        frozenset({cluster.MemberState.OUT}),
-        "A node's own life. A node that lost its entry (it was paused for too long, say) may join again "
-        "under a new epoch; one that drains takes nothing new and ends.",
-    ),
-    Machine(
-        "futures",
-        "Future",
-        futures.FUTURE,
-        futures.INITIAL,
-        "A durable call. It begins blocked while an input is missing, unclaimed when it can run, "
-        "unsatisfiable when no live node ever could; `put` begins realized, and what depends on a failed "
-        "future begins failed. A result whose copies are all lost is computed again (`lose`).",
-    ),
-    Machine(
-        "futures",
-        "Actor",
-        futures.ACTOR,
-        frozenset({futures.ActorState.ALIVE}),
-        "An object on one worker. It lives once, and is never rebuilt silently.",
-    ),
-    Machine(
-        "lots",
-        "Interval",
-        lots.INTERVAL,
-        frozenset({lots.IntervalState.OPEN}),
-        "A stretch of a dataset's time that takes appends until it is sealed, and becomes a lot when it is "
-        "closed.",
-    ),
-)
+def rooms() -> list[ModuleType]:
+    """The `states` module of every room that has one."""
+    names = [path.parent.name for path in Path(tidemill.__file__).parent.glob("*/states.py")]
+    names.sort(key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
+    return [importlib.import_module(f"tidemill.{name}.states") for name in names]
+
+
+def machines(room: ModuleType) -> Iterator[Machine]:
+    """The machines of a room, in the order of its file."""
+    initial = getattr(room, "INITIAL", frozenset())
+    for name, value in vars(room).items():
+        if name.isupper() and isinstance(value, dict) and all(isinstance(key, StrEnum) for key in value):
+            begins = frozenset(initial & value.keys()) or frozenset({next(iter(value))})
+            yield Machine(name.replace("_", " ").capitalize(), value, begins)
 
 
 def diagram(machine: Machine) -> str:
     """The machine as a Mermaid diagram: one arrow from each state to each next one, with the edges' names."""
     lines = ["stateDiagram-v2"]
     spaced = [state for state in machine.table if not state.value.isidentifier()]
-    lines += [f'    state "{state.value}" as {name(state)}' for state in spaced]
-    lines += [f"    [*] --> {name(state)}" for state in machine.table if state in machine.begins]
+    lines += [f'    state "{state.value}" as {ident(state)}' for state in spaced]
+    lines += [f"    [*] --> {ident(state)}" for state in machine.table if state in machine.begins]
     for state, edges in machine.table.items():
         arrows: dict[StrEnum, list[str]] = {}
         for edge, after in edges.items():
             arrows.setdefault(after, []).append(edge.value)
-        lines += [
-            f"    {name(state)} --> {name(after)}: {', '.join(labels)}" for after, labels in arrows.items()
-        ]
+        lines += [f"    {ident(state)} --> {ident(to)}: {', '.join(names)}" for to, names in arrows.items()]
         if not edges:
-            lines.append(f"    {name(state)} --> [*]")
+            lines.append(f"    {ident(state)} --> [*]")
     return "\n".join(["```mermaid", *lines, "```\n"])
 
 
-def name(state: StrEnum) -> str:
+def ident(state: StrEnum) -> str:
     """A state's name as Mermaid takes it."""
-    return state.value.replace(" ", "_")
+    return "".join(letter if letter.isalnum() else "_" for letter in state.value)
+
+
+def wrapped(text: str) -> str:
+    """Paragraphs, each filled to the width of the page."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(textwrap.fill(paragraph, WIDTH) for paragraph in paragraphs) + "\n"
 
 
 def page() -> str:
-    """The text of the page, grouped by room."""
-    parts, room = [OPENING], ""
-    for machine in MACHINES:
-        if machine.room != room:
-            room = machine.room
-            parts.append(f"## {room.capitalize()}\n\n`tidemill.{room}.states`\n")
-        parts += [f"### {machine.name}\n", textwrap.fill(machine.about, WIDTH) + "\n", diagram(machine)]
+    """The text of the page: a section per room, with its machines."""
+    parts = [OPENING]
+    for room in rooms():
+        own = list(machines(room))
+        if not own:
+            continue
+        parts.append(f"## {room.__name__.split('.')[1].capitalize()}: `{room.__name__}`\n")
+        about = (room.__doc__ or "").partition("\n\n")[2]
+        parts += [wrapped(about)] if about else []
+        for machine in own:
+            states = type(next(iter(machine.table)))
+            parts += [f"### {machine.name}\n", wrapped(states.__doc__ or ""), diagram(machine)]
     return "\n".join(parts)
 
 

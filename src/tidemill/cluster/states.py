@@ -40,7 +40,7 @@ LEASE: dict[LeaseState, dict[LeaseEdge, LeaseState]] = {
 
 
 class PartitionState(StrEnum):
-    """Outstanding until somebody holds it; done for good."""
+    """Work that nodes share: outstanding until one holds it, and again when that one dies; done for good."""
 
     OUTSTANDING = "outstanding"
     IN_PROGRESS = "in progress"
@@ -68,7 +68,9 @@ PARTITION: dict[PartitionState, dict[PartitionEdge, PartitionState]] = {
 
 
 class MemberState(StrEnum):
-    """A node's own life."""
+    """A node's own life: one that lost its entry (it was paused for too long, say) is out and may join again
+    under a new epoch; one that drains takes nothing new, and ends.
+    """
 
     OUT = "out"
     ACTIVE = "active"

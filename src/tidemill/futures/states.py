@@ -11,7 +11,12 @@ from tidemill.errors import IllegalTransition
 
 
 class FutureState(StrEnum):
-    """Exactly one of these at a time (FUT-12)."""
+    """A durable call is in exactly one of these at a time (FUT-12).
+
+    It begins blocked while an input is missing, unclaimed when it can run, and unsatisfiable when no live
+    node could; what was `put` begins realized, and what depends on a failed future begins failed. A result
+    whose copies are all lost is computed again (`lose`).
+    """
 
     BLOCKED = "blocked"  # an input is not realised yet
     UNCLAIMED = "unclaimed"  # in the pool, or assigned to a node
@@ -84,7 +89,7 @@ def step(state: FutureState, edge: FutureEdge) -> FutureState:
 
 
 class ActorState(StrEnum):
-    """An actor lives once (FUT-47)."""
+    """An object on one worker; it lives once and is never rebuilt silently (FUT-47)."""
 
     ALIVE = "alive"
     DEAD = "dead"

@@ -1,0 +1,67 @@
+"""The examples run, and the docs show them as they are."""
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLES = ROOT / "examples"
+TUTORIAL = ROOT / "docs" / "tutorial" / "futures.md"
+PAGES = [ROOT / "README.md", TUTORIAL]
+
+BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+INCLUDED = re.compile(rf"^<!-- (?P<file>\S+): (?P<region>\w+) -->\n{BLOCK.pattern[1:]}", BLOCK.flags)
+REGION = re.compile(r"^ *# region: (?P<name>\w+)\n(?P<code>.*?)^ *# endregion$", re.MULTILINE | re.DOTALL)
+SHOWN = re.compile(r"^```text\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+FUTURE_ID = re.compile(r"\b[0-9a-f]{32}\b")
+
+
+def regions(file: str) -> dict[str, str]:
+    """The marked regions of an example, each without its indentation and the blank lines around it."""
+    found = REGION.finditer((EXAMPLES / file).read_text(encoding="utf-8"))
+    return {region["name"]: textwrap.dedent(region["code"]).strip() for region in found}
+
+
+def run(file: str, folder: Path) -> str:
+    """What an example prints when it is run in a folder."""
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / file],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_of_python_in_the_docs_is_a_region_of_an_example(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    included = list(INCLUDED.finditer(text))
+    assert included
+    assert len(included) == len(BLOCK.findall(text)), "a block of Python without the name of its example"
+    for block in included:
+        assert block["code"].strip() == regions(block["file"])[block["region"]], block["region"]
+
+
+def test_the_tutorial_leaves_no_region_of_its_example_out() -> None:
+    shown = {block["region"] for block in INCLUDED.finditer(TUTORIAL.read_text(encoding="utf-8"))}
+    assert shown == regions("03_futures_tutorial.py").keys()
+
+
+def test_the_example_of_the_readme_prints_what_the_readme_says(tmp_path: Path) -> None:
+    said = run("01_futures.py", tmp_path)
+    assert [shown["text"] for shown in SHOWN.finditer(PAGES[0].read_text(encoding="utf-8"))] == [said]
+
+
+def test_the_tutorial_prints_what_it_says_and_again_the_second_time(tmp_path: Path) -> None:
+    shown = "".join(block["text"] for block in SHOWN.finditer(TUTORIAL.read_text(encoding="utf-8")))
+    for _ in range(2):
+        said = run("03_futures_tutorial.py", tmp_path)
+        assert FUTURE_ID.sub("…", said) == FUTURE_ID.sub("…", shown)

@@ -1,0 +1,43 @@
+"""Write docs/pictures/demo.svg: the last screen of a real run of `tidemill demo`, and its summary.
+
+usage: python -m tests.demo_picture
+"""
+
+import io
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from tidemill.cli.demo import PLAN, TTL_S, Demo
+from tidemill.cli.demo_screen import WIDTH, Screen
+from tidemill.clock import SYSTEM
+
+PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "demo.svg"
+LINES = 34
+
+
+def main() -> None:
+    """Run the demo, then draw what a terminal would show at its end."""
+    console = Console(file=io.StringIO(), record=True, width=WIDTH, height=LINES, force_terminal=True)
+    screen = Screen(console, PLAN, TTL_S)
+    with tempfile.TemporaryDirectory() as home:
+        summary = Demo(Path(home), watch=screen.show, tell=screen.tell, clock=SYSTEM).run(kept=False)
+    console.print(screen._draw())
+    screen.sum_up(summary)
+    if not summary.ok:
+        raise SystemExit("the demo failed: no picture of that")
+    svg = console.export_svg(title="tidemill demo", unique_id="demo")
+    # Nothing is fetched from anywhere to show it: any font of even width will do.
+    svg = re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL).replace(
+        "Fira Code, monospace", "monospace"
+    )
+    PICTURE.parent.mkdir(exist_ok=True)
+    PICTURE.write_text("\n".join(line.rstrip() for line in svg.splitlines()) + "\n", encoding="utf-8")
+    sys.stdout.write(f"wrote {PICTURE.relative_to(PICTURE.parents[2])}\n")
+
+
+if __name__ == "__main__":
+    main()
