@@ -260,6 +260,12 @@ def test_a_versioned_row_lies_in_its_space(own: tuple[Part, ...], value: bytes, 
     assert key == space[Version(commit, 3)]
 
 
+@pytest.mark.rule("STO-1")
+@given(st.binary(max_size=20))
+def test_an_id_alone_in_brackets_is_packed_like_any_other_part(future_id: bytes) -> None:
+    assert Space("shop", "node")[future_id] == pack(("shop", "node", future_id))
+
+
 def test_brackets_take_one_part_or_several_and_a_nested_tuple_in_a_tuple() -> None:
     space = Space("shop", "node")
     assert space["n1"] == pack(("shop", "node", "n1"))
