@@ -1,5 +1,6 @@
 """Workers as real processes, for tests: started, listened to, killed, paused, asked to stop."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -77,9 +78,14 @@ class WorkerProcess:
         wait(lambda: len(self.events(kind)) >= count, f"a worker told {kind}\n{self}")
         return self.events(kind)[count - 1]
 
-    def children(self) -> list[int]:
-        """The process ids of its children."""
-        return [child.pid for child in psutil.Process(self.pid).children()]
+    def children(self, name: str = "tidemill-child") -> list[int]:
+        """The process ids of its children, or of its zygote."""
+        found = []
+        for child in psutil.Process(self.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.name() == name:
+                    found.append(child.pid)
+        return found
 
     def __str__(self) -> str:
         lines = [msgspec.json.encode(one).decode() for one in self.told[-15:]]

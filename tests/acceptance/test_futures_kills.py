@@ -91,11 +91,11 @@ class Fleet:
 
     def harm(self) -> None:
         """One misfortune, by chance."""
-        kind = self.chance.choices(["child", "supervisor", "pause", "drain"], [80, 12, 3, 5])[0]
+        kind = self.chance.choices(["child", "zygote", "supervisor", "pause", "drain"], [78, 4, 11, 3, 4])[0]
         worker = self.chance.choice(self.workers)
         self.seen |= {str(one["node"]) for one in worker.events("WorkerStarted")}
-        if kind == "child":
-            children = worker.children() if worker not in self.paused else []
+        if kind in ("child", "zygote"):
+            children = worker.children(f"tidemill-{kind}") if worker not in self.paused else []
             if not children:
                 return
             try:

@@ -19,7 +19,7 @@ from tidemill.futures import context, wire
 from tidemill.futures.context import Site, TaskContext
 from tidemill.futures.task import TaskRunner
 from tidemill.futures.wire import Cancel, Hello, Message, Page, Ready, Recall, Recalled, Resume, Task, Work
-from tidemill.futures.zygote import PR_SET_PDEATHSIG, prctl
+from tidemill.futures.zygote import PR_SET_NAME, PR_SET_PDEATHSIG, prctl
 
 
 def main(descriptors: Sequence[int], supervisor: int) -> None:
@@ -30,6 +30,7 @@ def main(descriptors: Sequence[int], supervisor: int) -> None:
         supervisor: its process id.
     """
     work, control, page, faults = descriptors
+    prctl(PR_SET_NAME, b"tidemill-child")
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:  # it was over before we could ask
         os._exit(1)

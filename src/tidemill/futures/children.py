@@ -37,6 +37,7 @@ class End(msgspec.Struct, frozen=True):
     message: str
     evidence: str  # what the interpreter wrote when it died
     running: int  # the number of the task it was executing; 0 for none
+    code: int = 0  # negative for a signal
 
 
 class Child:
@@ -64,8 +65,8 @@ class Child:
         self._faults = os.memfd_create("tidemill-faults")
         try:
             passed = (theirs.fileno(), their_control.fileno(), page, self._faults)
-            self.pid = zygote.fork(passed)
             self.page = Page(page)
+            self.pid = zygote.fork(passed)
         finally:
             theirs.close()
             their_control.close()
@@ -200,13 +201,14 @@ class Child:
 
     def _judge(self, code: int, evidence: str, running: int) -> End:
         if self.killed_for:
-            return End(self.killed_for, f"ended by its supervisor: {self.killed_for}", evidence, running)
+            message = f"ended by its supervisor: {self.killed_for}"
+            return End(self.killed_for, message, evidence, running, code)
         if code >= 0:
-            return End("crash", f"the process ended with exit code {code}", evidence, running)
-        name = _signal_name(-code)
+            return End("crash", f"the process ended with exit code {code}", evidence, running, code)
         if -code == signal.SIGKILL and memory.kills() > self._oom_kills:
-            return End("oom", "the kernel killed the process for want of memory", evidence, running)
-        return End("crash", f"the process ended by {name}", evidence, running)
+            message = "the kernel killed the process for want of memory"
+            return End("oom", message, evidence, running, code)
+        return End("crash", f"the process ended by {_signal_name(-code)}", evidence, running, code)
 
     def close(self) -> None:
         """Let go of its lines; a child that still runs ends by itself."""
@@ -230,16 +232,25 @@ class Children:
     def __init__(self, selector: selectors.BaseSelector, zygote: Zygote, clock: Clock) -> None:
         self._selector = selector
         self._clock = clock
-        self._zygote = zygote
+        self.zygote = zygote
         self.all: list[Child] = []
+        selector.register(zygote.line, selectors.EVENT_READ, zygote)
 
     def start(self, hello: Hello, *, actor: bytes = b"") -> Child:
         """Start a process."""
-        child = Child(self._zygote, hello, actor=actor)
+        child = Child(self.zygote, hello, actor=actor)
         self.all.append(child)
         self._selector.register(child.work, selectors.EVENT_READ, child)
         self._selector.register(child.control, selectors.EVENT_READ, child)
         return child
+
+    def hear_zygote(self) -> None:
+        """It is ready, or it is dead and another one is started."""
+        line = self.zygote.line
+        if not self.zygote.hear():
+            self._selector.unregister(line)
+            self.zygote.revive()
+            self._selector.register(self.zygote.line, selectors.EVENT_READ, self.zygote)
 
     def watch_writes(self, child: Child) -> None:
         """Have the selector say when a line can be written again, as long as something is unsent."""
@@ -256,7 +267,7 @@ class Children:
 
     def reap_orphans(self) -> None:
         """Processes that tasks started and left behind are ours when they end (see `zygote`)."""
-        ours = {child.pid for child in self.all} | {self._zygote.pid}
+        ours = {child.pid for child in self.all} | {self.zygote.pid}
         with contextlib.suppress(ChildProcessError):
             while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 if found.si_pid in ours:
@@ -273,4 +284,4 @@ class Children:
         self.kill_all("the worker ends")
         for child in list(self.all):
             self.bury(child)
-        self._zygote.close()
+        self.zygote.close()

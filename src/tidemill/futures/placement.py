@@ -58,9 +58,19 @@ class Placement:
             return 0
         return min(AHEAD_MOST, int(max(AHEAD_S, 2 * self.round_s) / max(self.typical_s, 1e-5)))
 
-    def wish(self, children: list[Child], awaited: tuple[bytes, ...] = ()) -> Wish | None:
-        """What we could take on now; None for nothing."""
+    def wish(
+        self, children: list[Child], awaited: tuple[bytes, ...] = (), *, startable: bool = True
+    ) -> Wish | None:
+        """What we could take on now; None for nothing.
+
+        Args:
+            children: all of them.
+            awaited: what waiting tasks of ours await.
+            startable: whether a child can be started for a slot that has none.
+        """
         idle = self.slots - self.busy(children) - len(self.resuming)
+        if not startable:
+            idle = min(idle, sum(not (one.jobs or one.actor or one.killed_for) for one in children))
         plain = [child for child in children if child.slotted and not child.actor]
         ahead = self.ahead()
         room = sum(max(0, ahead + 1 - len(child.jobs)) for child in plain) + max(0, idle) * (ahead + 1)

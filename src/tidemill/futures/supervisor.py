@@ -12,6 +12,7 @@ dropped, and the node joins again under a higher epoch. Should a result slip thr
 import os
 import random
 import selectors
+import signal
 import threading
 
 import msgspec
@@ -231,7 +232,7 @@ class Supervisor:
 
         None for a while after children that could not be started, or did not live to say a word.
         """
-        if self.clock.monotonic() < self._start_at:
+        if not self._may_start():
             return None
         try:
             return self.children.start(
@@ -254,9 +255,13 @@ class Supervisor:
         pause_s = self._pause_s()
         said: dict[Child, None] = {}
         for key, mask in self.selector.select(pause_s):
-            child: Child | None = key.data
+            child = key.data
             if child is None:
                 self.wakeup.hush()
+                continue
+            if child is self.children.zygote:
+                self.children.hear_zygote()
+                self._heard = True
                 continue
             if mask & selectors.EVENT_WRITE:
                 self.children.watch_writes(child)
@@ -282,7 +287,13 @@ class Supervisor:
         return max(0.0, at - now)
 
     def _could_take(self) -> bool:
-        return self._may_claim() and self.placement.wish(self.children.all) is not None
+        return (
+            self._may_claim()
+            and self.placement.wish(self.children.all, startable=self._may_start()) is not None
+        )
+
+    def _may_start(self) -> bool:
+        return self.children.zygote.ready and self.clock.monotonic() >= self._start_at
 
     def _on(self, child: Child, message: Up) -> None:
         match message:
@@ -319,7 +330,8 @@ class Supervisor:
     def _over(self, child: Child, number: int) -> Job | None:
         """A child has ended a job; None for one that is not ours any more."""
         job = child.jobs.pop(number, None)
-        settle(child)
+        if not child.jobs or job is None or job.waiting or job.needs is not NOTHING:
+            settle(child)  # else it has others, and this one asked for nothing: it takes what it took
         if job is not None:
             job.child = None
             if job.needs is not NOTHING or job.claim.row.limited:
@@ -354,8 +366,8 @@ class Supervisor:
         """A child is dead: only the job that it was executing is to blame (FUT-20)."""
         if self.segments is not None:
             self.segments.child_gone(child.pid)
-        if not child.ready and not child.killed_for:
-            self._unborn(end.message)
+        if not child.ready and not child.killed_for and end.code != -signal.SIGKILL:
+            self._unborn(end.message)  # else somebody kills them, and that is no reason to wait
         if not child.killed_for:
             self.emit(ChildEnded(node=self.member.id, pid=child.pid, kind=end.kind, message=end.message))
         jobs = dict(child.jobs)
@@ -365,8 +377,9 @@ class Supervisor:
         if child.actor:
             self._actor_gone(child, end, jobs)
             return
+        now_us = int(self.clock.monotonic() * 1e6)
         for number, job in reversed(jobs.items()):
-            job.child = None
+            job.child, job.since_us = None, now_us
             if number == end.running:
                 self._judge(job, end)
             elif job.ending:
@@ -500,7 +513,7 @@ class Supervisor:
         """Write what is done and claim what fits, in one transaction."""
         wish, rung = None, self._rung
         if (self._heard or self._hungry) and self._may_claim():
-            wish = self.placement.wish(self.children.all, self.care.awaited())
+            wish = self.placement.wish(self.children.all, self.care.awaited(), startable=self._may_start())
         if wish is not None:
             self._heard = self._rung = False
         elif not self.done:
@@ -511,6 +524,7 @@ class Supervisor:
             made, claims, specs, starved = self.books.round(node, [item for _, item in done], wish)
         except LeaseLost:
             self.done = done + self.done
+            self._heard = True
             if not self.books.stands(node):
                 self._lose()
                 self.member.wake()
@@ -611,7 +625,8 @@ class Supervisor:
 
     def _take(self, child: Child, job: Job, batches: dict[Child, list[Job]]) -> None:
         child.take(job)
-        settle(child)
+        if not child.slotted or job.needs is not NOTHING:
+            settle(child)
         batches.setdefault(child, []).append(job)
         if job.spec.progress_timeout_s:
             self.care.look_soon()

@@ -11,7 +11,6 @@ A child is forked twice, so that its parent, the fork in between, is gone at onc
 to the supervisor (a *subreaper*), who learns of its end like that of any child of its own.
 """
 
-import contextlib
 import ctypes
 import gc
 import importlib
@@ -23,10 +22,10 @@ import sys
 
 from tidemill.errors import FutureError
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 DESCRIPTORS = 4
-ANSWER_S = 30.0
-TRIES = 3
+ANSWER_S = 5.0
+READY = b"ready..."
 
 PRELOADED = (
     "tidemill.futures.child",
@@ -39,7 +38,7 @@ PRELOADED = (
 """What tasks and their futures need, imported once instead of in each child. None of it starts threads."""
 
 
-def prctl(option: int, value: int) -> None:
+def prctl(option: int, value: int | bytes) -> None:
     """Ask something of the kernel for this process (Linux)."""
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
         number = ctypes.get_errno()
@@ -47,15 +46,19 @@ def prctl(option: int, value: int) -> None:
 
 
 class Zygote:
-    """The supervisor's end. Started when it is made, and again when it is found dead."""
+    """The supervisor's end. Started when it is made, and again by `hear` when it is found dead.
+
+    Its line can be read when it has something to say: that it is ready, or that it is gone.
+    """
 
     def __init__(self) -> None:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self.ready = False
         self._start()
 
     def _start(self) -> None:
-        self._line, theirs = socket.socketpair()
-        self._line.settimeout(ANSWER_S)
+        self.line, theirs = socket.socketpair()
+        self.line.settimeout(ANSWER_S)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tidemill.futures.zygote", str(theirs.fileno()), str(os.getpid())],
@@ -69,21 +72,38 @@ class Zygote:
     def pid(self) -> int:
         return self._process.pid
 
+    def hear(self) -> bool:
+        """Read its line, which can be read; False when it is dead."""
+        try:
+            self.ready = bool(self.line.recv(len(READY)))
+        except OSError:
+            self.ready = False
+        return self.ready
+
+    def revive(self) -> None:
+        """Start another one."""
+        self.close()
+        self._start()
+
     def fork(self, descriptors: tuple[int, ...]) -> int:
-        """A new child with these descriptors; its process id."""
-        for _ in range(TRIES):
-            with contextlib.suppress(OSError):
-                socket.send_fds(self._line, [b"!"], list(descriptors))
-                answer = self._line.recv(8, socket.MSG_WAITALL)
-                if len(answer) == 8:
-                    return int.from_bytes(answer, "little")
-            self.close()
-            self._start()
-        raise FutureError("no child process can be started", hint="see standard error for the reason")
+        """A new child with these descriptors; its process id. `FutureError` when that is not possible now."""
+        if not self.ready:
+            raise FutureError("no child process can be started yet", hint="the zygote is being started")
+        try:
+            socket.send_fds(self.line, [b"!"], list(descriptors))
+            answer = self.line.recv(8, socket.MSG_WAITALL)
+        except OSError:
+            answer = b""
+        if len(answer) < 8:
+            self.ready = False
+            self._process.kill()
+            raise FutureError("no child process can be started", hint="see standard error for the reason")
+        return int.from_bytes(answer, "little")
 
     def close(self) -> None:
         """End it; children that it forked are the supervisor's."""
-        self._line.close()
+        self.ready = False
+        self.line.close()
         self._process.kill()
         self._process.wait()
 
@@ -91,12 +111,14 @@ class Zygote:
 def main(arguments: list[str]) -> None:
     """Fork children until the supervisor hangs up."""
     line, supervisor = socket.socket(fileno=int(arguments[0])), int(arguments[1])
+    prctl(PR_SET_NAME, b"tidemill-zygote")
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:  # it was over before we could ask
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in PRELOADED:
         importlib.import_module(name)
+    line.sendall(READY)
     gc.freeze()  # so that the collector does not write to the pages that children share
     while True:
         word, descriptors, _, _ = socket.recv_fds(line, 1, DESCRIPTORS)
