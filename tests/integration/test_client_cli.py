@@ -1,0 +1,137 @@
+"""`tidemill futures` and `tidemill nodes` on a real cluster (FUT-58)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import worker_tasks as tasks
+from tests.integration.client_stage import LONG_S, client, home, look, worker
+from tests.workers import WorkerProcess
+from tidemill import Client
+from tidemill.cli import main
+
+__all__ = ["client", "home", "look", "worker"]
+
+
+class Told:
+    """Runs commands and reads what they say."""
+
+    def __init__(self, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self._home = str(home)
+        self._capsys = capsys
+        self.code = 0
+
+    def text(self, *arguments: str) -> str:
+        self.code = main([*arguments, "--home", self._home])
+        out, err = self._capsys.readouterr()
+        return out + err
+
+    def json(self, *arguments: str) -> Any:
+        self.code = main([*arguments, "--home", self._home, "--json"])
+        return json.loads(self._capsys.readouterr().out)
+
+
+@pytest.fixture
+def told(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Told:
+    monkeypatch.setenv("COLUMNS", "160")
+    return Told(home, capsys)
+
+
+@pytest.mark.rule("FUT-58")
+def test_futures_are_listed_newest_first_and_filtered(client: Client, told: Told) -> None:
+    added = client.map(tasks.add, range(3))
+    failed = client.submit(tasks.raises, "a reason")
+    client.gather(added, timeout=LONG_S)
+    failed.exception(LONG_S)
+    listed = told.json("futures")["futures"]
+    assert [one["id"] for one in listed[:4]] == [failed.id.hex(), *(one.id.hex() for one in added[::-1])]
+    assert {one["name"] for one in told.json("futures", "--name", "worker_tasks.add")["futures"]} == {
+        "tests.worker_tasks.add"
+    }
+    (only,) = told.json("futures", "--state", "failed", "--name", "*raises")["futures"]
+    assert only["detail"] == "LookupError: a reason"
+    assert len(told.json("futures", "--limit", "2")["futures"]) == 2
+    shown = told.text("futures", "--state", "failed")
+    assert failed.id.hex()[:20] in shown
+    assert "LookupError: a reason" in shown
+    assert "realized" not in shown
+    assert told.text("futures", "--name", "nobody's").strip() == "no futures"
+
+
+@pytest.mark.rule("FUT-58")
+def test_one_future_is_shown_with_its_traceback_counts_and_lineage(client: Client, told: Told) -> None:
+    first = client.submit(tasks.raises, "the cause of it", retries=1)
+    last = client.submit(tasks.add, first, priority=3, queue="slow lane")
+    last.exception(LONG_S)
+    shown = told.text("futures", "show", first.id.hex()[:24])
+    assert "in raises" in shown
+    assert "exceptions 2" in shown
+    assert "retries" in shown
+    shown = told.text("futures", "show", last.id.hex())
+    assert "computed from" in shown
+    assert "└── tests.worker_tasks.raises failed" in shown
+    assert "because of tests.worker_tasks.raises" in shown
+    seen = told.json("futures", "show", last.id.hex())
+    assert seen["lineage"]["inputs"][0]["id"] == first.id.hex()
+    assert seen["failure"]["kind"] == "upstream"
+    assert (seen["priority"], seen["queue"], seen["state"]) == (3, "slow lane", "failed")
+
+
+@pytest.mark.rule("FUT-58", "FUT-53")
+def test_what_is_quarantined_is_requeued_by_command(client: Client, told: Told, tmp_path: Path) -> None:
+    poison = client.submit(tasks.kills_itself, str(tmp_path), 9)
+    poison.exception(LONG_S)
+    assert poison.state == "quarantined"
+    assert told.json("futures", "requeue", "--quarantined") == {"requeued": [poison.id.hex()], "refused": {}}
+    poison.exception(LONG_S)
+    assert poison.state == "quarantined"
+    assert len(tasks.notes(tmp_path)) == 6
+    fine = client.submit(tasks.add, 1)
+    fine.result(LONG_S)
+    assert "only failed and quarantined ones" in told.text("futures", "requeue", fine.id.hex())
+    assert told.code == 1
+    assert "give ids, or --quarantined" in told.text("futures", "requeue")
+    assert told.code == 2
+
+
+@pytest.mark.rule("FUT-58", "FUT-56")
+def test_a_future_is_cancelled_by_command(client: Client, told: Told) -> None:
+    waits = client.submit(tasks.add, 1, resources=["nowhere"], on_unsatisfiable="wait")
+    assert told.json("futures", "cancel", waits.id.hex()) == {
+        "id": waits.id.hex(),
+        "state": "cancelled",
+        "ending": False,
+    }
+    assert "is cancelled" in told.text("futures", "cancel", waits.id.hex())
+
+
+def test_ids_may_be_cut_short_but_not_guessed(client: Client, told: Told) -> None:
+    client.gather(client.map(tasks.add, range(2)), timeout=LONG_S)
+    assert "several futures begin with 0" in told.text("futures", "show", "0")
+    assert "there is no future ffff" in told.text("futures", "show", "ffff")
+    assert "not the id of a future" in told.text("futures", "cancel", "xyz")
+    assert told.code == 1
+
+
+def test_nodes_are_listed_with_their_leases_and_the_leader(
+    client: Client, worker: WorkerProcess, told: Told
+) -> None:
+    nodes = {node["id"]: node for node in told.json("nodes")["nodes"]}
+    assert nodes[client.id]["kind"] == "client"
+    mine = nodes[worker.id]
+    assert (mine["kind"], mine["state"], mine["slots"], mine["leader"]) == ("worker", "live", 2, True)
+    assert mine["total"]["cpu"] >= 1
+    assert 0 < mine["lease_s"] <= 15
+    shown = told.text("nodes")
+    assert f"{worker.id[:12]} leader" in shown
+    assert "node:" not in shown
+
+
+def test_a_home_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nodes", "--home", str(tmp_path / "typo")]) == 2
+    assert "there is no home at" in capsys.readouterr().err
+    assert not (tmp_path / "typo").exists()
+    assert main(["futures"]) == 2
+    assert "--home FOLDER or --store URL" in capsys.readouterr().err
