@@ -30,7 +30,7 @@ Nothing else assigns a state. An arrow carries the names of the edges that lead 
 drawn is refused with `IllegalTransition` and changes nothing.
 """
 
-ORDER = ("cluster", "futures", "lots", "triggers")
+ORDER = ("cluster", "futures", "lots", "triggers", "publish", "arcs", "views")
 """Rooms in this order, from the ground up; others follow by name."""
 
 
