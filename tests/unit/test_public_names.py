@@ -1,0 +1,31 @@
+"""What `import tidemill` offers, and what it costs."""
+
+import json
+import subprocess
+import sys
+
+import tidemill
+
+
+def test_the_public_names_are_sorted_and_there() -> None:
+    assert tidemill.__all__ == sorted(tidemill.__all__)
+    for name in tidemill.__all__:
+        assert getattr(tidemill, name) is not None
+        assert name in dir(tidemill)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    assert not hasattr(tidemill, "nothing")
+
+
+def test_importing_brings_nothing_large_and_neither_does_connecting() -> None:
+    large = ["pyarrow", "obstore", "numpy", "pyspark", "rich", "msgspec", "cloudpickle"]
+    code = (
+        "import sys, json, tempfile, tidemill\n"
+        f"at_import = [name for name in {large} if name in sys.modules]\n"
+        "with tidemill.connect(home=tempfile.mkdtemp()) as client:\n"
+        "    assert client.put(1).result() == 1\n"
+        f"print(json.dumps([at_import, [name for name in {large[:5]} if name in sys.modules]]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert json.loads(done.stdout) == [[], []]
