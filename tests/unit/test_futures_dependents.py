@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.futures_stage import Stage
-from tidemill.futures import cancel, depend, edges, requeue, submit
+from tidemill.futures import cancel, depend, edges, finish, requeue, submit
 from tidemill.futures.rows import Blocked, Claimed, Failed, Failure, Realized, Unclaimed, Unsatisfiable
 from tidemill.futures.states import FutureEdge
 from tidemill.store import LIMITS
@@ -142,8 +142,6 @@ def test_a_fan_out_of_any_size_is_told_in_bounded_transactions(count: int, end: 
     stage.bytes_written.clear()
     if end == "fail":
         failure = Failure(kind="exception", message="x" * 4_000, traceback="t" * 30_000)
-        from tidemill.futures import finish
-
         stage.there(finish.fail, worker, got, failure)
     else:
         stage.realize(worker, got, kind="segment")
@@ -189,8 +187,6 @@ def test_a_submit_that_saw_the_old_state_is_not_forgotten(stage: Stage) -> None:
     tries = []
 
     def realize(tx: object) -> None:
-        from tidemill.futures import finish
-
         finish.realize(tx, stage.keys, stage.cluster, worker, done)  # type: ignore[arg-type]
         if not tries:
             tries.append(1)
@@ -225,3 +221,47 @@ def test_dependents_of_what_was_realised_long_ago_start_at_once(stage: Stage) ->
     assert isinstance(stage.row(data), Realized)
     for _ in range(3):
         assert isinstance(stage.row(stage.submit(data)), Unclaimed)
+
+
+@pytest.mark.rule("FUT-15")
+@pytest.mark.parametrize("how", ["relinquish", "retry", "reap"])
+def test_a_claim_that_is_given_back_after_its_input_was_lost_waits_for_it(stage: Stage, how: str) -> None:
+    """Found by the machine: it went back to the pool as if the input were still there."""
+    worker, other = stage.worker("w"), stage.worker("other")
+    data = stage.submit()
+    stage.make(other, data, kind="segment")
+    use = stage.submit(data, max_retries=3)
+    got = stage.claim_one(worker, use)
+    stage.lose(data)
+    if how == "relinquish":
+        stage.there(finish.relinquish, worker, [got])
+    elif how == "retry":
+        stage.fail(worker, got)
+    else:
+        stage.kill(worker, alive=[other])
+        stage.round("reap futures")
+    assert isinstance(stage.row(use), Blocked)
+    stage.make(other, data)
+    assert isinstance(stage.row(use), Unclaimed)
+
+
+@pytest.mark.rule("FUT-46")
+@pytest.mark.parametrize("how", ["relinquish", "retry", "reap"])
+def test_a_claim_that_is_given_back_after_its_input_failed_for_good_fails(stage: Stage, how: str) -> None:
+    worker, other = stage.worker("w"), stage.worker("other")
+    data = stage.submit(reconstruct=False)
+    stage.make(other, data, kind="segment")
+    use = stage.submit(data, max_retries=3)
+    got = stage.claim_one(worker, use)
+    stage.lose(data)
+    assert isinstance(stage.row(use), Claimed)
+    if how == "relinquish":
+        stage.there(finish.relinquish, worker, [got])
+    elif how == "retry":
+        stage.fail(worker, got)
+    else:
+        stage.kill(worker, alive=[other])
+        stage.round("reap futures")
+    row = stage.row(use)
+    assert isinstance(row, Failed)
+    assert row.kind == "upstream"

@@ -210,6 +210,24 @@ def _revive(tx: Tx, keys: FutureKeys, spec: Spec, state: Failed) -> None:
         tx.set(keys.cursor[spec.id], b"")
 
 
+def back(tx: Tx, keys: FutureKeys, spec: Spec, old: Claimed, edge: FutureEdge, new: Unclaimed) -> AnyRow:
+    """A claim ends without a verdict on the future: unclaimed, unless an input was lost or failed meanwhile.
+
+    A claimed future is told nothing while it runs on what it was given; here it is brought in step (FUT-15).
+    """
+    inputs = list(dict.fromkeys(spec.inputs))
+    if all(isinstance(row, Realized) for row in edges.read_many(tx, keys, inputs)):
+        edges.move(tx, keys, spec, old, edge, new)
+        return new
+    missing, broken = submit.attach(tx, keys, spec)
+    if broken is not None:
+        failed = Failed(tally=new.tally, at=tx.now(), kind=broken.kind)
+        return end(tx, keys, spec, old, FutureEdge.FAIL, failed, broken)
+    blocked = Blocked(tally=new.tally, waits_on=missing)
+    edges.move(tx, keys, spec, old, (edge, FutureEdge.BLOCK), blocked)
+    return blocked
+
+
 def again(
     tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, edge: tuple[FutureEdge, ...], tally: Tally
 ) -> AnyRow | Failure:

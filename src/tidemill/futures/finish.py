@@ -29,6 +29,7 @@ from tidemill.futures.rows import (
     Realized,
     Result,
     Spec,
+    Unclaimed,
 )
 from tidemill.futures.states import FutureEdge, FutureState, step
 from tidemill.store import Swap, Tx
@@ -102,6 +103,9 @@ def fail(
     if row.cancel:
         return _end_cancelled(tx, keys, spec, row, failure)
     verdict = retries.judge(tx, keys, cluster, node, spec, row, failure, jitter=jitter, ram_used=ram_used)
+    if isinstance(verdict.row, Unclaimed):
+        edges.set_failure(tx, keys, spec.id, failure)
+        return depend.back(tx, keys, spec, row, verdict.edge, verdict.row)
     return depend.end(tx, keys, spec, row, verdict.edge, verdict.row, failure)
 
 
@@ -139,7 +143,7 @@ def block(
         extra = extra[: submit.MOST_INPUTS - len(spec.inputs)]  # it asks again for the others when it runs
     missing, broken = submit.attach(tx, keys, spec, extra=extra)
     if broken is not None:
-        failed = Failed(tally=edges.bump(row.tally), at=tx.now(), kind="upstream")
+        failed = Failed(tally=edges.bump(row.tally), at=tx.now(), kind=broken.kind)
         return depend.end(tx, keys, spec, row, FutureEdge.FAIL, failed, broken)
     if not missing:
         return give_back(tx, keys, claim.id, row)
@@ -171,13 +175,12 @@ def cancelled(
 
 
 def give_back(tx: Tx, keys: FutureKeys, future_id: bytes, row: Claimed) -> AnyRow:
-    """Claimed -> unclaimed under the next epoch, or its end when that was asked for."""
+    """Claimed -> unclaimed under the next epoch (or blocked), or its end when that was asked for."""
     spec = edges.must_read_spec(tx, keys, future_id)
     if row.cancel:
         return _end_cancelled(tx, keys, spec, row, None)
     new = submit.unclaimed(tx, keys, spec, edges.bump(row.tally))
-    edges.move(tx, keys, spec, row, FutureEdge.RELINQUISH, new)
-    return new
+    return depend.back(tx, keys, spec, row, FutureEdge.RELINQUISH, new)
 
 
 def _ours(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, claim: Claim) -> Claimed:

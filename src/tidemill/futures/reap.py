@@ -93,9 +93,8 @@ def reap(tx: Tx, keys: FutureKeys, future_id: bytes, row: Claimed) -> AnyRow:
         failure = Failure(kind="reaped", message=message, node=row.holder, at=tx.now())
         new: AnyRow = Quarantined(tally=tally, at=tx.now())
         return depend.end(tx, keys, spec, row, FutureEdge.QUARANTINE, new, failure)
-    new = submit.unclaimed(tx, keys, spec, tally)
-    edges.move(tx, keys, spec, row, FutureEdge.RELINQUISH, new)
-    return new
+    back = submit.unclaimed(tx, keys, spec, tally)
+    return depend.back(tx, keys, spec, row, FutureEdge.RELINQUISH, back)
 
 
 def _fail_bound(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow, node_id: str) -> AnyRow:

@@ -92,7 +92,7 @@ def _look(
         again = depend.again(tx, keys, spec, row, (FutureEdge.SATISFY,), edges.bump(row.tally))
         if not isinstance(again, Failure):
             return again
-        failed = Failed(tally=edges.bump(row.tally), at=tx.now(), kind="upstream")
+        failed = Failed(tally=edges.bump(row.tally), at=tx.now(), kind=again.kind)
         return depend.end(tx, keys, spec, row, FutureEdge.FAIL, failed, again)
     grace_us = int(spec.unsatisfiable_grace_s * 1_000_000)
     if grace_us < 0 or row.since + grace_us > tx.now():

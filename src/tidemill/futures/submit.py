@@ -76,7 +76,7 @@ def submit_one(tx: Tx, keys: FutureKeys, spec: Spec) -> bytes:
     missing, broken = attach(tx, keys, spec, must_exist=True)
     if broken is not None:
         edges.set_failure(tx, keys, spec.id, broken)
-        edges.enter(tx, keys, spec, Failed(at=tx.now(), kind="upstream"))
+        edges.enter(tx, keys, spec, Failed(at=tx.now(), kind=broken.kind))
     elif missing:
         edges.enter(tx, keys, spec, Blocked(waits_on=missing))
     else:
@@ -120,7 +120,7 @@ def attach(
                 broken = broken or _gone(tx, spec, upstream)
             continue
         if isinstance(row, Failed | Cancelled | Quarantined) and upstream not in only_awaited:
-            broken = broken or upstream_failure(tx, keys, upstream, row)
+            broken = broken or upstream_failure(tx, keys, upstream, row, of=spec)
         served = row.state in ENDED if upstream in only_awaited else isinstance(row, Realized)
         tx.set(keys.dep[upstream, spec.id], SERVED if served else WAITING)
         missing += not served
@@ -135,8 +135,13 @@ def _gone(tx: Tx, spec: Spec, upstream: bytes) -> Failure:
     return Failure(kind="upstream", type="FutureUnknown", message=message, at=tx.now())
 
 
-def upstream_failure(tx: Tx, keys: FutureKeys, upstream: bytes, row: AnyRow) -> Failure:
-    """What a dependent is told of an input that never comes: the chain of causes, nearest first (FUT-46)."""
+def upstream_failure(
+    tx: Tx, keys: FutureKeys, upstream: bytes, row: AnyRow, *, of: Spec | None = None
+) -> Failure:
+    """What a dependent is told of an input that never comes: the chain of causes, nearest first (FUT-46).
+
+    Of kind "actor" for a call `of` the actor that the input is.
+    """
     raw = tx.get(keys.error[upstream], lock=tx.mode == "take")
     cause = rows.decode_failure(raw) if raw is not None else Failure(kind=row.state.value)
     spec = edges.read_spec(tx, keys, upstream)
@@ -144,7 +149,7 @@ def upstream_failure(tx: Tx, keys: FutureKeys, upstream: bytes, row: AnyRow) -> 
         f"{spec.name if spec else '?'} ({upstream.hex()}): {cause.type or cause.kind} {cause.message}".strip()
     )
     return Failure(
-        kind="upstream",
+        kind="actor" if of is not None and of.actor == upstream else "upstream",
         type=cause.type,
         message=cause.message or f"an input is {row.state.value}",
         traceback=cause.traceback,

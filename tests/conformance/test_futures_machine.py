@@ -1,0 +1,487 @@
+"""Random lives of futures on every store, against a model; every invariant is scanned after every step."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from tests.conformance.futures_model import Known, Model, S
+from tests.servers.postgres import PostgresServer
+from tidemill.cluster import nodes
+from tidemill.cluster.keys import ClusterKeys
+from tidemill.cluster.nodes import Node
+from tidemill.errors import LeaseLost, UsageError
+from tidemill.futures import (
+    cancel,
+    claim,
+    depend,
+    finish,
+    reap,
+    requeue,
+    results,
+    retries,
+    strand,
+    submit,
+    sweep,
+)
+from tidemill.futures.claim import Claim
+from tidemill.futures.finish import Done
+from tidemill.futures.keys import FutureKeys, new_id
+from tidemill.futures.lanes import Capacity, how_many
+from tidemill.futures.rows import (
+    Blob,
+    Claimed,
+    Failed,
+    Failure,
+    Location,
+    Needs,
+    Realized,
+    Result,
+    Spec,
+    Unclaimed,
+)
+from tidemill.futures.states import FutureState
+from tidemill.store import Mode, Space, Store
+from tidemill.store.memory import MemoryStore
+from tidemill.store.postgres import PostgresStore
+from tidemill.store.sqlite import SqliteStore
+from tidemill.testing.futures_invariants import judge
+from tidemill.testing.futures_mirror import Mirror
+
+numbers = itertools.count()
+SIZES = {
+    "big": Capacity(cpu=8.0, ram=2**34),
+    "small": Capacity(cpu=1.0, ram=2**30),
+    "other": Capacity(cpu=8.0, ram=2**34),
+}
+HOUR_US = 3600 * 1_000_000
+
+
+class FutureMachine(RuleBasedStateMachine):
+    """Clients, three nodes that come and go, and a leader, one transaction at a time."""
+
+    store: Store  # set by the test
+
+    def __init__(self) -> None:
+        super().__init__()
+        name = f"machine-{next(numbers)}"
+        self.keys, self.cluster = FutureKeys(name), ClusterKeys(name)
+        self.chance = random.Random(1)
+        self.model = Model()
+        self.mirror = Mirror(self.keys)
+        self.rows: dict[bytes, bytes] = {}
+        self.nodes: dict[str, Node] = {}
+        self.holders: dict[bytes, Claim] = {}  # the claims that hold, by future
+        self.all_claims: list[Claim] = []
+
+    # --- the stage
+
+    def run(self, fn: Callable[..., Any], *args: Any, mode: Mode = "serial", **named: Any) -> Any:
+        return self.store.run(lambda tx: fn(tx, self.keys, *args, **named), mode=mode)
+
+    def there(self, fn: Callable[..., Any], *args: Any, mode: Mode = "serial", **named: Any) -> Any:
+        return self.run(fn, self.cluster, *args, mode=mode, **named)
+
+    @initialize()
+    def begin(self) -> None:
+        for name in SIZES:
+            self.join(name)
+
+    def join(self, name: str) -> None:
+        total = SIZES[name].to_node()
+        node = self.nodes.get(name) or Node(id=name, epoch=0, address=name, total=total, free=total)
+        self.nodes[name] = self.store.run(lambda tx: nodes.join(tx, self.cluster, node, HOUR_US))
+
+    def look(self) -> None:
+        """Every invariant of what is stored, and of the step that led there."""
+        found = self.store.run(lambda tx: tx.range(*Space(self.keys.cluster).all(), snapshot=True))
+        now = {row.key: row.value for row in found}
+        changed = [
+            (key, now.get(key)) for key in now.keys() | self.rows.keys() if now.get(key) != self.rows.get(key)
+        ]
+        self.rows = now
+        self.mirror.apply(changed)
+        wrong = judge(self.mirror)
+        assert wrong == [], wrong
+
+    @invariant()
+    def in_step_with_the_model(self) -> None:
+        self.look()
+        self.model.settle()
+        if any(key.startswith(self.keys.cursor.prefix) for key in self.rows):
+            while self.run(depend.drain_cursors):
+                self.look()
+            self.look()
+        stored = self.mirror.futures
+        assert {one: row.state for one, row in stored.items()} == {
+            one: known.state for one, known in self.model.futures.items()
+        }
+        for one, known in self.model.futures.items():
+            row, tally = stored[one], stored[one].tally
+            assert (
+                tally.exceptions,
+                tally.crashes,
+                tally.ooms,
+                tally.strange,
+                tally.reaps,
+                tally.rebuilds,
+            ) == tuple(known.counts.values())
+            if isinstance(row, Failed):
+                assert row.kind == known.why
+            if isinstance(row, Realized):
+                assert (row.result.location.kind, row.result.version) == (known.kind, known.version)
+            if isinstance(row, Claimed):
+                assert row.cancel == known.cancel
+                assert self.holders[one].epoch == row.tally.epoch
+        assert {one for one, row in stored.items() if isinstance(row, Claimed)} == set(self.holders)
+
+    def known(self, future: bytes) -> Known | None:
+        return self.model.futures.get(future)
+
+    def alive(self, name: str) -> bool:
+        return self.store.run(lambda tx: nodes.read(tx, self.cluster, name)) is not None
+
+    def usable(self, got: Claim) -> bool:
+        """Does this claim still hold?"""
+        return self.holders.get(got.id) is got and self.alive(got.row.holder)
+
+    def over(self, got: Claim) -> None:
+        self.holders.pop(got.id, None)
+
+    # --- what happens: one rule, so that every run has all of it, in the proportions of life
+
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        self.draw = data.draw
+        self.draw(st.sampled_from(ACTS), label="act")(self)
+
+    def one_future(self) -> bytes | None:
+        return self.draw(st.sampled_from(sorted(self.model.futures))) if self.model.futures else None
+
+    def one_claim(self) -> Claim | None:
+        """Mostly one that holds; now and then one that is over."""
+        held = list(self.holders.values())
+        old = [one for one in self.all_claims[-8:] if self.holders.get(one.id) is not one]
+        found = [*held, *held, *held, *old]
+        return self.draw(st.sampled_from(found)) if found else None
+
+    # --- clients
+
+    def submit(self) -> None:
+        if len(self.model.futures) > 14:
+            return
+        there = sorted(self.model.futures)
+        inputs = self.draw(st.lists(st.sampled_from(there), max_size=3, unique=True)) if there else []
+        near = bool(inputs) and self.draw(st.booleans())
+        spec = Spec(
+            id=new_id(1000 + next(numbers), self.chance),
+            name="f",
+            code=b"",
+            args=Blob(b""),
+            inputs=tuple(inputs),
+            needs=Needs(cpu=self.draw(st.sampled_from((0.0, 0.0, 1.0, 4.0, 32.0)))),
+            max_retries=self.draw(st.sampled_from((0, 1, 2))),
+            reconstruct=self.draw(st.sampled_from((True, True, True, False))),
+            near=inputs[0] if near else b"",
+            hard=near and self.draw(st.sampled_from((False, False, True))),
+            queue=self.draw(st.sampled_from(("", "", "q"))),
+        )
+        self.run(submit.submit, [spec])
+        known = Known(spec.inputs, spec.max_retries, spec.needs.cpu, spec.reconstruct, spec.hard)
+        self.model.add(spec.id, known)
+
+    def cancel(self) -> None:
+        future = self.one_future()
+        if future is None:
+            return
+        why = self.draw(st.sampled_from(("cancelled", "deadline")))
+        if why == "cancelled":
+            self.run(cancel.cancel, future)
+        else:
+            self.store.run(lambda tx: tx.set(self.keys.deadline[1, future], b""))
+            self.run(cancel.deadline_page)
+        self.model.cancel(self.model.futures[future], why)
+
+    def requeue(self) -> None:
+        ended = sorted(
+            one for one, known in self.model.futures.items() if known.state in (S.FAILED, S.QUARANTINED)
+        )
+        if not ended:
+            return
+        future = self.draw(st.sampled_from(ended))
+        if self.model.requeue(self.model.futures[future]):
+            self.run(requeue.requeue, future)
+        else:
+            with pytest.raises(UsageError):
+                self.run(requeue.requeue, future)
+
+    def realized(self) -> bytes | None:
+        found = sorted(one for one, known in self.model.futures.items() if known.state is S.REALIZED)
+        return self.draw(st.sampled_from(found)) if found else None
+
+    def lose(self) -> None:
+        future = self.realized()
+        if future is None:
+            return
+        known, old = self.model.futures[future], self.draw(st.sampled_from((0, 0, 1)))
+        self.there(results.lose, future, known.version - old, unreachable=True)
+        if not old and known.kind != "inline":
+            self.model.lose(known)
+
+    def delete_results(self) -> None:
+        future = self.realized()
+        if future is not None:
+            self.run(results.delete_results, [future])
+            self.model.futures[future].kind = "freed"
+
+    # --- nodes
+
+    def claim(self) -> None:
+        name, limit = self.draw(st.sampled_from(sorted(SIZES))), self.draw(st.sampled_from((1, 2, 10)))
+        node, free = self.nodes[name], SIZES[name]
+        lanes = self.run(claim.read_lanes)
+        if not self.alive(name):
+            with pytest.raises(LeaseLost):
+                self.there(claim.claim, node, lanes, free, limit, mode="take")
+            return
+        could = {
+            one: self.model.futures[one].cpu
+            for one, row in self.mirror.futures.items()
+            if isinstance(row, Unclaimed) and row.assigned in ("", name)
+        }
+        got = self.there(claim.claim, node, lanes, free, limit, mode="take")
+        assert {one.id for one in got} <= set(could)
+        for one in got:
+            free = free.minus(Needs(cpu=could.pop(one.id)))
+            self.model.futures[one.id].state = S.CLAIMED
+            self.holders[one.id] = one
+        self.all_claims += got
+        assert free.cpu >= 0
+        if len(got) < limit:
+            assert not any(how_many(Needs(cpu=cpu), free) for cpu in could.values())
+
+    def realize(self) -> None:
+        got = self.one_claim()
+        spec = self.mirror.specs.get(got.id) if got is not None else None
+        if got is None or spec is None:
+            return
+        node, kind = self.nodes[got.row.holder], self.draw(st.sampled_from(("inline", "segment", "object")))
+        location = {
+            "inline": Location(kind="inline"),
+            "segment": Location(kind="segment", name="s", node=node.id, node_epoch=node.epoch),
+            "object": Location(kind="object", name=f"o{next(numbers)}"),
+        }[kind]
+        done = Done(got, spec, Result(got.epoch, 0, 1, location, b"x"))
+        if not self.usable(got):
+            self.refused(lambda: self.there(finish.realize, node, done))
+            self.refused(lambda: self.there(finish.realize_many, node, [done], mode="take"))
+            return
+        fast = self.draw(st.booleans())
+        made = fast and self.there(finish.realize_many, node, [done], mode="take")[0]
+        if not made:
+            self.there(finish.realize, node, done)
+        self.model.realize(self.model.futures[got.id], kind, got.epoch)
+        self.over(got)
+
+    def fail(self) -> None:
+        got = self.one_claim()
+        if got is None:
+            return
+        node = self.nodes[got.row.holder]
+        kind = self.draw(st.sampled_from(("exception", "exception", "crash", "oom", "deserialize")))
+        failure = Failure(kind=kind, message="no")
+        if not self.usable(got):
+            self.refused(lambda: self.there(finish.fail, node, got, failure))
+            return
+        self.there(finish.fail, node, got, failure, jitter=0.0)
+        self.model.fail(self.model.futures[got.id], kind)
+        self.over(got)
+
+    def give_up(self) -> None:
+        """Given back by a drain, or ended as its row asks."""
+        got = self.one_claim()
+        if got is None:
+            return
+        node, asked = self.nodes[got.row.holder], self.draw(st.booleans())
+
+        def write() -> Any:
+            if asked:
+                return self.there(finish.cancelled, node, got)
+            return self.there(finish.relinquish, node, [got])
+
+        if not self.usable(got):
+            self.refused(write)
+            return
+        write()
+        self.model.give_back(self.model.futures[got.id])
+        self.over(got)
+
+    def block(self) -> None:
+        """A task finds inputs missing, reports the loss and parks, in one transaction."""
+        got = self.one_claim()
+        if got is None:
+            return
+        node, known = self.nodes[got.row.holder], self.model.futures.get(got.id)
+        if not self.usable(got) or known is None:
+            self.refused(lambda: self.there(finish.block, node, got, []))
+            return
+        lost = self.draw(st.booleans())
+        gone = [
+            one
+            for one in known.inputs
+            if lost
+            and self.model.futures[one].state is S.REALIZED
+            and self.model.futures[one].kind != "inline"
+        ]
+
+        def both(tx: Any) -> None:
+            for one in gone:
+                version = self.model.futures[one].version
+                results.lose(tx, self.keys, self.cluster, one, version, unreachable=True)
+            finish.block(tx, self.keys, self.cluster, node, got, known.inputs)
+
+        self.store.run(both)
+        for one in gone:
+            self.model.lose(self.model.futures[one])
+        self.model.give_back(known)
+        self.over(got)
+
+    def refused(self, write: Callable[[], Any]) -> None:
+        """A claimant whose claim is over changes nothing."""
+        try:
+            answer = write()
+        except LeaseLost:
+            answer = None
+        assert answer in (None, [False], [None])
+        before = self.rows
+        self.look()
+        assert self.rows == before
+
+    # --- death and the leader
+
+    def one_node(self) -> str:
+        return self.draw(st.sampled_from(sorted(SIZES)))
+
+    def die(self) -> None:
+        name = self.one_node()
+        self.store.run(lambda tx: nodes.leave(tx, self.cluster, self.nodes[name]))
+
+    def come_back(self) -> None:
+        """A node that was lost joins under a later epoch: what it held before is not its own any more."""
+        name = self.one_node()
+        if not self.alive(name):
+            self.join(name)
+            self._reaped(name)
+
+    def reap(self) -> None:
+        name = self.one_node()
+        if not self.alive(name):
+            self._reaped(name)
+            self.there(reap.reroute_page, name)
+            for one, row in list(self.mirror.futures.items()):
+                if isinstance(row, Unclaimed) and row.assigned == name and row.hard:
+                    known = self.model.futures[one]
+                    known.state, known.why = S.FAILED, "actor"
+
+    def _reaped(self, name: str) -> None:
+        page, _ = self.there(reap.reap_page, name)
+        held = [one for one in self.holders.values() if one.row.holder == name]
+        assert {one for one, _ in page.moved} == {one.id for one in held}
+        for got in held:
+            self.model.reap(self.model.futures[got.id])
+            self.over(got)
+
+    def strand(self) -> None:
+        """Set aside what nobody can run; needs are 32 cpus or fit somewhere."""
+        live = [SIZES[name] for name in SIZES if self.alive(name)]
+        for lane in self.run(claim.read_lanes):
+            self.there(strand.strand_page, lane)
+        for one, known in self.model.futures.items():
+            row = self.mirror.futures[one]
+            in_pool = isinstance(row, Unclaimed) and not row.assigned
+            if in_pool and live and not any(how_many(Needs(cpu=known.cpu), size) for size in live):
+                known.state = S.UNSATISFIABLE
+
+    def satisfy(self) -> None:
+        live = [SIZES[name] for name in SIZES if self.alive(name)]
+        self.there(strand.satisfy_page)
+        for known in self.model.futures.values():
+            if known.state is S.UNSATISFIABLE and any(how_many(Needs(cpu=known.cpu), size) for size in live):
+                known.state = S.BLOCKED
+
+    def sweep(self) -> None:
+        if len(self.model.futures) < 8:
+            return
+        page = self.there(sweep.sweep_page, 0)
+        for one in page.deleted:
+            assert self.model.may_go(one)
+            del self.model.futures[one]
+
+
+M = FutureMachine
+ACTS = [
+    *([M.submit] * 5),
+    *([M.claim] * 6),
+    *([M.realize] * 5),
+    *([M.fail] * 3),
+    *([M.lose] * 2),
+    *([M.block, M.give_up, M.cancel, M.requeue, M.delete_results]),
+    *([M.die, M.come_back, M.come_back, M.reap, M.strand, M.satisfy, M.sweep]),
+]
+
+
+def lives_of_futures(store: Store, examples: int, steps: int) -> None:
+    machine = type("Machine", (FutureMachine,), {"store": store})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=(Phase.explicit, Phase.generate, Phase.shrink),
+        ),
+    )
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempts follow each other at once: the store's time cannot be moved on every backend."""
+    monkeypatch.setattr(retries, "FIRST_PAUSE_US", 0)
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Iterator[Store]:
+    with SqliteStore(tmp_path / "futures.db") as store:
+        yield store
+
+
+@pytest.fixture
+def postgres(postgres_server: PostgresServer, postgres_url: str) -> Iterator[Store]:
+    with PostgresStore(postgres_url) as store:
+        yield store
+
+
+@pytest.mark.rule("FUT-12", "FUT-13", "FUT-15", "FUT-16")
+def test_lives_of_futures_in_memory() -> None:
+    lives_of_futures(MemoryStore(), 120, 40)
+
+
+@pytest.mark.rule("FUT-12", "FUT-13", "FUT-15", "FUT-16")
+def test_lives_of_futures_on_sqlite(sqlite: Store) -> None:
+    lives_of_futures(sqlite, 25, 30)
+
+
+@pytest.mark.rule("FUT-12", "FUT-13", "FUT-15", "FUT-16")
+def test_lives_of_futures_on_postgresql(postgres: Store) -> None:
+    lives_of_futures(postgres, 20, 30)
+
+
+def test_the_model_knows_every_state() -> None:
+    assert {state.value for state in FutureState} == {state.value for state in S}
