@@ -15,14 +15,14 @@ from tidemill.clock import SYSTEM, Clock
 from tidemill.cluster import nodes
 from tidemill.cluster.events import NodeJoined
 from tidemill.cluster.keys import ClusterKeys
-from tidemill.cluster.leases import RENEW_EVERY_S, SECOND_US, TTL_S
+from tidemill.cluster.leases import RENEW_EVERY_S, TTL_S
 from tidemill.cluster.member import random_id
 from tidemill.cluster.membership import Membership
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.states import MemberState
 from tidemill.errors import StoreError, StoreUnavailable
 from tidemill.events import Event
-from tidemill.futures import reap
+from tidemill.futures import duties
 from tidemill.futures.blobs import Blobs
 from tidemill.futures.context import Site
 from tidemill.futures.flight import Fetcher
@@ -35,7 +35,7 @@ from tidemill.futures.submission import Submissions, Submitter
 from tidemill.futures.values import Values
 from tidemill.futures.waiting import Waiting
 from tidemill.objects import Objects, open_objects
-from tidemill.store import Store, Tx, open_store
+from tidemill.store import Store, open_store
 
 TICK_S = 1.0
 JOIN_TRIES = 5
@@ -171,14 +171,9 @@ class Connection:
 
     def look_after(self, ids: Sequence[bytes]) -> None:
         """Nobody leads: do for those that somebody awaits here what a leader would (FUT-49)."""
-        leaderless_us = int(2 * TTL_S * SECOND_US)
-
-        def reap_all(tx: Tx) -> None:
-            for one in ids:
-                reap.reap_one(tx, self.keys, self.cluster, one, leaderless_us)
-
         with contextlib.suppress(StoreError):
-            self.store.run(reap_all)
+            for one in ids:
+                duties.reap_one(self.store, self.keys, self.cluster, one, ttl_s=TTL_S)
 
     @property
     def closed(self) -> bool:

@@ -27,7 +27,7 @@ FIRST_POLL_S, LAST_POLL_S, SLOWER = 0.05, 1.0, 1.5
 LATER_S = 0.004
 """How much later a whole window is read after a wake-up; a narrower one in proportion."""
 
-LOOK_AFTER_S, LOOK_AFTER = 5.0, 10
+LOOK_AFTER_S, LOOK_AFTER = 5.0, 3
 """How long nothing may end before some of the oldest are looked after, and how many."""
 
 
