@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 from tidemill.testing.simulation.cluster.scenario import cluster_world
+from tidemill.testing.simulation.futures.scenario import futures_world
 from tidemill.testing.simulation.world import Report, World
 
-SCENARIOS: dict[str, Callable[[int], World]] = {"cluster": cluster_world}
+SCENARIOS: dict[str, Callable[[int], World]] = {"cluster": cluster_world, "futures": futures_world}
 
 
 def simulate(seed: int, scenario: str = "cluster") -> Report:

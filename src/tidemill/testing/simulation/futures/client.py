@@ -1,0 +1,125 @@
+"""A simulated client: a thread of a node that submits orders, cancels, and looks at results.
+
+Every client tries every order. The row that says that an order was placed is written with it, so one of them
+wins; calls with an idempotency key are submitted by all of them, each time under another id.
+"""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tidemill.errors import StoreError
+from tidemill.futures import cancel, edges, results, submit
+from tidemill.futures.keys import new_id
+from tidemill.futures.rows import Blob, Needs, Realized, Spec
+from tidemill.store import Tx
+from tidemill.testing.simulation.futures.plan import Call, Order
+from tidemill.testing.simulation.node import SimNode
+from tidemill.testing.simulation.scheduler import SECOND_US, Next
+
+if TYPE_CHECKING:
+    from tidemill.testing.simulation.futures.scenario import FutureWork
+
+Ids = dict[str, bytes]
+
+
+class Client:
+    """What one node's client knows: nothing but what it did itself and read from the store."""
+
+    def __init__(self, work: "FutureWork", node: SimNode) -> None:
+        self.work = work
+        self.node = node
+        self.placed: dict[str, Ids] = {}
+        self._cancelled: set[str] = set()
+        self._seen: set[str] = set()
+        node.spawn("client", self.step, work.world.swarm.ttl_s * 0.1 * node.chance.random())
+
+    def step(self) -> Next:
+        """Do the next thing that is due."""
+        ttl_s = self.work.world.swarm.ttl_s
+        try:
+            did = self._place() or self._cancel() or self._look()
+        except StoreError:
+            return ttl_s * self.node.chance.uniform(0.02, 0.2)
+        if did:
+            return ttl_s * self.node.chance.uniform(0.001, 0.02)
+        return None if self._is_done() else ttl_s * self.node.chance.uniform(0.2, 0.4)
+
+    def _is_done(self) -> bool:
+        wanted = {order.calls[-1].name for order in self.work.plan.orders}
+        return wanted <= self._seen and len(self._cancelled) == self.work.cancels
+
+    # --- submitting
+
+    def _place(self) -> bool:
+        for order in self.work.plan.orders:
+            if order.name not in self.placed and self.work.now_s() >= order.after_s:
+                for call in order.calls:
+                    if call.keyed:
+                        spec = self._spec(call, {})
+                        self.work.store.run(lambda tx, spec=spec: submit.submit_one(tx, self.work.keys, spec))
+                fresh = {call.name: self._id() for call in order.calls}
+                self.placed[order.name] = self.work.store.run(
+                    lambda tx, order=order, fresh=fresh: self._submit(tx, order, fresh)
+                )
+                return True
+        return False
+
+    def _submit(self, tx: Tx, order: Order, fresh: Ids) -> Ids:
+        key = self.work.orders[order.name]
+        raw = tx.get(key)
+        if raw is not None:
+            return msgspec.msgpack.decode(raw, type=dict[str, bytes])
+        ids: Ids = {}
+        for call in order.calls:
+            spec = self._spec(call, ids, fresh[call.name], tx.now())
+            ids[call.name] = submit.submit_one(tx, self.work.keys, spec)
+        tx.set(key, msgspec.msgpack.encode(ids))
+        return ids
+
+    def _id(self) -> bytes:
+        return new_id(int(self.node.clock.wall() * 1000), self.node.chance)
+
+    def _spec(self, call: Call, ids: Ids, future_id: bytes = b"", now_us: int = 0) -> Spec:
+        return Spec(
+            id=future_id or self._id(),
+            name=call.name,
+            code=b"",
+            args=Blob(b""),
+            inputs=tuple(ids[one] for one in call.inputs),
+            needs=Needs(cpu=1.0),
+            priority=call.priority,
+            max_retries=call.max_retries,
+            key=call.name if call.keyed else "",
+            near=ids[call.inputs[0]] if call.near else b"",
+            deadline_at=now_us + int(call.deadline_s * SECOND_US) if call.deadline_s and now_us else 0,
+        )
+
+    # --- cancelling and looking
+
+    def _cancel(self) -> bool:
+        for order in self.work.plan.orders:
+            for call in order.calls:
+                due = call.cancel_after_s >= 0 and self.work.now_s() >= order.after_s + call.cancel_after_s
+                if due and call.name not in self._cancelled and order.name in self.placed:
+                    future_id = self.placed[order.name][call.name]
+                    self.work.store.run(lambda tx, one=future_id: cancel.cancel(tx, self.work.keys, one))
+                    self._cancelled.add(call.name)
+                    return True
+        return False
+
+    def _look(self) -> bool:
+        """Read what the order was for; a result that went with its node is asked for again (FUT-51)."""
+        for order in self.work.plan.orders:
+            wanted = order.calls[-1].name
+            if order.name in self.placed and wanted not in self._seen:
+                self.work.store.run(lambda tx, one=self.placed[order.name][wanted]: self._read(tx, one))
+                if wanted in self.work.rules.ended:
+                    self._seen.add(wanted)
+        return False
+
+    def _read(self, tx: Tx, future_id: bytes) -> None:
+        row = edges.read(tx, self.work.keys, future_id)
+        if isinstance(row, Realized) and self.work.is_lost(row.result):
+            version = row.result.version
+            results.lose(tx, self.work.keys, self.work.cluster, future_id, version, unreachable=True)

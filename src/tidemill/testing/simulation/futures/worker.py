@@ -1,0 +1,345 @@
+"""A simulated worker: the supervisor's loop over the real books and the real member, without processes.
+
+It takes its turns as `tidemill.futures.supervisor.Supervisor` does: hear what ran, settle with the store, give
+out work, read the mail. Tasks are threads of the node that say after a while what came of them; nobody kills
+them when the lease is over, so that a late result reaches the store's fence as often as it can.
+"""
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tidemill.cluster.member import Member, random_id
+from tidemill.cluster.nodes import Node
+from tidemill.cluster.states import MemberState
+from tidemill.crash import Crashed
+from tidemill.errors import CommitUnknown, LeaseLost, StoreError
+from tidemill.events import Event
+from tidemill.futures import inbox
+from tidemill.futures.books import Books, result_of
+from tidemill.futures.duties import future_duties
+from tidemill.futures.finish import Done
+from tidemill.futures.jobs import Job, Wish
+from tidemill.futures.lanes import Capacity
+from tidemill.futures.rows import Failure, Location, Result
+from tidemill.futures.wire import Loss
+from tidemill.store.memory import MemoryWatch
+from tidemill.testing.simulation.futures.plan import value_of
+from tidemill.testing.simulation.node import SimNode
+from tidemill.testing.simulation.scheduler import Actor, Next, Wait
+
+if TYPE_CHECKING:
+    from tidemill.testing.simulation.futures.scenario import FutureWork
+
+FETCH_TTLS = 0.02  # how long a task tries to fetch an input that is not there
+AHEAD = 1  # claimed beyond what can run at once
+CLAIM_MARGIN_S = 2.6
+
+
+class Worker:
+    """One life of a worker node."""
+
+    actor: Actor
+    member_actor: Actor
+
+    def __init__(self, work: "FutureWork", node: SimNode) -> None:
+        self.work = work
+        self.node = node
+        self.clock = node.clock
+        self.ttl_s = work.world.swarm.ttl_s
+        self.slots = work.plan.slots
+        total = Capacity(cpu=float(self.slots))
+        node_id = random_id(node.chance)
+        node.tokens.add(node_id)
+        self.member = Member(
+            work.store,
+            work.keys.cluster,
+            node=Node(
+                id=node_id,
+                epoch=0,
+                kind="worker",
+                address=f"m{node.machine}",
+                slots=self.slots,
+                total=total.to_node(),
+                free=total.to_node(),
+            ),
+            duties=future_duties(work.keys, work.cluster, ttl_s=self.ttl_s, busy_s=self.ttl_s / 3),
+            busy=lambda: bool(self.jobs) or not self.idle,
+            clock=self.clock,
+            chance=node.chance,
+            emit=self._emit,
+            ttl_s=self.ttl_s,
+            every_s=work.world.swarm.every_s,
+        )
+        self.books = Books(work.store, work.keys.cluster, node.chance)
+        self.jobs: dict[bytes, Job] = {}
+        self.here: deque[Job] = deque()
+        self.running: dict[bytes, Job] = {}
+        self.done: list[tuple[Job, Done]] = []
+        self.said: deque[tuple[Job, str, list[Loss]]] = deque()
+        self.idle = False
+        self._drain_by: float | None = None
+        self._leaving = False
+        self._epoch = 0
+        self._heard = self._mail = True
+        self._rung = self._hungry = False
+        self._poll_at = self._audit_at = self._retry_at = 0.0
+        watch = work.store.watch([work.keys.bell, work.keys.inbox[node_id]])
+        assert isinstance(watch, MemoryWatch)
+        self._bell = watch.event
+        node.at_end.append(watch.close)
+        self.member_actor = node.spawn("member", self._tick)
+        self.actor = node.spawn("worker", self._turn)
+
+    def _emit(self, event: Event) -> None:
+        self.work.world.tell(self.node.name, type(event).__name__)
+
+    def drain(self, grace_s: float) -> None:
+        if self._drain_by is None:
+            self._drain_by = self.clock.monotonic() + grace_s
+            self.node.wake(self.actor)
+
+    # --- its threads
+
+    def _tick(self) -> Next:
+        wait_s = self.member.tick()
+        if self.member.state is MemberState.GONE:
+            self.work.world.leave(self.node)
+            return None
+        return wait_s
+
+    def _turn(self) -> Next:
+        if self._bell.is_set():
+            self._bell.clear()
+            self._heard = self._rung = self._mail = True
+        self._hear()
+        if self._drain_by is not None:
+            self._drain(self._drain_by)
+            if self.idle:
+                return None
+        self._settle()
+        self._place()
+        self._read_mail()
+        return Wait(self._bell, self._pause_s())
+
+    def _pause_s(self) -> float:
+        now = self.clock.monotonic()
+        if now < self._retry_at:
+            return self._retry_at - now
+        if self.said or self.done or self.books.errands or self.books.telling:
+            return 0.0
+        if (self._heard or self._hungry) and self._wish() is not None:
+            return 0.0
+        at = self._poll_at if self._drain_by is None else min(self._poll_at, max(self._drain_by, now + 0.05))
+        return max(0.0, at - now)
+
+    # --- what tasks say
+
+    def _hear(self) -> None:
+        while self.said:
+            job, outcome, losses = self.said.popleft()
+            if self.running.get(job.id) is not job:
+                continue  # of a task that was killed
+            del self.running[job.id]
+            self._heard = True
+            match outcome:
+                case "made":
+                    self.done.append((job, result_of(job, self._result(job), self.member.node)))
+                case "cancelled":
+                    self.books.cancelled(job)
+                case "missing":
+                    self.books.block(job, [loss.id for loss in losses], losses)
+                case kind:
+                    self.books.fail(job, Failure(kind=kind, type="Planned", message=kind))
+
+    def _result(self, job: Job) -> Result:
+        inputs = [msgspec.msgpack.decode(result.head, type=int) for _, result in job.inputs]
+        head = msgspec.msgpack.encode(value_of(job.spec.name, inputs))
+        location = Location(kind="inline")
+        if self.work.calls[job.spec.name].big:
+            location = Location(kind="segment", name=self.work.keep_segment(self.node))
+        return Result(version=0, at=0, size=len(head), location=location, head=head)
+
+    # --- the store
+
+    def _may_claim(self) -> bool:
+        membership = self.member.membership
+        left_s = membership.deadline + self.ttl_s / 5 - self.clock.monotonic()
+        return membership.accepts() and self._drain_by is None and left_s > CLAIM_MARGIN_S
+
+    def _wish(self) -> Wish | None:
+        limit = self.slots + AHEAD - len(self.running) - len(self.here)
+        if limit < 1 or not self._may_claim():
+            return None
+        return Wish(limit, Capacity(cpu=float(limit)))
+
+    def _settle(self) -> None:
+        now = self.clock.monotonic()
+        if now < self._retry_at:
+            return
+        node = self.member.node
+        if not self.member.membership.alive() or (self._epoch and node.epoch != self._epoch):
+            self._lose()
+            if not self.member.membership.alive():
+                self._retry_at = now + self.ttl_s / 30
+                return
+        try:
+            if self._epoch != node.epoch:
+                self._joined(node)
+            if now >= self._poll_at:
+                self._heard = self._mail = True
+                self.books.forget_lanes()
+                self._poll_at = now + self.ttl_s / 6 * (0.5 + 0.5 * self.node.chance.random())
+            self._round(node)
+            self._run_errands(node)
+            if now >= self._audit_at and not self.books.strays(node, self.jobs):
+                self._audit_at = now + 2 * self.ttl_s
+        except LeaseLost:
+            self._lose()
+            self.node.wake(self.member_actor)
+        except StoreError as error:
+            if isinstance(error, CommitUnknown):
+                self._audit_at = 0.0  # there may be claims of ours that we do not know of
+            self._retry_at = self.clock.monotonic() + self.ttl_s * self.node.chance.uniform(0.01, 0.1)
+
+    def _joined(self, node: Node) -> None:
+        while self.books.reclaim(node):
+            pass
+        while self.books.strays(node, ()):
+            pass
+        self._audit_at = self.clock.monotonic() + 2 * self.ttl_s
+        self._epoch = node.epoch
+
+    def _lose(self) -> None:
+        """Our lease is over. What was said under it is forgotten with the jobs."""
+        self.jobs.clear()
+        self.here.clear()
+        self.running.clear()
+        self.done.clear()
+        self.books.drop()
+
+    def _round(self, node: Node) -> None:
+        rung = self._rung
+        wish = self._wish() if self._heard or self._hungry else None
+        if wish is not None:
+            self._heard = self._rung = False
+        elif not self.done:
+            return
+        done, self.done = self.done, []
+        try:
+            made, claims, specs, _ = self.books.round(node, [item for _, item in done], wish)
+        except LeaseLost:
+            self.done = done + self.done
+            self._heard = True
+            if not self.books.stands(node):
+                self._lose()
+                self.node.wake(self.member_actor)
+            else:
+                self._retry_at = self.clock.monotonic() + self.ttl_s / 30
+            return
+        except StoreError:
+            self.done = done + self.done
+            self._heard = True
+            raise
+        for (job, item), ok in zip(done, made, strict=True):
+            if ok:
+                self.jobs.pop(job.id, None)
+            else:
+                self.books.realize(job, item)
+        self._hungry = wish is not None and len(claims) >= wish.limit
+        if claims:
+            loaded = self.books.load(claims, specs)
+            for job in loaded.jobs:
+                self.jobs[job.id] = job
+                self.here.append(job)
+            for job, missing in loaded.unready:
+                self.jobs[job.id] = job
+                self.books.block(job, missing)
+        elif rung and self.books.forget_lanes():
+            self._heard = True
+
+    def _run_errands(self, node: Node) -> None:
+        while self.books.errands:
+            for job, _ in self.books.run_errands(node):
+                self.jobs.pop(job.id, None)
+        if self.books.telling:
+            self.books.tell_dependents()
+
+    def _read_mail(self) -> None:
+        node = self.member.node
+        if not self._mail or self.clock.monotonic() < self._retry_at or node.epoch != self._epoch:
+            return
+        self._mail = False
+        try:
+            commands = self.books.commands(node)
+        except StoreError:
+            self._retry_at = self.clock.monotonic() + self.ttl_s * self.node.chance.uniform(0.01, 0.1)
+            return
+        for command in commands:
+            if isinstance(command, inbox.End):
+                self._end(command)
+
+    def _end(self, command: inbox.End) -> None:
+        job = self.jobs.get(command.id)
+        if job is None or job.claim.epoch != command.epoch or job.ending:
+            return
+        job.ending = command.why
+        if job in self.here:
+            self.here.remove(job)
+            self.books.cancelled(job)
+        elif job.id in self.running:
+            self._say_later(job, "cancelled", [], self.ttl_s * 0.1 * self.node.chance.random())
+
+    # --- tasks
+
+    def _place(self) -> None:
+        while self.here and len(self.running) < self.slots and self._drain_by is None:
+            job = self.here.popleft()
+            self.running[job.id] = job
+            call, tally = self.work.calls[job.spec.name], job.claim.row.tally
+            losses = [
+                Loss(up, result.version, result.location.node, self.node.chance.random() < 0.7)
+                for up, result in job.inputs
+                if self.work.is_lost(result)
+            ]
+            outcome = "made"
+            if losses:
+                outcome = "missing"
+            elif self.work.kills[job.spec.name] < call.kills:
+                outcome = "kill"
+            elif tally.crashes < call.crashes:
+                outcome = "crash"
+            elif tally.exceptions < call.raises:
+                outcome = "exception"
+            after_s = self.ttl_s * FETCH_TTLS if losses else call.takes_s
+            self._say_later(job, outcome, losses, after_s)
+
+    def _say_later(self, job: Job, outcome: str, losses: list[Loss], after_s: float) -> None:
+        def say() -> Next:
+            if outcome == "kill" and self.running.get(job.id) is job:
+                self.work.kills[job.spec.name] += 1
+                raise Crashed(f"by {job.spec.name}")
+            self.said.append((job, outcome, losses))
+            self.node.wake(self.actor)
+            return None
+
+        self.node.spawn(f"task {job.spec.name}", say, after_s)
+
+    # --- leaving
+
+    def _drain(self, by: float) -> None:
+        if not self._leaving:
+            self._leaving = True
+            grace_s = max(0.0, by - self.clock.monotonic()) + self.work.world.swarm.every_s
+            self.member.drain(grace_s)
+            self.node.wake(self.member_actor)
+        while self.here:
+            self.books.relinquish(self.here.popleft())
+        if self.clock.monotonic() >= by:
+            for job in self.running.values():
+                self.books.relinquish(job)
+            self.running.clear()
+        if not self.jobs and not self.done and not self.books.errands:
+            self.idle = True
+            self.node.wake(self.member_actor)
