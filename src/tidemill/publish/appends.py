@@ -1,0 +1,71 @@
+"""Appends and intervals: what producers bring, through the same one transaction.
+
+An append into a dataset without intervals is an attempt of its own: `begin`, objects and manifest, `commit`.
+One into an open interval is staged (`lots.staging.stage`), and the interval is an attempt when it closes:
+`begin_closing`, the manifest of what `staging.page` reads, `commit_closing`.
+"""
+
+from tidemill.cluster.nodes import Node
+from tidemill.lots import lots, producers, staging
+from tidemill.lots.ids import LotId
+from tidemill.lots.keys import DatasetId
+from tidemill.lots.lots import LotRow
+from tidemill.lots.producers import Identity, Receipt
+from tidemill.publish import attempts
+from tidemill.publish.attempts import Draft, Hold, Target
+from tidemill.publish.keys import PublishKeys
+from tidemill.publish.transaction import Positions, publish
+from tidemill.store import Tx
+
+
+def begin(
+    tx: Tx, keys: PublishKeys, node: Node, dataset: DatasetId, attempt: str, append: Identity | None
+) -> Hold | Receipt:
+    """Open an append as the dataset's next lot; one that was taken already is answered as the first time."""
+    known = None if append is None else producers.find(tx, keys.lots, dataset, append)
+    if known is not None:
+        return known
+    lot = str(lots.next_append(tx, keys.lots, dataset))
+    draft = Draft(
+        id=attempt,
+        author=f"append {dataset}",
+        lot=lot,
+        targets=(Target(dataset, lot),),
+        code="" if append is None else append.digest,
+    )
+    return attempts.begin(tx, keys, node, draft)
+
+
+def commit(tx: Tx, keys: PublishKeys, hold: Hold, row: LotRow, append: Identity | None) -> Receipt:
+    """Publish an append and keep its receipt. Of two tries of one append that race the second is abandoned,
+    and answered with the receipt of the first.
+    """
+    known = None if append is None else producers.find(tx, keys.lots, row.dataset, append)
+    if known is not None:
+        attempts.abandon(tx, keys, hold, "the same append was published by another try")
+        return known
+
+    position = publish(tx, keys, hold, [row]).positions[0]
+    receipt = Receipt(dataset=row.dataset, lot=row.lot, position=position, visible_at=tx.wall())
+    if append is not None:
+        producers.record(tx, keys.lots, append, receipt)
+    return receipt
+
+
+def begin_closing(
+    tx: Tx, keys: PublishKeys, node: Node, dataset: DatasetId, lot: LotId, attempt: str
+) -> Hold:
+    """Seal an interval that is over, and open the attempt at its lot."""
+    staging.seal(tx, keys.lots, dataset, lot)
+    target = Target(dataset, str(lot))
+    draft = Draft(id=attempt, author=f"interval {dataset}", lot=str(lot), targets=(target,))
+    return attempts.begin(tx, keys, node, draft)
+
+
+def commit_closing(tx: Tx, keys: PublishKeys, hold: Hold, row: LotRow) -> int:
+    """Publish the lot of a sealed interval, which closes it; its position."""
+
+    def move(tx: Tx, _: Positions) -> None:
+        staging.close(tx, keys.lots, row.dataset, LotId.parse(row.lot))
+
+    return publish(tx, keys, hold, [row], move=move).positions[0]

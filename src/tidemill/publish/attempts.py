@@ -1,0 +1,292 @@
+"""Attempts: a row in the store before the first object is written (LOT-17, LOT-20).
+
+The row says what the attempt is to become, from which generations of its inputs and by which code. It is
+held by a node, under an epoch that grows when another node adopts it. Whoever acts on it shows its `Hold`:
+after an adoption the old one is refused with `LeaseLost`; after the attempt was published or abandoned, with
+`AttemptEnded`. So a zombie publishes nothing, whatever it has written, and an abandoned attempt never comes
+back: its objects may be deleted from the moment the abandonment is committed, and not before.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tidemill.cluster import nodes
+from tidemill.cluster.nodes import Node
+from tidemill.errors import AttemptEnded, AttemptUnknown, LeaseLost, LotUnknown, UsageError
+from tidemill.lots import lots
+from tidemill.lots.keys import DatasetId
+from tidemill.lots.manifest import InputLot
+from tidemill.publish.keys import PublishKeys
+from tidemill.publish.states import AttemptEdge, AttemptState, step
+from tidemill.store import Tx
+
+MOST_TARGETS = 100
+MOST_INPUTS = 300
+"""With the rest of the row these fit one value of the store."""
+
+PARTS_PAGE = 400
+
+
+class Target(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """What an attempt is to become: one generation of a lot of one sink."""
+
+    dataset: DatasetId
+    lot: str
+    generation: int = 0
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """What never changes of an attempt.
+
+    - author: who makes it, an arc, a source, the appends of a dataset; `lot` and `generation` are its own.
+    - inputs: what it reads, with the generations that were current when it was opened (LOT-30).
+    - code: the digest of the code that makes it.
+    """
+
+    id: str
+    author: str
+    lot: str
+    generation: int = 0
+    targets: tuple[Target, ...]
+    inputs: tuple[InputLot, ...] = ()
+    code: str = ""
+
+
+class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
+    """Somebody works on it, or did."""
+
+    draft: Draft
+    node: str
+    node_epoch: int
+    epoch: int = 1  # grows with every adoption
+    opened_at: int  # store time, µs
+    parts: int | None = None  # how many, once all of them are listed (LOT-18)
+
+    @property
+    def state(self) -> AttemptState:
+        return AttemptState.OPEN
+
+
+class Published(msgspec.Struct, frozen=True, kw_only=True, tag="published"):
+    """It is the lot, of every sink; `positions` are in the order of the draft's targets."""
+
+    draft: Draft
+    positions: tuple[int, ...]
+    at: int
+
+    @property
+    def state(self) -> AttemptState:
+        return AttemptState.PUBLISHED
+
+
+class Abandoned(msgspec.Struct, frozen=True, kw_only=True, tag="abandoned"):
+    """It never will be a lot; what it wrote may be deleted."""
+
+    draft: Draft
+    at: int
+    why: str = ""
+
+    @property
+    def state(self) -> AttemptState:
+        return AttemptState.ABANDONED
+
+
+AnyAttempt = Open | Published | Abandoned
+_decoder: msgspec.msgpack.Decoder[AnyAttempt] = msgspec.msgpack.Decoder(Open | Published | Abandoned)
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """The right to go on with an open attempt."""
+
+    draft: Draft
+    epoch: int
+    node: Node
+
+
+def resolved(tx: Tx, keys: PublishKeys, wanted: Sequence[tuple[DatasetId, str]]) -> tuple[InputLot, ...]:
+    """Lots with their current generations, to open an attempt with in the same transaction."""
+    found = []
+    for dataset, lot in wanted:
+        row = lots.current(tx, keys.lots, dataset, lot)
+        if row is None:
+            raise LotUnknown(f"there is no lot {lot} of {dataset}")
+        found.append(
+            InputLot(dataset=dataset.name, version=dataset.version, lot=lot, generation=row.generation)
+        )
+    return tuple(found)
+
+
+def begin(tx: Tx, keys: PublishKeys, node: Node, draft: Draft) -> Hold:
+    """Enter an attempt, before anything of it is written."""
+    nodes.check(tx, keys.cluster, node)
+    if not 0 < len(draft.targets) <= MOST_TARGETS or len(set(draft.targets)) < len(draft.targets):
+        raise UsageError(
+            f"{draft.author} has {len(draft.targets)} sinks", hint=f"1 to {MOST_TARGETS}, each once"
+        )
+    if len(draft.inputs) > MOST_INPUTS:
+        raise UsageError(
+            f"{draft.author} reads {len(draft.inputs)} lots at once", hint=f"{MOST_INPUTS} lots at most"
+        )
+    if tx.get(keys.attempt[draft.id]) is not None:
+        raise UsageError(f"attempt {draft.id} is there already", hint="each attempt has an id of its own")
+    row = Open(draft=draft, node=node.id, node_epoch=node.epoch, opened_at=tx.now())
+    tx.set(keys.attempt[draft.id], msgspec.msgpack.encode(row), quiet=True)
+    tx.set(keys.of[draft.author, draft.lot, draft.generation, draft.id], b"", quiet=True)
+    tx.set(keys.open[draft.id], b"", quiet=True)
+    return Hold(draft, row.epoch, node)
+
+
+def read(tx: Tx, keys: PublishKeys, attempt: str) -> AnyAttempt:
+    """An attempt's row; `AttemptUnknown` when there is none."""
+    raw = tx.get(keys.attempt[attempt])
+    if raw is None:
+        raise AttemptUnknown(f"there is no attempt {attempt}")
+    return _decoder.decode(raw)
+
+
+def check(tx: Tx, keys: PublishKeys, hold: Hold) -> Open:
+    """The fence: the attempt is open and ours at this moment."""
+    nodes.check(tx, keys.cluster, hold.node)
+    row = read(tx, keys, hold.draft.id)
+    if not isinstance(row, Open):
+        raise AttemptEnded(f"attempt {hold.draft.id} is {row.state.value}")
+    if (row.epoch, row.node, row.node_epoch) != (hold.epoch, hold.node.id, hold.node.epoch):
+        raise LeaseLost(f"attempt {hold.draft.id} was adopted by {row.node}")
+    return row
+
+
+def list_parts(
+    tx: Tx, keys: PublishKeys, hold: Hold, first: int, names: Sequence[str], *, last: bool
+) -> None:
+    """Store a page of the list of parts, from ordinal `first` on, before the first of them runs (LOT-18)."""
+    row = check(tx, keys, hold)
+    if row.parts is not None or len(names) > PARTS_PAGE:
+        raise UsageError(
+            f"a page of {len(names)} parts of attempt {hold.draft.id}",
+            hint=f"pages of {PARTS_PAGE} at most, and none behind the last",
+        )
+    if first == 0:  # a list that an earlier holder did not bring to its end
+        tx.clear_range(*keys.part.under(hold.draft.id))
+    for ordinal, name in enumerate(names, first):
+        tx.set(keys.part[hold.draft.id, ordinal], name.encode(), quiet=True)
+    if last:
+        _write(tx, keys, msgspec.structs.replace(row, parts=first + len(names)))
+
+
+def parts(tx: Tx, keys: PublishKeys, attempt: str, first: int = 0, limit: int = PARTS_PAGE) -> list[str]:
+    """A page of an attempt's parts."""
+    lo, (_, hi) = keys.part[attempt, first], keys.part.under(attempt)
+    return [row.value.decode() for row in tx.range(lo, hi, limit=limit, snapshot=True)]
+
+
+def attempts_at(
+    tx: Tx, keys: PublishKeys, author: str, lot: str, generation: int, limit: int = 100
+) -> list[AnyAttempt]:
+    """The attempts at one thing that are not forgotten, by id."""
+    found = tx.range(*keys.of.under(author, lot, generation), limit=limit)
+    return [read(tx, keys, str(keys.of.unpack(row.key)[3])) for row in found]
+
+
+def adopt(
+    tx: Tx, keys: PublishKeys, node: Node, seen: Open, inputs: Sequence[InputLot], code: str
+) -> Hold | None:
+    """Go on with an attempt that a dead node, or an earlier life of this one, left open.
+
+    None unless it is still as seen, its inputs and code are the ones we would use, and nobody else may still
+    work on it. Of two adopters one wins: the other one has seen an old epoch. The caller then verifies the
+    attempt's manifests and objects, and publishes or abandons it.
+    """
+    nodes.check(tx, keys.cluster, node)
+    row = read(tx, keys, seen.draft.id)
+    if not isinstance(row, Open) or row.epoch != seen.epoch:
+        return None
+    if row.draft.inputs != tuple(inputs) or row.draft.code != code:
+        return None
+    if row.node != node.id and _alive(tx, keys, row):
+        return None
+    step(row.state, AttemptEdge.ADOPT)
+    adopted = msgspec.structs.replace(row, node=node.id, node_epoch=node.epoch, epoch=row.epoch + 1)
+    _write(tx, keys, adopted)
+    return Hold(row.draft, adopted.epoch, node)
+
+
+def end_published(tx: Tx, keys: PublishKeys, hold: Hold, positions: Sequence[int]) -> Published:
+    """Open -> published; called by `publish` alone, in the transaction that makes it the lot."""
+    row = check(tx, keys, hold)
+    step(row.state, AttemptEdge.PUBLISH)
+    new = Published(draft=row.draft, positions=tuple(positions), at=tx.now())
+    _write(tx, keys, new)
+    tx.clear(keys.open[row.draft.id], quiet=True)
+    return new
+
+
+def abandon(tx: Tx, keys: PublishKeys, hold: Hold, why: str) -> Abandoned:
+    """Give up an attempt that is ours. Only then may anything of it be deleted."""
+    return _abandon(tx, keys, check(tx, keys, hold), why)
+
+
+def abandon_lost(tx: Tx, keys: PublishKeys, attempt: str, grace_us: int) -> Abandoned | None:
+    """Give up an attempt whose node is gone and that nobody adopted within a grace; None if that is not so.
+
+    The cleaner's step: it conflicts with an adoption and with a publication, so that one of them happens.
+    """
+    row = read(tx, keys, attempt)
+    if not isinstance(row, Open) or _alive(tx, keys, row) or tx.now() < row.opened_at + grace_us:
+        return None
+    return _abandon(tx, keys, row, f"its node {row.node} is gone")
+
+
+def open_ids(tx: Tx, keys: PublishKeys, after: str = "", limit: int = 100) -> list[str]:
+    """A page of the open attempts."""
+    lo, hi = keys.open.all()
+    found = tx.range(keys.open[after] + b"\x00" if after else lo, hi, limit=limit, snapshot=True)
+    return [str(keys.open.unpack(row.key)[0]) for row in found]
+
+
+def to_remove(tx: Tx, keys: PublishKeys, limit: int = 100) -> list[Abandoned]:
+    """Abandoned attempts whose data is to be removed, longest ago first."""
+    found = tx.range(*keys.abandoned.all(), limit=limit)
+    rows = [read(tx, keys, str(keys.abandoned.unpack(row.key)[1])) for row in found]
+    return [row for row in rows if isinstance(row, Abandoned)]
+
+
+def forget(tx: Tx, keys: PublishKeys, attempt: str, limit: int = PARTS_PAGE) -> bool:
+    """Drop the row of an abandoned attempt whose data is gone, a page at a time; True when there is more.
+
+    Another writer of its folder can only be a zombie: whoever removes the data decides how long to wait.
+    """
+    row = read(tx, keys, attempt)
+    if not isinstance(row, Abandoned):
+        raise UsageError(
+            f"attempt {attempt} is {row.state.value}", hint="only abandoned attempts are forgotten"
+        )
+    lo, hi = keys.part.under(attempt)
+    found = tx.range(lo, hi, limit=limit)
+    if found:
+        tx.clear_range(lo, found[-1].key + b"\x00")
+    if len(found) == limit:
+        return True
+    draft = row.draft
+    tx.clear(keys.attempt[attempt], quiet=True)
+    tx.clear(keys.of[draft.author, draft.lot, draft.generation, draft.id], quiet=True)
+    tx.clear(keys.abandoned[row.at, attempt], quiet=True)
+    return False
+
+
+def _abandon(tx: Tx, keys: PublishKeys, row: Open, why: str) -> Abandoned:
+    step(row.state, AttemptEdge.ABANDON)
+    new = Abandoned(draft=row.draft, at=tx.now(), why=why[:500])
+    _write(tx, keys, new)
+    tx.clear(keys.open[row.draft.id], quiet=True)
+    tx.set(keys.abandoned[new.at, row.draft.id], b"", quiet=True)
+    return new
+
+
+def _alive(tx: Tx, keys: PublishKeys, row: Open) -> bool:
+    entry = nodes.read(tx, keys.cluster, row.node)
+    return entry is not None and entry.epoch == row.node_epoch and entry.expires_at > tx.now()
+
+
+def _write(tx: Tx, keys: PublishKeys, row: AnyAttempt) -> None:
+    tx.set(keys.attempt[row.draft.id], msgspec.msgpack.encode(row), quiet=True)

@@ -1,0 +1,190 @@
+"""Attempts: open until they are the lot or never will be; adopted by one, refused to zombies."""
+
+import msgspec
+import pytest
+
+from tests.unit.lots_stage import SECOND_US, Stage
+from tidemill.cluster.nodes import Node
+from tidemill.errors import AttemptEnded, AttemptUnknown, IllegalTransition, LeaseLost, LotUnknown, UsageError
+from tidemill.lots.keys import DatasetId
+from tidemill.lots.manifest import InputLot
+from tidemill.publish import attempts
+from tidemill.publish.attempts import PARTS_PAGE, Abandoned, Draft, Hold, Open, Target
+from tidemill.publish.keys import PublishKeys
+from tidemill.publish.states import ATTEMPT, AttemptEdge, AttemptState, step
+
+KEYS = PublishKeys("c")
+SINK = DatasetId("sink")
+INPUT = InputLot(dataset="orders", version="1", lot="A00000000000000001", generation=0)
+DRAFT = Draft(
+    id="t1",
+    author="clean",
+    lot="A00000000000000001",
+    targets=(Target(SINK, "A00000000000000001"),),
+    inputs=(INPUT,),
+    code="c0de",
+)
+
+
+def opened(stage: Stage, node: Node, **changes: object) -> Hold:
+    return stage.run(attempts.begin, KEYS, node, msgspec.structs.replace(DRAFT, **changes))
+
+
+def row_of(stage: Stage, attempt: str = "t1") -> attempts.AnyAttempt:
+    return stage.run(attempts.read, KEYS, attempt)
+
+
+def adopt(stage: Stage, node: Node, seen: Open, inputs=(INPUT,), code="c0de") -> Hold | None:
+    return stage.run(attempts.adopt, KEYS, node, seen, inputs, code)
+
+
+def test_every_state_has_the_edges_of_the_table_and_no_others():
+    for state in AttemptState:
+        for edge in AttemptEdge:
+            if edge in ATTEMPT[state]:
+                assert step(state, edge) is ATTEMPT[state][edge]
+            else:
+                with pytest.raises(IllegalTransition):
+                    step(state, edge)
+    assert all(not ATTEMPT[state] for state in (AttemptState.PUBLISHED, AttemptState.ABANDONED))
+
+
+def test_an_attempt_says_what_it_is_to_become_before_anything_is_written():
+    stage = Stage()
+    hold = opened(stage, stage.node("n"))
+    row = row_of(stage)
+    assert isinstance(row, Open)
+    assert row.draft == DRAFT == hold.draft
+    assert stage.run(attempts.attempts_at, KEYS, "clean", DRAFT.lot, 0) == [row]
+    assert stage.run(attempts.attempts_at, KEYS, "clean", DRAFT.lot, 1) == []
+    assert stage.run(attempts.open_ids, KEYS) == ["t1"]
+    with pytest.raises(UsageError):
+        opened(stage, hold.node)
+    for targets in ((), DRAFT.targets * 2):
+        with pytest.raises(UsageError):
+            opened(stage, hold.node, id="t2", targets=targets)
+    with pytest.raises(UsageError):
+        opened(stage, hold.node, id="t2", inputs=(INPUT,) * 301)
+    with pytest.raises(AttemptUnknown):
+        row_of(stage, "t2")
+
+
+def test_inputs_are_resolved_to_the_generations_of_the_moment():
+    stage = Stage()
+    orders = stage.dataset()
+    stage.add(orders, INPUT.lot)
+    assert stage.run(attempts.resolved, KEYS, [(orders, INPUT.lot)]) == (INPUT,)
+    stage.add(orders, INPUT.lot, 1)
+    assert stage.run(attempts.resolved, KEYS, [(orders, INPUT.lot)])[0].generation == 1
+    with pytest.raises(LotUnknown):
+        stage.run(attempts.resolved, KEYS, [(orders, "A00000000000000002")])
+
+
+def test_the_list_of_parts_is_stored_in_pages_and_a_broken_list_is_written_anew():
+    stage = Stage()
+    hold = opened(stage, stage.node("n"))
+    names = [f"day={n}" for n in range(PARTS_PAGE + 5)]
+    stage.run(attempts.list_parts, KEYS, hold, 0, [f"other={n}" for n in range(PARTS_PAGE)], last=False)
+    assert row_of(stage).parts is None
+    stage.run(attempts.list_parts, KEYS, hold, 0, names[:3], last=False)
+    assert stage.run(attempts.parts, KEYS, "t1") == names[:3]
+    stage.run(attempts.list_parts, KEYS, hold, 3, names[3:300], last=False)
+    stage.run(attempts.list_parts, KEYS, hold, 300, names[300:], last=True)
+    assert stage.writes <= PARTS_PAGE + 2
+    assert row_of(stage).parts == len(names)
+    assert stage.run(attempts.parts, KEYS, "t1") + stage.run(attempts.parts, KEYS, "t1", PARTS_PAGE) == names
+    for page in ([], names):
+        with pytest.raises(UsageError):
+            stage.run(attempts.list_parts, KEYS, hold, len(names), page, last=True)
+
+
+def test_of_two_adopters_one_wins_and_the_one_before_is_refused():
+    stage = Stage()
+    dead = stage.node("dead", 10 * SECOND_US)
+    zombie = opened(stage, dead)
+    seen = row_of(stage)
+    one, other = stage.node("one", 99 * SECOND_US), stage.node("other", 99 * SECOND_US)
+    assert adopt(stage, one, seen) is None  # its node is alive
+    stage.clock.advance(11)
+    hold = adopt(stage, one, seen)
+    assert hold is not None
+    assert adopt(stage, other, seen) is None
+    assert adopt(stage, other, row_of(stage)) is None  # the adopter is alive
+    stage.run(attempts.check, KEYS, hold)
+    back = stage.node("dead")
+    for late in (zombie, msgspec.structs.replace(zombie, node=back)):
+        with pytest.raises(LeaseLost):
+            stage.run(attempts.check, KEYS, late)
+        with pytest.raises(LeaseLost):
+            stage.run(attempts.abandon, KEYS, late, "")
+
+
+def test_a_node_goes_on_with_what_its_own_earlier_run_left_and_that_run_is_refused():
+    stage = Stage()
+    node = stage.node("n")
+    first = opened(stage, node)
+    second = adopt(stage, node, row_of(stage))
+    assert second is not None
+    with pytest.raises(LeaseLost):
+        stage.run(attempts.check, KEYS, first)
+    stage.run(attempts.check, KEYS, second)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "code"),
+    [((INPUT,), "other"), ((), "c0de"), ((msgspec.structs.replace(INPUT, generation=1),), "c0de")],
+)
+def test_an_attempt_with_other_inputs_or_other_code_is_not_adopted(inputs, code):
+    stage = Stage()
+    node = stage.node("n")
+    opened(stage, node)
+    stage.kill(node)
+    assert adopt(stage, stage.node("m"), row_of(stage), inputs, code) is None
+
+
+def test_an_abandoned_attempt_never_comes_back_and_is_listed_for_removal_until_forgotten():
+    stage = Stage()
+    node = stage.node("n", 1000 * SECOND_US)
+    hold = opened(stage, node)
+    seen = row_of(stage)
+    names = [f"p{n}" for n in range(5)]
+    stage.run(attempts.list_parts, KEYS, hold, 0, names, last=True)
+    with pytest.raises(UsageError):
+        stage.run(attempts.forget, KEYS, "t1")
+    gone = stage.run(attempts.abandon, KEYS, hold, "the check failed")
+    assert isinstance(gone, Abandoned)
+    assert stage.run(attempts.to_remove, KEYS) == [gone]
+    assert stage.run(attempts.open_ids, KEYS) == []
+    assert adopt(stage, node, seen) is None
+    for again in (attempts.abandon, attempts.check):
+        with pytest.raises(AttemptEnded):
+            stage.run(again, KEYS, hold, *(("",) if again is attempts.abandon else ()))
+    pages = 1
+    while stage.run(attempts.forget, KEYS, "t1", 2):
+        assert stage.writes == 1
+        pages += 1
+    assert pages == 3
+    left = stage.store.run(
+        lambda tx: [row for row in tx.range(b"\x02c\x00", b"\x02c\xff") if b"t1" in row.key]
+    )
+    assert left == []
+
+
+def test_the_cleaner_abandons_what_a_dead_node_left_after_a_grace_and_nothing_else():
+    stage = Stage()
+    node = stage.node("n", 30 * SECOND_US)
+    hold = opened(stage, node)
+    grace_us = 60 * SECOND_US
+    assert stage.run(attempts.abandon_lost, KEYS, "t1", 0) is None  # alive
+    stage.clock.advance(31)
+    assert stage.run(attempts.abandon_lost, KEYS, "t1", grace_us) is None
+    stage.clock.advance(30)
+    adopter = adopt(stage, stage.node("m", 5 * SECOND_US), row_of(stage))
+    assert adopter is not None
+    assert stage.run(attempts.abandon_lost, KEYS, "t1", grace_us) is None  # adopted
+    stage.clock.advance(6)
+    assert isinstance(stage.run(attempts.abandon_lost, KEYS, "t1", grace_us), Abandoned)
+    stage.node("m")
+    for late in (hold, adopter):
+        with pytest.raises(LeaseLost):
+            stage.run(attempts.check, KEYS, late)  # their nodes' entries are over

@@ -1,0 +1,428 @@
+"""The one transaction: all sinks, events, wake-ups and the run's end, or nothing of it."""
+
+from itertools import count
+
+import msgspec
+import pytest
+
+from tests.unit.lots_stage import FIVE_MINUTES, Stage, new_lot
+from tidemill import crash
+from tidemill.cluster.nodes import Node
+from tidemill.errors import (
+    AttemptEnded,
+    IntervalConflict,
+    LeaseLost,
+    LotConflict,
+    ProducerConflict,
+    TidemillError,
+    UsageError,
+)
+from tidemill.lots import staging
+from tidemill.lots.ids import LotId
+from tidemill.lots.producers import Identity, Receipt
+from tidemill.lots.staging import Staged
+from tidemill.lots.states import LotState
+from tidemill.publish import attempts
+from tidemill.publish.attempts import Draft, Hold, Open, Published, Target
+from tidemill.publish.door import Door
+from tidemill.publish.keys import PublishKeys
+from tidemill.publish.transaction import Ending, publish
+from tidemill.store import Space, Tx, open_store
+from tidemill.store.memory import MemoryStore
+from tidemill.testing.threads import together
+from tidemill.triggers import subscriptions, wakes
+from tidemill.triggers.subscriptions import Scheduled, Terms, Waiting
+
+KEYS = PublishKeys("c")
+LOT = "A00000000000000001"
+
+
+def rows_for(hold: Hold) -> list:
+    return [
+        new_lot(target.dataset, target.lot, target.generation, attempt=hold.draft.id)
+        for target in hold.draft.targets
+    ]
+
+
+def opened(stage: Stage, node: Node, attempt: str, *targets: Target, **fields: object) -> Hold:
+    draft = Draft(id=attempt, author="arc", lot=LOT, targets=targets, **fields)
+    return stage.run(attempts.begin, KEYS, node, draft)
+
+
+def everything(stage: Stage) -> dict[bytes, bytes]:
+    return {row.key: row.value for row in stage.store.run(lambda tx: tx.range(*Space("c").all()))}
+
+
+@pytest.mark.rule("LOT-29")
+def test_all_sinks_are_published_in_one_transaction_with_the_rooms_own_move_and_the_runs_end():
+    stage = Stage()
+    source, a, b = stage.dataset("source"), stage.dataset("a"), stage.dataset("b")
+    node = stage.node("n")
+    stage.publish(source)
+    stage.subscribe("arc", source)
+    stage.subscribe("reader", a, b)
+    ticket = stage.start(node, "arc")
+    hold = opened(stage, node, "t", Target(b, LOT), Target(a, LOT))
+    own = Space("c", "arc lot")["arc", LOT]
+
+    def move(tx: Tx, positions) -> None:
+        assert positions == {Target(a, LOT): 1, Target(b, LOT): 1}
+        tx.set(own, b"complete")
+
+    done = stage.run(publish, KEYS, hold, rows_for(hold), move=move, ending=Ending(ticket, ticket.heads))
+    assert isinstance(done, Published)
+    assert done.positions == (1, 1)
+    assert [event.attempt for sink in (a, b) for event in stage.events(sink)] == ["t", "t"]
+    assert stage.store.run(lambda tx: tx.get(own)) == b"complete"
+    assert isinstance(stage.row("arc"), Waiting)
+    assert isinstance(stage.row("reader"), Waiting)  # its wake-up is a mark, one per dataset
+    assert len(stage.store.run(lambda tx: tx.range(*KEYS.triggers.wake.all()))) == 3
+    stage.page_all()
+    assert isinstance(stage.row("reader"), Scheduled)
+    with pytest.raises(AttemptEnded):
+        stage.run(publish, KEYS, hold, rows_for(hold))
+
+
+@pytest.mark.rule("LOT-29")
+@pytest.mark.parametrize("fault", ["conflict", "move", "zombie run", "one sink", "another attempt"])
+def test_if_anything_is_refused_nothing_is_published(fault):
+    stage = Stage()
+    source, a, b = stage.dataset("source"), stage.dataset("a"), stage.dataset("b")
+    node = stage.node("n")
+    stage.publish(source)
+    stage.subscribe("arc", source)
+    ticket = stage.start(node, "arc")
+    hold = opened(stage, node, "t", Target(a, LOT), Target(b, LOT))
+    rows = rows_for(hold)
+
+    def move(tx: Tx, positions) -> None:
+        tx.set(Space("c", "arc lot")["arc"], b"complete")
+        if fault == "move":
+            raise UsageError("refused by the room above")
+
+    if fault == "conflict":
+        stage.add(b, LOT)
+    if fault == "zombie run":
+        ticket = msgspec.structs.replace(ticket, fence=ticket.fence - 1)
+    if fault == "one sink":
+        rows = rows[:1]
+    if fault == "another attempt":
+        rows[1] = msgspec.structs.replace(rows[1], attempt="other")
+    before = everything(stage)
+    with pytest.raises((LotConflict, UsageError, LeaseLost)):
+        stage.run(publish, KEYS, hold, rows, move=move, ending=Ending(ticket, ticket.heads))
+    assert everything(stage) == before
+
+
+def test_zombies_publish_nothing():
+    stage = Stage()
+    sink = stage.dataset("sink")
+    node, other = stage.node("n"), stage.node("m")
+    abandoned = opened(stage, node, "t0", Target(sink, LOT))
+    stage.run(attempts.abandon, KEYS, abandoned, "given up")
+    with pytest.raises(AttemptEnded):
+        stage.run(publish, KEYS, abandoned, rows_for(abandoned))
+    adopted = opened(stage, node, "t1", Target(sink, LOT))
+    slow = opened(stage, other, "t2", Target(sink, LOT))
+    stage.kill(node)
+    hold = stage.run(attempts.adopt, KEYS, other, stage.run(attempts.read, KEYS, "t1"), (), "")
+    back = stage.node("n")
+    for late in (adopted, msgspec.structs.replace(adopted, node=back)):
+        with pytest.raises(LeaseLost):
+            stage.run(publish, KEYS, late, rows_for(late))
+    stage.run(publish, KEYS, hold, rows_for(hold))
+    with pytest.raises(LotConflict):  # another attempt at the same generation
+        stage.run(publish, KEYS, slow, rows_for(slow))
+    assert [event.attempt for event in stage.events(sink)] == ["t1"]
+
+
+@pytest.mark.rule("LOT-43")
+def test_no_transaction_grows_with_files_appends_parts_or_subscribers():
+    sizes = []
+    for many in (1, 800):
+        stage = Stage(scan=False)
+        sink, node = stage.dataset("sink", unit=FIVE_MINUTES), stage.node("n")
+        terms = Terms(sources=(sink,))
+        for first in range(0, many, 100):
+            stage.run(subscribe_all, [f"s{n}" for n in range(first, min(many, first + 100))], terms)
+        lot = stage.run(staging.begin, stage.lots, sink).lot
+        for n in range(many):
+            stage.run(staging.stage, stage.lots, sink, Staged(uri=f"{n}", digest="", rows=10**9))
+        stage.clock.advance(300)
+        node = stage.node("n")
+        door = Counting(stage, node)
+        hold = door.begin_closing(sink, LotId.parse(lot), "t")
+        door.list_parts(hold, [f"p{n}" for n in range(many)])
+        door.commit_closing(hold, new_lot(sink, lot, attempt="t", rows=many * 10**9, size=many * 10**12))
+        sizes.append([(name, writes) for name, writes in door.writes if name != "parts"])
+        door.sweep_staging()
+        while stage.page():
+            assert stage.writes <= 301
+        assert max(writes for _, writes in door.writes) <= 402
+    assert sizes[0] == sizes[1]
+
+
+def subscribe_all(tx: Tx, names: list[str], terms: Terms) -> None:
+    for name in names:
+        subscriptions.subscribe(tx, KEYS.triggers, KEYS.lots, name, terms)
+
+
+class Counting(Door):
+    """A door that notes how much every step wrote."""
+
+    def __init__(self, stage: Stage, node: Node) -> None:
+        super().__init__(stage.store, KEYS, node)
+        self.writes: list[tuple[str, int]] = []
+
+    def _step(self, name, fn):
+        answer, writes = super()._step(name, lambda tx: (fn(tx), tx.writes))
+        self.writes.append((name, writes))
+        return answer
+
+
+@pytest.mark.rule("LOT-36")
+def test_a_repeated_append_gets_its_receipt_and_the_slower_of_two_tries_is_abandoned():
+    stage = Stage()
+    orders, door = stage.dataset(), Door(stage.store, KEYS, stage.node("n"))
+    append = Identity("till", 1, "digest")
+    first, second = (door.begin_append(orders, name, append) for name in ("t1", "t2"))
+    receipt = door.commit_append(second, rows_for(second)[0], append)
+    assert receipt == Receipt(
+        dataset=orders, lot=second.draft.lot, position=1, visible_at=int(stage.clock.wall() * 1e6)
+    )
+    stage.clock.advance(5)
+    assert door.commit_append(first, rows_for(first)[0], append) == receipt
+    assert door.begin_append(orders, "t3", append) == receipt
+    assert [one.draft.id for one in stage.run(attempts.to_remove, KEYS)] == ["t1"]
+    with pytest.raises(ProducerConflict):
+        door.begin_append(orders, "t4", Identity("till", 1, "other"))
+    assert len(stage.events(orders)) == 1
+    stage.check()
+
+
+@pytest.mark.rule("LOT-42")
+def test_of_two_closers_of_an_interval_one_publishes_it():
+    stage = Stage()
+    orders = stage.dataset(unit=FIVE_MINUTES)
+    door = Door(stage.store, KEYS, stage.node("n", 10**12))
+    lot = LotId.parse(door.stage(orders, Staged(uri="u", digest="d")).lot)
+    stage.clock.advance(300)
+    one, other = (door.begin_closing(orders, lot, name) for name in ("t1", "t2"))
+    assert door.commit_closing(one, rows_for(one)[0]) == 1
+    with pytest.raises((LotConflict, IntervalConflict)):
+        door.commit_closing(other, rows_for(other)[0])
+    door.sweep_staging()
+    stage.clock.advance(300)
+    after = door.begin_closing(orders, lot.next(), "t3")
+    row = msgspec.structs.replace(rows_for(after)[0], state=LotState.EMPTY)
+    assert door.commit_closing(after, row) == 2
+    stage.check()
+
+
+# --- crashes
+
+
+class Scene:
+    """An append, then an arc with parts and two sinks, then an interval: run until nothing is left to do."""
+
+    def __init__(self) -> None:
+        self.stage = Stage(scan=False)
+        self.source = self.stage.dataset("source")
+        self.sinks = [self.stage.dataset("a"), self.stage.dataset("b")]
+        self.timed = self.stage.dataset("timed", unit=FIVE_MINUTES)
+        self.lot = LotId.parse(self.stage.run(staging.begin, KEYS.lots, self.timed).lot)
+        self.stage.subscribe("arc", self.source)
+        dead = self.stage.node("dead", 1)
+        left = Draft(id="left", author="other", lot=LOT, targets=(Target(self.source, LOT),))
+        self.stage.run(attempts.begin, KEYS, dead, left)  # something to abandon and forget
+        self.stage.clock.monotonic_s += 1
+        self.lives = count()
+        self.ids = count()
+
+    def live(self) -> None:
+        """One life of a process: it knows nothing of the ones before but what the store says."""
+        stage = self.stage
+        try:
+            self._work(stage.node(f"n{next(self.lives)}"))
+        finally:
+            stage.clock.monotonic_s += 20  # until its entry has run out
+
+    def _work(self, node: Node) -> None:
+        stage, door = self.stage, Door(self.stage.store, KEYS, node)
+        append = Identity("p", 1, "d")
+        hold = door.begin_append(self.source, self.id(), append)
+        if isinstance(hold, Hold):
+            door.commit_append(hold, rows_for(hold)[0], append)
+        stage.page_all()
+        for due in stage.due():
+            self._run(door, node, due)
+        door.stage(self.timed, Staged(uri="u", digest="d", producer="p", seq=1))
+        turn = stage.run(staging.read, KEYS.lots, self.timed)
+        if turn.lot == str(self.lot):
+            stage.clock.wall_s += 300 if stage.run(staging.due, KEYS.lots) == [] else 0
+            hold = door.begin_closing(self.timed, self.lot, self.id())
+            held = stage.run(staging.page, KEYS.lots, self.timed, self.lot)
+            door.commit_closing(hold, msgspec.structs.replace(rows_for(hold)[0], rows=len(held)))
+        door.sweep_staging()
+        for attempt in stage.run(attempts.open_ids, KEYS):
+            door.abandon_lost(attempt, 0)
+        for gone in stage.run(attempts.to_remove, KEYS):
+            door.forget(gone.draft.id)
+
+    def _run(self, door: Door, node: Node, due) -> None:
+        stage = self.stage
+        if due.running:
+            assert stage.look(due.name)
+        ticket = stage.start(node, due.name)
+        (event,) = stage.events(self.source, ticket.progress[self.source])
+        inputs = stage.run(attempts.resolved, KEYS, [(self.source, event.lot)])
+        found = [
+            one for one in stage.run(attempts.attempts_at, KEYS, "arc", event.lot, 0) if isinstance(one, Open)
+        ]
+        hold = door.adopt(found[0], inputs, "code") if found else None
+        if hold is None:
+            targets = tuple(Target(sink, event.lot) for sink in self.sinks)
+            draft = Draft(
+                id=self.id(), author="arc", lot=event.lot, targets=targets, inputs=inputs, code="code"
+            )
+            hold = door.open(draft)
+        if stage.run(attempts.read, KEYS, hold.draft.id).parts is None:
+            door.list_parts(hold, ["x", "y"])
+        door.publish(hold, rows_for(hold), ending=Ending(ticket, ticket.heads))
+
+    def id(self) -> str:
+        return f"t{next(self.ids)}"
+
+    def told(self) -> dict[str, list]:
+        """What consumers see, whichever attempt it was."""
+        stage = self.stage
+        stage.check()
+        tables = [self.source, *self.sinks, self.timed]
+        left = stage.store.run(lambda tx: [tx.range(*space.all()) for space in (KEYS.open, KEYS.abandoned)])
+        return {
+            "events": [[(e.position, e.generation, e.state) for e in stage.events(one)] for one in tables],
+            "rows": [[row.rows for row in stage.rows_of(one)] for one in tables],
+            "arc": [stage.row("arc").tally.progress, stage.row("arc").state],
+            "left": left,
+            "staged": stage.store.run(lambda tx: tx.range(*KEYS.lots.staged.all())),
+        }
+
+
+def crash_points() -> list[str]:
+    with crash.recorded() as points:
+        scene = Scene()
+        with crash.armed("publish.commit.before"), pytest.raises(crash.Crashed):
+            scene.live()
+        scene.live()
+    return sorted(points)
+
+
+POINTS = crash_points()
+
+
+def test_every_durable_step_has_a_crash_point_before_and_after_it():
+    steps = {"append-open", "append-commit", "open", "parts", "adopt", "commit", "abandon", "forget"}
+    steps |= {"stage", "seal", "close", "sweep"}
+    assert set(POINTS) == {f"publish.{step}.{side}" for step in steps for side in ("before", "after")}
+
+
+@pytest.mark.parametrize("first", ["", "publish.commit.before"])
+@pytest.mark.parametrize("point", POINTS)
+def test_after_a_crash_at_any_point_the_next_life_ends_as_an_undisturbed_one(point, first):
+    """Also after a second crash, when the first one left an attempt to go on with."""
+    calm = Scene()
+    calm.live()
+    scene = Scene()
+    points = [one for one in (first, point) if one]
+    for one in points:
+        with crash.armed(one):
+            try:
+                scene.live()
+            except crash.Crashed:
+                scene.stage.check()  # at no moment an event without its lot, or a lot without its event
+            else:  # a life that had no such step to do: nothing to adopt, or all of it was done before
+                assert one == point
+                assert first or "adopt" in one
+    scene.live()
+    assert scene.told() == calm.told()
+
+
+def test_a_crash_between_parts_and_commit_is_gone_on_with_and_not_begun_anew():
+    scene = Scene()
+    with crash.armed("publish.commit.before"), pytest.raises(crash.Crashed):
+        scene.live()
+    attempt = scene.stage.run(attempts.open_ids, KEYS)[-1]
+    with crash.recorded() as points:
+        scene.live()
+    assert "publish.adopt.after" in points
+    assert {event.attempt for sink in scene.sinks for event in scene.stage.events(sink)} == {attempt}
+
+
+@pytest.mark.parametrize("backend", ["memory", "sqlite"])
+def test_of_two_adopters_and_a_cleaner_that_race_one_wins(backend, tmp_path):
+    with MemoryStore() if backend == "memory" else open_store(f"sqlite:///{tmp_path}/s.db") as store:
+        stage = Stage(store, scan=False)
+        sink = stage.dataset("sink")
+        for turn in range(10):
+            dead = stage.node(f"dead{turn}")
+            lot = f"A{turn + 1:017}"
+            opened(stage, dead, f"t{turn}", Target(sink, lot))
+            stage.kill(dead)
+            seen = stage.run(attempts.read, KEYS, f"t{turn}")
+
+            def adopter(name: str, seen=seen) -> str:
+                node = stage.node(name)
+                door = Door(store, KEYS, node)
+                hold = door.adopt(seen, (), "")
+                if hold is None:
+                    return ""
+                try:
+                    door.publish(hold, rows_for(hold))
+                except (TidemillError, LeaseLost):
+                    return ""
+                return name
+
+            def cleaner(turn=turn) -> str:
+                door = Door(store, KEYS, stage.node("cleaner"))
+                return "cleaner" if door.abandon_lost(f"t{turn}", 0) else ""
+
+            won = together(lambda: adopter("one"), lambda: adopter("other"), cleaner)
+            assert len([one for one in won if one]) == 1
+            state = stage.run(attempts.read, KEYS, f"t{turn}").state
+            assert (state.value == "abandoned") == ("cleaner" in won)
+            assert (lot in {event.lot for event in stage.events(sink)}) == ("cleaner" not in won)
+        stage.check()
+
+
+@pytest.mark.rule("LOT-5")
+@pytest.mark.parametrize("backend", ["memory", "sqlite"])
+def test_concurrent_publishers_of_several_sinks_leave_no_gap_and_wake_everybody(backend, tmp_path):
+    with MemoryStore() if backend == "memory" else open_store(f"sqlite:///{tmp_path}/s.db") as store:
+        stage = Stage(store, scan=False)
+        sinks = [stage.dataset(name) for name in "abc"]
+        for sink in sinks:
+            stage.subscribe(f"of {sink.name}", sink)
+
+        def publisher(number: int) -> int:
+            node = stage.node(f"n{number}", 10**12)
+            door = Door(store, KEYS, node)
+            for turn in range(8):
+                lot = f"A{number * 100 + turn + 1:017}"
+                targets = tuple(Target(sink, lot) for sink in (sinks[number % 3], sinks[(number + turn) % 3]))
+                draft = Draft(
+                    id=f"t{number}-{turn}", author="arc", lot=lot, targets=tuple(dict.fromkeys(targets))
+                )
+                hold = door.open(draft)
+                door.publish(hold, rows_for(hold))
+            return 8
+
+        def tender() -> int:
+            for _ in range(40):
+                store.run(lambda tx: wakes.page_wakes(tx, KEYS.triggers, KEYS.lots))
+            return 0
+
+        together(*(lambda n=n: publisher(n) for n in range(3)), tender)
+        stage.check()
+        stage.page_all()
+        for sink in sinks:
+            assert isinstance(stage.row(f"of {sink.name}"), Scheduled)
