@@ -34,14 +34,18 @@ class Series:
 
 @dataclass
 class Comparison:
-    """Ours beside a peer's. The ratio is of the medians; those of each pair show how much it wavered."""
+    """Ours beside a peer's. A repetition of ours and the peer's beside it make a pair, taken in turns.
+
+    The ratio is the median of the pairs' ratios: what slows the machine down for a while slows down both
+    halves of a pair, and falls out, where a ratio of two medians may compare a quiet minute with a busy one.
+    """
 
     ours: Series
     peer: Series
 
     @property
     def ratio(self) -> float:
-        return self.ours.median / self.peer.median
+        return statistics.median(self.pairs)
 
     @property
     def pairs(self) -> list[float]:
