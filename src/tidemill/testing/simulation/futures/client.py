@@ -4,6 +4,7 @@ Every client tries every order. The row that says that an order was placed is wr
 wins; calls with an idempotency key are submitted by all of them, each time under another id.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -57,11 +58,9 @@ class Client:
                 for call in order.calls:
                     if call.keyed:
                         spec = self._spec(call, {})
-                        self.work.store.run(lambda tx, spec=spec: submit.submit_one(tx, self.work.keys, spec))
+                        self.work.store.run(partial(submit.submit_one, keys=self.work.keys, spec=spec))
                 fresh = {call.name: self._id() for call in order.calls}
-                self.placed[order.name] = self.work.store.run(
-                    lambda tx, order=order, fresh=fresh: self._submit(tx, order, fresh)
-                )
+                self.placed[order.name] = self.work.store.run(partial(self._submit, order=order, fresh=fresh))
                 return True
         return False
 
@@ -103,7 +102,7 @@ class Client:
                 due = call.cancel_after_s >= 0 and self.work.now_s() >= order.after_s + call.cancel_after_s
                 if due and call.name not in self._cancelled and order.name in self.placed:
                     future_id = self.placed[order.name][call.name]
-                    self.work.store.run(lambda tx, one=future_id: cancel.cancel(tx, self.work.keys, one))
+                    self.work.store.run(partial(cancel.cancel, keys=self.work.keys, future_id=future_id))
                     self._cancelled.add(call.name)
                     return True
         return False
@@ -113,7 +112,8 @@ class Client:
         for order in self.work.plan.orders:
             wanted = order.calls[-1].name
             if order.name in self.placed and wanted not in self._seen:
-                self.work.store.run(lambda tx, one=self.placed[order.name][wanted]: self._read(tx, one))
+                future_id = self.placed[order.name][wanted]
+                self.work.store.run(partial(self._read, future_id=future_id))
                 if wanted in self.work.rules.ended:
                     self._seen.add(wanted)
         return False

@@ -82,7 +82,7 @@ class FutureRules(Rule):
             self._judge_result(future_id, spec.name, old, new)
 
     def _judge_claimant(self, commit: Commit, name: str, claim: Claimed, what: str) -> None:
-        """Only the holder, in the life and the lease in which it claimed, ends a claim by a verdict (FUT-55)."""
+        """Only the holder, in the life in which it claimed, ends a claim by a verdict (FUT-55)."""
         if commit.node is None or claim.holder not in commit.node.tokens:
             raise Violation(f"{name} was {what} by one who does not hold it (FUT-13)")
         raw = commit.before(self.work.cluster.node[claim.holder])

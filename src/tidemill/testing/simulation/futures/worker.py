@@ -1,8 +1,8 @@
 """A simulated worker: the supervisor's loop over the real books and the real member, without processes.
 
-It takes its turns as `tidemill.futures.supervisor.Supervisor` does: hear what ran, settle with the store, give
-out work, read the mail. Tasks are threads of the node that say after a while what came of them; nobody kills
-them when the lease is over, so that a late result reaches the store's fence as often as it can.
+It takes its turns as `tidemill.futures.supervisor.Supervisor` does: hear what ran, settle with the store,
+give out work, read the mail. Tasks are threads of the node that say after a while what came of them; nobody
+kills them when the lease is over, so that a late result reaches the store's fence as often as it can.
 """
 
 from collections import deque
@@ -190,7 +190,7 @@ class Worker:
             if now >= self._poll_at:
                 self._heard = self._mail = True
                 self.books.forget_lanes()
-                self._poll_at = now + self.ttl_s / 6 * (0.5 + 0.5 * self.node.chance.random())
+                self._poll_at = now + self.ttl_s / 4 * (0.5 + 0.5 * self.node.chance.random())
             self._round(node)
             self._run_errands(node)
             if now >= self._audit_at and not self.books.strays(node, self.jobs):
