@@ -130,7 +130,7 @@ def worker(
         key_file=key_file,
     )
     zygote = Zygote()  # it imports while we do
-    from tidemill.futures.supervisor import Settings
+    from tidemill.futures.settings import Settings
     from tidemill.futures.worker import WorkerOptions, run_worker
 
     options = WorkerOptions(

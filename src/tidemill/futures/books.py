@@ -9,6 +9,7 @@ as long as it stays small.
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -36,6 +37,7 @@ CODE_CACHE_BYTES = 64_000_000
 AWAITED_AT_ONCE = 200
 STRAYS = 100
 FEW = 4
+STATUSES_S = 0.3
 
 Step = Callable[[Tx, Node], AnyRow | None]
 
@@ -86,6 +88,8 @@ class Books:
         self.telling: list[bytes] = []  # realised, with dependents that are not all told
         self._lanes: list[Lane] = []
         self._lanes_known = False
+        self._statuses: dict[bytes, str | None] = {}
+        self._statuses_at = 0.0
         self._codes: OrderedDict[bytes, bytes] = OrderedDict()
         self._codes_bytes = 0
 
@@ -222,8 +226,17 @@ class Books:
     # --- errands
 
     def realize(self, job: Job, done: Done) -> None:
-        """A result whose row somebody has touched since the claim."""
-        self._later(job, lambda tx, node: finish.realize(tx, self.keys, self.cluster, node, done))
+        """A result whose row somebody has touched since the claim, perhaps we ourselves: a commit whose
+        outcome was unknown may have realised it (FUT-54).
+        """
+
+        def step(tx: Tx, node: Node) -> AnyRow | None:
+            row = edges.read(tx, self.keys, job.id)
+            if isinstance(row, Realized) and row.result.version == done.result.version:
+                return row
+            return finish.realize(tx, self.keys, self.cluster, node, done)
+
+        self._later(job, step)
 
     def fail(self, job: Job, failure: Failure, *, ram_used: int = 0) -> None:
         """The attempt failed."""
@@ -316,31 +329,44 @@ class Books:
         """What others have asked of this node."""
         return self.store.run(lambda tx: inbox.take(tx, self.keys, node.id), mode="take")
 
-    def reclaim(self, node: Node) -> bool:
-        """Give back what earlier boots at our address hold (FUT-39); True when there is more."""
-        return self.store.run(lambda tx: reap.reclaim(tx, self.keys, self.cluster, node)).more
+    def reclaim(self, node: Node) -> tuple[int, bool]:
+        """Give back a page of what earlier boots at our address hold (FUT-39): how many; are there more?"""
+        page = self.store.run(lambda tx: reap.reclaim(tx, self.keys, self.cluster, node))
+        return len(page.moved), page.more
 
-    def strays(self, node: Node, known: Container[bytes]) -> bool:
-        """Give back claims of ours that we know nothing of: of an epoch that was lost, or of a commit whose
-        outcome was unknown (FUT-38, FUT-54); True when there is more.
+    def strays(self, node: Node, known: Container[bytes]) -> tuple[int, bool]:
+        """Give back a page of claims of ours that we know nothing of: of an epoch that was lost, or of a
+        commit whose outcome was unknown (FUT-38, FUT-54): how many, and is there more?
         """
 
-        def step(tx: Tx) -> bool:
+        def step(tx: Tx) -> tuple[int, bool]:
             nodes.check(tx, self.cluster, node)
             found = tx.range(*self.keys.own.under(node.id))
             ids = [one for row in found if isinstance(one := self.keys.own.unpack(row.key)[1], bytes)]
             strays = [one for one in ids if one not in known]
-            for one, row in zip(
-                strays[:STRAYS], edges.read_many(tx, self.keys, strays[:STRAYS]), strict=True
-            ):
+            page = strays[:STRAYS]
+            for one, row in zip(page, edges.read_many(tx, self.keys, page), strict=True):
                 there = edges.read_spec(tx, self.keys, one) is not None
                 if there and isinstance(row, Claimed) and row.holder == node.id:
                     finish.give_back(tx, self.keys, one, row)
                 else:
                     tx.clear(self.keys.own[node.id, one])
-            return len(strays) > STRAYS
+            return len(page), len(strays) > STRAYS
 
         return self.store.run(step)
+
+    def unknown_segments(self, node: Node, names: Sequence[str]) -> list[str]:
+        """Those of our segments that no record of a copy names: of losses that were believed meanwhile."""
+        ids = [_id_in(name) for name in names]
+
+        def read(tx: Tx) -> list[bytes | None]:
+            return tx.get_many([self.keys.copy[one, node.id] for one in ids])
+
+        unknown = []
+        for name, raw in zip(names, self.store.run(read) if names else [], strict=True):
+            if raw is None or not rows.decode_result(raw).location.name.endswith(name):
+                unknown.append(name)
+        return unknown
 
     def next_call(self, actor_id: bytes, ordinal: int) -> int:
         """The ordinal of the first call from this one on that has not ended."""
@@ -355,11 +381,34 @@ class Books:
 
         return self.store.run(read)
 
-    def say(self, job: Job | None, text: str) -> None:
-        """What a task says of itself, for people; kept as long as it runs."""
-        if job is not None:
-            key = self.keys.status[job.id]
-            self.store.run(lambda tx: tx.set(key, text.encode()))
+    # --- what tasks say of themselves
+
+    def say(self, future_id: bytes, text: str) -> None:
+        """Told with the next round, the last word only."""
+        self._statuses[future_id] = text
+
+    def hush(self, future_id: bytes) -> None:
+        """Its task is over."""
+        self._statuses[future_id] = None
+
+    def tell_statuses(self, now: float) -> None:
+        """Write what tasks said, some times a second."""
+        if not self._statuses or now < self._statuses_at:
+            return
+        self._statuses_at = now + STATUSES_S
+        some = dict(islice(self._statuses.items(), STRAYS))
+
+        def write(tx: Tx) -> None:
+            for future_id, text in some.items():
+                if text is None:
+                    tx.clear(self.keys.status[future_id])
+                else:
+                    tx.set(self.keys.status[future_id], text.encode())
+
+        self.store.run(write)
+        for future_id, text in some.items():
+            if self._statuses.get(future_id, "") == text:
+                del self._statuses[future_id]
 
     def stands(self, node: Node) -> bool:
         """Is our lease good in the store?"""
@@ -368,6 +417,14 @@ class Books:
         except LeaseLost:
             return False
         return True
+
+
+def _id_in(segment: str) -> bytes:
+    """The future whose result a segment holds; no id for one that holds something else."""
+    try:
+        return bytes.fromhex(segment.partition(".")[0])
+    except ValueError:
+        return b""
 
 
 def _carry_out(tx: Tx, node: Node, errands: Sequence[Errand]) -> list[AnyRow | None]:

@@ -12,7 +12,7 @@ from tidemill.futures.wire import Recalled, Waiting
 from tidemill.futures.worker_events import TaskParked
 
 if TYPE_CHECKING:
-    from tidemill.futures.supervisor import Supervisor
+    from tidemill.futures.floor import Floor
 
 LOOK_EVERY_S = 0.5
 LINGER_S = 0.1
@@ -30,9 +30,9 @@ AWAITED = 200
 class Care:
     """What has to be seen to from time to time, or on a word of a child."""
 
-    def __init__(self, supervisor: "Supervisor") -> None:
-        self._all = supervisor
-        self._clock = supervisor.clock
+    def __init__(self, floor: "Floor") -> None:
+        self._floor = floor
+        self._clock = floor.clock
         self.look_at = 0.0
         self._starved_since = 0.0
         self._drained = False
@@ -43,27 +43,25 @@ class Care:
 
     # --- from time to time
 
-    def look(self) -> None:
-        """Look at everything that has a time."""
+    def look(self) -> bool:
+        """Look at everything that has a time; False when it was not time to."""
         now = self._clock.monotonic()
-        all_ = self._all
-        if all_.draining:
-            self._drain(now)
+        floor = self._floor
         if now < self.look_at:
-            return
+            return False
         self.look_at = now + LOOK_EVERY_S
-        for child in list(all_.children.all):
+        for child in list(floor.children.all):
             self._look_at(child, now)
-        all_.children.reap_orphans()
+        floor.children.reap_orphans()
         self._give_back_lingering(now)
         self._end_idle(now)
         self._look_at_actors(now)
         if self._starved_since and now - self._starved_since > STARVED_S:
             self._starved_since = 0.0
             self._park()
-        if all_.segments is not None:
-            all_.placement.stored_bytes = all_.segments.used_bytes
-        all_.member.membership.report(all_.placement.free(all_.children.all).to_node())
+        if floor.segments is not None:
+            floor.placement.stored_bytes = floor.segments.used_bytes
+        return True
 
     def _again(self, at: float) -> None:
         self.look_at = min(self.look_at, at)
@@ -78,7 +76,7 @@ class Care:
         ran_s = now - child.page.began_us / 1e6
         if len(child.jobs) > 1 and not child.recalling:
             if ran_s >= LONG_S:
-                self._all.placement.saw_long(ran_s)
+                self._floor.placement.saw_long(ran_s)
                 child.recall()
             else:
                 self._again(now + LONG_S - ran_s)
@@ -97,19 +95,19 @@ class Care:
 
     def _give_back_lingering(self, now: float) -> None:
         """Jobs that found no child: others may have one. What is awaited here stays."""
-        here = self._all.placement.here
+        here = self._floor.placement.here
         late_us = (now - LINGER_S) * 1e6
         if here:
             self._again(now + LINGER_S)
         for job in [job for job in here if job.since_us < late_us]:
             here.remove(job)
-            self._all.books.relinquish(job)
+            self._floor.books.relinquish(job)
 
     def _end_idle(self, now: float) -> None:
         idle = [
-            child for child in self._all.children.all if not child.jobs and not child.actor and child.ready
+            child for child in self._floor.children.all if not child.jobs and not child.actor and child.ready
         ]
-        surplus = sum(not child.actor for child in self._all.children.all) - self._all.settings.slots
+        surplus = sum(not child.actor for child in self._floor.children.all) - self._floor.settings.slots
         for child in idle:
             if surplus > 0 and now - child.idle_since > IDLE_S:
                 child.kill("idle")
@@ -117,11 +115,11 @@ class Care:
 
     def _look_at_actors(self, now: float) -> None:
         """A call that is awaited may have ended without us: the store knows."""
-        for actor in self._all.hosting.actors.values():
-            if not actor.stuck or child_busy(actor.child):
+        for actor in self._floor.hosting.actors.values():
+            if not actor.stuck or actor.child.jobs:
                 continue
             try:
-                actor.next = self._all.books.next_call(actor.id, actor.next)
+                actor.next = self._floor.books.next_call(actor.id, actor.next)
             except StoreError:
                 return
             self._again(now + 0.1)
@@ -134,33 +132,33 @@ class Care:
         if job is None:
             return
         job.waiting, job.awaits = True, message.ids
-        waiting = self._all.placement.waiting
+        waiting = self._floor.placement.waiting
         waiting.append(job)
         settle(child)
         if len(child.jobs) > 1:
             child.recall()
-        self._all.look_for_work()
-        if len(waiting) > self._all.settings.max_waiting:
+        self._floor.heard = True
+        if len(waiting) > self._floor.settings.max_waiting:
             self._park()
 
     def resume(self, child: Child, number: int) -> None:
         """What a task awaited is there: it gets the next slot."""
         job = child.jobs.get(number)
-        placement = self._all.placement
+        placement = self._floor.placement
         if job is None or job not in placement.waiting:
             return
         placement.waiting.remove(job)
         placement.resuming.append(job)
-        for other in self._all.children.all:
+        for other in self._floor.children.all:
             if other.slotted and len(other.jobs) > 1 and not other.recalling:
                 other.recall()
 
     def awaited(self) -> tuple[bytes, ...]:
         """What our waiting tasks await and we have not claimed yet, the innermost tasks' first."""
         found: dict[bytes, None] = {}
-        for job in reversed(self._all.placement.waiting):
+        for job in reversed(self._floor.placement.waiting):
             for one in job.awaits:
-                if one not in self._all.jobs:
+                if one not in self._floor.jobs:
                     found[one] = None
             if len(found) >= AWAITED:
                 break
@@ -168,7 +166,7 @@ class Care:
 
     def starved(self, starved: bool) -> None:
         """Told after each claim: was there something awaited that did not fit beside those who wait?"""
-        if not starved or any(child.slotted for child in self._all.children.all):
+        if not starved or any(child.slotted for child in self._floor.children.all):
             self._starved_since = 0.0
         elif not self._starved_since:
             self._starved_since = self._clock.monotonic()
@@ -176,16 +174,18 @@ class Care:
 
     def _park(self) -> None:
         """End the innermost waiting task; it starts again when what it awaits is there."""
-        for job in reversed(self._all.placement.waiting):
+        for job in reversed(self._floor.placement.waiting):
             child = job.child
             if child is not None and not child.actor and not child.killed_for and not job.ending:
-                self._all.emit(TaskParked(node=self._all.member.id, future=job.id.hex(), name=job.spec.name))
+                self._floor.emit(
+                    TaskParked(node=self._floor.hello.node, future=job.id.hex(), name=job.spec.name)
+                )
                 child.kill("parked")
                 return
 
     def forget(self, jobs: Iterable[Job]) -> None:
         """Their child is dead."""
-        placement = self._all.placement
+        placement = self._floor.placement
         for job in jobs:
             if job.waiting:
                 job.waiting = False
@@ -206,55 +206,47 @@ class Care:
                 continue
             job.child, job.since_us = None, now_us
             if job.ending:
-                self._all.books.cancelled(job)
+                self._floor.books.cancelled(job)
             elif child.actor:
-                self._all.recall_call(child, job)
+                self._floor.recall_call(child, job)
             else:
-                self._all.placement.here.appendleft(job)
+                self._floor.placement.here.appendleft(job)
         settle(child)
         self._again(now_us / 1e6 + LINGER_S)
 
     def end(self, command: inbox.End) -> None:
         """Somebody asked for the end of a task (FUT-56): a word first, and its process after a grace."""
-        job = self._all.jobs.get(command.id)
+        job = self._floor.jobs.get(command.id)
         if job is None or job.claim.epoch != command.epoch or job.ending:
             return
         job.ending = command.why
-        job.end_by_us = int((self._clock.monotonic() + self._all.settings.cancel_grace_s) * 1e6)
+        job.end_by_us = int((self._clock.monotonic() + self._floor.settings.cancel_grace_s) * 1e6)
         child = job.child
         if child is None:
-            if self._all.placement.remove(job) or self._all.hosting.withdraw(job):
-                self._all.books.cancelled(job)
+            if self._floor.placement.remove(job) or self._floor.hosting.withdraw(job):
+                self._floor.books.cancelled(job)
             return
         child.cancel(job.number)
         if child.page.running != job.number and not child.recalling:
             child.recall()
         self.look_soon()
 
-    def _drain(self, now: float) -> None:
+    def drain(self, now: float, by: float) -> None:
         """Leave: recall what has not begun, wait for the rest, and at last give it back (CLU-25)."""
-        all_ = self._all
-        if not self._drained:
-            self._drained = True
-            all_.member.drain(max(0.0, all_.drain_by - now) + all_.settings.every_s)
-            for child in all_.children.all:
+        floor = self._floor
+        if not floor.draining:
+            floor.draining = True
+            for child in floor.children.all:
                 if len(child.jobs) > 1 and not child.recalling:
                     child.recall()
-        while all_.placement.here:
-            all_.books.relinquish(all_.placement.here.popleft())
-        for actor in all_.hosting.actors.values():
+        while floor.placement.here:
+            floor.books.relinquish(floor.placement.here.popleft())
+        for actor in floor.hosting.actors.values():
             for job in list(actor.pending.values()):
                 del actor.pending[job.spec.ordinal]
-                all_.books.relinquish(job)
-        if now >= all_.drain_by:
-            for child in all_.children.all:
+                floor.books.relinquish(job)
+        if now >= by:
+            for child in floor.children.all:
                 if child.jobs and not child.killed_for:
                     child.kill("drain")
-        self._again(now + min(0.05, max(0.0, all_.drain_by - now)))
-        if not all_.jobs and not all_.done and not all_.books.errands:
-            all_.drained()
-
-
-def child_busy(child: Child) -> bool:
-    """Has it jobs?"""
-    return bool(child.jobs)
+        self._again(now + min(0.05, max(0.0, by - now)))

@@ -24,6 +24,8 @@ class Job:
         "needs",
         "number",
         "resuming",
+        "said",
+        "segment",
         "since_us",
         "spec",
         "spec_raw",
@@ -51,6 +53,8 @@ class Job:
         self.waiting = False  # it awaits other futures and uses no slot
         self.resuming = False  # what it awaited is there, and it wants a slot
         self.awaits: tuple[bytes, ...] = ()
+        self.segment = ""  # where its result lies, if not in a row
+        self.said = False  # it has said something of itself
         self.ending = ""  # somebody asked for its end: "cancelled" or "deadline"
         self.end_by_us = 0  # when it is killed if it has not ended by itself
 

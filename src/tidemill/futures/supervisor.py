@@ -11,41 +11,32 @@ dropped, and the node joins again under a higher epoch. Should a result slip thr
 
 import os
 import random
-import selectors
-import signal
 import threading
-
-import msgspec
+from collections.abc import Callable
 
 from tidemill.clock import SYSTEM, Clock, backoff
+from tidemill.cluster.events import NodeJoined
 from tidemill.cluster.keys import ClusterKeys
-from tidemill.cluster.leases import RENEW_EVERY_S, TTL_S
 from tidemill.cluster.member import Member
 from tidemill.cluster.nodes import Node
-from tidemill.errors import CommitUnknown, FutureError, LeaseLost, StoreError
-from tidemill.events import Emit, ignore
+from tidemill.errors import CommitUnknown, LeaseLost, StoreError, TidemillError
+from tidemill.events import Emit, Event, ignore
 from tidemill.futures import inbox
-from tidemill.futures.books import Books, result_of
-from tidemill.futures.care import Care
-from tidemill.futures.children import Child, Children, End
+from tidemill.futures.books import Books
 from tidemill.futures.claim import Claim
 from tidemill.futures.duties import future_duties
 from tidemill.futures.finish import Done
-from tidemill.futures.hosting import Hosting
+from tidemill.futures.floor import Floor
 from tidemill.futures.jobs import Job
 from tidemill.futures.keys import FutureKeys
-from tidemill.futures.lanes import Capacity
-from tidemill.futures.placement import NOTHING, Placement, settle
-from tidemill.futures.rows import AnyRow, Blocked, Failure, Unclaimed
+from tidemill.futures.rows import Failure
 from tidemill.futures.segments import Segments
+from tidemill.futures.settings import Settings
 from tidemill.futures.wakeup import Wakeup
-from tidemill.futures.wire import Broken, Hello, Keep, Missing, Ready, Recalled, Resuming, Status, Up, Waiting
-from tidemill.futures.wire import Done as Made
+from tidemill.futures.wire import Hello
 from tidemill.futures.worker_events import (
-    ChildEnded,
     ClaimsGivenBack,
     StoreAway,
-    TaskFailed,
     WorkDropped,
     WorkerEnded,
     WorkerStarted,
@@ -59,18 +50,9 @@ AUDIT_S = 30.0
 CLAIM_MARGIN_S = 2.6
 """How much of its lease a node must have left to claim (`claim.LEAST_LEFT_US`, and the way there)."""
 
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker is set up."""
-
-    slots: int = 1
-    total: Capacity = Capacity()
-    address: str = ""  # where nobody else can be: what earlier boots there still hold is given back
-    ttl_s: float = TTL_S
-    every_s: float = RENEW_EVERY_S
-    grace_s: float = 30.0  # for running tasks when the worker is asked to leave
-    cancel_grace_s: float = 5.0  # for a task that was asked to end
-    max_waiting: int = 32  # tasks that await others and keep their process meanwhile
+ROUND_RESULTS = 100
+ROUND_BYTES = 500_000
+"""How many results one round writes at most, and of what size: a transaction has its limits."""
 
 
 class Supervisor:
@@ -97,13 +79,12 @@ class Supervisor:
         emit: Emit = ignore,
     ) -> None:
         self.store = store
-        self.hello = hello
         self.settings = settings
         self.segments = segments
         self.clock = clock
         self.chance = chance if chance is not None else random.Random()
         self.emit = emit
-        keys = FutureKeys(hello.cluster)
+        self.keys, cluster = FutureKeys(hello.cluster), ClusterKeys(hello.cluster)
         self.member = Member(
             store,
             hello.cluster,
@@ -116,63 +97,60 @@ class Supervisor:
                 total=settings.total.to_node(),
                 free=settings.total.to_node(),
             ),
-            duties=future_duties(keys, ClusterKeys(hello.cluster), emit=emit, ttl_s=settings.ttl_s),
-            busy=lambda: bool(self.jobs) or not self._idle.is_set(),
+            duties=future_duties(self.keys, cluster, emit=emit, ttl_s=settings.ttl_s),
+            busy=lambda: not self._idle.is_set(),
             clock=clock,
             chance=self.chance,
-            emit=emit,
+            emit=self._tell,
             ttl_s=settings.ttl_s,
             every_s=settings.every_s,
         )
-        self.books = Books(store, hello.cluster, self.chance)
-        self.placement = Placement(settings.slots, settings.total)
-        self.hosting = Hosting()
-        self.selector = selectors.DefaultSelector()
-        self.children = Children(self.selector, zygote if zygote is not None else Zygote(), clock)
         self.wakeup = Wakeup()
-        self.selector.register(self.wakeup.reader, selectors.EVENT_READ)
-        self.care = Care(self)
-        self.jobs: dict[bytes, Job] = {}  # all that we hold a claim on
-        self.done: list[tuple[Job, Done]] = []
-        self.draining = False
-        self._drain_by = 0.0
+        self.books = Books(store, hello.cluster, self.chance)
+        self.floor = Floor(
+            hello,
+            settings,
+            self.books,
+            segments,
+            zygote if zygote is not None else Zygote(),
+            self.wakeup,
+            clock=clock,
+            chance=self.chance,
+            emit=emit,
+        )
+        self._drain_by: float | None = None
+        self._drain_told = False
         self._idle = threading.Event()  # drained: nothing is left to write
         self._ended = threading.Event()
+        self._broken: BaseException | None = None  # what ended the member's thread
         self._epoch = 0  # of the node, under which everything here was claimed
-        self._heard = True  # there may be something to claim
-        self._rung = False  # somebody said so
+        self._unloaded: list[tuple[Claim, bytes | None]] = []  # claims that could not be read yet
+        self._rung = True  # somebody said that there is something to claim
         self._mail = True  # there may be a command
         self._hungry = False  # the last claim was as large as it could be
         self._poll_at = self._inbox_at = self._audit_at = self._retry_at = 0.0
         self._failures = 0  # of the store, in a row
-        self._start_at = 0.0  # no child is started before: the last ones did not live to say a word
-        self._stillborn = 0
 
     # --- running
 
     def run(self) -> None:
         """Work until drained."""
-        keys = self.books.keys
-        beats = threading.Thread(target=self.member.run, name="member", daemon=True)
+        beats = threading.Thread(target=self._beat, name="member", daemon=True)
         guard = threading.Thread(target=self._guard, name="guard", daemon=True)
         beats.start()
         guard.start()
-        bell = self.store.watch([keys.bell])
-        mail = self.store.watch([keys.inbox[self.member.id]])
+        bell, mail = self.store.watch([self.keys.bell]), self.store.watch([self.keys.inbox[self.member.id]])
         hush = [bell.notify(self._on_bell), mail.notify(self._on_mail)]
         self.emit(WorkerStarted(node=self.member.id, pid=os.getpid(), slots=self.settings.slots))
         try:
             while not self._idle.is_set():
-                self._keep_children()
-                self._hear()
-                self.care.look()
-                self._settle()
-                self._place()
-                self._read_mail()
+                self._turn()
+            if self._broken is not None:
+                raise self._broken
         finally:
             self._idle.set()
             self._ended.set()
-            self.children.close()
+            self.floor.close()
             self.member.drain(0.0)
             for end in hush:
                 end()
@@ -181,8 +159,66 @@ class Supervisor:
             beats.join(self.settings.every_s + 5.0)
             guard.join(5.0)
             self.wakeup.close()
-            self.selector.close()
             self.emit(WorkerEnded(node=self.member.id))
+
+    def _turn(self) -> None:
+        """One turn of the loop."""
+        floor = self.floor
+        floor.keep_children()
+        floor.hear(self._pause_s(), self.member.node)
+        if floor.care.look():
+            self.member.membership.report(floor.free().to_node())
+        if self._drain_by is not None:
+            self._drain(self._drain_by)
+        if self._check_lease():
+            self._settle()
+            floor.place()
+            self._read_mail()
+
+    def _beat(self) -> None:
+        try:
+            self.member.run()
+        except BaseException as error:  # noqa: BLE001 - raised again by the loop
+            self._broken = error
+        self._idle.set()
+        self.wakeup.ring()
+
+    def _tell(self, event: Event) -> None:
+        self.emit(event)
+        if isinstance(event, NodeJoined):
+            self.wakeup.ring()
+
+    def _guard(self) -> None:
+        """Kill what runs when our lease's time is over, whatever the loop is doing."""
+        while not self.clock.wait(self._ended, self.settings.ttl_s / 20):
+            if self._epoch and self.floor.jobs and not self.member.membership.alive():
+                self.floor.children.kill_all("lost")
+
+    def _on_bell(self) -> None:
+        self._rung = True
+        self.wakeup.ring()
+
+    def _on_mail(self) -> None:
+        self._mail = True
+        self.wakeup.ring()
+
+    def _pause_s(self) -> float:
+        """How long to wait for children when nothing else is to do."""
+        now = self.clock.monotonic()
+        if now < self._retry_at:
+            return min(self._retry_at - now, 0.1)
+        if not self.member.membership.alive():
+            return 0.1
+        if self.floor.done or self.books.errands or self.books.telling or self._unloaded:
+            return 0.0
+        if (self._rung or self._hungry or self.floor.heard) and self._could_take():
+            return 0.0
+        at = min(self._poll_at, self.floor.care.look_at)
+        if self._mail:
+            at = min(at, self._inbox_at)
+        return max(0.0, at - now)
+
+    # --- leaving
 
     def drain(self, grace_s: float | None = None) -> None:
         """Take nothing new, finish what runs within the grace, give the rest back, leave (CLU-25).
@@ -190,302 +226,185 @@ class Supervisor:
         May be called from any thread and by a signal's handler; a second call ends the grace.
         """
         grace_s = self.settings.grace_s if grace_s is None else grace_s
-        self._drain_by = self.clock.monotonic() + (0.0 if self.draining else grace_s)
-        self.draining = True
+        again = self._drain_by is not None
+        self._drain_by = self.clock.monotonic() + (0.0 if again else grace_s)
         self.wakeup.ring()
 
-    @property
-    def drain_by(self) -> float:
-        """When the grace is over, by our clock."""
-        return self._drain_by
-
-    def _guard(self) -> None:
-        """Kill what runs when our lease's time is over, whatever the loop is doing."""
-        while not self.clock.wait(self._ended, self.settings.ttl_s / 20):
-            if self._epoch and not self.member.membership.alive() and self.jobs:
-                self.children.kill_all("lost")
-
-    def _on_bell(self) -> None:
-        self._heard = self._rung = True
-        self.wakeup.ring()
-
-    def _on_mail(self) -> None:
-        self._mail = True
-        self.wakeup.ring()
-
-    def look_for_work(self) -> None:
-        """There may be something to claim that was not there, or did not fit, before."""
-        self._heard = True
-
-    # --- children
-
-    def _keep_children(self) -> None:
-        """There are as many children as slots, even while nothing is to do."""
-        if self.draining:
-            return
-        plain = sum(not child.actor for child in self.children.all)
-        while plain < self.settings.slots and self.start_child() is not None:
-            plain += 1
-
-    def start_child(self, actor: bytes = b"") -> Child | None:
-        """Start a process; what it is sent before it is up waits in its line.
-
-        None for a while after children that could not be started, or did not live to say a word.
-        """
-        if not self._may_start():
-            return None
-        try:
-            return self.children.start(
-                msgspec.structs.replace(self.hello, node_epoch=self._epoch), actor=actor
-            )
-        except (FutureError, OSError) as error:
-            self._unborn(str(error))
-            return None
-
-    def _unborn(self, why: str) -> None:
-        self._stillborn += 1
-        self._start_at = self.clock.monotonic() + backoff(
-            self._stillborn, self.chance, first_s=0.1, most_s=5.0
-        )
-        self.emit(ChildEnded(node=self.member.id, pid=0, kind="unborn", message=why))
-
-    # --- hearing
-
-    def _hear(self) -> None:
-        pause_s = self._pause_s()
-        said: dict[Child, None] = {}
-        for key, mask in self.selector.select(pause_s):
-            child = key.data
-            if child is None:
-                self.wakeup.hush()
-                continue
-            if child is self.children.zygote:
-                self.children.hear_zygote()
-                self._heard = True
-                continue
-            if mask & selectors.EVENT_WRITE:
-                self.children.watch_writes(child)
-            said[child] = None
-        for child in said:
-            messages, gone = child.receive()
-            for message in messages:
-                self._on(child, message)
-            if gone:
-                self._on_end(child, self.children.bury(child))
-
-    def _pause_s(self) -> float:
+    def _drain(self, by: float) -> None:
         now = self.clock.monotonic()
-        if now < self._retry_at:
-            return min(self._retry_at - now, 0.1)
-        if self.done or self.books.errands or self.books.telling:
-            return 0.0
-        if (self._heard or self._hungry) and self._could_take():
-            return 0.0
-        at = min(self._poll_at, self.care.look_at)
-        if self._mail:
-            at = min(at, self._inbox_at)
-        return max(0.0, at - now)
-
-    def _could_take(self) -> bool:
-        return (
-            self._may_claim()
-            and self.placement.wish(self.children.all, startable=self._may_start()) is not None
-        )
-
-    def _may_start(self) -> bool:
-        return self.children.zygote.ready and self.clock.monotonic() >= self._start_at
-
-    def _on(self, child: Child, message: Up) -> None:
-        match message:
-            case Made():
-                job = self._over(child, message.number)
-                if job is not None:
-                    self.placement.saw(message.took_us / 1e6)
-                    if self.segments is not None and message.result.location.kind == "segment":
-                        self.segments.keep(message.result.location.name)
-                    self.done.append((job, result_of(job, message.result, self.member.node)))
-            case Broken():
-                job = self._over(child, message.number)
-                if job is not None:
-                    self._broken(job, message)
-            case Missing():
-                job = self._over(child, message.number)
-                if job is not None:
-                    self.books.block(job, [loss.id for loss in message.losses], message.losses)
-            case Waiting():
-                self.care.wait(child, message)
-            case Resuming():
-                self.care.resume(child, message.number)
-            case Recalled():
-                self.care.recalled(child, message)
-            case Keep():
-                if self.segments is not None:
-                    self.segments.keep(message.segment)
-            case Ready():
-                child.ready = True
-                self._stillborn = 0
-            case Status():
-                self.books.say(child.jobs.get(message.number), message.text)
-
-    def _over(self, child: Child, number: int) -> Job | None:
-        """A child has ended a job; None for one that is not ours any more."""
-        job = child.jobs.pop(number, None)
-        if not child.jobs or job is None or job.waiting or job.needs is not NOTHING:
-            settle(child)  # else it has others, and this one asked for nothing: it takes what it took
-        if job is not None:
-            job.child = None
-            if job.needs is not NOTHING or job.claim.row.limited:
-                self._heard = True  # what did not fit beside it may fit now
-        if not child.jobs:
-            child.idle_since = self.clock.monotonic()
-        return job
-
-    def _broken(self, job: Job, message: Broken) -> None:
-        failure = message.failure
-        if failure.kind == "cancelled" and job.ending:
-            self.books.cancelled(job)
+        if not self._drain_told:
+            self._drain_told = True
+            self.member.drain(max(0.0, by - now) + self.settings.ttl_s)
+        self.floor.care.drain(now, by)
+        if self.floor.jobs or self.floor.done or self.books.errands or self._unloaded:
             return
-        if failure.kind == "cancelled":  # nobody asked: it is an exception like any other
-            failure = msgspec.structs.replace(failure, kind="exception")
-        self.fail(job, failure, ram_used=message.ram_used)
+        for actor_id in list(self.floor.hosting.actors):  # actors die with their node
+            failure = Failure(kind="actor", type="ActorDied", message="the actor's worker has left")
+            self.books.actor_died(actor_id, failure)
+            self.floor.hosting.remove(actor_id)
+        if not self.books.errands:
+            self._idle.set()
 
-    def fail(self, job: Job, failure: Failure, *, ram_used: int = 0) -> None:
-        """An attempt failed."""
-        self.emit(
-            TaskFailed(
-                node=self.member.id,
-                future=job.id.hex(),
-                name=job.spec.name,
-                kind=failure.kind,
-                message=failure.message[:500],
-            )
-        )
-        self.books.fail(job, failure, ram_used=ram_used)
+    # --- the lease
 
-    def _on_end(self, child: Child, end: End) -> None:
-        """A child is dead: only the job that it was executing is to blame (FUT-20)."""
+    def _check_lease(self) -> bool:
+        """May we act as this node? Drops everything when the lease under which it was begun is over."""
+        alive = self.member.membership.alive()
+        if self._epoch and (not alive or self.member.node.epoch != self._epoch):
+            self._lose()
+        return alive
+
+    def _lose(self) -> None:
+        """Our lease is over: stop everything, write nothing (FUT-55)."""
+        self._epoch = 0
+        self._unloaded.clear()
+        self.books.drop()
+        self.emit(WorkDropped(node=self.member.id, tasks=self.floor.drop()))
+
+    def _joined(self, node: Node) -> None:
+        """We are in the list, for the first time or again: what is claimed in our name is not ours."""
+        given = self._all_of(lambda: self.books.reclaim(node)) if self.settings.address else 0
+        given += self._all_of(lambda: self.books.strays(node, ()))
+        if given:
+            self.emit(ClaimsGivenBack(node=node.id, claims=given))
+        self._audit_at = self.clock.monotonic() + AUDIT_S
+        self._epoch = self.floor.node_epoch = node.epoch
+
+    def _audit(self, node: Node) -> None:
+        """Claims of ours are the jobs we have (FUT-38), and segments are results that somebody knows of."""
+        given = self._all_of(lambda: self.books.strays(node, self.floor.jobs))
+        if given:
+            self.emit(ClaimsGivenBack(node=node.id, claims=given))
         if self.segments is not None:
-            self.segments.child_gone(child.pid)
-        if not child.ready and not child.killed_for and end.code != -signal.SIGKILL:
-            self._unborn(end.message)  # else somebody kills them, and that is no reason to wait
-        if not child.killed_for:
-            self.emit(ChildEnded(node=self.member.id, pid=child.pid, kind=end.kind, message=end.message))
-        jobs = dict(child.jobs)
-        child.jobs.clear()
-        self._heard = True
-        self.care.forget(jobs.values())
-        if child.actor:
-            self._actor_gone(child, end, jobs)
-            return
-        now_us = int(self.clock.monotonic() * 1e6)
-        for number, job in reversed(jobs.items()):
-            job.child, job.since_us = None, now_us
-            if number == end.running:
-                self._judge(job, end)
-            elif job.ending:
-                self.books.cancelled(job)
-            else:
-                self.placement.here.appendleft(job)
+            for name in self.books.unknown_segments(node, self.floor.old_segments(AUDIT_S)):
+                self.segments.delete(name)
+        self._audit_at = self.clock.monotonic() + AUDIT_S
 
-    def _judge(self, job: Job, end: End) -> None:
-        match end.kind:
-            case "parked":
-                self.books.block(job, job.awaits)
-            case "cancelled" | "deadline":
-                self.books.cancelled(job)
-            case "drain":
-                self.books.relinquish(job)
-            case "lost":
-                self.jobs.pop(job.id, None)
-            case _:
-                self.fail(job, Failure(kind=end.kind, message=end.message, traceback=end.evidence))
-
-    def _actor_gone(self, child: Child, end: End, jobs: dict[int, Job]) -> None:
-        """An actor's process has ended: it is dead, and every call that has not ended fails (FUT-47)."""
-        calls = self.hosting.remove(child.actor)
-        if end.kind == "lost":
-            return
-        for job in [*jobs.values(), *calls]:
-            job.child = None
-            if job.spec.actor == job.id:  # it was being created
-                self._judge(job, end)
-                return
-            self.jobs.pop(job.id, None)  # ended by the actor's death, below
-        message = f"the actor's process ended: {end.message}"
-        failure = Failure(kind="actor", type="ActorDied", message=message, traceback=end.evidence)
-        self.books.actor_died(child.actor, failure)
+    def _all_of(self, page: Callable[[], tuple[int, bool]]) -> int:
+        total, more = page()
+        while more:
+            some, more = page()
+            total += some
+        return total
 
     # --- the store
 
-    def _may_claim(self) -> bool:
-        membership = self.member.membership
-        left_s = membership.deadline + self.settings.ttl_s / 5 - self.clock.monotonic()
-        return membership.accepts() and not self.draining and left_s > CLAIM_MARGIN_S
-
     def _settle(self) -> None:
+        """Bring the store in step with the floor, and the floor with the store."""
         now = self.clock.monotonic()
         if now < self._retry_at:
             return
         node = self.member.node
-        if not self.member.membership.alive() or (self._epoch and node.epoch != self._epoch):
-            self._lose()
-            if not self.member.membership.alive():
-                self._retry_at = now + 0.02
-                return
         try:
             if self._epoch != node.epoch:
                 self._joined(node)
             if now >= self._poll_at:
-                self._heard = self._mail = True
+                self.floor.heard = self._mail = True
                 self.books.forget_lanes()
                 self._poll_at = now + POLL_S * (0.5 + 0.5 * self.chance.random())
             self._round(node)
+            if self._unloaded:
+                self._load()
             self._run_errands(node)
             if now >= self._audit_at:
                 self._audit(node)
             self._failures = 0
+        except LeaseLost:
+            self._doubt(node)
         except CommitUnknown as error:
             self._audit_at = 0.0  # there may be claims of ours that we do not know of
             self._store_failed(error)
-        except StoreError as error:
+        except TidemillError as error:
             self._store_failed(error)
 
-    def _store_failed(self, error: StoreError) -> None:
+    def _store_failed(self, error: TidemillError) -> None:
         self._failures += 1
-        self._retry_at = self.clock.monotonic() + backoff(
-            self._failures, self.chance, first_s=0.05, most_s=2.0
-        )
+        pause_s = backoff(self._failures, self.chance, first_s=0.05, most_s=2.0)
+        self._retry_at = self.clock.monotonic() + pause_s
         self.emit(StoreAway(node=self.member.id, error=error.message))
 
-    def _joined(self, node: Node) -> None:
-        """We are in the list, for the first time or again."""
-        while self.settings.address and self.books.reclaim(node):
-            pass
-        while self.books.strays(node, ()):
-            pass
-        if self._epoch:
-            self.emit(ClaimsGivenBack(node=node.id, why="the node's lease was lost"))
-        self._audit_at = self.clock.monotonic() + AUDIT_S
-        self._epoch = node.epoch
+    def _doubt(self, node: Node) -> None:
+        """The store refused us: our lease is over, or too little of it was left to claim."""
+        try:
+            stands = self.books.stands(node)
+        except StoreError as error:
+            self._store_failed(error)
+            return
+        if not stands:
+            self._lose()
+            self.member.wake()
 
-    def _audit(self, node: Node) -> None:
-        """Claims of ours and the jobs we have are the same (FUT-38)."""
-        if not self.books.strays(node, self.jobs):
-            self._audit_at = self.clock.monotonic() + AUDIT_S
+    def _may_claim(self) -> bool:
+        membership = self.member.membership
+        left_s = membership.deadline + self.settings.ttl_s / 5 - self.clock.monotonic()
+        return self._drain_by is None and membership.accepts() and left_s > CLAIM_MARGIN_S
 
-    def _lose(self) -> None:
-        """Our lease is over: stop everything, write nothing (FUT-55)."""
-        if self.jobs or self.hosting.actors or self.done or self.books.errands:
-            self.emit(WorkDropped(node=self.member.id, tasks=len(self.jobs)))
-        for child in self.children.all:
-            if child.jobs or child.actor:
-                child.jobs.clear()
-                child.kill("lost")
-                settle(child)
-        self.jobs.clear()
-        self.done.clear()
-        self.books.drop()
-        self.placement.drop()
+    def _could_take(self) -> bool:
+        return self._may_claim() and self.floor.wish() is not None
+
+    def _round(self, node: Node) -> None:
+        """Write what is done and claim what fits, in one transaction."""
+        floor, rung = self.floor, self._rung
+        wish = None
+        if (rung or self._hungry or floor.heard) and self._may_claim():
+            wish = floor.wish(floor.care.awaited())
+        if wish is None and not floor.done:
+            return
+        if wish is not None:
+            floor.heard = self._rung = False
+        done = self._portion()
+        began = self.clock.monotonic()
+        try:
+            found = self.books.round(node, [item for _, item in done], wish)
+        except BaseException:
+            floor.done = done + floor.done
+            floor.heard = True
+            raise
+        for (job, item), ok in zip(done, found.made, strict=True):
+            if ok:
+                floor.realized(job)
+            else:
+                self.books.realize(job, item)
+        self._hungry = wish is not None and len(found.claims) >= wish.limit
+        floor.care.starved(found.starved)
+        if found.claims:
+            specs = found.specs or [None] * len(found.claims)
+            self._unloaded += zip(found.claims, specs, strict=True)
+        elif rung and self.books.forget_lanes():
+            floor.heard = True  # it rang, and there was nothing: perhaps in a lane that is new
+        floor.placement.round_s += 0.1 * (self.clock.monotonic() - began - floor.placement.round_s)
+
+    def _portion(self) -> list[tuple[Job, Done]]:
+        """As much of what is done as one transaction takes."""
+        floor, size = self.floor, 0
+        if len(floor.done) <= ROUND_RESULTS // 4 and all(
+            len(item.result.head) < 4_000 for _, item in floor.done
+        ):
+            done, floor.done = floor.done, []
+            return done
+        for count, (_, item) in enumerate(floor.done):
+            size += len(item.result.head) + 1_000
+            if count == ROUND_RESULTS or size > ROUND_BYTES:
+                done, floor.done = floor.done[:count], floor.done[count:]
+                return done
+        done, floor.done = floor.done, []
+        return done
+
+    def _load(self) -> None:
+        """Read what the claims need to run. If the store does not answer they are kept for the next turn."""
+        claims = [one for one, _ in self._unloaded]
+        specs = [raw for _, raw in self._unloaded]
+        loaded = self.books.load(claims, specs if None not in specs else ())
+        self._unloaded.clear()
+        self.floor.add(loaded)
+
+    def _run_errands(self, node: Node) -> None:
+        while self.books.errands:
+            for job, row in self.books.run_errands(node):
+                self.floor.written(job, row)
+        if self.books.telling:
+            self.books.tell_dependents()
+        self.books.tell_statuses(self.clock.monotonic())
 
     def _read_mail(self) -> None:
         """Take our commands, after work was given out: they only hurry what rows say, and somebody waits."""
@@ -496,151 +415,15 @@ class Supervisor:
         self._mail = False
         self._inbox_at = now + INBOX_S
         try:
-            self._obey(node)
+            commands = self.books.commands(node)
         except StoreError as error:
+            self._mail = True
             self._store_failed(error)
-
-    def _obey(self, node: Node) -> None:
-        for command in self.books.commands(node):
+            return
+        for command in commands:
             match command:
                 case inbox.End():
-                    self.care.end(command)
+                    self.floor.care.end(command)
                 case inbox.Free():
                     if self.segments is not None:
                         self.segments.delete(command.name)
-
-    def _round(self, node: Node) -> None:
-        """Write what is done and claim what fits, in one transaction."""
-        wish, rung = None, self._rung
-        if (self._heard or self._hungry) and self._may_claim():
-            wish = self.placement.wish(self.children.all, self.care.awaited(), startable=self._may_start())
-        if wish is not None:
-            self._heard = self._rung = False
-        elif not self.done:
-            return
-        done, self.done = self.done, []
-        began = self.clock.monotonic()
-        try:
-            made, claims, specs, starved = self.books.round(node, [item for _, item in done], wish)
-        except LeaseLost:
-            self.done = done + self.done
-            self._heard = True
-            if not self.books.stands(node):
-                self._lose()
-                self.member.wake()
-            return  # else: too little time was left to claim, and the next beat brings more
-        except StoreError:
-            self.done = done + self.done
-            self._heard = True
-            raise
-        for (job, item), ok in zip(done, made, strict=True):
-            if ok:
-                self._written(job, None)
-            else:
-                self.books.realize(job, item)
-        self._hungry = wish is not None and len(claims) >= wish.limit
-        self.care.starved(starved)
-        if claims:
-            self._load(claims, specs)
-        elif rung and self.books.forget_lanes():
-            self._heard = True  # it rang, and there was nothing: perhaps in a lane that is new
-        self.placement.round_s += 0.1 * (self.clock.monotonic() - began - self.placement.round_s)
-
-    def _load(self, claims: list[Claim], specs: list[bytes | None]) -> None:
-        loaded = self.books.load(claims, specs)
-        now_us = int(self.clock.monotonic() * 1e6)
-        for job in loaded.jobs:
-            job.since_us = now_us
-            self.jobs[job.id] = job
-            if job.spec.actor and job.spec.actor != job.id:
-                self._add_call(job)
-            else:
-                self.placement.here.append(job)
-        for job, missing in loaded.unready:
-            self.jobs[job.id] = job
-            self.books.block(job, missing)
-
-    def _add_call(self, job: Job) -> None:
-        actor = self.hosting.actors.get(job.spec.actor)
-        if actor is not None:
-            actor.add(job)
-        else:
-            message = "the actor does not live on this node any more"
-            self.fail(job, Failure(kind="actor", type="ActorDied", message=message))
-
-    def _run_errands(self, node: Node) -> None:
-        while self.books.errands:
-            for job, row in self.books.run_errands(node):
-                self._written(job, row)
-        if self.books.telling:
-            self.books.tell_dependents()
-
-    def _written(self, job: Job, row: AnyRow | None) -> None:
-        """The store knows how this claim ended."""
-        self.jobs.pop(job.id, None)
-        if job.spec.actor:
-            actor = self.hosting.actors.get(job.spec.actor)
-            if actor is not None and job.id != job.spec.actor:
-                actor.ended(job, again=isinstance(row, Unclaimed | Blocked))
-
-    def recall_call(self, child: Child, job: Job) -> None:
-        """A call that was sent ahead to its actor waits for its turn again."""
-        actor = self.hosting.of(child)
-        if actor is not None:
-            actor.add(job)
-            actor.ended(job, again=True)
-
-    def drained(self) -> None:
-        """Everything is written: actors die with their node, and then it can go."""
-        for actor in list(self.hosting.actors.values()):
-            failure = Failure(kind="actor", type="ActorDied", message="the actor's worker has left")
-            self.books.actor_died(actor.id, failure)
-            self.hosting.remove(actor.id)
-            actor.child.kill("lost")
-        if not self.books.errands:
-            self._idle.set()
-
-    # --- giving out work
-
-    def _place(self) -> None:
-        """Resumed tasks go first, then calls of actors, then what was claimed, in its order."""
-        placement, children = self.placement, self.children.all
-        placement.resume(children)
-        batches: dict[Child, list[Job]] = {}
-        for actor in self.hosting.actors.values():
-            while (job := actor.ready()) is not None and placement.may_call(actor.child, children):
-                actor.begin(job)
-                self._take(actor.child, job, batches)
-        here = placement.here
-        while here and not self.draining:
-            child = self._child_for(here[0])
-            if child is None:
-                break
-            self._take(child, here.popleft(), batches)
-        for child, jobs in batches.items():
-            child.give(jobs)
-            self.children.watch_writes(child)
-            if len(child.jobs) > 1:
-                self.care.look_soon()
-
-    def _take(self, child: Child, job: Job, batches: dict[Child, list[Job]]) -> None:
-        child.take(job)
-        if not child.slotted or job.needs is not NOTHING:
-            settle(child)
-        batches.setdefault(child, []).append(job)
-        if job.spec.progress_timeout_s:
-            self.care.look_soon()
-
-    def _child_for(self, job: Job) -> Child | None:
-        """The child to give a job to; an actor, or a slot that a waiting task has left, gets a new one."""
-        children = self.children.all
-        if job.spec.actor:
-            actor = self.start_child(job.spec.actor) if self.placement.fits_now(job, children) else None
-            if actor is not None:
-                actor.base = job.needs
-                self.hosting.host(job.spec.actor, actor)
-            return actor
-        chosen, slot = self.placement.choose(job, children)
-        if chosen is None and slot:
-            return self.start_child()
-        return chosen

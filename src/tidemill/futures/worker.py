@@ -29,12 +29,15 @@ from tidemill.events import Emit, ignore
 from tidemill.futures import memory
 from tidemill.futures.flight import Certificate, Server
 from tidemill.futures.home import Place
+from tidemill.futures.janitor import Janitor
 from tidemill.futures.lanes import Capacity
 from tidemill.futures.segments import Segments, host_id
+from tidemill.futures.settings import Settings
 from tidemill.futures.signing import Signer
-from tidemill.futures.supervisor import Settings, Supervisor
+from tidemill.futures.supervisor import Supervisor
 from tidemill.futures.wire import Hello
 from tidemill.futures.zygote import Zygote
+from tidemill.objects import open_objects
 from tidemill.store import open_store
 
 RESULTS_SHARE = 0.5
@@ -131,6 +134,16 @@ def run_worker(
         supervisor = Supervisor(
             store, hello, settings, zygote=zygote, segments=segments, clock=clock, chance=chance, emit=emit
         )
+        if place.objects:
+            stack.enter_context(
+                Janitor(
+                    store,
+                    supervisor.keys,
+                    lambda: open_objects(place.objects, clock=clock, probe=False),
+                    lambda: supervisor.member.tenure is not None,
+                    clock,
+                )
+            )
         with _signals(supervisor):
             if options.with_parent:
                 _drain_with_parent(supervisor)

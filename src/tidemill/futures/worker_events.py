@@ -46,10 +46,10 @@ class WorkDropped(Event, frozen=True):
 
 
 class ClaimsGivenBack(Event, frozen=True):
-    """A restarted worker gave back what its address still held, or what it did not know of."""
+    """A worker gave back claims that it knows nothing of: of an earlier boot, or of a lease it lost."""
 
     node: str
-    why: str
+    claims: int
 
 
 class StoreAway(Event, frozen=True):
