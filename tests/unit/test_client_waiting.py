@@ -30,13 +30,13 @@ class Stage:
         self.store: Store = open_store("memory://", clock=self.clock)
         self.waiting = Waiting(self.store, KEYS, self.clock)
         self.read_rows = 0
-        real = self.waiting.read
+        real = self.waiting.read_keys
 
-        def read(some: Any) -> list[AnyRow | None]:
-            self.read_rows += len(some)
-            return real(some)
+        def read_keys(keys: Any) -> list[AnyRow | None]:
+            self.read_rows += len(keys)
+            return real(keys)
 
-        self.waiting.read = read  # type: ignore[method-assign]
+        self.waiting.read_keys = read_keys  # type: ignore[method-assign]
 
     def write(self, some: list[bytes], row: AnyRow) -> None:
         for start in range(0, len(some), 500):
@@ -89,6 +89,17 @@ def test_the_time_is_over_when_it_is(stage: Stage) -> None:
         next(wait)
     assert 6.9 < stage.clock.monotonic() - began < 8.1
     assert stage.read_rows < 40  # it polls more and more slowly
+
+
+def test_a_timeout_of_nothing_gives_what_has_ended_and_no_more(stage: Stage) -> None:
+    some = ids(2 * WINDOW)
+    stage.write(some, OVER)
+    assert sum(len(page) for page in stage.waiting.ended(some, timeout_s=0)) == 2 * WINDOW
+    stage.write(some[-1:], WAITS)
+    wait = stage.waiting.ended(some, timeout_s=0)
+    assert sum(len(page) for _, page in zip(range(2), wait, strict=False)) == 2 * WINDOW - 1
+    with pytest.raises(FutureTimeout, match=r"1 of 1,000 futures"):
+        next(wait)
 
 
 def test_while_nothing_ends_somebody_is_asked_to_look_after_the_oldest(stage: Stage) -> None:

@@ -21,7 +21,7 @@ import msgspec
 from tidemill.clock import Clock
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.errors import TidemillError, UsageError
-from tidemill.futures import actors, calls, context, satisfy, submit
+from tidemill.futures import actors, bulk, calls, context, satisfy, submit
 from tidemill.futures.blobs import Blobs
 from tidemill.futures.digests import call_digest
 from tidemill.futures.keys import FutureKeys, new_id
@@ -122,7 +122,9 @@ class Submissions:
             unsatisfiable_grace_s=options.grace_s,
             python=PYTHON,
         )
-        return Submission(spec, options, actor or b"")
+        if not actor:  # what an actor's call is signed with is known in its transaction only
+            spec = sign_spec(self._signer, spec)
+        return Submission(spec, options, actor)
 
     def check_call(self, function: Callable[..., object], args: Sequence[object], kwargs: Kwargs) -> None:
         """`UsageError` when the function does not take these arguments: here, not on a worker."""
@@ -228,26 +230,32 @@ class Submitter:
 
     def _enter(self, page: list[Submission]) -> list[bytes]:
         def enter_page(tx: Tx) -> list[bytes]:
-            satisfy.check(
-                tx, self._cluster, {one.spec.needs: one.spec.name for one in page if one.options.refuse}
-            )
-            return [self._enter_one(tx, one) for one in page]
+            asked = {one.spec.needs: one.spec.name for one in page if one.options.refuse}
+            satisfy.check(tx, self._cluster, asked)
+            if any(one.actor for one in page):
+                return [self._enter_one(tx, one) for one in page]
+            return bulk.submit_many(tx, self._keys, [_dated(tx, one) for one in page])
 
         return self._store.run(enter_page)
 
     def _enter_one(self, tx: Tx, one: Submission) -> bytes:
-        spec, options = one.spec, one.options
-        if options.deadline_s or options.deadline_wall_us:
-            deadline_at = options.deadline_at(tx.now(), tx.wall())
-            spec = msgspec.structs.replace(spec, deadline_at=deadline_at)
+        spec = _dated(tx, one)
         if not one.actor:
-            return submit.submit_one(tx, self._keys, self._sign(spec))
+            return submit.submit_one(tx, self._keys, spec)
         if one.actor == spec.id:
             return actors.create(tx, self._keys, spec, sign=self._sign)
         return actors.call(tx, self._keys, one.actor, [spec], sign=self._sign)[0]
 
     def _sign(self, spec: Spec) -> Spec:
         return sign_spec(self._signer, spec)
+
+
+def _dated(tx: Tx, one: Submission) -> Spec:
+    """The spec with its deadline, which is a time of the store's."""
+    options = one.options
+    if not (options.deadline_s or options.deadline_wall_us):
+        return one.spec
+    return msgspec.structs.replace(one.spec, deadline_at=options.deadline_at(tx.now(), tx.wall()))
 
 
 def _taken(slots: deque[_Slot], most: int) -> Iterator[_Slot]:

@@ -24,8 +24,9 @@ from tidemill.store import Store, Tx, Watch
 
 WINDOW = 500
 FIRST_POLL_S, LAST_POLL_S, SLOWER = 0.05, 1.0, 1.5
-LATER_S = 0.004
-"""How much later a whole window is read after a wake-up; a narrower one in proportion."""
+NARROW = 50
+FIRST_GATHER_S, LAST_GATHER_S = 0.003, 0.05
+"""How long a window that is not narrow is left alone after a wake-up, so that one read finds many ends."""
 
 LOOK_AFTER_S, LOOK_AFTER = 5.0, 3
 """How long nothing may end before some of the oldest are looked after, and how many."""
@@ -61,7 +62,10 @@ class Waiting:
 
     def read(self, ids: Sequence[bytes]) -> list[AnyRow | None]:
         """The state rows of some futures as they are now."""
-        keys = [self.keys.future[one] for one in ids]
+        return self.read_keys([self.keys.future[one] for one in ids])
+
+    def read_keys(self, keys: Sequence[bytes]) -> list[AnyRow | None]:
+        """The same, by the keys of the rows."""
 
         def read_rows(tx: Tx) -> list[bytes | None]:
             return tx.get_many(keys)
@@ -81,14 +85,16 @@ class _Wait:
 
     def __init__(self, waiting: Waiting, outstanding: dict[bytes, None], timeout_s: float | None) -> None:
         self._all = waiting
+        self._clock = waiting.clock
         self._outstanding = outstanding
         self._total = len(outstanding)
         self._timeout_s = timeout_s
-        self._end_at = None if timeout_s is None else waiting.clock.monotonic() + timeout_s
-        self._window: dict[bytes, None] = {}
+        self._looked_at = self._quiet_since = self._clock.monotonic()
+        self._end_at = None if timeout_s is None else self._looked_at + timeout_s
+        self._window: dict[bytes, bytes] = {}  # ids and their keys
         self._watch: Watch | None = None
-        self._pause_s = FIRST_POLL_S
-        self._quiet_since = waiting.clock.monotonic()
+        self._poll_s = FIRST_POLL_S
+        self._per_s = 0.0  # how many ended lately
 
     def __iter__(self) -> Iterator[list[Ended]]:
         try:
@@ -97,9 +103,12 @@ class _Wait:
                 ended = self._look()
                 if ended:
                     yield ended
-                    self._later(len(self._window))
-                else:
+                if self._window and self._end_at is not None and self._clock.monotonic() >= self._end_at:
+                    raise FutureTimeout(self._said())
+                if not ended:
                     self._wait()
+                elif len(ended) < len(self._window):
+                    self._gather()
         finally:
             if self._watch is not None:
                 self._watch.close()
@@ -112,47 +121,56 @@ class _Wait:
         if self._watch is not None:
             self._watch.close()
             self._watch = None
-        self._window = dict.fromkeys(itertools.islice(self._outstanding, wanted))
-        self._watch = self._all.store.watch([self._all.keys.future[one] for one in self._window])
+        space = self._all.keys.future
+        self._window = {one: space[one] for one in itertools.islice(self._outstanding, wanted)}
+        self._watch = self._all.store.watch(self._window.values())
 
     def _look(self) -> list[Ended]:
-        ids = list(self._window)
         ended = []
-        for one, row in zip(ids, self._all.read(ids), strict=True):
+        for one, row in zip(
+            list(self._window), self._all.read_keys(list(self._window.values())), strict=True
+        ):
             if row is None or row.state in ENDED:
                 ended.append(Ended(one, row))
                 del self._window[one], self._outstanding[one]
-        now = self._all.clock.monotonic()
+        now = self._clock.monotonic()
         if ended:
-            self._pause_s = FIRST_POLL_S
+            self._per_s = len(ended) / max(1e-3, now - self._looked_at)
+            self._poll_s = FIRST_POLL_S
             self._quiet_since = now
         elif now - self._quiet_since > LOOK_AFTER_S:
             self._quiet_since = now
             self._all.look_after(list(itertools.islice(self._window, LOOK_AFTER)))
+        self._looked_at = now
         return ended
 
     def _wait(self) -> None:
         """Until the window has news, or it is time to poll: the same window, or the next if there is more."""
         assert self._watch is not None
-        pause_s = self._pause_s
+        poll_s = self._poll_s
         if self._end_at is not None:
-            left_s = self._end_at - self._all.clock.monotonic()
-            if left_s <= 0:
-                raise FutureTimeout(self._said())
-            pause_s = min(pause_s, left_s)
-        if self._watch.wait(pause_s):
-            self._later(len(self._window))
+            poll_s = min(poll_s, max(0.0, self._end_at - self._clock.monotonic()))
+        if self._watch.wait(poll_s):
+            self._gather()
             return
-        self._pause_s = min(LAST_POLL_S, self._pause_s * SLOWER)
+        self._poll_s = min(LAST_POLL_S, self._poll_s * SLOWER)
         if len(self._outstanding) > len(self._window):  # these take long: perhaps others are done
             for one in self._window:
                 del self._outstanding[one]
                 self._outstanding[one] = None
             self._window.clear()
 
-    def _later(self, width: int) -> None:
-        if width > WINDOW // 10:
-            self._all.clock.sleep(LATER_S * width / WINDOW)
+    def _gather(self) -> None:
+        """Some of many have ended: let more of them end before the window is read again.
+
+        Half a window more, but not longer than a small part of what the rest will take.
+        """
+        if len(self._window) <= NARROW:
+            return
+        pause_s = FIRST_GATHER_S
+        if self._per_s:
+            pause_s = min(LAST_GATHER_S, min(WINDOW // 2, len(self._outstanding) / 8) / self._per_s)
+        self._clock.sleep(pause_s)
 
     def _said(self) -> str:
         one = next(iter(self._outstanding))
