@@ -27,7 +27,6 @@ def append(stage: Stage, producer: str, seq: int, digest: str, position: int = 1
     return stage.run(both)
 
 
-@pytest.mark.rule("LOT-36")
 def test_the_same_number_with_the_same_digest_gets_the_same_receipt():
     stage = Stage()
     first = append(stage, "till", 1, "a", 1)
@@ -37,7 +36,6 @@ def test_the_same_number_with_the_same_digest_gets_the_same_receipt():
     assert stage.run(producers.last_seq, stage.lots, ORDERS, "till") == 5
 
 
-@pytest.mark.rule("LOT-36")
 @pytest.mark.parametrize(("seq", "digest"), [(5, "other"), (3, "c"), (-1, "c")])
 def test_a_number_with_other_rows_and_a_skipped_one_are_refused(seq, digest):
     stage = Stage()
@@ -55,7 +53,6 @@ def test_of_two_that_race_for_a_number_the_second_is_refused():
         stage.run(producers.record, stage.lots, Identity("till", 1, "a"), receipt)
 
 
-@pytest.mark.rule("LOT-36")
 @given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from("xy")), max_size=25))
 def test_every_history_of_appends_is_as_the_rule_says(history):
     stage = Stage(scan=False)

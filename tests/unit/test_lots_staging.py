@@ -130,7 +130,6 @@ def test_a_dataset_without_intervals_stages_nothing():
         put(stage, stage.dataset(), "a")
 
 
-@pytest.mark.rule("LOT-36")
 def test_a_repeated_append_is_staged_once_also_after_its_interval_closed():
     stage = Stage()
     orders = stage.dataset(unit=FIVE_MINUTES)

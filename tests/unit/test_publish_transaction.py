@@ -53,7 +53,6 @@ def everything(stage: Stage) -> dict[bytes, bytes]:
     return {row.key: row.value for row in stage.store.run(lambda tx: tx.range(*Space("c").all()))}
 
 
-@pytest.mark.rule("LOT-29")
 def test_all_sinks_are_published_in_one_transaction_with_the_rooms_own_move_and_the_runs_end():
     stage = Stage()
     source, a, b = stage.dataset("source"), stage.dataset("a"), stage.dataset("b")
@@ -83,7 +82,6 @@ def test_all_sinks_are_published_in_one_transaction_with_the_rooms_own_move_and_
         stage.run(publish, KEYS, hold, rows_for(hold))
 
 
-@pytest.mark.rule("LOT-29")
 @pytest.mark.parametrize("fault", ["conflict", "move", "zombie run", "one sink", "another attempt"])
 def test_if_anything_is_refused_nothing_is_published(fault):
     stage = Stage()
@@ -157,7 +155,7 @@ def test_no_transaction_grows_with_files_appends_parts_or_subscribers():
         sizes.append([(name, writes) for name, writes in door.writes if name != "parts"])
         door.sweep_staging()
         while stage.page():
-            assert stage.writes <= 301
+            assert stage.writes <= 3 * wakes.PAGE + 4
         assert max(writes for _, writes in door.writes) <= 402
     assert sizes[0] == sizes[1]
 
@@ -180,7 +178,6 @@ class Counting(Door):
         return answer
 
 
-@pytest.mark.rule("LOT-36")
 def test_a_repeated_append_gets_its_receipt_and_the_slower_of_two_tries_is_abandoned():
     stage = Stage()
     orders, door = stage.dataset(), Door(stage.store, KEYS, stage.node("n"))

@@ -88,6 +88,11 @@ def test_subscribing_again_is_a_no_op_and_other_sources_are_refused():
     for sources in ((), (orders, orders)):
         with pytest.raises(UsageError):
             stage.subscribe("t", *sources)
+    for progress in ({orders: 1}, {orders: -1}, {other: 0}):
+        with pytest.raises(UsageError):
+            stage.run(
+                subscriptions.subscribe, stage.triggers, stage.lots, "t", Terms(sources=(orders,)), progress
+            )
     with pytest.raises(SubscriptionUnknown):
         stage.row("t")
 
@@ -291,7 +296,7 @@ def test_five_thousand_subscribers_all_run_although_their_tender_is_killed_in_th
                 stage.run(killed)
         if not stage.page():
             break
-        assert stage.writes <= 3 * wakes.PAGE + 1
+        assert stage.writes <= 3 * wakes.PAGE + 4
         pages += 1
         if pages == 25:
             stage.publish(orders)  # while the cursor is in the middle

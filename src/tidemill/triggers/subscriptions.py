@@ -175,8 +175,13 @@ def subscribe(
     floor = tx.get(keys.floor[name])
     epoch = 1 if floor is None else msgspec.msgpack.decode(floor, type=int) + 1
     begin = progress or {}
+    heads = events.heads(tx, lots, terms.sources)
+    if any(not 0 <= position <= heads.get(source, -1) for source, position in begin.items()):
+        raise UsageError(
+            f"subscription {name!r} begins where nothing is", hint="begin at a position of one of its sources"
+        )
     tally = Tally(terms=terms, epoch=epoch, progress=tuple(begin.get(one, 0) for one in terms.sources))
-    new = settled(tx, tally, decide(tx, lots, tally))
+    new = settled(tx, tally, decide(tx, lots, tally, heads))
     edges = [SubscriptionEdge.SUBSCRIBE]
     if isinstance(new, Scheduled):
         edges.append(SubscriptionEdge.WAKE)

@@ -15,7 +15,7 @@ import msgspec
 
 from tidemill.lots import events
 from tidemill.lots.keys import DatasetId, LotKeys
-from tidemill.store import Tx
+from tidemill.store import Row, Tx
 from tidemill.triggers import subscriptions
 from tidemill.triggers.due import At, Nothing, Now
 from tidemill.triggers.keys import TriggerKeys
@@ -36,10 +36,20 @@ def wake(tx: Tx, keys: TriggerKeys, dataset: DatasetId) -> None:
 
 def page_wakes(tx: Tx, keys: TriggerKeys, lots: LotKeys, limit: int = PAGE) -> bool:
     """Wake a page of subscribers; True when there may be more to do."""
-    cursors = tx.range(*keys.waking.all(), limit=1)
+    cursors = tx.range(*keys.waking.all(), limit=MARKS)
     if not cursors:
-        return _begin_round(tx, keys)
-    cursor = cursors[0]
+        if not _begin_round(tx, keys):
+            return False
+        cursors = tx.range(*keys.waking.all(), limit=MARKS)
+    for cursor in cursors:
+        if limit <= 0:
+            break
+        limit -= _move_on(tx, keys, lots, cursor, limit)
+    return True
+
+
+def _move_on(tx: Tx, keys: TriggerKeys, lots: LotKeys, cursor: Row, limit: int) -> int:
+    """Wake the next subscribers behind a cursor; how many they were."""
     name, version = (str(part) for part in keys.waking.unpack(cursor.key))
     lo, hi = keys.subscriber.under(name, version)
     if cursor.value:
@@ -51,7 +61,7 @@ def page_wakes(tx: Tx, keys: TriggerKeys, lots: LotKeys, limit: int = PAGE) -> b
         tx.clear(cursor.key, quiet=True)
     else:
         tx.set(cursor.key, names[-1].encode(), quiet=True)
-    return True
+    return len(page)
 
 
 def _begin_round(tx: Tx, keys: TriggerKeys) -> bool:
