@@ -134,6 +134,7 @@ def main(arguments: list[str]) -> None:
 
 def _between(line: socket.socket, supervisor: int, descriptors: list[int]) -> None:
     """The fork in between: says who the child is, and is gone."""
+    between = os.getpid()
     pid = os.fork()
     if pid:
         line.sendall(pid.to_bytes(8, "little"))
@@ -141,7 +142,9 @@ def _between(line: socket.socket, supervisor: int, descriptors: list[int]) -> No
     try:
         os.setsid()  # its own process group: what a task starts ends with it
         line.close()
-        while os.getppid() != supervisor:  # until the one in between is gone
+        while (parent := os.getppid()) != supervisor:  # until the one in between is gone
+            if parent != between:
+                return  # and so is the supervisor: somebody else adopted us
             os.sched_yield()
         from tidemill.futures import child
 
