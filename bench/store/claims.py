@@ -20,12 +20,9 @@ from bench.report import Report, at_least
 from bench.side import Side
 from tests.servers.postgres import PostgresServer
 
-TURNS = 4
-ROUNDS = {
-    1: 60,
-    10: 40,
-    100: 20,
-}  # of one turn, by the size of a batch; divisible by the numbers of connections
+TURNS = 8
+# Rounds of one turn, by the size of a batch; divisible by the numbers of connections.
+ROUNDS = {1: 40, 10: 24, 100: 12}
 TARGET = at_least(0.7)
 
 
