@@ -7,7 +7,7 @@ from functools import partial
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.futures import rows
 from tidemill.futures.keys import FutureKeys
-from tidemill.futures.rows import Claimed, Failed, Result
+from tidemill.futures.rows import Claimed, Failed, Realized, Result
 from tidemill.store import Space
 from tidemill.testing.simulation import swarm as swarms
 from tidemill.testing.simulation.futures import plan as plans
@@ -39,6 +39,7 @@ class FutureWork(Workload):
         self.kills: Counter[str] = Counter()  # how often each call took its node with it
         self.rules = FutureRules(self)
         self._segments: dict[str, SimNode] = {}
+        self._kept = 0
         world.add_rule(self.rules)
 
     def now_s(self) -> float:
@@ -48,13 +49,25 @@ class FutureWork(Workload):
 
     def keep_segment(self, node: SimNode) -> str:
         """A result in the memory of a node."""
-        name = f"seg{len(self._segments)}"
+        self._kept += 1
+        name = f"seg{self._kept}"
         self._segments[name] = node
         return name
 
+    def drop_segment(self, name: str) -> None:
+        """Its node deletes it, because the store does not know it, or does not want it any more."""
+        for future_id, row in self.rules.mirror.futures.items():
+            if isinstance(row, Realized) and row.result.location.name == name:
+                spec = self.rules.mirror.specs[future_id]
+                raise self.world.violated(f"the segment of {spec.name} is deleted while it is its result")
+        self._segments.pop(name, None)
+
     def is_lost(self, result: Result) -> bool:
         """Is it gone with its node?"""
-        return result.location.kind == "segment" and not self._segments[result.location.name].running
+        if result.location.kind != "segment":
+            return False
+        node = self._segments.get(result.location.name)
+        return node is None or not node.running
 
     # --- the workload
 

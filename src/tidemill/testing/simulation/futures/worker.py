@@ -6,6 +6,7 @@ kills them when the lease is over, so that a late result reaches the store's fen
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,11 +19,12 @@ from tidemill.errors import CommitUnknown, LeaseLost, StoreError
 from tidemill.events import Event
 from tidemill.futures import inbox
 from tidemill.futures.books import Books, result_of
+from tidemill.futures.claim import Claim
 from tidemill.futures.duties import future_duties
 from tidemill.futures.finish import Done
 from tidemill.futures.jobs import Job, Wish
 from tidemill.futures.lanes import Capacity
-from tidemill.futures.rows import Failure, Location, Result
+from tidemill.futures.rows import Failure, Location, Realized, Result
 from tidemill.futures.wire import Loss
 from tidemill.store.memory import MemoryWatch
 from tidemill.testing.simulation.futures.plan import value_of
@@ -77,6 +79,7 @@ class Worker:
         self.here: deque[Job] = deque()
         self.running: dict[bytes, Job] = {}
         self.done: list[tuple[Job, Done]] = []
+        self._unloaded: list[tuple[Claim, bytes | None]] = []  # claimed, and not read yet
         self.said: deque[tuple[Job, str, list[Loss]]] = deque()
         self.idle = False
         self._drain_by: float | None = None
@@ -127,7 +130,7 @@ class Worker:
         now = self.clock.monotonic()
         if now < self._retry_at:
             return self._retry_at - now
-        if self.said or self.done or self.books.errands or self.books.telling:
+        if self.said or self.done or self.books.errands or self.books.telling or self._unloaded:
             return 0.0
         if (self._heard or self._hungry) and self._wish() is not None:
             return 0.0
@@ -158,7 +161,8 @@ class Worker:
         head = msgspec.msgpack.encode(value_of(job.spec.name, inputs))
         location = Location(kind="inline")
         if self.work.calls[job.spec.name].big:
-            location = Location(kind="segment", name=self.work.keep_segment(self.node))
+            job.segment = self.work.keep_segment(self.node)
+            location = Location(kind="segment", name=job.segment)
         return Result(version=0, at=0, size=len(head), location=location, head=head)
 
     # --- the store
@@ -169,7 +173,7 @@ class Worker:
         return membership.accepts() and self._drain_by is None and left_s > CLAIM_MARGIN_S
 
     def _wish(self) -> Wish | None:
-        limit = self.slots + AHEAD - len(self.running) - len(self.here)
+        limit = self.slots + AHEAD - len(self.running) - len(self.here) - len(self._unloaded)
         if limit < 1 or not self._may_claim():
             return None
         return Wish(limit, Capacity(cpu=float(limit)))
@@ -179,11 +183,12 @@ class Worker:
         if now < self._retry_at:
             return
         node = self.member.node
-        if not self.member.membership.alive() or (self._epoch and node.epoch != self._epoch):
+        alive = self.member.membership.alive()
+        if self._epoch and (not alive or node.epoch != self._epoch):
             self._lose()
-            if not self.member.membership.alive():
-                self._retry_at = now + self.ttl_s / 30
-                return
+        if not alive:
+            self._retry_at = now + self.ttl_s / 30
+            return
         try:
             if self._epoch != node.epoch:
                 self._joined(node)
@@ -192,27 +197,48 @@ class Worker:
                 self.books.forget_lanes()
                 self._poll_at = now + self.ttl_s / 4 * (0.5 + 0.5 * self.node.chance.random())
             self._round(node)
+            if self._unloaded:
+                self._load()
             self._run_errands(node)
-            if now >= self._audit_at and not self.books.strays(node, self.jobs):
+            if now >= self._audit_at:
+                self._all_of(lambda: self.books.strays(node, self.jobs))
                 self._audit_at = now + 2 * self.ttl_s
         except LeaseLost:
+            self._doubt(node)
+        except StoreError as error:
+            self._store_failed(error)
+
+    def _store_failed(self, error: StoreError) -> None:
+        if isinstance(error, CommitUnknown):
+            self._audit_at = 0.0  # there may be claims of ours that we do not know of
+        self._retry_at = self.clock.monotonic() + self.ttl_s * self.node.chance.uniform(0.01, 0.1)
+
+    def _doubt(self, node: Node) -> None:
+        """The store refused us: our lease is over, or too little of it was left to claim."""
+        try:
+            stands = self.books.stands(node)
+        except StoreError as error:
+            self._store_failed(error)
+            return
+        self._retry_at = self.clock.monotonic() + self.ttl_s / 30
+        if not stands:
             self._lose()
             self.node.wake(self.member_actor)
-        except StoreError as error:
-            if isinstance(error, CommitUnknown):
-                self._audit_at = 0.0  # there may be claims of ours that we do not know of
-            self._retry_at = self.clock.monotonic() + self.ttl_s * self.node.chance.uniform(0.01, 0.1)
 
     def _joined(self, node: Node) -> None:
-        while self.books.reclaim(node):
-            pass
-        while self.books.strays(node, ()):
-            pass
+        self._all_of(lambda: self.books.reclaim(node))
+        self._all_of(lambda: self.books.strays(node, ()))
         self._audit_at = self.clock.monotonic() + 2 * self.ttl_s
         self._epoch = node.epoch
 
+    def _all_of(self, page: Callable[[], tuple[int, bool]]) -> None:
+        while page()[1]:
+            pass
+
     def _lose(self) -> None:
         """Our lease is over. What was said under it is forgotten with the jobs."""
+        self._epoch = 0
+        self._unloaded.clear()
         self.jobs.clear()
         self.here.clear()
         self.running.clear()
@@ -229,16 +255,7 @@ class Worker:
         done, self.done = self.done, []
         try:
             made, claims, specs, _ = self.books.round(node, [item for _, item in done], wish)
-        except LeaseLost:
-            self.done = done + self.done
-            self._heard = True
-            if not self.books.stands(node):
-                self._lose()
-                self.node.wake(self.member_actor)
-            else:
-                self._retry_at = self.clock.monotonic() + self.ttl_s / 30
-            return
-        except StoreError:
+        except (LeaseLost, StoreError):
             self.done = done + self.done
             self._heard = True
             raise
@@ -249,20 +266,29 @@ class Worker:
                 self.books.realize(job, item)
         self._hungry = wish is not None and len(claims) >= wish.limit
         if claims:
-            loaded = self.books.load(claims, specs)
-            for job in loaded.jobs:
-                self.jobs[job.id] = job
-                self.here.append(job)
-            for job, missing in loaded.unready:
-                self.jobs[job.id] = job
-                self.books.block(job, missing)
+            self._unloaded += zip(claims, specs or [None] * len(claims), strict=True)
         elif rung and self.books.forget_lanes():
             self._heard = True
 
+    def _load(self) -> None:
+        """Read what the claims need to run. If the store does not answer they are kept for the next turn."""
+        claims = [one for one, _ in self._unloaded]
+        specs = [raw for _, raw in self._unloaded]
+        loaded = self.books.load(claims, specs if None not in specs else ())
+        self._unloaded.clear()
+        for job in loaded.jobs:
+            self.jobs[job.id] = job
+            self.here.append(job)
+        for job, missing in loaded.unready:
+            self.jobs[job.id] = job
+            self.books.block(job, missing)
+
     def _run_errands(self, node: Node) -> None:
         while self.books.errands:
-            for job, _ in self.books.run_errands(node):
+            for job, row in self.books.run_errands(node):
                 self.jobs.pop(job.id, None)
+                if job.segment and not isinstance(row, Realized):
+                    self.work.drop_segment(job.segment)  # the store refused it
         if self.books.telling:
             self.books.tell_dependents()
 
@@ -273,12 +299,16 @@ class Worker:
         self._mail = False
         try:
             commands = self.books.commands(node)
-        except StoreError:
-            self._retry_at = self.clock.monotonic() + self.ttl_s * self.node.chance.uniform(0.01, 0.1)
+        except StoreError as error:
+            self._mail = True
+            self._store_failed(error)
             return
         for command in commands:
-            if isinstance(command, inbox.End):
-                self._end(command)
+            match command:
+                case inbox.End():
+                    self._end(command)
+                case inbox.Free():
+                    self.work.drop_segment(command.name)
 
     def _end(self, command: inbox.End) -> None:
         job = self.jobs.get(command.id)
@@ -331,7 +361,7 @@ class Worker:
     def _drain(self, by: float) -> None:
         if not self._leaving:
             self._leaving = True
-            grace_s = max(0.0, by - self.clock.monotonic()) + self.work.world.swarm.every_s
+            grace_s = max(0.0, by - self.clock.monotonic()) + self.ttl_s
             self.member.drain(grace_s)
             self.node.wake(self.member_actor)
         while self.here:
@@ -340,6 +370,6 @@ class Worker:
             for job in self.running.values():
                 self.books.relinquish(job)
             self.running.clear()
-        if not self.jobs and not self.done and not self.books.errands:
+        if not self.jobs and not self.done and not self.books.errands and not self._unloaded:
             self.idle = True
             self.node.wake(self.member_actor)

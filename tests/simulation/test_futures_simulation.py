@@ -1,0 +1,187 @@
+"""The futures room under every misfortune, two thousand times, and once for each claim of its own."""
+
+from collections import Counter
+
+import msgspec
+import pytest
+
+from tidemill.futures.rows import AnyRow, Cancelled, Failed, Quarantined, Realized
+from tidemill.testing.simulation import Fault, Report, Swarm, Violation, World
+from tidemill.testing.simulation.futures.plan import Call, Order, Plan
+from tidemill.testing.simulation.futures.scenario import FutureWork, futures_world
+
+SEEDS = 2000
+CHUNKS = 8
+
+
+def work_of(world: World) -> FutureWork:
+    (work,) = world.workloads
+    assert isinstance(work, FutureWork)
+    return work
+
+
+def run_seeds(seeds: range) -> tuple[list[Report], Counter[str]]:
+    """Run them all; tell of every seed that failed, and of the first one how. Also what became of futures."""
+    reports, broken = [], {}
+    became: Counter[str] = Counter()
+    for seed in seeds:
+        world = futures_world(seed)
+        try:
+            reports.append(world.run())
+        except Violation as violation:
+            broken[seed] = str(violation)
+        for row in work_of(world).rules.mirror.futures.values():
+            became[f"{row.state.value} {row.kind}" if isinstance(row, Failed) else row.state.value] += 1
+            became["reaps"] += row.tally.reaps
+            became["rebuilds"] += row.tally.rebuilds
+    if broken:
+        first = next(iter(broken.values()))
+        pytest.fail(f"{len(broken)} seeds of {seeds} failed: {list(broken)}\n{first}", pytrace=False)
+    return reports, became
+
+
+@pytest.mark.rule("FUT-13", "FUT-15", "FUT-16", "FUT-55")
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_no_rule_is_broken_under_any_misfortune(chunk: int) -> None:
+    size = SEEDS // CHUNKS
+    reports, became = run_seeds(range(chunk * size, (chunk + 1) * size))
+    happened: Counter[str] = Counter()
+    for report in reports:
+        happened.update(report.counts)
+    assert {fault for fault in Fault if happened[fault] < 10} == set(), "every kind of misfortune happened"
+    ends = ("realized", "cancelled", "quarantined", "failed exception", "failed upstream", "failed deadline")
+    assert {end for end in ends if became[end] < 5} == set(), "and futures ended in every way"
+    assert became["reaps"] > 50
+    assert became["rebuilds"] > 30
+
+
+# --- one claim each -----------------------------------------------------------------------------------------
+
+
+def conditions(*faults: Fault, machines: int = 3, call_rate: float = 0.05) -> Swarm:
+    return Swarm(
+        machines=machines,
+        ttl_s=6.0,
+        every_s=1.5,
+        patience_s=3.0,
+        chaos_s=30.0,
+        faults=faults,
+        call_rate=call_rate,
+        timed_mean_s=4.0,
+    )
+
+
+def order(name: str, after_s: float, *calls: Call) -> Order:
+    return Order(name, after_s, calls)
+
+
+def chain(name: str, length: int, **fields: object) -> tuple[Call, ...]:
+    names = [f"{name}.{place}" for place in range(length)]
+    plain = Call(name="", takes_s=2.0)
+    return tuple(
+        msgspec.structs.replace(plain, name=one, inputs=tuple(names[place - 1 : place]), **fields)
+        for place, one in enumerate(names)
+    )
+
+
+def rows_of(world: World) -> dict[str, AnyRow]:
+    rules = work_of(world).rules
+    return {name: rules.mirror.futures[one] for name, one in rules.ids.items()}
+
+
+WORK = Plan((order("a", 0.0, *chain("a", 6, big=True)), order("b", 5.0, *chain("b", 6))))
+
+
+def lines_with(world: World, what: str) -> int:
+    return sum(what in line for line in world.timeline.lines())
+
+
+@pytest.mark.rule("FUT-13", "FUT-55")
+@pytest.mark.parametrize("seed", range(3))
+def test_workers_paused_beyond_their_ttl_write_nothing_of_their_old_life(seed: int) -> None:
+    world = futures_world(seed, conditions(Fault.PAUSE), WORK)
+    world.run()
+    assert lines_with(world, "NodeLost") >= 1
+    rows = rows_of(world)
+    assert all(isinstance(row, Realized) for row in rows.values())
+    assert max(row.tally.epoch for row in rows.values()) >= 3, "some claim was taken away and made again"
+
+
+@pytest.mark.rule("FUT-7", "FUT-9", "FUT-51")
+@pytest.mark.parametrize("seed", range(3))
+def test_results_that_went_with_their_nodes_are_computed_again(seed: int) -> None:
+    world = futures_world(seed, conditions(Fault.BLACKOUT), WORK)
+    world.run()
+    rows = rows_of(world)
+    assert all(isinstance(row, Realized) for row in rows.values())
+    assert sum(row.tally.rebuilds for row in rows.values()) >= 2
+    assert all(row.tally.exceptions == 0 for row in rows.values())
+    assert all(not rows[f"b.{place}"].tally.rebuilds for place in range(6)), "those in the store are not lost"
+
+
+@pytest.mark.rule("FUT-54", "FUT-38")
+@pytest.mark.parametrize("seed", range(3))
+def test_unknown_commits_neither_lose_a_claim_nor_complete_one_twice(seed: int) -> None:
+    world = futures_world(seed, conditions(Fault.UNKNOWN, Fault.RESTART, call_rate=0.1), WORK)
+    report = world.run()
+    assert report.counts[Fault.UNKNOWN] >= 20
+    rows = rows_of(world)
+    assert all(isinstance(row, Realized) for row in rows.values())
+    assert not any(key.startswith(work_of(world).keys.own.prefix) for key in world.store.rows)
+
+
+@pytest.mark.rule("FUT-8", "FUT-50", "FUT-53", "FUT-46")
+def test_what_is_planned_to_fail_fails_for_that_reason_and_nothing_else_does() -> None:
+    calls = (
+        Call(name="x.works", raises=2, max_retries=2),
+        Call(name="x.raises", raises=9, max_retries=2),
+        Call(name="x.poison", crashes=9),
+        Call(name="x.kills", kills=2),
+        Call(name="x.behind", inputs=("x.works", "x.raises")),
+        Call(name="x.late", deadline_s=0.5, takes_s=9.0),
+        Call(name="x.cancelled", inputs=("x.works",), takes_s=9.0, cancel_after_s=4.0),
+        Call(name="x.fine", inputs=("x.works", "x.kills")),
+    )
+    world = futures_world(1, conditions(), Plan((order("x", 0.0, *calls),), slots=2))
+    report = world.run()
+    rows = rows_of(world)
+    assert report.counts[Fault.CRASH] == 2
+    assert isinstance(rows["x.works"], Realized)
+    assert rows["x.works"].tally.exceptions == 2
+    assert isinstance(rows["x.raises"], Failed)
+    assert (rows["x.raises"].kind, rows["x.raises"].tally.exceptions) == ("exception", 3)
+    assert isinstance(rows["x.poison"], Quarantined)
+    assert rows["x.poison"].tally.crashes == 3
+    assert isinstance(rows["x.behind"], Failed)
+    assert rows["x.behind"].kind == "upstream"
+    assert isinstance(rows["x.late"], Failed)
+    assert rows["x.late"].kind == "deadline"
+    assert isinstance(rows["x.cancelled"], Cancelled)
+    assert isinstance(rows["x.kills"], Realized)
+    assert isinstance(rows["x.fine"], Realized)
+
+
+@pytest.mark.rule("FUT-14")
+@pytest.mark.parametrize("seed", range(3))
+def test_one_idempotency_key_is_one_future_however_many_clients_submit_it(seed: int) -> None:
+    calls = tuple(Call(name=f"k.{place}", keyed=True) for place in range(5))
+    world = futures_world(seed, conditions(Fault.CRASH, Fault.UNKNOWN), Plan((order("k", 3.0, *calls),)))
+    world.run()
+    assert len(work_of(world).rules.mirror.specs) == 5
+
+
+@pytest.mark.rule("FUT-17")
+@pytest.mark.parametrize("seed", range(3))
+def test_workers_that_drain_give_back_what_they_cannot_finish(seed: int) -> None:
+    world = futures_world(seed, conditions(Fault.DRAIN, machines=2), WORK)
+    report = world.run()
+    rows = rows_of(world)
+    assert report.counts[Fault.DRAIN] >= 2
+    assert all(isinstance(row, Realized) for row in rows.values())
+    assert all(not row.tally.reaps for row in rows.values()), "given back, not reaped"
+
+
+def test_a_single_worker_does_everything_alone() -> None:
+    world = futures_world(1, conditions(machines=1), WORK)
+    world.run()
+    assert all(isinstance(row, Realized) and row.tally.epoch == 1 for row in rows_of(world).values())
