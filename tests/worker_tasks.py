@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import subprocess
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -226,3 +227,55 @@ def join(log: str, left: bytes, right: bytes) -> int:
 
 def expected(number: int, size: int) -> int:
     return sum((2 * number).to_bytes(4, "big")) + sum((3 * number).to_bytes(4, "big")) + 8 * size
+
+
+def starts_a_process(folder: str) -> None:
+    process = subprocess.Popen(["sleep", "600"])
+    note(folder, str(process.pid))
+    threading.Event().wait()
+
+
+def adds_under_lock(folder: str, times: int) -> None:
+    """Count in a file, which goes wrong unless one does it at a time."""
+    task = context.current()
+    assert task is not None
+    path = Path(folder) / "count"
+    for _ in range(times):
+        with task.lock("count").holding(30) as held:
+            count = int(path.read_text()) if path.exists() else 0
+            threading.Event().wait(0.001)
+            held.check()
+            path.write_text(str(count + 1))
+
+
+def takes_permits(permits: int) -> list[bool]:
+    """Take one permit more than there are, without waiting for the last."""
+    task = context.current()
+    assert task is not None
+    semaphore = task.semaphore("seats", permits)
+    held = [semaphore.acquire(timeout_s=10.0 if n < permits else 0.05) for n in range(permits + 1)]
+    for one in held:
+        if one is not None:
+            semaphore.release(one)
+    return [one is not None for one in held]
+
+
+def tells(folder: str, text: str) -> str:
+    task = context.current()
+    assert task is not None
+    while not (Path(folder) / "go").exists():
+        task.status(text)
+        threading.Event().wait(0.02)
+    return "told"
+
+
+def prints(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - that is the point
+
+
+def long_if(folder: str, is_long: bool) -> bool:
+    if is_long:
+        note(folder, "long")
+        while not (Path(folder) / "go").exists():
+            threading.Event().wait(0.02)
+    return is_long

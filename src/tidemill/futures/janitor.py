@@ -14,7 +14,7 @@ from tidemill.futures.keys import FutureKeys
 from tidemill.objects import Objects
 from tidemill.store import Store, Tx
 
-EVERY_S = 5.0
+EVERY_S = 2.0
 PAGE = 100
 
 

@@ -1,0 +1,161 @@
+"""A supervisor whose store never rings, goes away, or does not say whether it committed."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from tests import worker_tasks as tasks
+from tests.workers import LONG_S, TTL_S, Look, wait
+from tidemill.errors import CommitUnknown, StoreUnavailable
+from tidemill.futures.client import Client, connect
+from tidemill.futures.home import Place
+from tidemill.futures.lanes import Capacity
+from tidemill.futures.rows import Realized
+from tidemill.futures.settings import Settings
+from tidemill.futures.supervisor import Supervisor
+from tidemill.futures.wire import Hello
+from tidemill.store import Mode, Store, Tx, Watch, open_store
+
+T = TypeVar("T")
+
+
+class Silent(Watch):
+    """A watch that never fires."""
+
+    def wait(self, timeout_s: float) -> bool:
+        threading.Event().wait(timeout_s)
+        return False
+
+
+class Unreliable(Store):
+    """A store in front of a real one: `away` answers nothing, `unsure` answers nothing after a commit."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__()
+        self._inner = inner
+        self.deaf = False
+        self.away = False
+        self.unsure = ""  # the next round with "claims" or with results "made" is committed and not confirmed
+
+    def run(self, fn: Callable[[Tx], T], *, mode: Mode = "serial") -> T:
+        if self.away:
+            raise StoreUnavailable("away, by the test")
+        value = self._inner.run(fn, mode=mode)
+        if self.unsure and "Books.round" in fn.__qualname__ and getattr(value[0], self.unsure):  # type: ignore[index]
+            self.unsure = ""
+            raise CommitUnknown("unsure, by the test")
+        return value
+
+    def watch(self, keys: Iterable[bytes]) -> Watch:
+        return Silent() if self.deaf else self._inner.watch(keys)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+
+@contextmanager
+def supervising(store: Unreliable, place: Place, *, slots: int = 1) -> Iterator[Supervisor]:
+    hello = Hello(place.cluster, place.store, place.objects, place.key.secret, "n" * 24, 0, "", "", "")
+    total = Capacity(cpu=4, ram=10**9)
+    settings = Settings(slots=slots, total=total, ttl_s=TTL_S, every_s=TTL_S / 5, cancel_grace_s=0.5)
+    supervisor = Supervisor(store, hello, settings)
+    thread = threading.Thread(target=supervisor.run)
+    thread.start()
+    try:
+        yield supervisor
+    finally:
+        store.away = False
+        supervisor.drain(0.0)
+        thread.join(LONG_S)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place.of_home(tmp_path / "home")
+
+
+@pytest.fixture
+def store(place: Place) -> Iterator[Unreliable]:
+    with Unreliable(open_store(place.store)) as store:
+        yield store
+
+
+@pytest.fixture
+def client(place: Place) -> Iterator[Client]:
+    with connect(home=place.home) as client:
+        yield client
+
+
+@pytest.fixture
+def look(place: Place) -> Iterator[Look]:
+    with Look(Path(place.home)) as look:
+        yield look
+
+
+@pytest.mark.rule("STO-8")
+def test_a_worker_needs_no_wake_up(client: Client, store: Unreliable, place: Place) -> None:
+    store.deaf = True
+    with supervising(store, place, slots=2):
+        assert client.gather(client.map(tasks.add, range(50)), timeout=LONG_S) == list(range(1, 51))
+        future = client.submit(tasks.deaf, place.home)
+        wait(lambda: bool(tasks.notes(Path(place.home))), "it runs")
+        client.cancel(future)
+        wait(future.done, "the cancel was found in the inbox")
+
+
+def test_results_are_kept_while_the_store_is_away(
+    client: Client, store: Unreliable, place: Place, look: Look, tmp_path: Path
+) -> None:
+    with supervising(store, place) as supervisor:
+        future = client.submit(tasks.waits_for, str(tmp_path), "go")
+        wait(lambda: bool(tasks.notes(tmp_path)), "it runs")
+        store.away = True
+        (tmp_path / "go").touch()
+        wait(lambda: len(supervisor.floor.done) == 1, "its result is here and cannot be written")
+        store.away = False
+        assert future.result(LONG_S) == "go"
+        assert look.row(future).tally.epoch == 1
+        assert tasks.notes(tmp_path) == ["began go", "ended go"]
+
+
+@pytest.mark.rule("FUT-54", "FUT-38")
+def test_a_commit_whose_outcome_is_unknown_has_no_double_effect(
+    client: Client, store: Unreliable, place: Place, look: Look, tmp_path: Path
+) -> None:
+    """First a claim that was made and not confirmed: it is found and given back. Then a result: it stands."""
+    with supervising(store, place) as supervisor:
+        assert client.submit(tasks.add, 1).result(LONG_S) == 2
+        store.unsure = "claims"
+        future = client.submit(tasks.waits_for, str(tmp_path), "go")
+        wait(lambda: tasks.notes(tmp_path) == ["began go"], "it runs, under a later claim")
+        row = look.row(future)
+        assert row.tally.epoch > 1
+        own = look.store.run(lambda tx: tx.range(*look.keys.own.all()))
+        assert [look.keys.own.unpack(one.key)[1] for one in own] == [future.id] == list(supervisor.floor.jobs)
+        store.unsure = "made"
+        (tmp_path / "go").touch()
+        assert future.result(LONG_S) == "go"
+        wait(lambda: not supervisor.floor.jobs, "the supervisor knows that it is written")
+        made = look.row(future)
+        assert isinstance(made, Realized)
+        assert made.result.version == row.tally.epoch
+        assert tasks.notes(tmp_path) == ["began go", "ended go"]
+        assert not look.store.run(lambda tx: tx.range(*look.keys.own.all()))
+
+
+def test_results_that_are_together_too_large_for_a_transaction_are_written_in_several(
+    client: Client, store: Unreliable, place: Place
+) -> None:
+    with supervising(store, place, slots=2):
+        client.gather(client.map(tasks.add, range(200)), timeout=LONG_S)  # short: sent ahead from now on
+        futures = client.map(tasks.large, [15_000] * 150)
+        assert [len(one) for one in client.gather(futures, timeout=LONG_S)] == [15_000] * 150
