@@ -1,11 +1,13 @@
 """What goes wrong is a typed error at the right place, and nothing is stuck (FUT-46, FUT-50)."""
 
+import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 import tidemill
@@ -352,3 +354,20 @@ def test_a_local_worker_that_dies_is_told_to_whoever_waits(tmp_path: Path, monke
         look.store.close()
         with pytest.raises(FutureError, match=r"own worker ended with code -9"):
             client.submit(tasks.add, 1).result(LONG_S)
+
+
+def test_a_local_worker_ends_with_its_client_however_that_ends(tmp_path: Path) -> None:
+    code = (
+        "import sys, tidemill\n"
+        "client = tidemill.connect(home=sys.argv[1], workers=1)\n"
+        "print(client._workers[0].pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        worker = psutil.Process(int(process.stdout.readline()))
+        process.kill()
+    worker.wait(LONG_S)
+    assert not worker.is_running()

@@ -98,3 +98,18 @@ def test_a_wait_inside_a_task_has_its_timeout_as_well(client: Client, tmp_path: 
         return "too quick"
 
     assert client.submit(impatient).result(LONG_S) == str(gate)
+
+
+@pytest.mark.rule("FUT-41", "FUT-56")
+def test_a_task_gathers_many_of_its_own_and_sees_the_first_failure(client: Client) -> None:
+    def many() -> tuple[int, str, int]:
+        here = tidemill.connect()
+        total = sum(here.gather(here.map(tasks.add, range(400))))
+        futures = [*here.map(tasks.add, range(10)), here.submit(tasks.raises, "inside")]
+        try:
+            here.gather(futures)
+        except LookupError as error:
+            why = str(error)
+        return total, why, len(list(here.as_completed(futures)))
+
+    assert client.submit(many).result(LONG_S) == (sum(range(1, 401)), "inside", 11)

@@ -41,6 +41,7 @@ from tidemill.futures.putting import Putting
 from tidemill.futures.rows import AnyRow, Realized
 from tidemill.futures.states import ENDED
 from tidemill.futures.submission import NOTHING, Submission
+from tidemill.futures.waiting import Ended
 from tidemill.store import Tx
 
 T = TypeVar("T")
@@ -246,7 +247,7 @@ class Client:
         wanted = listed(futures)
         timeout, end_at = self._end_at(timeout)
         values: dict[bytes, Any] = {}
-        for one, row in self._ended([future.id for future in wanted], timeout):
+        for one, row in self._ended([future.id for future in wanted], timeout, together=True):
             if isinstance(row, Realized):
                 there, value = self._value(one, row)
                 if there:
@@ -296,25 +297,38 @@ class Client:
             return True, ActorHandle(self.future(future_id))
         return self._link.outcomes.value(future_id, row)
 
-    def _ended(self, ids: Sequence[bytes], timeout: float | None) -> Iterator[tuple[bytes, AnyRow | None]]:
-        """Those that ended, one by one; a task's slot is given back only if it has to wait for them."""
+    def _ended(
+        self, ids: Sequence[bytes], timeout: float | None, *, together: bool = False
+    ) -> Iterator[Ended]:
+        """Those that ended, one by one. A task gives its slot back while it waits, if it has to wait at all.
+
+        `together`: nobody looks at the first before the last has ended, unless one has failed; so a task asks
+        for its slot once.
+        """
         self._check_open()
         task = context.current()
         if task is None:
             for page in self._link.waiting.ended(ids, timeout):
                 yield from page
             return
-        found = dict(zip(ids, self._link.waiting.read(ids[:AWAITED]), strict=False))
-        left = [one for one in ids if (row := found.get(one)) is None or row.state not in ENDED]
-        for one in dict.fromkeys(ids):
-            if one not in left:
-                yield one, found[one]
-        while left:
-            with task.waiting(left[:AWAITED]):
-                page = next(self._link.waiting.ended(left, timeout))
-            gone = {one for one, _ in page}
-            left = [one for one in left if one not in gone]
-            yield from page
+        _, end_at = self._end_at(timeout)
+        left = dict.fromkeys(ids)
+        first = list(left)[:AWAITED]
+        found = [Ended(one, row) for one, row in zip(first, self._link.waiting.read(first), strict=True)]
+        found = [one for one in found if one.row is None or one.row.state in ENDED]
+        while True:
+            for one in found:
+                del left[one.id]
+            yield from found
+            if not left:
+                return
+            left_s = None if end_at is None else max(0.0, end_at - self._link.clock.monotonic())
+            found = []
+            with task.waiting(list(left)[:AWAITED]):
+                for page in self._link.waiting.ended(left, left_s):
+                    found += page
+                    if not together or any(not isinstance(one.row, Realized) for one in page):
+                        break
 
     def _end_at(self, timeout: float | None) -> tuple[float | None, float | None]:
         """A timeout that was checked, and the moment it ends."""

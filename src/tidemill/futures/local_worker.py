@@ -19,7 +19,9 @@ from tidemill.futures.home import Place
 from tidemill.futures.signing import ENVIRONMENT, ENVIRONMENT_FILE
 from tidemill.store import Store, Tx
 
-START_S, END_S = 60.0, 45.0
+START_S, END_S = 60.0, 20.0
+GRACE_S = 5.0
+"""For running tasks when the client ends; what has not ended by then waits for another worker."""
 LOOK_S = 0.02
 
 
@@ -45,7 +47,7 @@ class LocalWorker:
                 *(sys.executable, "-m", "tidemill.cli", "worker"),
                 *where,
                 *("--cluster", place.cluster),
-                *("--slots", str(slots), "--with-parent", "--quiet"),
+                *("--slots", str(slots), "--with-parent", "--quiet", "--grace", str(GRACE_S)),
                 *options,
             ],
             stdin=subprocess.PIPE,
@@ -91,6 +93,8 @@ class LocalWorker:
         self.ask_to_end()
         try:
             self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
+        except BaseException as error:
             self._process.kill()
             self._process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):  # whoever waits has no more patience
+                raise
