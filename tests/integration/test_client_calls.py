@@ -121,13 +121,13 @@ def test_a_wait_has_its_timeout_and_the_future_goes_on(client: Client, tmp_path:
 
 
 @pytest.mark.rule("FUT-56", "FUT-64")
-def test_a_map_of_ten_thousand_takes_a_hundred_transactions(
+def test_a_map_of_ten_thousand_takes_fewer_than_a_hundred_transactions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tidemill.connect(home=tmp_path) as client:
         runs = _counted(client, monkeypatch)
         futures = client.map(tasks.add, range(10_000))
-        assert runs.count("enter_page") == 100
+        assert runs.count("enter_page") < 50
         assert len({future.id for future in futures}) == 10_000
         assert [future.id for future in futures[:100]] == sorted(future.id for future in futures[:100])
         assert len(client.handles) == 10_000

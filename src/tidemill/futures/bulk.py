@@ -16,10 +16,19 @@ from tidemill.futures.rows import Spec, Unclaimed
 from tidemill.futures.states import INITIAL
 from tidemill.store import Tx, pack
 
+PLAIN_WRITES = 3
+PAGE = submit.ROOM_WRITES // PLAIN_WRITES
+"""The most that one transaction takes."""
+
 
 def is_plain(spec: Spec) -> bool:
     """Is it a future whose submission depends on nothing but itself?"""
     return not (spec.inputs or spec.key or spec.deadline_at or spec.near or spec.actor)
+
+
+def weight(spec: Spec) -> int:
+    """How many rows submitting this writes at most."""
+    return PLAIN_WRITES if is_plain(spec) else submit.weight(spec)
 
 
 def submit_many(tx: Tx, keys: FutureKeys, specs: Sequence[Spec]) -> list[bytes]:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Self, TypeVar
 
 from tidemill.errors import FutureError, FutureUnknown, StoreError, UsageError
-from tidemill.futures import cancel, context, limits, memory, results
+from tidemill.futures import bulk, cancel, context, limits, memory, results
 from tidemill.futures.actor_handle import ActorHandle
 from tidemill.futures.callbacks import Callbacks
 from tidemill.futures.connection import Connection
@@ -175,7 +175,7 @@ class Client:
             if not nth:
                 submissions.check_call(function, args, NOTHING)
             if not ids:
-                ids = submissions.new_ids(100)[::-1]
+                ids = submissions.new_ids(bulk.PAGE)[::-1]
             yield submissions.make(
                 code, args, NOTHING, options.numbered(nth) if options.key else options, future_id=ids.pop()
             )

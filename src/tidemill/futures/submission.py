@@ -31,8 +31,6 @@ from tidemill.futures.rows import Spec
 from tidemill.futures.signing import Signer, sign_spec
 from tidemill.store import Store, Tx
 
-MAP_PAGE = 100
-
 Kwargs = Mapping[str, object]
 NOTHING: Kwargs = {}
 
@@ -196,14 +194,14 @@ class Submitter:
         self._slots.append(slot)
         with self._turn:
             while not slot.over:  # else whoever had the turn before has entered it with its own
-                self._enter_slots(list(_taken(self._slots, MAP_PAGE)))
+                self._enter_slots(list(_taken(self._slots, bulk.PAGE)))
         if slot.error is not None:
             raise slot.error
         return slot.id
 
     def _enter_slots(self, slots: list[_Slot]) -> None:
         by_id = {slot.submission.spec.id: slot for slot in slots}
-        for page in submit.pages([slot.submission.spec for slot in slots]):
+        for page in submit.pages([slot.submission.spec for slot in slots], bulk.weight):
             batch = [by_id[spec.id] for spec in page]
             try:
                 for slot, future_id in zip(
@@ -223,9 +221,9 @@ class Submitter:
         they were made with; they differ where a key was known.
         """
         rest = iter(submissions)
-        while made := list(islice(rest, MAP_PAGE)):
+        while made := list(islice(rest, bulk.PAGE)):
             by_id = {one.spec.id: one for one in made}
-            for page in submit.pages([one.spec for one in made]):
+            for page in submit.pages([one.spec for one in made], bulk.weight):
                 yield self._enter([by_id[spec.id] for spec in page]), [spec.id for spec in page]
 
     def _enter(self, page: list[Submission]) -> list[bytes]:

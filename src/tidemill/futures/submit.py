@@ -1,6 +1,6 @@
 """Submitting futures: the edge from nowhere."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -37,12 +37,12 @@ def weight(spec: Spec) -> int:
     return 8 + 2 * len(spec.inputs)
 
 
-def pages(specs: Sequence[Spec]) -> list[list[Spec]]:
+def pages(specs: Sequence[Spec], weigh: Callable[[Spec], int] = weight) -> list[list[Spec]]:
     """A batch cut into transactions: by the number of writes, and by the size of what is written."""
     found: list[list[Spec]] = []
     writes = size = 0
     for spec in specs:
-        more = weight(spec)
+        more = weigh(spec)
         bulk = len(spec.args.inline or b"") + 40 * len(spec.inputs) + 1_000
         if not found or writes + more > ROOM_WRITES or size + bulk > 800_000:
             found.append([])
