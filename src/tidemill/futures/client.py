@@ -14,8 +14,9 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from tidemill.errors import FutureError, FutureUnknown, StoreError, UsageError
 from tidemill.futures import bulk, cancel, context, limits, memory, results
@@ -28,7 +29,9 @@ from tidemill.futures.home import CLUSTER, Place
 from tidemill.futures.lineage import Lineage, trace
 from tidemill.futures.local_worker import LocalWorker
 from tidemill.futures.options import (
+    NAMES,
     Options,
+    SubmitOptions,
     above_zero,
     amount_of_bytes,
     number,
@@ -51,6 +54,7 @@ AWAITED = 300
 """How many of the futures that a task awaits are named to its supervisor."""
 
 _PLAIN = Options.of({})
+_DEFAULTS = (0, 0, 0, (), 0, None, 0, None, None, False, None, "fail", None)
 
 
 def connect(
@@ -125,30 +129,64 @@ class Client:
 
     # --- submitting
 
-    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+    def submit(
+        self,
+        function: Callable[..., T],
+        /,
+        *args: Any,
+        cpu: float = 0,
+        ram: int | str = 0,
+        gpu: float = 0,
+        resources: str | Iterable[str] = (),
+        retries: int = 0,
+        near: Future[Any] | None = None,
+        priority: int = 0,
+        deadline: float | timedelta | datetime | None = None,
+        key: str | None = None,
+        durable: bool = False,
+        queue: str | None = None,
+        on_unsatisfiable: str | float | timedelta = "fail",
+        progress_timeout: float | timedelta | None = None,
+        **kwargs: Any,
+    ) -> Future[T]:
         """Submit a call; it is durable when this returns. A future among the arguments stands for its result.
 
-        Options, all by name; `functools.partial` binds arguments of the function that are called the same:
+        `functools.partial` binds keyword arguments of the function that are called like an option.
 
-        - `cpu`, `ram` (bytes or "2GB"), `gpu`, `resources` (names): what it needs of a worker;
-        - `retries`: how often it is tried again after an exception;
-        - `near`: a future; run where its result is, if possible;
-        - `priority`: higher goes first;
-        - `deadline`: seconds, a timedelta, or a datetime; it fails when that has passed;
-        - `key`: an idempotency key: of several submissions with one key the first one counts;
-        - `durable`: a large result goes to object storage and outlives its worker;
-        - `queue`: its queue, see `limit`;
-        - `on_unsatisfiable`: "fail" (an error here if no live worker could run it), "wait", or seconds;
-        - `progress_timeout`: seconds without a word from the task after which it counts as hung.
+        Args:
+            function: with a module it is looked up there by the worker; without one it is sent along.
+            args: of the function.
+            cpu: how much of it the task needs.
+            ram: bytes, or a text such as "2GB"; beyond it the task is out of memory.
+            gpu: how much of it the task needs.
+            resources: names that a worker must have.
+            retries: how often it is tried again after an exception.
+            near: run where the result of this future is, if possible.
+            priority: higher goes first.
+            deadline: seconds, a timedelta, or a datetime with its zone; after it the future fails.
+            key: an idempotency key: of several submissions with one key the first one counts.
+            durable: a large result goes to object storage and outlives its worker.
+            queue: its queue, see `limit`.
+            on_unsatisfiable: "fail" (an error here if no live worker could run it), "wait", or seconds.
+            progress_timeout: seconds without a word from the task after which it counts as hung.
+            kwargs: of the function.
         """
-        options, kwargs = _split(kwargs)
+        given = (
+            *(cpu, ram, gpu, resources, retries, near, priority),
+            *(deadline, key, durable, queue, on_unsatisfiable, progress_timeout),
+        )
+        options = _PLAIN if given == _DEFAULTS else Options.of(dict(zip(NAMES, given, strict=True)))
         submissions = self._link.submissions
         code = submissions.code(function)
         submissions.check_call(function, args, kwargs)
         return self._entered(submissions.make(code, args, kwargs, options))
 
     def map(
-        self, function: Callable[..., T], /, *iterables: Iterable[Any], **options: Any
+        self,
+        function: Callable[..., T],
+        /,
+        *iterables: Iterable[Any],
+        **options: Unpack[SubmitOptions],
     ) -> list[Future[T]]:
         """Submit a call for each item, or for each group of items, in batches; the shortest iterable decides.
 

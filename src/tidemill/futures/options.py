@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -82,31 +82,34 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return now_us + int(self.deadline_s * 1_000_000) if self.deadline_s else 0
 
 
-NAMES = (
-    "cpu",
-    "ram",
-    "gpu",
-    "resources",
-    "retries",
-    "near",
-    "priority",
-    "deadline",
-    "key",
-    "durable",
-    "queue",
-    "on_unsatisfiable",
-    "progress_timeout",
-)
+class SubmitOptions(TypedDict, total=False):
+    """The options as users write them; see `Client.submit`."""
+
+    cpu: float
+    ram: int | str
+    gpu: float
+    resources: str | Iterable[str]
+    retries: int
+    near: Handle | None
+    priority: int
+    deadline: float | timedelta | datetime | None
+    key: str | None
+    durable: bool
+    queue: str | None
+    on_unsatisfiable: str | float | timedelta
+    progress_timeout: float | timedelta | None
+
+
+NAMES = tuple(SubmitOptions.__annotations__)
 """Every option by its name."""
+
+_KNOWN = frozenset(NAMES)
 
 
 def split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Keyword arguments of `submit`: those that are options, and those of the function."""
     options = {name: value for name, value in keywords.items() if name in _KNOWN}
     return options, {name: value for name, value in keywords.items() if name not in _KNOWN}
-
-
-_KNOWN = frozenset(NAMES)
 
 
 def amount_of_bytes(name: str, value: object) -> int:
