@@ -121,8 +121,10 @@ def deaf(folder: str) -> None:
 
 
 def takes_memory(size: int, folder: str) -> int:
+    """Take it, and keep it for long enough to be seen with it."""
     note(folder, "try")
     data = bytearray(size)
+    threading.Event().wait(0.4)
     return len(data)
 
 

@@ -106,7 +106,7 @@ def test_a_worker_that_is_asked_to_leave_finishes_what_it_can_and_gives_the_rest
         worker.process.terminate()
         (tmp_path / "go").touch()
         assert finishes.result(LONG_S) == "go"
-        assert worker.drain() == 0
+        assert worker.process.wait(LONG_S) == 0
         with Look(home) as look:
             given = look.row(stays)
             assert isinstance(given, Unclaimed)

@@ -50,7 +50,7 @@ def look(home: Path) -> Iterator[Look]:
 def test_a_task_that_takes_more_than_it_asked_for_is_tried_elsewhere_with_more(
     client: Client, look: Look, two: Two, tmp_path: Path
 ) -> None:
-    size = 120_000_000
+    size = 160_000_000
     with_room = client.submit(tasks.takes_memory, size, str(tmp_path), ram=100_000_000)
     assert with_room.result(LONG_S) == size
     row = look.row(with_room)

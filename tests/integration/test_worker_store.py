@@ -73,7 +73,7 @@ def supervising(store: Unreliable, place: Place, *, slots: int = 1) -> Iterator[
         yield supervisor
     finally:
         store.away = False
-        supervisor.drain(0.0)
+        supervisor.hurry()
         thread.join(LONG_S)
         assert not thread.is_alive()
 

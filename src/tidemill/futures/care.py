@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tidemill.errors import StoreError
-from tidemill.futures import inbox
+from tidemill.futures import inbox, memory
 from tidemill.futures.children import Child
 from tidemill.futures.jobs import Job
 from tidemill.futures.placement import LONG_S, settle
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from tidemill.futures.floor import Floor
 
 LOOK_EVERY_S = 0.5
+RAM_EVERY_S = 0.05
+"""How often the memory of a task is looked at that asked for some."""
+
 LINGER_S = 0.1
 """How long a claimed job may be with us before somebody else gets it."""
 
@@ -85,6 +88,13 @@ class Care:
                 child.kill(job.ending)
                 return
             self._again(job.end_by_us / 1e6)
+        if job.needs.ram:
+            used = memory.used_bytes(child.pid) - child.page.used_bytes
+            if memory.is_over(used, job.needs.ram):
+                child.ram_used = used
+                child.kill("oom")
+                return
+            self._again(now + RAM_EVERY_S)
         timeout_s = job.spec.progress_timeout_s
         if timeout_s and not job.waiting:
             silent_s = now - child.page.progress_us / 1e6

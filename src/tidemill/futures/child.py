@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 
 from tidemill.clock import SYSTEM
-from tidemill.futures import context, wire
+from tidemill.futures import context, memory, wire
 from tidemill.futures.context import Site, TaskContext
 from tidemill.futures.task import TaskRunner
 from tidemill.futures.wire import Cancel, Hello, Message, Page, Ready, Recall, Recalled, Resume, Task, Work
@@ -93,7 +93,8 @@ class ChildProcess:
                 runner.learn(task)
                 return
             self._running = number
-        self.page.begin(number, int(SYSTEM.monotonic() * 1_000_000))
+        used = memory.used_bytes() if task.ram else 0
+        self.page.begin(number, int(SYSTEM.monotonic() * 1_000_000), used)
         outcome = runner.run(
             task, lambda spec: self._enter(TaskContext(number, task.epoch, spec, site, self.page, self.say))
         )

@@ -38,6 +38,7 @@ class End(msgspec.Struct, frozen=True):
     evidence: str  # what the interpreter wrote when it died
     running: int  # the number of the task it was executing; 0 for none
     code: int = 0  # negative for a signal
+    ram_used: int = 0  # bytes, when it was killed for them
 
 
 class Child:
@@ -54,6 +55,7 @@ class Child:
         self.recalling = False  # it was asked to give jobs back, and has not answered
         self.idle_since = 0.0
         self.killed_for = ""
+        self.ram_used = 0
         self._next = 1
         self._oom_kills = memory.kills()
         self._frames = wire.ups()
@@ -202,7 +204,9 @@ class Child:
     def _judge(self, code: int, evidence: str, running: int) -> End:
         if self.killed_for:
             message = f"ended by its supervisor: {self.killed_for}"
-            return End(self.killed_for, message, evidence, running, code)
+            if self.ram_used:
+                message = f"ended by its supervisor: it took {self.ram_used:,} bytes"
+            return End(self.killed_for, message, evidence, running, code, self.ram_used)
         if code >= 0:
             return End("crash", f"the process ended with exit code {code}", evidence, running, code)
         if -code == signal.SIGKILL and memory.kills() > self._oom_kills:

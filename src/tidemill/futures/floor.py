@@ -251,7 +251,8 @@ class Floor:
             case "lost":
                 self.jobs.pop(job.id, None)
             case _:
-                self.fail(job, Failure(kind=end.kind, message=end.message, traceback=end.evidence))
+                failure = Failure(kind=end.kind, message=end.message, traceback=end.evidence)
+                self.fail(job, failure, ram_used=end.ram_used)
 
     def _actor_gone(self, child: Child, end: End, jobs: dict[int, Job]) -> None:
         """An actor's process has ended: it is dead, and every call that has not ended fails (FUT-47)."""
@@ -395,7 +396,7 @@ class Floor:
         if not child.slotted or job.needs is not NOTHING:
             settle(child)
         batches.setdefault(child, []).append(job)
-        if job.spec.progress_timeout_s:
+        if job.spec.progress_timeout_s or job.needs.ram:
             self.care.look_soon()
 
     def _child_for(self, job: Job) -> Child | None:

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path("/")
+ROOM_BYTES = 512 * 1024**2
+SLACK_BYTES = 32 * 1024**2
 STACKS_BYTES = 16 * 1024**2
 
 
@@ -61,47 +63,31 @@ def _field(path: Path, name: str) -> str:
 
 @contextmanager
 def limited(ram: int) -> Iterator[None]:
-    """Let this process take so many bytes more than it has now; beyond them Python raises MemoryError.
+    """Stop this process at far more than `ram` bytes: beyond that Python raises MemoryError; 0 for no limit.
 
-    What counts is private memory that can be written (RLIMIT_DATA): mapping another task's result, which is
-    shared, costs nothing. Addresses count whether they are used or not, and a thread's stack is 8 MB of them:
-    so there is `STACKS_BYTES` on top. 0 sets no limit.
+    This is the second line, for what grows faster than the supervisor looks. It counts address space that is
+    private and can be written (RLIMIT_DATA), of which threads and libraries reserve much that they never use;
+    hence the room. Mapping another task's result, which is shared, costs nothing.
     """
     if not ram:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = _private_bytes() + ram + STACKS_BYTES
-    resource.setrlimit(
-        resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
-    )
+    now = int(_field(Path("/proc/self/status"), "VmData:")) * 1024
+    wanted = now + 2 * ram + ROOM_BYTES
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-@contextmanager
-def lifted() -> Iterator[None]:
-    """Do something of our own inside a task: open a store, start a thread, whose stack alone may be too much.
-
-    What is taken meanwhile is added to the task's limit.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    if soft == hard:
-        yield
-        return
-    before = _private_bytes()
-    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-    try:
-        yield
-    finally:
-        wanted = soft + max(0, _private_bytes() - before)
-        resource.setrlimit(
-            resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
-        )
+def used_bytes(pid: int | str = "self") -> int:
+    """What a process has in memory that is its own: not what it has mapped of files and of others."""
+    return int(_field(Path(f"/proc/{pid}/status"), "RssAnon:")) * 1024
 
 
-def _private_bytes() -> int:
-    """Private memory of this process that can be written."""
-    return int(_field(Path("/proc/self/status"), "VmData:")) * 1024
+def is_over(used: int, ram: int) -> bool:
+    """Has a task that asked for `ram` bytes taken more, with some room for the modules it imports?"""
+    return used > ram * 1.05 + SLACK_BYTES

@@ -220,15 +220,23 @@ class Supervisor:
 
     # --- leaving
 
-    def drain(self, grace_s: float | None = None) -> None:
+    def drain(self) -> None:
         """Take nothing new, finish what runs within the grace, give the rest back, leave (CLU-25).
 
-        May be called from any thread and by a signal's handler; a second call ends the grace.
+        May be called from any thread and by a signal's handler.
         """
-        grace_s = self.settings.grace_s if grace_s is None else grace_s
-        again = self._drain_by is not None
-        self._drain_by = self.clock.monotonic() + (0.0 if again else grace_s)
+        if self._drain_by is None:
+            self._drain_by = self.clock.monotonic() + self.settings.grace_s
+            self.wakeup.ring()
+
+    def hurry(self) -> None:
+        """Leave without the grace, or end it."""
+        self._drain_by = self.clock.monotonic()
         self.wakeup.ring()
+
+    @property
+    def draining(self) -> bool:
+        return self._drain_by is not None
 
     def _drain(self, by: float) -> None:
         now = self.clock.monotonic()

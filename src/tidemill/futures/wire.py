@@ -242,9 +242,10 @@ class Page:
         os.ftruncate(fd, Page.SIZE)
         return fd
 
-    def begin(self, number: int, now_us: int) -> None:
+    def begin(self, number: int, now_us: int, used_bytes: int = 0) -> None:
         words = self._words
         words[1] = words[2] = now_us
+        words[3] = used_bytes
         words[0] = number
 
     def end(self) -> None:
@@ -257,6 +258,11 @@ class Page:
     def running(self) -> int:
         """The number of the task that is being executed; 0 for none."""
         return self._words[0]
+
+    @property
+    def used_bytes(self) -> int:
+        """What the process had in memory when the task began, if the task asked for memory."""
+        return self._words[3]
 
     @property
     def began_us(self) -> int:

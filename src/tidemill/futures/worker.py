@@ -201,10 +201,14 @@ def _own_address(place: Place, options: WorkerOptions) -> Iterator[str]:
 @contextlib.contextmanager
 def _signals(supervisor: Supervisor) -> Iterator[None]:
     """SIGTERM and SIGINT drain; a second one ends the grace. The loop wakes up for them."""
-    before = {
-        number: signal.signal(number, lambda *_: supervisor.drain())
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
+
+    def end(*_: object) -> None:
+        if supervisor.draining:
+            supervisor.hurry()
+        else:
+            supervisor.drain()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     old = signal.set_wakeup_fd(supervisor.wakeup.writer.fileno(), warn_on_full_buffer=False)
     try:
         yield

@@ -1,0 +1,99 @@
+"""Two workers on PostgreSQL: the same loop on a store whose transactions really run at the same time."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests import worker_tasks as tasks
+from tests.workers import LONG_S, TTL_S, wait
+from tidemill.errors import FutureFailed
+from tidemill.futures.client import Client, connect
+from tidemill.futures.rows import Claimed
+from tidemill.futures.signing import ENVIRONMENT
+
+
+@pytest.fixture
+def client(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    monkeypatch.setenv(ENVIRONMENT, "ab" * 32)
+    with connect(store=postgres_url, objects=str(tmp_path / "objects")) as client:
+        yield client
+
+
+@pytest.fixture
+def workers(client: Client, postgres_url: str, tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    command = [
+        sys.executable,
+        "-m",
+        "tidemill.cli",
+        "worker",
+        "--slots",
+        "2",
+        "--ttl",
+        str(TTL_S),
+        "--with-parent",
+    ]
+    environment = {
+        **os.environ,
+        "TIDEMILL_STORE": postgres_url,
+        "TIDEMILL_OBJECTS": str(tmp_path / "objects"),
+    }
+    with contextlib.ExitStack() as stack, (tmp_path / "workers.log").open("wb") as log:
+        started = []
+        for _ in range(2):
+            worker = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stderr=log)
+            stack.callback(worker.wait)
+            stack.callback(worker.kill)
+            assert worker.stdin is not None
+            stack.callback(worker.stdin.close)
+            started.append(worker)
+        yield started
+
+
+@pytest.mark.rule("FUT-13", "FUT-41")
+def test_two_workers_share_the_work_on_postgresql(
+    client: Client, workers: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    first = client.map(tasks.add, range(400))
+    second = client.map(tasks.add, first)
+    failing = [
+        client.submit(tasks.fails_until, str(tmp_path), 1, retries=2),
+        client.submit(tasks.raises, "no"),
+    ]
+    tree = client.submit(tasks.fib, 5)
+    large = client.submit(tasks.length, client.submit(tasks.large, 100_000))
+    assert client.gather(second, timeout=LONG_S) == list(range(2, 402))
+    assert tree.result(LONG_S) == 5
+    assert large.result(LONG_S) == 100_000
+    assert failing[0].result(LONG_S) == "done"
+    with pytest.raises((LookupError, FutureFailed)):
+        failing[1].result(LONG_S)
+    parents = client.gather([client.submit(tasks.whoami) for _ in range(40)], timeout=LONG_S)
+    assert {parent for _, parent in parents} <= {worker.pid for worker in workers}
+
+
+@pytest.mark.rule("FUT-49", "FUT-53")
+def test_a_killed_child_and_a_killed_worker_on_postgresql(
+    client: Client, workers: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    futures = [client.submit(tasks.waits_for, str(tmp_path), f"go{n}") for n in range(2)]
+    wait(lambda: len(tasks.notes(tmp_path)) == 2, "both run")
+    rows = [client.row_of(one) for one in futures]
+    assert all(isinstance(row, Claimed) for row in rows)
+    killed = workers[0]
+    for child in psutil.Process(workers[1].pid).children():
+        if child.name() == "tidemill-child":
+            os.kill(child.pid, signal.SIGKILL)
+    killed.kill()
+    for n in range(2):
+        (tmp_path / f"go{n}").touch()
+    assert client.gather(futures, timeout=LONG_S) == ["go0", "go1"]
+    after = [client.row_of(one).tally for one in futures]
+    assert sum(tally.crashes for tally in after) + sum(tally.reaps for tally in after) >= 1
+    assert all(now.epoch > row.tally.epoch for now, row in zip(after, rows, strict=True))
