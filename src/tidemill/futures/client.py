@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Self, TypeVar, Unpack
 
 from tidemill.errors import FutureError, FutureUnknown, StoreError, UsageError
-from tidemill.futures import bulk, cancel, context, limits, memory, results
+from tidemill.futures import bulk, cancel, context, limits, results
 from tidemill.futures.actor_handle import ActorHandle
 from tidemill.futures.callbacks import Callbacks
 from tidemill.futures.connection import Connection
@@ -558,8 +558,7 @@ def _task_client(task: context.TaskContext) -> Client:
     """The client of a task's process; made with the first call, because most tasks need none."""
     known = _of_task.get(id(task.site))
     if known is None:
-        with memory.lifted():
-            known = _of_task[id(task.site)] = Client(Connection.of_task(task.site))
+        known = _of_task[id(task.site)] = Client(Connection.of_task(task.site))
     return known
 
 

@@ -108,20 +108,12 @@ class Connection:
 
     @classmethod
     def of_task(cls, site: Site) -> "Connection":
-        """The connection of a task's process: what it has opened, in the name of its worker.
-
-        Called with the task's memory limit lifted: the store's threads, which its first write and its first
-        wait would start, are started here.
-        """
+        """The connection of a task's process: what it has opened, in the name of its worker."""
         hello = site.hello
         place = Place(
             store=hello.store, objects=hello.objects, cluster=hello.cluster, key=ClusterKey(hello.secret)
         )
         objects = site.objects if site.has_objects else None
-        bell = FutureKeys(hello.cluster).bell
-        site.store.run(lambda tx: tx.clear(bell))  # has no row
-        with site.store.watch([bell]) as watch:
-            watch.wait(0)
         return cls(
             place,
             site.store,

@@ -8,7 +8,6 @@ from pathlib import Path
 ROOT = Path("/")
 ROOM_BYTES = 512 * 1024**2
 SLACK_BYTES = 32 * 1024**2
-STACKS_BYTES = 16 * 1024**2
 
 
 def total_bytes(root: Path = ROOT) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.cluster.nodes import Node
 from tidemill.errors import FutureUnknown, LeaseLost, UsageError
-from tidemill.futures import context, edges, inbox, memory, results, submit
+from tidemill.futures import context, edges, inbox, results, submit
 from tidemill.futures.context import TaskContext
 from tidemill.futures.digests import call_digest
 from tidemill.futures.keys import FutureKeys
@@ -95,8 +95,7 @@ class Putting:
         if row.result.location.kind == "segment" and row.result.location.node == link.owner:
             copy = row.result
         else:
-            with memory.lifted():  # what is copied is not the task's, nor for long in this process
-                copy = link.values.clone(row.result, future_id)
+            copy = link.values.clone(row.result, future_id)
             task.keep(copy.location.name)
 
         def entered(tx: Tx) -> bool:
