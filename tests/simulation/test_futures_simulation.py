@@ -1,5 +1,8 @@
 """The futures room under every misfortune, two thousand times, and once for each claim of its own."""
 
+import os
+import subprocess
+import sys
 from collections import Counter
 
 import msgspec
@@ -185,3 +188,20 @@ def test_a_single_worker_does_everything_alone() -> None:
     world = futures_world(1, conditions(machines=1), WORK)
     world.run()
     assert all(isinstance(row, Realized) and row.tally.epoch == 1 for row in rows_of(world).values())
+
+
+def test_a_seed_gives_the_same_timeline_in_any_process() -> None:
+    def digests(hash_seed: str) -> list[str]:
+        command = "-m tidemill.testing.simulation --scenario futures --start 300 --seeds 8 --digest"
+        ran = subprocess.run(
+            [sys.executable, *command.split()],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return ran.stdout.splitlines()[:8]
+
+    first, second = digests("1"), digests("2")
+    assert len({line.split()[1] for line in first}) == 8, "and different ones different timelines"
+    assert first == second

@@ -33,6 +33,7 @@ class Client:
         self.placed: dict[str, Ids] = {}
         self._cancelled: set[str] = set()
         self._seen: set[str] = set()
+        self._missed: dict[bytes, int] = {}  # results that could not be had, and their versions
         node.spawn("client", self.step, work.world.swarm.ttl_s * 0.1 * node.chance.random())
 
     def step(self) -> Next:
@@ -113,13 +114,21 @@ class Client:
             wanted = order.calls[-1].name
             if order.name in self.placed and wanted not in self._seen:
                 future_id = self.placed[order.name][wanted]
-                self.work.store.run(partial(self._read, future_id=future_id))
-                if wanted in self.work.rules.ended:
+                self._read(future_id)
+                if wanted in self.work.rules.ended and future_id not in self._missed:
                     self._seen.add(wanted)
         return False
 
-    def _read(self, tx: Tx, future_id: bytes) -> None:
-        row = edges.read(tx, self.work.keys, future_id)
+    def _read(self, future_id: bytes) -> None:
+        """A result that cannot be had this time and the next is reported as lost.
+
+        Another client may have reported it in between: the version says which one we mean (FUT-63).
+        """
+        keys = self.work.keys
+        version = self._missed.pop(future_id, None)
+        if version is not None:
+            lose = partial(results.lose, keys=keys, cluster=self.work.cluster, future_id=future_id)
+            self.work.store.run(partial(lose, version=version, unreachable=True))
+        row = self.work.store.run(partial(edges.read, keys=keys, future_id=future_id))
         if isinstance(row, Realized) and self.work.is_lost(row.result):
-            version = row.result.version
-            results.lose(tx, self.work.keys, self.work.cluster, future_id, version, unreachable=True)
+            self._missed[future_id] = row.result.version

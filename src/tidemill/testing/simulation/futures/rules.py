@@ -78,6 +78,10 @@ class FutureRules(Rule):
             said = (new.tally.exceptions, new.tally.crashes) != (old.tally.exceptions, old.tally.crashes)
             if isinstance(new, Realized) or said:
                 self._judge_claimant(commit, spec.name, old, new.state.value)
+            else:
+                self._judge_return(commit, spec.name, old)
+        elif isinstance(old, Realized) and not isinstance(new, Realized):
+            self._judge_loss(commit, spec.name, old)
         if isinstance(new, Realized):
             self._judge_result(future_id, spec.name, old, new)
 
@@ -89,6 +93,24 @@ class FutureRules(Rule):
         entry = nodes.decode(raw) if raw is not None else None
         if entry is None or entry.epoch != claim.node_epoch or entry.expires_at <= commit.now_us:
             raise Violation(f"{name} was {what} by {commit.node.name} in a life that is over (FUT-55)")
+
+    def _judge_return(self, commit: Commit, name: str, claim: Claimed) -> None:
+        """Without a verdict a claim ends by its holder, its machine's next boot, or after death (FUT-17)."""
+        if commit.node is not None and claim.holder in commit.node.tokens:
+            return
+        raw = commit.before(self.work.cluster.node[claim.holder])
+        entry = nodes.decode(raw) if raw is not None else None
+        if entry is None or entry.epoch != claim.node_epoch or entry.expires_at <= commit.now_us:
+            return
+        if commit.node is None or entry.address != f"m{commit.node.machine}":
+            raise Violation(f"{name} was taken from a node whose lease runs (FUT-17)")
+
+    def _judge_loss(self, commit: Commit, name: str, old: Realized) -> None:
+        """What is computed again was lost: it went with its process, or its node's lease is over (FUT-63)."""
+        raw = commit.before(self.work.cluster.node[old.result.location.node])
+        alive = raw is not None and nodes.decode(raw).expires_at > commit.now_us
+        if alive and not self.work.is_lost(old.result):
+            raise Violation(f"the result of {name} is computed again, and it is there (FUT-63)")
 
     def _judge_result(self, future_id: bytes, name: str, old: AnyRow | None, new: Realized) -> None:
         value = msgspec.msgpack.decode(new.result.head, type=int)

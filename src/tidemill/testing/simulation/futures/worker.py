@@ -2,11 +2,12 @@
 
 It takes its turns as `tidemill.futures.supervisor.Supervisor` does: hear what ran, settle with the store,
 give out work, read the mail. Tasks are threads of the node that say after a while what came of them; nobody
-kills them when the lease is over, so that a late result reaches the store's fence as often as it can.
+kills them when their claim is over, and their late results are tried on the store's fence.
 """
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,7 +18,7 @@ from tidemill.cluster.states import MemberState
 from tidemill.crash import Crashed
 from tidemill.errors import CommitUnknown, LeaseLost, StoreError
 from tidemill.events import Event
-from tidemill.futures import inbox
+from tidemill.futures import finish, inbox
 from tidemill.futures.books import Books, result_of
 from tidemill.futures.claim import Claim
 from tidemill.futures.duties import future_duties
@@ -26,6 +27,7 @@ from tidemill.futures.jobs import Job, Wish
 from tidemill.futures.lanes import Capacity
 from tidemill.futures.rows import Failure, Location, Realized, Result
 from tidemill.futures.wire import Loss
+from tidemill.store import Tx
 from tidemill.store.memory import MemoryWatch
 from tidemill.testing.simulation.futures.plan import value_of
 from tidemill.testing.simulation.node import SimNode
@@ -82,6 +84,8 @@ class Worker:
         self._unloaded: list[tuple[Claim, bytes | None]] = []  # claimed, and not read yet
         self.said: deque[tuple[Job, str, list[Loss]]] = deque()
         self.idle = False
+        self._late: deque[Job] = deque()
+        self._lives: dict[int, Node] = {}  # our entry in the list, by epoch
         self._drain_by: float | None = None
         self._leaving = False
         self._epoch = 0
@@ -143,7 +147,9 @@ class Worker:
         while self.said:
             job, outcome, losses = self.said.popleft()
             if self.running.get(job.id) is not job:
-                continue  # of a task that was killed
+                if outcome == "made":
+                    self._late.append(job)
+                continue
             del self.running[job.id]
             self._heard = True
             match outcome:
@@ -155,6 +161,21 @@ class Worker:
                     self.books.block(job, [loss.id for loss in losses], losses)
                 case kind:
                     self.books.fail(job, Failure(kind=kind, type="Planned", message=kind))
+
+    def _write_late(self) -> None:
+        """What a task made after its claim was over, as one would write who does not know: it is refused."""
+        while self._late:
+            job = self._late.popleft()
+            node = self._lives[job.claim.row.node_epoch]
+            done = result_of(job, self._result(job), node)
+            try:
+                if not self.books.round(node, [done], None).made[0]:
+                    self.work.store.run(partial(self._realize, node=node, done=done))
+            except (LeaseLost, StoreError):
+                continue
+
+    def _realize(self, tx: Tx, node: Node, done: Done) -> None:
+        finish.realize(tx, self.work.keys, self.work.cluster, node, done)
 
     def _result(self, job: Job) -> Result:
         inputs = [msgspec.msgpack.decode(result.head, type=int) for _, result in job.inputs]
@@ -190,6 +211,7 @@ class Worker:
             self._retry_at = now + self.ttl_s / 30
             return
         try:
+            self._write_late()
             if self._epoch != node.epoch:
                 self._joined(node)
             if now >= self._poll_at:
@@ -228,6 +250,7 @@ class Worker:
     def _joined(self, node: Node) -> None:
         self._all_of(lambda: self.books.reclaim(node))
         self._all_of(lambda: self.books.strays(node, ()))
+        self._lives[node.epoch] = node
         self._audit_at = self.clock.monotonic() + 2 * self.ttl_s
         self._epoch = node.epoch
 
