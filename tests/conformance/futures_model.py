@@ -143,7 +143,7 @@ class Model:
     def may_go(self, future_id: bytes) -> bool:
         """May the sweep delete it? Not while a live descendant could need it (FUT-61)."""
         known = self.futures[future_id]
-        if known.state not in ENDED or known.state is S.QUARANTINED:
+        if known.state not in ENDED:
             return False
         for other in self.futures.values():
             if future_id not in other.inputs or other.state in (S.FAILED, S.CANCELLED):

@@ -174,7 +174,7 @@ class FutureMachine(RuleBasedStateMachine):
     # --- clients
 
     def submit(self) -> None:
-        if len(self.model.futures) > 14:
+        if len(self.model.futures) > 8:
             return
         there = sorted(self.model.futures)
         inputs = self.draw(st.lists(st.sampled_from(there), max_size=3, unique=True)) if there else []
@@ -294,7 +294,7 @@ class FutureMachine(RuleBasedStateMachine):
         if got is None:
             return
         node = self.nodes[got.row.holder]
-        kind = self.draw(st.sampled_from(("exception", "exception", "crash", "oom", "deserialize")))
+        kind = self.draw(st.sampled_from(("exception", "exception", "crash", "crash", "oom", "deserialize")))
         failure = Failure(kind=kind, message="no")
         if not self.usable(got):
             self.refused(lambda: self.there(finish.fail, node, got, failure))
@@ -416,7 +416,7 @@ class FutureMachine(RuleBasedStateMachine):
                 known.state = S.BLOCKED
 
     def sweep(self) -> None:
-        if len(self.model.futures) < 8:
+        if len(self.model.futures) < 6:
             return
         page = self.there(sweep.sweep_page, 0)
         for one in page.deleted:
@@ -427,12 +427,13 @@ class FutureMachine(RuleBasedStateMachine):
 M = FutureMachine
 ACTS = [
     *([M.submit] * 5),
-    *([M.claim] * 6),
+    *([M.claim] * 8),
     *([M.realize] * 5),
-    *([M.fail] * 3),
-    *([M.lose] * 2),
+    *([M.fail] * 5),
+    *([M.lose] * 3),
     *([M.block, M.give_up, M.cancel, M.requeue, M.delete_results]),
-    *([M.die, M.come_back, M.come_back, M.reap, M.strand, M.satisfy, M.sweep]),
+    *([M.die, M.come_back, M.reap, M.strand, M.satisfy] * 2),
+    M.sweep,
 ]
 
 
@@ -475,12 +476,12 @@ def test_lives_of_futures_in_memory() -> None:
 
 @pytest.mark.rule("FUT-12", "FUT-13", "FUT-15", "FUT-16")
 def test_lives_of_futures_on_sqlite(sqlite: Store) -> None:
-    lives_of_futures(sqlite, 25, 30)
+    lives_of_futures(sqlite, 50, 40)
 
 
 @pytest.mark.rule("FUT-12", "FUT-13", "FUT-15", "FUT-16")
 def test_lives_of_futures_on_postgresql(postgres: Store) -> None:
-    lives_of_futures(postgres, 20, 30)
+    lives_of_futures(postgres, 40, 40)
 
 
 def test_the_model_knows_every_state() -> None:

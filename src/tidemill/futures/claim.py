@@ -73,8 +73,11 @@ def claim(
             for lane in lanes
             if lane.minus_priority == minus_priority and fits(bounds_of(lane.label)[0], free)
         ]
-        for lane, share in _shares(tx, keys, able, limit - len(claims)):
-            taken = _take_lane(tx, keys, lane, free, share)
+        turns = _shares(tx, keys, able, limit - len(claims))
+        if len(able) > 1:  # what the oldest cannot use, because they do not fit together, others can
+            turns += [(lane, limit) for lane in able]
+        for lane, share in turns:
+            taken = _take_lane(tx, keys, lane, free, min(share, limit - len(claims)))
             claims += _claim_rows(tx, keys, node, taken)
             free = left(free, taken)
     return claims
@@ -170,6 +173,8 @@ def _ripe(tx: Tx, keys: FutureKeys, lane: Lane) -> tuple[bytes, bytes]:
 
 
 def _take_lane(tx: Tx, keys: FutureKeys, lane: Lane, free: Capacity, limit: int) -> list[Row]:
+    if limit < 1 or not fits(bounds_of(lane.label)[0], free):
+        return []
     allowed = limits.allowed(tx, keys, lane.queue, limit) if lane.queue else limit
     lo, hi = _ripe(tx, keys, lane)
     high = bounds_of(lane.label)[1]
