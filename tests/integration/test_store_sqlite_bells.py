@@ -1,5 +1,6 @@
 """Bells between processes that share a SQLite file; where a head is deaf, only a bell can wake."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,15 @@ def test_the_name_of_a_dead_process_is_removed_by_whoever_rings_next(store):
     (names / "1-dead").touch()
     store.run(lambda tx: tx.set(SPACE["a"], b"x"))
     assert not (names / "1-dead").exists()
+
+
+def test_an_ear_that_is_just_being_closed_does_not_fail_a_commit(store, tmp_path):
+    with SqliteStore(tmp_path / "store.db") as other:
+        ear = Ear(other._watches._bells.folder, other.chance)
+        ear._socket.shutdown(socket.SHUT_RDWR)  # its name is still there, and whoever rings gets EPIPE
+        store.run(lambda tx: tx.set(SPACE["a"], b"x"))
+        assert store.run(lambda tx: tx.get(SPACE["a"])) == b"x"
+        ear.close()
 
 
 def test_closing_takes_the_name_away(tmp_path):

@@ -101,6 +101,8 @@ class Bells:
                 continue  # its buffer is full: it has enough to hear
             except (ConnectionRefusedError, FileNotFoundError):
                 (self.folder / name).unlink(missing_ok=True)  # its process is dead
+            except OSError:
+                continue  # it is just being closed (EPIPE); a hint that fails is no failure of the commit
 
     def _listed(self) -> list[str]:
         """The other ears' names. Listed anew for each commit: some microseconds beside its fsync."""
