@@ -4,7 +4,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tidemill.futures.client import Client, as_completed, connect, gather
+    from tidemill.futures.client import Client, connect
+    from tidemill.futures.gathering import as_completed, gather
     from tidemill.futures.handle import Future
 
 __version__ = "0.1.0"
@@ -14,9 +15,9 @@ __all__ = ["Client", "Future", "__version__", "as_completed", "connect", "gather
 _HOMES = {
     "Client": "tidemill.futures.client",
     "Future": "tidemill.futures.handle",
-    "as_completed": "tidemill.futures.client",
+    "as_completed": "tidemill.futures.gathering",
     "connect": "tidemill.futures.client",
-    "gather": "tidemill.futures.client",
+    "gather": "tidemill.futures.gathering",
 }
 """Where each public name lives; its module is imported when the name is first used."""
 

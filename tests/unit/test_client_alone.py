@@ -189,3 +189,25 @@ def test_a_handle_of_a_place_that_cannot_be_opened_says_what_to_do(client: Clien
     with pytest.raises(UsageError, match="not connected to") as caught:
         pickle.loads(stream)
     assert "ann:***@db" in str(caught.value)
+
+
+@pytest.mark.rule("FUT-64")
+def test_every_handle_counts_also_several_of_one_future(client: Client) -> None:
+    first = client.submit(double, 1, key="one")
+    others = client.map(double, [1, 2], key="some") + client.map(double, [1, 2], key="some")
+    again = [client.submit(double, 1, key="one") for _ in range(3)]
+    client.handles.tick()
+    assert len(client.handles) == 3
+    del again, others
+    client.handles.tick()
+    assert len(client.handles) == 1
+    copy = pickle.loads(pickle.dumps(first)) if client.place.can_be_opened else client.future(first.id)
+    del first
+    client.handles.tick()
+    assert len(client.handles) == 1
+    del copy
+    client.handles.tick()
+    assert len(client.handles) == 1  # pickled: it may be on its way
+    client._link.clock.sleep(601)
+    client.handles.tick()
+    assert len(client.handles) == 0

@@ -21,8 +21,10 @@ from typing import Any, Self, TypeVar, Unpack
 from tidemill.errors import FutureError, FutureUnknown, StoreError, UsageError
 from tidemill.futures import bulk, cancel, context, limits, results
 from tidemill.futures.actor_handle import ActorHandle
+from tidemill.futures.awaiting import Awaiting
 from tidemill.futures.callbacks import Callbacks
 from tidemill.futures.connection import Connection
+from tidemill.futures.gathering import listed
 from tidemill.futures.handle import Future
 from tidemill.futures.handles import Handles
 from tidemill.futures.home import CLUSTER, Place
@@ -39,19 +41,15 @@ from tidemill.futures.options import (
     text,
     whole,
 )
-from tidemill.futures.options import timeout as checked_timeout
 from tidemill.futures.putting import Putting
-from tidemill.futures.rows import AnyRow, Realized
+from tidemill.futures.rows import AnyRow
 from tidemill.futures.states import ENDED
 from tidemill.futures.submission import NOTHING, Submission
-from tidemill.futures.waiting import Ended
 from tidemill.store import Tx
 
 T = TypeVar("T")
 
 DELETE_PAGE = 100
-AWAITED = 300
-"""How many of the futures that a task awaits are named to its supervisor."""
 
 _PLAIN = Options.of({})
 _DEFAULTS = (0, 0, 0, (), 0, None, 0, None, None, False, None, "fail", None)
@@ -106,6 +104,7 @@ class Client:
         self._link = connection
         self._callbacks = Callbacks(connection.waiting)
         self.putting = Putting(connection)
+        self.awaiting = Awaiting(connection, lambda one: ActorHandle(self.future(one)))
         self._workers: list[LocalWorker] = []
         connection.waiting.look_after = self._look_after
         self._closing = threading.Lock()
@@ -267,7 +266,7 @@ class Client:
         """Handles of what was entered; an id that is not the one we drew is of an earlier submission."""
         known = {one for one, own in zip(ids, ours, strict=True) if one != own} if ours else set()
         self.handles.count([one for one in ids if one not in known], ours=True)
-        self.handles.count(known, ours=False)
+        self.handles.count([one for one in ids if one in known], ours=False)
         return [Future(self, one) for one in ids]
 
     # --- waiting
@@ -282,96 +281,23 @@ class Client:
             timeout: seconds; then `FutureTimeout`.
             return_exceptions: give errors in place of results instead of raising.
         """
-        wanted = listed(futures)
-        timeout, end_at = self._end_at(timeout)
-        values: dict[bytes, Any] = {}
-        for one, row in self._ended([future.id for future in wanted], timeout, together=True):
-            if isinstance(row, Realized):
-                there, value = self._value(one, row)
-                if there:
-                    values[one] = value
-            elif return_exceptions:
-                values[one] = self._link.outcomes.error(one, row)
-            else:
-                raise self._link.outcomes.error(one, row)
-        for future in wanted:
-            if future.id not in values:  # lost meanwhile, and computed again
-                left_s = None if end_at is None else max(0.0, end_at - self._link.clock.monotonic())
-                values[future.id] = self.result_of(future, left_s)
-        return [values[future.id] for future in wanted]
+        self._check_open()
+        return self.awaiting.results(listed(futures), timeout, return_exceptions=return_exceptions)
 
     def as_completed(self, *futures: Any, timeout: float | None = None) -> Iterator[Future[Any]]:
         """The futures one by one, as they end; `FutureTimeout` when the time is over before all have."""
-        wanted = {future.id: future for future in listed(futures)}
-        for one, row in self._ended(list(wanted), self._end_at(timeout)[0]):
-            future = wanted.pop(one)
-            future.remember(row)
-            yield future
+        self._check_open()
+        return self.awaiting.completed(listed(futures), timeout)
 
     def result_of(self, future: Future[Any], timeout: float | None = None) -> Any:
         """See `Future.result`."""
-        timeout, end_at = self._end_at(timeout)
-        row = future.remembered
-        while True:
-            if row is None:
-                ((_, row),) = self._ended([future.id], timeout)
-            if not isinstance(row, Realized):
-                raise self._link.outcomes.error(future.id, row)
-            there, value = self._value(future.id, row)
-            if there:
-                future.remember(row)
-                return value
-            row = None
-            if end_at is not None:
-                timeout = max(0.0, end_at - self._link.clock.monotonic())
+        self._check_open()
+        return self.awaiting.result(future, timeout)
 
     def exception_of(self, future: Future[Any], timeout: float | None = None) -> BaseException | None:
         """See `Future.exception`."""
-        ((_, row),) = self._ended([future.id], self._end_at(timeout)[0])
-        return None if isinstance(row, Realized) else self._link.outcomes.error(future.id, row)
-
-    def _value(self, future_id: bytes, row: Realized) -> tuple[bool, Any]:
-        if row.result.location.kind == "actor":
-            return True, ActorHandle(self.future(future_id))
-        return self._link.outcomes.value(future_id, row)
-
-    def _ended(
-        self, ids: Sequence[bytes], timeout: float | None, *, together: bool = False
-    ) -> Iterator[Ended]:
-        """Those that ended, one by one. A task gives its slot back while it waits, if it has to wait at all.
-
-        `together`: nobody looks at the first before the last has ended, unless one has failed; so a task asks
-        for its slot once.
-        """
         self._check_open()
-        task = context.current()
-        if task is None:
-            for page in self._link.waiting.ended(ids, timeout):
-                yield from page
-            return
-        _, end_at = self._end_at(timeout)
-        left = dict.fromkeys(ids)
-        first = list(left)[:AWAITED]
-        found = [Ended(one, row) for one, row in zip(first, self._link.waiting.read(first), strict=True)]
-        found = [one for one in found if one.row is None or one.row.state in ENDED]
-        while True:
-            for one in found:
-                del left[one.id]
-            yield from found
-            if not left:
-                return
-            left_s = None if end_at is None else max(0.0, end_at - self._link.clock.monotonic())
-            found = []
-            with task.waiting(list(left)[:AWAITED]):
-                for page in self._link.waiting.ended(left, left_s):
-                    found += page
-                    if not together or any(not isinstance(one.row, Realized) for one in page):
-                        break
-
-    def _end_at(self, timeout: float | None) -> tuple[float | None, float | None]:
-        """A timeout that was checked, and the moment it ends."""
-        seconds = checked_timeout(timeout)
-        return seconds, None if seconds is None else self._link.clock.monotonic() + seconds
+        return self.awaiting.exception(future, timeout)
 
     def call_when_done(self, future: Future[Any], call: Callable[[Any], object]) -> None:
         """See `Future.add_done_callback`."""
@@ -582,40 +508,6 @@ def _close_all() -> None:
     for client in list(_all):
         with contextlib.suppress(Exception):
             client.close()
-
-
-# --- for everybody's futures
-
-
-def listed(futures: Sequence[Any]) -> list[Future[Any]]:
-    """Futures as they are given: one after the other, or one iterable of them."""
-    if len(futures) == 1 and not isinstance(futures[0], Future) and isinstance(futures[0], Iterable):
-        futures = list(futures[0])
-    for one in futures:
-        if not isinstance(one, Future):
-            raise UsageError(f"a {type(one).__name__} is no future", hint="give futures, or a list of them")
-    return list(futures)
-
-
-def gather(*futures: Any, timeout: float | None = None, return_exceptions: bool = False) -> list[Any]:
-    """The results of futures in their order; see `Client.gather`."""
-    wanted = listed(futures)
-    if not wanted:
-        return []
-    return _one_client(wanted).gather(wanted, timeout=timeout, return_exceptions=return_exceptions)
-
-
-def as_completed(*futures: Any, timeout: float | None = None) -> Iterator[Future[Any]]:
-    """The futures one by one, as they end; see `Client.as_completed`."""
-    wanted = listed(futures)
-    return _one_client(wanted).as_completed(wanted, timeout=timeout) if wanted else iter(())
-
-
-def _one_client(futures: Sequence[Future[Any]]) -> Client:
-    clients = {future.client.place: future.client for future in futures}
-    if len(clients) > 1:
-        raise UsageError("these futures are of several clusters", hint="gather those of each cluster")
-    return futures[0].client
 
 
 def _split(kwargs: dict[str, Any]) -> tuple[Options, dict[str, Any]]:

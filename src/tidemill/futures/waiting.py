@@ -175,9 +175,9 @@ class _Wait:
     def _said(self) -> str:
         one = next(iter(self._outstanding))
         if self._total == 1:
-            return f"future {one.hex()} has not ended within {self._timeout_s:g} s"
+            return f"future {one.hex()} has not ended within {self._timeout_s:.3g} s"
         left = len(self._outstanding)
-        return f"{left:,} of {self._total:,} futures have not ended within {self._timeout_s:g} s"
+        return f"{left:,} of {self._total:,} futures have not ended within {self._timeout_s:.3g} s"
 
 
 def _leave_alone(ids: Sequence[bytes]) -> None:
