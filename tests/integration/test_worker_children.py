@@ -41,7 +41,7 @@ class Nest:
         self.turn_until(lambda: self.children.zygote.ready)
 
     def start(self) -> Child:
-        child = self.children.start(Hello("c", "memory://", "", KEY.secret, "node", 1, "", "", ""))
+        child = self.children.start(Hello("c", "memory://", "", KEY.secret, "node", 1, "", ""))
         self.said[child] = []
         self.turn_until(lambda: bool(self.said[child]))  # it says that it is ready
         return child

@@ -63,7 +63,7 @@ class Unreliable(Store):
 
 @contextmanager
 def supervising(store: Unreliable, place: Place, *, slots: int = 1) -> Iterator[Supervisor]:
-    hello = Hello(place.cluster, place.store, place.objects, place.key.secret, "n" * 24, 0, "", "", "")
+    hello = Hello(place.cluster, place.store, place.objects, place.key.secret, "n" * 24, 0, "", "")
     total = Capacity(cpu=4, ram=10**9)
     settings = Settings(slots=slots, total=total, ttl_s=TTL_S, every_s=TTL_S / 5, cancel_grace_s=0.5)
     supervisor = Supervisor(store, hello, settings)

@@ -38,7 +38,6 @@ class Care:
         self._clock = floor.clock
         self.look_at = 0.0
         self._starved_since = 0.0
-        self._drained = False
 
     def look_soon(self) -> None:
         """Something may have to be done within the time that a short task takes."""

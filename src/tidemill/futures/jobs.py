@@ -23,7 +23,6 @@ class Job:
         "inputs",
         "needs",
         "number",
-        "resuming",
         "said",
         "segment",
         "since_us",
@@ -51,7 +50,6 @@ class Job:
         self.number = 0
         self.since_us = 0  # when it came to us, or came back
         self.waiting = False  # it awaits other futures and uses no slot
-        self.resuming = False  # what it awaited is there, and it wants a slot
         self.awaits: tuple[bytes, ...] = ()
         self.segment = ""  # where its result lies, if not in a row
         self.said = False  # it has said something of itself

@@ -38,7 +38,6 @@ class Hello(Message, frozen=True, array_like=True, tag=0):
     secret: bytes  # the cluster key; here and not in the environment, where others could read it
     node: str
     node_epoch: int
-    host: str
     address: str
     segments: str  # the folder for results that are too large for a row
     roots: str = ""  # a file of certificates to trust when results are fetched from other hosts

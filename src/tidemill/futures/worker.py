@@ -123,7 +123,6 @@ def run_worker(
             secret=place.key.secret,
             node=node,
             node_epoch=0,
-            host=host_id(),
             address=served,
             segments=str(segments.folder),
             roots=options.serving.roots if options.serving is not None else "",
