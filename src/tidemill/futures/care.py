@@ -55,6 +55,7 @@ class Care:
         for child in list(floor.children.all):
             self._look_at(child, now)
         floor.children.reap_orphans()
+        floor.children.revive_zygote()
         self._give_back_lingering(now)
         self._end_idle(now)
         self._look_at_actors(now)

@@ -237,6 +237,8 @@ class Children:
         self._selector = selector
         self._clock = clock
         self.zygote = zygote
+        self._stillborn = 0  # zygotes that were never ready, in a row
+        self._revive_at = 0.0
         self.all: list[Child] = []
         selector.register(zygote.line, selectors.EVENT_READ, zygote)
 
@@ -249,10 +251,21 @@ class Children:
         return child
 
     def hear_zygote(self) -> None:
-        """It is ready, or it is dead and another one is started."""
-        line = self.zygote.line
-        if not self.zygote.hear():
-            self._selector.unregister(line)
+        """It is ready, or it is dead and another one is started: at once, if it had been ready."""
+        was_ready = self.zygote.ready
+        if self.zygote.hear():
+            self._stillborn = 0
+            return
+        self._selector.unregister(self.zygote.line)
+        self._stillborn += not was_ready
+        pause_s = min(5.0, 0.1 * 2.0**self._stillborn) if self._stillborn else 0.0
+        self._revive_at = self._clock.monotonic() + pause_s
+        self.revive_zygote()
+
+    def revive_zygote(self) -> None:
+        """Start a new zygote when the old one is dead and it is time to."""
+        if self._revive_at and self._clock.monotonic() >= self._revive_at:
+            self._revive_at = 0.0
             self.zygote.revive()
             self._selector.register(self.zygote.line, selectors.EVENT_READ, self.zygote)
 

@@ -176,8 +176,9 @@ def _own_address(place: Place, options: WorkerOptions) -> Iterator[str]:
         yield f"{host}/{os.getpid()}"
         return
     cluster = blake2b("\0".join(place.identity).encode(), digest_size=8).hexdigest()
-    folder = Path(tempfile.gettempdir()) / f"tidemill-{os.geteuid()}-workers"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    shared = Path(tempfile.gettempdir()) / f"tidemill-{os.geteuid()}-workers"
+    folder = Path(place.home) / "workers" if place.home else shared
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.lstat().st_uid != os.geteuid():
         raise UsageError(f"{folder} belongs to another user", hint="set TMPDIR to a folder of your own")
     for number in range(MOST_WORKERS):
