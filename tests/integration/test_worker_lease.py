@@ -1,4 +1,4 @@
-"""Workers that die, pause and come back: what they held goes on elsewhere, what they write late is refused."""
+"""Workers that die, pause and come back: what they held goes on elsewhere, late writes are refused."""
 
 import signal
 from pathlib import Path

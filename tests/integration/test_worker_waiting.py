@@ -48,7 +48,7 @@ def test_beyond_the_cap_waiting_tasks_are_parked_and_find_their_children_again(
 def test_a_waiting_task_keeps_its_memory_and_makes_room_when_nothing_else_helps(
     home: Path, tmp_path: Path, look: Look
 ) -> None:
-    """It awaits a task that does not fit beside it: one worker with too little for both would wait for ever."""
+    """It awaits a task that does not fit beside it: with too little for both it would wait for ever."""
     with WorkerProcess(home, "--ram", "300MB", slots=2) as worker, connect(home=home) as client:
         worker.ready()
         parent = client.submit(tasks.awaits_large, "200MB", ram="200MB")

@@ -235,7 +235,8 @@ def reclaim(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, *, limit
     """A worker that has just joined gives back what earlier boots at its address still hold (FUT-39, FUT-48).
 
     Only to be called by a worker that serves at its address, so that no other process can: the earlier ones
-    are dead, whatever their leases say. Their entries go with the last page. Counts as no attempt.
+    are dead, whatever their leases say. Their entries go with the last page. It is no attempt, but it counts
+    as a claim whose node died: a task that ends its whole node must not do so for ever (FUT-53).
     """
     nodes.check(tx, cluster, node)
     moved: list[tuple[bytes, AnyRow]] = []
@@ -247,9 +248,7 @@ def reclaim(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, *, limit
         ids = [one for row in found if isinstance(one := keys.own.unpack(row.key)[1], bytes)]
         for future_id, row in zip(ids, edges.read_many(tx, keys, ids), strict=True):
             if isinstance(row, Claimed) and row.holder == old.id:
-                hard = edges.must_read_spec(tx, keys, future_id).hard
-                give = reap if hard else finish.give_back
-                moved.append((future_id, give(tx, keys, future_id, row)))
+                moved.append((future_id, reap(tx, keys, future_id, row)))
             else:
                 tx.clear(keys.own[old.id, future_id])
         if len(found) == left:
