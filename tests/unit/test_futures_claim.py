@@ -154,7 +154,6 @@ def test_what_is_given_back_keeps_its_place_in_the_line(stage: Stage) -> None:
     assert stage.claim(worker, 1)[0].id == first
 
 
-@pytest.mark.rule("FUT-36")
 def test_one_beat_of_the_node_renews_all_its_claims(stage: Stage) -> None:
     worker = stage.worker("w")
     for _ in range(20):

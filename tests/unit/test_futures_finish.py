@@ -224,7 +224,6 @@ class TestBlock:
         assert isinstance(row, Failed)
         assert row.kind == "upstream"
 
-    @pytest.mark.rule("FUT-41")
     def test_a_parked_task_runs_again_when_what_it_awaits_has_ended_well_or_badly(self, stage: Stage) -> None:
         worker = stage.worker("w")
         parent = stage.submit()

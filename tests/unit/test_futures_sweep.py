@@ -36,6 +36,7 @@ def test_ended_futures_go_after_a_day_with_everything_that_hangs_on_them(stage: 
     stage.make(worker, data, kind="object")
     stage.here(results.pin, other, "me")
     stage.here(results.unpin, other, "me")
+    stage.run(lambda tx: tx.set(stage.keys.status[data], b"half done"))
     stage.fail(worker, stage.claim_one(worker, other))
     stage.drain()
     days_later(stage, 0.5)

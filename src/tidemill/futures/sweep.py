@@ -129,6 +129,7 @@ def delete(tx: Tx, keys: FutureKeys, future_id: bytes, row: AnyRow) -> None:
         tx.clear(keys.deadline[spec.deadline_at, future_id])
     tx.clear(keys.error[future_id])
     tx.clear(keys.loose[future_id])
+    tx.clear(keys.status[future_id])
     _clear_hold(tx, keys, spec)
     tx.clear(keys.future[future_id])
     tx.clear(keys.spec[future_id])
