@@ -13,7 +13,7 @@ from bench.side import Side
 
 QUEUED, QUICK_QUEUED = 100_000, 300
 SHORT, TIMES, QUICK_SHORT = 10_000, 10, 200
-CLAIMED, BATCH, TURNS = 400, 100, 5  # of one turn; and turns of one repetition
+CLAIMED, BATCH, TURNS = 200, 100, 20  # of one turn; and turns of one repetition
 LOOK_EVERY_S = 0.05
 
 
