@@ -4,11 +4,12 @@ import pytest
 
 from tests.unit.futures_stage import TTL_S, Stage
 from tidemill.cluster import leases, nodes
-from tidemill.futures import cancel, claim, finish, reap, results
+from tidemill.futures import cancel, claim, finish, reap, results, submit
 from tidemill.futures.events import AssignmentsRerouted, FuturesReaped
 from tidemill.futures.lanes import Capacity
 from tidemill.futures.retries import MOST_REAPS
-from tidemill.futures.rows import Cancelled, Claimed, Failed, Needs, Quarantined, Realized, Unclaimed
+from tidemill.futures.rows import Blocked, Cancelled, Claimed, Failed, Needs, Quarantined, Realized, Unclaimed
+from tidemill.store import LIMITS
 
 
 @pytest.fixture
@@ -320,3 +321,23 @@ def test_a_claim_that_arrives_after_the_reaper_is_found_by_the_next_round(stage:
     assert isinstance(stage.row(future), Unclaimed)
     assert stage.row(future).tally.reaps == 1
     assert stage.there(finish.relinquish, stage.worker("w"), []) == []
+
+
+def test_claims_that_must_hang_on_hundreds_of_inputs_again_are_reaped_in_transactions_that_fit(
+    stage: Stage,
+) -> None:
+    stage.scan = False
+    worker, other = stage.worker("w"), stage.worker("other")
+    data = [stage.submit() for _ in range(submit.MOST_INPUTS)]
+    while got := stage.claim(other):
+        stage.realize_fast(other, *got, kind="segment")
+    wide = [stage.submit(*data) for _ in range(6)]
+    stage.claim(worker)
+    for one in data:
+        stage.lose(one)
+    stage.kill(worker, alive=[other])
+    stage.writes.clear()
+    stage.round("reap futures")
+    assert all(isinstance(stage.row(one), Blocked) for one in wide)
+    assert max(stage.writes) < LIMITS.transaction_writes
+    stage.check()

@@ -9,6 +9,7 @@ as long as it stays small.
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Sequence
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -258,25 +259,30 @@ class Books:
         )
 
     def block(self, job: Job, upstreams: Sequence[bytes], losses: Sequence[Loss] = ()) -> None:
-        """The task can go on only when these are realised; copies that were found gone are reported first."""
+        """The task can go on only when these are realised; copies that were found gone are reported first.
+
+        Each loss is an errand of its own: hundreds of inputs may be lost with one node.
+        """
 
         def step(tx: Tx, node: Node) -> AnyRow | None:
             if not claim.is_held(edges.read(tx, self.keys, job.id), job.claim):
                 return None
-            nodes.check(tx, self.cluster, node)
-            for loss in losses:
-                results.lose(
-                    tx,
-                    self.keys,
-                    self.cluster,
-                    loss.id,
-                    loss.version,
-                    node=loss.node,
-                    unreachable=loss.unreachable,
-                )
             return finish.block(tx, self.keys, self.cluster, node, job.claim, upstreams)
 
+        self.errands.extend(Errand(None, partial(self._report, loss)) for loss in losses)
         self._later(job, step)
+
+    def _report(self, loss: Loss, tx: Tx, node: Node) -> None:
+        nodes.check(tx, self.cluster, node)
+        results.lose(
+            tx,
+            self.keys,
+            self.cluster,
+            loss.id,
+            loss.version,
+            node=loss.node,
+            unreachable=loss.unreachable,
+        )
 
     def actor_died(self, actor_id: bytes, failure: Failure) -> None:
         """An actor of this node is gone, and its calls with it."""

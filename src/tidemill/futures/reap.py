@@ -23,6 +23,9 @@ from tidemill.futures.states import FutureEdge
 from tidemill.store import Space, Tx
 
 PAGE = 50
+ROOM_WRITES = 300
+"""A page of claims ends early when it has written this much: one that must hang on its inputs again may have
+hundreds of them."""
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -72,12 +75,17 @@ def reap_page(
     found = tx.range(max(lo, after + b"\x00"), hi, limit=limit)
     ids = [one for row in found if isinstance(one := keys.own.unpack(row.key)[1], bytes)]
     moved: list[tuple[bytes, AnyRow]] = []
+    done = 0
     for future_id, state in zip(ids, edges.read_many(tx, keys, ids), strict=True):
+        if tx.writes > ROOM_WRITES:
+            break
         if not isinstance(state, Claimed) or state.holder != node_id:
             tx.clear(keys.own[node_id, future_id])  # it says nothing about anything
         elif state.node_epoch != alive_epoch:
             moved.append((future_id, reap(tx, keys, future_id, state)))
-    return Page(moved, len(found) == limit), found[-1].key if found else after
+        done += 1
+    more = done < len(found) or len(found) == limit
+    return Page(moved, more), found[done - 1].key if done else after
 
 
 def reap(tx: Tx, keys: FutureKeys, future_id: bytes, row: Claimed) -> AnyRow:
@@ -247,6 +255,8 @@ def reclaim(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, *, limit
         found = tx.range(*keys.own.under(old.id), limit=left)
         ids = [one for row in found if isinstance(one := keys.own.unpack(row.key)[1], bytes)]
         for future_id, row in zip(ids, edges.read_many(tx, keys, ids), strict=True):
+            if tx.writes > ROOM_WRITES:
+                return Page(moved, more=True)
             if isinstance(row, Claimed) and row.holder == old.id:
                 moved.append((future_id, reap(tx, keys, future_id, row)))
             else:

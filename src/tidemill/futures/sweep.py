@@ -28,7 +28,7 @@ KEEP_QUARANTINED = 7
 
 PAGE = 40
 DEPENDENTS_PAGE = 100
-ROOM_WRITES = 600
+ROOM_WRITES = 500
 
 
 class Swept(msgspec.Struct, frozen=True):

@@ -1,0 +1,36 @@
+"""A task that finds hundreds of its inputs gone with one node."""
+
+import pytest
+
+from tests.unit.futures_stage import Stage
+from tidemill.futures import rows
+from tidemill.futures.books import Books
+from tidemill.futures.jobs import Job
+from tidemill.futures.rows import Blocked, Realized, Unclaimed
+from tidemill.futures.submit import MOST_INPUTS
+from tidemill.futures.wire import Loss
+from tidemill.store import LIMITS
+
+
+@pytest.mark.rule("FUT-45", "FUT-51")
+def test_hundreds_of_inputs_lost_with_one_node_are_reported_in_transactions_that_fit() -> None:
+    stage = Stage(scan=False)
+    holder, worker = stage.worker("holder"), stage.worker("w")
+    data = [stage.submit() for _ in range(MOST_INPUTS)]
+    while got := stage.claim(holder):
+        stage.realize_fast(holder, *got, kind="segment")
+    use = stage.submit(*data)
+    spec = stage.spec_of(use)
+    job = Job(stage.claim_one(worker, use), spec, rows.encode(spec), spec.needs, (), b"")
+    stage.kill(holder, alive=[worker])
+    stage.writes.clear()
+    versions = {one: row.result.version for one in data if isinstance(row := stage.row(one), Realized)}
+    books = Books(stage.store, "c", stage.chance)
+    losses = [Loss(one, version, "holder", unreachable=False) for one, version in versions.items()]
+    books.block(job, data, losses)
+    while books.errands:
+        books.run_errands(worker)
+    assert max(stage.writes) < LIMITS.transaction_writes
+    assert stage.row(use) == Blocked(tally=stage.row(use).tally, waits_on=MOST_INPUTS)
+    assert all(isinstance(stage.row(one), Unclaimed) for one in data)
+    stage.check()
