@@ -28,6 +28,10 @@ ARGUMENTS = bytes(60)
 RESULT = Result(1, 0, 20, Location("inline"), bytes(20), bytes(32))
 
 
+def _spec(future_id: bytes) -> Spec:
+    return Spec(id=future_id, name="noop", code=bytes(32), args=Blob(ARGUMENTS), signature=bytes(32))
+
+
 class Claims:
     def open(self, path: str) -> None:
         self._store = SqliteStore(Path(path))
@@ -35,18 +39,12 @@ class Claims:
         self._chance = random.Random(1)
         node = Node(id="bench", epoch=0, total=FREE.to_node())
         self._node = self._store.run(lambda tx: nodes.join(tx, self._cluster, node, LEASE_US))
-        self._specs: dict[bytes, Spec] = {}
 
     def fill(self, count: int) -> None:
         """Submit that many."""
-        specs = [self._spec() for _ in range(count)]
-        self._specs |= {spec.id: spec for spec in specs}
+        specs = [_spec(new_id(time.time_ns() // 1_000_000, self._chance)) for _ in range(count)]
         for page in submit.pages(specs):
             self._store.run(lambda tx, page=page: submit.submit(tx, self._keys, page))  # type: ignore[misc]
-
-    def _spec(self) -> Spec:
-        future_id = new_id(time.time_ns() // 1_000_000, self._chance)
-        return Spec(id=future_id, name="noop", code=bytes(32), args=Blob(ARGUMENTS), signature=bytes(32))
 
     def work(self, count: int, batch: int) -> float:
         """Claim that many; the seconds that the claims took."""
@@ -56,7 +54,7 @@ class Claims:
             claims = self._store.run(lambda tx: self._claim(tx, batch), mode="take")
             seconds += time.perf_counter() - began
             assert len(claims) == batch
-            done = [Done(one, self._specs.pop(one.id), RESULT) for one in claims]
+            done = [Done(one, _spec(one.id), RESULT) for one in claims]
             made = self._store.run(
                 lambda tx, done=done: finish.realize_many(tx, self._keys, self._cluster, self._node, done),  # type: ignore[misc]
                 mode="take",
