@@ -5,7 +5,8 @@ import pytest
 from tests.unit.futures_stage import Stage
 from tidemill.futures import cancel, results, submit
 from tidemill.futures.events import FuturesSwept
-from tidemill.futures.rows import Realized
+from tidemill.futures.keys import args_object
+from tidemill.futures.rows import Blob, Realized
 from tidemill.store import LIMITS
 
 DAY_S = 24 * 3600.0
@@ -47,6 +48,19 @@ def test_ended_futures_go_after_a_day_with_everything_that_hangs_on_them(stage: 
         stage.keys.garbage[f"obj-{data.hex()}-1"]
     } | {key for key in stage.all_rows() if key.startswith(stage.keys.inbox.prefix)}
     assert sum(len(event.ids) for event in stage.events if isinstance(event, FuturesSwept)) == 3
+
+
+@pytest.mark.rule("FUT-34")
+def test_large_arguments_are_deleted_with_their_future_and_not_before(stage: Stage) -> None:
+    worker = stage.worker("w")
+    future = stage.submit(args=Blob(None, b"digest", 10**6))
+    name = stage.keys.garbage[args_object(future, b"digest")]
+    stage.make(worker, future)
+    days_later(stage, 0.9)
+    assert name not in stage.all_rows()
+    days_later(stage, 0.9)
+    assert not exists(stage, future)
+    assert name in stage.all_rows()
 
 
 @pytest.mark.rule("FUT-34")

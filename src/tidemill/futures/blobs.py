@@ -16,7 +16,7 @@ from typing import Any
 
 from tidemill.errors import BadSignature, BlobMissing, CannotSerialize, ObjectMissing
 from tidemill.futures import calls
-from tidemill.futures.keys import FutureKeys
+from tidemill.futures.keys import FutureKeys, args_object
 from tidemill.futures.rows import Blob, Spec
 from tidemill.futures.signing import SIGNATURE_BYTES, Signer
 from tidemill.objects import Objects, Put
@@ -96,14 +96,14 @@ class Blobs:
         if len(content) <= IN_SPEC_BYTES:
             return Blob(content, size=len(content))
         digest = self._signer.sign("args", future_id, content)
-        self._put(_args_name(future_id, digest), digest, content, "these arguments are")
+        self._put(args_object(future_id, digest), digest, content, "these arguments are")
         return Blob(None, digest, len(content))
 
     def load_args(self, spec: Spec) -> bytes:
         """The arguments of a spec whose own signature was checked (`check_spec`)."""
         if spec.args.inline is not None:
             return spec.args.inline
-        body = self._object(_args_name(spec.id, spec.args.digest), f"the arguments of {spec.name}")
+        body = self._object(args_object(spec.id, spec.args.digest), f"the arguments of {spec.name}")
         content = body[SIGNATURE_BYTES:]
         self._signer.check("args", spec.args.digest, spec.id, content)
         return content
@@ -111,7 +111,7 @@ class Blobs:
     def delete_args(self, spec: Spec) -> None:
         """Remove what the arguments of a future take; for one that is gone for good."""
         if spec.args.inline is None and self._objects is not None:
-            self._objects.delete(_args_name(spec.id, spec.args.digest))
+            self._objects.delete(args_object(spec.id, spec.args.digest))
 
     def _put(self, name: str, digest: bytes, content: bytes, what: str) -> None:
         """Write an object that is a function of its name: whoever was there first has put the same."""
@@ -167,10 +167,6 @@ class Functions:
 
 def _code_name(digest: bytes) -> str:
     return f"futures/blobs/{digest.hex()}"
-
-
-def _args_name(future_id: bytes, digest: bytes) -> str:
-    return f"futures/args/{future_id.hex()}/{digest.hex()}"
 
 
 def _set_once(tx: Tx, key: bytes, value: bytes) -> None:

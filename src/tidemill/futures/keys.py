@@ -18,7 +18,7 @@
     (C, "hold", client, id)                        results outside the row that a client's handle keeps
     (C, "pin", id, who)                            results kept on purpose
     (C, "inbox", node)                             commands for a node, in order
-    (C, "garbage", object)                         results in object storage that nobody needs any more
+    (C, "garbage", object)                         results and arguments in object storage that nobody needs
     (C, "loose", id)                               released results that wait for their dependents to end
     (C, "task", group, partition)                  a partition's task -> id
     (C, "actor", id)                               an actor and where it lives
@@ -75,3 +75,8 @@ class FutureKeys:
 def new_id(wall_ms: int, chance: random.Random) -> bytes:
     """A future's id: 48 bits of time, then 80 bits of chance; it never changes (FUT-14)."""
     return wall_ms.to_bytes(6, "big") + chance.getrandbits(80).to_bytes(10, "big")
+
+
+def args_object(future_id: bytes, digest: bytes) -> str:
+    """The object with a future's arguments, when they are too large for its spec; deleted with it."""
+    return f"futures/args/{future_id.hex()}/{digest.hex()}"

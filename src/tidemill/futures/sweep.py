@@ -18,7 +18,7 @@ from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.futures import actors, edges, results, rows
 from tidemill.futures.claim import read_lanes
-from tidemill.futures.keys import FutureKeys
+from tidemill.futures.keys import FutureKeys, args_object
 from tidemill.futures.rows import AnyRow, Cancelled, Failed, Quarantined, Realized, Spec
 from tidemill.store import Tx
 
@@ -120,6 +120,8 @@ def delete(tx: Tx, keys: FutureKeys, future_id: bytes, row: AnyRow) -> None:
     """Delete an ended future with everything that hangs on it."""
     spec = edges.must_read_spec(tx, keys, future_id)
     results.drop_copies(tx, keys, spec, row)
+    if spec.args.inline is None:
+        tx.set(keys.garbage[args_object(future_id, spec.args.digest)], b"")
     actors.forget(tx, keys, spec)
     for upstream in dict.fromkeys(spec.inputs):
         tx.clear(keys.dep[upstream, future_id])
