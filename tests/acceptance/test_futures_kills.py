@@ -130,6 +130,7 @@ class Fleet:
             worker.signal(signal.SIGCONT)
         for worker in self.workers:
             self.seen |= {str(one["node"]) for one in worker.events("WorkerStarted")}
+            worker.ready()  # one that was started a moment ago cannot be asked to leave yet
             assert worker.drain() == 0, str(worker)
 
 
