@@ -88,7 +88,7 @@ def machine(root: Path, *, total_kb: int, group: str, files: dict[str, str], vms
     ("group", "files"),
     [
         (
-            "0::/work/job\n",
+            "0::/tasks/job\n",
             {
                 "work/job/memory.max": "2000000\n",
                 "work/memory.max": "max\n",
