@@ -90,9 +90,9 @@ def machine(root: Path, *, total_kb: int, group: str, files: dict[str, str], vms
         (
             "0::/tasks/job\n",
             {
-                "work/job/memory.max": "2000000\n",
-                "work/memory.max": "max\n",
-                "work/job/memory.events": "oom 4\noom_kill 3\n",
+                "tasks/job/memory.max": "2000000\n",
+                "tasks/memory.max": "max\n",
+                "tasks/job/memory.events": "oom 4\noom_kill 3\n",
             },
         ),
         (
