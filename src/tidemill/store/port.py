@@ -165,13 +165,14 @@ class Tx(ABC):
         self._count_many([row.key for row in rows], (), watched=not quiet)
         return rows
 
-    def swap(self, key: bytes, expected: bytes | None, new: bytes | None) -> bool:
+    def swap(self, key: bytes, expected: bytes | None, new: bytes | None, *, quiet: bool = False) -> bool:
         """Write `new` if the row is still `expected`; False, and nothing written, when it is not."""
-        return self.swap_many((Swap(key, expected, new),))[0]
+        return self.swap_many((Swap(key, expected, new),), quiet=quiet)[0]
 
-    def swap_many(self, swaps: Sequence[Swap]) -> list[bool]:
+    def swap_many(self, swaps: Sequence[Swap], *, quiet: bool = False) -> list[bool]:
         """Several fenced writes, each on its own: those whose row is not as expected are not made."""
-        self._count_many([swap.key for swap in swaps], [swap.new for swap in swaps if swap.new])
+        written = [new for _, _, new in swaps if new]
+        self._count_many([key for key, _, _ in swaps], written, watched=not quiet)
         return self._swap_many(swaps)
 
     # --- time
