@@ -84,6 +84,7 @@ def test_execute_is_submit_a_handle_with_done_failure_and_cancel(client, tmp_pat
         task = current()
         assert task is not None
         task.wait_cancelled(LONG_S)
+        task.check()
 
     long = client.submit(wait)
     assert long.cancel()

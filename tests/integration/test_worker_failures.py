@@ -182,8 +182,8 @@ def test_code_that_the_worker_cannot_load_is_tried_once_more_and_fails(
 @pytest.mark.rule("FUT-59")
 def test_a_forged_spec_never_runs(client: Client, look: Look, tmp_path: Path) -> None:
     """Somebody who can write to the store, and has not the key, changes what a future calls."""
-    blocker = client.submit(tasks.waits_for, str(tmp_path), "go", queue="forged")
     client.limit("forged", running=1)
+    blocker = client.submit(tasks.waits_for, str(tmp_path), "go", queue="forged")
     wait(lambda: bool(tasks.notes(tmp_path)), "the first one runs")
     victim = client.submit(tasks.note, str(tmp_path), "innocent", queue="forged")
     evil = client.submit(tasks.note, str(tmp_path), "evil", queue="forged")

@@ -243,8 +243,7 @@ def reclaim(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, *, limit
     """A worker that has just joined gives back what earlier boots at its address still hold (FUT-39, FUT-48).
 
     Only to be called by a worker that serves at its address, so that no other process can: the earlier ones
-    are dead, whatever their leases say. Their entries go with the last page. It is no attempt, but it counts
-    as a claim whose node died: a task that ends its whole node must not do so for ever (FUT-53).
+    are dead, whatever their leases say. Their entries go with the last page. Counts as no attempt.
     """
     nodes.check(tx, cluster, node)
     moved: list[tuple[bytes, AnyRow]] = []
@@ -258,7 +257,9 @@ def reclaim(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, *, limit
             if tx.writes > ROOM_WRITES:
                 return Page(moved, more=True)
             if isinstance(row, Claimed) and row.holder == old.id:
-                moved.append((future_id, reap(tx, keys, future_id, row)))
+                hard = edges.must_read_spec(tx, keys, future_id).hard
+                give = reap if hard else finish.give_back
+                moved.append((future_id, give(tx, keys, future_id, row)))
             else:
                 tx.clear(keys.own[old.id, future_id])
         if len(found) == left:
