@@ -1,4 +1,4 @@
-"""Figures: a series of repetitions, and two of them taken in turns so that noise hits both."""
+"""Figures: a series of repetitions, and several of them taken in turns so that noise hits all."""
 
 import statistics
 from collections.abc import Callable
@@ -16,6 +16,7 @@ class Series:
     unit: str
     values: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
+    settings: str = ""
 
     @property
     def median(self) -> float:
@@ -24,6 +25,7 @@ class Series:
     def as_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
+            **({"settings": self.settings} if self.settings else {}),
             "unit": self.unit,
             "median": rounded(self.median),
             "all": [rounded(value) for value in self.values],
@@ -42,6 +44,7 @@ class Comparison:
 
     ours: Series
     peer: Series
+    slower: list[Series] = field(default_factory=list)  # the same peer with other settings, beside them
 
     @property
     def ratio(self) -> float:
@@ -55,14 +58,14 @@ class Comparison:
         return {
             "ours": self.ours.as_json(),
             "peer": self.peer.as_json(),
+            **({"slower_peers": [series.as_json() for series in self.slower]} if self.slower else {}),
             "ratio_of_each_pair": [rounded(ratio) for ratio in self.pairs],
         }
 
 
 def take_turns(
     ours: Side,
-    peer: Side,
-    *,
+    *peers: Side,
     prepare: Callable[[Side], None],
     once: Callable[[Side], Timed],
     work: float,
@@ -73,12 +76,15 @@ def take_turns(
 ) -> Comparison:
     """Ours, the peer, ours, the peer, …, so that whatever else the machine does hits both.
 
+    Of several peers, the same one with different settings, the fastest counts, and all are told.
     A repetition is `turns` turns of each side, and its figure is all their work by all their seconds: where
     noise comes in bursts (a disk that others write to), many short turns spread a burst over both sides.
     `once` has a side do `work` units and answers its seconds. The warm-ups are whole repetitions, the same
     number for both, and are not kept.
     """
-    series = {side: Series(side.file, f"{unit} per second") for side in (ours, peer)}
+    series = {
+        side: Series(side.file, f"{unit} per second", settings=side.settings) for side in (ours, *peers)
+    }
     for repetition in range(-warm_ups, repetitions):
         for side in series:
             prepare(side)
@@ -90,7 +96,8 @@ def take_turns(
             for side, timed in done.items():
                 series[side].values.append(work * turns / sum(one.answer for one in timed))
                 series[side].cpu_s.append(sum(one.cpu_s for one in timed))
-    return Comparison(series[ours], series[peer])
+    fastest, *slower = sorted((series[peer] for peer in peers), key=lambda one: one.median, reverse=True)
+    return Comparison(series[ours], fastest, slower)
 
 
 def rounded(value: float) -> float:

@@ -34,9 +34,15 @@ class Side:
     """A process that answers (`bench.answering`), from `with` until its end."""
 
     def __init__(
-        self, module: str, *, python: str | Path = sys.executable, servers: Iterable[int] = ()
+        self,
+        module: str,
+        *,
+        python: str | Path = sys.executable,
+        servers: Iterable[int] = (),
+        settings: str = "",
     ) -> None:
         self.module = module
+        self.settings = settings  # what it is told apart by, when it runs several times
         self._command = [str(python), "-m", module]
         self._servers = tuple(servers)
         self._process: subprocess.Popen[str] | None = None

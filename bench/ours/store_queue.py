@@ -1,4 +1,7 @@
-"""The same queue through the store's port: take and claim, fenced completion, one transaction each."""
+"""The same queue through the store's port: take and claim, fenced completion, one transaction each.
+
+Quietly, that is without waking watchers: the queue by hand wakes nobody either.
+"""
 
 import random
 import sqlite3
@@ -43,18 +46,18 @@ def read(tx: Tx, lo: bytes, hi: bytes) -> list[Row]:
 
 def claim(tx: Tx, limit: int) -> tuple[list[bytes], bytes]:
     """Take ready rows and write a claim for each; the ids as they end the keys, and the claims' value."""
-    rows = tx.take(*READY.all(), limit)
+    rows = tx.take(*READY.all(), limit, quiet=True)
     held = msgspec.msgpack.encode(Claimed(HOLDER, 1, tx.now() + TTL_US))
     ids = [row.key[-PACKED_ID:] for row in rows]
-    tx.set_many([(CLAIM.prefix + each, held) for each in ids])
+    tx.set_many([(CLAIM.prefix + each, held) for each in ids], quiet=True)
     return ids, held
 
 
 def complete(tx: Tx, ids: list[bytes], held: bytes) -> int:
     """Remove the claims that are still ours and write a result for each of them; how many were."""
-    ours = tx.swap_many([Swap(CLAIM.prefix + each, held, None) for each in ids])
+    ours = tx.swap_many([Swap(CLAIM.prefix + each, held, None) for each in ids], quiet=True)
     done = [(RESULTS.prefix + each, RESULT) for each, mine in zip(ids, ours, strict=True) if mine]
-    tx.set_many(done)
+    tx.set_many(done, quiet=True)
     return len(done)
 
 

@@ -4,8 +4,8 @@ READ COMMITTED, FOR UPDATE SKIP LOCKED, autocommit: a claim is one statement wit
 completion is one with unnest. One round trip each, the COMMIT included: the least that there is. Rows are
 deleted by ctid (by key: 15 % slower); parameters are binary (%b; as text: 60 % slower at batches of 100).
 
-`settings` are "default" or "ours" (plans are told to use the indexes, as the store's are): the bench tries
-both and keeps the faster.
+`settings` are "default" or "ours" (plans are told to use the indexes, as the store's are; sometimes faster,
+sometimes far slower, when the order of the join comes out wrong): both run, and the faster one counts.
 """
 
 import random

@@ -21,7 +21,8 @@ def measure(report: Report) -> None:
         group_commit.measure(report, folder)
         failover.measure(report, folder)
     with PostgresServer(durable=True) as server:
-        claims.postgres(report, server, connections=(1, 4))
+        claims.postgres(report, server, connections=1)
+        claims.postgres(report, server, connections=4)
 
 
 if __name__ == "__main__":

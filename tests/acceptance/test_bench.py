@@ -68,8 +68,8 @@ def test_the_bench_says_where_it_ran_and_with_what(told: dict[str, Any]) -> None
     assert told["versions"]["ours"].keys() >= {"python", "tidemill", "sqlite"}
     assert told["versions"]["postgres_peer"].keys() >= {"python", "psycopg"}
     assert told["flags"]["quick"] is True
-    assert told["flags"]["postgres_peer"]["fsync"] == "on"
-    assert told["flags"]["sqlite_peer"]["synchronous"] == "2"
+    assert told["flags"]["postgres"]["fsync"] == "on"
+    assert told["flags"]["sqlite_peer_default"]["synchronous"] == "2"
 
 
 @pytest.fixture(scope="module")
