@@ -22,6 +22,7 @@ from tests import worker_tasks as tasks
 from tests.servers.process import wait_until
 from tests.workers import Look, WorkerProcess
 from tidemill.clock import SYSTEM
+from tidemill.errors import TaskCrashed, UpstreamDependencyFailed
 from tidemill.futures.client import Client, connect
 from tidemill.futures.handle import Future
 from tidemill.futures.segments import default_root
@@ -39,6 +40,7 @@ class Waves:
         self.log = str(log)
         self.futures = 0
         self.wrong: list[str] = []
+        self.unlucky: list[int] = []
         self.error: BaseException | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -60,9 +62,12 @@ class Waves:
         right = client.map(tasks.side, [log] * len(tops), tops, [3] * len(tops))
         joins: list[Future[int]] = client.map(tasks.join, [log] * len(tops), left, right)
         self.futures += 4 * len(tops)
-        for n, found in zip(numbers, client.gather(joins, timeout=120), strict=True):
+        came = client.gather(joins, timeout=120, return_exceptions=True)
+        for n, found in zip(numbers, came, strict=True):
             expected = tasks.expected(n, LARGE if n % 4 == 0 else 1)
-            if found != expected:
+            if isinstance(found, TaskCrashed | UpstreamDependencyFailed) and "SIGKILL" in str(found):
+                self.unlucky.append(n)  # we killed one task three times: it is set aside, as it should be
+            elif found != expected:
                 self.wrong.append(f"diamond {n} is {found}, not {expected}")
 
     def finish(self) -> None:
@@ -158,6 +163,7 @@ def run(home: Path, log: Path, *, seconds: float, every_s: float, kills: int) ->
         made = len(list(executions(log)))
         print(f"{waves.futures:,} futures, {made:,} executions, {dict(fleet.kills)}")  # noqa: T201
         assert not waves.wrong
+        assert len(waves.unlucky) <= waves.futures // 200
         assert sum(fleet.kills.values()) >= kills
         twice = [one for one, count in collections.Counter(executions(log)).items() if count > 1]
         assert not twice, f"executed twice under one epoch: {twice[:5]}"
