@@ -69,6 +69,12 @@
     ├── PublishError                  something about publishing; the kinds below say what
     │   ├── AttemptUnknown            no such attempt, or no longer
     │   └── AttemptEnded              it was published or abandoned already
+    ├── QueryError                    a query that cannot be a view, or names what is not there
+    ├── PipelineError                 something about a pipeline; the kinds below say what
+    │   ├── PipelineNotFound          no pipeline where one was looked for
+    │   ├── DeclarationError          a declaration that cannot be carried out; says the line
+    │   ├── AppendRefused             rows that do not fit their table
+    │   └── SparkMissing              Spark or Java is not installed
     └── DemoFailed                    the demo did not come to its end
 
     Stop(BaseException)               control flow that user code must not swallow
@@ -459,6 +465,36 @@ class AttemptUnknown(PublishError):
 class AttemptEnded(PublishError):
     code = "attempt-ended"
     hint = "an attempt is published once, and never after it was abandoned; open a new one"
+
+
+class QueryError(TidemillError):
+    code = "query"
+    hint = "see the place that is named; it is Spark SQL"
+
+
+class PipelineError(TidemillError):
+    code = "pipeline"
+
+
+class PipelineNotFound(PipelineError):
+    code = "pipeline-not-found"
+    hint = 'write `pipeline = "shop.py:shop"` into tidemill.toml, or give -f shop.py:shop'
+
+
+class DeclarationError(PipelineError):
+    """No hint of its own: what to declare instead is known where it is raised, and said there."""
+
+    code = "declaration"
+
+
+class AppendRefused(PipelineError):
+    code = "append-refused"
+    hint = "make the rows fit the table's schema; nothing of them was stored"
+
+
+class SparkMissing(PipelineError):
+    code = "spark-missing"
+    hint = "pip install 'tidemill[local]'"
 
 
 class DemoFailed(TidemillError):
