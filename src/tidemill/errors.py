@@ -63,6 +63,13 @@
     │   ├── LotConflict               a generation that is not the next one of its lot
     │   ├── ProducerConflict          a sequence number that was used for other data, or skipped
     │   └── IntervalConflict          an interval that is not the one to seal or close now
+    ├── SparkError                    something about Spark; the kinds below say what
+    │   ├── JavaMissing               no Java runtime to start Spark with
+    │   ├── SparkUnavailable          Spark does not start, or does not answer
+    │   ├── SessionUnfit              a session that cannot be used, with the reasons
+    │   ├── BadSchema                 a schema that cannot be understood, or columns that are not those of it
+    │   ├── ObjectUnreadable          an object of a lot that Spark cannot read
+    │   └── WriteMismatch             what was written is not what was computed
     ├── SubscriptionError             something about a subscription; the kinds below say what
     │   ├── SubscriptionUnknown       no such subscription, or no longer
     │   └── SubscriptionChanged       made again, and differently
@@ -75,6 +82,11 @@
     │   ├── DeclarationError          a declaration that cannot be carried out; says the line
     │   ├── AppendRefused             rows that do not fit their table
     │   └── SparkMissing              Spark or Java is not installed
+    ├── SourceError                   something about a source; the kinds below say what
+    │   ├── BadSource                 a declaration of a source that contradicts itself
+    │   ├── SourceUnavailable         its folder or bucket cannot be listed (now)
+    │   ├── SourceFileChanged         a file is not what was listed any more, or is gone
+    │   └── SourceMiscounted          what was read twice was not the same
     └── DemoFailed                    the demo did not come to its end
 
     Stop(BaseException)               control flow that user code must not swallow
@@ -435,6 +447,45 @@ class IntervalConflict(LotError):
     code = "interval-conflict"
 
 
+class SparkError(TidemillError):
+    """No hint of its own: each kind has one."""
+
+    code = "spark"
+
+
+class JavaMissing(SparkError):
+    code = "java-missing"
+    hint = "pip install 'tidemill[local]' brings a Java runtime; or install Java 17 or newer"
+
+
+class SparkUnavailable(SparkError):
+    code = "spark-unavailable"
+    hint = "check the address of the master or the Spark Connect server, and that it runs"
+
+
+class SessionUnfit(SparkError):
+    code = "spark-session-unfit"
+    hint = "upgrade that Spark, or give none: then Tidemill starts its own"
+
+
+class BadSchema(SparkError):
+    code = "bad-schema"
+    hint = "write columns as Spark does: 'id BIGINT, `a name` STRING, tags ARRAY<STRING>'"
+
+
+class ObjectUnreadable(SparkError):
+    """`key` names the object, where that is known."""
+
+    key: str = ""
+    code = "object-unreadable"
+    hint = "restore the object from its backup, or replay the lot it belongs to"
+
+
+class WriteMismatch(SparkError):
+    code = "write-mismatch"
+    hint = "nothing was published; run it again, and if it happens again report it"
+
+
 class SubscriptionError(TidemillError):
     """No hint of its own: each kind has one."""
 
@@ -495,6 +546,33 @@ class AppendRefused(PipelineError):
 class SparkMissing(PipelineError):
     code = "spark-missing"
     hint = "pip install 'tidemill[local]'"
+
+
+class SourceError(TidemillError):
+    """No hint of its own: each kind has one."""
+
+    code = "source"
+
+
+class BadSource(SourceError):
+    """No hint of its own: what to write instead is said where it is raised."""
+
+    code = "bad-source"
+
+
+class SourceUnavailable(SourceError):
+    code = "source-unavailable"
+    hint = "check the folder or bucket, its permissions and the network; it is listed again by itself"
+
+
+class SourceFileChanged(SourceError):
+    code = "source-file-changed"
+    hint = "write files under a hidden name and rename them when they are whole; it is taken when it settles"
+
+
+class SourceMiscounted(SourceError):
+    code = "source-miscounted"
+    hint = "nothing was published; if no file changes while it is read, report this with the files' format"
 
 
 class DemoFailed(TidemillError):

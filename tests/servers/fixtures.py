@@ -3,15 +3,21 @@
 A server of its own per worker is what lets one test restart its PostgreSQL while another is using theirs.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
 from tests.servers.postgres import PostgresServer
 from tests.servers.process import ServerUnavailable
 from tests.servers.s3 import RcloneS3, S3rver, S3Server, SeaweedS3
+from tests.servers.spark import require_spark, small_spark
+from tidemill.spark.sessions import open_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 T = TypeVar("T")
 
@@ -64,3 +70,20 @@ def careless_s3(request: pytest.FixtureRequest) -> Iterator[S3Server]:
     """Two S3 servers that ignore conditions, one after the other."""
     with _or_skip(CARELESS[request.param]) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator["SparkSession"]:
+    """A local Spark of two threads, one per pytest process, started by the first test that asks.
+
+    Tests share it: set no conf without setting it back, and leave no temporary views behind.
+    """
+    try:
+        require_spark()
+    except ServerUnavailable as reason:
+        pytest.skip(str(reason))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pyspark's own, at its start: nothing a test could do about them
+        session = open_session(small_spark())
+    yield session
+    session.stop()

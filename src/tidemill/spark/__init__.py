@@ -1,1 +1,1 @@
-"""Spark: sessions, and lots as frames."""
+"""Spark: sessions, schemas, and lots as frames. DataFrame API only, so that Spark Connect works."""

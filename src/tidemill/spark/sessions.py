@@ -1,0 +1,287 @@
+"""The one place that makes Spark sessions.
+
+A session is one of three: one that Tidemill starts (`local[*]`, or any master), one on a Spark Connect server
+(`sc://…`), or the session a user has already (`adopt`). All three give equal results: the settings that
+change what a query returns are pinned (`PINNED`), and everything above uses the DataFrame API alone.
+
+A process is either a driver of its own or a client of Spark Connect, never both in one life: pyspark decides
+that for the whole process.
+"""
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from tidemill.errors import MissingDriver, SessionUnfit, SparkUnavailable, UsageError
+from tidemill.spark.java import java_environment
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OLDEST: Final = (4, 1)
+
+PINNED: Final[Mapping[str, str]] = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.caseSensitive": "false",
+}
+"""Settings that change what a query returns; the same wherever a pipeline runs."""
+
+_DEFAULTS: Final[Mapping[str, str]] = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.python.unix.domain.socket.enabled": "true",
+}
+_LOCAL: Final[Mapping[str, str]] = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
+}
+_LOG_SETTINGS = Path(__file__).parent / "log4j2.properties"
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_opening = threading.Lock()
+
+
+class SparkSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Which Spark to use.
+
+    - master: where the work is done, for a driver in this process: `local[*]`, `spark://host:port`, `yarn`, …
+    - remote: a Spark Connect server, `sc://host:port`; then there is no master.
+    - conf: more settings, by their names in Spark; they win over ours, except for those that are pinned.
+    - app: the name of the application, for people.
+    """
+
+    master: str | None = None
+    remote: str | None = None
+    conf: dict[str, str] = {}
+    app: str = "tidemill"
+
+    def __post_init__(self) -> None:
+        if self.master and self.remote:
+            raise UsageError(
+                f"both a master ({self.master}) and a Spark Connect server", hint="give one of the two"
+            )
+        for name, value in PINNED.items():
+            if self.conf.get(name, value).lower() != value.lower():
+                raise UsageError(
+                    f"{name} cannot be {self.conf[name]!r}: it is {value} for every pipeline",
+                    hint="leave it out; results must not depend on where a pipeline runs",
+                )
+
+    @property
+    def local(self) -> bool:
+        """Whether all of Spark runs on this machine, started by us."""
+        return self.remote is None and (self.master or "local[*]").startswith("local")
+
+    def all_conf(self) -> dict[str, str]:
+        """Every setting of a session that is made from these."""
+        if self.remote is not None:
+            return {**self.conf, **PINNED}
+        logs = f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
+        conf = {**_DEFAULTS, **(_LOCAL if self.local else {}), **self.conf, **PINNED}
+        conf[_JAVA_OPTIONS] = f"{logs} {conf.get(_JAVA_OPTIONS, '')}".strip()
+        return conf
+
+
+def open_session(settings: SparkSettings | None = None) -> "SparkSession":
+    """Open a session. Where this process runs a Spark already, it is a second session on that one.
+
+    Nothing of the process is changed for good: what Spark reads from the environment when it starts is put
+    there for as long as it starts.
+    """
+    settings = settings or SparkSettings()
+    try:
+        import pyspark  # noqa: F401 - the import is the question
+    except ImportError as error:
+        raise MissingDriver(
+            "pyspark is not installed",
+            hint="pip install 'tidemill[local]', or use your cluster's own pyspark",
+        ) from error
+    with _opening:
+        session = _connect(settings) if settings.remote else _start(settings)
+    require(session)
+    return session
+
+
+def _connect(settings: SparkSettings) -> "SparkSession":
+    from pyspark.sql import SparkSession
+
+    assert settings.remote is not None
+    if SparkSession.getActiveSession() is not None and not _is_connect(SparkSession.getActiveSession()):
+        raise SparkUnavailable(
+            "this process has a Spark driver of its own and cannot be a client of Spark Connect as well",
+            hint="connect from another process",
+        )
+    try:
+        builder = SparkSession.builder.remote(settings.remote).appName(settings.app)
+        session = builder.create()
+        for name, value in settings.all_conf().items():
+            session.conf.set(name, value)
+    except Exception as error:
+        raise SparkUnavailable(f"no session on the Spark Connect server {_shown(settings.remote)}") from error
+    return session
+
+
+def _start(settings: SparkSettings) -> "SparkSession":
+    from pyspark.sql import SparkSession, is_remote
+
+    if is_remote():
+        raise SparkUnavailable(
+            "this process is a client of Spark Connect and cannot be a Spark driver as well",
+            hint="start Spark in another process, or give remote='sc://…'",
+        )
+    master = settings.master or "local[*]"
+    running = _running()
+    if running is not None:
+        return _sibling(running, master, settings)
+    conf: dict[str, bool | float | int | str | None] = {**settings.all_conf()}
+    builder = SparkSession.builder.master(master).appName(settings.app).config(map=conf)
+    with _environment(settings):
+        try:
+            return builder.getOrCreate()
+        except Exception as error:
+            raise SparkUnavailable(f"Spark did not start with the master {master}: {error}") from error
+
+
+def _running() -> "SparkSession | None":
+    """A session on the Spark that this process runs, or None. Asking starts nothing."""
+    from pyspark.sql import SparkSession
+
+    session = SparkSession._instantiatedSession
+    if session is None or session._sc._jsc is None:
+        return None
+    return session
+
+
+def _sibling(running: "SparkSession", master: str, settings: SparkSettings) -> "SparkSession":
+    there = running.conf.get("spark.master", "")
+    if settings.master is not None and there != master:
+        raise SparkUnavailable(
+            f"this process runs Spark with the master {there} already, and not with {master}",
+            hint="one process runs one Spark: give the same master, or use another process",
+        )
+    session = running.newSession()
+    for name, value in {**settings.conf, **PINNED}.items():
+        if session.conf.isModifiable(name):
+            session.conf.set(name, value)
+    return session
+
+
+@contextmanager
+def _environment(settings: SparkSettings) -> Iterator[None]:
+    """What a starting Spark reads from the environment; what the user has set there stays."""
+    ours = {**java_environment(os.environ)}
+    ours.setdefault("PYSPARK_PYTHON", os.environ.get("PYSPARK_PYTHON", sys.executable))
+    if settings.local:
+        ours.setdefault("SPARK_LOCAL_IP", os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"))
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+# --- sessions of others ---------------------------------------------------------------------------------
+
+
+def faults(session: "SparkSession") -> list[str]:
+    """Why a session cannot be used, for people; empty when it can."""
+    found = []
+    version = str(session.version)
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None or (int(numbers[1]), int(numbers[2])) < OLDEST:
+        found.append(f"it is Spark {version}, and {OLDEST[0]}.{OLDEST[1]} is the oldest that works")
+    return found
+
+
+def require(session: "SparkSession") -> None:
+    """Raise `SessionUnfit`, with everything that is missing, unless the session can be used."""
+    found = faults(session)
+    if found:
+        raise SessionUnfit(f"this Spark session cannot be used: {'; '.join(found)}")
+
+
+class _Adopted:
+    """How often a session is in use, and how its settings were before."""
+
+    def __init__(self, session: "SparkSession") -> None:
+        self.session = session
+        self.uses = 0
+        self.before: dict[str, str | None] = {}
+
+
+_adopted: dict[int, _Adopted] = {}
+_adopting = threading.Lock()
+
+
+@contextmanager
+def adopt(session: "SparkSession") -> Iterator["SparkSession"]:
+    """Use a session that is somebody else's: pinned for the block, then as it was.
+
+    Blocks may overlap, in any thread: the first pins, the last sets back. What the user runs on that session
+    meanwhile is run under the pins too.
+
+    >>> from tidemill.spark.sessions import adopt  # doctest: +SKIP
+    >>> with adopt(spark) as session:  # doctest: +SKIP
+    ...     session.sql("SELECT current_timezone()").first()[0]
+    'UTC'
+    """
+    require(session)
+    with _adopting:
+        entry = _adopted.setdefault(id(session), _Adopted(session))
+        if entry.uses == 0:
+            entry.before = {name: session.conf.get(name, None) for name in PINNED}
+            for name, value in PINNED.items():
+                session.conf.set(name, value)
+        entry.uses += 1
+    try:
+        yield session
+    finally:
+        with _adopting:
+            entry.uses -= 1
+            if entry.uses == 0:
+                del _adopted[id(session)]
+                for name, was in entry.before.items():
+                    if was is None:
+                        session.conf.unset(name)
+                    else:
+                        session.conf.set(name, was)
+
+
+def _is_connect(session: object) -> bool:
+    return type(session).__module__.startswith("pyspark.sql.connect.")
+
+
+def _shown(remote: str) -> str:
+    """A Spark Connect address without its parameters, which may hold a token."""
+    return remote.partition(";")[0].rstrip("/")
+
+
+# --- tags -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def tagged(session: "SparkSession", tag: str) -> Iterator[None]:
+    """Mark every job that this thread starts in the block, so that `interrupt` finds it."""
+    session.addTag(tag)
+    try:
+        yield
+    finally:
+        session.removeTag(tag)
+
+
+def interrupt(session: "SparkSession", tag: str) -> int:
+    """End what runs under a tag, from any thread; returns how many jobs or operations were told to end."""
+    return len(session.interruptTag(tag))
