@@ -75,7 +75,12 @@
     │   └── SubscriptionChanged       made again, and differently
     ├── PublishError                  something about publishing; the kinds below say what
     │   ├── AttemptUnknown            no such attempt, or no longer
-    │   └── AttemptEnded              it was published or abandoned already
+    │   ├── AttemptEnded              it was published or abandoned already
+    │   └── AttemptDamaged            objects that it wrote are not there any more
+    ├── ArcError                      something about an arc; the kinds below say what
+    │   ├── ArcUnknown                nobody declared it
+    │   ├── BadArc                    a declaration that contradicts itself
+    │   └── ArcLotConflict            its lot is not in a state for what was asked
     ├── QueryError                    a query that cannot be a view, or names what is not there
     ├── PipelineError                 something about a pipeline; the kinds below say what
     │   ├── PipelineNotFound          no pipeline where one was looked for
@@ -516,6 +521,33 @@ class AttemptUnknown(PublishError):
 class AttemptEnded(PublishError):
     code = "attempt-ended"
     hint = "an attempt is published once, and never after it was abandoned; open a new one"
+
+
+class AttemptDamaged(PublishError):
+    code = "attempt-damaged"
+    hint = "nothing to do: it is abandoned, and a new attempt makes everything again"
+
+
+class ArcError(TidemillError):
+    """No hint of its own: each kind has one."""
+
+    code = "arc"
+
+
+class ArcUnknown(ArcError):
+    code = "arc-unknown"
+    hint = "see which there are: tidemill ls"
+
+
+class BadArc(ArcError):
+    """No hint of its own: what contradicts what is said where it is raised."""
+
+    code = "bad-arc"
+
+
+class ArcLotConflict(ArcError):
+    code = "arc-lot-conflict"
+    hint = "partial and missing lots can be retried, partial ones cleaned: see tidemill lots TABLE"
 
 
 class QueryError(TidemillError):

@@ -153,7 +153,7 @@ def test_an_abandoned_attempt_never_comes_back_and_is_listed_for_removal_until_f
         stage.run(attempts.forget, KEYS, "t1")
     gone = stage.run(attempts.abandon, KEYS, hold, "the check failed")
     assert isinstance(gone, Abandoned)
-    assert stage.run(attempts.to_remove, KEYS) == [gone]
+    assert stage.run(attempts.to_sweep, KEYS) == [gone]
     assert stage.run(attempts.open_ids, KEYS) == []
     assert adopt(stage, node, seen) is None
     for again in (attempts.abandon, attempts.check):

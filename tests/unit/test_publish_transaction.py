@@ -23,7 +23,7 @@ from tidemill.lots.producers import Identity, Receipt
 from tidemill.lots.staging import Staged
 from tidemill.lots.states import LotState
 from tidemill.publish import attempts
-from tidemill.publish.attempts import Draft, Hold, Open, Published, Target
+from tidemill.publish.attempts import Abandoned, Draft, Hold, Open, Published, Target
 from tidemill.publish.door import Door
 from tidemill.publish.keys import PublishKeys
 from tidemill.publish.transaction import Ending, publish
@@ -190,7 +190,7 @@ def test_a_repeated_append_gets_its_receipt_and_the_slower_of_two_tries_is_aband
     stage.clock.advance(5)
     assert door.commit_append(first, rows_for(first)[0], append) == receipt
     assert door.begin_append(orders, "t3", append) == receipt
-    assert [one.draft.id for one in stage.run(attempts.to_remove, KEYS)] == ["t1"]
+    assert [one.draft.id for one in left_over(stage)] == ["t1"]
     with pytest.raises(ProducerConflict):
         door.begin_append(orders, "t4", Identity("till", 1, "other"))
     assert len(stage.events(orders)) == 1
@@ -213,6 +213,44 @@ def test_of_two_closers_of_an_interval_one_publishes_it():
     after = door.begin_closing(orders, lot.next(), "t3")
     row = msgspec.structs.replace(rows_for(after)[0], state=LotState.EMPTY)
     assert door.commit_closing(after, row) == 2
+    stage.check()
+
+
+def left_over(stage: Stage) -> list[Abandoned]:
+    found = stage.run(attempts.to_sweep, KEYS)
+    return [one for one in found if isinstance(one, Abandoned)]
+
+
+def test_an_optional_sink_may_be_left_out_and_no_other():
+    stage = Stage()
+    clean, bad = stage.dataset("clean"), stage.dataset("clean_quarantine")
+    door = Door(stage.store, KEYS, stage.node("n"))
+    targets = (Target(bad, LOT, optional=True), Target(clean, LOT))
+    hold = door.open(Draft(id="t1", author="source", lot=LOT, targets=targets))
+    both = rows_for(hold)
+    for rows in ([both[0]], [], [*both, new_lot(stage.dataset("other"), LOT, attempt="t1")]):
+        with pytest.raises(UsageError):
+            door.publish(hold, rows)
+    seen = []
+    done = door.publish(hold, [both[1]], move=lambda tx, positions: seen.append(dict(positions)))
+    assert seen == [{targets[1]: 1}]
+    assert (done.positions, done.manifests) == ((0, 1), ("", both[1].manifest))
+    assert stage.events(bad) == []
+    second = "A00000000000000002"
+    hold = door.open(
+        Draft(
+            id="t2",
+            author="source",
+            lot=second,
+            targets=(Target(bad, second, optional=True), Target(clean, second)),
+        )
+    )
+    assert door.publish(hold, rows_for(hold)).positions == (1, 2)
+    with pytest.raises(UsageError):
+        door.open(Draft(id="t3", author="source", lot=LOT, targets=(Target(bad, LOT, 1, optional=True),)))
+    again = (Target(bad, LOT, optional=True), Target(bad, LOT))
+    with pytest.raises(UsageError):  # one lot, twice
+        door.open(Draft(id="t3", author="source", lot=LOT, targets=again))
     stage.check()
 
 
@@ -263,7 +301,7 @@ class Scene:
         door.sweep_staging()
         for attempt in stage.run(attempts.open_ids, KEYS):
             door.abandon_lost(attempt, 0)
-        for gone in stage.run(attempts.to_remove, KEYS):
+        for gone in left_over(stage):
             door.forget(gone.draft.id)
 
     def _run(self, door: Door, node: Node, due) -> None:
@@ -295,7 +333,7 @@ class Scene:
         stage = self.stage
         stage.check()
         tables = [self.source, *self.sinks, self.timed]
-        left = stage.store.run(lambda tx: [tx.range(*space.all()) for space in (KEYS.open, KEYS.abandoned)])
+        left = [stage.run(attempts.open_ids, KEYS), left_over(stage)]
         return {
             "events": [[(e.position, e.generation, e.state) for e in stage.events(one)] for one in tables],
             "rows": [[row.rows for row in stage.rows_of(one)] for one in tables],

@@ -29,11 +29,20 @@ PARTS_PAGE = 400
 
 
 class Target(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """What an attempt is to become: one generation of a lot of one sink."""
+    """What an attempt is to become: one generation of a lot of one sink.
+
+    An `optional` one may be left out when the attempt is published: a quarantine that nothing went to.
+    """
 
     dataset: DatasetId
     lot: str
     generation: int = 0
+    optional: bool = False
+
+    @property
+    def place(self) -> tuple[DatasetId, str, int]:
+        """Which generation of which lot: two targets of one attempt never share it."""
+        return self.dataset, self.lot, self.generation
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +71,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     epoch: int = 1  # grows with every adoption
     opened_at: int  # store time, µs
     parts: int | None = None  # how many, once all of them are listed (LOT-18)
+    parked: bool = False  # nobody works on it; it is kept for a retry to go on with
 
     @property
     def state(self) -> AttemptState:
@@ -69,11 +79,18 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True, tag="published"):
-    """It is the lot, of every sink; `positions` are in the order of the draft's targets."""
+    """It is the lot, of every sink.
+
+    `positions` and `manifests` are in the order of the draft's targets; 0 and an empty name for an optional
+    one that was left out. What the manifests do not list is left over, and removed by the cleaner.
+    """
 
     draft: Draft
     positions: tuple[int, ...]
     at: int
+    manifests: tuple[str, ...] = ()
+    sweep_at: int | None = None
+    sweeps: int = 0
 
     @property
     def state(self) -> AttemptState:
@@ -86,6 +103,8 @@ class Abandoned(msgspec.Struct, frozen=True, kw_only=True, tag="abandoned"):
     draft: Draft
     at: int
     why: str = ""
+    sweep_at: int | None = None  # when the cleaner is to look for what it wrote
+    sweeps: int = 0
 
     @property
     def state(self) -> AttemptState:
@@ -120,10 +139,13 @@ def resolved(tx: Tx, keys: PublishKeys, wanted: Sequence[tuple[DatasetId, str]])
 def begin(tx: Tx, keys: PublishKeys, node: Node, draft: Draft) -> Hold:
     """Enter an attempt, before anything of it is written."""
     nodes.check(tx, keys.cluster, node)
-    if not 0 < len(draft.targets) <= MOST_TARGETS or len(set(draft.targets)) < len(draft.targets):
+    places = {target.place for target in draft.targets}
+    if not 0 < len(draft.targets) <= MOST_TARGETS or len(places) < len(draft.targets):
         raise UsageError(
             f"{draft.author} has {len(draft.targets)} sinks", hint=f"1 to {MOST_TARGETS}, each once"
         )
+    if all(target.optional for target in draft.targets):
+        raise UsageError(f"{draft.author} may leave out every sink", hint="one of them is no option")
     if len(draft.inputs) > MOST_INPUTS:
         raise UsageError(
             f"{draft.author} reads {len(draft.inputs)} lots at once", hint=f"{MOST_INPUTS} lots at most"
@@ -153,6 +175,8 @@ def check(tx: Tx, keys: PublishKeys, hold: Hold) -> Open:
         raise AttemptEnded(f"attempt {hold.draft.id} is {row.state.value}")
     if (row.epoch, row.node, row.node_epoch) != (hold.epoch, hold.node.id, hold.node.epoch):
         raise LeaseLost(f"attempt {hold.draft.id} was adopted by {row.node}")
+    if row.parked:
+        raise LeaseLost(f"attempt {hold.draft.id} was let go")
     return row
 
 
@@ -206,18 +230,44 @@ def adopt(
     if row.node != node.id and _alive(tx, keys, row):
         return None
     step(row.state, AttemptEdge.ADOPT)
-    adopted = msgspec.structs.replace(row, node=node.id, node_epoch=node.epoch, epoch=row.epoch + 1)
+    adopted = msgspec.structs.replace(
+        row, node=node.id, node_epoch=node.epoch, epoch=row.epoch + 1, parked=False
+    )
     _write(tx, keys, adopted)
     return Hold(row.draft, adopted.epoch, node)
 
 
-def end_published(tx: Tx, keys: PublishKeys, hold: Hold, positions: Sequence[int]) -> Published:
-    """Open -> published; called by `publish` alone, in the transaction that makes it the lot."""
+def park(tx: Tx, keys: PublishKeys, hold: Hold) -> None:
+    """Let go of an attempt that is ours and cannot be finished now, for a retry to go on with (LOT-18).
+
+    Anybody may adopt it from now on, and the cleaner leaves it alone until it is abandoned on purpose.
+    """
+    row = check(tx, keys, hold)
+    step(row.state, AttemptEdge.PARK)
+    _write(tx, keys, msgspec.structs.replace(row, parked=True))
+
+
+def end_published(
+    tx: Tx, keys: PublishKeys, hold: Hold, positions: Sequence[int], manifests: Sequence[str] = ()
+) -> Published:
+    """Open -> published; called by `publish` alone, in the transaction that makes it the lot.
+
+    Without manifests (a view's step, which names its files itself) the cleaner does not look after it.
+    """
     row = check(tx, keys, hold)
     step(row.state, AttemptEdge.PUBLISH)
-    new = Published(draft=row.draft, positions=tuple(positions), at=tx.now())
+    now = tx.now()
+    new = Published(
+        draft=row.draft,
+        positions=tuple(positions),
+        at=now,
+        manifests=tuple(manifests),
+        sweep_at=now if manifests else None,
+    )
     _write(tx, keys, new)
     tx.clear(keys.open[row.draft.id], quiet=True)
+    if manifests:
+        tx.set(keys.sweep[now, row.draft.id], b"", quiet=True)
     return new
 
 
@@ -226,15 +276,37 @@ def abandon(tx: Tx, keys: PublishKeys, hold: Hold, why: str) -> Abandoned:
     return _abandon(tx, keys, check(tx, keys, hold), why)
 
 
+def abandon_left(tx: Tx, keys: PublishKeys, node: Node, attempt: str, why: str) -> Abandoned | None:
+    """Give up an attempt that nobody works on: parked, of a node that is gone, or of this one's earlier run.
+
+    None, and nothing changed, when it has ended or somebody else may still work on it.
+    """
+    nodes.check(tx, keys.cluster, node)
+    row = read(tx, keys, attempt)
+    if not isinstance(row, Open) or (row.node != node.id and _alive(tx, keys, row)):
+        return None
+    return _abandon(tx, keys, row, why)
+
+
 def abandon_lost(tx: Tx, keys: PublishKeys, attempt: str, grace_us: int) -> Abandoned | None:
     """Give up an attempt whose node is gone and that nobody adopted within a grace; None if that is not so.
 
     The cleaner's step: it conflicts with an adoption and with a publication, so that one of them happens.
     """
     row = read(tx, keys, attempt)
-    if not isinstance(row, Open) or _alive(tx, keys, row) or tx.now() < row.opened_at + grace_us:
+    if not isinstance(row, Open) or row.parked or _alive(tx, keys, row):
+        return None
+    if tx.now() < row.opened_at + grace_us:
         return None
     return _abandon(tx, keys, row, f"its node {row.node} is gone")
+
+
+def supersede(tx: Tx, keys: PublishKeys, author: str, lot: str, generation: int = 0) -> list[Abandoned]:
+    """Give up what earlier runs of an author left open at one thing. The caller shows in this transaction
+    that the author's run is its own: then whoever worked on these can publish them no more.
+    """
+    left = attempts_at(tx, keys, author, lot, generation)
+    return [_abandon(tx, keys, row, "another run began") for row in left if isinstance(row, Open)]
 
 
 def open_ids(tx: Tx, keys: PublishKeys, after: str = "", limit: int = 100) -> list[str]:
@@ -244,11 +316,35 @@ def open_ids(tx: Tx, keys: PublishKeys, after: str = "", limit: int = 100) -> li
     return [str(keys.open.unpack(row.key)[0]) for row in found]
 
 
-def to_remove(tx: Tx, keys: PublishKeys, limit: int = 100) -> list[Abandoned]:
-    """Abandoned attempts whose data is to be removed, longest ago first."""
-    found = tx.range(*keys.abandoned.all(), limit=limit)
-    rows = [read(tx, keys, str(keys.abandoned.unpack(row.key)[1])) for row in found]
-    return [row for row in rows if isinstance(row, Abandoned)]
+def to_sweep(tx: Tx, keys: PublishKeys, limit: int = 100) -> list[Published | Abandoned]:
+    """Ended attempts that the cleaner is to look after now, longest due first."""
+    lo, _ = keys.sweep.all()
+    found = tx.range(lo, keys.sweep[tx.now() + 1], limit=limit, snapshot=True)
+    rows = [read(tx, keys, str(keys.sweep.unpack(row.key)[1])) for row in found]
+    return [row for row in rows if not isinstance(row, Open)]
+
+
+def next_sweep_at(tx: Tx, keys: PublishKeys) -> int | None:
+    """When the next ended attempt is to be looked after (store time, µs); None when there is none."""
+    found = tx.range(*keys.sweep.all(), limit=1, snapshot=True)
+    if not found:
+        return None
+    at = keys.sweep.unpack(found[0].key)[0]
+    assert isinstance(at, int)
+    return at
+
+
+def sweep_again(tx: Tx, keys: PublishKeys, seen: Published | Abandoned, at: int | None) -> bool:
+    """It was swept: look again at `at`, or never. False when another cleaner was faster."""
+    raw = tx.get(keys.attempt[seen.draft.id])
+    if raw is None or _decoder.decode(raw) != seen:
+        return False
+    if seen.sweep_at is not None:
+        tx.clear(keys.sweep[seen.sweep_at, seen.draft.id], quiet=True)
+    _write(tx, keys, msgspec.structs.replace(seen, sweep_at=at, sweeps=seen.sweeps + 1))
+    if at is not None:
+        tx.set(keys.sweep[at, seen.draft.id], b"", quiet=True)
+    return True
 
 
 def forget(tx: Tx, keys: PublishKeys, attempt: str, limit: int = PARTS_PAGE) -> bool:
@@ -270,20 +366,24 @@ def forget(tx: Tx, keys: PublishKeys, attempt: str, limit: int = PARTS_PAGE) -> 
     draft = row.draft
     tx.clear(keys.attempt[attempt], quiet=True)
     tx.clear(keys.of[draft.author, draft.lot, draft.generation, draft.id], quiet=True)
-    tx.clear(keys.abandoned[row.at, attempt], quiet=True)
+    if row.sweep_at is not None:
+        tx.clear(keys.sweep[row.sweep_at, attempt], quiet=True)
     return False
 
 
 def _abandon(tx: Tx, keys: PublishKeys, row: Open, why: str) -> Abandoned:
     step(row.state, AttemptEdge.ABANDON)
-    new = Abandoned(draft=row.draft, at=tx.now(), why=why[:500])
+    now = tx.now()
+    new = Abandoned(draft=row.draft, at=now, why=why[:500], sweep_at=now)
     _write(tx, keys, new)
     tx.clear(keys.open[row.draft.id], quiet=True)
-    tx.set(keys.abandoned[new.at, row.draft.id], b"", quiet=True)
+    tx.set(keys.sweep[now, row.draft.id], b"", quiet=True)
     return new
 
 
 def _alive(tx: Tx, keys: PublishKeys, row: Open) -> bool:
+    if row.parked:
+        return False
     entry = nodes.read(tx, keys.cluster, row.node)
     return entry is not None and entry.epoch == row.node_epoch and entry.expires_at > tx.now()
 

@@ -4,7 +4,7 @@
 (C, "attempt-part", id, ordinal)               its parts, in their order
 (C, "attempt-of", author, lot, generation, id) the attempts at one thing
 (C, "attempt-open", id)                        the open ones
-(C, "attempt-abandoned", at, id)               those whose data is to be removed, longest ago first
+(C, "attempt-sweep", at, id)                   the ended ones, by when the cleaner is to look after them
 """
 
 from tidemill.cluster.keys import ClusterKeys
@@ -24,4 +24,4 @@ class PublishKeys:
         self.part = Space(cluster, "attempt-part")
         self.of = Space(cluster, "attempt-of")
         self.open = Space(cluster, "attempt-open")
-        self.abandoned = Space(cluster, "attempt-abandoned")
+        self.sweep = Space(cluster, "attempt-sweep")

@@ -17,6 +17,7 @@ class AttemptEdge(StrEnum):
     """What may happen to an attempt."""
 
     ADOPT = "adopt"  # another node goes on with it
+    PARK = "park"  # nobody works on it; a retry may go on with it
     PUBLISH = "publish"
     ABANDON = "abandon"
 
@@ -24,6 +25,7 @@ class AttemptEdge(StrEnum):
 ATTEMPT: dict[AttemptState, dict[AttemptEdge, AttemptState]] = {
     AttemptState.OPEN: {
         AttemptEdge.ADOPT: AttemptState.OPEN,
+        AttemptEdge.PARK: AttemptState.OPEN,
         AttemptEdge.PUBLISH: AttemptState.PUBLISHED,
         AttemptEdge.ABANDON: AttemptState.ABANDONED,
     },

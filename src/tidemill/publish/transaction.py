@@ -44,13 +44,15 @@ def publish(
 ) -> Published:
     """Make an attempt the lot.
 
-    - rows: one for each target of the attempt, with its final manifest, which is written already.
+    - rows: one for each target of the attempt, with its final manifest, which is written already; an
+      optional target may be left out.
     - move: the transition of the room above: an arc's lot complete, an append's receipt, an interval closed.
     - ending: the running subscription, finished in the same transaction; left out for all lots but the last.
     """
-    by_target = {Target(row.dataset, row.lot, row.generation): row for row in rows}
-    targets = hold.draft.targets
-    if len(by_target) != len(rows) or set(by_target) != set(targets):
+    by_place = {(row.dataset, row.lot, row.generation): row for row in rows}
+    required = {target.place for target in hold.draft.targets if not target.optional}
+    targets = [target for target in hold.draft.targets if target.place in by_place]
+    if len(by_place) != len(rows) or len(targets) != len(rows) or not required <= set(by_place):
         raise UsageError(
             f"attempt {hold.draft.id} was opened for other lots",
             hint="all sinks of an attempt are published together",
@@ -61,8 +63,14 @@ def publish(
     if ending is not None:
         runs.check(tx, keys.triggers, keys.cluster, ending.ticket)
     # Heads are locked in one order by all publishers, so that they do not wait for each other in a circle.
-    positions = {target: lots.add(tx, keys.lots, by_target[target]) for target in sorted(targets)}
-    published = attempts.end_published(tx, keys, hold, [positions[target] for target in targets])
+    positions = {target: lots.add(tx, keys.lots, by_place[target.place]) for target in sorted(targets)}
+    published = attempts.end_published(
+        tx,
+        keys,
+        hold,
+        [positions.get(target, 0) for target in hold.draft.targets],
+        [by_place[target.place].manifest if target in positions else "" for target in hold.draft.targets],
+    )
     for dataset in sorted({target.dataset for target in targets}):
         wakes.wake(tx, keys.triggers, dataset)
     if move is not None:

@@ -1,0 +1,65 @@
+"""What the publish room tells."""
+
+from tidemill.events import Event
+
+
+class AttemptOpened(Event, frozen=True):
+    """An attempt at a lot began."""
+
+    attempt: str
+    author: str
+    lot: str
+    generation: int
+    node: str
+
+
+class AttemptAdopted(Event, frozen=True):
+    """A node goes on with an attempt that was left open."""
+
+    attempt: str
+    author: str
+    lot: str
+    generation: int
+    node: str
+    epoch: int
+
+
+class AttemptPublished(Event, frozen=True):
+    """An attempt became the lot; one entry per sink that has it, as `dataset@version`."""
+
+    attempt: str
+    author: str
+    lot: str
+    generation: int
+    positions: dict[str, int]
+    rows: dict[str, int]
+
+
+class AttemptAbandoned(Event, frozen=True):
+    """An attempt never will be a lot."""
+
+    attempt: str
+    author: str
+    lot: str
+    generation: int
+    why: str
+
+
+class AttemptCleaned(Event, frozen=True):
+    """Objects that an ended attempt left over were removed."""
+
+    attempt: str
+    objects: int
+
+
+class PartEnded(Event, frozen=True):
+    """A part of an attempt is made, or failed after all its retries (`error` is not empty)."""
+
+    attempt: str
+    author: str
+    lot: str
+    part: str
+    rows: int = 0
+    objects: int = 0
+    reused: bool = False
+    error: str = ""
