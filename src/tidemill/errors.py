@@ -81,12 +81,15 @@
     │   ├── ArcUnknown                nobody declared it
     │   ├── BadArc                    a declaration that contradicts itself
     │   └── ArcLotConflict            its lot is not in a state for what was asked
+    ├── ViewError                     something about views; the kinds below say what
+    │   ├── GroupUnknown              no such group of views
+    │   ├── StepConflict              a step that is not the group's next one, or not as it was begun
+    │   └── ViewRefused               a view that cannot be kept, or a change of it that cannot be made
     ├── QueryError                    a query that cannot be a view, or names what is not there
     ├── PipelineError                 something about a pipeline; the kinds below say what
     │   ├── PipelineNotFound          no pipeline where one was looked for
     │   ├── DeclarationError          a declaration that cannot be carried out; says the line
-    │   ├── AppendRefused             rows that do not fit their table
-    │   └── SparkMissing              Spark or Java is not installed
+    │   └── AppendRefused             rows that do not fit their table
     ├── SourceError                   something about a source; the kinds below say what
     │   ├── BadSource                 a declaration of a source that contradicts itself
     │   ├── SourceUnavailable         its folder or bucket cannot be listed (now)
@@ -550,6 +553,29 @@ class ArcLotConflict(ArcError):
     hint = "partial and missing lots can be retried, partial ones cleaned: see tidemill lots TABLE"
 
 
+class ViewError(TidemillError):
+    """No hint of its own: each kind has one."""
+
+    code = "view"
+
+
+class GroupUnknown(ViewError):
+    code = "group-unknown"
+    hint = "declare its views first: pipeline.view(name, sql)"
+
+
+class StepConflict(ViewError):
+    """No hint: the run that meets it fails, and the next one begins where the group is."""
+
+    code = "step-conflict"
+
+
+class ViewRefused(ViewError):
+    """No hint of its own: what to do instead is said where it is raised."""
+
+    code = "view-refused"
+
+
 class QueryError(TidemillError):
     code = "query"
     hint = "see the place that is named; it is Spark SQL"
@@ -573,11 +599,6 @@ class DeclarationError(PipelineError):
 class AppendRefused(PipelineError):
     code = "append-refused"
     hint = "make the rows fit the table's schema; nothing of them was stored"
-
-
-class SparkMissing(PipelineError):
-    code = "spark-missing"
-    hint = "pip install 'tidemill[local]'"
 
 
 class SourceError(TidemillError):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tidemill.errors import UsageError
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.lots.states import LotState
 from tidemill.store import Tx
@@ -57,6 +58,18 @@ def write(
     tx.set(keys.head[dataset.parts], msgspec.msgpack.encode(position))
     tx.set(keys.event[(*dataset.parts, position)], msgspec.msgpack.encode(event), quiet=True)
     return event
+
+
+def advance(tx: Tx, keys: LotKeys, source: DatasetId, position: int) -> None:
+    """Move the head of a source that has steps instead of lots: a group of views, a step log (DBSP-39).
+
+    To subscribers it is a source like any other; it has no events, since each position is a row of its room.
+    """
+    raw = tx.get(keys.head[source.parts], lock=True)
+    before = 0 if raw is None else _position.decode(raw)
+    if position < before:
+        raise UsageError(f"{source} cannot go from {before} back to {position}", hint="heads only grow")
+    tx.set(keys.head[source.parts], msgspec.msgpack.encode(position))
 
 
 def read(tx: Tx, keys: LotKeys, dataset: DatasetId, after: int, limit: int) -> list[LotEvent]:

@@ -130,10 +130,22 @@ def finish(
     return subscriptions.enter(tx, keys, ticket.name, row, [edge], new)
 
 
-def fail(tx: Tx, keys: TriggerKeys, cluster: ClusterKeys, ticket: Ticket, *, backoff_us: int) -> AnyRow:
-    """End a run that failed: nothing counts as processed, and it is tried again after the backoff."""
+def fail(
+    tx: Tx,
+    keys: TriggerKeys,
+    cluster: ClusterKeys,
+    ticket: Ticket,
+    *,
+    backoff_us: int,
+    counted: bool = True,
+) -> AnyRow:
+    """End a run that failed: nothing counts as processed, and it is tried again after the backoff.
+
+    - counted: no for one that could not begin, because somebody else has the turn.
+    """
     row = check(tx, keys, cluster, ticket)
-    tally = msgspec.structs.replace(row.tally, epoch=row.tally.epoch + 1, failures=row.tally.failures + 1)
+    failures = row.tally.failures + counted
+    tally = msgspec.structs.replace(row.tally, epoch=row.tally.epoch + 1, failures=failures)
     new = Scheduled(tally, subscriptions.earliest(tally, tx.now() + backoff_us))
     return subscriptions.enter(tx, keys, ticket.name, row, [SubscriptionEdge.FAIL], new)
 

@@ -170,7 +170,8 @@ def subscribe(
             hint=f"1 to {MOST_SOURCES}, each once",
         )
     for source in terms.sources:
-        datasets.read(tx, lots, source)
+        if tx.get(lots.head[source.parts]) is None:  # what has a head is there: a group of views, too
+            datasets.read(tx, lots, source)
         tx.set(keys.subscriber[(*source.parts, name)], b"", quiet=True)
     floor = tx.get(keys.floor[name])
     epoch = 1 if floor is None else msgspec.msgpack.decode(floor, type=int) + 1
@@ -212,8 +213,8 @@ def decide(tx: Tx, lots: LotKeys, tally: Tally, heads: Mapping[DatasetId, int] |
     if terms.barrier and terms.grace_us is not None:
         for source, position in tally.seen.items():
             event = events.first_unseen(tx, lots, source, position)
-            if event is not None:
-                closed[source] = event.at
+            # A source of steps has no events: what is unseen of it counts from this moment on.
+            closed[source] = tx.now() if event is None else event.at
     return next_due(heads, tally.seen, closed, tx.now(), barrier=terms.barrier, grace_us=terms.grace_us)
 
 
