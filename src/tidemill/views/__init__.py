@@ -1,0 +1,1 @@
+"""Views: queries whose results are kept up to date, step by step."""

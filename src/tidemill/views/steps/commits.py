@@ -1,0 +1,246 @@
+"""Commits: a group goes from one step to a later one, in one transaction, after its objects (DBSP-39).
+
+What a group has to do next is a *batch*: the records behind its step up to the first that concerns it. Those
+that do not are passed together, without a job. A batch that concerns it has an attempt; its outputs are named
+by the one row that the commit writes. The commit is refused unless the run is ours, the group stands where
+the batch begins and is declared as it was when the batch was read: so of two that computed the same step one
+commits it, a zombie commits nothing, and a step is never adopted but run again.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tidemill.errors import StepConflict
+from tidemill.lots.keys import DatasetId
+from tidemill.publish import attempts, stepping
+from tidemill.publish.attempts import Draft, Hold, Target
+from tidemill.publish.transaction import Ending
+from tidemill.store import Tx
+from tidemill.triggers import runs
+from tidemill.triggers.runs import Ticket
+from tidemill.views.steps import groups, records
+from tidemill.views.steps.groups import Group, GroupSpec, Made
+from tidemill.views.steps.keys import (
+    StepKeys,
+    changes_of,
+    group_id,
+    group_source,
+    step_log,
+    step_lot,
+    table_of,
+)
+
+PAGE = 100
+"""Records that are read at once."""
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """The records behind `after`, up to `step`.
+
+    - moved: the base datasets of the group that have input in them.
+    - positions: up to where the group's base datasets belong to steps, at `step`.
+    - stale: views to be made anew in it.
+    - now: of the last record.
+    - more: there are records behind it.
+    """
+
+    pipeline: str
+    spec: GroupSpec
+    after: int
+    step: int
+    moved: frozenset[DatasetId]
+    positions: dict[DatasetId, int]
+    stale: frozenset[str]
+    tables: dict[str, str]
+    now: int
+    more: bool
+
+    @property
+    def concerns(self) -> bool:
+        """Is there anything to compute?"""
+        return bool(self.moved or self.stale)
+
+    @property
+    def lot(self) -> str:
+        """The lot id of its output."""
+        return step_lot(self.step)
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step made of one view.
+
+    - changes: the manifest of its changes; empty when it has none.
+    - table: the manifest that lists what makes up its table.
+    """
+
+    view: str
+    table: str
+    changes: str = ""
+    rows: int = 0  # of the changes
+    size: int = 0
+
+
+class StepRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One commit: the group went from `after` to `step`. Views that are not named did not change."""
+
+    step: int
+    after: int
+    attempt: str = ""
+    outputs: tuple[Output, ...] = ()
+    fence: int  # of the run that committed it
+    at: int  # store time, µs
+    wall_at: int  # wall time, µs since 1970: for people
+
+
+_row = msgspec.msgpack.Decoder(StepRow)
+
+
+def next_batch(tx: Tx, keys: StepKeys, pipeline: str, group_name: str, *, most: int = 1) -> Batch | None:
+    """What a group has to do next; None when it has applied every record.
+
+    - most: how many records that concern it are taken together, if it is that far behind. Its table is the
+      same; what changed between them is netted.
+    """
+    group = groups.read(tx, keys, pipeline, group_name)
+    found = records.read(tx, keys, pipeline, group.step, PAGE)
+    if not found:
+        return None
+    bases = frozenset(group.spec.bases)
+    stale = group.stale
+    moved: set[DatasetId] = set()
+    concerning = 0
+    step, now = group.step, 0
+    for record in found:
+        touched = record.moved & bases
+        step, now = record.number, record.now
+        moved |= touched
+        concerning += bool(touched or (stale and record is found[0]))
+        if concerning == most:
+            break
+    return Batch(
+        pipeline=pipeline,
+        spec=group.spec,
+        after=group.step,
+        step=step,
+        moved=frozenset(moved),
+        positions=records.positions_at(tx, keys, pipeline, group.spec.bases, step),
+        stale=stale,
+        tables=group.tables,
+        now=now,
+        more=step < records.last(tx, keys, pipeline).number,
+    )
+
+
+def open_step(tx: Tx, keys: StepKeys, ticket: Ticket, batch: Batch, attempt: str) -> Hold:
+    """Enter the attempt at a step before its first object is written; what earlier runs left is given up."""
+    _stand(tx, keys, ticket, batch)
+    author = group_id(batch.pipeline, batch.spec.name)
+    attempts.supersede(tx, keys, author, batch.lot)
+    draft = Draft(
+        id=attempt,
+        author=author,
+        lot=batch.lot,
+        targets=tuple(
+            Target(of(batch.pipeline, view.name), batch.lot)
+            for view in batch.spec.views
+            for of in (changes_of, table_of)
+        ),
+    )
+    return attempts.begin(tx, keys, ticket.node, draft)
+
+
+def commit(
+    tx: Tx,
+    keys: StepKeys,
+    ticket: Ticket,
+    batch: Batch,
+    hold: Hold | None,
+    outputs: Sequence[Output],
+    *,
+    ends: bool,
+) -> StepRow:
+    """The group goes on to the batch's step.
+
+    - hold, outputs: of the attempt; None and nothing for a batch that does not concern the group.
+    - ends: this is the run's last commit: its subscription is finished with it.
+    """
+    group = _stand(tx, keys, ticket, batch)
+    if (hold is None) == batch.concerns:
+        raise StepConflict(f"step {batch.step} of {ticket.name} has no attempt, or should have none")
+    row = StepRow(
+        step=batch.step,
+        after=batch.after,
+        attempt="" if hold is None else hold.draft.id,
+        outputs=tuple(outputs),
+        fence=ticket.fence,
+        at=tx.now(),
+        wall_at=tx.wall(),
+    )
+    tables = group.tables | {one.view: one.table for one in outputs}
+    missing = [view.name for view in batch.spec.views if view.name not in tables]
+    if missing:
+        raise StepConflict(f"step {batch.step} of {ticket.name} leaves {missing[0]!r} without a table")
+    made = tuple(Made(view.name, view.code, tables[view.name]) for view in batch.spec.views)
+
+    def move(tx: Tx) -> None:
+        name = batch.spec.name
+        tx.set(keys.step[batch.pipeline, name, batch.step], msgspec.msgpack.encode(row), quiet=True)
+        groups.write(tx, keys, batch.pipeline, Group(spec=batch.spec, step=batch.step, made=made))
+
+    ending = Ending(ticket, {step_log(batch.pipeline): batch.step, **batch.positions}) if ends else None
+    named = {one.view: one for one in outputs}
+    stepping.publish_step(
+        tx,
+        keys,
+        hold,
+        group_source(batch.pipeline, batch.spec.name),
+        batch.step,
+        manifests=[
+            key
+            for view in batch.spec.views
+            for key in (
+                (named[view.name].changes, named[view.name].table) if view.name in named else ("", "")
+            )
+        ],
+        move=move,
+        ending=ending,
+    )
+    return row
+
+
+def progress(tx: Tx, keys: StepKeys, pipeline: str, group: Group) -> dict[DatasetId, int]:
+    """How far a group's subscription has come: the step log, and what it assigned of the group's datasets."""
+    seen = records.positions_at(tx, keys, pipeline, group.spec.bases, group.step)
+    return {step_log(pipeline): group.step, **seen}
+
+
+def rows(
+    tx: Tx, keys: StepKeys, pipeline: str, group: str, after: int, to: int, limit: int = PAGE
+) -> list[StepRow]:
+    """A page of a group's commits of the steps behind `after`, up to `to`."""
+    lo, hi = keys.step[pipeline, group, after + 1], keys.step[pipeline, group, to + 1]
+    return [_row.decode(row.value) for row in tx.range(lo, hi, limit=limit, snapshot=True)]
+
+
+def table_at(tx: Tx, keys: StepKeys, pipeline: str, group: str, view: str, step: int) -> str | None:
+    """The manifest of a view's table as it was after a step; None before it had one."""
+    lo, hi = keys.step[pipeline, group, 0], keys.step[pipeline, group, step + 1]
+    while found := tx.range(lo, hi, limit=PAGE, reverse=True, snapshot=True):
+        for row in found:
+            for output in _row.decode(row.value).outputs:
+                if output.view == view:
+                    return output.table
+        hi = found[-1].key
+    return None
+
+
+def _stand(tx: Tx, keys: StepKeys, ticket: Ticket, batch: Batch) -> Group:
+    """The fence: the run is ours, and the group is where and as the batch says."""
+    runs.check(tx, keys.triggers, keys.cluster, ticket)
+    group = groups.read(tx, keys, batch.pipeline, batch.spec.name)
+    if ticket.name != group_id(batch.pipeline, batch.spec.name):
+        raise StepConflict(f"a run of {ticket.name} has no right to step {batch.step} of {batch.spec.name}")
+    if group.step != batch.after or group.spec != batch.spec:
+        raise StepConflict(f"{ticket.name} is at step {group.step}, and not as it was at {batch.after}")
+    return group

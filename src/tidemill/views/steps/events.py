@@ -1,0 +1,33 @@
+"""What there is to tell about steps."""
+
+from tidemill.events import Event
+
+
+class RecordWritten(Event, frozen=True, kw_only=True):
+    """The input of a step is decided."""
+
+    pipeline: str
+    step: int
+    datasets: int
+
+
+class StepCommitted(Event, frozen=True, kw_only=True):
+    """A group of views is at a step now; `views` are those that were computed."""
+
+    pipeline: str
+    group: str
+    step: int
+    after: int
+    attempt: str
+    views: tuple[str, ...]
+    rows: int
+
+
+class StepAbandoned(Event, frozen=True, kw_only=True):
+    """A step's computation failed; it is run again."""
+
+    pipeline: str
+    group: str
+    step: int
+    attempt: str
+    why: str

@@ -1,0 +1,175 @@
+"""Groups: the views that step together, and the step they have committed (DBSP-34, DBSP-39).
+
+A group's row says what it consists of, as declared, and where it is: its step, and for each view the list of
+what makes up its table at that step. Its head, its subscription and its attempts bear the group's id. The
+subscription follows the base datasets the group reads, and the pipeline's step log: every group applies every
+record, those that concern it and those that do not.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tidemill.cluster.leases import Busy
+from tidemill.errors import GroupUnknown, UsageError
+from tidemill.lots import events
+from tidemill.lots.keys import DatasetId
+from tidemill.publish.attempts import MOST_TARGETS
+from tidemill.store import Tx
+from tidemill.triggers import subscriptions
+from tidemill.triggers.subscriptions import MOST_SOURCES, Terms
+from tidemill.views.steps import records
+from tidemill.views.steps.keys import StepKeys, group_id, group_source, step_log
+from tidemill.views.steps.records import Record
+
+MOST_VIEWS = MOST_TARGETS // 2
+"""A step's attempt has two targets for each view: its changes and its table."""
+
+
+class ViewSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A view as it was declared.
+
+    - code: the digest of all that decides its result; another one has it computed anew in the next step.
+    - reads: the base datasets it reads itself.
+    - uses: the views of its own group that it reads, all of them before it in the group.
+    """
+
+    name: str
+    code: str
+    reads: tuple[DatasetId, ...] = ()
+    uses: tuple[str, ...] = ()
+
+
+class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A group as it was declared; `cadence_us` is the shortest of its views'."""
+
+    name: str
+    views: tuple[ViewSpec, ...]
+    cadence_us: int = 0
+
+    @property
+    def bases(self) -> tuple[DatasetId, ...]:
+        """The base datasets it reads, each once."""
+        return tuple(sorted({dataset for view in self.views for dataset in view.reads}))
+
+
+class Made(msgspec.Struct, frozen=True, array_like=True):
+    """A view's table at the group's step, and by which code it was made."""
+
+    view: str
+    code: str
+    table: str  # the key of the manifest that lists it
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """A group's row."""
+
+    spec: GroupSpec
+    step: int
+    made: tuple[Made, ...] = ()
+
+    @property
+    def tables(self) -> dict[str, str]:
+        """The manifest of each view's table."""
+        return {one.view: one.table for one in self.made}
+
+    @property
+    def stale(self) -> frozenset[str]:
+        """Views whose table was made by other code, or not at all: the next step makes them anew."""
+        made = {one.view: one.code for one in self.made}
+        return frozenset(view.name for view in self.spec.views if made.get(view.name) != view.code)
+
+
+_decoder = msgspec.msgpack.Decoder(Group)
+
+
+def read(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> Group:
+    """A group's row; `GroupUnknown` when there is none."""
+    raw = tx.get(keys.group[pipeline, group])
+    if raw is None:
+        raise GroupUnknown(f"pipeline {pipeline!r} has no group {group!r} of views")
+    return _decoder.decode(raw)
+
+
+def listed(tx: Tx, keys: StepKeys, pipeline: str) -> list[Group]:
+    """Every group of a pipeline, by name."""
+    return [_decoder.decode(row.value) for row in tx.range(*keys.group.under(pipeline), snapshot=True)]
+
+
+def write(tx: Tx, keys: StepKeys, pipeline: str, group: Group) -> None:
+    """Store a group's row."""
+    tx.set(keys.group[pipeline, group.spec.name], msgspec.msgpack.encode(group), quiet=True)
+
+
+def declare(tx: Tx, keys: StepKeys, pipeline: str, spec: GroupSpec) -> Group:
+    """Enter a group, or find it as it was declared.
+
+    A new one stands at the newest record, and is made whole by the next one; one that is declared differently
+    keeps its tables and its step, and the next record brings the views that changed up to date. That record
+    is written by `declare_circuit`, which follows when all groups are declared.
+    """
+    _check(spec)
+    for dataset in spec.bases:
+        records.add_base(tx, keys, pipeline, dataset)
+    raw = tx.get(keys.group[pipeline, spec.name])
+    if raw is None:
+        group = Group(spec=spec, step=records.last(tx, keys, pipeline).number)
+        events.advance(tx, keys.lots, step_log(pipeline), group.step)
+        events.advance(tx, keys.lots, group_source(pipeline, spec.name), group.step)
+    else:
+        group = _decoder.decode(raw)
+        if group.spec == spec:
+            return group
+        group = msgspec.structs.replace(group, spec=spec)
+    write(tx, keys, pipeline, group)
+    tx.clear(keys.circuit[pipeline], quiet=True)  # the next declaration of the circuit is a change
+    _subscribe(tx, keys, pipeline, group)
+    return group
+
+
+def declare_circuit(tx: Tx, keys: StepKeys, pipeline: str, version: str, holder: str) -> Record | Busy | None:
+    """The circuit is of this version now: a record says so, and has the groups make what changed.
+
+    `Busy`, and nothing changed, while somebody holds the coordinator's office: to be tried again.
+    """
+    if tx.get(keys.circuit[pipeline]) == version.encode():
+        return None
+    office = records.take_office(tx, keys, pipeline, holder)
+    if isinstance(office, Busy):
+        return office
+    tx.set(keys.circuit[pipeline], version.encode(), quiet=True)
+    record = records.cut(tx, keys, pipeline, office, declared=True)
+    records.leave_office(tx, keys, pipeline, office)
+    return record
+
+
+def _subscribe(tx: Tx, keys: StepKeys, pipeline: str, group: Group) -> None:
+    name = group_id(pipeline, group.spec.name)
+    log, bases = step_log(pipeline), group.spec.bases
+    terms = Terms(sources=(log, *bases), cadence_us=group.spec.cadence_us)
+    old = subscriptions.read(tx, keys.triggers, name)
+    if old is not None and old.tally.terms.sources != terms.sources:
+        subscriptions.remove(tx, keys.triggers, name)
+    seen = records.positions_at(tx, keys, pipeline, bases, group.step)
+    subscriptions.subscribe(tx, keys.triggers, keys.lots, name, terms, {log: group.step, **seen})
+
+
+def _check(spec: GroupSpec) -> None:
+    names = [view.name for view in spec.views]
+    if not 0 < len(names) <= MOST_VIEWS or len(set(names)) < len(names):
+        raise UsageError(
+            f"group {spec.name!r} has {len(names)} views",
+            hint=f'1 to {MOST_VIEWS}, each once; group="name" on a view sets it apart',
+        )
+    if len(spec.bases) >= MOST_SOURCES:
+        raise UsageError(
+            f"group {spec.name!r} reads {len(spec.bases)} datasets", hint=f"{MOST_SOURCES - 1} at most"
+        )
+    for number, view in enumerate(spec.views):
+        _check_uses(view, names[:number])
+
+
+def _check_uses(view: ViewSpec, before: Sequence[str]) -> None:
+    late = [name for name in view.uses if name not in before]
+    if late:
+        raise UsageError(f"view {view.name!r} comes before {late[0]!r}, which it reads", hint="order them")

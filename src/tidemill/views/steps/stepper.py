@@ -1,0 +1,174 @@
+"""The stepper: one run of a group, from its ticket to its last commit.
+
+    cut      write a record, if the group has applied all of them and its datasets moved on
+    open     enter an attempt at the next batch of records
+    compute  what the port does: objects and manifests
+    commit   the group goes on (with the run's end, when no record is left)
+
+Each durable step is one transaction between two crash points, `views.<step>.before` and `.after`. Whatever
+happens between them, the run is over with its node's lease or by `runs.fail`; the next one finds the group
+where the last commit left it, and the same records behind it.
+"""
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from tidemill import crash
+from tidemill.cluster.leases import Busy
+from tidemill.errors import UsageError
+from tidemill.events import Emit, ignore
+from tidemill.lots import events as lot_events
+from tidemill.publish import attempts
+from tidemill.publish.attempts import Hold
+from tidemill.store import Store, Tx
+from tidemill.triggers import runs
+from tidemill.triggers.runs import Ticket
+from tidemill.views.steps import commits, groups, records
+from tidemill.views.steps.commits import Batch, Output
+from tidemill.views.steps.events import RecordWritten, StepAbandoned, StepCommitted
+from tidemill.views.steps.keys import StepKeys
+from tidemill.views.steps.records import Record
+
+T = TypeVar("T")
+
+BUSY_US = 250_000
+"""How long a run waits that could not write a record, because somebody else is the coordinator."""
+
+
+class Compute(Protocol):
+    """Makes the outputs of a batch: objects and manifests, all under the attempt; nothing in the store."""
+
+    def __call__(self, batch: Batch, attempt: str) -> tuple[Output, ...]: ...
+
+
+class Stepped(msgspec.Struct, frozen=True):
+    """What a run did: where the group is now, how many commits that took, and how many had a job."""
+
+    step: int
+    commits: int
+    jobs: int
+
+
+class GroupStep:
+    """Runs the steps of groups of one pipeline on one node."""
+
+    def __init__(
+        self,
+        store: Store,
+        keys: StepKeys,
+        pipeline: str,
+        *,
+        new_attempt: Callable[[], str],
+        compute: Compute,
+        emit: Emit = ignore,
+        most: int = 1,
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._pipeline = pipeline
+        self._new_attempt = new_attempt
+        self._compute = compute
+        self._emit = emit
+        self._most = most
+
+    def run(self, ticket: Ticket, stop: Callable[[], bool] = lambda: False) -> Stepped:
+        """Apply every record there is; the run is over when this returns.
+
+        What the computation raises is raised again, with its attempt given up and the ticket still ours: the
+        caller ends the run by `runs.fail`. `LeaseLost` says that it is over already.
+
+        - stop: asked between commits; the group may be left at any step.
+        """
+        prefix = f"views:{self._pipeline}/"
+        if not ticket.name.startswith(prefix):
+            raise UsageError(f"a run of {ticket.name}", hint=f"this steps the groups of {self._pipeline!r}")
+        group = ticket.name.removeprefix(prefix)
+        record = self._step("cut", lambda tx: self._cut(tx, ticket, group))
+        if isinstance(record, Record):
+            self._emit(
+                RecordWritten(pipeline=self._pipeline, step=record.number, datasets=len(record.ranges))
+            )
+        done = jobs = 0
+        while not stop():
+            batch = self._store.run(lambda tx: self._next(tx, group))
+            if batch is None:
+                break
+            jobs += batch.concerns
+            done += 1
+            self._apply(ticket, batch)
+            if not batch.more:
+                return Stepped(batch.step, done, jobs)
+        busy = isinstance(record, Busy) and not done
+        step = self._step("rest", lambda tx: self._rest(tx, ticket, group, busy=busy))
+        return Stepped(step, done, jobs)
+
+    def _apply(self, ticket: Ticket, batch: Batch) -> None:
+        hold, outputs = None, tuple[Output, ...]()
+        if batch.concerns:
+            attempt = self._new_attempt()
+            hold = self._step("open", lambda tx: commits.open_step(tx, self._keys, ticket, batch, attempt))
+            outputs = self._computed(batch, hold)
+        row = self._step(
+            "commit" if batch.concerns else "pass",
+            lambda tx: commits.commit(tx, self._keys, ticket, batch, hold, outputs, ends=not batch.more),
+        )
+        self._emit(
+            StepCommitted(
+                pipeline=self._pipeline,
+                group=batch.spec.name,
+                step=row.step,
+                after=row.after,
+                attempt=row.attempt,
+                views=tuple(one.view for one in outputs),
+                rows=sum(one.rows for one in outputs),
+            )
+        )
+
+    def _computed(self, batch: Batch, hold: Hold) -> tuple[Output, ...]:
+        try:
+            return self._compute(batch, hold.draft.id)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            self._step("abandon", lambda tx: attempts.abandon(tx, self._keys, hold, why))
+            self._emit(
+                StepAbandoned(
+                    pipeline=self._pipeline,
+                    group=batch.spec.name,
+                    step=batch.step,
+                    attempt=hold.draft.id,
+                    why=why,
+                )
+            )
+            raise
+
+    def _next(self, tx: Tx, group: str) -> Batch | None:
+        return commits.next_batch(tx, self._keys, self._pipeline, group, most=self._most)
+
+    def _cut(self, tx: Tx, ticket: Ticket, name: str) -> Record | Busy | None:
+        runs.check(tx, self._keys.triggers, self._keys.cluster, ticket)
+        group = groups.read(tx, self._keys, self._pipeline, name)
+        if group.step < records.last(tx, self._keys, self._pipeline).number:
+            return None  # first what is there: so records are as few and as large as the load allows
+        bases = group.spec.bases
+        heads = lot_events.heads(tx, self._keys.lots, bases) if bases else {}
+        if heads == records.assigned(tx, self._keys, self._pipeline, bases):
+            return None
+        return records.cut_now(tx, self._keys, self._pipeline, ticket.node.id)
+
+    def _rest(self, tx: Tx, ticket: Ticket, name: str, *, busy: bool) -> int:
+        keys = self._keys
+        group = groups.read(tx, keys, self._pipeline, name)
+        if busy:
+            runs.fail(tx, keys.triggers, keys.cluster, ticket, backoff_us=BUSY_US, counted=False)
+        else:
+            target = commits.progress(tx, keys, self._pipeline, group)
+            runs.finish(tx, keys.triggers, keys.lots, keys.cluster, ticket, target)
+        return group.step
+
+    def _step(self, name: str, fn: Callable[[Tx], T]) -> T:
+        crash.point(f"views.{name}.before")
+        answer = self._store.run(fn)
+        crash.point(f"views.{name}.after")
+        return answer
