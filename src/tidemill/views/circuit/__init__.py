@@ -1,0 +1,3 @@
+"""Circuits: operators with stable ids, their rewrites, how they are explained and interpreted;
+all of it pure.
+"""
