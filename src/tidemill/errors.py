@@ -72,7 +72,13 @@
     │   └── WriteMismatch             what was written is not what was computed
     ├── SubscriptionError             something about a subscription; the kinds below say what
     │   ├── SubscriptionUnknown       no such subscription, or no longer
-    │   └── SubscriptionChanged       made again, and differently
+    │   ├── SubscriptionChanged       made again, and differently
+    │   ├── BadTemplate               a pattern or a target that no template can have
+    │   ├── TemplateUnknown           no such template, or no longer
+    │   ├── TemplateChanged           declared again, and differently
+    │   ├── TemplateChild             it descends from a template that is there
+    │   ├── BadSchedule               a cron expression or a time zone that cannot be understood
+    │   └── HeapDiffers               this runner has another heap than its cluster
     ├── PublishError                  something about publishing; the kinds below say what
     │   ├── AttemptUnknown            no such attempt, or no longer
     │   ├── AttemptEnded              it was published or abandoned already
@@ -95,6 +101,14 @@
     │   ├── SourceUnavailable         its folder or bucket cannot be listed (now)
     │   ├── SourceFileChanged         a file is not what was listed any more, or is gone
     │   └── SourceMiscounted          what was read twice was not the same
+    ├── TraceError                    something about the state of a view; the kinds below say what
+    │   ├── TraceMissing              a run file or version file that is listed, and not there
+    │   ├── TraceCorrupt              a run file or version file that is not what was written
+    │   ├── TraceFormat               a run file or version file that this release cannot read
+    │   ├── TraceStale                a trace that is not at the step it is asked for
+    │   ├── TypeRefused               a type that cannot be compared, ordered or added up
+    │   ├── WeightNegative            rows of which fewer than none would be left
+    │   └── WeightOverflow            a weight or a sum beyond what its accumulator holds
     └── DemoFailed                    the demo did not come to its end
 
     Stop(BaseException)               control flow that user code must not swallow
@@ -510,6 +524,37 @@ class SubscriptionChanged(SubscriptionError):
     hint = "remove it first, or make one under another name: its progress belongs to its sources"
 
 
+class BadTemplate(SubscriptionError):
+    """No hint of its own: what is wrong with it is said where it is raised."""
+
+    code = "bad-template"
+
+
+class TemplateUnknown(SubscriptionError):
+    code = "template-unknown"
+    hint = "see which there are: tidemill triggers"
+
+
+class TemplateChanged(SubscriptionError):
+    code = "template-changed"
+    hint = "declare it as it was, or under another name: its subscriptions belong to its pattern"
+
+
+class TemplateChild(SubscriptionError):
+    code = "template-child"
+    hint = "remove the template first; or pause the subscription"
+
+
+class BadSchedule(SubscriptionError):
+    code = "bad-schedule"
+    hint = "five fields: minute hour day-of-month month day-of-week, e.g. '30 6 * * mon-fri'; or @daily"
+
+
+class HeapDiffers(SubscriptionError):
+    code = "heap-differs"
+    hint = "give it the heap of its cluster; to move that, stop all runners, then: tidemill triggers rebuild"
+
+
 class PublishError(TidemillError):
     """No hint of its own: each kind has one."""
 
@@ -626,6 +671,47 @@ class SourceFileChanged(SourceError):
 class SourceMiscounted(SourceError):
     code = "source-miscounted"
     hint = "nothing was published; if no file changes while it is read, report this with the files' format"
+
+
+class TraceError(TidemillError):
+    code = "trace"
+
+
+class TraceMissing(TraceError):
+    code = "trace-missing"
+    hint = "the version before it still serves; restore the object, or rebuild the view with `refresh = full`"
+
+
+class TraceCorrupt(TraceError):
+    code = "trace-corrupt"
+    hint = "the version before it still serves; restore the object, or rebuild the view with `refresh = full`"
+
+
+class TraceFormat(TraceError):
+    code = "trace-format"
+    hint = "it was written by another release: use that one, or a newer one"
+
+
+class TraceStale(TraceError):
+    code = "trace-stale"
+    hint = "the step is run again in full, which brings the trace up to date"
+
+
+class TypeRefused(TraceError):
+    """No hint of its own: what the operator can do instead is said where it is raised."""
+
+    code = "trace-type-refused"
+
+
+class WeightNegative(TraceError):
+    """No hint: source operators set such rows aside, so this is a bug of ours, to report."""
+
+    code = "trace-weight-negative"
+
+
+class WeightOverflow(TraceError):
+    code = "trace-weight-overflow"
+    hint = "so many equal rows do not fit 64 bits: add up earlier, or divide the group"
 
 
 class DemoFailed(TidemillError):

@@ -10,13 +10,17 @@ import msgspec
 
 Source = TypeVar("Source", bound=Hashable)
 
+NEVER = 253_402_300_740_000_000
+"""The last minute of the year 9999: when those run that are paused or dead. Their items lie there, so that
+the signal stays on the heap and whoever looks for what is due never comes across it (HEAP-15)."""
+
 
 class Now(msgspec.Struct, frozen=True):
     """There is something to process."""
 
 
 class At(msgspec.Struct, frozen=True):
-    """There is something, but it waits for the other sources until then."""
+    """There is something, but it waits until then: for the other sources, or for its own to be quiet."""
 
     time: int
 
@@ -36,20 +40,29 @@ def next_due(
     *,
     barrier: bool = False,
     grace_us: int | None = None,
+    newest: Mapping[Source, int] | None = None,
+    debounce_us: int = 0,
+    max_wait_us: int = 0,
 ) -> Next:
     """Now, at a time, or when something is published.
 
     - heads, progress: the newest position of each source, and the one up to which it was processed.
-    - closed: since when the first unseen lot of a source has been there; only a barrier needs it.
+    - closed: since when the first unseen lot of a source has been there; a barrier and a debounce need it.
     - barrier: run when every source has something new; a source that has nothing does not make it spin.
     - grace_us: how long a barrier waits for the others; None for ever.
+    - newest: since when the newest lot of a source has been there; a debounce needs it.
+    - debounce_us, max_wait_us: wait until there was nothing newer for so long, but for so long in all at
+      most.
     """
     new = [source for source in progress if heads.get(source, 0) > progress[source]]
     if not new:
         return Nothing()
-    if not barrier or len(new) == len(progress):
-        return Now()
-    if grace_us is None:
-        return Nothing()
-    time = min(closed[source] for source in new) + grace_us
+    time = now
+    if barrier and len(new) < len(progress):
+        if grace_us is None:
+            return Nothing()
+        time = min(closed[source] for source in new) + grace_us
+    elif debounce_us:
+        quiet_at = max((newest or closed)[source] for source in new) + debounce_us
+        time = min(quiet_at, min(closed[source] for source in new) + max_wait_us)
     return Now() if time <= now else At(time)

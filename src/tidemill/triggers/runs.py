@@ -17,9 +17,13 @@ from tidemill.lots import events
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.store import Tx
 from tidemill.triggers import subscriptions
+from tidemill.triggers.due import NEVER, Next, Now
 from tidemill.triggers.keys import TriggerKeys
 from tidemill.triggers.states import SubscriptionEdge
 from tidemill.triggers.subscriptions import AnyRow, Run, Scheduled, Waiting
+from tidemill.triggers.terms import AfterGrace
+
+MOST_WHY = 500  # characters of what went wrong
 
 
 class Due(msgspec.Struct, frozen=True):
@@ -53,7 +57,8 @@ def due(tx: Tx, keys: TriggerKeys, limit: int = 100) -> list[Due]:
 
 def next_look_at(tx: Tx, keys: TriggerKeys) -> int | None:
     """When the first of them has to be looked at (store time, µs); None when none is scheduled."""
-    found = tx.range(*keys.due.all(), limit=1, snapshot=True)
+    lo, _ = keys.due.all()
+    found = tx.range(lo, keys.due[(NEVER,)], limit=1, snapshot=True)
     if not found:
         return None
     time = keys.due.unpack(found[0].key)[0]
@@ -64,24 +69,69 @@ def next_look_at(tx: Tx, keys: TriggerKeys) -> int | None:
 def start(
     tx: Tx, keys: TriggerKeys, lots: LotKeys, cluster: ClusterKeys, node: Node, name: str, epoch: int
 ) -> Ticket | None:
-    """Begin a run under the next fence; None unless the row is scheduled under this epoch, its time has come
+    """Begin a run under the next fence; None unless the row is scheduled under this epoch, its time has come,
     and nobody runs it. Others may have been faster: that is no error.
+
+    What there is to do is decided once more, by the heads as they are now. One that has nothing to do goes to
+    rest, one whose sources are not quiet yet is postponed (a burst of writes costs one new time, not one for
+    each), and a barrier that is to skip moves on: then there is no run either.
     """
     entry = nodes.check(tx, cluster, node)
     row = subscriptions.read(tx, keys, name)
     now = tx.now()
-    if (
-        not isinstance(row, Scheduled)
-        or row.tally.epoch != epoch
-        or row.run is not None
-        or now < row.next_run
-    ):
+    if not isinstance(row, Scheduled) or not startable(row, epoch, now):
+        return None
+    heads = events.heads(tx, lots, row.tally.terms.sources)
+    following = subscriptions.decide(tx, lots, row.tally, heads, starting=True)
+    if not isinstance(following, Now) or _skips(row, heads):
+        _put_off(tx, keys, lots, name, row, following, heads)
         return None
     tally = msgspec.structs.replace(row.tally, fence=row.tally.fence + 1, last_start=now)
     run = Run(node.id, node.epoch, entry.expires_at)
     new = Scheduled(tally, row.next_run, run=run)
     subscriptions.enter(tx, keys, name, row, [SubscriptionEdge.START], new)
-    return Ticket(name, epoch, tally.fence, node, tally.seen, events.heads(tx, lots, tally.terms.sources))
+    return Ticket(name, epoch, tally.fence, node, tally.seen, heads)
+
+
+def startable(row: Scheduled, epoch: int, now: int) -> bool:
+    """The guard of a start (HEAP-7), asked by whoever chooses what to start as well."""
+    return (
+        row.tally.epoch == epoch
+        and row.run is None
+        and row.next_run <= now
+        and row.tally.ready
+        and not row.tally.parked
+    )
+
+
+def _skips(row: Scheduled, heads: Mapping[DatasetId, int]) -> bool:
+    """Whether it is a barrier whose grace is over, with a source that has nothing, that is to skip then."""
+    terms = row.tally.terms
+    if not terms.barrier or terms.after_grace is not AfterGrace.SKIP:
+        return False
+    return any(heads[source] <= position for source, position in row.tally.seen.items())
+
+
+def _put_off(
+    tx: Tx,
+    keys: TriggerKeys,
+    lots: LotKeys,
+    name: str,
+    row: Scheduled,
+    following: Next,
+    heads: Mapping[DatasetId, int],
+) -> None:
+    """There is no run now: rest, a later time, or on behind what waited at a barrier; under a new epoch."""
+    tally = msgspec.structs.replace(row.tally, epoch=row.tally.epoch + 1)
+    edges = [SubscriptionEdge.POSTPONE]
+    if isinstance(following, Now):
+        progress = tuple(max(heads[one], position) for one, position in row.tally.seen.items())
+        tally = msgspec.structs.replace(tally, progress=progress, skipped=tally.skipped + 1)
+        following, edges = subscriptions.decide(tx, lots, tally, heads), [SubscriptionEdge.SKIP]
+    new = subscriptions.settled(tx, tally, following)
+    if isinstance(new, Waiting):
+        edges.append(SubscriptionEdge.REST)
+    subscriptions.enter(tx, keys, name, row, edges, new)
 
 
 def check(tx: Tx, keys: TriggerKeys, cluster: ClusterKeys, ticket: Ticket) -> Scheduled:
@@ -123,7 +173,7 @@ def finish(
             )
         progress.append(reached)
     tally = msgspec.structs.replace(
-        row.tally, epoch=row.tally.epoch + 1, progress=tuple(progress), failures=0
+        row.tally, epoch=row.tally.epoch + 1, progress=tuple(progress), failures=0, why="", dead=False
     )
     new = subscriptions.settled(tx, tally, subscriptions.decide(tx, lots, tally, heads))
     edge = SubscriptionEdge.REST if isinstance(new, Waiting) else SubscriptionEdge.AGAIN
@@ -136,17 +186,32 @@ def fail(
     cluster: ClusterKeys,
     ticket: Ticket,
     *,
-    backoff_us: int,
+    backoff_us: int | None = None,
     counted: bool = True,
+    jitter: float = 1.0,
+    why: str = "",
 ) -> AnyRow:
     """End a run that failed: nothing counts as processed, and it is tried again after the backoff.
 
+    After as many failures as its terms allow it is dead: it stays scheduled, keeps what wakes it, and nobody
+    runs it until somebody says `retry` (HEAP-15).
+
+    - backoff_us: how long; by its terms and the number of its failures if left out.
     - counted: no for one that could not begin, because somebody else has the turn.
+    - jitter: from 0 to 1, drawn by the caller: half of a backoff by the terms is left to it.
+    - why: what went wrong, in a few words.
     """
     row = check(tx, keys, cluster, ticket)
-    failures = row.tally.failures + counted
-    tally = msgspec.structs.replace(row.tally, epoch=row.tally.epoch + 1, failures=failures)
-    new = Scheduled(tally, subscriptions.earliest(tally, tx.now() + backoff_us))
+    terms, failures = row.tally.terms, row.tally.failures + counted
+    tally = msgspec.structs.replace(
+        row.tally,
+        epoch=row.tally.epoch + 1,
+        failures=failures,
+        why=why[:MOST_WHY] if why else row.tally.why,
+        dead=row.tally.dead or bool(counted and terms.most_failures and failures >= terms.most_failures),
+    )
+    wait_us = terms.backoff(max(1, failures), jitter) if backoff_us is None else backoff_us
+    new = Scheduled(tally, subscriptions.earliest(tally, tx.now() + wait_us))
     return subscriptions.enter(tx, keys, ticket.name, row, [SubscriptionEdge.FAIL], new)
 
 

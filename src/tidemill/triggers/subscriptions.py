@@ -7,52 +7,62 @@ A row is scheduled or waiting. It carries
   refused with `LeaseLost`, whatever it believes;
 - its progress, one position per source.
 
-`enter` is the one place that writes rows, and keeps the index by time in step with them.
+`enter` is the one place that writes rows. It keeps the index by time in step with them, and leaves a row of
+what is owed to the heap, which the sweep pushes (HEAP-9): no operation touches both (HEAP-4).
 """
 
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from tidemill.errors import IllegalTransition, SubscriptionChanged, SubscriptionUnknown, UsageError
-from tidemill.lots import datasets, events
+from tidemill.errors import (
+    BadName,
+    IllegalTransition,
+    SubscriptionChanged,
+    SubscriptionUnknown,
+    TemplateChild,
+    UsageError,
+)
+from tidemill.lots import datasets, events, layout
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.store import Tx
-from tidemill.triggers.due import At, Next, Nothing, next_due
+from tidemill.triggers.due import NEVER, At, Next, Nothing, next_due
 from tidemill.triggers.keys import TriggerKeys
 from tidemill.triggers.states import SubscriptionEdge, SubscriptionState, step
+from tidemill.triggers.terms import AfterGrace, CatchUp, Terms
+
+__all__ = ["AfterGrace", "AnyRow", "CatchUp", "Run", "Scheduled", "Tally", "Terms", "Waiting"]
 
 MOST_SOURCES = 100
 """Each source is a row that is read in every transaction of a run."""
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for.
-
-    - cadence_us: consecutive starts are at least so far apart (HEAP-1).
-    - barrier, grace_us: as in `next_due`.
-    """
-
-    sources: tuple[DatasetId, ...]
-    cadence_us: int = 0
-    barrier: bool = False
-    grace_us: int | None = None
-
-
-class Tally(msgspec.Struct, frozen=True, kw_only=True):
+class Tally(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What every state keeps. Epoch, fence and progress only grow."""
 
     terms: Terms
     epoch: int = 1
+    born: int = 1  # its first epoch: with the name, its id (INV1)
     fence: int = 0
     progress: tuple[int, ...]  # one position per source, in their order
     last_start: int | None = None  # store time, µs
     failures: int = 0  # since the last run that came to its end
+    why: str = ""  # what the last failure said
+    skipped: int = 0  # how often what waited at a barrier was passed over
+    ready: bool = True  # its first item is on the heap, or will be
+    paused: bool = False
+    dead: bool = False
+    template: str = ""  # which it descends from
 
     @property
     def seen(self) -> dict[DatasetId, int]:
         """The progress by source."""
         return dict(zip(self.terms.sources, self.progress, strict=True))
+
+    @property
+    def parked(self) -> bool:
+        """Whether nobody is to run it, whatever is published."""
+        return self.paused or self.dead
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -129,14 +139,33 @@ def enter(
 
 def place(tx: Tx, keys: TriggerKeys, name: str, old: AnyRow | None, new: AnyRow) -> None:
     """Write a row and its place in the index."""
+    if old is not None:
+        _check_growth(name, old, new)
     if isinstance(old, Scheduled) and not (isinstance(new, Scheduled) and new.look_at == old.look_at):
         tx.clear(keys.due[old.look_at, name], quiet=True)
     tx.set(keys.subscription[name], msgspec.msgpack.encode(new), quiet=True)
     if isinstance(new, Scheduled):
         running = new.run is not None
         tx.set(keys.due[new.look_at, name], msgspec.msgpack.encode((new.tally.epoch, running)), quiet=True)
+        if new.tally.ready and not (isinstance(old, Scheduled) and old.tally.epoch == new.tally.epoch):
+            owe(tx, keys, name, new)
         if not running:
             tx.hint(keys.bell)
+
+
+def owe(tx: Tx, keys: TriggerKeys, name: str, row: "Scheduled") -> None:
+    """Its item has to be pushed; whoever has pushed it clears this (`sweep.pushed`)."""
+    tx.set(keys.owed[name], msgspec.msgpack.encode((row.tally.epoch, row.next_run)), quiet=True)
+
+
+def _check_growth(name: str, old: AnyRow, new: AnyRow) -> None:
+    before, after = old.tally, new.tally
+    assert after.born == before.born, f"INV1: {name} got another id"
+    assert after.epoch >= before.epoch, f"INV1: {name} went back to epoch {after.epoch}"
+    assert after.fence >= before.fence, f"INV1: {name} went back to fence {after.fence}"
+    assert all(a >= b for a, b in zip(after.progress, before.progress, strict=True)), f"{name} went back"
+    if isinstance(old, Scheduled) and isinstance(new, Scheduled) and before.epoch == after.epoch:
+        assert new.next_run == old.next_run, f"HEAP-9: {name} has two times under epoch {after.epoch}"
 
 
 def subscribe(
@@ -146,6 +175,10 @@ def subscribe(
     name: str,
     terms: Terms,
     progress: Mapping[DatasetId, int] | None = None,
+    *,
+    attach: bool = False,
+    ready: bool = True,
+    template: str = "",
 ) -> AnyRow:
     """Make a subscription, or find it: scheduled at once when its sources have something it has not seen.
 
@@ -154,6 +187,11 @@ def subscribe(
     terms hold from the next run on.
 
     - progress: where to begin; at the beginning if left out.
+    - attach: begin as scheduled in any case (INV3): what has nothing to do is sent to rest by its first
+      start. Where there is a heap, all do (`attach.attach`, templates); a subscription that is looked for in
+      the index alone may begin by waiting, because the heads are read here.
+    - ready: False while its first item is not on the heap; it is not started before.
+    - template: which it descends from.
     """
     old = read(tx, keys, name)
     if old is not None:
@@ -164,6 +202,35 @@ def subscribe(
         changed = msgspec.structs.replace(old, tally=msgspec.structs.replace(old.tally, terms=terms))
         place(tx, keys, name, old, changed)
         return changed
+    tally = _born(tx, keys, lots, name, terms, progress or {}, ready=ready, template=template)
+    if attach:
+        row = Scheduled(tally, earliest(tally, tx.now()))
+        return enter(tx, keys, name, None, [SubscriptionEdge.ATTACH], row)
+    new = settled(tx, tally, decide(tx, lots, tally))
+    edges = [SubscriptionEdge.SUBSCRIBE]
+    if isinstance(new, Scheduled):
+        edges.append(SubscriptionEdge.WAKE)
+    return enter(tx, keys, name, None, edges, new)
+
+
+def _born(
+    tx: Tx,
+    keys: TriggerKeys,
+    lots: LotKeys,
+    name: str,
+    terms: Terms,
+    begin: Mapping[DatasetId, int],
+    *,
+    ready: bool,
+    template: str,
+) -> Tally:
+    """A new tally, under an epoch that no subscription of this name ever had (INV1)."""
+    try:
+        layout.quote(name)  # an item's key carries it
+    except BadName as error:
+        raise BadName(
+            f"a subscription cannot be called {name[:40]!r}: {error.message}", hint=error.hint
+        ) from None
     if not 0 < len(terms.sources) <= MOST_SOURCES or len(set(terms.sources)) < len(terms.sources):
         raise UsageError(
             f"subscription {name!r} has {len(terms.sources)} sources",
@@ -175,47 +242,88 @@ def subscribe(
         tx.set(keys.subscriber[(*source.parts, name)], b"", quiet=True)
     floor = tx.get(keys.floor[name])
     epoch = 1 if floor is None else msgspec.msgpack.decode(floor, type=int) + 1
-    begin = progress or {}
-    heads = events.heads(tx, lots, terms.sources)
-    if any(not 0 <= position <= heads.get(source, -1) for source, position in begin.items()):
-        raise UsageError(
-            f"subscription {name!r} begins where nothing is", hint="begin at a position of one of its sources"
-        )
-    tally = Tally(terms=terms, epoch=epoch, progress=tuple(begin.get(one, 0) for one in terms.sources))
-    new = settled(tx, tally, decide(tx, lots, tally, heads))
-    edges = [SubscriptionEdge.SUBSCRIBE]
-    if isinstance(new, Scheduled):
-        edges.append(SubscriptionEdge.WAKE)
-    return enter(tx, keys, name, None, edges, new)
+    if begin:
+        heads = events.heads(tx, lots, terms.sources)
+        if any(not 0 <= position <= heads.get(source, -1) for source, position in begin.items()):
+            raise UsageError(
+                f"subscription {name!r} begins where nothing is",
+                hint="begin at a position of one of its sources",
+            )
+    return Tally(
+        terms=terms,
+        epoch=epoch,
+        born=epoch,
+        progress=tuple(begin.get(one, 0) for one in terms.sources),
+        ready=ready,
+        template=template,
+    )
 
 
 def remove(tx: Tx, keys: TriggerKeys, name: str) -> bool:
-    """Remove a subscription; its epoch stays, so that a run of the old one cannot finish a new one's."""
+    """Remove a subscription; its epoch stays, so that a run of the old one cannot finish a new one's.
+
+    `TemplateChild` while the template it descends from is there (INV6).
+    """
     row = read(tx, keys, name)
     if row is None:
         return False
-    step(row.state, SubscriptionEdge.REMOVE)
+    template = row.tally.template
+    if template and tx.get(keys.template[template]) is not None:
+        raise TemplateChild(f"subscription {name!r} descends from the template {template!r} (INV6)")
+    take_away(tx, keys, name, row, SubscriptionEdge.REMOVE)
+    return True
+
+
+def take_away(tx: Tx, keys: TriggerKeys, name: str, row: AnyRow, edge: SubscriptionEdge) -> None:
+    """Clear a row and all that stands beside it; its epoch is not used again (INV1)."""
+    step(row.state, edge)
     if isinstance(row, Scheduled):
         tx.clear(keys.due[row.look_at, name], quiet=True)
     for source in row.tally.terms.sources:
         tx.clear(keys.subscriber[(*source.parts, name)], quiet=True)
     tx.clear(keys.subscription[name], quiet=True)
+    tx.clear(keys.owed[name], quiet=True)
     tx.set(keys.floor[name], msgspec.msgpack.encode(row.tally.epoch), quiet=True)
-    return True
 
 
-def decide(tx: Tx, lots: LotKeys, tally: Tally, heads: Mapping[DatasetId, int] | None = None) -> Next:
-    """What is next for a subscription, by the heads as this transaction sees them."""
+def decide(
+    tx: Tx,
+    lots: LotKeys,
+    tally: Tally,
+    heads: Mapping[DatasetId, int] | None = None,
+    *,
+    starting: bool = False,
+) -> Next:
+    """What is next for a subscription, by the heads as this transaction sees them.
+
+    - starting: its time has come, so what has no time of its own has waited for long enough.
+    """
     terms = tally.terms
     if heads is None:
         heads = events.heads(tx, lots, terms.sources)
+    grace_us = None if terms.after_grace is AfterGrace.WAIT else terms.grace_us
     closed: dict[DatasetId, int] = {}
-    if terms.barrier and terms.grace_us is not None:
+    newest: dict[DatasetId, int] = {}
+    if terms.debounce_us or (terms.barrier and grace_us is not None):
         for source, position in tally.seen.items():
             event = events.first_unseen(tx, lots, source, position)
-            # A source of steps has no events: what is unseen of it counts from this moment on.
-            closed[source] = tx.now() if event is None else event.at
-    return next_due(heads, tally.seen, closed, tx.now(), barrier=terms.barrier, grace_us=terms.grace_us)
+            # A source of steps has no events: what is unseen of it counts from the moment it is seen.
+            unknown = 0 if starting else tx.now()
+            closed[source] = newest[source] = unknown if event is None else event.at
+            if terms.debounce_us and event is not None and heads[source] > position + 1:
+                last = events.first_unseen(tx, lots, source, heads[source] - 1)
+                newest[source] = unknown if last is None else last.at
+    return next_due(
+        heads,
+        tally.seen,
+        closed,
+        tx.now(),
+        barrier=terms.barrier,
+        grace_us=grace_us,
+        newest=newest,
+        debounce_us=terms.debounce_us,
+        max_wait_us=terms.longest_wait_us,
+    )
 
 
 def settled(tx: Tx, tally: Tally, following: Next) -> AnyRow:
@@ -227,5 +335,7 @@ def settled(tx: Tx, tally: Tally, following: Next) -> AnyRow:
 
 
 def earliest(tally: Tally, time: int) -> int:
-    """This time, or a cadence after the last start if that is later (HEAP-1)."""
+    """This time, or a cadence after the last start if that is later (HEAP-1); never, for a parked one."""
+    if tally.parked:
+        return NEVER
     return time if tally.last_start is None else max(time, tally.last_start + tally.terms.cadence_us)

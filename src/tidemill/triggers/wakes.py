@@ -17,7 +17,7 @@ from tidemill.lots import events
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.store import Row, Tx
 from tidemill.triggers import subscriptions
-from tidemill.triggers.due import At, Nothing, Now
+from tidemill.triggers.due import Nothing, Now
 from tidemill.triggers.keys import TriggerKeys
 from tidemill.triggers.states import SubscriptionEdge
 from tidemill.triggers.subscriptions import AnyRow, Scheduled, Waiting
@@ -103,10 +103,8 @@ def _wake_one(
     if isinstance(row, Waiting) and not isinstance(following, Nothing):
         new = subscriptions.settled(tx, row.tally, following)
         subscriptions.enter(tx, keys, name, row, [SubscriptionEdge.WAKE], new)
-    elif isinstance(row, Scheduled) and isinstance(following, Now):
+    elif isinstance(row, Scheduled) and isinstance(following, Now) and row.next_run > tx.now():
         # It has another time now, and one epoch has one time.
         tally = msgspec.structs.replace(row.tally, epoch=row.tally.epoch + 1)
         new = subscriptions.settled(tx, tally, following)
         subscriptions.enter(tx, keys, name, row, [SubscriptionEdge.HASTEN], new)
-    else:
-        assert isinstance(following, Nothing | At)
