@@ -1,0 +1,180 @@
+"""The twelve states of a subscription, its item and its template, and the 144 moves between them (HEAP-3 to
+6).
+
+A state is (template or none) x (row absent, scheduled or waiting) x (on the heap or not). One operation
+touches the rows or the heap, never both, so that a move goes along one axis. `FIRST` is the design's own
+table, cell by cell. It does not close by itself: `AMENDED` says which cells hold otherwise, as what, and why.
+`check` is asked about every move that a test sees.
+
+**Which items count.** An id is a name with the epoch it was born with, so that a name that is used again is
+another id (INV1). It is on the heap while any item of it is there. Of a scheduled row the item of its own
+epoch is the signal, and that one never leaves (INV4); an older one is a leftover for the pruner.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from tidemill.errors import IllegalTransition
+from tidemill.triggers.states import SubscriptionState
+
+
+class HeapState(StrEnum):
+    """A to C without a template, D to F with one; absent, scheduled, waiting; 1 on the heap, 2 not."""
+
+    A_1 = "A_1"
+    A_2 = "A_2"
+    B_1 = "B_1"
+    B_2 = "B_2"
+    C_1 = "C_1"
+    C_2 = "C_2"
+    D_1 = "D_1"
+    D_2 = "D_2"
+    E_1 = "E_1"
+    E_2 = "E_2"
+    F_1 = "F_1"
+    F_2 = "F_2"
+
+
+class Code(StrEnum):
+    """What a cell says: a move that is allowed, or the invariant that forbids it."""
+
+    SAME = "="  # no change
+    X = "X"  # along more than one axis at once, or made by no operation
+    STOP = "STOP"  # a dead item is removed
+    TT1 = "TT1"  # a template is added
+    TT2 = "TT2"  # a template is deleted
+    TT3 = "TT3"  # a template is instantiated
+    ADD1 = "ADD1"  # a subscription is attached
+    DEL1 = "DEL1"  # a subscription is deleted
+    DO1 = "DO1"  # it ran, has seen all there was, and waits
+    DO2 = "DO2"  # the same without an item on the heap
+    WT1 = "WT1"  # a write makes a waiting row scheduled
+    GC = "GC"  # a row that never became ready is collected
+    R1 = "R1"  # an item that is owed is pushed
+    PRUNE = "PRUNE"  # a stale item is removed
+    LATE = "LATE"  # a push lands after the row it saw has moved on
+    INV1 = "INV1"
+    INV2 = "INV2"
+    INV3 = "INV3"
+    INV4 = "INV4"
+    INV5 = "INV5"
+    INV6 = "INV6"
+    HOLE2 = "HOLE2"  # what would compel a template to be instantiated?
+    T2 = "T2"  # never explained by the design
+
+
+FORBIDDING = frozenset(
+    {Code.X, Code.INV1, Code.INV2, Code.INV3, Code.INV4, Code.INV5, Code.INV6, Code.HOLE2, Code.T2}
+)
+
+INVARIANTS = {
+    Code.INV1: "An id is used once: unused, used and gone follow each other.",
+    Code.INV2: "An item is pushed only after its row or its template was seen.",
+    Code.INV3: "A subscription begins as scheduled, never as waiting.",
+    Code.INV4: "The signal of a scheduled row does not leave the heap.",
+    Code.INV5: "An item without a row under a template is dead: all that may happen to it is removal.",
+    Code.INV6: "A subscription that descends from a template is not deleted while the template lives.",
+}
+
+_ROWS = {
+    "A_1": "=    STOP INV1 X    INV1 X    TT1  X    X    X    X    X",
+    "A_2": "INV2 =    X    ADD1 X    INV3 X    TT1  X    X    X    X",
+    "B_1": "DEL1 X    =    INV4 DO1  X    X    X    TT1  X    X    X",
+    "B_2": "X    GC   R1   =    X    DO2  X    X    X    TT1  X    X",
+    "C_1": "DEL1 X    R1   X    =    INV4 X    X    X    X    TT1  X",
+    "C_2": "X    DEL1 X    WT1  INV4 =    X    X    X    X    X    TT1",
+    "D_1": "TT2  X    X    X    X    X    =    INV5 X    X    TT3  X",
+    "D_2": "X    TT2  X    X    X    X    INV2 =    X    TT3  X    HOLE2",
+    "E_1": "X    X    T2   X    X    X    INV6 X    =    INV4 DO1  X",
+    "E_2": "X    X    X    T2   X    X    X    INV6 R1   =    X    DO2",
+    "F_1": "X    X    X    X    T2   X    INV6 X    WT1  X    =    INV4",
+    "F_2": "X    X    X    X    X    T2   X    INV6 X    WT1  X    =",
+}
+"""From the state on the left to A_1, A_2, … F_2."""
+
+Move = tuple[HeapState, HeapState]
+
+FIRST: dict[Move, Code] = {
+    (HeapState(before), after): Code(code)
+    for before, cells in _ROWS.items()
+    for after, code in zip(HeapState, cells.split(), strict=True)
+}
+
+
+class Amendment(NamedTuple):
+    """What holds in a cell instead: the codes it is allowed as, or the one that forbids it, and why."""
+
+    codes: tuple[Code, ...]
+    reason: str
+
+
+S = HeapState
+_TWO_TENDERS = (
+    "a tender saw the row scheduled and paused; meanwhile another pushed, the run ended and the item was "
+    "pruned. The item that lands is of an old epoch: it starts nothing, and PRUNE follows"
+)
+_STALE = (
+    "of an older epoch only: a pruner read the row while it waited, and deletes after a write has scheduled "
+    "it again. INV4 holds for the item of the row's own epoch, which is owed until it is pushed"
+)
+
+AMENDED: dict[Move, Amendment] = {
+    (S.E_1, S.B_1): Amendment((Code.TT2,), "T2 is TT2: the template is deleted, its children stay"),
+    (S.E_2, S.B_2): Amendment((Code.TT2,), "T2 is TT2"),
+    (S.F_1, S.C_1): Amendment((Code.TT2,), "T2 is TT2"),
+    (S.F_2, S.C_2): Amendment((Code.TT2,), "T2 is TT2"),
+    (S.C_1, S.B_1): Amendment(
+        (Code.WT1,), "a write, as its mirror F_1 to E_1 says; R1 pushes, and changes no row"
+    ),
+    (S.C_1, S.C_2): Amendment(
+        (Code.PRUNE,), "INV4 protects scheduled rows only; else C_2 could not be reached"
+    ),
+    (S.F_1, S.F_2): Amendment((Code.PRUNE,), "as C_1 to C_2; else F_2 could not be reached"),
+    (S.B_1, S.B_2): Amendment((Code.PRUNE,), _STALE),
+    (S.E_1, S.E_2): Amendment((Code.PRUNE,), _STALE),
+    (S.B_2, S.C_2): Amendment((Code.X,), "DO2 cannot happen: what runs was found on the heap; asserted"),
+    (S.E_2, S.F_2): Amendment((Code.X,), "DO2 cannot happen; asserted"),
+    (S.A_2, S.A_1): Amendment(
+        (Code.LATE,), "a push that saw the row before a delete may land after it; STOP follows"
+    ),
+    (S.D_2, S.D_1): Amendment((Code.LATE,), "as A_2 to A_1"),
+    (S.C_2, S.C_1): Amendment((Code.LATE,), _TWO_TENDERS),
+    (S.F_2, S.F_1): Amendment((Code.LATE,), _TWO_TENDERS),
+    (S.D_1, S.D_2): Amendment((Code.STOP,), "a dead item must be prunable under a template too"),
+    (S.D_1, S.E_1): Amendment((Code.INV1,), "an instantiation makes a new id"),
+    (S.D_1, S.F_1): Amendment((Code.INV1,), "an instantiation makes a new id, and by INV3 a scheduled one"),
+    (S.B_2, S.A_2): Amendment(
+        (Code.GC, Code.DEL1), "GC for a row that never became ready; DEL1 for the user"
+    ),
+    (S.B_1, S.A_1): Amendment(
+        (Code.DEL1, Code.GC), "GC too: whoever attached it died between the push and ready"
+    ),
+    (S.D_2, S.F_2): Amendment(
+        (Code.INV3,),
+        "HOLE2 is closed: the wake row of a publication makes the tender instantiate, as scheduled",
+    ),
+}
+
+
+def codes(before: HeapState, after: HeapState) -> tuple[Code, ...]:
+    """What a cell says, amended."""
+    amended = AMENDED.get((before, after))
+    return (FIRST[before, after],) if amended is None else amended.codes
+
+
+def allowed(before: HeapState, after: HeapState) -> bool:
+    """Whether one operation may lead from here to there."""
+    return not FORBIDDING & set(codes(before, after))
+
+
+def check(before: HeapState, after: HeapState, what: str = "") -> None:
+    """`IllegalTransition` for a move that the table does not allow."""
+    if not allowed(before, after):
+        cell = ", ".join(codes(before, after))
+        raise IllegalTransition(f"{before} to {after} is forbidden ({cell}){': ' + what if what else ''}")
+
+
+def state_of(row: SubscriptionState, *, template: bool, on_heap: bool) -> HeapState:
+    """The one of the twelve that it is."""
+    letter = "ABCDEF"[list(SubscriptionState).index(row) + 3 * template]
+    return HeapState(f"{letter}_{1 if on_heap else 2}")
