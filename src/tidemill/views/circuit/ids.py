@@ -44,8 +44,12 @@ def fingerprint(operator: Operator) -> str:
 def normal_form(operator: Operator) -> object:
     """What is hashed, as JSON values; inputs stand for themselves by their fingerprints."""
     apart = APART.get(type(operator), frozenset())
-    said = {f.name: _plain(getattr(operator, f.name)) for f in fields(operator) if f.name not in apart}  #
-    type: ignore[arg-type] return {"format": FORMAT, "kind": operator.kind, **said}
+    own = [f.name for f in fields(operator) if f.name not in apart]  # type: ignore[arg-type]
+    return {
+        "format": FORMAT,
+        "kind": operator.kind,
+        **{name: _plain(getattr(operator, name)) for name in own},
+    }
 
 
 def operator_id(operator: Operator, pins: Pins) -> str:
