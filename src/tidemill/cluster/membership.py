@@ -39,6 +39,7 @@ class Membership:
         self.deadline = 0.0
         self._due = 0.0
         self.leaving = False  # asked to go: takes nothing new; may be set from any thread
+        self._again = False  # asked to begin again; may be set from any thread
         self._free = node.free
 
     def alive(self) -> bool:
@@ -56,6 +57,10 @@ class Membership:
         """Join or beat when it is time; the seconds until then."""
         if self.state in (MemberState.ACTIVE, MemberState.DRAINING) and not self.alive():
             self._lose()
+        if self._again:
+            self._again = False
+            if self.state is MemberState.ACTIVE:
+                self._lose()
         if self.state is MemberState.GONE or (self.state is MemberState.OUT and self.leaving):
             return self.every_s
         if self.clock.monotonic() >= self._due:
@@ -88,6 +93,12 @@ class Membership:
         self.emit(NodeLost(node=self.node.id, epoch=self.node.epoch))
         self.state = step(MEMBER, self.state, MemberEdge.LOSE)
         self._due = 0.0
+
+    def begin_again(self) -> None:
+        """End this epoch: whatever was begun under it is over. The next tick joins under a higher one, in one
+        transaction, so that nobody sees the node gone. May be called from any thread.
+        """
+        self._again = True
 
     def report(self, free: dict[str, float]) -> None:
         """What is free now; told with the next beat. May be called from any thread."""

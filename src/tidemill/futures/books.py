@@ -77,13 +77,23 @@ def _decoded(raw: Sequence[bytes | None]) -> list[Spec | None]:
 
 
 class Books:
-    """Reads and writes futures for one node."""
+    """Reads and writes futures for one node.
 
-    def __init__(self, store: Store, cluster: str, chance: random.Random) -> None:
+    - serves: which lanes this node takes from; all of them if left out.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        cluster: str,
+        chance: random.Random,
+        serves: Callable[[Lane], bool] | None = None,
+    ) -> None:
         self.store = store
         self.keys = FutureKeys(cluster)
         self.cluster = ClusterKeys(cluster)
         self.chance = chance
+        self.serves = serves
         self.errands: deque[Errand] = deque()
         self.telling: list[bytes] = []  # realised, with dependents that are not all told
         self._lanes: list[Lane] = []
@@ -106,7 +116,7 @@ class Books:
 
         def step(tx: Tx) -> tuple[Round, list[Lane]]:
             made = finish.realize_many(tx, keys, cluster, node, done) if first else []
-            directory = lanes if lanes is not None else claim.read_lanes(tx, keys)
+            directory = lanes if lanes is not None else self._served(tx)
             claims: list[Claim] = []
             free = wish.free if wish is not None else Capacity()
             if awaited:
@@ -132,6 +142,10 @@ class Books:
             if ok and item.claim.row.tally.dependents
         ]
         return found
+
+    def _served(self, tx: Tx) -> list[Lane]:
+        found = claim.read_lanes(tx, self.keys)
+        return found if self.serves is None else [lane for lane in found if self.serves(lane)]
 
     def drop(self) -> None:
         """Our lease is over: nothing of this may be written any more."""

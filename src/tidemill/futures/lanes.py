@@ -14,6 +14,8 @@ from tidemill.futures.rows import Needs
 
 RAM_STEPS = 4  # buckets per doubling: an upper bound is at most 19 % above what was asked
 CPU_ONE = 8  # the bucket of exactly one cpu; each bucket doubles
+RUNNERS = "spark:"
+"""What begins like this is the name of something that runners have, and no worker: they run nothing else."""
 
 
 class Lane(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -57,6 +59,11 @@ def bounds_of(label: str) -> tuple[Needs, Needs]:
         ),
         Needs(_amount(cpu, CPU_ONE), _ram(ram), _amount(gpu, CPU_ONE), names),
     )
+
+
+def for_runners(needs: Needs) -> bool:
+    """Does it ask for something that only a runner has?"""
+    return any(name.startswith(RUNNERS) for name in needs.named)
 
 
 def _ram(bucket: int) -> int:

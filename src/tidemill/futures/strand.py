@@ -24,8 +24,11 @@ def _fits_one(needs: Needs, totals: Sequence[Capacity]) -> bool:
 
 
 def is_safe(lane: Lane, totals: Sequence[Capacity]) -> bool:
-    """Can some worker run everything in this lane?"""
-    return not totals or _fits_one(lanes.bounds_of(lane.label)[1], totals)
+    """Can some worker run everything in this lane? What is for runners is not judged by what workers have:
+    it waits for a runner as all futures wait for the first worker.
+    """
+    most = lanes.bounds_of(lane.label)[1]
+    return not totals or lanes.for_runners(most) or _fits_one(most, totals)
 
 
 def unsafe(tx: Tx, keys: FutureKeys, cluster: ClusterKeys) -> list[Lane]:

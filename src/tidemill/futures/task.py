@@ -21,7 +21,7 @@ from tidemill.errors import (
 )
 from tidemill.futures import calls, failures, memory, rows
 from tidemill.futures.blobs import Blobs, Functions
-from tidemill.futures.context import Site, TaskContext, WhenNeeded
+from tidemill.futures.context import Site, WhenNeeded
 from tidemill.futures.keys import FutureKeys
 from tidemill.futures.rows import Location, Result, Spec
 from tidemill.futures.signing import check_spec
@@ -58,7 +58,7 @@ class TaskRunner:
         if task.code:
             self._codes[rows.decode_spec(task.spec).code] = task.code
 
-    def run(self, task: Task, enter: Callable[[Spec], TaskContext]) -> Outcome:
+    def run(self, task: Task, enter: Callable[[Spec], object]) -> Outcome:
         """Run a task to its outcome; never raises on its account."""
         clock = self.site.clock
         began = clock.monotonic()

@@ -30,7 +30,7 @@ from tidemill.futures import memory
 from tidemill.futures.flight import Certificate, Server
 from tidemill.futures.home import Place
 from tidemill.futures.janitor import Janitor
-from tidemill.futures.lanes import Capacity
+from tidemill.futures.lanes import RUNNERS, Capacity
 from tidemill.futures.segments import Segments, host_id
 from tidemill.futures.settings import Settings
 from tidemill.futures.signing import Signer
@@ -73,6 +73,10 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def total(self) -> Capacity:
         """What the node has in all."""
+        if any(name.startswith(RUNNERS) for name in self.named):
+            raise UsageError(
+                f"names that begin with {RUNNERS!r} are those of runners", hint="start it with: tidemill run"
+            )
         return Capacity(
             cpu=self.cpu or float(max(self.slots, os.cpu_count() or 1)),
             ram=self.ram or memory.total_bytes(),

@@ -1,0 +1,176 @@
+"""What the tests of runners share: a store of each kind, and hands with their presence on it."""
+
+import contextlib
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import runner_parts
+from tests.workers import wait
+from tidemill.clock import SYSTEM
+from tidemill.cluster import nodes
+from tidemill.cluster.keys import ClusterKeys
+from tidemill.events import Event
+from tidemill.futures import edges, rows
+from tidemill.futures.keys import FutureKeys
+from tidemill.futures.rows import AnyRow
+from tidemill.futures.signing import ClusterKey
+from tidemill.objects import Objects, open_objects
+from tidemill.publish.parts import PartDone, PartEnd, PartTask
+from tidemill.runner.hands import Hands
+from tidemill.runner.part_futures import PartFutures, resource_of
+from tidemill.runner.presence import OwnPresence
+from tidemill.store import Store, open_store
+
+CLUSTER = "default"
+KEY = ClusterKey(b"k" * 32)
+
+
+class Stage:
+    """One store, and any number of runners in this process."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url = url
+        self.folder = folder
+        self.store: Store = open_store(url)
+        self.objects: Objects = open_objects(f"file://{folder}/objects", clock=SYSTEM)
+        self.keys = FutureKeys(CLUSTER)
+        self.cluster = ClusterKeys(CLUSTER)
+        self.events: list[Event] = []
+        self.interrupted: list[str] = []
+
+    @contextlib.contextmanager
+    def presence(
+        self, node_id: str = "runner-0", *, leave: bool = True, **named: Any
+    ) -> Iterator[OwnPresence]:
+        presence = OwnPresence(
+            self.store,
+            CLUSTER,
+            node_id,
+            names=frozenset({resource_of("shop")}),
+            clock=SYSTEM,
+            chance=random.Random(),
+            emit=self.events.append,
+            **named,
+        )
+        presence.start()
+        try:
+            yield presence
+        finally:
+            presence.close() if leave else presence.abandon()
+
+    @contextlib.contextmanager
+    def hands(self, presence: OwnPresence, threads: int = 2, *, names: Sequence[str] = ()) -> Iterator[Hands]:
+        hands = Hands(
+            self.store,
+            CLUSTER,
+            KEY,
+            presence,
+            names=names or [resource_of("shop")],
+            threads=threads,
+            objects=self.objects,
+            interrupt=self.interrupted.append,
+            emit=self.events.append,
+        )
+        hands.start()
+        try:
+            yield hands
+        finally:
+            hands.stop()
+
+    @contextlib.contextmanager
+    def runner(self, node_id: str = "runner-0", threads: int = 2, **named: Any) -> Iterator[Hands]:
+        with self.presence(node_id, **named) as presence, self.hands(presence, threads) as hands:
+            yield hands
+
+    def parts(self, hands: Hands | None = None) -> PartFutures:
+        check = hands.check if hands is not None else (lambda: None)
+        return PartFutures(self.store, CLUSTER, KEY, runner_parts.make, objects=self.objects, check=check)
+
+    def notes(self) -> list[str]:
+        path = self.folder / "notes"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def wait_notes(self, *lines: str) -> None:
+        wait(lambda: set(lines) <= set(self.notes()), f"the notes have {lines}; they are {self.notes()}")
+
+    def touch(self, name: str) -> None:
+        (self.folder / name).touch()
+
+    def row(self, task: PartTask) -> AnyRow | None:
+        def read(tx: Any) -> AnyRow | None:
+            one = tx.get(self.keys.key[f"part/{task.attempt}/{task.key}"])
+            return None if one is None else edges.read(tx, self.keys, one)
+
+        return self.store.run(read)
+
+    def rows_left(self) -> list[tuple[object, ...]]:
+        """Every row of the futures room, but the code, the lanes and the node list."""
+        spaces = [
+            name for name in vars(self.keys) if name not in ("cluster", "code", "lane", "swept", "bell")
+        ]
+        found: list[tuple[object, ...]] = []
+        for name in spaces:
+            lo, hi = getattr(self.keys, name).all()
+            listed = self.store.run(lambda tx, lo=lo, hi=hi: tx.range(lo, hi))
+            found += [(name, *getattr(self.keys, name).unpack(row.key)) for row in listed]
+        return found
+
+    def nodes(self) -> list[str]:
+        return [node.id for node in self.store.run(lambda tx: nodes.read_all(tx, self.cluster))]
+
+    def kill_entry(self, node_id: str) -> None:
+        """Take a node off the list behind its back: its lease is lost."""
+        self.store.run(lambda tx: nodes.leave(tx, self.cluster, nodes.read(tx, self.cluster, node_id)))
+
+
+class InThread:
+    """Parts that are awaited by a thread of their own."""
+
+    def __init__(self, parts: PartFutures, tasks: Sequence[PartTask]) -> None:
+        self.ends: list[PartEnd] = []
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(parts, tasks), daemon=True)
+        self._thread.start()
+
+    def _run(self, parts: PartFutures, tasks: Sequence[PartTask]) -> None:
+        try:
+            for end in parts.run(tasks):
+                self.ends.append(end)
+        except BaseException as error:  # noqa: BLE001 - looked at by the test
+            self.error = error
+
+    def result(self) -> list[PartEnd]:
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        if self.error is not None:
+            raise self.error
+        return self.ends
+
+
+def made(ends: Sequence[PartEnd]) -> list[str]:
+    """The parts that were made, in order of their names."""
+    assert all(isinstance(end, PartDone) for end in ends), ends
+    return sorted(end.task.part for end in ends)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+    """On each kind of store that several processes may share."""
+    url = (
+        f"sqlite://{tmp_path}/store.db"
+        if request.param == "sqlite"
+        else request.getfixturevalue("postgres_url")
+    )
+    stage = Stage(url, tmp_path)
+    yield stage
+    stage.store.close()
+
+
+def failure_of(stage: Stage, future_id: bytes) -> rows.Failure | None:
+    raw = stage.store.run(lambda tx: tx.get(stage.keys.error[future_id]))
+    return None if raw is None else rows.decode_failure(raw)

@@ -1,0 +1,281 @@
+"""Hands: threads of a runner that make parts; parts as durable futures."""
+
+import pytest
+
+from tests.integration.runner_stage import CLUSTER, KEY, InThread, Stage, made, stage
+from tests.runner_parts import make, part
+from tests.workers import wait
+from tidemill import crash
+from tidemill.cluster import nodes
+from tidemill.crash import Crashed
+from tidemill.futures.rows import Claimed, Failed, Realized, Unclaimed
+from tidemill.futures.worker_events import WorkDropped
+from tidemill.lots.keys import DatasetId
+from tidemill.publish import attempts
+from tidemill.publish.attempts import Draft, Target
+from tidemill.publish.keys import PublishKeys
+from tidemill.publish.parts import PartDone, PartFailed
+from tidemill.runner.part_futures import PartFutures, resource_of
+from tidemill.runner.turns import current
+
+__all__ = ["stage"]
+
+
+@pytest.mark.rule("LOT-26", "LOT-17")
+def test_parts_run_in_parallel_threads_of_this_process_each_in_a_folder_of_its_own(stage: Stage) -> None:
+    tasks = [part(n, stage.folder, together="3") for n in range(3)]
+    with stage.runner(threads=3) as hands:
+        ends = list(stage.parts(hands).run(tasks))
+    assert made(ends) == ["0", "1", "2"]
+    folders = {end.written[0].objects[0].uri.rpartition("/")[0] for end in ends if isinstance(end, PartDone)}
+    assert len(folders) == 3
+    for end in ends:
+        assert isinstance(end, PartDone)
+        row = stage.row(end.task)
+        assert isinstance(row, Realized)
+        folder = end.written[0].objects[0].uri
+        assert "/attempt=a1." in folder
+        assert f".{row.result.version}/" in folder
+        assert not end.reused
+        assert end.written[0].rows == 7
+
+
+def test_results_and_arguments_of_any_size_go_round(stage: Stage) -> None:
+    with stage.runner() as hands:
+        ends = list(stage.parts(hands).run([part(0, stage.folder, objects="2000", comment="x" * 50_000)]))
+        (end,) = ends
+        assert isinstance(end, PartDone)
+        assert len(end.written[0].objects) == 2000
+        assert list(stage.objects.list("futures/"))
+        assert stage.parts().forget("a1") == 1
+        assert not list(stage.objects.list("futures/"))
+    assert stage.rows_left() == []
+
+
+@pytest.mark.rule("FUT-50", "FUT-8")
+def test_retries_are_counted_as_for_other_futures_and_a_failed_part_says_why(stage: Stage) -> None:
+    stage.touch("bad")
+    with stage.runner() as hands:
+        bad, good = part("bad", stage.folder, retries=1, fail="bad"), part("good", stage.folder)
+        ends = {end.task.part: end for end in stage.parts(hands).run([bad, good])}
+    assert isinstance(ends["good"], PartDone)
+    failed = ends["bad"]
+    assert isinstance(failed, PartFailed)
+    assert (failed.kind, failed.message) == ("exception", "ValueError: no bad")
+    assert "runner_parts.py" in failed.traceback
+    row = stage.row(bad)
+    assert isinstance(row, Failed)
+    assert row.tally.exceptions == 2
+    assert [line for line in stage.notes() if line.startswith("began bad")] == ["began bad 1", "began bad 3"]
+
+
+@pytest.mark.rule("LOT-18")
+def test_a_retry_runs_only_what_failed_and_reuses_the_rest(stage: Stage) -> None:
+    stage.touch("bad")
+    tasks = [part("bad", stage.folder, fail="bad"), part("good", stage.folder)]
+    with stage.runner() as hands:
+        first = {end.task.part: end for end in stage.parts(hands).run(tasks)}
+        (stage.folder / "bad").unlink()
+        second = {end.task.part: end for end in stage.parts(hands).run(tasks)}
+    assert isinstance(first["bad"], PartFailed)
+    assert made(list(second.values())) == ["bad", "good"]
+    assert isinstance(second["good"], PartDone)
+    assert isinstance(second["bad"], PartDone)
+    assert second["good"].reused
+    assert not second["bad"].reused
+    assert isinstance(first["good"], PartDone)
+    assert second["good"].written == first["good"].written
+    assert sum(line.startswith("began good") for line in stage.notes()) == 1
+    row = stage.row(tasks[0])
+    assert isinstance(row, Realized)
+    assert row.tally.exceptions == 0  # counts began anew
+
+
+@pytest.mark.rule("LOT-18")
+def test_equal_work_of_another_attempt_is_not_reused(stage: Stage) -> None:
+    with stage.runner() as hands:
+        for attempt in ("a1", "a2"):
+            (end,) = stage.parts(hands).run([part(0, stage.folder, attempt=attempt)])
+            assert isinstance(end, PartDone)
+            assert not end.reused
+            assert f"attempt={attempt}." in end.written[0].objects[0].uri
+
+
+@pytest.mark.rule("LOT-18", "FUT-34")
+def test_results_outlive_the_runner_that_asked_for_them(stage: Stage) -> None:
+    tasks = [part(0, stage.folder), part(1, stage.folder, go="go")]
+    with stage.presence("runner-1") as other, stage.hands(other):
+        with stage.presence("runner-0", leave=False) as asking:
+            waiting = InThread(stage.parts(), tasks)  # it has no hands of its own, and is gone before the end
+            stage.wait_notes("ended 0 1", "began 1 1")
+        stage.kill_entry("runner-0")
+        assert asking.node.id not in stage.nodes()
+        stage.touch("go")
+        ends = {end.task.part: end for end in stage.parts().run(tasks)}
+    assert made(list(ends.values())) == ["0", "1"]
+    assert isinstance(ends["0"], PartDone)
+    assert ends["0"].reused
+    assert sorted(stage.notes()) == ["began 0 1", "began 1 1", "ended 0 1", "ended 1 1"]
+    assert made(waiting.result()) == ["0", "1"]
+
+
+def test_nobody_takes_futures_of_a_pipeline_it_does_not_have(stage: Stage) -> None:
+    task = part(0, stage.folder)
+    with stage.presence() as presence, stage.hands(presence, names=[resource_of("other shop+1")]):
+        waiting = InThread(stage.parts(), [task])
+        with stage.presence("runner-1") as second, stage.hands(second):
+            assert made(waiting.result()) == ["0"]
+        row = stage.row(task)
+        assert isinstance(row, Realized)
+        assert row.tally.epoch == 1
+
+
+def test_a_name_is_quoted_so_that_lanes_carry_it() -> None:
+    assert resource_of("shop") == "spark:shop"
+    assert resource_of("a b+c/ü") == "spark:a%20b%2Bc%2F%C3%BC"
+
+
+@pytest.mark.rule("FUT-55", "FUT-13")
+def test_a_lost_lease_interrupts_and_writes_nothing_and_the_part_is_made_once_more(stage: Stage) -> None:
+    task = part(0, stage.folder, go="go", deaf="yes")
+    with stage.presence() as presence, stage.hands(presence) as hands:
+        waiting = InThread(stage.parts(hands), [task])
+        stage.wait_notes("began 0 1")
+        before = stage.row(task)
+        assert isinstance(before, Claimed)
+        stage.kill_entry("runner-0")
+        presence.member.membership._due = 0.0  # it would notice with its next beat
+        presence._wake.set()
+        wait(lambda: any(isinstance(one, WorkDropped) for one in stage.events), "the work was dropped")
+        wait(lambda: bool(stage.interrupted), "the turn was interrupted")
+        assert stage.interrupted[0].endswith("-1")
+        stage.wait_notes("began 0 3")  # claimed again, by the second thread, under a later epoch
+        stage.touch("go")
+        assert made(waiting.result()) == ["0"]
+        wait(lambda: "ended 0 1" in stage.notes(), "the zombie has ended too")
+        row = stage.row(task)
+        assert isinstance(row, Realized)
+        assert row.result.version == 3
+        assert (row.tally.reaps, row.tally.exceptions) == (0, 0)
+
+
+@pytest.mark.rule("CLU-25", "FUT-17")
+def test_a_drain_lets_turns_end_within_the_grace_and_gives_the_rest_back(stage: Stage) -> None:
+    tasks = [part(0, stage.folder, go="go"), part(1, stage.folder, go="never"), part(2, stage.folder)]
+    with stage.presence() as presence, stage.hands(presence) as hands:
+        waiting = InThread(stage.parts(), tasks)
+        stage.wait_notes("began 0 1", "began 1 1")
+        stage.touch("go")
+        assert hands.drain(0.5)
+        assert isinstance(stage.row(tasks[0]), Realized)
+        for task in tasks[1:]:
+            row = stage.row(task)
+            assert isinstance(row, Unclaimed)
+            assert (row.tally.exceptions, row.tally.reaps) == (0, 0)
+    stage.touch("never")
+    with stage.runner("runner-1"):
+        assert made(waiting.result()) == ["0", "1", "2"]
+
+
+@pytest.mark.rule("FUT-49", "FUT-13")
+def test_a_new_life_of_a_killed_runner_takes_over_at_once(stage: Stage) -> None:
+    task = part(0, stage.folder, go="go")
+    with stage.presence(leave=False, ttl_s=600.0, every_s=200.0) as first, stage.hands(first) as hands:
+        waiting = InThread(stage.parts(), [task])
+        stage.wait_notes("began 0 1")
+        hands.abandon()
+    with stage.presence(ttl_s=600.0, every_s=200.0) as second:
+        assert second.node.epoch == 2
+        stage.touch("go")
+        with stage.hands(second):
+            assert made(waiting.result()) == ["0"]
+    row = stage.row(task)
+    assert isinstance(row, Realized)
+    assert (row.tally.reaps, row.result.version) == (1, 3)
+
+
+def test_a_cancelled_part_ends_and_asking_for_it_again_makes_it(stage: Stage) -> None:
+    task = part(0, stage.folder, go="go")
+    with stage.runner() as hands:
+        waiting = InThread(stage.parts(hands), [task])
+        stage.wait_notes("began 0 1")
+        assert stage.parts().forget("a1") == 0  # it runs: it is asked to end, and goes later
+        (end,) = waiting.result()
+        assert isinstance(end, PartFailed)
+        assert end.kind == "cancelled"
+        stage.touch("go")
+        (end,) = stage.parts(hands).run([task])
+        assert isinstance(end, PartDone)
+        assert stage.parts().forget("a1") == 1
+    assert stage.rows_left() == []
+
+
+@pytest.mark.rule("FUT-34", "LOT-19")
+def test_what_a_dead_runner_left_of_ended_attempts_is_deleted_and_open_ones_stay(stage: Stage) -> None:
+    keys = PublishKeys(CLUSTER)
+    with stage.presence() as presence, stage.hands(presence):
+        node = presence.node
+        holds = []
+        for attempt in ("a1", "a2"):
+            draft = Draft(
+                id=attempt,
+                author="arc:shop/clean",
+                lot="l",
+                generation=int(attempt[1]),
+                targets=(Target(DatasetId("out"), "l", int(attempt[1])),),
+            )
+            holds.append(stage.store.run(lambda tx, draft=draft: attempts.begin(tx, keys, node, draft)))
+            made(list(stage.parts().run([part(0, stage.folder, attempt=attempt)])))
+        stage.store.run(lambda tx: attempts.abandon(tx, keys, holds[0], "test"))
+        assert stage.parts().forget_ended() == 1
+        assert stage.row(part(0, stage.folder)) is None
+        assert isinstance(stage.row(part(0, stage.folder, attempt="a2")), Realized)
+        stage.store.run(lambda tx: attempts.abandon(tx, keys, holds[1], "test"))
+        assert stage.parts().forget_ended() == 1
+    assert stage.rows_left() == []
+
+
+@pytest.mark.parametrize("point", ["runner.round.before", "runner.round.after"])
+def test_a_crash_point_in_the_loop_ends_the_hands_and_whoever_waits_is_told(stage: Stage, point: str) -> None:
+    task = part(0, stage.folder)
+    with (
+        stage.presence(leave=False) as presence,
+        stage.hands(presence) as hands,
+        crash.armed(point),
+        pytest.raises(Crashed),
+    ):
+        list(stage.parts(hands).run([task]))
+    with stage.runner():
+        assert made(list(stage.parts().run([task]))) == ["0"]
+    assert stage.notes().count("ended 0 1") + stage.notes().count("ended 0 3") == 1
+
+
+def test_a_crash_point_in_a_turn_stands_for_the_death_of_the_process(stage: Stage) -> None:
+    task = part(0, stage.folder)
+    with stage.presence(leave=False) as presence, stage.hands(presence) as hands:
+        parts = PartFutures(stage.store, CLUSTER, KEY, crashing, objects=stage.objects, check=hands.check)
+        with crash.armed("tests.part"), pytest.raises(Crashed):
+            list(parts.run([task]))
+        assert isinstance(stage.row(task), Claimed)
+    with stage.runner():
+        assert made(list(parts.__class__(stage.store, CLUSTER, KEY, crashing).run([task]))) == ["0"]
+
+
+def crashing(task):  # type: ignore[no-untyped-def]
+    current()
+    crash.point("tests.part")
+    return make(task)
+
+
+@pytest.mark.rule("FUT-27")
+def test_what_is_for_runners_waits_for_one_while_only_workers_are_alive(stage: Stage) -> None:
+    from tidemill.futures import lanes, strand
+    from tidemill.futures.lanes import Capacity
+    from tidemill.futures.rows import Needs
+
+    lane = lanes.lane_of("", 0, Needs(named=(resource_of("shop"),)))
+    other = lanes.lane_of("", 0, Needs(named=("gpu-box",)))
+    worker = nodes.Node(id="w", epoch=0, kind="worker", total=Capacity(cpu=4).to_node())
+    totals = [Capacity.of_node(worker.total)]
+    assert strand.is_safe(lane, totals)
+    assert not strand.is_safe(other, totals)
