@@ -88,7 +88,8 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     after: int
     attempt: str = ""
     outputs: tuple[Output, ...] = ()
-    fence: int  # of the run that committed it
+    epoch: int  # of the run that committed it, as its fence
+    fence: int
     at: int  # store time, µs
     wall_at: int  # wall time, µs since 1970: for people
 
@@ -173,6 +174,7 @@ def commit(
         after=batch.after,
         attempt="" if hold is None else hold.draft.id,
         outputs=tuple(outputs),
+        epoch=ticket.epoch,
         fence=ticket.fence,
         at=tx.now(),
         wall_at=tx.wall(),

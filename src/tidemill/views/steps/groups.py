@@ -26,6 +26,10 @@ MOST_VIEWS = MOST_TARGETS // 2
 """A step's attempt has two targets for each view: its changes and its table."""
 
 
+SPEC_BYTES = 32 * 1024
+"""A group's row holds its declaration and the names of its tables, and is one value of the store."""
+
+
 class ViewSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A view as it was declared.
 
@@ -164,6 +168,12 @@ def _check(spec: GroupSpec) -> None:
     if len(spec.bases) >= MOST_SOURCES:
         raise UsageError(
             f"group {spec.name!r} reads {len(spec.bases)} datasets", hint=f"{MOST_SOURCES - 1} at most"
+        )
+    size = len(msgspec.msgpack.encode(spec))
+    if size > SPEC_BYTES:
+        raise UsageError(
+            f"group {spec.name!r} has a declaration of {size:,} bytes",
+            hint=f'{SPEC_BYTES:,} at most: shorter names, or group="name" on some of its views',
         )
     for number, view in enumerate(spec.views):
         _check_uses(view, names[:number])

@@ -27,7 +27,7 @@ RECORD_BYTES = 48 * 1024
 """What fits one value of the store, with room for the rest of the record."""
 
 
-class Range(msgspec.Struct, frozen=True, array_like=True):
+class Range(msgspec.Struct, frozen=True, order=True, array_like=True):
     """The positions of one dataset that belong to a step: behind `after`, up to `to`."""
 
     dataset: DatasetId
@@ -124,7 +124,7 @@ def cut(tx: Tx, keys: StepKeys, pipeline: str, office: Lease, *, declared: bool 
         return None
     record = Record(
         number=before.number + 1,
-        ranges=tuple(ranges),
+        ranges=tuple(sorted(ranges)),
         now=max(before.now, tx.wall()),
         circuit=circuit,
         epoch=office.epoch,

@@ -1,0 +1,550 @@
+"""Records and commits of steps, one by one."""
+
+import msgspec
+import pytest
+
+from tests.unit.steps_stage import P, StepStage, outputs, spec
+from tidemill import crash
+from tidemill.cluster.leases import Busy, Lease
+from tidemill.errors import GroupUnknown, LeaseLost, StepConflict, UsageError
+from tidemill.lots import layout
+from tidemill.lots.keys import DatasetId
+from tidemill.publish import attempts
+from tidemill.publish.attempts import Abandoned, Published
+from tidemill.store import LIMITS, Space
+from tidemill.triggers import runs
+from tidemill.triggers.subscriptions import Scheduled, Waiting
+from tidemill.views.steps import commits, groups, records
+from tidemill.views.steps.groups import MOST_VIEWS, GroupSpec, ViewSpec
+from tidemill.views.steps.keys import group_id, group_source, step_log
+from tidemill.views.steps.records import MOST_RANGES, Range
+
+
+@pytest.fixture
+def stage() -> StepStage:
+    return StepStage()
+
+
+def everything(stage: StepStage) -> dict[bytes, bytes]:
+    return {row.key: row.value for row in stage.store.run(lambda tx: tx.range(*Space("c").all()))}
+
+
+# --- records
+
+
+@pytest.mark.rule("DBSP-34")
+def test_a_record_has_a_range_for_every_base_dataset_whose_head_moved(stage: StepStage) -> None:
+    a, b, c = stage.dataset("a"), stage.dataset("b"), stage.dataset("c")
+    stage.publish(a)
+    stage.declare(spec("g", a, b), spec("h", c), circuit="v7")
+    stage.publish(a)
+    stage.publish(b)
+    assert stage.run(records.cut_now, stage.keys, P, "n").ranges == (Range(a, 1, 2), Range(b, 0, 1))
+    first, second = stage.records()
+    assert first.ranges == (Range(a, 0, 1),)
+    assert {first.circuit, second.circuit} == {"v7"}
+    assert first.now <= second.now
+    assert second.epoch > first.epoch
+    assert stage.run(records.cut_now, stage.keys, P, "n") is None  # nothing was published since
+    assert len(stage.records()) == 2
+
+
+@pytest.mark.rule("DBSP-34")
+def test_as_many_ranges_as_fit_and_the_others_come_first_next_time(stage: StepStage) -> None:
+    stage.scan = False
+    bases = [stage.dataset(f"d{number:04}") for number in range(MOST_RANGES + 10)]
+    stage.declare(*(spec(f"g{n}", *bases[n * 50 : n * 50 + 50]) for n in range(7)))
+    for dataset in bases:
+        stage.publish(dataset)
+    first = stage.run(records.cut_now, stage.keys, P, "n")
+    assert len(first.ranges) == MOST_RANGES
+    assert stage.writes <= LIMITS.transaction_writes
+    for one in first.ranges:
+        stage.publish(one.dataset)  # those that were served move on at once
+    second = stage.run(records.cut_now, stage.keys, P, "n")
+    assert set(bases) - first.moved < second.moved
+    assert len(second.ranges) == MOST_RANGES
+    stage.check()
+
+
+@pytest.mark.rule("DBSP-34")
+def test_a_record_of_long_names_fits_one_value(stage: StepStage) -> None:
+    stage.scan = False
+    bases = [stage.dataset(f"{number:0195}", version="v" * 195) for number in range(160)]
+    stage.declare(*(spec(f"g{n}", *bases[n * 80 : n * 80 + 80]) for n in range(2)))
+    for dataset in bases:
+        stage.publish(dataset)
+    while stage.run(records.cut_now, stage.keys, P, "n") is not None:
+        pass
+    log = stage.records()
+    assert sum(len(record.ranges) for record in log) == 160
+    assert all(0 < len(msgspec.msgpack.encode(record)) < LIMITS.value_bytes for record in log)
+    stage.check()
+
+
+@pytest.mark.rule("DBSP-26")
+def test_what_arrives_after_a_crash_joins_a_later_step(stage: StepStage) -> None:
+    orders, node = stage.dataset("orders"), stage.node("n")
+    stage.publish(orders)
+    stage.declare(spec("g", orders))
+    with crash.armed("views.commit.before"), pytest.raises(crash.Crashed):
+        stage.step(node, "g")
+    stage.publish(orders)
+    stage.kill(node)
+    stage.look(group_id(P, "g"))
+    other = stage.node("m")
+    stage.settle(other, "g")
+    assert [batch.positions[orders] for batch, _ in stage.computed] == [1, 1, 2]
+    assert [row.step for row in stage.rows_of_group("g")] == [1, 2]
+    assert stage.records()[1].ranges == (Range(orders, 1, 2),)
+
+
+@pytest.mark.rule("DBSP-35")
+def test_an_old_coordinator_writes_no_record(stage: StepStage) -> None:
+    orders = stage.dataset("orders")
+    stage.declare(spec("g", orders))
+    stage.publish(orders)
+    old = stage.run(records.take_office, stage.keys, P, "old", 10_000_000)
+    assert isinstance(old, Lease)
+    assert isinstance(stage.run(records.cut_now, stage.keys, P, "n"), Busy)
+    assert isinstance(stage.run(groups.declare_circuit, stage.keys, P, "2", "n"), Busy)
+    stage.clock.advance(11)
+    new = stage.run(records.take_office, stage.keys, P, "new", 10_000_000)
+    before = everything(stage)
+    with pytest.raises(LeaseLost):
+        stage.run(records.cut, stage.keys, P, old)
+    assert everything(stage) == before
+    assert stage.run(records.cut, stage.keys, P, new).epoch == new.epoch > old.epoch
+
+
+def test_now_never_falls_although_the_wall_clock_does(stage: StepStage) -> None:
+    orders = stage.dataset("orders")
+    stage.declare(spec("g", orders))
+    stage.publish(orders)
+    stage.clock.wall_s -= 3600
+    late = stage.run(records.cut_now, stage.keys, P, "n")
+    assert late.now == stage.records()[0].now
+
+
+# --- commits
+
+
+@pytest.mark.rule("DBSP-39")
+def test_a_commit_is_one_transaction_with_the_row_the_head_the_wake_and_the_finish(stage: StepStage) -> None:
+    orders, node = stage.dataset("orders"), stage.node("n")
+    views = (
+        ViewSpec(name="u", code="c", reads=(orders,)),
+        ViewSpec(name="v", code="c", uses=("u",)),
+    )
+    stage.declare(GroupSpec(name="g", views=views))
+    stage.settle(node, "g")
+    reader = group_source(P, "g")
+    stage.subscribe("arc", reader)
+    stage.settle(node, "g")
+    stage.publish(orders)
+    ticket = stage.begin(node, "g")
+    stage.run(records.cut_now, stage.keys, P, "n")
+    batch = stage.run(commits.next_batch, stage.keys, P, "g")
+    hold = stage.run(commits.open_step, stage.keys, ticket, batch, "attempt")
+    before = everything(stage)
+    row = stage.run(commits.commit, stage.keys, ticket, batch, hold, outputs(batch, "attempt"), ends=True)
+    assert [output.view for output in row.outputs] == ["u", "v"]  # one row for all views
+    after = everything(stage)
+    wakes = stage.triggers.wake.all()
+    new = {key for key in after if after[key] != before.get(key)}
+    assert [key for key in new if wakes[0] <= key < wakes[1]] == [stage.triggers.wake[reader.parts]]
+    assert stage.keys.step[P, "g", 2] in new
+    assert stage.head(reader) == stage.group("g").step == 2
+    assert stage.group("g").tables == {output.view: output.table for output in row.outputs}
+    assert isinstance(stage.row(group_id(P, "g")), Waiting)
+    assert isinstance(stage.run(attempts.read, stage.keys, "attempt"), Published)
+    assert not any(b"view:" in key for key in new)  # nothing is written per view
+    stage.page_all()
+    assert isinstance(stage.row("arc"), Scheduled)
+    assert stage.start(node, "arc").heads == {reader: 2}
+
+
+@pytest.mark.rule("DBSP-39")
+def test_inside_of_a_group_nobody_is_woken(stage: StepStage) -> None:
+    orders, node = stage.dataset("orders"), stage.node("n")
+    views = (ViewSpec(name="u", code="c", reads=(orders,)), ViewSpec(name="v", code="c", uses=("u",)))
+    stage.declare(GroupSpec(name="g", views=views))
+    stage.settle(node, "g")
+    stage.publish(orders)
+    jobs = len(stage.computed)
+    assert stage.step(node, "g").jobs == 1
+    assert stage.step(node, "g") is None
+    assert len(stage.computed) == jobs + 1
+
+
+@pytest.mark.rule("DBSP-34")
+def test_groups_apply_every_record_and_pass_those_that_do_not_concern_them_together(stage: StepStage) -> None:
+    a, b, node = stage.dataset("a"), stage.dataset("b"), stage.node("n")
+    stage.declare(spec("g", a), spec("h", b))
+    stage.settle(node, "g", "h")
+    for _ in range(5):
+        stage.publish(a)
+        assert stage.step(node, "g").jobs == 1
+    stage.publish(b)
+    before = len(stage.computed)
+    done = stage.step(node, "h")
+    assert (done.step, done.commits, done.jobs) == (6, 1, 0)  # five at once, and no record of its own yet
+    assert len(stage.computed) == before
+    stage.settle(node, "g", "h")
+    assert [(row.after, row.step, bool(row.outputs)) for row in stage.rows_of_group("h")] == [
+        (0, 1, True),
+        (1, 6, False),
+        (6, 7, True),
+    ]
+    assert [(row.step, bool(row.outputs)) for row in stage.rows_of_group("g")] == [
+        (1, True),
+        (2, True),
+        (3, True),
+        (4, True),
+        (5, True),
+        (6, True),
+        (7, False),
+    ]
+    assert stage.group("g").step == stage.group("h").step == 7
+
+
+@pytest.mark.rule("DBSP-34")
+def test_groups_that_read_one_dataset_cut_it_at_the_same_places(stage: StepStage) -> None:
+    a, node = stage.dataset("a"), stage.node("n")
+    stage.declare(spec("g", a), spec("h", a))
+    stage.settle(node, "g", "h")
+    for _ in range(3):
+        stage.publish(a)
+        stage.publish(a)
+        stage.step(node, "g")  # `h` lags
+    stage.settle(node, "g", "h")
+    seen = {
+        name: [(batch.step, batch.positions[a]) for batch, _ in stage.computed if batch.spec.name == name]
+        for name in ("g", "h")
+    }
+    assert seen["g"] == seen["h"] == [(1, 0), (2, 2), (3, 4), (4, 6)]
+
+
+def test_a_group_that_is_far_behind_may_take_several_records_at_once(stage: StepStage) -> None:
+    a, node = stage.dataset("a"), stage.node("n")
+    stage.declare(spec("g", a), spec("h", a))
+    stage.settle(node, "g", "h")
+    for _ in range(5):
+        stage.publish(a)
+        stage.step(node, "g")
+    done = stage.step(node, "h", most=3)
+    assert (done.step, done.commits, done.jobs) == (6, 2, 2)
+    assert [(row.after, row.step) for row in stage.rows_of_group("h")] == [(0, 1), (1, 4), (4, 6)]
+
+
+@pytest.mark.rule("DBSP-35")
+@pytest.mark.rule("DBSP-39")
+def test_a_zombie_commits_nothing_and_its_attempt_is_given_up_not_adopted(stage: StepStage) -> None:
+    a, node, other = stage.dataset("a"), stage.node("n"), stage.node("m")
+    stage.publish(a)
+    stage.declare(spec("g", a))
+    ticket = stage.begin(node, "g")
+    batch = stage.run(commits.next_batch, stage.keys, P, "g")
+    hold = stage.run(commits.open_step, stage.keys, ticket, batch, "zombie")
+    stage.kill(node)
+    assert stage.look(group_id(P, "g"))
+    again = stage.node("n")  # the same node, alive once more: its old run is over all the same
+    second = stage.begin(other, "g")
+    held = stage.run(commits.open_step, stage.keys, second, batch, "second")
+    assert isinstance(stage.run(attempts.read, stage.keys, "zombie"), Abandoned)
+    revived = msgspec.structs.replace(ticket, node=again)
+    for late in (ticket, revived):
+        before = everything(stage)
+        with pytest.raises(LeaseLost):
+            stage.run(commits.commit, stage.keys, late, batch, hold, outputs(batch, "zombie"), ends=True)
+        with pytest.raises(LeaseLost):
+            stage.run(commits.open_step, stage.keys, late, batch, "third")
+        assert everything(stage) == before
+    stage.run(commits.commit, stage.keys, second, batch, held, outputs(batch, "second"), ends=True)
+    assert [row.attempt for row in stage.rows_of_group("g")] == ["second"]
+
+
+@pytest.mark.parametrize(
+    "fault", ["another step", "declared anew", "no attempt", "no table", "another's run"]
+)
+def test_if_anything_is_refused_nothing_is_committed(stage: StepStage, fault: str) -> None:
+    a, node = stage.dataset("a"), stage.node("n")
+    stage.publish(a)
+    stage.declare(spec("g", a), spec("h", a))
+    ticket = stage.begin(node, "g")
+    batch = stage.run(commits.next_batch, stage.keys, P, "g")
+    hold = stage.run(commits.open_step, stage.keys, ticket, batch, "t")
+    made = outputs(batch, "t")
+    if fault == "another step":
+        batch = msgspec.structs.replace(batch, after=7, step=8)
+    if fault == "declared anew":
+        stage.declare(spec("g", a, code="other"), circuit="2")
+    if fault == "no attempt":
+        hold = None
+    if fault == "no table":
+        made = ()
+    if fault == "another's run":
+        ticket = stage.begin(node, "h")
+    before = everything(stage)
+    with pytest.raises(StepConflict):
+        stage.run(commits.commit, stage.keys, ticket, batch, hold, made, ends=True)
+    assert everything(stage) == before
+
+
+def test_a_computation_that_fails_gives_its_attempt_up_and_leaves_the_run_to_its_caller(
+    stage: StepStage,
+) -> None:
+    a, node = stage.dataset("a"), stage.node("n")
+    stage.publish(a)
+    stage.declare(spec("g", a))
+    ticket = stage.begin(node, "g")
+
+    def broken(batch: commits.Batch, attempt: str) -> tuple[commits.Output, ...]:
+        raise ValueError("a poor query")
+
+    told = []
+    with pytest.raises(ValueError, match="a poor query"):
+        stage.stepper(compute=broken, emit=told.append).run(ticket)
+    assert isinstance(stage.run(attempts.read, stage.keys, "t0001"), Abandoned)
+    assert "a poor query" in told[-1].why
+    stage.fail(ticket)
+    assert stage.row(ticket.name).tally.failures == 1
+    stage.settle(node, "g")
+    assert stage.group("g").step == 1
+
+
+def test_while_another_is_the_coordinator_a_run_waits_and_that_is_no_failure(stage: StepStage) -> None:
+    a, node = stage.dataset("a"), stage.node("n")
+    stage.declare(spec("g", a))
+    stage.settle(node, "g")
+    stage.publish(a)
+    office = stage.run(records.take_office, stage.keys, P, "round", 60_000_000)
+    assert stage.step(node, "g").commits == 0
+    row = stage.row(group_id(P, "g"))
+    assert isinstance(row, Scheduled)
+    assert row.tally.failures == 0
+    stage.run(records.leave_office, stage.keys, P, office)
+    assert stage.step(node, "g") is None  # not at once
+    stage.clock.advance(1)
+    assert stage.step(node, "g").jobs == 1
+
+
+def test_a_run_that_is_stopped_leaves_the_group_at_a_step_and_the_rest_to_the_next(stage: StepStage) -> None:
+    a, node = stage.dataset("a"), stage.node("n")
+    stage.publish(a)
+    stage.declare(spec("g", a), spec("h", a))
+    for _ in range(3):
+        stage.settle(node, "g")
+        stage.publish(a)
+    stops = iter([False, True])
+    ticket = stage.begin(node, "h")
+    assert stage.stepper().run(ticket, lambda: next(stops)).step == 1
+    stage.settle(node, "g", "h")
+    assert stage.group("h").step == stage.group("g").step == 4
+
+
+# --- declarations
+
+
+@pytest.mark.rule("DBSP-34")
+def test_a_group_that_joins_later_is_made_whole_at_one_step_and_has_no_history(stage: StepStage) -> None:
+    a, node = stage.dataset("a"), stage.node("n")
+    stage.declare(spec("g", a))
+    for _ in range(4):
+        stage.publish(a)
+        stage.settle(node, "g")
+    stage.declare(spec("g", a), spec("h", a), circuit="2")
+    stage.settle(node, "g", "h")
+    batch, _ = next(one for one in stage.computed if one[0].spec.name == "h")
+    assert (batch.after, batch.step, batch.positions[a], batch.stale) == (5, 6, 4, frozenset({"h"}))
+    assert stage.group("h").step == stage.group("g").step == 6
+    assert not stage.rows_of_group("g")[-1].outputs  # the step of the new one does not concern it
+
+
+def test_equal_declarations_change_nothing(stage: StepStage) -> None:
+    a, node = stage.dataset("a"), stage.node("n")
+    stage.publish(a)
+    stage.declare(spec("g", a))
+    stage.settle(node, "g")
+    before = everything(stage)
+    stage.declare(spec("g", a))
+    assert everything(stage) == before
+
+
+@pytest.mark.parametrize("change", ["code", "another dataset", "another view"])
+def test_what_is_declared_differently_is_made_anew_at_the_next_step(stage: StepStage, change: str) -> None:
+    a, b, node = stage.dataset("a"), stage.dataset("b"), stage.node("n")
+    stage.declare(spec("g", a), spec("other", b))
+    stage.publish(b)
+    stage.settle(node, "g", "other")
+    stage.publish(a)
+    new = {
+        "code": spec("g", a, code="new"),
+        "another dataset": spec("g", a, b, code="new"),
+        "another view": GroupSpec(
+            name="g",
+            views=(ViewSpec(name="g", code="c", reads=(a,)), ViewSpec(name="x", code="c", reads=(b,))),
+        ),
+    }[change]
+    stage.declare(new, spec("other", b), circuit="2")
+    stage.settle(node, "g", "other")
+    last = [batch for batch, _ in stage.computed if batch.spec == new]
+    assert [batch.stale for batch in last] == [frozenset({"x" if change == "another view" else "g"})]
+    assert last[0].positions == {a: 1} if change == "code" else {a: 1, b: 1}
+    assert stage.group("g").stale == frozenset()
+    stage.publish(b)
+    stage.settle(node, "g", "other")
+    assert stage.computed[-1][0].spec.name in ("g", "other")
+
+
+def test_a_cadence_of_a_group_holds_its_runs_apart(stage: StepStage) -> None:
+    a, node = stage.dataset("a"), stage.node("n")
+    stage.declare(spec("g", a, cadence_us=60_000_000))
+    stage.settle(node, "g")
+    for _ in range(3):
+        stage.publish(a)
+        assert stage.step(node, "g") is None
+    stage.clock.advance(60)
+    node = stage.node("n")
+    assert stage.step(node, "g").jobs == 1  # three appends are one step
+    assert stage.records()[-1].ranges == (Range(a, 0, 3),)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        GroupSpec(name="g", views=()),
+        GroupSpec(name="g", views=(ViewSpec(name="v", code="c"),) * 2),
+        GroupSpec(name="g", views=tuple(ViewSpec(name=f"{n}", code="c") for n in range(MOST_VIEWS + 1))),
+        GroupSpec(name="g", views=(ViewSpec(name="v", code="c", uses=("later",)),)),
+        GroupSpec(
+            name="g",
+            views=(ViewSpec(name="v", code="c", reads=tuple(DatasetId(f"{n}") for n in range(100))),),
+        ),
+    ],
+)
+def test_groups_that_cannot_be_are_refused(stage: StepStage, bad: GroupSpec) -> None:
+    with pytest.raises(UsageError):
+        stage.run(groups.declare, stage.keys, P, bad)
+
+
+def test_the_largest_group_commits_within_the_limits(stage: StepStage) -> None:
+    stage.scan = False
+    node = stage.node("n")
+    bases = [stage.dataset(f"{number:0140}", version="v" * 20) for number in range(99)]
+    views = tuple(
+        ViewSpec(name=f"{number:0180}", code="c" * 32, reads=tuple(bases[number * 2 : number * 2 + 2]))
+        for number in range(MOST_VIEWS)
+    )
+    stage.declare(GroupSpec(name="g" * 100, views=views))
+    for dataset in bases:
+        stage.publish(dataset)
+    stage.settle(node, "g" * 100)
+    assert stage.group("g" * 100).step > 1
+    stage.check()
+    wide = [msgspec.structs.replace(view, reads=tuple(bases)) for view in views]
+    with pytest.raises(UsageError, match="bytes"):
+        stage.run(groups.declare, stage.keys, P, GroupSpec(name="wide", views=tuple(wide)))
+
+
+def test_strangers_are_told_so(stage: StepStage) -> None:
+    a, node = stage.dataset("a"), stage.node("n")
+    with pytest.raises(GroupUnknown):
+        stage.group("nobody")
+    stage.subscribe("arc", a)
+    stage.publish(a)
+    stage.page_all()
+    with pytest.raises(UsageError):
+        stage.stepper().run(stage.start(node, "arc"))
+
+
+def test_a_table_is_found_as_it_was_after_any_step(stage: StepStage) -> None:
+    a, b, node = stage.dataset("a"), stage.dataset("b"), stage.node("n")
+    stage.declare(spec("g", a), spec("h", b))
+    stage.settle(node, "g", "h")
+    for dataset in (a, b, b, a):
+        stage.publish(dataset)
+        stage.settle(node, "g", "h")
+    find = lambda step: stage.run(commits.table_at, stage.keys, P, "g", "g", step)  # noqa: E731
+    made = [None if find(step) is None else int(layout.parse_key(find(step))["lot"][1:]) for step in range(6)]
+    assert made == [None, 1, 2, 2, 2, 5]
+    assert stage.run(commits.table_at, stage.keys, P, "g", "stranger", 5) is None
+
+
+def test_the_step_log_is_a_source_that_groups_follow(stage: StepStage) -> None:
+    a = stage.dataset("a")
+    stage.declare(spec("g", a))
+    terms = stage.row(group_id(P, "g")).tally.terms
+    assert terms.sources == (step_log(P), a)
+    with pytest.raises(UsageError):
+        stage.run(lambda tx: runs.events.advance(tx, stage.lots, step_log(P), 0))
+
+
+# --- crashes
+
+
+def run_with_a_crash(point: str | None, visit: int) -> tuple[StepStage, bool]:
+    """A fixed history of publications and runs, with the process dying at one visit to one point."""
+    stage = StepStage()
+    a, b = stage.dataset("a"), stage.dataset("b")
+    lives = iter(range(1, 1000))
+    died = False
+
+    def act(*names: str) -> None:
+        nonlocal died
+        node = stage.node(f"n{next(lives)}")
+        for _ in range(3):
+            try:
+                stage.settle(node, *names)
+                break
+            except crash.Crashed:
+                died = True
+                stage.check()
+                stage.kill(node)
+                for name in names:
+                    stage.look(group_id(P, name))
+                node = stage.node(f"n{next(lives)}")
+        stage.kill(node)
+
+    def history() -> None:
+        stage.publish(a)
+        stage.declare(spec("g", a), spec("h", a, b))
+        act("g", "h")
+        stage.publish(b)
+        stage.publish(a)
+        act("g", "h")
+        stage.publish(b)
+        act("h", "g")
+
+    if point is None:
+        history()
+    else:
+        with crash.armed(point, visit=visit):
+            history()
+    return stage, died
+
+
+def told(stage: StepStage) -> list:
+    """What readers can see, without the names of attempts."""
+    return [
+        [
+            [(row.after, row.step, [one.view for one in row.outputs]) for row in stage.rows_of_group(name)]
+            for name in ("g", "h")
+        ],
+        [(record.number, record.ranges) for record in stage.records()],
+        [stage.head(group_source(P, name)) for name in ("g", "h")],
+    ]
+
+
+def test_a_crash_before_or_after_every_durable_write_changes_nothing_that_is_seen() -> None:
+    with crash.recorded() as seen:
+        calm, _ = run_with_a_crash(None, 0)
+    points = {point for point in seen if point.startswith("views.")}
+    assert {"views.cut.before", "views.open.after", "views.commit.before", "views.pass.after"} <= points
+    for point in sorted(points):
+        for visit in (1, 2, 3):
+            stage, died = run_with_a_crash(point, visit)
+            assert told(stage) == told(calm), (point, visit)
+            if not died:
+                break
+        assert visit > 1 or died
