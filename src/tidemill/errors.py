@@ -91,7 +91,12 @@
     │   ├── GroupUnknown              no such group of views
     │   ├── StepConflict              a step that is not the group's next one, or not as it was begun
     │   └── ViewRefused               a view that cannot be kept, or a change of it that cannot be made
-    ├── QueryError                    a query that cannot be a view, or names what is not there
+    ├── QueryError                    a query that cannot be a view; the kinds below say why, and where
+    │   ├── QuerySyntax               text that is not Spark SQL
+    │   ├── NameUnknown               a table or a column that is not there
+    │   ├── NameAmbiguous             a name that stands for several columns
+    │   ├── QueryRefused              Spark refuses it, or a view of it could not be kept
+    │   └── NotIncremental            `refresh="incremental"`, and a part that can only be recomputed
     ├── PipelineError                 something about a pipeline; the kinds below say what
     │   ├── PipelineNotFound          no pipeline where one was looked for
     │   ├── DeclarationError          a declaration that cannot be carried out; says the line
@@ -622,8 +627,42 @@ class ViewRefused(ViewError):
 
 
 class QueryError(TidemillError):
+    """`line` and `column` count from 1 and say where in the query, 0 if it is not in one place."""
+
     code = "query"
     hint = "see the place that is named; it is Spark SQL"
+    line: int = 0
+    column: int = 0
+
+
+class QuerySyntax(QueryError):
+    code = "query-syntax"
+    hint = "see the place that is named; it must be one query of Spark SQL"
+
+
+class NameUnknown(QueryError):
+    """`name` is what was looked for, `near` the names that are there and look like it."""
+
+    code = "name-unknown"
+    hint = "see which there are: tidemill ls"
+    name: str = ""
+    near: tuple[str, ...] = ()
+
+
+class NameAmbiguous(QueryError):
+    code = "name-ambiguous"
+    hint = "say which one: write the table's name or alias before the column"
+    name: str = ""
+
+
+class QueryRefused(QueryError):
+    code = "query-refused"
+    hint = "see the place that is named, and Spark's own words"
+
+
+class NotIncremental(QueryError):
+    code = "not-incremental"
+    hint = "rewrite the part that is named, or keep the view with refresh='auto'"
 
 
 class PipelineError(TidemillError):

@@ -12,7 +12,7 @@ ANSI, case sensitivity, collation, time type) and the digests of the user functi
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -52,12 +52,19 @@ def normal_form(operator: Operator) -> object:
     }
 
 
-def operator_id(operator: Operator, pins: Pins) -> str:
-    """The id under which state is kept: stable across releases, processes and the other views of a group."""
-    settings = {} if isinstance(operator, Source) else dict(pins.settings)
-    called = {name: pins.functions[name] for name in sorted(_called(operator) & pins.functions.keys())}
-    below = [operator_id(child, pins) for child in operator.inputs]
-    return _digest([operator.fingerprint, settings, called, below])
+def ids(operators: Iterable[Operator], pins: Pins) -> dict[Operator, str]:
+    """The ids under which state is kept, of operators listed inputs first.
+
+    They are stable across releases, processes and the other views of a group. A source is the same whatever
+    the settings are: nothing is computed there.
+    """
+    found: dict[Operator, str] = {}
+    for operator in operators:
+        settings = {} if isinstance(operator, Source) else dict(pins.settings)
+        called = {name: pins.functions[name] for name in sorted(_called(operator) & pins.functions.keys())}
+        below = [found[child] for child in operator.inputs]
+        found[operator] = _digest([operator.fingerprint, settings, called, below])
+    return found
 
 
 def expressions(operator: Operator) -> Iterator[Expr]:
