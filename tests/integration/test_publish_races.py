@@ -12,7 +12,6 @@ from tidemill.errors import IntervalConflict, LotConflict
 from tidemill.lots import staging
 from tidemill.lots.ids import LotId, Unit
 from tidemill.lots.producers import Identity
-from tidemill.lots.staging import Staged
 from tidemill.publish.attempts import Draft, Hold, Target
 from tidemill.publish.door import Door
 from tidemill.publish.keys import PublishKeys
@@ -124,8 +123,9 @@ def test_appends_that_race_with_two_closers_land_in_exactly_one_lot(postgres_url
             door = Door(store, KEYS, stage.node(name, LONG_US))
             mine = []
             while len(closed) < 2:
-                uri = f"{name}-{next(numbers)}"
-                mine.append((uri, door.stage(orders, Staged(uri=uri, digest="")).lot))
+                hold = door.begin_append(orders, f"{name}-{next(numbers)}", None)
+                row = new_lot(orders, hold.draft.lot, attempt=hold.draft.id, manifest=hold.draft.id)
+                mine.append((row.manifest, door.commit_append(hold, row, None).lot))
             return mine
 
         def closer(name: str) -> list[tuple[str, str]]:

@@ -1,16 +1,17 @@
 """Appends and intervals: what producers bring, through the same one transaction.
 
-An append into a dataset without intervals is an attempt of its own: `begin`, objects and manifest, `commit`.
-One into an open interval is staged (`lots.staging.stage`), and the interval is an attempt when it closes:
-`begin_closing`, the manifest of what `staging.page` reads, `commit_closing`.
+An append is an attempt of its own: `begin`, objects and manifest, `commit`. Into a dataset without intervals
+it is a lot then; into an open interval it is staged, durable and not visible yet. The interval is an attempt
+when it closes: `begin_closing`, the manifest of what `staging.page` reads, `commit_closing`.
 """
 
 from tidemill.cluster.nodes import Node
-from tidemill.lots import lots, producers, staging
+from tidemill.lots import datasets, lots, producers, staging
 from tidemill.lots.ids import LotId
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.lots.producers import Identity, Receipt
+from tidemill.lots.staging import Staged
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Draft, Hold, Target
 from tidemill.publish.keys import PublishKeys
@@ -21,11 +22,16 @@ from tidemill.store import Tx
 def begin(
     tx: Tx, keys: PublishKeys, node: Node, dataset: DatasetId, attempt: str, append: Identity | None
 ) -> Hold | Receipt:
-    """Open an append as the dataset's next lot; one that was taken already is answered as the first time."""
+    """Open an append as the dataset's next lot, or for the interval in turn, which may be another one when it
+    is committed; one that was taken already is answered as the first time.
+    """
     known = None if append is None else producers.find(tx, keys.lots, dataset, append)
     if known is not None:
         return known
-    lot = str(lots.next_append(tx, keys.lots, dataset))
+    if datasets.read(tx, keys.lots, dataset).unit is None:
+        lot = str(lots.next_append(tx, keys.lots, dataset))
+    else:
+        lot = staging.begin(tx, keys.lots, dataset).lot
     draft = Draft(
         id=attempt,
         author=f"append {dataset}",
@@ -37,19 +43,34 @@ def begin(
 
 
 def commit(tx: Tx, keys: PublishKeys, hold: Hold, row: LotRow, append: Identity | None) -> Receipt:
-    """Publish an append and keep its receipt. Of two tries of one append that race the second is abandoned,
-    and answered with the receipt of the first.
+    """Publish or stage an append and keep its receipt. Of two tries of one append that race the second is
+    abandoned, and answered with the receipt of the first.
     """
     known = None if append is None else producers.find(tx, keys.lots, row.dataset, append)
     if known is not None:
         attempts.abandon(tx, keys, hold, "the same append was published by another try")
         return known
+    if datasets.read(tx, keys.lots, row.dataset).unit is not None:
+        return _stage(tx, keys, hold, row, append)
 
     position = publish(tx, keys, hold, [row]).positions[0]
     receipt = Receipt(dataset=row.dataset, lot=row.lot, position=position, visible_at=tx.wall())
     if append is not None:
         producers.record(tx, keys.lots, append, receipt)
     return receipt
+
+
+def _stage(tx: Tx, keys: PublishKeys, hold: Hold, row: LotRow, append: Identity | None) -> Receipt:
+    attempts.end_published(tx, keys, hold, ())
+    staged = Staged(
+        uri=row.manifest,
+        digest="" if append is None else append.digest,
+        rows=row.rows,
+        size=row.size,
+        producer="" if append is None else append.producer,
+        seq=None if append is None else append.seq,
+    )
+    return staging.stage(tx, keys.lots, row.dataset, staged)
 
 
 def begin_closing(

@@ -14,7 +14,6 @@ from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.lots.manifest import InputLot
 from tidemill.lots.producers import Identity, Receipt
-from tidemill.lots.staging import Staged
 from tidemill.publish import appends, attempts
 from tidemill.publish.attempts import PARTS_PAGE, Abandoned, Draft, Hold, Open, Published
 from tidemill.publish.keys import PublishKeys
@@ -85,12 +84,8 @@ class Door:
         )
 
     def commit_append(self, hold: Hold, row: LotRow, append: Identity | None) -> Receipt:
-        """Publish an append."""
+        """Publish an append, or have it wait for its interval."""
         return self._step("append-commit", lambda tx: appends.commit(tx, self._keys, hold, row, append))
-
-    def stage(self, dataset: DatasetId, append: Staged) -> Receipt:
-        """Make an append into an interval durable."""
-        return self._step("stage", lambda tx: staging.stage(tx, self._keys.lots, dataset, append))
 
     def begin_closing(self, dataset: DatasetId, lot: LotId, attempt: str) -> Hold:
         """Seal an interval and open the attempt at its lot."""

@@ -63,3 +63,13 @@ class PartEnded(Event, frozen=True):
     objects: int = 0
     reused: bool = False
     error: str = ""
+
+
+class IntervalClosed(Event, frozen=True):
+    """What was appended while an interval was open became its lot."""
+
+    dataset: str
+    lot: str
+    position: int
+    appends: int
+    rows: int

@@ -164,6 +164,24 @@ class Manifests:
             )
         return rows
 
+    def gathered(self, hold: Hold, parts: Sequence[str], rows: int, size: int, fingerprint: str) -> LotRow:
+        """Write what the lot is if its parts were written by others, as appends are; the row to publish."""
+        (target,) = hold.draft.targets
+        state = ManifestState.COMPLETE if parts else ManifestState.EMPTY
+        body = self._manifest(hold, target, state, parts=list(parts), fingerprint=fingerprint)
+        key = _key(hold, target, body, root=bool(parts))
+        self._put("manifest", key, body)
+        return LotRow(
+            dataset=target.dataset,
+            lot=target.lot,
+            generation=target.generation,
+            state=LotState(state.value),
+            manifest=key,
+            attempt=hold.draft.id,
+            rows=rows,
+            size=size,
+        )
+
     def removed(self, draft: Draft, target: Target, why: str) -> None:
         """Say that what an attempt wrote is deleted: takes the place of its other manifests (LOT-15)."""
         prefix = StoredObject(uri=data_start(target, draft.id), type=UriType.PREFIX)
