@@ -1,0 +1,125 @@
+"""What lots of each kind of dataset hold beside the declared columns (LOT-40, LOT-41).
+
+    rows      nothing: the row is there
+    changes   `_weight`: how often the row comes (above 0) or goes (below)
+    keyed     `_op` ("upsert" or "delete") and `_ordinal`, the place in its append: raw, as they came
+"""
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from tidemill.errors import AppendRefused
+from tidemill.lots.datasets import Dataset, Kind
+from tidemill.spark.queries import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+WEIGHT: Final = "_weight"
+OP: Final = "_op"
+ORDINAL: Final = "_ordinal"
+
+
+class Operation(StrEnum):
+    """What a producer does with rows."""
+
+    APPEND = "append"
+    UPSERT = "upsert"
+    DELETE = "delete"
+
+
+EXTRA: Final[dict[Kind, str]] = {
+    Kind.ROWS: "",
+    Kind.CHANGES: f"{WEIGHT} BIGINT",
+    Kind.KEYED: f"{OP} STRING, {ORDINAL} BIGINT",
+}
+"""The columns that come behind the declared ones, as DDL."""
+
+ALLOWED: Final[dict[Kind, frozenset[Operation]]] = {
+    Kind.ROWS: frozenset({Operation.APPEND}),
+    Kind.CHANGES: frozenset({Operation.APPEND, Operation.DELETE}),
+    Kind.KEYED: frozenset({Operation.UPSERT, Operation.DELETE}),
+}
+
+
+def stored_schema(ddl: str, kind: Kind) -> str:
+    """The columns of a dataset's files."""
+    extra = EXTRA[kind]
+    return f"{ddl}, {extra}" if extra else ddl
+
+
+def check(dataset: Dataset, operation: Operation) -> None:
+    """`AppendRefused` for what a dataset of this kind does not take."""
+    if operation in ALLOWED[dataset.kind]:
+        return
+    hints = {
+        Kind.ROWS: "it is append-only: declare it with deletes=True, or with a key",
+        Kind.CHANGES: "it has no key: append and delete whole rows",
+        Kind.KEYED: "it has a key: upsert rows, and delete by key",
+    }
+    raise AppendRefused(f"{dataset.name} takes no {operation.value}", hint=hints[dataset.kind])
+
+
+def stored_table(table: pa.Table, dataset: Dataset, operation: Operation) -> pa.Table:
+    """A table of declared columns as the lot holds it."""
+    check(dataset, operation)
+    count = table.num_rows
+    if dataset.kind is Kind.CHANGES:
+        weight = -1 if operation is Operation.DELETE else 1
+        return table.append_column(WEIGHT, pa.array([weight] * count, pa.int64()))
+    if dataset.kind is Kind.KEYED:
+        table = table.append_column(OP, pa.array([operation.value] * count, pa.string()))
+        return table.append_column(ORDINAL, pa.array(range(count), pa.int64()))
+    return table
+
+
+def is_frame(rows: Any) -> bool:
+    """Is this a Spark DataFrame, of either kind?"""
+    return hasattr(rows, "sparkSession") and hasattr(rows, "createOrReplaceTempView")
+
+
+def stored_frame(
+    frame: "DataFrame", declared: "StructType", dataset: Dataset, operation: Operation
+) -> "DataFrame":
+    """A frame as the lot holds it: the declared columns by name, in their types; one that is missing is NULL.
+
+    The order of a frame's rows is Spark's: if one has a key twice, which of the two is the later is as well.
+    """
+    from pyspark.sql import functions as sf
+
+    check(dataset, operation)
+    known = {field.name for field in declared}
+    strange = [name for name in frame.columns if name not in known]
+    if strange:
+        raise AppendRefused(
+            f"the frame for {dataset.name} has the column {', '.join(strange)}",
+            hint=f"{dataset.name} has {', '.join(field.name for field in declared)}",
+        )
+    columns = []
+    for field in declared:
+        there = sf.col(quoted(field.name)) if field.name in frame.columns else sf.lit(None)
+        columns.append(there.cast(field.dataType).alias(field.name))
+    frame = frame.select(*columns)
+    if dataset.kind is Kind.CHANGES:
+        weight = -1 if operation is Operation.DELETE else 1
+        return frame.withColumn(WEIGHT, sf.lit(weight).cast("bigint"))
+    if dataset.kind is Kind.KEYED:
+        frame = frame.withColumn(OP, sf.lit(operation.value))
+        return frame.withColumn(ORDINAL, sf.monotonically_increasing_id())
+    return frame
+
+
+def digest(frame: "DataFrame") -> str:
+    """Of a frame's rows, whatever their order: equal for the same rows (LOT-36). One pass over them."""
+    from pyspark.sql import functions as sf
+
+    columns = [sf.col(quoted(name)) for name in frame.columns if name != ORDINAL]
+    hashes = [sf.xxhash64(sf.lit(salt), *columns).cast("decimal(38,0)") for salt in (1, 2)]
+    sums = frame.select(*[one.alias(f"h{n}") for n, one in enumerate(hashes)]).agg(
+        sf.count(sf.lit(1)), sf.sum("h0"), sf.sum("h1")
+    )
+    row = sums.collect()[0]
+    return f"{row[0]}:{row[1] or 0}:{row[2] or 0}"
