@@ -276,14 +276,19 @@ def abandon(tx: Tx, keys: PublishKeys, hold: Hold, why: str) -> Abandoned:
     return _abandon(tx, keys, check(tx, keys, hold), why)
 
 
-def abandon_left(tx: Tx, keys: PublishKeys, node: Node, attempt: str, why: str) -> Abandoned | None:
-    """Give up an attempt that nobody works on: parked, of a node that is gone, or of this one's earlier run.
+def abandon_left(
+    tx: Tx, keys: PublishKeys, attempt: str, why: str, node: Node | None = None
+) -> Abandoned | None:
+    """Give up an attempt that nobody works on: parked, of a node that is gone, or of `node`'s earlier run.
 
     None, and nothing changed, when it has ended or somebody else may still work on it.
     """
-    nodes.check(tx, keys.cluster, node)
+    if node is not None:
+        nodes.check(tx, keys.cluster, node)
     row = read(tx, keys, attempt)
-    if not isinstance(row, Open) or (row.node != node.id and _alive(tx, keys, row)):
+    if not isinstance(row, Open):
+        return None
+    if _alive(tx, keys, row) and (node is None or row.node != node.id):
         return None
     return _abandon(tx, keys, row, why)
 

@@ -40,7 +40,7 @@ def open_or_adopt(tx: Tx, keys: PublishKeys, node: Node, draft: Draft, parts: Se
                 attempts.list_parts(tx, keys, hold, 0, parts, last=True)
             return Opened(hold=hold, adopted=True, abandoned=tuple(gone))
         left = attempts.abandon_left(
-            tx, keys, node, row.draft.id, "its inputs, code, sinks or parts are others now"
+            tx, keys, row.draft.id, "its inputs, code, sinks or parts are others now", node
         )
         if left is None:
             return None

@@ -1,0 +1,452 @@
+"""One lot of an arc, from its input's event to its publication (LOT-20).
+
+    plan     the input lots' generations, their objects, and the parts these make
+    begin    one transaction: the lot runs, an attempt is opened or adopted, its parts are listed
+    make     intents, parts through the port, manifests
+    publish  one transaction: the attempt is the lot of every sink, the arc's lot complete, the run finished
+    or fail  one transaction: the lot partial, the attempt parked, the run finished: progress passes the lot
+
+A process may die anywhere. Whoever comes next finds the lot running by a node that is gone, or by itself in
+an earlier life, takes it over and adopts the attempt: parts that have their manifests are not made again.
+What fails for reasons that are nobody's fault (storage that does not answer, a lost lease) leaves the lot
+running, and is raised: the runner tries again.
+"""
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TypeVar
+
+import msgspec
+
+from tidemill import crash
+from tidemill.arcs import lots, parts, retry
+from tidemill.arcs.declarations import ArcSpec
+from tidemill.arcs.events import ArcLotBegan, ArcLotComplete, ArcLotMissing, ArcLotPartial
+from tidemill.arcs.keys import ArcKeys
+from tidemill.arcs.lots import Began, Refused, Wanted
+from tidemill.arcs.parts import Part
+from tidemill.arcs.retry import Ask
+from tidemill.arcs.states import ArcState, PartState, part_state, rollup
+from tidemill.clock import Clock
+from tidemill.cluster.nodes import Node
+from tidemill.errors import AttemptDamaged, LotConflict, LotUnknown, ManifestUnreadable, ObjectMissing
+from tidemill.events import Emit, ignore
+from tidemill.lots import events as lot_events
+from tidemill.lots import lots as lot_rows
+from tidemill.lots.keys import DatasetId
+from tidemill.lots.manifest import InputLot
+from tidemill.lots.states import LotState
+from tidemill.objects.port import Objects
+from tidemill.publish import attempts
+from tidemill.publish.cleaner import told
+from tidemill.publish.door import Door
+from tidemill.publish.events import AttemptAdopted, AttemptOpened, AttemptPublished
+from tidemill.publish.ids import new_attempt
+from tidemill.publish.manifests import Manifests
+from tidemill.publish.parts import PartInput, Parts
+from tidemill.publish.projections import Projections
+from tidemill.publish.transaction import Ending
+from tidemill.publish.work import Made, Work, tasks_of
+from tidemill.store import Store, Tx
+from tidemill.triggers import runs
+from tidemill.triggers.runs import Ticket
+
+T = TypeVar("T")
+
+ROUNDS = 10
+"""Of planning anew because an input was published again meanwhile."""
+
+MOST_LOTS = 100
+"""Of one run: each has its own state, and the last one ends the run (LOT-27)."""
+
+FULL_BACKOFF_S = 1.0
+
+
+class Ended(StrEnum):
+    """How the work on a lot ended."""
+
+    COMPLETE = "complete"
+    PARTIAL = "partial"
+    MISSING = "missing"
+    DONE = "done"  # it was complete already
+    ELSEWHERE = "elsewhere"  # somebody else works on it
+    FULL = "full"  # the arc works on as many lots as it may: try again later
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a lot; `failed` names parts."""
+
+    arc: str
+    lot: str
+    ended: Ended
+    generation: int = 0
+    attempt: str = ""
+    positions: dict[DatasetId, int] = {}
+    rows: dict[DatasetId, int] = {}
+    parts: int = 0
+    failed: tuple[str, ...] = ()
+    error: str = ""
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    wanted: Wanted
+    parts: tuple[Part, ...]
+
+
+class ArcWork:
+    """Works on lots of arcs, for one life of one node. Several threads may use it at once.
+
+    - parts: where parts run; see `tidemill.publish.parts`.
+    - projections: shows states as names in object storage; left out, they are rebuilt on demand.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        keys: ArcKeys,
+        objects: Objects,
+        node: Node,
+        parts: Parts,
+        clock: Clock,
+        chance: random.Random,
+        *,
+        emit: Emit = ignore,
+        projections: Projections | None = None,
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._node = node
+        self._clock = clock
+        self._chance = chance
+        self._emit = emit
+        self._projections = projections
+        self._door = Door(store, keys.publish, node)
+        self._manifests = Manifests(objects, clock)
+        self._work = Work(store, keys.publish, objects, parts, clock, emit=emit)
+        self._busy: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+
+    # --- several lots
+
+    def run(self, spec: ArcSpec, ticket: Ticket, *, most: int = MOST_LOTS) -> list[Outcome]:
+        """What a started subscription has not seen yet, lot by lot in the order of the events (LOT-27).
+
+        The last lot ends the run, in the transaction that ends the lot. A lot that fails is passed. When the
+        arc may not work on more lots, the run ends where it is, and is tried again a little later.
+        """
+        page = self._events(spec, ticket, most)
+        progress = dict(ticket.progress)
+        found: list[Outcome] = []
+        for number, (source, event) in enumerate(page):
+            progress[source] = event.position
+            last = number == len(page) - 1
+            ending = Ending(ticket, dict(progress)) if last else None
+            outcome = self.work(spec, event.lot, ending=ending)
+            found.append(outcome)
+            if outcome.ended is Ended.FULL:
+                progress[source] = event.position - 1
+                self._step("give-up", lambda tx: self._stop(tx, ticket, progress))
+                break
+        if not page:
+            self._step("finish", lambda tx: self._finish(tx, Ending(ticket, progress)))
+        return found
+
+    def _events(
+        self, spec: ArcSpec, ticket: Ticket, most: int
+    ) -> list[tuple[DatasetId, lot_events.LotEvent]]:
+        def page(tx: Tx) -> list[tuple[DatasetId, lot_events.LotEvent]]:
+            found = []
+            for source in spec.reads:
+                after, head = ticket.progress[source], ticket.heads[source]
+                rows = lot_events.read(tx, self._keys.publish.lots, source, after, min(most, head - after))
+                found += [(source, row) for row in rows]
+            return found
+
+        return self._store.run(page)[:most]
+
+    def _stop(self, tx: Tx, ticket: Ticket, progress: dict[DatasetId, int]) -> None:
+        if progress == ticket.progress:
+            keys = self._keys.publish
+            runs.fail(tx, keys.triggers, keys.cluster, ticket, backoff_us=int(FULL_BACKOFF_S * 1e6))
+        else:
+            self._finish(tx, Ending(ticket, progress))
+
+    def retry(self, spec: ArcSpec, asked: Ask) -> Outcome:
+        """Work off what was asked for. A lot that is complete meanwhile needs no retry."""
+        outcome = self.work(spec, asked.lot)
+        if outcome.ended is Ended.DONE:
+            self._step("withdraw", lambda tx: retry.withdraw(tx, self._keys, asked))
+        return outcome
+
+    # --- one lot
+
+    def work(self, spec: ArcSpec, lot: str, *, ending: Ending | None = None, replay: bool = False) -> Outcome:
+        """One lot, from its inputs as they are now to the end.
+
+        - ending: the run that this lot is the last of; it is finished with the lot unless that is `FULL`.
+        - replay: make it once more although it is complete, as its next generation.
+        """
+        with self._alone(spec.id, lot) as alone:
+            if not alone:
+                return self._passed(spec, lot, Ended.ELSEWHERE, ending)
+            began: Began | Refused = Refused.CHANGED
+            for _ in range(ROUNDS):
+                inputs: tuple[InputLot, ...] = ()
+                try:
+                    inputs = self._inputs(spec, lot)
+                    plan = self._plan(spec, lot, inputs, replay)
+                except (LotUnknown, ManifestUnreadable, ObjectMissing) as error:
+                    return self._missed(spec, lot, inputs, str(error), ending)
+                began = self._begin(plan)
+                if began is not Refused.CHANGED:
+                    break
+            if isinstance(began, Refused):
+                return self._refused(spec, lot, began, ending)
+            return self._make(plan, began, ending)
+
+    @contextmanager
+    def _alone(self, arc: str, lot: str) -> Iterator[bool]:
+        """Two threads of a node never work on one lot; whoever is alone may take over what the node left."""
+        key = (arc, lot)
+        with self._lock:
+            free = key not in self._busy
+            self._busy.add(key)
+        try:
+            yield free
+        finally:
+            if free:
+                with self._lock:
+                    self._busy.discard(key)
+
+    def _inputs(self, spec: ArcSpec, lot: str) -> tuple[InputLot, ...]:
+        wanted = [(dataset, lot) for dataset in spec.reads]
+        return self._store.run(lambda tx: attempts.resolved(tx, self._keys.publish, wanted))
+
+    def _plan(self, spec: ArcSpec, lot: str, inputs: tuple[InputLot, ...], replay: bool) -> _Plan:
+        """How the lot is split, by the objects its inputs list; `PartInput` by dataset, in declared order."""
+        read = [self._read(one) for one in inputs]
+        empty = not any(one.objects for one in read)
+        found = () if empty and spec.on_empty == "publish" else parts.split(read, spec.parts)
+        names = tuple(part.name for part in found)
+        return _Plan(Wanted(spec=spec, lot=lot, inputs=inputs, parts=names, replay=replay), found)
+
+    def _read(self, one: InputLot) -> PartInput:
+        dataset = DatasetId(one.dataset, one.version)
+        row = self._store.run(
+            lambda tx: lot_rows.resolve(tx, self._keys.publish.lots, dataset, one.lot, one.generation)
+        )
+        listed = self._manifests.listed(row.manifest) if row.state is LotState.COMPLETE else []
+        return parts.part_input(dataset, listed)
+
+    def _begin(self, plan: _Plan) -> Began | Refused:
+        attempt = new_attempt(self._clock, self._chance)
+        wanted = plan.wanted
+        began = self._step(
+            "begin", lambda tx: lots.begin(tx, self._keys, self._node, wanted, attempt, idle=True)
+        )
+        if isinstance(began, Began):
+            self._tell_begun(began, len(plan.parts))
+            self._show(wanted.spec, wanted.lot)
+        return began
+
+    def _make(self, plan: _Plan, began: Began, ending: Ending | None) -> Outcome:
+        wanted = plan.wanted
+        spec, lot = wanted.spec, wanted.lot
+        generation = began.hold.draft.generation
+        tasks = parts.tasks(spec, lot, generation, wanted.inputs, plan.parts)
+        try:
+            made = self._work.make(began.hold, tasks_of(began.hold, tasks), adopted=began.opened.adopted)
+        except (AttemptDamaged, ManifestUnreadable) as error:
+            if not began.opened.adopted:
+                raise
+            began = self._renew(began, wanted.parts, str(error))
+            made = self._work.make(began.hold, tasks_of(began.hold, tasks))
+        if self._rolled_up(plan, made) is ArcState.COMPLETE:
+            try:
+                return self._publish(plan, began, made, ending)
+            except LotConflict as conflict:  # another arc writes the same lots
+                return self._fail(spec, began, (), str(conflict), ending)
+        first = made.failed[0]
+        why = f"part {first.task.part}: {first.kind}: {first.message}"
+        return self._fail(spec, began, tuple(end.task.part for end in made.failed), why, ending)
+
+    def _rolled_up(self, plan: _Plan, made: Made) -> ArcState:
+        """What the parts' manifests make of the lot (LOT-13)."""
+        states = [part_state(state) for part in made.parts for state in part.states]
+        sinks = len(plan.wanted.spec.sinks)
+        return rollup(states + [PartState.PARTIAL] * (len(made.failed) * sinks))
+
+    def _renew(self, began: Began, names: Sequence[str], why: str) -> Began:
+        attempt = new_attempt(self._clock, self._chance)
+        renewed = self._step("renew", lambda tx: lots.renew(tx, self._keys, began, names, attempt, why))
+        self._tell_begun(renewed, len(names))
+        return renewed
+
+    def _publish(self, plan: _Plan, began: Began, made: Made, ending: Ending | None) -> Outcome:
+        hold, spec = began.hold, plan.wanted.spec
+        published = self._door.publish(
+            hold, made.rows, move=lambda tx, _: _ignored(lots.complete(tx, self._keys, hold)), ending=ending
+        )
+        draft = hold.draft
+        positions = {
+            target.dataset: position
+            for target, position in zip(draft.targets, published.positions, strict=True)
+            if position
+        }
+        rows = {row.dataset: row.rows for row in made.rows}
+        counts = {str(dataset): count for dataset, count in rows.items()}
+        self._emit(
+            AttemptPublished(
+                attempt=draft.id,
+                author=draft.author,
+                lot=draft.lot,
+                generation=draft.generation,
+                positions={str(dataset): position for dataset, position in positions.items()},
+                rows=counts,
+            )
+        )
+        self._emit(
+            ArcLotComplete(
+                arc=spec.id, lot=draft.lot, generation=draft.generation, attempt=draft.id, rows=counts
+            )
+        )
+        self._show(spec, draft.lot, *positions)
+        return Outcome(
+            arc=spec.id,
+            lot=draft.lot,
+            ended=Ended.COMPLETE,
+            generation=draft.generation,
+            attempt=draft.id,
+            positions=positions,
+            rows=rows,
+            parts=len(plan.parts),
+        )
+
+    def _fail(
+        self, spec: ArcSpec, began: Began, failed: tuple[str, ...], error: str, ending: Ending | None
+    ) -> Outcome:
+        draft = began.hold.draft
+
+        def both(tx: Tx) -> None:
+            lots.fail(tx, self._keys, began.hold, failed, error)
+            self._finish(tx, ending)
+
+        self._step("fail", both)
+        self._emit(
+            ArcLotPartial(
+                arc=spec.id, lot=draft.lot, generation=draft.generation, failed=list(failed), error=error
+            )
+        )
+        self._show(spec, draft.lot)
+        return Outcome(
+            arc=spec.id,
+            lot=draft.lot,
+            ended=Ended.PARTIAL,
+            generation=draft.generation,
+            attempt=draft.id,
+            failed=failed,
+            error=error,
+        )
+
+    def _missed(
+        self, spec: ArcSpec, lot: str, inputs: Sequence[InputLot], error: str, ending: Ending | None
+    ) -> Outcome:
+        def both(tx: Tx) -> lots.AnyLot | Refused:
+            answer = lots.miss(tx, self._keys, self._node, spec.id, lot, inputs, error)
+            self._finish(tx, ending)
+            return answer
+
+        answer = self._step("miss", both)
+        if isinstance(answer, Refused):
+            ended = Ended.DONE if answer is Refused.COMPLETE else Ended.ELSEWHERE
+            return Outcome(arc=spec.id, lot=lot, ended=ended)
+        self._show(spec, lot)
+        standing = self._store.run(lambda tx: lots.newest(tx, self._keys, spec.id, lot))
+        generation = 0 if standing is None else standing[0]
+        if answer.state is ArcState.PARTIAL:
+            self._emit(ArcLotPartial(arc=spec.id, lot=lot, generation=generation, failed=[], error=error))
+        else:
+            self._emit(ArcLotMissing(arc=spec.id, lot=lot, generation=generation, error=error))
+        ended = Ended(answer.state.value)
+        return Outcome(arc=spec.id, lot=lot, ended=ended, generation=generation, error=error)
+
+    def _refused(self, spec: ArcSpec, lot: str, why: Refused, ending: Ending | None) -> Outcome:
+        if why in (Refused.FULL, Refused.CHANGED):
+            return Outcome(arc=spec.id, lot=lot, ended=Ended.FULL)
+        ended = Ended.DONE if why is Refused.COMPLETE else Ended.ELSEWHERE
+        return self._passed(spec, lot, ended, ending)
+
+    def _passed(self, spec: ArcSpec, lot: str, ended: Ended, ending: Ending | None) -> Outcome:
+        """The lot needs nothing of us: done, or in the hands of somebody whose lease says so."""
+        if ending is not None:
+            self._step("pass", lambda tx: self._finish(tx, ending))
+        return Outcome(arc=spec.id, lot=lot, ended=ended)
+
+    # --- steps
+
+    def _step(self, name: str, fn: Callable[[Tx], T]) -> T:
+        crash.point(f"arcs.{name}.before")
+        answer = self._store.run(fn)
+        crash.point(f"arcs.{name}.after")
+        return answer
+
+    def _finish(self, tx: Tx, ending: Ending | None) -> None:
+        if ending is not None:
+            keys = self._keys.publish
+            runs.finish(tx, keys.triggers, keys.lots, keys.cluster, ending.ticket, ending.target)
+
+    def _show(self, spec: ArcSpec, lot: str, *sinks: DatasetId) -> None:
+        if self._projections is None:
+            return
+        for dataset in sinks:
+            self._projections.lot(dataset, lot)
+        self._projections.arc(
+            spec.pipeline,
+            spec.version,
+            spec.name,
+            lot,
+            lambda tx: lots.standing(tx, self._keys, spec.id, lot).state.value,
+        )
+
+    def _tell_begun(self, began: Began, count: int) -> None:
+        draft, hold = began.hold.draft, began.hold
+        for gone in began.opened.abandoned:
+            self._emit(told(gone))
+        if began.opened.adopted:
+            self._emit(
+                AttemptAdopted(
+                    attempt=draft.id,
+                    author=draft.author,
+                    lot=draft.lot,
+                    generation=draft.generation,
+                    node=hold.node.id,
+                    epoch=hold.epoch,
+                )
+            )
+        else:
+            self._emit(
+                AttemptOpened(
+                    attempt=draft.id,
+                    author=draft.author,
+                    lot=draft.lot,
+                    generation=draft.generation,
+                    node=hold.node.id,
+                )
+            )
+        self._emit(
+            ArcLotBegan(
+                arc=draft.author,
+                lot=draft.lot,
+                generation=draft.generation,
+                attempt=draft.id,
+                parts=count,
+                tries=began.tries,
+            )
+        )
+
+
+def _ignored(_: object) -> None:
+    """A step whose answer the one transaction does not need."""

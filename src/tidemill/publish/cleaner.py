@@ -1,0 +1,192 @@
+"""The cleaner: nothing stays that no manifest lists, and nothing goes that one does (LOT-19).
+
+- An attempt whose node is gone, and that nobody adopted within a grace, is abandoned: a transaction that
+  conflicts with adopting and publishing it. Only then is anything of it deleted.
+- An abandoned attempt's data is deleted, then a `removed` manifest takes the place of its others.
+- A published attempt's leftovers are deleted: what its failed or repeated parts wrote, intents, and manifests
+  of former holders. What its own manifests list is kept, also when the lot's layout was revised since.
+- Both are looked after again, at growing distances, because a zombie may still write: until its Spark
+  application is gone, or a day has passed. Then an abandoned attempt is forgotten.
+
+Open attempts are never touched: they may be published, or their parts reused. Any number of cleaners may run
+at once, on any node: each step may be repeated.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+from tidemill import crash
+from tidemill.clock import Clock
+from tidemill.errors import AttemptUnknown, ManifestUnreadable, ObjectMissing
+from tidemill.events import Emit, ignore
+from tidemill.lots.manifest import ManifestState
+from tidemill.objects.port import Objects
+from tidemill.publish import attempts
+from tidemill.publish.attempts import Abandoned, Draft, Published
+from tidemill.publish.door import Door
+from tidemill.publish.events import AttemptAbandoned, AttemptCleaned
+from tidemill.publish.keys import PublishKeys
+from tidemill.publish.manifests import Manifests, data_of, manifest_keys
+from tidemill.store import Store
+
+SECOND_US = 1_000_000
+KEEP_S = 24 * 3600.0
+GRACE_S = 600.0
+FIRST_AGAIN_S = 60.0
+"""After the first sweep; each later one is four times as far off."""
+
+PAGE = 100
+
+Gone: TypeAlias = Callable[[Draft], bool]
+Drop: TypeAlias = Callable[[Draft], None]
+
+
+def unknown(_: Draft) -> bool:
+    """Nobody says whether an attempt's Spark application is gone: a day has to pass."""
+    return False
+
+
+def nothing(_: Draft) -> None:
+    """An attempt that left nothing but objects."""
+
+
+class Cleaner:
+    """Removes what ended attempts left.
+
+    - gone: can nothing of this attempt write any more? Asked before a sweep, which is then the last one.
+    - drop: let go of what else an ended attempt has, such as the results of its parts; may be repeated.
+    - grace_s: how long an attempt must be open before a dead node's one is given up.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        keys: PublishKeys,
+        objects: Objects,
+        door: Door,
+        clock: Clock,
+        *,
+        gone: Gone = unknown,
+        drop: Drop = nothing,
+        emit: Emit = ignore,
+        keep_s: float = KEEP_S,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._objects = objects
+        self._manifests = Manifests(objects, clock)
+        self._door = door
+        self._gone = gone
+        self._drop = drop
+        self._emit = emit
+        self._keep_us = int(keep_s * SECOND_US)
+        self._grace_us = int(grace_s * SECOND_US)
+        self._after = ""  # the open attempt up to which we have looked
+
+    def clean(self, limit: int = PAGE) -> bool:
+        """One page of everything; True when there may be more to do now."""
+        more = self.abandon_lost(limit)
+        return self.sweep(limit) == limit or more
+
+    def abandon_lost(self, limit: int = PAGE) -> bool:
+        """Give up a page of the open attempts whose nodes are gone; False at the end of a round."""
+        page = self._store.run(lambda tx: attempts.open_ids(tx, self._keys, self._after, limit))
+        for attempt in page:
+            try:
+                lost = self._door.abandon_lost(attempt, self._grace_us)
+            except AttemptUnknown:
+                continue  # it ended meanwhile, and was forgotten
+            if lost is not None:
+                self._emit(told(lost))
+        self._after = page[-1] if len(page) == limit else ""
+        return bool(self._after)
+
+    def sweep(self, limit: int = PAGE) -> int:
+        """Look after the ended attempts whose time has come; how many there were."""
+        page, now = self._store.run(lambda tx: (attempts.to_sweep(tx, self._keys, limit), tx.now()))
+        for ended in page:
+            last = now >= ended.at + self._keep_us or self._gone(ended.draft)
+            if ended.sweeps == 0 or last:
+                self._drop(ended.draft)
+            removed = (
+                self._sweep_published(ended) if isinstance(ended, Published) else self._sweep_abandoned(ended)
+            )
+            if removed:
+                self._emit(AttemptCleaned(attempt=ended.draft.id, objects=removed))
+            self._settle(ended, now, last)
+        return len(page)
+
+    def _settle(self, ended: Published | Abandoned, now: int, last: bool) -> None:
+        if last and isinstance(ended, Abandoned):
+            with contextlib.suppress(AttemptUnknown):  # another cleaner was faster
+                self._door.forget(ended.draft.id)
+            return
+        again = int(FIRST_AGAIN_S * SECOND_US) * 4 ** min(ended.sweeps, 10)
+        at = None if last else min(now + again, ended.at + self._keep_us)
+        crash.point("publish.swept.before")
+        self._store.run(lambda tx: attempts.sweep_again(tx, self._keys, ended, at))
+        crash.point("publish.swept.after")
+
+    def _sweep_abandoned(self, ended: Abandoned) -> int:
+        removed = 0
+        for target in ended.draft.targets:
+            data = data_of(self._objects, ended.draft, target)
+            bodies = manifest_keys(self._objects, ended.draft, target, _WRITTEN)
+            if not data and not bodies:
+                continue
+            self._delete("remove-data", data)
+            self._manifests.removed(ended.draft, target, ended.why)
+            self._delete("remove-manifests", bodies)
+            removed += len(data) + len(bodies)
+        return removed
+
+    def _sweep_published(self, ended: Published) -> int:
+        removed = 0
+        for target, manifest in zip(ended.draft.targets, ended.manifests, strict=True):
+            bodies = manifest_keys(self._objects, ended.draft, target, _WRITTEN)
+            data = data_of(self._objects, ended.draft, target)
+            try:
+                kept = self._kept(manifest, bodies, read=bool(data))
+            except (ObjectMissing, ManifestUnreadable):
+                continue  # readers will say so; what cannot be read is no reason to delete
+            left = [key for key in data if key not in kept]
+            spare = [key for key in bodies if key not in kept]
+            self._delete("remove-data", left)
+            self._delete("remove-manifests", spare)
+            removed += len(left) + len(spare)
+        return removed
+
+    def _kept(self, manifest: str, bodies: Sequence[str], *, read: bool) -> set[str]:
+        """What one sink of a published attempt consists of: its manifests and, if `read`, what they list.
+
+        A root may have parts of other attempts, such as appends: those list nothing of ours.
+        """
+        if not manifest:  # an optional sink that was left out
+            return set()
+        root = self._manifests.load(manifest)
+        kept = {manifest, *root.parts}
+        if read:
+            own = [self._manifests.load(key) for key in bodies if key in kept and key != manifest]
+            kept |= {item.uri for leaf in (root, *own) for item in leaf.objects}
+        return kept
+
+    def _delete(self, step: str, keys: Iterable[str]) -> None:
+        found = list(keys)
+        if not found:
+            return
+        crash.point(f"publish.{step}.before")
+        self._objects.delete_many(found)
+        crash.point(f"publish.{step}.after")
+
+
+_WRITTEN = (ManifestState.PARTIAL, ManifestState.COMPLETE, ManifestState.EMPTY)
+
+
+def told(abandoned: Abandoned) -> AttemptAbandoned:
+    """What is told of an attempt that was given up."""
+    draft = abandoned.draft
+    return AttemptAbandoned(
+        attempt=draft.id, author=draft.author, lot=draft.lot, generation=draft.generation, why=abandoned.why
+    )

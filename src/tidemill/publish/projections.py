@@ -1,0 +1,112 @@
+"""Projections: what the store says, once more as names in object storage, for people and other tools.
+
+    datasets/name=D/version=V/lot=L/state=S/manifest.json                         which manifest is the lot
+    arcs/project=P/version=V/arc=A/lot=L/{running|complete|partial|missing}.arc   how an arc stands with a lot
+
+They are written after the commit and may be behind; nothing in Tidemill reads them, and they can be rebuilt
+from the store at any time (LOT-22, LOT-23). Each is written from a fresh read of the store and looked at
+again afterwards, so that of two writers the later state stays.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from tidemill import crash
+from tidemill.errors import ObjectMissing
+from tidemill.lots import layout, lots
+from tidemill.lots.keys import DatasetId
+from tidemill.lots.lots import LotRow
+from tidemill.lots.manifest import ManifestState
+from tidemill.objects.port import Objects
+from tidemill.publish.keys import PublishKeys
+from tidemill.store import Store, Tx
+
+ROUNDS = 5
+PAGE = 500
+
+ReadState: TypeAlias = Callable[[Tx], str | None]
+
+
+class Projections:
+    """Writes them."""
+
+    def __init__(self, store: Store, keys: PublishKeys, objects: Objects) -> None:
+        self._store = store
+        self._keys = keys
+        self._objects = objects
+
+    def lot(self, dataset: DatasetId, lot: str) -> None:
+        """Show which manifest is a lot."""
+
+        def current() -> LotRow | None:
+            return self._store.run(lambda tx: lots.current(tx, self._keys.lots, dataset, lot))
+
+        row = current()
+        for _ in range(ROUNDS):
+            self._show_lot(dataset, lot, row)
+            seen, row = row, current()
+            if row == seen:
+                return
+
+    def _show_lot(self, dataset: DatasetId, lot: str, row: LotRow | None) -> None:
+        names = {
+            state.value: layout.projected_manifest_key(*dataset.parts, lot, state) for state in ManifestState
+        }
+        shown = None if row is None else row.state.value
+        crash.point("publish.project-lot.before")
+        if row is not None:
+            try:
+                self._objects.put(names.pop(row.state.value), self._objects.get(row.manifest)[0])
+            except ObjectMissing:
+                shown = None  # its objects are gone: a name would promise what is not there
+        self._objects.delete_many(key for state, key in names.items() if state != shown)
+        crash.point("publish.project-lot.after")
+
+    def arc(self, project: str, version: str, arc: str, lot: str, read: ReadState) -> None:
+        """Show how an arc stands with a lot; `read` asks the store."""
+        state = self._store.run(read)
+        for _ in range(ROUNDS):
+            self._show_arc(project, version, arc, lot, state)
+            seen, state = state, self._store.run(read)
+            if state == seen:
+                return
+
+    def _show_arc(self, project: str, version: str, arc: str, lot: str, state: str | None) -> None:
+        crash.point("publish.project-arc.before")
+        if state in layout.ARC_STATES:
+            self._objects.put(layout.arc_key(project, version, arc, lot, state), b"")
+        others = [one for one in layout.ARC_STATES if one != state]
+        self._objects.delete_many(layout.arc_key(project, version, arc, lot, one) for one in others)
+        crash.point("publish.project-arc.after")
+
+    # --- on demand
+
+    def rebuild_lots(self, dataset: DatasetId) -> int:
+        """Show every lot of a dataset anew, and remove names of lots that are not there; how many lots."""
+        known: set[str] = set()
+        after = ""
+        while page := self._page(dataset, after):
+            for row in page:
+                self.lot(dataset, row.lot)
+                known.add(row.lot)
+            after = page[-1].lot
+        name, version = (layout.quote(part) for part in dataset.parts)
+        stray = []
+        for info in self._objects.list(f"datasets/name={name}/version={version}/"):
+            parsed = layout.parse_key(info.key)
+            if "attempt" not in parsed and parsed["lot"] not in known:
+                stray.append(info.key)
+        self._objects.delete_many(stray)
+        return len(known)
+
+    def _page(self, dataset: DatasetId, after: str) -> list[LotRow]:
+        return self._store.run(lambda tx: lots.listed(tx, self._keys.lots, dataset, after, PAGE))
+
+    def rebuild_arc(self, project: str, version: str, arc: str, states: Mapping[str, str]) -> None:
+        """Show an arc anew: how it stands with each lot; names of other lots and states are removed."""
+        wanted = {layout.arc_key(project, version, arc, lot, state) for lot, state in states.items()}
+        folder = layout.arc_key(project, version, arc, "x", "complete").rpartition("/lot=")[0] + "/"
+        there = {info.key for info in self._objects.list(folder)}
+        for key in sorted(wanted - there):
+            self._objects.put(key, b"")
+        self._objects.delete_many(sorted(there - wanted))
