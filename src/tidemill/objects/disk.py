@@ -129,6 +129,15 @@ class Folders:
         return folder
 
 
+def sync_file(path: Path) -> None:
+    """Return when the body of one file, whoever wrote it, is on the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def sync_folder(folder: Path) -> None:
     """Return when the entries of one folder are on the disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

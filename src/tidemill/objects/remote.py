@@ -78,6 +78,11 @@ class RemoteObjects(Objects):
         return self._where.shown
 
     @property
+    def where(self) -> RemoteUrl:
+        """The parsed URL, secrets included: for who must hand them on, such as Spark."""
+        return self._where
+
+    @property
     def supports_if_match(self) -> bool:
         return self._if_match
 

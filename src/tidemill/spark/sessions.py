@@ -31,8 +31,9 @@ PINNED: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.caseSensitive": "false",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
-"""Settings that change what a query returns; the same wherever a pipeline runs."""
+"""Settings that change what a query returns or how it is stored; the same wherever a pipeline runs."""
 
 _DEFAULTS: Final[Mapping[str, str]] = {
     "spark.ui.showConsoleProgress": "false",
@@ -43,6 +44,8 @@ _LOCAL: Final[Mapping[str, str]] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
+    # Looking at files of this machine takes far less than a job that looks at them.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
 }
 _LOG_SETTINGS = Path(__file__).parent / "log4j2.properties"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"

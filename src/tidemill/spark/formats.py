@@ -1,0 +1,87 @@
+"""Formats: how files that others wrote are to be read. Plain data, so that any process may hold it."""
+
+from enum import StrEnum
+from pathlib import PurePosixPath
+
+import msgspec
+
+from tidemill.errors import BadSource
+
+
+class Format(StrEnum):
+    """What is in a file."""
+
+    JSON = "json"  # one object per line
+    CSV = "csv"
+    PARQUET = "parquet"
+    TEXT = "text"  # one row per line, in one column
+
+
+ENDINGS = {
+    ".json": Format.JSON,
+    ".jsonl": Format.JSON,
+    ".ndjson": Format.JSON,
+    ".csv": Format.CSV,
+    ".tsv": Format.CSV,
+    ".parquet": Format.PARQUET,
+    ".txt": Format.TEXT,
+    ".text": Format.TEXT,
+    ".log": Format.TEXT,
+}
+PACKED = frozenset({".gz", ".bz2", ".zst", ".lz4", ".snappy", ".deflate"})
+"""Endings of packed files that Spark unpacks by itself."""
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """How to read files of one source.
+
+    - header: the first line of a CSV file names its columns, in any order; without it they are in the order
+      of the declaration.
+    - multiline: a CSV record may have line breaks within quotes; a JSON file is one value over many lines.
+    - null: the text that stands for NULL in CSV.
+    - date_format, timestamp_format: as Spark writes them; empty for ISO 8601.
+    """
+
+    format: Format
+    header: bool = True
+    separator: str = ","
+    quote: str = '"'
+    escape: str = "\\"
+    multiline: bool = False
+    null: str = ""
+    date_format: str = ""
+    timestamp_format: str = ""
+
+    def __post_init__(self) -> None:
+        for name, value, longest in (
+            ("separator", self.separator, 8),
+            ("quote", self.quote, 1),
+            ("escape", self.escape, 1),
+        ):
+            if not (name == "quote" or value) or len(value) > longest or "\n" in value or "\r" in value:
+                raise BadSource(
+                    f"{value!r} cannot be the {name} of CSV", hint="one character, not a line break"
+                )
+        if self.separator == self.quote:
+            raise BadSource(f"separator and quote are both {self.quote!r}", hint="give two different ones")
+        if self.multiline and self.format not in (Format.CSV, Format.JSON):
+            raise BadSource(f"{self.format} cannot be multiline", hint="csv and json can")
+
+    @property
+    def by_lines(self) -> bool:
+        """Is every line a record by itself, so that a record has a line number?"""
+        return self.format is not Format.PARQUET and not self.multiline
+
+
+def format_of(name: str) -> Format | None:
+    """The format that a file's name (or a pattern for names) ends with, packed or not."""
+    endings = [ending.lower() for ending in PurePosixPath(name).suffixes]
+    if endings and endings[-1] in PACKED:
+        endings.pop()
+    return ENDINGS.get(endings[-1]) if endings else None
+
+
+def packing_of(name: str) -> str:
+    """The ending that says how a file is packed; empty for none."""
+    ending = PurePosixPath(name).suffix.lower()
+    return ending if ending in PACKED else ""

@@ -1,0 +1,173 @@
+"""Frames and tables as objects of a lot, with exact counts (LOT-7, LOT-17, LOT-24).
+
+A job writes into a folder that is its own, so what lies there when the job has ended is what it wrote. The
+folder is listed once, right then; rows are counted in the write pass (`observe`) and again by the footers of
+the files, and the two must agree. What is returned is durable.
+
+Partition columns become folders, from copies of the columns: the columns themselves stay inside the files, so
+that their types and NULLs are exact and a reader needs nothing but the files. See `partitions`.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidemill import crash
+from tidemill.errors import UsageError, WriteMismatch
+from tidemill.lots.manifest import StoredObject
+from tidemill.objects import Info, Objects
+from tidemill.spark import footers
+from tidemill.spark.partitions import Partitioning
+from tidemill.spark.reading import naming
+from tidemill.spark.storage import Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+TARGET_BYTES: Final = 128 * 1024 * 1024
+_LEAST_ROWS: Final = 10_000  # of a file, however wide its rows are taken to be
+_ROWS: Final = "rows"
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What was written: the objects, in the order of their keys, and their rows."""
+
+    objects: tuple[StoredObject, ...] = ()
+    rows: int = 0
+
+
+def write_frame(
+    df: "DataFrame",
+    storage: Storage,
+    objects: Objects,
+    prefix: str,
+    *,
+    partition_by: Sequence[str] = (),
+    target_bytes: int = TARGET_BYTES,
+) -> Written:
+    """Run a frame and keep its rows as Parquet; no rows make no objects.
+
+    Args:
+        df: what to compute.
+        storage: where, for Spark.
+        objects: the same place, for us.
+        prefix: a folder (it ends in `/`) that nobody has written into yet.
+        partition_by: columns whose values become folders below it.
+        target_bytes: about how large a file should be; small ones come together, large ones are split.
+    """
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as sf
+
+    if not prefix.endswith("/"):
+        raise UsageError(f"not a folder: {prefix!r}", hint="end it with /")
+    partitioning = Partitioning(df, partition_by, prefix)
+    counted = Observation()
+    frame = partitioning.prepare(df).observe(counted, sf.count(sf.lit(1)).alias(_ROWS))
+    writer = (
+        frame.write.mode("errorifexists")
+        .options(**storage.write_options())
+        .option("maxRecordsPerFile", max(_LEAST_ROWS, target_bytes // row_bytes(df.schema)))
+    )
+    if partitioning.copies:
+        writer = writer.partitionBy(*partitioning.copies)
+    crash.point("spark.write.before")
+    try:
+        with naming(storage):
+            writer.parquet(storage.uri(prefix))
+    except Exception as error:
+        if "PATH_ALREADY_EXISTS" in str(error):
+            raise UsageError(
+                f"something was written into {prefix!r} before", hint="each write has a folder of its own"
+            ) from error
+        raise
+    written = _collect(objects, prefix, int(counted.get.get(_ROWS, 0)), partitioning)
+    storage.sync(item.uri for item in written.objects)
+    crash.point("spark.write.after")
+    return written
+
+
+def _collect(objects: Objects, prefix: str, rows: int, partitioning: Partitioning) -> Written:
+    """What a job has left in its folder, checked; files without rows are removed."""
+    found = list(objects.list(prefix))
+    files = [info for info in found if info.key.endswith(".parquet")]
+    counts = footers.count_rows(objects, files)
+    if sum(counts) != rows:
+        raise WriteMismatch(
+            f"{rows} rows were computed for {prefix!r}, and {sum(counts)} are in its {len(files)} files"
+        )
+    kept = [(info, count) for info, count in zip(files, counts, strict=True) if count]
+    listed = {info.key for info, _ in kept}
+    objects.delete_many(info.key for info in found if info.key not in listed)
+    return Written(
+        tuple(
+            stored(info, count, partitioning.values(objects, info, info.key.removeprefix(prefix)))
+            for info, count in kept
+        ),
+        rows,
+    )
+
+
+def stored(info: Info, rows: int, partition: dict[str, str | None] | None = None) -> StoredObject:
+    """An object as a manifest lists it."""
+    return StoredObject(uri=info.key, size=info.size, rows=rows, etag=info.etag, partition=partition or {})
+
+
+def write_table(
+    table: pa.Table, objects: Objects, prefix: str, *, target_bytes: int = TARGET_BYTES
+) -> Written:
+    """Keep the rows of an Arrow table as Parquet that Spark reads, without Spark; no rows make no objects.
+
+    Writing the same table again under the same prefix writes the same bytes.
+
+    Args:
+        table: the rows; its types as `schema.to_arrow` gives them.
+        objects: where.
+        prefix: a folder (it ends in `/`) of its own.
+        target_bytes: about how large a file should be.
+    """
+    if not prefix.endswith("/"):
+        raise UsageError(f"not a folder: {prefix!r}", hint="end it with /")
+    if table.num_rows == 0:
+        return Written()
+    files = max(1, -(-table.nbytes // target_bytes))
+    step = -(-table.num_rows // files)
+    made = []
+    for number, start in enumerate(range(0, table.num_rows, step)):
+        piece = table.slice(start, step)
+        sink = pa.BufferOutputStream()
+        # Arrow's own schema is left out: Spark's reading of the file must not depend on who wrote it.
+        pq.write_table(piece, sink, compression="snappy", store_schema=False, coerce_timestamps="us")
+        crash.point("spark.write_table.before")
+        info = objects.put(f"{prefix}part-{number:05}.parquet", sink.getvalue().to_pybytes())
+        crash.point("spark.write_table.after")
+        made.append(stored(info, piece.num_rows))
+    return Written(tuple(made), table.num_rows)
+
+
+def row_bytes(schema: "DataType") -> int:
+    """About how much a row takes in a file, taken from its types; never less than 1."""
+    from pyspark.sql import types as st
+
+    match schema:
+        case st.StructType():
+            return max(1, sum(row_bytes(field.dataType) for field in schema.fields))
+        case st.ArrayType():
+            return 4 * row_bytes(schema.elementType)
+        case st.MapType():
+            return 4 * (row_bytes(schema.keyType) + row_bytes(schema.valueType))
+        case st.StringType() | st.BinaryType():
+            return 16
+        case st.DecimalType():
+            return 4 if schema.precision <= 9 else 8 if schema.precision <= 18 else 16
+        case st.BooleanType() | st.ByteType() | st.NullType():
+            return 1
+        case st.ShortType() | st.IntegerType() | st.FloatType() | st.DateType():
+            return 4
+        case st.LongType() | st.DoubleType() | st.TimestampType() | st.TimestampNTZType():
+            return 8
+        case _:
+            return 32
