@@ -47,12 +47,18 @@ class Ticket(msgspec.Struct, frozen=True):
 
 def due(tx: Tx, keys: TriggerKeys, limit: int = 100) -> list[Due]:
     """Those whose time has come, longest ago first: one short range of the index."""
+    return due_page(tx, keys, b"", limit)[0]
+
+
+def due_page(tx: Tx, keys: TriggerKeys, after: bytes, limit: int) -> tuple[list[Due], bytes]:
+    """A page of those whose time has come, and where the next one begins; empty at the end."""
     lo, _ = keys.due.all()
+    page = tx.range(after + b"\x00" if after else lo, keys.due[(tx.now() + 1,)], limit=limit, snapshot=True)
     found = []
-    for row in tx.range(lo, keys.due[tx.now() + 1], limit=limit, snapshot=True):
+    for row in page:
         epoch, running = msgspec.msgpack.decode(row.value, type=tuple[int, bool])
         found.append(Due(str(keys.due.unpack(row.key)[1]), epoch, running))
-    return found
+    return found, page[-1].key if len(page) == limit else b""
 
 
 def next_look_at(tx: Tx, keys: TriggerKeys) -> int | None:
@@ -226,7 +232,37 @@ def look(tx: Tx, keys: TriggerKeys, cluster: ClusterKeys, name: str, epoch: int)
         run = msgspec.structs.replace(row.run, look_at=entry.expires_at)
         subscriptions.place(tx, keys, name, row, msgspec.structs.replace(row, run=run))
         return False
-    tally = msgspec.structs.replace(row.tally, epoch=row.tally.epoch + 1)
-    new = Scheduled(tally, subscriptions.earliest(tally, now))
-    subscriptions.enter(tx, keys, name, row, [SubscriptionEdge.LAPSE], new)
+    _lapse(tx, keys, name, row)
     return True
+
+
+def lapse(
+    tx: Tx, keys: TriggerKeys, cluster: ClusterKeys, node: Node, *, after: bytes = b"", limit: int = 100
+) -> tuple[list[str], bytes]:
+    """End the runs that earlier lives of this node left, of a page of those that are scheduled.
+
+    Whoever joins under a node's id has raised its epoch, so those runs can finish nothing any more; without
+    this they would be found when the node's entry would have run out. Returns the names of what was ended and
+    where the next page begins, empty after the last.
+    """
+    nodes.check(tx, cluster, node)
+    lo, hi = keys.due.all()
+    found = tx.range(max(lo, after + b"\x00"), hi, limit=limit, snapshot=True)
+    ended = []
+    for index in found:
+        if not msgspec.msgpack.decode(index.value, type=tuple[int, bool])[1]:
+            continue
+        name = str(keys.due.unpack(index.key)[1])
+        row = subscriptions.read(tx, keys, name)
+        if not isinstance(row, Scheduled) or row.run is None:
+            continue
+        if row.run.node == node.id and row.run.node_epoch < node.epoch:
+            _lapse(tx, keys, name, row)
+            ended.append(name)
+    return ended, found[-1].key if len(found) == limit else b""
+
+
+def _lapse(tx: Tx, keys: TriggerKeys, name: str, row: Scheduled) -> None:
+    tally = msgspec.structs.replace(row.tally, epoch=row.tally.epoch + 1)
+    new = Scheduled(tally, subscriptions.earliest(tally, tx.now()))
+    subscriptions.enter(tx, keys, name, row, [SubscriptionEdge.LAPSE], new)

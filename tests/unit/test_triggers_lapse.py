@@ -1,0 +1,69 @@
+"""A new life of a node ends the runs that its earlier lives left."""
+
+import pytest
+
+from tests.unit.lots_stage import TTL_US, Stage
+from tidemill.cluster import nodes
+from tidemill.cluster.nodes import Node
+from tidemill.errors import LeaseLost
+from tidemill.triggers import runs
+from tidemill.triggers.subscriptions import Scheduled
+
+
+def again(stage: Stage, node: Node) -> Node:
+    return stage.store.run(lambda tx: nodes.join(tx, stage.cluster, node, TTL_US))
+
+
+def lapse(stage: Stage, node: Node, **named: int) -> list[str]:
+    ended, after = stage.run(runs.lapse, stage.triggers, stage.cluster, node, **named)
+    while after:
+        more, after = stage.run(runs.lapse, stage.triggers, stage.cluster, node, after=after, **named)
+        ended += more
+    return ended
+
+
+@pytest.mark.rule("HEAP-7")
+def test_runs_of_an_earlier_life_end_at_once_and_others_go_on() -> None:
+    stage = Stage()
+    orders = stage.dataset()
+    stage.publish(orders)
+    for name in ("mine", "others", "resting"):
+        stage.subscribe(name, orders)
+    me, other = stage.node("runner-0"), stage.node("runner-1")
+    mine, theirs = stage.start(me, "mine"), stage.start(other, "others")
+    assert mine is not None
+    assert theirs is not None
+    new = again(stage, me)
+    assert lapse(stage, new) == ["mine"]
+    assert lapse(stage, new) == []
+    row = stage.row("mine")
+    assert isinstance(row, Scheduled)
+    assert row.run is None
+    with pytest.raises(LeaseLost):
+        stage.finish(mine)
+    second = stage.start(new, "mine")
+    assert second is not None
+    assert second.fence == mine.fence + 1
+    assert lapse(stage, new) == []  # of this life
+    stage.finish(theirs)
+    stage.finish(second)
+
+
+def test_many_runs_lapse_page_by_page() -> None:
+    stage = Stage()
+    orders = stage.dataset()
+    stage.publish(orders)
+    me = stage.node("runner-0")
+    names = [f"s{n}" for n in range(7)]
+    for name in names:
+        stage.subscribe(name, orders)
+        assert stage.start(me, name) is not None
+    assert sorted(lapse(stage, again(stage, me), limit=2)) == names
+
+
+def test_a_life_that_is_over_lapses_nothing() -> None:
+    stage = Stage()
+    old = stage.node("runner-0")
+    again(stage, old)
+    with pytest.raises(LeaseLost):
+        lapse(stage, old)
