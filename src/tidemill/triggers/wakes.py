@@ -16,14 +16,17 @@ import msgspec
 from tidemill.lots import events
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.store import Row, Tx
-from tidemill.triggers import subscriptions
+from tidemill.triggers import subscriptions, templates
 from tidemill.triggers.due import Nothing, Now
 from tidemill.triggers.keys import TriggerKeys
 from tidemill.triggers.states import SubscriptionEdge
 from tidemill.triggers.subscriptions import AnyRow, Scheduled, Waiting
 
 PAGE = 100
-"""Subscribers per transaction, each with at most three writes."""
+"""Subscribers per transaction, each with at most four writes."""
+
+TEMPLATES = b"\x00"
+"""How a cursor begins that is still among the templates; no subscription is called so."""
 
 MARKS = 100
 
@@ -49,11 +52,22 @@ def page_wakes(tx: Tx, keys: TriggerKeys, lots: LotKeys, limit: int = PAGE) -> b
 
 
 def _move_on(tx: Tx, keys: TriggerKeys, lots: LotKeys, cursor: Row, limit: int) -> int:
-    """Wake the next subscribers behind a cursor; how many they were."""
+    """Wake the next subscribers behind a cursor; how many they were.
+
+    Before the first of them come the templates that match the dataset: their children are subscribers.
+    """
     name, version = (str(part) for part in keys.waking.unpack(cursor.key))
+    position = cursor.value
+    if not position or position.startswith(TEMPLATES):
+        after = position.removeprefix(TEMPLATES).decode()
+        last = templates.instantiate_for(tx, keys, lots, DatasetId(name, version), after, limit)
+        if last is not None:
+            tx.set(cursor.key, TEMPLATES + last.encode(), quiet=True)
+            return limit
+        position = b""
     lo, hi = keys.subscriber.under(name, version)
-    if cursor.value:
-        lo = keys.subscriber[name, version, cursor.value.decode()] + b"\x00"
+    if position:
+        lo = keys.subscriber[name, version, position.decode()] + b"\x00"
     page = tx.range(lo, hi, limit=limit)
     names = [str(keys.subscriber.unpack(row.key)[2]) for row in page]
     _wake_page(tx, keys, lots, names)

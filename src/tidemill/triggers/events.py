@@ -1,0 +1,48 @@
+"""What happens to the heap and to subscriptions, for whoever wants to know."""
+
+from tidemill.events import Event
+
+
+class StrangeKey(Event, frozen=True):
+    """Something lies among the items of the heap that is none: it is passed over."""
+
+    key: str
+
+
+class ItemsPushed(Event, frozen=True):
+    """Items that were owed are on the heap; `again`: they were overdue, and may have been lost."""
+
+    count: int
+    again: bool = False
+
+
+class ItemsPruned(Event, frozen=True):
+    """Items that nothing can start any more were removed."""
+
+    count: int
+
+
+class RunLapsed(Event, frozen=True):
+    """The node that ran a subscription is gone."""
+
+    name: str
+    epoch: int
+
+
+class UnreadyCollected(Event, frozen=True):
+    """Subscriptions whose attaching did not come to its end were removed."""
+
+    names: list[str]
+
+
+class SubscribersWoken(Event, frozen=True):
+    """Pages of subscribers and templates were gone through."""
+
+    pages: int
+
+
+class CronMissed(Event, frozen=True):
+    """Nobody was there at some times of a schedule, and its policy leaves them out."""
+
+    name: str
+    left_out: int

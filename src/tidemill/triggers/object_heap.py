@@ -1,0 +1,132 @@
+"""The heap in object storage: one immutable object per item, whose name says everything (HEAP-9, HEAP-19).
+
+    heap/v1/shard=NN/{minute}/{subscription}.{epoch}
+
+A push creates the object unless it is there; nothing is ever rewritten, so that no two tenders can undo each
+other's work, and a delete needs no condition because an epoch that is over stays over. Names sort by time, so
+that what is due is read by listing: one request per 1,000 items and none for their bodies.
+
+With several shards each is listed for itself: more tenders write without disturbing each other, and a peek
+costs at least one request for each of them.
+
+The minutes are store time, nobody's wall clock. What lies here and is no item is passed over, and told.
+"""
+
+import heapq
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+
+from tidemill.errors import ObjectMissing, UsageError
+from tidemill.events import Emit, ignore
+from tidemill.lots.layout import quote, unquoted
+from tidemill.objects import Objects
+from tidemill.triggers.events import StrangeKey
+from tidemill.triggers.heap import MINUTE_US, Heap, Item
+
+ROOT = "heap/v1"
+THREADS = 8  # pushes under way at once: each is a round trip
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FORM = "%Y-%m-%dT%H:%MZ"
+
+
+class ObjectHeap(Heap):
+    """A heap under one root of an object storage.
+
+    Args:
+        objects: where.
+        shards: into how many folders it is divided, by subscription; all runners of a cluster agree on it.
+        emit: told of keys that are no items.
+    """
+
+    def __init__(self, objects: Objects, *, shards: int = 1, emit: Emit = ignore) -> None:
+        if not 1 <= shards <= 100:
+            raise UsageError(f"a heap of {shards} shards", hint="1 to 100")
+        self._objects = objects
+        self._shards = shards
+        self._emit = emit
+        self._told: set[str] = set()
+
+    @property
+    def form(self) -> str:
+        return f"objects, {self._shards} shards"
+
+    def push(self, items: Sequence[Item]) -> None:
+        if len(items) == 1:
+            self._create(items[0])
+        elif items:
+            with ThreadPoolExecutor(min(THREADS, len(items))) as threads:
+                list(threads.map(self._create, items))
+
+    def _create(self, item: Item) -> None:
+        # Whoever pushes an item writes the same bytes: that it is there is all that is asked for.
+        body = f"{item.name} {item.epoch:012d} {item.at}".encode()
+        self._objects.put_if_absent(self.key(item), body, body)
+
+    def listed(self, lo_us: int, hi_us: int) -> Iterator[Item]:
+        lists = [self._shard(shard, lo_us, hi_us) for shard in range(self._shards)]
+        return lists[0] if len(lists) == 1 else heapq.merge(*lists)
+
+    def _shard(self, shard: int, lo_us: int, hi_us: int) -> Iterator[Item]:
+        prefix = f"{ROOT}/shard={shard:02d}/"
+        after = prefix + minute(lo_us) if lo_us > 0 else None
+        for info in self._objects.list(prefix, after=after):
+            item = parse(info.key)
+            if item is None:
+                self._pass_over(info.key)
+            elif item.at >= hi_us:
+                return
+            else:
+                yield item
+
+    def _pass_over(self, key: str) -> None:
+        if key not in self._told and len(self._told) < 1000:
+            self._told.add(key)
+            self._emit(StrangeKey(key=key))
+
+    def has(self, item: Item) -> bool:
+        try:
+            self._objects.head(self.key(item))
+        except ObjectMissing:
+            return False
+        return True
+
+    def remove(self, items: Sequence[Item]) -> None:
+        self._objects.delete_many([self.key(item) for item in items])
+
+    def key(self, item: Item) -> str:
+        """The one name of an item."""
+        shard = zlib.crc32(item.name.encode()) % self._shards
+        return f"{ROOT}/shard={shard:02d}/{minute(item.at)}/{quote(item.name)}.{item.epoch:012d}"
+
+
+def minute(at: int) -> str:
+    """The minute of a time, as keys have it.
+
+    >>> minute(90_000_000)
+    '1970-01-01T00:01Z'
+    """
+    # not strftime: it writes years before 1000 without their zeros on some systems
+    moment = _EPOCH + timedelta(microseconds=at)
+    return f"{moment.year:04d}-{moment:%m-%dT%H:%M}Z"
+
+
+def parse(key: str) -> Item | None:
+    """The item that a key names, at the beginning of its minute; None for what is no item.
+
+    >>> parse("heap/v1/shard=00/1970-01-01T00:01Z/clean.000000000007")
+    Item(at=60000000, name='clean', epoch=7)
+    """
+    parts = key.removeprefix(ROOT + "/").split("/")
+    if len(parts) != 3:
+        return None
+    name, dot, epoch = parts[2].rpartition(".")
+    try:
+        moment = datetime.strptime(parts[1], _FORM).replace(tzinfo=UTC)
+        at = (moment - _EPOCH) // timedelta(microseconds=1)
+        item = Item(at, unquoted(name), int(epoch))
+        exact = f"{minute(at)}/{quote(item.name)}.{item.epoch:012d}" == "/".join(parts[1:])
+    except (ValueError, UnicodeError):
+        return None
+    return item if dot and exact and at % MINUTE_US == 0 else None
