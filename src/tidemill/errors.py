@@ -114,6 +114,7 @@
     │   ├── TypeRefused               a type that cannot be compared, ordered or added up
     │   ├── WeightNegative            rows of which fewer than none would be left
     │   └── WeightOverflow            a weight or a sum beyond what its accumulator holds
+    ├── RunnerDied                    the children of a runner died one after the other
     └── DemoFailed                    the demo did not come to its end
 
     Stop(BaseException)               control flow that user code must not swallow
@@ -751,6 +752,11 @@ class WeightNegative(TraceError):
 class WeightOverflow(TraceError):
     code = "trace-weight-overflow"
     hint = "so many equal rows do not fit 64 bits: add up earlier, or divide the group"
+
+
+class RunnerDied(TidemillError):
+    code = "runner-died"
+    hint = "see what the last of them wrote to standard error; out of memory is the most frequent reason"
 
 
 class DemoFailed(TidemillError):

@@ -1,0 +1,1 @@
+"""Kernels: operators over Arrow tables and traces. No Spark here."""

@@ -1,0 +1,297 @@
+"""Run files near the kernels: memory-mapped files beside the object storage, which stays the truth.
+
+Object storage has runs compressed; here they lie as they are read, and may be larger (DBSP-45). A run whose
+rows are all here is one file, *whole*: one search finds a hash in it. Of a run that is elsewhere, only the
+batches whose fences match are fetched, by ranged reads in one call, and kept a file each.
+
+Files appear under their name by a rename, so that other processes see them whole or not at all, and say
+their own size, so that one that a crash of the machine cut short is fetched again. Nothing is lost when a
+file is removed, even one that is mapped. A disk without room is no error: then rows are read, and not kept.
+
+The folder is for one start of the machine: what was renamed but not yet on the disk when the power went is
+not told apart. Name it after the boot (`/proc/sys/kernel/random/boot_id`).
+"""
+
+import contextlib
+import hashlib
+import os
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tidemill.errors import ObjectMissing, TraceCorrupt, TraceMissing
+from tidemill.objects.port import Objects
+from tidemill.views.trace.layout import Layout
+from tidemill.views.trace.segment import Head, decode_batch, decode_head
+from tidemill.views.trace.version import Entry
+
+_PREFACE = struct.Struct("<8sQQ")  # magic, bytes of the file, bytes of the head
+_MAGIC = b"tm-cache"
+_ALIGN = 64
+_SMALL = 256 * 1024  # segments of fewer bytes are fetched at once
+_WHOLE_BYTES = 512 * 1024**2  # larger ones stay in batches: texts of more than 2 GiB do not fit one
+_OPEN = 4096  # segments that stay mapped
+
+
+@dataclass
+class _Segment:
+    """A segment as far as it is known in this process."""
+
+    head: Head
+    whole: pa.RecordBatch | None = None
+    batches: dict[int, pa.RecordBatch] = field(default_factory=dict)
+
+
+class Cache:
+    """Reads segments of run files, and keeps them in a folder of bounded size.
+
+    Safe to share between threads, and the folder between processes.
+
+    Args:
+        objects: where the run files are.
+        folder: where to keep them; None keeps what this process has read in its memory.
+        limit_bytes: how large the folder may become.
+        unique: what makes names of scratch files differ between writers, e.g. a task's attempt.
+    """
+
+    def __init__(
+        self, objects: Objects, folder: Path | None, *, limit_bytes: int = 16 * 1024**3, unique: str = ""
+    ) -> None:
+        self.objects = objects
+        self.folder = folder
+        self.limit_bytes = limit_bytes
+        self._unique = f"{os.getpid()}-{unique}"
+        self._known: OrderedDict[tuple[str, int], _Segment] = OrderedDict()
+        self._lock = threading.Lock()
+        self._scratch = 0
+        self._unchecked_bytes = limit_bytes  # look at the folder's size before the first write
+        self.fetched_bytes = 0
+
+    # --- reading
+
+    def holding(self, entry: Entry, layout: Layout, hashes: np.ndarray[Any, Any]) -> list[pa.RecordBatch]:
+        """The batches of a segment whose fences enclose one of the hashes, which are sorted."""
+        segment = self._segment(entry, layout)
+        if segment.whole is not None:
+            return [segment.whole] if len(segment.head.holding(hashes)) else []
+        return self._batches(entry, segment, segment.head.holding(hashes))
+
+    def between(self, entry: Entry, layout: Layout, low: int, high: int) -> list[pa.RecordBatch]:
+        """The batches of a segment that may hold hashes from low to high."""
+        segment = self._segment(entry, layout)
+        if segment.whole is not None:
+            return [segment.whole]
+        return self._batches(entry, segment, segment.head.between(low, high))
+
+    def head(self, entry: Entry, layout: Layout) -> Head:
+        return self._segment(entry, layout).head
+
+    def fill(self, entries: Iterable[Entry], layout: Layout) -> None:
+        """Bring segments here whole; a runner does so in the background."""
+        for entry in entries:
+            segment = self._segment(entry, layout)
+            if segment.whole is None and entry.length <= _WHOLE_BYTES:
+                every = np.arange(len(segment.head.batches))
+                table = pa.Table.from_batches(self._batches(entry, segment, every), segment.head.schema)
+                self._keep_whole(entry, segment, table)
+
+    def keep(self, entry: Entry, head_body: bytes, layout: Layout, table: pa.Table) -> None:
+        """Keep a segment that was just written, so that nobody has to fetch it on this machine."""
+        segment = _Segment(decode_head(head_body, layout, _where(entry)))
+        if table.nbytes <= _WHOLE_BYTES:
+            self._keep_whole(entry, segment, table, head_body)
+        else:
+            for number, batch in enumerate(
+                table.to_batches(max_chunksize=int(segment.head.batches["rows"][0]))
+            ):
+                segment.batches[number] = self._keep_batch(entry, number, batch)
+            self._keep_head(entry, head_body)
+        self._remember(entry, segment)
+
+    # --- finding
+
+    def _segment(self, entry: Entry, layout: Layout) -> _Segment:
+        key = (entry.file, entry.offset)
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None:
+                self._known.move_to_end(key)
+                return known
+        segment = self._kept_whole(entry, layout) or self._fetched(entry, layout)
+        self._remember(entry, segment)
+        return segment
+
+    def _remember(self, entry: Entry, segment: _Segment) -> None:
+        with self._lock:
+            self._known[entry.file, entry.offset] = segment
+            while len(self._known) > _OPEN:
+                self._known.popitem(last=False)
+
+    def _kept_whole(self, entry: Entry, layout: Layout) -> _Segment | None:
+        body = self._mapped(entry, "whole")
+        if body is None:
+            return None
+        head_bytes = _PREFACE.unpack_from(body)[2]
+        head = decode_head(
+            body[_PREFACE.size : _PREFACE.size + head_bytes].to_pybytes(), layout, _where(entry)
+        )
+        plain = body.slice(_aligned(_PREFACE.size + head_bytes))
+        return _Segment(head, pa.ipc.read_record_batch(plain, head.schema))
+
+    def _fetched(self, entry: Entry, layout: Layout) -> _Segment:
+        kept = self._mapped(entry, "head")
+        if kept is not None:
+            return _Segment(decode_head(kept.slice(_PREFACE.size).to_pybytes(), layout, _where(entry)))
+        small = entry.length <= _SMALL
+        (body,) = self._fetch(entry, [(0, entry.length if small else entry.head)])
+        segment = _Segment(decode_head(body[: entry.head], layout, _where(entry)))
+        if small:
+            found = segment.head.batches
+            for number in range(len(found)):
+                at, size = int(found["at"][number]), int(found["size"][number])
+                segment.batches[number] = decode_batch(
+                    body[at : at + size], segment.head, number, _where(entry)
+                )
+            ordered = [segment.batches[number] for number in range(len(found))]
+            table = pa.Table.from_batches(ordered, segment.head.schema)
+            self._keep_whole(entry, segment, table, body[: entry.head])
+        else:
+            self._keep_head(entry, body)
+        return segment
+
+    def _batches(self, entry: Entry, segment: _Segment, numbers: Sequence[int] | Any) -> list[pa.RecordBatch]:
+        wanted = [int(number) for number in numbers]
+        for number in wanted:
+            if number not in segment.batches:
+                kept = self._mapped(entry, f"{number}")
+                if kept is not None:
+                    plain = kept.slice(_aligned(_PREFACE.size))
+                    segment.batches[number] = pa.ipc.read_record_batch(plain, segment.head.schema)
+        missing = [number for number in wanted if number not in segment.batches]
+        if missing:
+            found = segment.head.batches
+            spans = [(int(found["at"][number]), int(found["size"][number])) for number in missing]
+            for number, body in zip(missing, self._fetch(entry, spans), strict=True):
+                batch = decode_batch(body, segment.head, number, _where(entry))
+                segment.batches[number] = self._keep_batch(entry, number, batch)
+        return [segment.batches[number] for number in wanted]
+
+    def _fetch(self, entry: Entry, spans: list[tuple[int, int]]) -> list[bytes]:
+        try:
+            bodies = self.objects.get_ranges(entry.file, [(entry.offset + at, size) for at, size in spans])
+        except ObjectMissing as error:
+            raise TraceMissing(
+                f"run file {entry.file!r} is listed, but it is not in {self.objects.url}"
+            ) from error
+        for (_, size), body in zip(spans, bodies, strict=True):
+            if len(body) != size:
+                raise TraceCorrupt(f"{_where(entry)} is cut short: {len(body)} bytes instead of {size}")
+        self.fetched_bytes += sum(size for _, size in spans)
+        return bodies
+
+    # --- keeping
+
+    def _keep_whole(
+        self, entry: Entry, segment: _Segment, table: pa.Table, head_body: bytes | None = None
+    ) -> None:
+        if head_body is None:
+            (head_body,) = self._fetch(entry, [(0, entry.head)])
+        (batch,) = table.combine_chunks().to_batches()
+        segment.whole = batch
+        segment.batches.clear()
+        if self._write(entry, "whole", head_body, batch.serialize()):
+            body = self._mapped(entry, "whole")
+            if body is not None:  # the mapped one instead: memory that others share, and the kernel may drop
+                plain = body.slice(_aligned(_PREFACE.size + len(head_body)))
+                segment.whole = pa.ipc.read_record_batch(plain, segment.head.schema)
+
+    def _keep_head(self, entry: Entry, head_body: bytes) -> None:
+        self._write(entry, "head", head_body, None)
+
+    def _keep_batch(self, entry: Entry, number: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self._write(entry, f"{number}", b"", batch.serialize()):
+            body = self._mapped(entry, f"{number}")
+            if body is not None:
+                return pa.ipc.read_record_batch(body.slice(_aligned(_PREFACE.size)), batch.schema)
+        return batch
+
+    def _write(self, entry: Entry, part: str, head: bytes, plain: pa.Buffer | None) -> bool:
+        """Keep a file; False when there is no folder or no room."""
+        if self.folder is None:
+            return False
+        start = _aligned(_PREFACE.size + len(head)) if plain is not None else _PREFACE.size + len(head)
+        size = start + (plain.size if plain is not None else 0)
+        self._make_room(size)
+        with self._lock:
+            self._scratch += 1
+            scratch = self.folder / f".{self._unique}-{self._scratch}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with scratch.open("wb") as file:
+                file.write(_PREFACE.pack(_MAGIC, size, len(head)))
+                file.write(head)
+                if plain is not None:
+                    file.write(b"\0" * (start - _PREFACE.size - len(head)))
+                    file.write(memoryview(plain))
+            scratch.replace(self._path(entry, part))
+        except OSError:  # no room, or a folder that is not ours: object storage has it all
+            with contextlib.suppress(OSError):
+                scratch.unlink()
+            return False
+        return True
+
+    def _mapped(self, entry: Entry, part: str) -> pa.Buffer | None:
+        """A kept file, mapped; None unless it is there and whole."""
+        if self.folder is None:
+            return None
+        path = self._path(entry, part)
+        try:
+            with pa.memory_map(str(path)) as source:
+                body = source.read_buffer()
+            os.utime(path)  # used now: the least used go first
+        except (OSError, pa.ArrowInvalid):
+            return None
+        if body.size < _PREFACE.size:
+            return None
+        magic, size, _ = _PREFACE.unpack_from(body)
+        return body if magic == _MAGIC and size == body.size else None
+
+    def _path(self, entry: Entry, part: str) -> Path:
+        assert self.folder is not None
+        name = hashlib.blake2b(f"{self.objects.url}\0{entry.file}".encode(), digest_size=12).hexdigest()
+        return self.folder / f"{name}-{entry.offset:x}.{part}"
+
+    def _make_room(self, size: int) -> None:
+        """Remove what was not used for longest, each time a sixteenth of the limit was written."""
+        self._unchecked_bytes += size
+        if self.folder is None or self._unchecked_bytes < self.limit_bytes // 16:
+            return
+        self._unchecked_bytes = 0
+        found: list[tuple[int, int, Path]] = []
+        with contextlib.suppress(FileNotFoundError):
+            for path in self.folder.iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    facts = path.stat()
+                    found.append((facts.st_mtime_ns, facts.st_size, path))
+        total = sum(each[1] for each in found)
+        for _, bytes_of_it, path in sorted(found, key=lambda each: each[0]):
+            if total + size <= self.limit_bytes * 15 // 16:
+                break
+            with contextlib.suppress(OSError):
+                path.unlink()
+            total -= bytes_of_it
+
+
+def _aligned(size: int) -> int:
+    return (size + _ALIGN - 1) // _ALIGN * _ALIGN
+
+
+def _where(entry: Entry) -> str:
+    return f"run file {entry.file!r} at byte {entry.offset}"

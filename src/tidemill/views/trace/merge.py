@@ -1,0 +1,101 @@
+"""Which runs to merge in a step, and how much of them: never more rows than the step's budget.
+
+For a piece of hash space, the runs that cover it are a stack. A stack of fewer than `FAN` runs is left alone.
+Of a higher one, runs are taken from the thinnest on, as long as the next is at most `RATIO` times as thick as
+all those together: so each row is rewritten once per level, and levels grow by a factor. What does not fit
+the budget is merged in part: the first grains only, and the rest in later steps (DBSP-47). Since rows add up
+in any order, it does not matter which pieces are merged when.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from tidemill.views.trace.version import Entry
+
+FAN = 8
+RATIO = 4
+FLOOR_ROWS = 65_536
+CEILING_ROWS = 1_048_576
+
+
+class Piece(NamedTuple):
+    """Merge these entries for the grains `low` to `high`."""
+
+    low: int
+    high: int
+    entries: tuple[Entry, ...]
+
+
+def budget(delta_rows: int, state_rows: int) -> int:
+    """The rows that merges may rewrite in a step.
+
+    At least so many that merges keep up with steps of this size; beyond that a 256th of the state, so that
+    the pieces of a large trace stay few, up to a limit that bounds the step.
+    """
+    return max(FLOOR_ROWS, 6 * delta_rows, min(CEILING_ROWS, state_rows // 256))
+
+
+def plan(entries: Sequence[Entry], budget_rows: int) -> list[Piece]:
+    """The pieces to merge, the highest stacks first; by the entries alone, as every replay does."""
+    found: list[tuple[int, Piece]] = []
+    for low, high, stack in _stacks(entries):
+        chosen = _thin(stack)
+        if not chosen:
+            continue
+        last = found[-1] if found else None
+        if last is not None and last[1].high == low - 1 and set(last[1].entries) == set(chosen):
+            found[-1] = (max(last[0], len(stack)), Piece(last[1].low, high, last[1].entries))
+        else:
+            found.append((len(stack), Piece(low, high, chosen)))
+    pieces: list[Piece] = []
+    for _, piece in sorted(found, key=lambda each: (-each[0], each[1].low)):
+        width = piece.high - piece.low + 1
+        thickness = sum(_thickness(entry) for entry in piece.entries)
+        affordable = int(budget_rows / thickness) if thickness else width
+        if affordable < 1:
+            continue
+        fitting = piece._replace(high=min(piece.high, piece.low + affordable - 1))
+        pieces.append(fitting)
+        budget_rows -= int(thickness * (fitting.high - fitting.low + 1))
+        if budget_rows <= 0 or fitting != piece:
+            break
+    return pieces
+
+
+def fit(piece: Piece, budget_rows: int, count: Callable[[Entry, int, int], int]) -> Piece:
+    """The piece, made narrower while a count of its rows says that hashes are not spread evenly."""
+    while piece.high > piece.low:
+        rows = sum(count(entry, piece.low, piece.high) for entry in piece.entries)
+        if rows <= 2 * budget_rows:
+            break
+        piece = piece._replace(high=piece.low + (piece.high - piece.low) // 2)
+    return piece
+
+
+def _thickness(entry: Entry) -> float:
+    return entry.rows / (entry.high - entry.low + 1)
+
+
+def _stacks(entries: Sequence[Entry]) -> list[tuple[int, int, list[Entry]]]:
+    """Hash space in pieces, with the entries that cover each; pieces that nothing covers are left out."""
+    cuts = sorted({entry.low for entry in entries} | {entry.high + 1 for entry in entries})
+    stacks: list[tuple[int, int, list[Entry]]] = []
+    for low, after in pairwise(cuts):
+        covering = [entry for entry in entries if entry.low <= low and entry.high >= after - 1]
+        if covering:
+            stacks.append((low, after - 1, covering))
+    return stacks
+
+
+def _thin(stack: list[Entry]) -> tuple[Entry, ...]:
+    """The runs of a stack that are worth merging now; none if it is low, or its levels lie far apart."""
+    if len(stack) < FAN:
+        return ()
+    ordered = sorted(stack, key=lambda entry: (_thickness(entry), entry))
+    together = _thickness(ordered[0])
+    take = 1
+    while take < len(ordered) and _thickness(ordered[take]) <= RATIO * together:
+        together += _thickness(ordered[take])
+        take += 1
+    return tuple(ordered[:take]) if take > 1 else ()

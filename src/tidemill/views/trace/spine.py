@@ -1,0 +1,185 @@
+"""A trace in one range at one version: look up hashes, read it through, and write what changed.
+
+Nothing here changes a run that exists. `extend` adds the step's rows to a bundle, and merges within a budget
+into the same bundle; both become part of the trace when a version lists them.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from tidemill.views.trace.bundle import Bundle
+from tidemill.views.trace.cache import Cache
+from tidemill.views.trace.consolidate import consolidate
+from tidemill.views.trace.layout import HASH, Layout
+from tidemill.views.trace.merge import Piece, budget, fit, plan
+from tidemill.views.trace.slices import ALL, Hashes, Range, hash_bounds
+from tidemill.views.trace.version import Added, Cut, Entry, Merged, Version
+
+_CHUNK_ROWS = 65_536  # rows gathered at once: buffers of this size stay in the processor's cache
+
+
+class Kept(NamedTuple):
+    """What a step adds to a trace in one range: for the version's `apply`."""
+
+    added: tuple[Added, ...]
+    merged: tuple[Merged, ...]
+
+
+class Spine:
+    """The runs of a trace in a range.
+
+    Args:
+        name: the trace's id.
+        layout: its columns.
+        entries: its pieces in this range.
+        cache: reads them.
+        within: the range.
+    """
+
+    def __init__(
+        self, name: str, layout: Layout, entries: Sequence[Entry], cache: Cache, within: Range = ALL
+    ) -> None:
+        self.name = name
+        self.layout = layout
+        self.entries = tuple(entries)
+        self.within = within
+        self._cache = cache
+
+    @classmethod
+    def of(cls, version: Version, name: str, layout: Layout, cache: Cache, within: Range, at: int) -> "Spine":
+        """The trace in a version; `TraceStale` unless it is current to step `at`."""
+        return cls(name, layout, version.entries(name, within, at), cache, within)
+
+    @property
+    def rows(self) -> int:
+        """About how many rows its runs have together."""
+        return sum(entry.rows for entry in self.entries)
+
+    # --- reading
+
+    def lookup(self, hashes: Hashes, columns: Sequence[str] | None = None) -> pa.Table:
+        """All rows with these hashes, of all runs, not added up; the cost follows the rows found.
+
+        Args:
+            hashes: sorted, each once.
+            columns: what to read beside hash, key and sums; None is everything.
+        """
+        names = self.layout.select(columns)
+        found: list[pa.RecordBatch] = []
+        for entry in self.entries:
+            low, high = hash_bounds(entry.low, entry.high)
+            wanted = hashes[np.searchsorted(hashes, low) : np.searchsorted(hashes, high, "right")]
+            if len(wanted):
+                for batch in self._cache.holding(entry, self.layout, wanted):
+                    found.extend(_gather(batch, wanted, names))
+        return pa.Table.from_batches(found, pa.schema([self.layout.schema.field(name) for name in names]))
+
+    def consolidated(self, hashes: Hashes) -> pa.Table:
+        """All rows with these hashes, added up."""
+        return consolidate(self.lookup(hashes), self.layout)
+
+    def scan(self, rows: int = 4 * _CHUNK_ROWS) -> Iterator[pa.Table]:
+        """The whole trace, added up, about `rows` rows of its runs at a time, in order of the hash."""
+        low, last = self.within.grains
+        while low <= last:
+            thickness = self.rows / (last - self.within.grains[0] + 1)
+            width = max(1, int(rows / thickness)) if thickness else last - low + 1
+            piece = fit(Piece(low, min(last, low + width - 1), self.entries), rows, self._count)
+            table = consolidate(self._read(piece), self.layout)
+            if table.num_rows:
+                yield table
+            low = piece.high + 1
+
+    # --- writing
+
+    def extend(self, delta: pa.Table, bundle: Bundle, budget_rows: int | None = None) -> Kept:
+        """Add the rows of a step, and merge some runs; both are in the bundle, and count once it is listed.
+
+        Args:
+            delta: rows of this range, with the columns of the layout.
+            bundle: the task's.
+            budget_rows: how many rows merges may rewrite; None goes by the sizes of the step and the trace.
+        """
+        fresh = consolidate(delta, self.layout)
+        entry = bundle.add(self.layout, fresh, *self.within.grains)
+        if budget_rows is None:
+            budget_rows = budget(fresh.num_rows, self.rows)
+        added = (Added(self.name, entry),) if entry is not None else ()
+        return Kept(added, tuple(self.merges(bundle, budget_rows)))
+
+    def merges(self, bundle: Bundle, budget_rows: int) -> Iterator[Merged]:
+        """Merge what is due within the budget."""
+        for planned in plan(self.entries, budget_rows):
+            piece = fit(planned, budget_rows, self._count)
+            cuts = tuple(
+                Cut(entry.file, entry.offset, max(entry.low, piece.low), min(entry.high, piece.high))
+                for entry in piece.entries
+            )
+            table = consolidate(self._read(piece), self.layout)
+            yield Merged(self.name, cuts, bundle.add(self.layout, table, piece.low, piece.high))
+
+    def _read(self, piece: Piece) -> pa.Table:
+        found: list[pa.RecordBatch] = []
+        for entry in piece.entries:
+            part = entry.within(piece.low, piece.high)
+            if part is None:
+                continue
+            low, high = hash_bounds(part.low, part.high)
+            for batch in self._cache.between(entry, self.layout, low, high):
+                hashes = batch.column(HASH).to_numpy()
+                begin, end = np.searchsorted(hashes, low), np.searchsorted(hashes, high, "right")
+                if end > begin:
+                    found.append(batch.slice(begin, end - begin))
+        return pa.Table.from_batches(found, self.layout.schema)
+
+    def _count(self, entry: Entry, low: int, high: int) -> int:
+        part = entry.within(low, high)
+        return (
+            0
+            if part is None
+            else self._cache.head(entry, self.layout).count(*hash_bounds(part.low, part.high))
+        )
+
+
+def _gather(batch: pa.RecordBatch, wanted: Hashes, names: list[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of a sorted batch that have one of the hashes."""
+    hashes = batch.column(HASH).to_numpy()
+    wanted = wanted[np.searchsorted(wanted, hashes[0]) : np.searchsorted(wanted, hashes[-1], "right")]
+    if len(wanted) == 0:
+        return
+    if len(wanted) * 8 >= len(hashes):  # about as many as there are: walk along both
+        at = np.searchsorted(wanted, hashes)
+        rows = np.flatnonzero(wanted[np.minimum(at, len(wanted) - 1)] == hashes)
+        counted = len(rows)
+        pieces = [rows[begin : begin + _CHUNK_ROWS] for begin in range(0, counted, _CHUNK_ROWS)]
+    else:
+        begin = np.searchsorted(hashes, wanted)
+        hit = hashes[np.minimum(begin, len(hashes) - 1)] == wanted
+        begin, wanted = begin[hit], wanted[hit]
+        pieces = _chunks(begin, np.searchsorted(hashes, wanted, "right"))
+    chosen = batch.select(names)
+    for rows in pieces:
+        if len(rows):
+            yield chosen.take(pa.array(rows))
+
+
+def _chunks(begin: Hashes, end: Hashes) -> list[Hashes]:
+    """The numbers begin[i] to end[i] one behind the other, in arrays of about `_CHUNK_ROWS`."""
+    counts = end - begin
+    total = np.cumsum(counts)
+    if len(counts) == 0:
+        return []
+    cuts = np.searchsorted(total, np.arange(_CHUNK_ROWS, int(total[-1]), _CHUNK_ROWS), "right")
+    bounds = [0, *np.unique(cuts[cuts > 0]).tolist(), len(counts)]
+    return [expand(begin[a:b], end[a:b]) for a, b in pairwise(bounds) if b > a]
+
+
+def expand(begin: Hashes, end: Hashes) -> Hashes:
+    """The numbers begin[0] to end[0] - 1, then begin[1] to end[1] - 1, and so on."""
+    counts = end - begin
+    shift = np.repeat(begin - (np.cumsum(counts) - counts), counts)
+    return shift + np.arange(len(shift))

@@ -1,0 +1,352 @@
+"""What makes two values the same, over every Arrow type that Spark produces.
+
+`code` turns a column into *words*: arrays of uint64 such that two rows hold the same value exactly when all
+their words are equal. Nothing is decided by a hash: texts get the number of their value in a dictionary,
+nested values the number of the sequence of numbers of their elements. Words are only comparable within one
+call, so what shall be compared is put behind each other first. Beside the words goes a `mix`, a hash of the
+content that does not depend on what else was in the call: sorting by it puts equal rows together and gives
+the same order on every replay. It may collide, and `grouped` finds out when it does.
+
+NULL is the same as NULL, and NaN as NaN. 0.0 and -0.0 are the same for Spark's keys (`zeros="equal"`), but
+not where rows are stored (`zeros="differ"`): bits that a user could see are never merged away. The order of
+a map's entries does not count.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from tidemill.errors import TypeRefused
+
+U64 = np.ndarray[Any, np.dtype[np.uint64]]
+I64 = np.ndarray[Any, np.dtype[np.int64]]
+Zeros = Literal["equal", "differ"]
+
+_K1 = np.uint64(0x9E3779B97F4A7C15)
+_K2 = np.uint64(0xBF58476D1CE4E5B9)
+_NULL = np.uint64(0x6C62272E07BB0142)
+_SEED = np.uint64(0xD6E8FEB86659FD93)
+_LONG = 64  # bytes of a text from which on hashlib is faster than a loop over words of all texts
+
+
+class Coded(NamedTuple):
+    """Words and mix of one or several columns; see above."""
+
+    words: list[U64]
+    mix: U64
+
+    def take(self, rows: I64) -> "Coded":
+        return Coded([word[rows] for word in self.words], self.mix[rows])
+
+
+def code(array: pa.Array, zeros: Zeros = "equal") -> Coded:
+    """Words and mix of one column."""
+    coded = _values(array, zeros)
+    if array.null_count == 0 or pat.is_null(array.type):
+        return coded
+    valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
+    words = [np.where(valid, word, np.uint64(0)) for word in coded.words]
+    return Coded([*words, valid.astype(np.uint64)], np.where(valid, coded.mix, _NULL))
+
+
+def code_rows(columns: Sequence[pa.Array], rows: int, zeros: Zeros = "equal") -> Coded:
+    """Words and mix of rows of several columns; with no columns all rows are the same."""
+    coded = [code(column, zeros) for column in columns]
+    mix = reduce(_mix2, (each.mix for each in coded), np.full(rows, _SEED))
+    return Coded([word for each in coded for word in each.words], mix)
+
+
+def grouped(coded: Coded, first: I64 | None = None) -> tuple[I64, I64]:
+    """An order that puts equal rows together, and where in it each group begins.
+
+    The order is by `first`, then by mix. Rows count as equal when `first` and all words are: where the mix of
+    different rows collides, rows are sorted by the words themselves.
+    """
+    count = len(coded.mix)
+    if count == 0:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    for attempt in (_packed, _by_mix, _by_words):
+        order, sorted_by = attempt(coded, first)
+        fresh = np.ones(count, bool)
+        fresh[1:] = sorted_by
+        inner = _changes(coded.words, order)
+        if not np.any(inner & ~fresh[1:]):
+            break  # else different rows were taken for neighbours: sort by more
+    return order, np.flatnonzero(fresh)
+
+
+def same(left: Sequence[pa.Array], right: Sequence[pa.Array], zeros: Zeros = "equal") -> Any:
+    """For each row whether all columns hold the same on both sides; a numpy array of bool."""
+    verdict: Any = None
+    for one, other in zip(left, right, strict=True):
+        if one.type != other.type:
+            raise TypeRefused(
+                f"cannot compare {one.type} with {other.type}", hint="cast both to their common type"
+            )
+        agree = _leaf_same(one, other) if _is_plain(one.type) else _coded_same(one, other, zeros)
+        verdict = agree if verdict is None else verdict & agree
+    if verdict is None:
+        raise TypeRefused("nothing to compare: no columns", hint="rows without columns are all the same")
+    return verdict
+
+
+def class_ids(coded: Coded) -> U64:
+    """A number for each row, the same for the same value."""
+    if len(coded.words) == 1:
+        return coded.words[0]
+    order, starts = grouped(coded)
+    ids = np.empty(len(coded.mix), np.uint64)
+    ids[order] = np.repeat(np.arange(len(starts), dtype=np.uint64), np.diff(np.append(starts, len(order))))
+    return ids
+
+
+# --- sorting
+
+
+def _packed(coded: Coded, first: I64 | None) -> tuple[I64, Any]:
+    """By one number: which `first`, then the upper half of the mix."""
+    if first is None:
+        return _by_mix(coded, first)
+    order = np.argsort(first, kind="stable")  # runs that are put together are sorted pieces: fast
+    change = _changes([first], order)
+    if change.all():
+        return order, change
+    group = np.zeros(len(order), np.uint64)
+    np.cumsum(change, out=group[1:])
+    packed = (group << np.uint64(32)) | (coded.mix[order] >> np.uint64(32))
+    within = np.argsort(packed, kind="stable")
+    return order[within], _changes([packed], within)
+
+
+def _by_mix(coded: Coded, first: I64 | None) -> tuple[I64, Any]:
+    order = np.argsort(coded.mix, kind="stable") if first is None else np.lexsort((coded.mix, first))
+    return order, _changes([coded.mix] if first is None else [first, coded.mix], order)
+
+
+def _by_words(coded: Coded, first: I64 | None) -> tuple[I64, Any]:
+    keys = [coded.mix] if first is None else [first, coded.mix]
+    order = np.lexsort([*reversed(coded.words), *reversed(keys)])
+    return order, _changes([*keys, *coded.words], order)
+
+
+def _changes(words: Sequence[Any], order: I64) -> Any:
+    """Where a row differs from the one before it."""
+    change = np.zeros(len(order) - 1, bool)
+    for word in words:
+        sorted_word = word[order]
+        change |= sorted_word[1:] != sorted_word[:-1]
+    return change
+
+
+# --- one column
+
+
+def _values(array: pa.Array, zeros: Zeros) -> Coded:
+    """Words and mix as if nothing were NULL; what stands in a NULL's place is overwritten by `code`."""
+    kind = array.type
+    if pat.is_null(kind):
+        return Coded([], np.full(len(array), _NULL))
+    for known, handle in _KINDS:
+        if known(kind):
+            return handle(array, zeros)
+    raise TypeRefused(f"no comparison for values of type {kind}", hint="leave the column out, or cast it")
+
+
+def _single(word: U64) -> Coded:
+    return Coded([word], _scramble(word))
+
+
+def _bools(array: pa.Array, _zeros: Zeros) -> Coded:
+    return _single(pc.fill_null(array, fill_value=False).cast(pa.uint8()).to_numpy().astype(np.uint64))
+
+
+def _floats(array: pa.Array, zeros: Zeros) -> Coded:
+    width = array.type.bit_width
+    values = _buffer(array, np.dtype(f"<f{width // 8}"))
+    if zeros == "equal":
+        values = values + values.dtype.type(0)  # -0.0 + 0.0 is 0.0, and nothing else changes
+    bits = values.view(f"<u{width // 8}").astype(np.uint64)
+    bits[np.isnan(values)] = np.uint64(2**64 - 1)
+    return _single(bits)
+
+
+def _narrow(array: pa.Array, _zeros: Zeros) -> Coded:
+    values = _buffer(array, np.dtype(f"<i{array.type.bit_width // 8}"))
+    return _single(values.astype(np.int64).view(np.uint64))
+
+
+def _wide(array: pa.Array, _zeros: Zeros) -> Coded:
+    parts = array.type.bit_width // 64
+    limbs = _buffer(array, np.dtype((np.uint64, (parts,))))
+    words = [np.ascontiguousarray(limbs[:, part]) for part in range(parts)]
+    return Coded(words, reduce(_mix2, words, np.full(len(array), _SEED)))
+
+
+def _texts(array: pa.Array, _zeros: Zeros) -> Coded:
+    kind = array.type
+    if pat.is_fixed_size_binary(kind) or pat.is_binary_view(kind):
+        array = array.cast(pa.large_binary())
+    elif pat.is_string_view(kind):
+        array = array.cast(pa.large_string())
+    encoded = array.dictionary_encode()
+    ids = pc.fill_null(encoded.indices, pa.scalar(0, encoded.indices.type)).to_numpy().astype(np.int64)
+    mixes = _text_mix(encoded.dictionary)
+    return Coded([ids.view(np.uint64)], mixes[ids] if len(mixes) else np.full(len(ids), _NULL))
+
+
+def _structs(array: pa.Array, zeros: Zeros) -> Coded:
+    fields = [array.field(n) for n in range(array.type.num_fields)]
+    return code_rows(fields, len(array), zeros)
+
+
+def _lists(array: pa.Array, zeros: Zeros) -> Coded:
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy().astype(np.int64)
+    elements = code(array.flatten(), zeros)
+    ends = np.cumsum(lengths)
+    place = np.arange(len(elements.mix)) - np.repeat(ends - lengths, lengths)
+    mix = _sums(_mix2(elements.mix, place.astype(np.uint64)), ends)
+    return Coded([_sequences(class_ids(elements)[:, None], ends)], _mix2(mix, lengths.view(np.uint64)))
+
+
+def _maps(array: pa.Array, zeros: Zeros) -> Coded:
+    """As lists of entries that are sorted by the number of their key."""
+    entries = array.cast(
+        pa.list_(pa.struct([pa.field("k", array.type.key_type), pa.field("v", array.type.item_type)]))
+    )
+    lengths = pc.fill_null(pc.list_value_length(entries), 0).to_numpy().astype(np.int64)
+    flat = entries.flatten()
+    keys, items = code(flat.field(0), zeros), code(flat.field(1), zeros)
+    ends = np.cumsum(lengths)
+    row = np.repeat(np.arange(len(array)), lengths)
+    pairs = np.stack([class_ids(keys), class_ids(items)], axis=1)
+    order = np.lexsort((pairs[:, 0], row))
+    mix = _sums(_mix2(keys.mix, items.mix), ends)
+    return Coded([_sequences(pairs[order], ends)], _mix2(mix, lengths.view(np.uint64)))
+
+
+def _decoded(array: pa.Array, zeros: Zeros) -> Coded:
+    return code(array.dictionary_decode(), zeros)
+
+
+def _stored(array: pa.Array, zeros: Zeros) -> Coded:
+    return code(array.storage, zeros)
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether Arrow's own comparison is exact for the type: no NaN, no zeros with a sign, nothing nested."""
+    return any(test(kind) for test in (pat.is_boolean, pat.is_integer, pat.is_decimal, _is_time, _is_text))
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pat.is_temporal(kind)) and not pat.is_interval(kind)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    tests = (pat.is_string, pat.is_large_string, pat.is_binary, pat.is_large_binary, pat.is_fixed_size_binary)
+    return any(test(kind) for test in (*tests, pat.is_string_view, pat.is_binary_view))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind))
+
+
+_Handler = Callable[[pa.Array, Zeros], Coded]
+_KINDS: tuple[tuple[Callable[[pa.DataType], bool], _Handler], ...] = (
+    (pat.is_boolean, _bools),
+    (pat.is_floating, _floats),
+    (lambda kind: bool(pat.is_decimal(kind) or pat.is_interval(kind)) and kind.bit_width > 64, _wide),
+    (lambda kind: bool(pat.is_integer(kind) or pat.is_temporal(kind) or pat.is_decimal(kind)), _narrow),
+    (_is_text, _texts),
+    (pat.is_struct, _structs),
+    (pat.is_map, _maps),
+    (_is_list, _lists),
+    (pat.is_dictionary, _decoded),
+    (lambda kind: isinstance(kind, pa.BaseExtensionType), _stored),
+)
+
+
+# --- the smallest pieces
+
+
+def _leaf_same(one: pa.Array, other: pa.Array) -> Any:
+    equal = pc.equal(one, other)
+    if equal.null_count == 0:
+        return equal.to_numpy(zero_copy_only=False)
+    both = pc.and_(pc.is_null(one), pc.is_null(other))
+    return pc.if_else(pc.is_valid(equal), equal, both).to_numpy(zero_copy_only=False)
+
+
+def _coded_same(one: pa.Array, other: pa.Array, zeros: Zeros) -> Any:
+    coded = code(pa.concat_arrays([one, other]), zeros)
+    half = len(one)
+    return reduce(np.logical_and, (word[:half] == word[half:] for word in coded.words), np.ones(half, bool))
+
+
+def _buffer(array: pa.Array, dtype: np.dtype[Any]) -> Any:
+    """The values of a fixed-width array, NULLs as whatever is there; never written to."""
+    data = array.buffers()[1]
+    if data is None:  # no rows, or all of them NULL
+        return np.zeros(len(array), dtype)
+    return np.frombuffer(data, dtype, count=len(array), offset=array.offset * dtype.itemsize)
+
+
+def _sequences(ids: U64, ends: I64) -> U64:
+    """The number of each row's sequence of ids, by way of a dictionary of their bytes."""
+    width = ids.shape[1] * 8
+    offsets = np.concatenate([np.zeros(1, np.int64), ends * width])
+    packed = np.ascontiguousarray(ids)
+    array = pa.Array.from_buffers(
+        pa.large_binary(), len(ends), [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(packed.tobytes())]
+    )
+    numbers: U64 = array.dictionary_encode().indices.to_numpy().astype(np.uint64)
+    return numbers
+
+
+def _sums(values: U64, ends: I64) -> U64:
+    """The sum of each row's values, modulo 2^64."""
+    running = np.concatenate([np.zeros(1, np.uint64), np.cumsum(values, dtype=np.uint64)])
+    begins = np.concatenate([np.zeros(1, np.int64), ends[:-1]]) if len(ends) else ends
+    total: U64 = running[ends] - running[begins]
+    return total
+
+
+def _text_mix(texts: pa.Array) -> U64:
+    """A hash of each text's bytes: words of eight bytes, one place of all texts after the other."""
+    octets = texts.cast(pa.large_binary())
+    _, offsets_buffer, data = octets.buffers()
+    if len(octets) == 0 or offsets_buffer is None:
+        return np.empty(0, np.uint64)
+    offsets = np.frombuffer(offsets_buffer, np.int64)[octets.offset : octets.offset + len(octets) + 1]
+    lengths = np.diff(offsets)
+    mix = _mix2(np.full(len(octets), _SEED), lengths.view(np.uint64))
+    if data is None or data.size == 0:
+        return mix
+    padded = np.concatenate([np.frombuffer(data, np.uint8)[: offsets[-1]], np.zeros(8, np.uint8)])
+    windows = np.ndarray((len(padded) - 7,), np.dtype("<u8"), buffer=padded, strides=(1,))
+    short = lengths <= _LONG
+    for place in range(0, int(lengths[short].max(initial=0)), 8):
+        rows = np.flatnonzero(short & (lengths > place))
+        left = np.minimum(lengths[rows] - place, 8)
+        mask: U64 = np.where(
+            left == 8, np.uint64(2**64 - 1), (np.uint64(1) << (left * 8).astype(np.uint64)) - np.uint64(1)
+        )
+        mix[rows] = _mix2(mix[rows], windows[offsets[rows] + place] & mask)
+    for row in np.flatnonzero(~short):
+        body = padded[offsets[row] : offsets[row + 1]].tobytes()
+        mix[row] = int.from_bytes(hashlib.blake2b(body, digest_size=8).digest(), "little")
+    return mix
+
+
+def _scramble(word: U64) -> U64:
+    mixed = (word ^ (word >> np.uint64(30))) * _K2
+    return mixed ^ (mixed >> np.uint64(27))
+
+
+def _mix2(one: U64, other: U64) -> U64:
+    return _scramble((one ^ (one >> np.uint64(32))) * _K1 + _scramble(other ^ _SEED))
