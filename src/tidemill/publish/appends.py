@@ -61,7 +61,7 @@ def commit(tx: Tx, keys: PublishKeys, hold: Hold, row: LotRow, append: Identity 
 
 
 def _stage(tx: Tx, keys: PublishKeys, hold: Hold, row: LotRow, append: Identity | None) -> Receipt:
-    attempts.end_published(tx, keys, hold, ())
+    attempts.end_published(tx, keys, hold, [0], [row.manifest])
     staged = Staged(
         uri=row.manifest,
         digest="" if append is None else append.digest,
