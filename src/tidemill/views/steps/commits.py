@@ -11,7 +11,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tidemill.cluster.leases import Busy
 from tidemill.errors import StepConflict
+from tidemill.lots import events
 from tidemill.lots.keys import DatasetId
 from tidemill.publish import attempts, stepping
 from tidemill.publish.attempts import Draft, Hold, Target
@@ -30,9 +32,13 @@ from tidemill.views.steps.keys import (
     step_lot,
     table_of,
 )
+from tidemill.views.steps.records import Record
 
 PAGE = 100
 """Records that are read at once."""
+
+BUSY_US = 250_000
+"""How long a run waits that could not write a record, because somebody else is the coordinator."""
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +139,25 @@ def next_batch(tx: Tx, keys: StepKeys, pipeline: str, group_name: str, *, most: 
     )
 
 
+def next_record(
+    tx: Tx, keys: StepKeys, pipeline: str, ticket: Ticket, group_name: str
+) -> Record | Busy | None:
+    """Write a record for a run, if its group has applied all there are and its datasets moved on.
+
+    First what is there, then what is new: so records are as few and as large as the load allows. `Busy` while
+    somebody else is the coordinator.
+    """
+    runs.check(tx, keys.triggers, keys.cluster, ticket)
+    group = groups.read(tx, keys, pipeline, group_name)
+    if group.step < records.last(tx, keys, pipeline).number:
+        return None
+    bases = group.spec.bases
+    heads = events.heads(tx, keys.lots, bases) if bases else {}
+    if heads == records.assigned(tx, keys, pipeline, bases):
+        return None
+    return records.cut_now(tx, keys, pipeline, ticket.node.id)
+
+
 def open_step(tx: Tx, keys: StepKeys, ticket: Ticket, batch: Batch, attempt: str) -> Hold:
     """Enter the attempt at a step before its first object is written; what earlier runs left is given up."""
     _stand(tx, keys, ticket, batch)
@@ -209,6 +234,22 @@ def commit(
         ending=ending,
     )
     return row
+
+
+def rest(
+    tx: Tx, keys: StepKeys, pipeline: str, ticket: Ticket, group_name: str, *, busy: bool = False
+) -> int:
+    """End a run that has no commit to end it with; the group's step.
+
+    - busy: it had something to do, but somebody else is the coordinator: it begins again in a moment.
+    """
+    group = groups.read(tx, keys, pipeline, group_name)
+    if busy:
+        runs.fail(tx, keys.triggers, keys.cluster, ticket, backoff_us=BUSY_US, counted=False)
+    else:
+        target = progress(tx, keys, pipeline, group)
+        runs.finish(tx, keys.triggers, keys.lots, keys.cluster, ticket, target)
+    return group.step
 
 
 def progress(tx: Tx, keys: StepKeys, pipeline: str, group: Group) -> dict[DatasetId, int]:

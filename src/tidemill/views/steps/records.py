@@ -118,15 +118,35 @@ def cut(tx: Tx, keys: StepKeys, pipeline: str, office: Lease, *, declared: bool 
     """
     leases.check(tx, keys.office(pipeline), office)
     before = last(tx, keys, pipeline)
-    circuit = (tx.get(keys.circuit[pipeline]) or b"").decode()
     ranges = _moved(tx, keys, pipeline, before.cursor)
-    if not ranges and not declared:
+    return _write(tx, keys, pipeline, office, before, ranges) if ranges or declared else None
+
+
+def cut_now(tx: Tx, keys: StepKeys, pipeline: str, holder: str) -> Record | Busy | None:
+    """Take the coordinator's office, write the next record, and give the office back; all or nothing.
+
+    `Busy` while somebody holds the office for longer: that one decides about records.
+    """
+    before = last(tx, keys, pipeline)
+    ranges = _moved(tx, keys, pipeline, before.cursor)
+    if not ranges:
         return None
+    office = take_office(tx, keys, pipeline, holder)
+    if isinstance(office, Busy):
+        return office
+    record = _write(tx, keys, pipeline, office, before, ranges)
+    leave_office(tx, keys, pipeline, office)
+    return record
+
+
+def _write(
+    tx: Tx, keys: StepKeys, pipeline: str, office: Lease, before: Last, ranges: Sequence[Range]
+) -> Record:
     record = Record(
         number=before.number + 1,
         ranges=tuple(sorted(ranges)),
         now=max(before.now, tx.wall()),
-        circuit=circuit,
+        circuit=(tx.get(keys.circuit[pipeline]) or b"").decode(),
         epoch=office.epoch,
     )
     tx.set(keys.record[pipeline, record.number], msgspec.msgpack.encode(record), quiet=True)
@@ -138,19 +158,6 @@ def cut(tx: Tx, keys: StepKeys, pipeline: str, office: Lease, *, declared: bool 
     after = Last(record.number, record.now, cursor)
     tx.set(keys.last[pipeline], msgspec.msgpack.encode(after), quiet=True)
     stepping.tell(tx, keys, step_log(pipeline), record.number)
-    return record
-
-
-def cut_now(tx: Tx, keys: StepKeys, pipeline: str, holder: str) -> Record | Busy | None:
-    """Take the coordinator's office, write the next record, and give the office back; all or nothing.
-
-    `Busy` while somebody holds the office for longer: that one decides about records.
-    """
-    office = take_office(tx, keys, pipeline, holder)
-    if isinstance(office, Busy):
-        return office
-    record = cut(tx, keys, pipeline, office)
-    leave_office(tx, keys, pipeline, office)
     return record
 
 

@@ -19,22 +19,17 @@ from tidemill import crash
 from tidemill.cluster.leases import Busy
 from tidemill.errors import UsageError
 from tidemill.events import Emit, ignore
-from tidemill.lots import events as lot_events
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Hold
 from tidemill.store import Store, Tx
-from tidemill.triggers import runs
 from tidemill.triggers.runs import Ticket
-from tidemill.views.steps import commits, groups, records
+from tidemill.views.steps import commits
 from tidemill.views.steps.commits import Batch, Output
 from tidemill.views.steps.events import RecordWritten, StepAbandoned, StepCommitted
 from tidemill.views.steps.keys import StepKeys
 from tidemill.views.steps.records import Record
 
 T = TypeVar("T")
-
-BUSY_US = 250_000
-"""How long a run waits that could not write a record, because somebody else is the coordinator."""
 
 
 class Compute(Protocol):
@@ -84,15 +79,17 @@ class GroupStep:
         prefix = f"views:{self._pipeline}/"
         if not ticket.name.startswith(prefix):
             raise UsageError(f"a run of {ticket.name}", hint=f"this steps the groups of {self._pipeline!r}")
-        group = ticket.name.removeprefix(prefix)
-        record = self._step("cut", lambda tx: self._cut(tx, ticket, group))
+        group, keys = ticket.name.removeprefix(prefix), self._keys
+        record = self._step("cut", lambda tx: commits.next_record(tx, keys, self._pipeline, ticket, group))
         if isinstance(record, Record):
             self._emit(
                 RecordWritten(pipeline=self._pipeline, step=record.number, datasets=len(record.ranges))
             )
         done = jobs = 0
         while not stop():
-            batch = self._store.run(lambda tx: self._next(tx, group))
+            batch = self._store.run(
+                lambda tx: commits.next_batch(tx, keys, self._pipeline, group, most=self._most)
+            )
             if batch is None:
                 break
             jobs += batch.concerns
@@ -101,7 +98,7 @@ class GroupStep:
             if not batch.more:
                 return Stepped(batch.step, done, jobs)
         busy = isinstance(record, Busy) and not done
-        step = self._step("rest", lambda tx: self._rest(tx, ticket, group, busy=busy))
+        step = self._step("rest", lambda tx: commits.rest(tx, keys, self._pipeline, ticket, group, busy=busy))
         return Stepped(step, done, jobs)
 
     def _apply(self, ticket: Ticket, batch: Batch) -> None:
@@ -143,29 +140,8 @@ class GroupStep:
             )
             raise
 
-    def _next(self, tx: Tx, group: str) -> Batch | None:
+    def _next_batch(self, tx: Tx, group: str) -> Batch | None:
         return commits.next_batch(tx, self._keys, self._pipeline, group, most=self._most)
-
-    def _cut(self, tx: Tx, ticket: Ticket, name: str) -> Record | Busy | None:
-        runs.check(tx, self._keys.triggers, self._keys.cluster, ticket)
-        group = groups.read(tx, self._keys, self._pipeline, name)
-        if group.step < records.last(tx, self._keys, self._pipeline).number:
-            return None  # first what is there: so records are as few and as large as the load allows
-        bases = group.spec.bases
-        heads = lot_events.heads(tx, self._keys.lots, bases) if bases else {}
-        if heads == records.assigned(tx, self._keys, self._pipeline, bases):
-            return None
-        return records.cut_now(tx, self._keys, self._pipeline, ticket.node.id)
-
-    def _rest(self, tx: Tx, ticket: Ticket, name: str, *, busy: bool) -> int:
-        keys = self._keys
-        group = groups.read(tx, keys, self._pipeline, name)
-        if busy:
-            runs.fail(tx, keys.triggers, keys.cluster, ticket, backoff_us=BUSY_US, counted=False)
-        else:
-            target = commits.progress(tx, keys, self._pipeline, group)
-            runs.finish(tx, keys.triggers, keys.lots, keys.cluster, ticket, target)
-        return group.step
 
     def _step(self, name: str, fn: Callable[[Tx], T]) -> T:
         crash.point(f"views.{name}.before")
