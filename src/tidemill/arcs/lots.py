@@ -226,13 +226,12 @@ def renew(tx: Tx, keys: ArcKeys, began: Began, parts: Sequence[str], attempt: st
     return Began(opened=Opened(hold=hold, abandoned=(gone,)), tries=row.tries)
 
 
-def complete(tx: Tx, keys: ArcKeys, hold: Hold) -> Complete:
-    """Running -> complete, in the transaction that publishes the attempt."""
+def complete(tx: Tx, keys: ArcKeys, hold: Hold) -> None:
+    """Running -> complete, in the transaction that publishes the attempt, and has fenced it."""
     draft = hold.draft
-    row = _ours(tx, keys, hold)
+    row = _run_by(tx, keys, draft)
     new = Complete(attempt=draft.id, inputs=draft.inputs, at=tx.now(), tries=row.tries)
     _write(tx, keys, draft.author, draft.lot, draft.generation, row, [ArcEdge.COMPLETE], new)
-    return new
 
 
 def fail(tx: Tx, keys: ArcKeys, hold: Hold, failed: Sequence[str], error: str) -> Partial:
@@ -353,7 +352,10 @@ def _beginning(row: AnyLot | None) -> ArcEdge:
 def _ours(tx: Tx, keys: ArcKeys, hold: Hold) -> Running:
     """The fence: the lot runs, by the attempt that we hold."""
     attempts.check(tx, keys.publish, hold)
-    draft = hold.draft
+    return _run_by(tx, keys, hold.draft)
+
+
+def _run_by(tx: Tx, keys: ArcKeys, draft: Draft) -> Running:
     row = read(tx, keys, draft.author, draft.lot, draft.generation)
     if not isinstance(row, Running) or row.attempt != draft.id:
         raise LeaseLost(f"lot {draft.lot} of {draft.author} is not run by attempt {draft.id} any more")

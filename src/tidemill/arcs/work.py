@@ -288,7 +288,7 @@ class ArcWork:
     def _publish(self, plan: _Plan, began: Began, made: Made, ending: Ending | None) -> Outcome:
         hold, spec = began.hold, plan.wanted.spec
         published = self._door.publish(
-            hold, made.rows, move=lambda tx, _: _ignored(lots.complete(tx, self._keys, hold)), ending=ending
+            hold, made.rows, move=lambda tx, _: lots.complete(tx, self._keys, hold), ending=ending
         )
         draft = hold.draft
         positions = {
@@ -446,7 +446,3 @@ class ArcWork:
                 tries=began.tries,
             )
         )
-
-
-def _ignored(_: object) -> None:
-    """A step whose answer the one transaction does not need."""

@@ -13,7 +13,7 @@ at once, on any node: each step may be repeated.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from tidemill import crash
@@ -27,7 +27,7 @@ from tidemill.publish.attempts import Abandoned, Draft, Published
 from tidemill.publish.door import Door
 from tidemill.publish.events import AttemptAbandoned, AttemptCleaned
 from tidemill.publish.keys import PublishKeys
-from tidemill.publish.manifests import Manifests, data_of, manifest_keys
+from tidemill.publish.manifests import Manifests, attempt_in, data_of, manifest_keys
 from tidemill.store import Store
 
 SECOND_US = 1_000_000
@@ -148,7 +148,7 @@ class Cleaner:
             bodies = manifest_keys(self._objects, ended.draft, target, _WRITTEN)
             data = data_of(self._objects, ended.draft, target)
             try:
-                kept = self._kept(manifest, bodies, read=bool(data))
+                kept = self._kept(ended.draft, manifest, read=bool(data))
             except (ObjectMissing, ManifestUnreadable):
                 continue  # readers will say so; what cannot be read is no reason to delete
             left = [key for key in data if key not in kept]
@@ -158,7 +158,7 @@ class Cleaner:
             removed += len(left) + len(spare)
         return removed
 
-    def _kept(self, manifest: str, bodies: Sequence[str], *, read: bool) -> set[str]:
+    def _kept(self, draft: Draft, manifest: str, *, read: bool) -> set[str]:
         """What one sink of a published attempt consists of: its manifests and, if `read`, what they list.
 
         A root may have parts of other attempts, such as appends: those list nothing of ours.
@@ -168,8 +168,9 @@ class Cleaner:
         root = self._manifests.load(manifest)
         kept = {manifest, *root.parts}
         if read:
-            own = [self._manifests.load(key) for key in bodies if key in kept and key != manifest]
-            kept |= {item.uri for leaf in (root, *own) for item in leaf.objects}
+            own = [key for key in root.parts if attempt_in(key) == draft.id]
+            kept |= {item.uri for item in root.objects}
+            kept |= {item.uri for key in own for item in self._manifests.load(key).objects}
         return kept
 
     def _delete(self, step: str, keys: Iterable[str]) -> None:

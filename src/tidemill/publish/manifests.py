@@ -308,6 +308,11 @@ def manifest_keys(
     return found
 
 
+def attempt_in(key: str) -> str:
+    """The attempt that a manifest's or a data object's name carries, whoever held it."""
+    return layout.parse_key(key).get("attempt", "").partition(".")[0]
+
+
 def _is_of(key: str, start: str) -> bool:
     """An attempt's folder, or one of a holder or part of it; not that of an id that begins like it."""
     return key.startswith(start) and key[len(start) : len(start) + 1] in ("/", ".")

@@ -1,0 +1,311 @@
+"""A stage for tests of arcs: a store, objects, nodes that work on lots, and parts that write real objects.
+
+Rows are numbers, a data object is a JSON list of them. The port runs parts in this process, as durable
+futures would elsewhere: by key, once, unless it is told to forget.
+"""
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from tests.unit.lots_stage import Stage
+from tidemill import crash
+from tidemill.arcs import lots as arc_lots
+from tidemill.arcs import retry
+from tidemill.arcs.declarations import ArcSpec
+from tidemill.arcs.keys import ArcKeys
+from tidemill.arcs.lots import Standing
+from tidemill.arcs.work import ArcWork, Outcome
+from tidemill.cluster.nodes import Node
+from tidemill.events import Event
+from tidemill.lots import lots
+from tidemill.lots.keys import DatasetId
+from tidemill.lots.manifest import StoredObject
+from tidemill.objects.memory import MemoryObjects
+from tidemill.objects.port import Objects
+from tidemill.publish import attempts
+from tidemill.publish.attempts import Hold
+from tidemill.publish.cleaner import Cleaner
+from tidemill.publish.door import Door
+from tidemill.publish.ids import new_attempt
+from tidemill.publish.manifests import Manifests, attempt_in
+from tidemill.publish.parts import (
+    PartDone,
+    PartEnd,
+    PartFailed,
+    PartPlace,
+    PartSink,
+    PartTask,
+    SinkWritten,
+)
+from tidemill.store import Store
+
+LONG_US = 10**13
+Function = Callable[[list[int]], dict[str, list[int]]]
+
+
+class LocalParts:
+    """Runs parts here. `code` maps an arc's code digest to its function: numbers to numbers by sink.
+
+    - failing: fails a part that reads one of these numbers, so often.
+    - memory: results by key, shared by the lives of a stage; None: every part is run again.
+    - ran: the parts that really ran, as (attempt, part).
+    - between: called in the middle of a part, before its last write.
+    """
+
+    def __init__(self, objects: Objects, code: dict[str, Function]) -> None:
+        self.objects = objects
+        self.code = code
+        self.failing: dict[int, int] = {}
+        self.memory: dict[str, PartDone] | None = {}
+        self.ran: list[tuple[str, str]] = []
+        self.between: Callable[[PartTask], None] | None = None
+        self._ids = count(1)
+
+    def run(self, tasks: Sequence[PartTask]) -> Iterator[PartEnd]:
+        for task in tasks:
+            known = None if self.memory is None else self.memory.get(task.key)
+            if known is not None:
+                yield msgspec.structs.replace(known, task=task, reused=True)
+                continue
+            end = self._run(task)
+            if isinstance(end, PartDone) and self.memory is not None:
+                self.memory[task.key] = end
+            yield end
+
+    def _run(self, task: PartTask) -> PartEnd:
+        self.ran.append((task.attempt, task.part))
+        place = PartPlace(f"{next(self._ids):032x}", 1)
+        numbers = self._read(task)
+        made = self.code[task.code](numbers)
+        writes = []
+        for sink in task.sinks:
+            for group in sorted({n % 3 for n in made[sink.dataset.name]}):
+                rows = [n for n in made[sink.dataset.name] if n % 3 == group]
+                writes.append((sink, str(group), rows))
+        stored: dict[DatasetId, list[StoredObject]] = {sink.dataset: [] for sink in task.sinks}
+        for sink, group, rows in writes[:-1]:
+            stored[sink.dataset].append(self._write(task, place, sink, group, rows))
+        self._pause(task)
+        bad = next((n for n in numbers if self.failing.get(n, 0) > 0), None)
+        if bad is not None:  # it fails after some of its data is there
+            self.failing[bad] -= 1
+            return PartFailed(task=task, kind="ValueError", message=f"{bad} is bad")
+        for sink, group, rows in writes[-1:]:
+            stored[sink.dataset].append(self._write(task, place, sink, group, rows))
+        written = [
+            SinkWritten(dataset=dataset, objects=tuple(found), rows=sum(one.rows or 0 for one in found))
+            for dataset, found in stored.items()
+        ]
+        return PartDone(task=task, written=tuple(written))
+
+    def _write(
+        self, task: PartTask, place: PartPlace, sink: PartSink, group: str, rows: list[int]
+    ) -> StoredObject:
+        folder = f"third={group}/" if sink.partition_by else ""
+        key = f"{place.data_prefix(task, sink)}{folder}part-{group}.json"
+        crash.point("parts.write.before")
+        info = self.objects.put(key, json.dumps(rows).encode())
+        crash.point("parts.write.after")
+        return StoredObject(
+            uri=key,
+            size=info.size,
+            rows=len(rows),
+            format="json",
+            partition={"third": group} if sink.partition_by else {},
+        )
+
+    def _pause(self, task: PartTask) -> None:
+        between, self.between = self.between, None
+        if between is not None:
+            between(task)
+
+    def _read(self, task: PartTask) -> list[int]:
+        return [
+            number
+            for one in task.inputs
+            for item in one.objects
+            for number in json.loads(self.objects.get(item.uri)[0])
+        ]
+
+
+class ArcStage(Stage):
+    """A stage with objects, one arc `clean` (orders -> cleaned, odd) and one `sum` (cleaned -> summed)."""
+
+    def __init__(
+        self, store: Store | None = None, objects: Objects | None = None, *, scan: bool = True
+    ) -> None:
+        super().__init__(store, scan=scan)
+        self.chance = random.Random(11)
+        self.keys = ArcKeys("c")
+        self.objects = objects or MemoryObjects(self.clock)
+        self.parts = LocalParts(
+            self.objects,
+            {
+                "v1": lambda rows: {"cleaned": sorted(rows), "odd": [n for n in rows if n % 2]},
+                "v2": lambda rows: {"cleaned": sorted(n * 10 for n in rows), "odd": []},
+                "sum": lambda rows: {"summed": [sum(rows)]},
+            },
+        )
+        self.orders, self.cleaned, self.odd, self.summed = (
+            self.dataset(name) for name in ("orders", "cleaned", "odd", "summed")
+        )
+        self.told: list[Event] = []
+        self.manifests = Manifests(self.objects, self.clock)
+
+    # --- arcs
+
+    def clean(self, **changes: Any) -> ArcSpec:
+        values = {
+            "pipeline": "shop",
+            "name": "clean",
+            "reads": (self.orders,),
+            "sinks": (
+                PartSink(dataset=self.cleaned, partition_by=("third",)),
+                PartSink(dataset=self.odd),
+            ),
+            "code": "v1",
+            **changes,
+        }
+        return ArcSpec(**values)
+
+    def sum(self, **changes: Any) -> ArcSpec:
+        values = {
+            "pipeline": "shop",
+            "name": "sum",
+            "reads": (self.cleaned,),
+            "sinks": (PartSink(dataset=self.summed),),
+            "code": "sum",
+            **changes,
+        }
+        return ArcSpec(**values)
+
+    def worker(self, node: Node, **options: Any) -> ArcWork:
+        return ArcWork(
+            self.store,
+            self.keys,
+            self.objects,
+            node,
+            options.pop("parts", self.parts),
+            self.clock,
+            self.chance,
+            emit=options.pop("emit", self.told.append),
+            **options,
+        )
+
+    def cleaner(self, node: Node, **options: Any) -> Cleaner:
+        door = Door(self.store, self.keys.publish, node)
+        return Cleaner(
+            self.store, self.keys.publish, self.objects, door, self.clock, emit=self.told.append, **options
+        )
+
+    def living(self, name: str = "n") -> Node:
+        return self.node(name, LONG_US)
+
+    def standing(self, spec: ArcSpec, lot: str) -> Standing:
+        return self.run(arc_lots.standing, self.keys, spec.id, lot)
+
+    def ask(self, spec: ArcSpec, lot: str) -> retry.Ask:
+        return self.run(retry.ask, self.keys, spec.id, lot)
+
+    def drain(self, spec: ArcSpec, worker: ArcWork, node: Node) -> list[Outcome]:
+        """Run an arc's subscription until there is nothing more for it."""
+        found: list[Outcome] = []
+        while True:
+            self.page_all()
+            due = [one for one in self.due() if one.name == spec.id]
+            if not due:
+                return found
+            if due[0].running:
+                assert self.look(spec.id)
+            ticket = self.start(node, spec.id)
+            assert ticket is not None
+            found += worker.run(spec, ticket)
+
+    # --- data
+
+    def append(self, *groups: Sequence[int], dataset: DatasetId | None = None) -> str:
+        """One lot of numbers: an object for each group, which is its partition if there are several."""
+        dataset = dataset or self.orders
+        door = Door(self.store, self.keys.publish, self.living("producer"))
+        hold = door.begin_append(dataset, new_attempt(self.clock, self.chance), None)
+        assert isinstance(hold, Hold)
+        (target,) = hold.draft.targets
+        task = PartTask(
+            kind="append",
+            pipeline="",
+            author=hold.draft.author,
+            code="",
+            attempt=hold.draft.id,
+            lot=target.lot,
+            key="",
+            sinks=(PartSink(dataset=dataset),),
+        )
+        prefix = PartPlace("a", 1).data_prefix(task, task.sinks[0])
+        stored = []
+        for number, rows in enumerate(groups):
+            info = self.objects.put(f"{prefix}{number}.json", json.dumps(list(rows)).encode())
+            stored.append(
+                StoredObject(
+                    uri=info.key,
+                    size=info.size,
+                    rows=len(rows),
+                    format="json",
+                    partition={"group": str(number)} if len(groups) > 1 else {},
+                )
+            )
+        written = SinkWritten(dataset=dataset, objects=tuple(stored), rows=sum(map(len, groups)))
+        made = self.manifests.part_made(
+            hold, PartDone(task=task, written=(written,)), alone=True, fingerprints={}
+        )
+        (row,) = self.manifests.finish(hold, [made], {})
+        return door.commit_append(hold, row, None).lot
+
+    def rows(self, dataset: DatasetId, lot: str) -> list[int] | None:
+        """A lot's numbers as a reader finds them: by the store, then by its manifest."""
+        row = self.store.run(lambda tx: lots.current(tx, self.lots, dataset, lot))
+        if row is None:
+            return None
+        items = self.manifests.listed(row.manifest)
+        found = [number for item in items for number in json.loads(self.objects.get(item.uri)[0])]
+        assert len(found) == row.rows == sum(item.rows or 0 for item in items)
+        assert sum(item.size for item in items) == row.size
+        return sorted(found)
+
+    def table(self, dataset: DatasetId) -> dict[str, list[int] | None]:
+        return {event.lot: self.rows(dataset, event.lot) for event in self.events(dataset)}
+
+    def keys_under(self, prefix: str) -> list[str]:
+        return [info.key for info in self.objects.list(prefix)]
+
+    def orphans(self) -> list[str]:
+        """Data that no published manifest lists, manifests of no published lot, and rows of ended work."""
+        live: set[str] = set()
+        for dataset in (self.orders, self.cleaned, self.odd, self.summed):
+            for event in self.events(dataset):
+                row = self.store.run(
+                    lambda tx, event=event, dataset=dataset: lots.resolve(
+                        tx, self.lots, dataset, event.lot, event.generation
+                    )
+                )
+                live |= {row.manifest, *self.manifests.load(row.manifest).parts}
+                live |= {item.uri for item in self.manifests.listed(row.manifest)}
+        found = [key for key in self.keys_under("data/") if key not in live]
+        found += [
+            key
+            for key in self.keys_under("datasets/")
+            if key not in live and attempt_in(key) and "/state=removed/" not in key
+        ]
+        found += self.run(attempts.open_ids, self.keys.publish)
+        found += [one.draft.id for one in self.run(attempts.to_sweep, self.keys.publish)]
+        found += [repr(row) for row in self.store.run(lambda tx: tx.range(*self.keys.running.all()))]
+        return found
+
+
+def lapse(stage: ArcStage) -> None:
+    """Until every node with the usual ttl is gone."""
+    stage.clock.advance(20)

@@ -1,0 +1,537 @@
+"""One lot of an arc: planned, made in parts, published for all sinks at once, or partial and retried."""
+
+import msgspec
+import pytest
+
+from tests.unit.arcs_stage import ArcStage, lapse
+from tests.unit.lots_stage import SECOND_US
+from tidemill.arcs import declarations, retry
+from tidemill.arcs import lots as arc_lots
+from tidemill.arcs.events import ArcLotBegan, ArcLotComplete, ArcLotMissing, ArcLotPartial
+from tidemill.arcs.lots import Complete, Missing, Partial, Refused, Running
+from tidemill.arcs.states import ArcState
+from tidemill.arcs.work import Ended
+from tidemill.errors import ArcLotConflict, ArcUnknown, LeaseLost, LotConflict, ObjectUnavailable
+from tidemill.lots.manifest import ManifestState
+from tidemill.lots.states import LotState
+from tidemill.publish import attempts
+from tidemill.publish.attempts import Abandoned, Open
+from tidemill.publish.events import AttemptAdopted, AttemptOpened, AttemptPublished, PartEnded
+from tidemill.triggers.subscriptions import Scheduled, Waiting
+
+
+def ended(outcomes) -> list[Ended]:
+    return [one.ended for one in outcomes]
+
+
+@pytest.mark.rule("LOT-29")
+@pytest.mark.rule("LOT-27")
+def test_one_run_takes_several_lots_with_a_state_each_and_publishes_every_sink_of_a_lot_at_once():
+    stage = ArcStage()
+    spec, node = stage.clean(), stage.living()
+    stage.subscribe(spec.id, stage.orders)
+    made = [stage.append([1, 2, 3], [4, 5], [6]), stage.append([7]), stage.append([8], [10])]
+    stage.parts.failing[7] = 1
+    outcomes = stage.drain(spec, stage.worker(node), node)
+    assert ended(outcomes) == [Ended.COMPLETE, Ended.PARTIAL, Ended.COMPLETE]
+    assert stage.row(spec.id).tally.fence == 1  # one run
+    assert [stage.standing(spec, lot).state for lot in made] == ["complete", "partial", "complete"]
+    assert stage.table(stage.cleaned) == {made[0]: [1, 2, 3, 4, 5, 6], made[2]: [8, 10]}
+    assert stage.table(stage.odd) == {made[0]: [1, 3, 5], made[2]: []}
+    assert [event.state for event in stage.events(stage.odd)] == [LotState.COMPLETE, LotState.EMPTY]
+    for name in ("cleaned", "odd"):
+        assert [outcome.attempt for outcome in outcomes if outcome.rows] == [
+            event.attempt for event in stage.events(getattr(stage, name))
+        ]
+    row = stage.row(spec.id)
+    assert isinstance(row, Waiting)
+    assert row.tally.progress == (3,)  # progress passes what failed
+
+
+@pytest.mark.rule("LOT-8")
+@pytest.mark.rule("LOT-16")
+def test_a_lot_has_a_manifest_for_each_part_and_sink_and_the_intent_comes_first():
+    stage = ArcStage()
+    spec, node = stage.clean(), stage.living()
+    lot = stage.append([1, 2], [4], [6])
+    intents = []
+
+    def look(task) -> None:
+        for sink in spec.sinks:
+            prefix = f"datasets/name={sink.dataset.name}/version=1/lot={lot}/"
+            (key,) = [key for key in stage.keys_under(prefix) if "/part=" not in key]
+            intents.append(stage.manifests.load(key))
+
+    stage.parts.between = look
+    outcome = stage.worker(node).work(spec, lot)
+    assert [intent.state for intent in intents] == [ManifestState.PARTIAL] * 2
+    for intent, sink in zip(intents, spec.sinks, strict=True):
+        (named,) = intent.objects
+        written = stage.keys_under(f"data/name={sink.dataset.name}/")
+        assert written
+        assert all(key.startswith(named.uri) for key in written)
+    row = stage.rows_of(stage.odd)[0]
+    root = stage.manifests.load(row.manifest)
+    leaves = stage.manifests.leaves(row.manifest)
+    assert len(root.parts) == len(leaves) == outcome.parts == 3
+    assert sorted(leaf.state for leaf in leaves) == ["complete", "empty", "empty"]
+    assert root.inputs == leaves[0].inputs
+    assert root.inputs[0].lot == lot
+    assert root.schema_fingerprint
+    assert {leaf.attempt for leaf in [*leaves, root]} == {outcome.attempt}
+
+
+def test_a_lot_of_one_part_is_that_parts_manifest_and_an_empty_one_needs_no_part():
+    stage = ArcStage()
+    spec, worker = stage.clean(), stage.worker(stage.living())
+    single, empty = stage.append([1, 2]), stage.append()
+    assert worker.work(spec, single).parts == 1
+    row = stage.rows_of(stage.cleaned)[0]
+    assert row.manifest.endswith(".1/manifest.json")
+    assert len(stage.manifests.load(row.manifest).objects) == 2
+    outcome = worker.work(spec, empty)
+    assert (outcome.ended, outcome.parts) == (Ended.COMPLETE, 0)
+    assert [row.state for row in stage.rows_of(stage.cleaned)] == [LotState.COMPLETE, LotState.EMPTY]
+    assert len(stage.parts.ran) == 1
+    once = stage.append()
+    assert worker.work(msgspec.structs.replace(spec, on_empty="run"), once).parts == 1
+    assert stage.rows(stage.cleaned, once) == []
+    stage.cleaner(stage.living("c"), keep_s=0).clean()
+    assert stage.orphans() == []
+
+
+@pytest.mark.rule("LOT-18")
+@pytest.mark.rule("LOT-11")
+@pytest.mark.rule("LOT-19")
+def test_a_retry_runs_only_the_parts_that_failed_and_then_what_they_left_is_removed():
+    stage = ArcStage()
+    spec = stage.clean()
+    lot = stage.append([1, 2], [3, 4], [5, 6])
+    stage.parts.failing[3] = 1
+    first = stage.worker(stage.living("a")).work(spec, lot)
+    assert first.ended is Ended.PARTIAL
+    assert len(first.failed) == 1
+    assert "3 is bad" in first.error
+    assert stage.rows(stage.cleaned, lot) is None
+    standing = stage.standing(spec, lot)
+    assert isinstance(standing.row, Partial)
+    assert standing.row.failed == first.failed
+    assert stage.run(arc_lots.troubled, stage.keys, spec.id)[0].row == standing.row
+
+    # nothing of it is touched while a retry may reuse it, whatever the time
+    before = stage.keys_under("data/")
+    stage.clock.advance(7 * 24 * 3600)
+    cleaner = stage.cleaner(stage.living("c"))
+    assert not cleaner.clean()
+    assert stage.keys_under("data/") == before
+    failed_data = [key for key in before if key.startswith("data/name=cleaned/") and "part-0" in key]
+    assert failed_data
+
+    ask = stage.ask(spec, lot)
+    assert stage.run(retry.asked, stage.keys) == [ask] == [stage.ask(spec, lot)]
+    ran = len(stage.parts.ran)
+    stage.parts.memory = None  # not even the port has to remember: finished parts have their manifests
+    done = stage.worker(stage.living("b")).retry(spec, ask)
+    assert done.ended is Ended.COMPLETE
+    assert stage.parts.ran[ran:] == [(first.attempt, first.failed[0])]
+    assert done.attempt == first.attempt
+    assert stage.run(retry.asked, stage.keys) == []
+    assert stage.rows(stage.cleaned, lot) == [1, 2, 3, 4, 5, 6]
+    assert stage.run(arc_lots.troubled, stage.keys, spec.id) == []
+    assert stage.orphans() != []
+    cleaner.clean()
+    stage.clock.advance(24 * 3600)
+    cleaner.clean()
+    assert stage.orphans() == []
+    assert stage.rows(stage.cleaned, lot) == [1, 2, 3, 4, 5, 6]
+    with pytest.raises(ArcLotConflict):
+        stage.ask(spec, lot)
+
+
+@pytest.mark.rule("LOT-18")
+def test_a_retry_with_other_code_reuses_nothing_and_abandons_what_was_there():
+    stage = ArcStage()
+    spec, node = stage.clean(), stage.living()
+    lot = stage.append([1, 2], [3, 4])
+    stage.parts.failing[3] = 1
+    worker = stage.worker(node)
+    first = worker.work(spec, lot)
+    assert first.ended is Ended.PARTIAL
+    second = worker.work(stage.clean(code="v2"), lot)
+    assert second.ended is Ended.COMPLETE
+    assert second.attempt != first.attempt
+    assert stage.rows(stage.cleaned, lot) == [10, 20, 30, 40]
+    assert isinstance(stage.run(attempts.read, stage.keys.publish, first.attempt), Abandoned)
+    assert [part for attempt, part in stage.parts.ran if attempt == second.attempt] == sorted(
+        part for _, part in stage.parts.ran if _ == first.attempt
+    )
+    stage.cleaner(node, keep_s=0).clean()
+    assert stage.orphans() == []
+
+
+def test_a_retry_after_an_input_was_published_again_reuses_nothing():
+    stage = ArcStage()
+    spec, node = stage.clean(), stage.living()
+    lot = stage.append([1, 2], [3, 4])
+    stage.parts.failing[3] = 1
+    worker = stage.worker(node)
+    first = worker.work(spec, lot)
+    correct(stage, lot, 1, [9])
+    second = worker.work(spec, lot)
+    assert (second.ended, second.generation) == (Ended.COMPLETE, 0)  # it was never published
+    assert second.attempt != first.attempt
+    assert stage.rows(stage.cleaned, lot) == [9]
+    root = stage.manifests.load(stage.rows_of(stage.cleaned)[0].manifest)
+    assert [one.generation for one in root.inputs] == [1]
+
+
+@pytest.mark.rule("LOT-10")
+@pytest.mark.rule("LOT-14")
+def test_a_complete_lot_is_not_processed_again_until_an_input_is_new_or_a_replay_is_asked_for():
+    stage = ArcStage()
+    spec, node = stage.clean(), stage.living()
+    lot = stage.append([1])
+    worker = stage.worker(node)
+    assert worker.work(spec, lot).ended is Ended.COMPLETE
+    assert worker.work(spec, lot).ended is Ended.DONE
+    assert stage.worker(stage.living("m")).work(stage.clean(code="v2"), lot).ended is Ended.DONE
+    assert len(stage.parts.ran) == len(stage.events(stage.cleaned)) == 1
+    correct(stage, lot, 1, [2, 3])
+    again = worker.work(spec, lot)
+    assert (again.ended, again.generation) == (Ended.COMPLETE, 1)
+    assert stage.rows(stage.cleaned, lot) == [2, 3]
+    assert worker.work(spec, lot).ended is Ended.DONE
+    replayed = worker.work(stage.clean(code="v2"), lot, replay=True)
+    assert (replayed.ended, replayed.generation) == (Ended.COMPLETE, 2)
+    assert stage.rows(stage.cleaned, lot) == [20, 30]
+    assert [event.generation for event in stage.events(stage.cleaned)] == [0, 1, 2]
+
+
+@pytest.mark.rule("LOT-12")
+def test_a_failed_replay_is_no_gap_the_lot_stays_what_it_was():
+    stage = ArcStage()
+    spec, worker = stage.clean(), stage.worker(stage.living())
+    lot = stage.append([1, 3])
+    worker.work(spec, lot)
+    stage.parts.failing[3] = 1
+    failed = worker.work(spec, lot, replay=True)
+    assert (failed.ended, failed.generation) == (Ended.PARTIAL, 1)
+    standing = stage.standing(spec, lot)
+    assert (standing.state, standing.generation, standing.replaying) == (ArcState.COMPLETE, 0, True)
+    assert stage.rows(stage.cleaned, lot) == [1, 3]
+    (trouble,) = stage.run(arc_lots.troubled, stage.keys, spec.id)
+    assert (trouble.state, trouble.generation, trouble.replaying) == (ArcState.PARTIAL, 1, True)
+    done = worker.retry(spec, stage.ask(spec, lot))
+    assert (done.ended, done.generation) == (Ended.COMPLETE, 1)
+    standing = stage.standing(spec, lot)
+    assert (standing.state, standing.generation, standing.replaying) == (ArcState.COMPLETE, 1, False)
+    assert stage.run(arc_lots.listed, stage.keys, spec.id) == [standing]
+
+
+@pytest.mark.rule("LOT-9")
+def test_a_running_lot_is_run_by_nobody_else_until_its_nodes_lease_is_over():
+    stage = ArcStage()
+    spec = stage.clean(max_concurrent=5)
+    first, second = stage.node("first", 10 * SECOND_US), stage.living("second")
+    lot = stage.append([1, 2])
+    seen = []
+
+    def other(task) -> None:
+        seen.append(stage.worker(second).work(spec, lot).ended)
+        seen.append(slow.work(spec, lot).ended)  # another thread of the same node
+        assert stage.run(arc_lots.stale, stage.keys)[0] == []
+        stage.clock.advance(11)
+        (left,) = stage.run(arc_lots.stale, stage.keys)[0]
+        assert (left.arc, left.lot, left.state) == (spec.id, lot, ArcState.RUNNING)
+        seen.append(stage.worker(second).work(spec, lot).ended)
+
+    slow = stage.worker(first)
+    stage.parts.between = other
+    with pytest.raises(LeaseLost):
+        slow.work(spec, lot)
+    assert seen == [Ended.ELSEWHERE, Ended.ELSEWHERE, Ended.COMPLETE]
+    assert len(stage.events(stage.cleaned)) == 1
+    row = stage.standing(spec, lot).row
+    assert isinstance(row, Complete)
+    assert row.tries == 1
+
+
+@pytest.mark.rule("LOT-14")
+def test_no_more_lots_are_worked_on_at_once_than_the_arc_may_on_all_nodes_together():
+    stage = ArcStage()
+    spec = stage.clean(max_concurrent=2)
+    lots = [stage.append([n]) for n in range(4)]
+    one, two = (stage.worker(stage.living(name)) for name in ("one", "two"))
+    seen = []
+
+    def deeper(task) -> None:
+        """While the first lot is worked on, the other node begins a second one, and no third is begun."""
+
+        def deepest(task) -> None:
+            seen.append(one.work(spec, lots[2]).ended)
+            seen.append(two.work(spec, lots[3]).ended)
+            seen.append(one.work(stage.sum(reads=(stage.orders,)), lots[0]).ended)  # another arc
+
+        stage.parts.between = deepest
+        seen.append(two.work(spec, lots[1]).ended)
+
+    stage.parts.between = deeper
+    assert one.work(spec, lots[0]).ended is Ended.COMPLETE
+    assert seen == [Ended.FULL, Ended.FULL, Ended.COMPLETE, Ended.COMPLETE]
+    assert one.work(spec, lots[2]).ended is Ended.COMPLETE
+
+
+def test_a_node_that_is_gone_does_not_count_for_the_limit():
+    stage = ArcStage()
+    spec = stage.clean()
+    lots = [stage.append([n]) for n in range(2)]
+    stage.parts.between = stop
+    with pytest.raises(Died):
+        stage.worker(stage.node("dead")).work(spec, lots[0])
+    worker = stage.worker(stage.living())
+    assert worker.work(spec, lots[1]).ended is Ended.FULL
+    lapse(stage)
+    assert worker.work(spec, lots[1]).ended is Ended.COMPLETE
+    assert worker.work(spec, lots[0]).ended is Ended.COMPLETE
+
+
+def test_a_run_that_finds_the_arc_full_ends_where_it_is_and_comes_back_later():
+    stage = ArcStage()
+    spec, node = stage.clean(), stage.living()
+    stage.subscribe(spec.id, stage.orders)
+    lots = [stage.append([n]) for n in range(3)]
+    worker = stage.worker(node)
+
+    def run_it(task) -> None:
+        stage.page_all()
+        ticket = stage.start(stage.living("other"), spec.id)
+        outcomes = stage.worker(ticket.node).run(spec, ticket)
+        assert ended(outcomes) == [Ended.FULL]
+
+    stage.parts.between = run_it
+    assert worker.work(spec, lots[1]).ended is Ended.COMPLETE
+    row = stage.row(spec.id)
+    assert isinstance(row, Scheduled)
+    assert (row.tally.progress, row.tally.failures, row.run) == ((0,), 1, None)
+    assert stage.due() == []
+    stage.clock.advance(1)
+    assert ended(stage.drain(spec, worker, node)) == [Ended.COMPLETE, Ended.DONE, Ended.COMPLETE]
+    assert isinstance(stage.row(spec.id), Waiting)
+
+
+def test_a_run_takes_so_many_lots_at_most_and_keeps_what_it_did_when_the_arc_is_full():
+    stage = ArcStage()
+    spec, node = stage.clean(), stage.living()
+    stage.subscribe(spec.id, stage.orders)
+    lots = [stage.append([n]) for n in range(5)]
+
+    def begin_another(event) -> None:
+        if isinstance(event, ArcLotComplete) and event.lot == lots[1]:
+            stage.parts.between = stop
+            with pytest.raises(Died):
+                stage.worker(stage.node("other")).work(spec, lots[4])
+
+    worker = stage.worker(node, emit=begin_another)
+    stage.page_all()
+    assert ended(worker.run(spec, stage.start(node, spec.id), most=1)) == [Ended.COMPLETE]
+    assert stage.row(spec.id).tally.progress == (1,)
+    ticket = stage.start(node, spec.id)
+    assert ended(worker.run(spec, ticket)) == [Ended.COMPLETE, Ended.FULL]
+    row = stage.row(spec.id)
+    assert (row.tally.progress, row.tally.failures) == ((2,), 0)
+    lapse(stage)
+    assert ended(stage.drain(spec, worker, node)) == [Ended.COMPLETE] * 3
+    assert len(stage.events(stage.cleaned)) == 5
+
+
+@pytest.mark.rule("LOT-11")
+@pytest.mark.rule("LOT-19")
+def test_a_partial_lot_that_is_cleaned_up_is_missing_and_can_be_retried():
+    stage = ArcStage()
+    spec, node = stage.clean(), stage.living()
+    lot = stage.append([1, 2], [3])
+    stage.parts.failing[3] = 1
+    worker = stage.worker(node)
+    first = worker.work(spec, lot)
+    stage.ask(spec, lot)
+    gone = stage.run(arc_lots.clean, stage.keys, spec.id, lot)
+    assert isinstance(gone, Missing)
+    assert stage.run(retry.asked, stage.keys) == []
+    assert stage.standing(spec, lot).state is ArcState.MISSING
+    assert isinstance(stage.run(attempts.read, stage.keys.publish, first.attempt), Abandoned)
+    stage.cleaner(node, keep_s=0).clean()
+    assert [key for key in stage.keys_under("data/") if "name=orders" not in key] == []
+    left = [key for key in stage.keys_under("datasets/") if "name=orders" not in key]
+    assert [stage.manifests.load(key).state for key in left] == [ManifestState.REMOVED] * 2
+    with pytest.raises(ArcLotConflict):
+        stage.run(arc_lots.clean, stage.keys, spec.id, lot)
+    second = worker.retry(spec, stage.ask(spec, lot))
+    assert second.ended is Ended.COMPLETE
+    assert second.attempt != first.attempt
+    assert stage.rows(stage.cleaned, lot) == [1, 2, 3]
+    row = stage.standing(spec, lot).row
+    assert isinstance(row, Complete)
+    assert row.tries == 2
+
+
+@pytest.mark.rule("LOT-12")
+def test_a_lot_whose_input_cannot_be_read_is_missing_and_a_run_passes_it():
+    stage = ArcStage()
+    spec, node = stage.clean(), stage.living()
+    stage.subscribe(spec.id, stage.orders)
+    bad, good = stage.append([1]), stage.append([2])
+    manifest = stage.rows_of(stage.orders)[0].manifest
+    body, _ = stage.objects.get(manifest)
+    stage.objects.put(manifest, body[:20])
+    worker = stage.worker(node)
+    assert ended(stage.drain(spec, worker, node)) == [Ended.MISSING, Ended.COMPLETE]
+    row = stage.standing(spec, bad).row
+    assert isinstance(row, Missing)
+    assert manifest in row.error
+    assert isinstance(stage.row(spec.id), Waiting)
+    assert [type(event) for event in stage.told if isinstance(event, ArcLotMissing)] == [ArcLotMissing]
+    stage.objects.put(manifest, body)
+    assert worker.retry(spec, stage.ask(spec, bad)).ended is Ended.COMPLETE
+    assert stage.table(stage.cleaned) == {bad: [1], good: [2]}
+    # at the end of a run, and for a lot that is partial, whose parts are kept
+    stage.parts.failing[3] = 1
+    partial = stage.append([3, 4])
+    stage.drain(spec, worker, node)
+    manifest = stage.rows_of(stage.orders)[2].manifest
+    body, _ = stage.objects.get(manifest)
+    stage.objects.delete(manifest)
+    assert worker.retry(spec, stage.ask(spec, partial)).ended is Ended.PARTIAL
+    stage.objects.put(manifest, body)
+    assert worker.retry(spec, stage.ask(spec, partial)).ended is Ended.COMPLETE
+    assert worker.work(spec, "A00000000000000099").ended is Ended.MISSING
+
+
+@pytest.mark.rule("LOT-20")
+def test_an_attempt_whose_objects_do_not_verify_is_abandoned_and_made_anew():
+    for damage in ("gone", "cut", "manifest"):
+        stage = ArcStage()
+        spec = stage.clean()
+        lot = stage.append([1, 2], [3, 4])
+        stage.parts.failing[3] = 1
+        first = stage.worker(stage.living("a")).work(spec, lot)
+        if damage == "manifest":
+            (key,) = [k for k in stage.keys_under("datasets/name=odd/") if "state=complete" in k]
+        else:
+            key = next(k for k in stage.keys_under("data/name=cleaned/") if "part-1" in k)
+        body, _ = stage.objects.get(key)
+        stage.objects.delete(key) if damage == "gone" else stage.objects.put(key, body[: len(body) // 2])
+        worker = stage.worker(stage.living("b"))
+        done = worker.work(spec, lot)
+        assert done.ended is Ended.COMPLETE
+        assert done.attempt != first.attempt
+        assert isinstance(stage.run(attempts.read, stage.keys.publish, first.attempt), Abandoned)
+        assert stage.rows(stage.cleaned, lot) == [1, 2, 3, 4]
+        stage.cleaner(stage.living("c"), keep_s=0).clean()
+        assert stage.orphans() == []
+
+
+def test_what_is_nobodys_fault_leaves_the_lot_running_and_the_same_node_goes_on():
+    stage = ArcStage()
+    spec, node = stage.clean(), stage.living()
+    lot = stage.append([1, 2], [3, 4])
+    stage.parts.between = unavailable
+    worker = stage.worker(node)
+    with pytest.raises(ObjectUnavailable):
+        worker.work(spec, lot)
+    assert isinstance(stage.standing(spec, lot).row, Running)
+    assert stage.worker(stage.living("m")).work(spec, lot).ended is Ended.ELSEWHERE
+    assert worker.work(spec, lot).ended is Ended.COMPLETE
+    assert [type(event) for event in stage.told if isinstance(event, AttemptAdopted)] == [AttemptAdopted]
+    assert stage.rows(stage.odd, lot) == [1, 3]
+
+
+def test_a_sink_that_somebody_else_publishes_leaves_the_lot_partial_and_says_why():
+    stage = ArcStage()
+    spec, worker = stage.clean(), stage.worker(stage.living())
+    lot = stage.append([1])
+    stage.add(stage.odd, lot, manifest="elsewhere")
+    outcome = worker.work(spec, lot)
+    assert outcome.ended is Ended.PARTIAL
+    assert LotConflict.hint in outcome.error
+    assert stage.events(stage.cleaned) == []
+
+
+def test_what_people_want_to_see_is_told():
+    stage = ArcStage()
+    spec, worker = stage.clean(), stage.worker(stage.living())
+    lot = stage.append([1, 2], [3, 4])
+    stage.parts.failing[3] = 1
+    worker.work(spec, lot)
+    kinds = [AttemptOpened, ArcLotBegan, PartEnded, PartEnded, ArcLotPartial]
+    assert [type(event) for event in stage.told] == kinds
+    (failed,) = [event for event in stage.told if isinstance(event, PartEnded) and event.error]
+    assert failed.error == "ValueError: 3 is bad"
+    stage.told.clear()
+    worker.retry(spec, stage.ask(spec, lot))
+    kinds = [AttemptAdopted, ArcLotBegan, PartEnded, AttemptPublished, ArcLotComplete]
+    assert [type(event) for event in stage.told] == kinds
+    assert stage.told[-2].positions == {"cleaned@1": 1, "odd@1": 1}
+    assert stage.told[-1].rows == {"cleaned@1": 4, "odd@1": 2}
+
+
+def test_arcs_are_declared_anew_when_their_code_changes():
+    stage = ArcStage()
+    assert stage.run(declarations.declare, stage.keys, stage.clean())
+    assert not stage.run(declarations.declare, stage.keys, stage.clean())
+    assert stage.run(declarations.declare, stage.keys, stage.clean(code="v2"))
+    stage.run(declarations.declare, stage.keys, stage.sum())
+    assert stage.run(declarations.read, stage.keys, "arc:shop/clean").code == "v2"
+    page = stage.run(declarations.listed, stage.keys, "", 1)
+    assert [one.name for one in page] == ["clean"]
+    assert [one.name for one in stage.run(declarations.listed, stage.keys, page[0].id)] == ["sum"]
+    with pytest.raises(ArcUnknown):
+        stage.run(declarations.read, stage.keys, "arc:shop/other")
+
+
+def test_the_rows_of_every_state_say_what_they_may():
+    stage = ArcStage()
+    spec, node = stage.clean(), stage.living()
+    lot = stage.append([1])
+    (one,) = stage.run(attempts.resolved, stage.keys.publish, [(stage.orders, lot)])
+    wanted = arc_lots.Wanted(spec=spec, lot=lot, inputs=(one,), parts=("p",))
+    stale = msgspec.structs.replace(wanted, inputs=(msgspec.structs.replace(one, generation=7),))
+    assert stage.run(arc_lots.begin, stage.keys, node, stale, "t0") is Refused.CHANGED
+    began = stage.run(arc_lots.begin, stage.keys, node, wanted, "t1")
+    assert isinstance(began, arc_lots.Began)
+    row = stage.run(attempts.read, stage.keys.publish, "t1")
+    assert isinstance(row, Open)
+    assert (row.parts, stage.run(attempts.parts, stage.keys.publish, "t1")) == (1, ["p"])
+    assert stage.run(arc_lots.begin, stage.keys, node, wanted, "t2") is Refused.RUNNING
+    stage.run(arc_lots.fail, stage.keys, began.hold, ["p"], "why")
+    with pytest.raises(LeaseLost):  # it was let go
+        stage.run(arc_lots.fail, stage.keys, began.hold, [], "")
+    with pytest.raises(LeaseLost):
+        stage.run(arc_lots.renew, stage.keys, began, ["p"], "t3", "")
+    adopted = stage.run(arc_lots.begin, stage.keys, node, wanted, "t4")
+    assert isinstance(adopted, arc_lots.Began)
+    assert (adopted.opened.adopted, adopted.hold.epoch, adopted.tries) == (True, 2, 2)
+    other = msgspec.structs.replace(wanted, parts=("p", "q"))  # another layout of its input
+    stage.run(arc_lots.fail, stage.keys, adopted.hold, ["p"], "why")
+    third = stage.run(arc_lots.begin, stage.keys, node, other, "t5")
+    assert isinstance(third, arc_lots.Began)
+    assert third.hold.draft.id == "t5"
+    assert [gone.draft.id for gone in third.opened.abandoned] == ["t1"]
+
+
+class Died(BaseException):
+    pass
+
+
+def stop(task) -> None:
+    raise Died
+
+
+def unavailable(task) -> None:
+    raise ObjectUnavailable("no answer")
+
+
+def correct(stage: ArcStage, lot: str, generation: int, *groups: list[int]) -> None:
+    """Another generation of a lot of the input."""
+    other = stage.append(*groups)
+    row = next(row for row in stage.rows_of(stage.orders) if row.lot == other)
+    stage.add(stage.orders, lot, generation, manifest=row.manifest, rows=row.rows, size=row.size)
