@@ -20,6 +20,7 @@ from tidemill.errors import BadSchema
 from tidemill.objects import Info, Objects
 from tidemill.objects.key import KEY_BYTES, NAME_BYTES
 from tidemill.spark import footers
+from tidemill.spark.columns import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -58,11 +59,11 @@ class Partitioning:
         if not self.copies:
             return df
         copies = [
-            _spelled(sf.col(_quoted(column)), self._types[column], room).alias(copy)
+            _spelled(sf.col(quoted(column)), self._types[column], room).alias(copy)
             for column, copy, room in zip(self.columns, self.copies, self._room, strict=True)
         ]
-        columns = [sf.col(_quoted(name)) for name in df.columns]
-        return df.select(*columns, *copies).hint("rebalance", *[_quoted(copy) for copy in self.copies])
+        columns = [sf.col(quoted(name)) for name in df.columns]
+        return df.select(*columns, *copies).hint("rebalance", *[quoted(copy) for copy in self.copies])
 
     def values(self, objects: Objects, info: Info, path: str) -> dict[str, str | None]:
         """The values of a file's folders, as text; `path` is its key behind the prefix."""
@@ -133,7 +134,3 @@ def _escaped(name: str) -> str:
 def unescaped(name: str) -> str:
     """What Spark encoded in the name of a folder."""
     return _ENCODED.sub(lambda found: chr(int(found[1], 16)), name)
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"

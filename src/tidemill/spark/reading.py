@@ -7,16 +7,19 @@ so in `naming(storage)`, which turns what Spark says of a file into an error tha
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tidemill.errors import ObjectUnreadable, UsageError
 from tidemill.lots.manifest import StoredObject, UriType
 from tidemill.spark.footers import unreadable
+from tidemill.spark.schema import Schema, of_spark, parse, quoted, to_spark
 from tidemill.spark.storage import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+AnySchema: TypeAlias = "Schema | StructType | str"
 
 POSITION: Final = "_position"
 _PATH: Final = "_tidemill_path"
@@ -29,20 +32,21 @@ _MEANING: Final = {
 
 
 def read_objects(
-    spark: "SparkSession", storage: Storage, schema: "StructType | str", objects: Sequence[StoredObject]
+    spark: "SparkSession", storage: Storage, schema: AnySchema, objects: Sequence[StoredObject]
 ) -> "DataFrame":
     """The rows of these objects: one scan however many they are, and no listing of folders.
 
     Args:
         spark: the session.
         storage: where the objects are.
-        schema: the columns; one that a file lacks is NULL there.
+        schema: the columns; one that a file lacks is NULL there, and any may be NULL.
         objects: what manifests list; each is one Parquet file.
     """
     keys = _keys(objects)
+    columns = _columns(schema)
     if not keys:
-        return spark.createDataFrame([], schema)
-    reader = spark.read.schema(schema).options(**storage.read_options())
+        return spark.createDataFrame([], columns)
+    reader = spark.read.schema(columns).options(**storage.read_options())
     try:
         return reader.parquet(*[storage.read_uri(key) for key in keys])
     except Exception as error:
@@ -55,7 +59,7 @@ def read_objects(
 def read_positioned(
     spark: "SparkSession",
     storage: Storage,
-    schema: "StructType | str",
+    schema: AnySchema,
     positions: Sequence[tuple[int, Sequence[StoredObject]]],
 ) -> "DataFrame":
     """As `read_objects`, with the position of each row's lot as a last column `_position`.
@@ -72,13 +76,21 @@ def read_positioned(
         return rows.withColumn(POSITION, position)
     known = [(storage.file_path(item.uri), position) for position, objects in positions for item in objects]
     table = spark.createDataFrame(known, f"{_PATH} STRING, {POSITION} BIGINT")
-    columns = [sf.col(_quoted(name)) for name in rows.columns]
+    columns = [sf.col(quoted(name)) for name in rows.columns]
     missing = sf.raise_error(sf.concat(sf.lit("no position is known of "), sf.col(_PATH))).cast("bigint")
     return (
         rows.select(*columns, sf.col("_metadata.file_path").alias(_PATH))
         .join(sf.broadcast(table), _PATH, "left")
         .select(*columns, sf.coalesce(sf.col(POSITION), missing).alias(POSITION))
     )
+
+
+def _columns(schema: AnySchema) -> "StructType":
+    if isinstance(schema, str):
+        schema = parse(schema)
+    elif not isinstance(schema, Schema):
+        schema = of_spark(schema)
+    return to_spark(schema.stored())
 
 
 def _keys(objects: Sequence[StoredObject]) -> list[str]:
@@ -89,10 +101,6 @@ def _keys(objects: Sequence[StoredObject]) -> list[str]:
                 hint="frames are read from the files a manifest lists, each by its name",
             )
     return [item.uri for item in objects]
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
 
 
 # --- what Spark says of files

@@ -31,6 +31,7 @@ PINNED: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.caseSensitive": "false",
+    "spark.sql.timeType.enabled": "true",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
 """Settings that change what a query returns or how it is stored; the same wherever a pipeline runs."""

@@ -1,0 +1,133 @@
+"""Schemas without Spark: the text, Arrow's types, and errors that point at the text."""
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.errors import BadSchema
+from tidemill.spark.columns import Array, Column, Map, Schema, Simple, Struct, Type, quoted
+from tidemill.spark.schema import of_arrow, of_spark, parse, to_arrow, to_spark
+
+WORDS = ["boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string", "binary", "date"]
+MORE = ["timestamp", "timestamp_ntz", "variant", "void", "char(3)", "varchar(255)", "time(0)", "time(6)"]
+MOST = ["interval day to second", "interval year", "interval", "string collate UNICODE_CI", "decimal(38,38)"]
+SIMPLE = st.sampled_from([*WORDS, *MORE, *MOST]).map(Simple)
+NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
+
+
+def columns(types: st.SearchStrategy[Type]) -> st.SearchStrategy[tuple[Column, ...]]:
+    column = st.builds(Column, NAMES, types, st.booleans(), st.text(st.characters(codec="utf-8"), max_size=5))
+    return st.lists(column, min_size=1, max_size=4, unique_by=lambda c: c.name.lower()).map(tuple)
+
+
+TYPES: st.SearchStrategy[Type] = st.recursive(
+    SIMPLE,
+    lambda inner: st.builds(Array, inner) | st.builds(Map, inner, inner) | st.builds(Struct, columns(inner)),
+    max_leaves=5,
+)
+SCHEMAS = st.builds(Schema, columns(TYPES))
+
+
+@given(SCHEMAS)
+def test_a_schema_is_read_back_from_its_own_text_and_from_sparks_types(schema: Schema) -> None:
+    assert parse(str(schema)) == schema
+    assert of_spark(to_spark(schema)) == schema
+
+
+def test_spellings_of_one_schema_have_one_fingerprint() -> None:
+    one = parse("id BIGINT, s STRUCT<a: INT, b: DEC(10)> NOT NULL, t TIMESTAMP_LTZ")
+    for text in (
+        "`id`  long,\n s struct<a integer COMMENT 'x', b numeric(10,0)> not null comment 'y',t timestamp--",
+        "/* all */ struct<id:bigint, s:struct<a:int,b:decimal>not null, t:timestamp>",
+    ):
+        assert parse(text).fingerprint == one.fingerprint
+    for text in (
+        "id BIGINT, s STRUCT<a: INT, b: DEC(10)>, t TIMESTAMP",
+        "id BIGINT, s STRUCT<a: INT, b: DEC(11)> NOT NULL, t TIMESTAMP",
+        "ID BIGINT, s STRUCT<a: INT, b: DEC(10)> NOT NULL, t TIMESTAMP",
+        "id BIGINT, t TIMESTAMP, s STRUCT<a: INT, b: DEC(10)> NOT NULL",
+    ):
+        assert parse(text).fingerprint != one.fingerprint
+
+
+def test_a_file_knows_neither_not_null_nor_the_length_of_a_text() -> None:
+    strict = parse("a VARCHAR(3) NOT NULL, s STRUCT<b: INT NOT NULL> NOT NULL COMMENT 'kept'")
+    assert str(strict.stored()) == "a string, s struct<b: int> COMMENT 'kept'"
+    assert strict.names == ("a", "s")
+
+
+@pytest.mark.parametrize("name", ["id", "a b", "`", "a``b", "été", "1a", "select", "a.b", 'q"', "x'y", "=/%"])
+def test_names_of_any_kind_survive_quoting(name: str) -> None:
+    assert parse(f"{quoted(name)} INT").names == (name,)
+
+
+@pytest.mark.parametrize(
+    ("text", "why", "mark"),
+    [
+        ("id BIGIN", "'BIGIN' is no type", "BIGIN"),
+        ("id BIGINT name STRING", "',' or the end is expected", "name"),
+        ("a ARRAY<INT", "'>' is missing", None),
+        ("a MAP<INT>", "',' is missing", ">"),
+        ("id", "a type is expected", None),
+        ("id INT,", "a column's name is expected", None),
+        ("id INT NOT", "NOT NULL is expected", None),
+        ("a DECIMAL(50,2)", "more digits than 38", "DECIMAL"),
+        ("a DECIMAL(x)", "a number is expected", "x"),
+        ("a-b INT", "back quotes", "-"),
+        ("été INT", "back quotes", "é"),
+        ("`` INT", "without a name", "`"),
+        ("a INT COMMENT b", "in quotes", "b"),
+        ("a INTERVAL DAY TO YEAR", "no interval goes from day to 'YEAR'", "YEAR"),
+        ("a TIME(9)", "6 is the most", "9"),
+        ("a STRING,\n\n b FOO", "line 3", "FOO"),
+    ],
+)
+def test_a_text_that_makes_no_sense_is_shown_where(text: str, why: str, mark: str | None) -> None:
+    with pytest.raises(BadSchema) as caught:
+        parse(text)
+    message, shown, arrow = caught.value.message.split("\n")
+    assert why in message
+    assert shown[arrow.index("^") :].startswith(mark or "")
+    assert mark or len(arrow) == len(shown) + 1
+
+
+def test_columns_that_are_one_to_spark_are_refused() -> None:
+    for text, why in [
+        ("a INT, A INT", "'a' and 'A' are one name"),
+        ("a INT, a INT", "two columns are called 'a'"),
+        ("s STRUCT<x: INT, X: INT>", "'x' and 'X' are one name"),
+        ("", "without columns"),
+    ]:
+        with pytest.raises(BadSchema, match=why):
+            parse(text)
+
+
+def test_arrow_types_hold_what_was_declared() -> None:
+    schema = parse(
+        "a BIGINT NOT NULL, b DECIMAL(10,2), c TIMESTAMP, d TIMESTAMP_NTZ, e ARRAY<STRUCT<x: DATE>>,"
+        " f MAP<STRING, DOUBLE>, g VARCHAR(3), h BINARY, i INTERVAL DAY TO SECOND, j TIME(3)"
+    )
+    arrow = to_arrow(schema)
+    assert arrow.field("a") == pa.field("a", pa.int64(), nullable=False)
+    assert arrow.field("c").type == pa.timestamp("us", "UTC")
+    assert arrow.field("e").type.value_type == pa.struct([pa.field("x", pa.date32())])
+    again = of_arrow(arrow)
+    assert str(again) == str(schema).replace("varchar(3)", "string").replace("time(3)", "time(6)")
+    with pytest.raises(BadSchema, match="'v' is variant, which has no form outside Spark"):
+        to_arrow(parse("v VARIANT"))
+
+
+def test_arrow_types_that_spark_lacks_become_ones_that_hold_every_value_or_are_refused() -> None:
+    arrow = pa.schema(
+        {
+            "a": pa.uint64(),
+            "b": pa.uint32(),
+            "c": pa.large_list(pa.dictionary(pa.int8(), pa.large_string())),
+            "d": pa.timestamp("ns", "Europe/Berlin"),
+            "e": pa.date64(),
+        }
+    )
+    assert str(of_arrow(arrow)) == "a decimal(20,0), b bigint, c array<string>, d timestamp, e date"
+    with pytest.raises(BadSchema, match=r"'s\.x' is Arrow's decimal256"):
+        of_arrow(pa.schema({"s": pa.struct({"x": pa.decimal256(50, 2)})}))
