@@ -44,8 +44,9 @@ def make(task: PartTask) -> Sequence[SinkWritten]:
         wait_for(Path(folder) / task.options["go"], heeds="deaf" not in task.options)
     if "fail" in task.options and (Path(folder) / task.options["fail"]).exists():
         raise ValueError(f"no {task.part}")
+    if "slow" in task.options:
+        threading.Event().wait(float(task.options["slow"]))
     if "exit" in task.options and not (Path(folder) / task.options["exit"]).exists():
-        (Path(folder) / task.options["exit"]).touch()
         os._exit(9)
     sink = task.sinks[0]
     objects = tuple(

@@ -21,7 +21,7 @@ from tidemill.runner.turns import current
 __all__ = ["stage"]
 
 
-@pytest.mark.rule("LOT-26", "LOT-17")
+@pytest.mark.rule("LOT-17")
 def test_parts_run_in_parallel_threads_of_this_process_each_in_a_folder_of_its_own(stage: Stage) -> None:
     tasks = [part(n, stage.folder, together="3") for n in range(3)]
     with stage.runner(threads=3) as hands:
@@ -52,7 +52,7 @@ def test_results_and_arguments_of_any_size_go_round(stage: Stage) -> None:
     assert stage.rows_left() == []
 
 
-@pytest.mark.rule("FUT-50", "FUT-8")
+@pytest.mark.rule("FUT-8")
 def test_retries_are_counted_as_for_other_futures_and_a_failed_part_says_why(stage: Stage) -> None:
     stage.touch("bad")
     with stage.runner() as hands:
@@ -101,7 +101,7 @@ def test_equal_work_of_another_attempt_is_not_reused(stage: Stage) -> None:
             assert f"attempt={attempt}." in end.written[0].objects[0].uri
 
 
-@pytest.mark.rule("LOT-18", "FUT-34")
+@pytest.mark.rule("LOT-18")
 def test_results_outlive_the_runner_that_asked_for_them(stage: Stage) -> None:
     tasks = [part(0, stage.folder), part(1, stage.folder, go="go")]
     with stage.presence("runner-1") as other, stage.hands(other):
@@ -135,7 +135,7 @@ def test_a_name_is_quoted_so_that_lanes_carry_it() -> None:
     assert resource_of("a b+c/ü") == "spark:a%20b%2Bc%2F%C3%BC"
 
 
-@pytest.mark.rule("FUT-55", "FUT-13")
+@pytest.mark.rule("FUT-13")
 def test_a_lost_lease_interrupts_and_writes_nothing_and_the_part_is_made_once_more(stage: Stage) -> None:
     task = part(0, stage.folder, go="go", deaf="yes")
     with stage.presence() as presence, stage.hands(presence) as hands:
@@ -210,7 +210,6 @@ def test_a_cancelled_part_ends_and_asking_for_it_again_makes_it(stage: Stage) ->
     assert stage.rows_left() == []
 
 
-@pytest.mark.rule("FUT-34", "LOT-19")
 def test_what_a_dead_runner_left_of_ended_attempts_is_deleted_and_open_ones_stay(stage: Stage) -> None:
     keys = PublishKeys(CLUSTER)
     with stage.presence() as presence, stage.hands(presence):
@@ -267,7 +266,6 @@ def crashing(task):  # type: ignore[no-untyped-def]
     return make(task)
 
 
-@pytest.mark.rule("FUT-27")
 def test_what_is_for_runners_waits_for_one_while_only_workers_are_alive(stage: Stage) -> None:
     from tidemill.futures import lanes, strand
     from tidemill.futures.lanes import Capacity

@@ -7,7 +7,9 @@ store. Futures are claimed only when a thread is free, so that several runners s
 
 A lost lease ends everything that was begun under it (FUT-55): what the turns still make is dropped, and the
 claims are given back under the next epoch. Should a result slip through, the store refuses it. Claims that an
-earlier life of this node left are ended as a leader would end them, counted as one more death (FUT-49).
+earlier life of this node left are ended as a leader would end them, counted as one more death (FUT-49). When
+some of them have seen two deaths, one of them may be the reason: then there is one turn at a time until each
+was tried, so that the next death counts against one alone.
 
 A crash point that is hit in a turn or in the loop stands for the death of the process: nothing is written any
 more, and whoever waits for these hands is told (`check`).
@@ -28,13 +30,14 @@ from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
 from tidemill.errors import CommitUnknown, LeaseLost, StoreError, TidemillError
 from tidemill.events import Emit, ignore
-from tidemill.futures import inbox, reap
+from tidemill.futures import edges, inbox, reap
 from tidemill.futures.books import Books, Loaded, result_of
 from tidemill.futures.claim import Claim
 from tidemill.futures.finish import Done
 from tidemill.futures.jobs import Job, Wish
 from tidemill.futures.keys import FutureKeys
 from tidemill.futures.lanes import Capacity, Lane, bounds_of
+from tidemill.futures.rows import Unclaimed
 from tidemill.futures.signing import ClusterKey
 from tidemill.futures.task import Outcome
 from tidemill.futures.wire import Broken, Missing
@@ -49,6 +52,7 @@ POLL_S = 1.0
 AUDIT_S = 30.0
 GUARD_S = 0.1
 INTERRUPT_EVERY_S = 1.0
+SUSPECT, SUSPECTS = 2, 200
 LINGER_S = 5.0
 """How long the end waits for turns that were interrupted."""
 
@@ -123,6 +127,7 @@ class Hands:
         self._broken: BaseException | None = None
         self._epoch = 0  # of the node, under which everything here was claimed
         self._lives = 0  # how often we have joined
+        self._suspects: set[bytes] = set()  # while there are any, one turn at a time
         self._look = True  # there may be something to claim
         self._rung = True  # somebody said so
         self._mail = True
@@ -288,6 +293,7 @@ class Hands:
             except queue.Empty:
                 return
             self._look = True  # a thread is free
+            self._suspects.discard(turn.job.id)
             if turn.over in ("lost", "drain") or turn.job.id not in self._jobs:
                 continue
             match outcome:
@@ -347,7 +353,16 @@ class Hands:
             page, after = self.store.run(partial(take, after=after))
             total += len(page.moved)
             more = page.more
+            self._suspects |= {one for one, row in page.moved if row.tally.reaps >= SUSPECT}
         return total
+
+    def _look_at_suspects(self) -> None:
+        """Forget those that ended elsewhere, or that others work on."""
+        ids = list(self._suspects)[:SUSPECTS]
+        found = self.store.run(lambda tx: edges.read_many(tx, self.keys, ids))
+        for one, row in zip(ids, found, strict=True):
+            if not isinstance(row, Unclaimed) and one not in self._jobs:
+                self._suspects.discard(one)
 
     def _strays(self, node: Node, known: Collection[bytes]) -> int:
         total, more = self._books.strays(node, known)
@@ -369,6 +384,8 @@ class Hands:
             if now >= self._poll_at:
                 self._look = self._mail = True
                 self._books.forget_lanes()
+                if self._suspects:
+                    self._look_at_suspects()
                 self._poll_at = now + POLL_S * (0.5 + 0.5 * self.chance.random())
             self._round(node)
             if self._unloaded:
@@ -405,7 +422,7 @@ class Hands:
         self._retry_at = self.clock.monotonic() + 0.05
 
     def _wish(self) -> Wish | None:
-        free = self._count - len(self._turns) - len(self._unloaded)
+        free = (1 if self._suspects else self._count) - len(self._turns) - len(self._unloaded)
         if (
             free < 1
             or not self._look

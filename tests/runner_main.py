@@ -1,0 +1,130 @@
+"""A runner without Spark: what its child does, and the supervisor as a process of its own.
+
+    python -m tests.runner_main '{"home": …, "ttl_s": …, "arguments": {…}}'
+
+tells events as JSON, one on a line.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests import runner_parts
+from tests.worker_tasks import note
+from tidemill.clock import SYSTEM
+from tidemill.events import Event
+from tidemill.futures.home import Place
+from tidemill.futures.signing import ClusterKey
+from tidemill.objects import open_objects
+from tidemill.publish.parts import PartDone
+from tidemill.runner.child import AGAIN, Seat
+from tidemill.runner.hands import Hands
+from tidemill.runner.part_futures import PartFutures, resource_of
+from tidemill.runner.supervisor import RunnerOptions, run_runner
+
+
+class Settings(msgspec.Struct, frozen=True):
+    store: str
+    objects: str
+    folder: str
+    home: str = ""
+    main: str = "tests.runner_main:work"
+    ttl_s: float = 15.0
+    grace_s: float = 5.0
+    most_pause_s: float = 5.0
+    arguments: dict[str, Any] = {}
+
+
+def work(seat: Seat) -> int | None:
+    """Hands that make parts until told to drain, or until our lease is over."""
+    folder = seat.arguments["folder"]
+    note(folder, f"child {os.getpid()} epoch {seat.presence.node.epoch}")
+    hands = _hands(seat)
+    hands.start()
+    while not seat.draining.wait(0.01):
+        if not seat.presence.alive():
+            hands.abandon()
+            return AGAIN
+    hands.drain(seat.grace_s)
+    note(folder, f"drained {os.getpid()}")
+    return None
+
+
+def once(seat: Seat) -> int | None:
+    """Make two parts and end."""
+    hands = _hands(seat)
+    hands.start()
+    tasks = [runner_parts.part(n, seat.arguments["folder"]) for n in range(2)]
+    parts = PartFutures(
+        seat.store,
+        seat.place.cluster,
+        seat.place.key,
+        runner_parts.make,
+        objects=_objects(seat),
+        check=hands.check,
+    )
+    good = all(isinstance(end, PartDone) for end in parts.run(tasks))
+    hands.stop()
+    return 0 if good else 3
+
+
+def wrong(seat: Seat) -> int | None:
+    """Say what is wrong."""
+    raise LookupError("no pipeline here")
+
+
+def young(seat: Seat) -> int | None:
+    """Die at once, until a file is there."""
+    note(seat.arguments["folder"], "young")
+    if not (Path(seat.arguments["folder"]) / "grown").exists():
+        os._exit(0)
+    return 5
+
+
+def _objects(seat: Seat) -> Any:
+    return open_objects(seat.place.objects, clock=SYSTEM)
+
+
+def _hands(seat: Seat) -> Hands:
+    return Hands(
+        seat.store,
+        seat.place.cluster,
+        seat.place.key,
+        seat.presence,
+        names=[resource_of("shop")],
+        threads=2,
+        objects=_objects(seat),
+    )
+
+
+def tell(event: Event) -> None:
+    sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    given = msgspec.json.decode(sys.argv[1], type=Settings)
+    place = (
+        Place.of_home(given.home)
+        if given.home
+        else Place(store=given.store, objects=given.objects, key=ClusterKey(b"k" * 32))
+    )
+    sys.exit(
+        run_runner(
+            place,
+            given.main,
+            {"folder": given.folder, **given.arguments},
+            RunnerOptions(
+                names=frozenset({resource_of("shop")}),
+                threads=2,
+                ttl_s=given.ttl_s,
+                every_s=given.ttl_s / 5,
+                grace_s=given.grace_s,
+                most_pause_s=given.most_pause_s,
+            ),
+            emit=tell,
+        )
+    )

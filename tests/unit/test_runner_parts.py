@@ -1,0 +1,130 @@
+"""Slots, and the presence that a child is given."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tidemill.cluster import nodes
+from tidemill.cluster.keys import ClusterKeys
+from tidemill.cluster.nodes import Node
+from tidemill.errors import LeaseLost, UsageError
+from tidemill.futures.home import Place
+from tidemill.futures.signing import ClusterKey
+from tidemill.futures.worker import WorkerOptions
+from tidemill.publish.parts import PartPlace
+from tidemill.runner import turns
+from tidemill.runner.presence import GivenPresence, OwnPresence
+from tidemill.runner.slots import LIFE, slot
+from tidemill.store.memory import MemoryStore
+from tidemill.testing.fake_clock import FakeClock
+
+SECOND_US = 1_000_000
+CHANCE = random.Random(7)
+
+
+def test_the_first_free_slot_is_taken_and_every_life_of_it_has_later_epochs(tmp_path: Path) -> None:
+    place = Place.of_home(tmp_path)
+    with slot(place, CHANCE) as first, slot(place, CHANCE) as second:
+        assert (first.node_id, second.node_id) == ("runner-0", "runner-1")
+    with slot(place, CHANCE) as again:
+        assert again.node_id == "runner-0"
+        assert again.epoch == first.epoch + LIFE
+
+
+def test_a_slot_file_that_holds_nonsense_counts_from_the_beginning(tmp_path: Path) -> None:
+    (tmp_path / "runners").mkdir()
+    (tmp_path / "runners" / "0.lock").write_bytes(b"what\n")
+    with slot(Place.of_home(tmp_path), CHANCE) as first:
+        assert first.epoch == LIFE
+
+
+def test_elsewhere_every_runner_has_a_name_of_its_own() -> None:
+    place = Place(store="memory://", objects="", key=ClusterKey(b"k" * 32))
+    with slot(place, CHANCE) as first, slot(place, CHANCE) as second:
+        assert first.node_id != second.node_id
+        assert first.epoch == 0
+
+
+def test_a_workers_name_is_not_one_that_runners_have() -> None:
+    with pytest.raises(UsageError):
+        WorkerOptions(named=("spark:shop",)).total()
+
+
+class Given:
+    """A node that somebody else keeps."""
+
+    def __init__(self, ttl_s: float = 15.0) -> None:
+        self.clock = FakeClock()
+        self.store = MemoryStore(clock=self.clock, chance=random.Random(7))
+        self.keys = ClusterKeys("c")
+        self.ttl_us = int(ttl_s * SECOND_US)
+        self.node = self.join(Node(id="n", epoch=0))
+        self.presence = GivenPresence(self.store, "c", self.node, clock=self.clock, ttl_s=ttl_s)
+
+    def join(self, node: Node) -> Node:
+        return self.store.run(lambda tx: nodes.join(tx, self.keys, node, self.ttl_us))
+
+    def beat(self) -> None:
+        self.store.run(lambda tx: nodes.beat(tx, self.keys, self.node, self.ttl_us))
+
+
+@pytest.mark.rule("CLU-4")
+def test_a_given_presence_ends_before_the_lease_does_unless_it_was_renewed() -> None:
+    given = Given()
+    given.presence.look()
+    assert given.presence.alive()
+    given.clock.advance(10.0)
+    given.beat()
+    given.presence.look()
+    given.clock.advance(11.9)
+    assert given.presence.alive()
+    given.clock.advance(0.2)  # three seconds before the store would give it to somebody else
+    assert not given.presence.alive()
+    given.beat()
+    given.presence.look()
+    assert not given.presence.alive()  # once it was over it stays so
+
+
+def test_a_given_presence_is_lost_with_its_epoch() -> None:
+    given = Given()
+    given.presence.look()
+    given.join(given.node)
+    given.presence.look()
+    assert not given.presence.alive()
+    with pytest.raises(LeaseLost):
+        given.presence.start()
+
+
+def test_a_given_presence_takes_nothing_new_while_its_node_drains() -> None:
+    given = Given()
+    given.presence.look()
+    assert given.presence.accepts()
+    draining = Node(id="n", epoch=given.node.epoch, draining=True)
+    given.store.run(lambda tx: nodes.beat(tx, given.keys, draining, given.ttl_us))
+    given.presence.look()
+    assert given.presence.alive()
+    assert not given.presence.accepts()
+
+
+def test_beginning_again_raises_the_epoch_without_leaving_the_list() -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock, chance=random.Random(7))
+    presence = OwnPresence(store, "c", "n", epoch=5, clock=clock, chance=random.Random(7))
+    membership = presence.member.membership
+    membership.tick()
+    assert presence.node.epoch == 6
+    membership.begin_again()
+    membership.tick()
+    assert presence.node.epoch == 7
+    assert presence.alive()
+    entry = store.run(lambda tx: nodes.read(tx, ClusterKeys("c"), "n"))
+    assert entry is not None
+    assert entry.epoch == 7
+
+
+def test_nobody_is_in_a_turn_outside_of_hands() -> None:
+    for ask in (turns.current, turns.tools, turns.check):
+        with pytest.raises(UsageError):
+            ask()
+    assert turns.tag_of(PartPlace("ab12", 3)) == "tidemill-ab12-3"
