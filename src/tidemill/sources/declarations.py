@@ -1,0 +1,75 @@
+"""What is declared of a source: plain data, the same in every process that has the pipeline."""
+
+import hashlib
+from typing import Literal
+
+import msgspec
+
+from tidemill.errors import BadSource
+from tidemill.lots.keys import DatasetId
+from tidemill.spark.formats import Reading
+
+OnChange = Literal["warn", "take"]
+MOST_FILES = 500
+"""Of one window: its rows fit one transaction (LOT-43)."""
+
+QUARANTINE_SCHEMA = "file STRING, line BIGINT, record STRING, error STRING"
+"""Of a quarantine dataset. `line` counts from 1; where records are not lines it counts records, and it is
+NULL, as `record` is, for a file that could not be read at all."""
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """When files are taken, and how many at once."""
+
+    settle_s: float = 0.0
+    on_change: str = "warn"
+    max_files: int = MOST_FILES
+    max_bytes: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.settle_s <= 86_400:
+            raise BadSource(f"settle_s={self.settle_s}", hint="seconds, 0 to a day")
+        if self.on_change not in ("warn", "take"):
+            raise BadSource(f"on_change={self.on_change!r}", hint="'warn' or 'take'")
+        if not 1 <= self.max_files <= MOST_FILES:
+            raise BadSource(f"max_files={self.max_files}", hint=f"1 to {MOST_FILES} files in one lot")
+        if self.max_bytes < 1:
+            raise BadSource(f"max_bytes={self.max_bytes}", hint="a number of bytes")
+
+
+DEFAULT_POLICY = Policy()
+
+
+class SourceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One source of one dataset.
+
+    - id: `source:{pipeline}/{dataset}`, the author of its attempts.
+    - schema: the columns of the dataset, as declared.
+    - quarantine: where records go that do not fit; its lots have the ids of the dataset's.
+    """
+
+    id: str
+    pipeline: str
+    dataset: DatasetId
+    schema: str
+    reading: Reading
+    policy: Policy = DEFAULT_POLICY
+    partition_by: tuple[str, ...] = ()
+    quarantine: DatasetId
+    retries: int = 3
+
+    @property
+    def code(self) -> str:
+        """The digest of everything that decides what becomes of a file."""
+        parts = (self.schema, self.reading, self.partition_by, self.quarantine)
+        return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:32]
+
+
+def source_id(pipeline: str, dataset: str) -> str:
+    """Who the author of a source's attempts is."""
+    return f"source:{pipeline}/{dataset}"
+
+
+def quarantine_of(dataset: DatasetId) -> DatasetId:
+    """Where the records go that do not fit a dataset."""
+    return DatasetId(f"{dataset.name}_quarantine", dataset.version)

@@ -1,0 +1,78 @@
+"""What the sources room tells."""
+
+from tidemill.events import Event
+
+
+class FilesFound(Event, frozen=True):
+    """A look at a source found new files and took them."""
+
+    source: str
+    files: int
+    size: int
+    windows: int
+
+
+class FileSkipped(Event, frozen=True):
+    """A file or folder is left alone, as long as it is like that."""
+
+    source: str
+    path: str
+    why: str
+
+
+class FileChanged(Event, frozen=True):
+    """A file changed after it was taken; `taken` says whether it is taken again."""
+
+    source: str
+    path: str
+    taken: bool
+
+
+class FilesLeftOut(Event, frozen=True):
+    """Files of a window changed or went away before they were read; what is there is taken again."""
+
+    source: str
+    window: int
+    paths: list[str]
+
+
+class WindowTaken(Event, frozen=True):
+    """A node began to work on a window, or went on with one whose node is gone."""
+
+    source: str
+    window: int
+    node: str
+    attempt: str
+    files: int
+    over: bool
+
+
+class WindowPublished(Event, frozen=True):
+    """The files of a window are in a lot."""
+
+    source: str
+    window: int
+    lot: str
+    position: int
+    files: int
+    rows: int
+
+
+class RecordsQuarantined(Event, frozen=True):
+    """Records that do not fit, and files that cannot be read, are in a lot of the quarantine dataset."""
+
+    source: str
+    window: int
+    dataset: str
+    lot: str
+    records: int
+
+
+class WindowFailed(Event, frozen=True):
+    """A window could not be read; it is tried again after a while."""
+
+    source: str
+    window: int
+    kind: str
+    message: str
+    wait_s: float

@@ -1,0 +1,27 @@
+"""The sources room's layout in the store, beside that of the rooms below it.
+
+(C, "source-file", source, path)              a file that was taken: what it was like, and its window
+(C, "source-window-number", source)           the last window that was given a number
+(C, "source-window", source, number)          a window's row
+(C, "source-window-page", source, number, n)  the files of a window that is not published, in pages
+(C, "source-window-open", source, number)     the windows that are not ended
+"""
+
+from tidemill.publish.keys import PublishKeys
+from tidemill.store import Space
+
+
+class SourceKeys:
+    """The spaces of one cluster's sources."""
+
+    def __init__(self, cluster: str) -> None:
+        self.publish = PublishKeys(cluster)
+        self.file = Space(cluster, "source-file")
+        self.window_number = Space(cluster, "source-window-number")
+        self.window = Space(cluster, "source-window")
+        self.page = Space(cluster, "source-window-page")
+        self.open = Space(cluster, "source-window-open")
+
+    def looking(self, source: str) -> bytes:
+        """The lease of whoever lists a source."""
+        return self.publish.cluster.lease["source-look", source]

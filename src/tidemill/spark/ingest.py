@@ -1,0 +1,353 @@
+"""Files that others wrote, as rows of a dataset; what does not fit goes to quarantine, and nothing is lost.
+
+Rows that fit are written in one pass, and in that pass those that do not are counted. Only when there are any
+a second pass looks at the files they are in, finds their lines and says what is wrong with each. Files that
+cannot be read go to quarantine as a whole, or, if they are packed and cut, with what is behind the cut.
+
+**Strict.** Spark takes `{"a": 1}{"a": 2}` for one record and drops the second; here such a line is wrong, as
+is an object followed by anything. A number where a text is declared is its text; everything else that is not
+of the declared type is wrong. Columns that a record lacks are NULL, those that are not declared are left out.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+import msgspec
+
+from tidemill.errors import SourceFileChanged, SourceMiscounted
+from tidemill.spark import culprits, headers, salvage
+from tidemill.spark.culprits import ForeignFile
+from tidemill.spark.faults import CORRUPT, csv_options, is_wrong_json, json_options, named, what_is_wrong
+from tidemill.spark.formats import Format, Reading
+from tidemill.spark.salvage import Salvage
+from tidemill.spark.writing import Written
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql.types import StructType
+
+BAD_SCHEMA: Final = "file STRING, line BIGINT, record STRING, error STRING"
+_FILE, _BLOCK, _ID, _TEXT = "_tidemill_file", "_tidemill_block", "_tidemill_id", "_tidemill_text"
+_PARSED, _WRONG = "_tidemill_parsed", "_tidemill_wrong"
+
+Write = Callable[["DataFrame", str], Written]
+"""Keeps the rows of a frame; the text names a folder of this try alone (empty for the first)."""
+
+
+class Ingested(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of some files."""
+
+    rows: Written
+    quarantined: Written = Written()
+
+
+class Ingest:
+    """Reads the files of one window.
+
+    Args:
+        spark: the session.
+        schema: the columns of the dataset.
+        reading: what the files are.
+        options: what Spark needs to reach them.
+        open_file: the bytes of a file by its path, for headers and for what is left of a cut one.
+    """
+
+    def __init__(
+        self,
+        spark: "SparkSession",
+        schema: "StructType",
+        reading: Reading,
+        *,
+        options: Mapping[str, str],
+        open_file: Callable[[str], BinaryIO],
+    ) -> None:
+        self._spark = spark
+        self._schema = schema
+        self._reading = reading
+        self._options = dict(options)
+        self._open = open_file
+
+    def run(self, files: Sequence[ForeignFile], write_rows: Write, write_bad: Write) -> Ingested:
+        """Write what fits with one function and what does not with the other."""
+        from pyspark.sql import Observation
+
+        refused: dict[str, str] = {}
+        cut: dict[str, Salvage] = {}
+        groups = self._inspected(files, refused)
+        tries = 0
+        while True:
+            sound = [file for group in groups for file in group.files]
+            counted = Observation()
+            try:
+                frame = self._fitting(groups, cut, counted)
+                written = Written() if frame is None else write_rows(frame, f"try-{tries}/" if tries else "")
+                break
+            except Exception as error:
+                file = culprits.culprit(error, sound)
+                if file is None or file.path in cut:
+                    raise
+                groups = [headers.without(group, file) for group in groups]
+                self._blame(file, error, refused, cut, groups)
+                tries += 1
+        bad = 0 if frame is None else int(counted.get.get("bad", 0))
+        if not bad and not refused and not cut:
+            return Ingested(rows=written)
+        return Ingested(rows=written, quarantined=self._quarantine(groups, refused, cut, bad, write_bad))
+
+    # --- files
+
+    def _inspected(self, files: Sequence[ForeignFile], refused: dict[str, str]) -> list[headers.Group]:
+        """Files that are read alike, and those that cannot be read, as far as a look at each can tell."""
+        reading = self._reading
+        if reading.format is Format.PARQUET:
+            for file in files:
+                wrong = salvage.not_parquet(file.size, lambda path=file.path: self._open(path))  # type: ignore[misc]
+                if wrong:
+                    refused[file.path] = wrong
+        elif reading.format is Format.CSV and reading.header:
+            return headers.grouped(files, self._schema, reading, self._open, refused)
+        return [headers.Group(None, tuple(file for file in files if file.path not in refused))]
+
+    def _blame(
+        self,
+        file: ForeignFile,
+        error: Exception,
+        refused: dict[str, str],
+        cut: dict[str, Salvage],
+        groups: list[headers.Group],
+    ) -> None:
+        """A job failed over one file: is it the file, or the way to it? If it is the file, set it aside."""
+        if culprits.is_gone(error):
+            raise SourceFileChanged(f"{file.path} is gone") from error
+        if culprits.is_out_of_reach(error):
+            raise error
+        again = self._failing(file)
+        if again is None:
+            raise error  # it can be read by itself: another try is due
+        left = salvage.of_gzip(file.path, self._open) if self._reading.by_lines else None
+        if left is not None and left.lines == self._lines([file], cut=True).count():
+            cut[file.path] = left
+            groups.append(headers.Group(_header_of(file, self._schema, self._reading, self._open), (file,)))
+        else:
+            refused[file.path] = culprits.reason(again)
+
+    def _failing(self, file: ForeignFile) -> Exception | None:
+        """What reading this file alone ends with; None when nothing is wrong."""
+        header = _header_of(file, self._schema, self._reading, self._open)
+        try:
+            frame = self._records(headers.Group(header, (file,)), cut=False)
+            frame.write.format("noop").mode("overwrite").save()
+        except Exception as error:  # noqa: BLE001 - the answer
+            return error
+        return None
+
+    # --- rows that fit
+
+    def _fitting(
+        self, groups: Sequence[headers.Group], cut: Mapping[str, Salvage], counted: object
+    ) -> "DataFrame | None":
+        from pyspark.sql import functions as sf
+
+        frames = []
+        for group in groups:
+            for is_cut in (False, True):
+                files = tuple(file for file in group.files if (file.path in cut) is is_cut)
+                if files:
+                    frames.append(self._records(headers.Group(group.header, files), cut=is_cut))
+        if not frames:
+            return None
+        everything = frames[0]
+        for frame in frames[1:]:
+            everything = everything.unionByName(frame)
+        wrong = sf.col(_WRONG)
+        # The observation stands between parsing and its use, so that a record is parsed once.
+        observed = everything.observe(counted, sf.count_if(wrong).alias("bad"))  # type: ignore[arg-type]
+        return observed.where(~wrong).select(
+            *[sf.col(f"{_PARSED}.{named(name)}") for name in self._schema.names]
+        )
+
+    def _records(self, group: headers.Group, *, cut: bool) -> "DataFrame":
+        """Records as (parsed, is it wrong?, file, text of a wrong one)."""
+        from pyspark.sql import functions as sf
+
+        reading, kept = self._reading, [sf.col(_FILE), sf.col(_TEXT)]
+        if reading.format is Format.TEXT:
+            lines = self._lines(group.files, cut=cut)
+            parsed = sf.struct(sf.col(_TEXT).alias(self._schema.names[0]))
+            return lines.select(parsed.alias(_PARSED), (~sf.is_valid_utf8(_TEXT)).alias(_WRONG), *kept)
+        if reading.format is Format.JSON and not reading.multiline:
+            lines = self._lines(group.files, cut=cut).where(sf.trim(_TEXT) != "")
+            parsed = sf.from_json(sf.col(_TEXT), _with_corrupt(self._schema), json_options(reading))
+            frame = lines.select(parsed.alias(_PARSED), *kept)
+            corrupt = sf.col(_PARSED).isNull() | sf.col(f"{_PARSED}.{CORRUPT}").isNotNull()
+            return frame.withColumn(_WRONG, corrupt | is_wrong_json(sf.col(_TEXT)))
+        return self._structured(group, cut=cut)
+
+    def _structured(self, group: headers.Group, *, cut: bool) -> "DataFrame":
+        """As `_records`, by Spark's own reader of a format."""
+        from pyspark.sql import functions as sf
+
+        reading = self._reading
+        reader, uris = self._reader(cut=cut), [file.read_uri for file in group.files]
+        columns: list[Column]
+        if reading.format is Format.PARQUET:
+            frame = reader.schema(self._schema).parquet(*uris)
+            columns = [sf.col(named(name)) for name in self._schema.names]
+            text: Column = sf.lit(None).cast("string")
+        else:
+            schema = self._schema if group.header is None else group.header.schema
+            reader = reader.schema(_with_corrupt(schema))
+            if reading.format is Format.CSV:
+                frame = reader.options(**csv_options(reading)).csv(uris)
+            else:
+                frame = reader.options(**json_options(reading), multiLine="true").json(uris)
+            there = set(schema.names)
+            columns = [
+                sf.col(named(field.name))
+                if field.name in there
+                else sf.lit(None).cast(field.dataType).alias(field.name)
+                for field in self._schema.fields
+            ]
+            text = sf.col(CORRUPT)
+        return frame.select(
+            sf.struct(*columns).alias(_PARSED),
+            text.isNotNull().alias(_WRONG),
+            sf.col("_metadata.file_path").alias(_FILE),
+            text.alias(_TEXT),
+        )
+
+    def _lines(self, files: Sequence[ForeignFile], *, cut: bool) -> "DataFrame":
+        from pyspark.sql import functions as sf
+
+        return (
+            self._reader(cut=cut)
+            .text([file.read_uri for file in files])
+            .select(
+                sf.col("value").alias(_TEXT),
+                sf.col("_metadata.file_path").alias(_FILE),
+                sf.col("_metadata.file_block_start").alias(_BLOCK),
+            )
+        )
+
+    def _reader(self, *, cut: bool) -> "DataFrameReader":
+        reader = self._spark.read.options(**self._options)
+        return reader.option("ignoreCorruptFiles", "true" if cut else "false")
+
+    # --- what does not fit
+
+    def _quarantine(
+        self,
+        groups: Sequence[headers.Group],
+        refused: Mapping[str, str],
+        cut: Mapping[str, Salvage],
+        bad: int,
+        write_bad: Write,
+    ) -> Written:
+        whole = [(path, None, None, why) for path, why in refused.items()]
+        tails = [
+            (path, left.lines + 1, left.tail or None, "the packed data ends in the middle")
+            for path, left in cut.items()
+        ]
+        frame = self._spark.createDataFrame([*whole, *tails], BAD_SCHEMA) if whole or tails else None
+        if bad:
+            for group in groups:
+                for is_cut in (False, True):
+                    files = tuple(file for file in group.files if (file.path in cut) is is_cut)
+                    found = self._wrong(headers.Group(group.header, files), cut=is_cut) if files else None
+                    if found is not None:
+                        frame = found if frame is None else frame.unionByName(found)
+        assert frame is not None
+        written = write_bad(frame, "")
+        expected = bad + len(whole) + len(tails)
+        if written.rows != expected:
+            raise SourceMiscounted(
+                f"{expected} records for quarantine, and {written.rows} when they were sought"
+            )
+        return written
+
+    def _wrong(self, group: headers.Group, *, cut: bool) -> "DataFrame | None":
+        """The wrong records of some files, with their lines and what is wrong with each."""
+        from pyspark.sql import functions as sf
+
+        records = self._records(group, cut=cut).where(_WRONG)
+        paths = {str(row[0]) for row in records.select(_FILE).distinct().collect()}
+        affected = [file for file in group.files if file.is_reported_as(paths)]
+        if not affected:
+            return None
+        names = [
+            (path, next(file.path for file in affected if file.is_reported_as({path}))) for path in paths
+        ]
+        called = sf.broadcast(self._spark.createDataFrame(names, f"{_FILE} STRING, file STRING"))
+        part = headers.Group(group.header, tuple(affected))
+        numbered = (
+            self._numbered_lines(part, cut=cut) if self._reading.by_lines else self._numbered(part, cut=cut)
+        )
+        schema = self._schema if group.header is None else group.header.schema
+        return numbered.join(called, _FILE).select(
+            sf.col("file"),
+            sf.col("line"),
+            sf.make_valid_utf8(_TEXT).alias("record"),
+            what_is_wrong(sf.col(_TEXT), schema, self._reading).alias("error"),
+        )
+
+    def _numbered_lines(self, group: headers.Group, *, cut: bool) -> "DataFrame":
+        """Wrong lines with their numbers.
+
+        A line is wrong by its text alone, so the lines that have the text of a wrong record are the wrong
+        ones; but for the header, which is no record.
+        """
+        from pyspark.sql import functions as sf
+
+        lines = self._lines(group.files, cut=cut).withColumn(_ID, sf.monotonically_increasing_id())
+        blocks = lines.groupBy(_FILE, _BLOCK).agg(
+            sf.min(_ID), sf.count(sf.lit(1)), sf.min(sf.when(sf.trim(_TEXT) != "", sf.col(_ID)))
+        )
+        before: dict[str, int] = {}
+        firsts: dict[str, int] = {}
+        known = []
+        for file, block, first, count, filled in sorted(tuple(row) for row in blocks.collect()):
+            passed = before.get(file, 0)
+            known.append((file, block, passed - first + 1))
+            before[file] = passed + count
+            if filled is not None:
+                firsts.setdefault(file, passed + filled - first + 1)
+        shifts = self._spark.createDataFrame(known, f"{_FILE} STRING, {_BLOCK} BIGINT, shift BIGINT")
+        numbered = lines.join(sf.broadcast(shifts), [_FILE, _BLOCK]).select(
+            _FILE, _TEXT, (sf.col(_ID) + sf.col("shift")).alias("line")
+        )
+        if group.header is not None:
+            heads = self._spark.createDataFrame(list(firsts.items()), f"{_FILE} STRING, line BIGINT")
+            numbered = numbered.join(sf.broadcast(heads), [_FILE, "line"], "left_anti")
+        wrong = self._records(group, cut=cut).where(_WRONG).select(_FILE, _TEXT).distinct()
+        return numbered.join(wrong, [_FILE, _TEXT], "left_semi")
+
+    def _numbered(self, group: headers.Group, *, cut: bool) -> "DataFrame":
+        """Wrong records with their places among the records of their file, which no task shares."""
+        from pyspark.sql import functions as sf
+
+        records = self._records(group, cut=cut).withColumn(_ID, sf.monotonically_increasing_id())
+        firsts = records.groupBy(_FILE).agg(sf.min(_ID).alias("first"))
+        table = self._spark.createDataFrame(
+            [tuple(row) for row in firsts.collect()], f"{_FILE} STRING, first BIGINT"
+        )
+        return (
+            records.join(sf.broadcast(table), _FILE)
+            .where(_WRONG)
+            .select(_FILE, _TEXT, (sf.col(_ID) - sf.col("first") + 1).alias("line"))
+        )
+
+
+def _with_corrupt(schema: "StructType") -> "StructType":
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    fields = [StructField(field.name, field.dataType) for field in schema.fields]
+    return StructType([*fields, StructField(CORRUPT, StringType())])
+
+
+def _header_of(
+    file: ForeignFile, schema: "StructType", reading: Reading, open_file: Callable[[str], BinaryIO]
+) -> "headers.Header | None":
+    if reading.format is not Format.CSV or not reading.header:
+        return None
+    groups = headers.grouped([file], schema, reading, open_file, {})
+    return groups[0].header if groups else None

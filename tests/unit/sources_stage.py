@@ -1,0 +1,176 @@
+"""A stage for tests of sources without Spark: a real folder, one store, objects in memory or on disk.
+
+Tasks are run in this process: files of JSON lines are read by Python and kept as an object per sink, so that
+what was read, by which attempt, can be told from the objects that are published.
+"""
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.unit.lots_stage import Stage
+from tidemill.cluster import nodes
+from tidemill.cluster.nodes import Node
+from tidemill.events import Event
+from tidemill.lots import datasets
+from tidemill.lots.datasets import Dataset
+from tidemill.lots.keys import DatasetId
+from tidemill.lots.manifest import StoredObject
+from tidemill.objects.memory import MemoryObjects
+from tidemill.objects.port import Objects
+from tidemill.publish.manifests import Manifests
+from tidemill.publish.parts import PartDone, PartEnd, PartFailed, PartPlace, PartTask, SinkWritten
+from tidemill.sources import files, windows
+from tidemill.sources.declarations import SourceSpec, quarantine_of, source_id
+from tidemill.sources.files import TakenFile
+from tidemill.sources.folder import FolderSpec, folder
+from tidemill.sources.keys import SourceKeys
+from tidemill.sources.work import SourceWork, declare
+from tidemill.store import Store
+from tidemill.testing.fake_clock import FakeClock
+
+LONG_US = 10**13
+ORDERS = DatasetId("orders")
+BAD = quarantine_of(ORDERS)
+SOURCE = source_id("shop", "orders")
+OLD_S = 1_600_000_000
+
+
+class PlainParts:
+    """Runs tasks here and now; `before` is called with each of them first."""
+
+    def __init__(self, root: Path, objects: Objects, chance: random.Random) -> None:
+        self.root = root
+        self.objects = objects
+        self.chance = chance
+        self.before: Callable[[PartTask], None] = lambda _: None
+        self.ran: list[PartTask] = []
+
+    def run(self, tasks: Sequence[PartTask]) -> Iterator[PartEnd]:
+        for task in tasks:
+            try:
+                self.before(task)
+                self.ran.append(task)
+                yield PartDone(task=task, written=self._made(task))
+            except OSError as error:
+                yield PartFailed(task=task, kind=type(error).__name__, message=str(error))
+
+    def _made(self, task: PartTask) -> tuple[SinkWritten, ...]:
+        place = PartPlace(f"{self.chance.getrandbits(64):016x}", 1)
+        good: list[Any] = []
+        bad: list[Any] = []
+        for item in task.inputs[0].objects:
+            for number, line in enumerate((self.root / item.uri).read_text().splitlines(), 1):
+                try:
+                    good.append([item.uri, json.loads(line)])
+                except ValueError:
+                    bad.append([item.uri, number, line])
+        written = []
+        for sink, rows in zip(task.sinks, (good, bad), strict=True):
+            made = []
+            if rows:
+                info = self.objects.put(
+                    place.data_prefix(task, sink) + "part-0.parquet", json.dumps(rows).encode()
+                )
+                made = [StoredObject(uri=info.key, size=info.size, rows=len(rows), etag=info.etag)]
+            written.append(SinkWritten(dataset=sink.dataset, objects=tuple(made), rows=len(rows)))
+        return tuple(written)
+
+
+class SourceStage:
+    """One folder, one store, any number of nodes."""
+
+    def __init__(self, root: Path, store: Store | None = None, **policy: Any) -> None:
+        self.root = root
+        self.root.mkdir(exist_ok=True)
+        self.stage = Stage(store, scan=False)
+        self.store = self.stage.store
+        self.clock: FakeClock = self.stage.clock
+        self.objects = MemoryObjects(self.clock)
+        self.keys = SourceKeys("c")
+        self.chance = random.Random(5)
+        self.told: list[Event] = []
+        self.place: FolderSpec = folder(f"{root}/**/*.json", **policy)
+        self.spec = SourceSpec(
+            id=SOURCE,
+            pipeline="shop",
+            dataset=ORDERS,
+            schema="id BIGINT",
+            reading=self.place.reading,
+            policy=self.place.policy,
+            quarantine=BAD,
+        )
+        self.store.run(
+            lambda tx: datasets.declare(
+                tx, self.keys.publish.lots, Dataset(name="orders", schema="id BIGINT")
+            )
+        )
+        self.store.run(lambda tx: declare(tx, self.keys, self.spec))
+
+    def put(self, path: str, *ids: int, body: str | None = None, age_s: float | None = None) -> None:
+        """A file of JSON lines, as old as the hills unless told."""
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(body if body is not None else "".join(f'{{"id":{one}}}\n' for one in ids))
+        at = OLD_S if age_s is None else self.clock.wall() - age_s
+        os.utime(target, (at, at))
+
+    def node(self, name: str) -> Node:
+        return self.store.run(
+            lambda tx: nodes.join(tx, self.keys.publish.cluster, Node(id=name, epoch=0), LONG_US)
+        )
+
+    def work(self, node: Node | str = "n1", **parts: Any) -> SourceWork:
+        node = self.node(node) if isinstance(node, str) else node
+        plain = PlainParts(self.root, self.objects, self.chance)
+        plain.before = parts.pop("before", plain.before)
+        return SourceWork(
+            self.spec,
+            self.place.listing(),
+            store=self.store,
+            keys=self.keys,
+            node=node,
+            objects=self.objects,
+            parts=plain,
+            clock=self.clock,
+            chance=self.chance,
+            emit=self.told.append,
+            **parts,
+        )
+
+    def run(self, node: Node | str = "n1") -> SourceWork:
+        work = self.work(node)
+        work.look()
+        work.work()
+        return work
+
+    # --- what there is
+
+    def published(self, dataset: DatasetId = ORDERS) -> list[Any]:
+        """All rows of all lots, by position."""
+        manifests = Manifests(self.objects, self.clock)
+        rows = sorted(self.stage.rows_of(dataset), key=lambda row: row.position)
+        found = []
+        for row in rows:
+            for item in manifests.listed(row.manifest):
+                found += json.loads(self.objects.get(item.uri)[0])
+        return found
+
+    def taken(self) -> dict[str, TakenFile]:
+        return dict(self.store.run(lambda tx: files.listed(tx, self.keys, SOURCE, limit=100_000)))
+
+    def open_windows(self) -> list[windows.AnyWindow]:
+        return self.store.run(lambda tx: windows.open_windows(tx, self.keys, SOURCE))
+
+    def heard(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.told if isinstance(event, kind)]
+
+
+def ids(rows: Sequence[Any]) -> list[int]:
+    return sorted(row[1]["id"] for row in rows)
+
+
+__all__ = ["BAD", "ORDERS", "SOURCE", "PlainParts", "SourceStage", "ids"]

@@ -1,0 +1,141 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from tidemill.errors import SourceUnavailable
+from tidemill.sources.folder import FolderListing, folder
+from tidemill.sources.listing import Found, Settling
+from tidemill.sources.patterns import Pattern
+from tidemill.testing.fake_clock import FakeClock
+
+
+def listed(root: Path, pattern: str = "**/*.json", **kind: str) -> tuple[list[str], list[tuple[str, str]]]:
+    skipped: list[tuple[str, str]] = []
+    listing = FolderListing(root, Pattern(pattern))
+    return [file.path for file in listing.files(lambda *told: skipped.append(told), **kind)], skipped
+
+
+def make(root: Path, *paths: str) -> None:
+    for path in paths:
+        target = root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text("{}")
+
+
+def test_files_come_in_the_order_of_their_whole_paths_from_behind_any_path(tmp_path: Path) -> None:
+    make(tmp_path, "a/x.json", "a-1.json", "a.json", "b/c/d.json", "b.json", "Z.json", "ä.json")
+    everything, _ = listed(tmp_path)
+    assert everything == sorted(everything)
+    assert len(everything) == 7
+    for place, path in enumerate(everything):
+        assert listed(tmp_path, after=path)[0] == everything[place + 1 :]
+        assert listed(tmp_path, until=path)[0] == everything[: place + 1]
+
+
+def test_files_that_somebody_may_still_be_writing_are_left_alone(tmp_path: Path) -> None:
+    make(
+        tmp_path,
+        ".hidden.json",
+        "_success.json",
+        "_temporary/0/a.json",
+        ".git/a.json",
+        "a.json.tmp",
+        "a.json.crdownload",
+        "a.json~",
+        "a.json._COPYING_",
+        "a.part",
+        "whole.json",
+    )
+    assert listed(tmp_path, "**")[0] == ["whole.json"]
+
+
+def test_names_of_any_kind_are_kept_as_they_are(tmp_path: Path) -> None:
+    names = [
+        "a b.json",
+        "it's.json",
+        'say "x".json',
+        "day=1.json",
+        "100%.json",
+        "ünï.json",
+        "日本.json",
+        "#;&?*[x]{y}.json",
+    ]
+    make(tmp_path, *names)
+    assert sorted(listed(tmp_path)[0]) == sorted(names)
+
+
+def test_names_that_cannot_be_kept_track_of_are_told_of(tmp_path: Path) -> None:
+    make(tmp_path, "fine.json", "/".join(["d" * 200] * 5) + "/long.json", "new\nline.json")
+    (tmp_path / os.fsdecode(b"bad\xff.json")).write_text("{}")
+    found, skipped = listed(tmp_path)
+    assert found == ["fine.json"]
+    assert len(skipped) == 3
+    assert any("UTF-8" in why for _, why in skipped)
+
+
+def test_links_to_files_are_followed_and_links_to_folders_are_not(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    make(root, "real.json")
+    make(tmp_path, "outside/x.json")
+    (root / "link.json").symlink_to(tmp_path / "outside" / "x.json")
+    (root / "gone.json").symlink_to(tmp_path / "nothing.json")
+    (root / "loop").symlink_to(root)
+    os.mkfifo(root / "pipe.json")
+    found, skipped = listed(root)
+    assert found == ["link.json", "real.json"]
+    assert skipped == [("loop", "a link to a folder is not followed")]
+
+
+def test_what_is_deleted_while_it_is_listed_is_passed_over(tmp_path: Path) -> None:
+    make(tmp_path, "a.json", "b/x.json", "c.json", "d/x.json")
+    found = []
+    for file in FolderListing(tmp_path, Pattern("**/*.json")).files(lambda *_: None):
+        found.append(file.path)
+        for gone in ("c.json", "d/x.json"):
+            (tmp_path / gone).unlink(missing_ok=True)
+        if (tmp_path / "d").exists():
+            (tmp_path / "d").rmdir()
+    assert found == ["a.json", "b/x.json"]
+
+
+def test_a_missing_folder_is_empty_and_a_file_in_its_place_an_error(tmp_path: Path) -> None:
+    assert listed(tmp_path / "later")[0] == []
+    make(tmp_path, "file")
+    with pytest.raises(SourceUnavailable) as refused:
+        listed(tmp_path / "file")
+    assert refused.value.hint
+
+
+def test_a_file_is_its_size_and_time_wherever_it_lies(tmp_path: Path) -> None:
+    make(tmp_path, "a.json")
+    listing = folder(f"{tmp_path}/*.json").listing()
+    before = listing.look("a.json")
+    copy = tmp_path / "copy"
+    copy.write_text("{}")
+    at = (tmp_path / "a.json").stat()
+    os.utime(copy, ns=(at.st_atime_ns, at.st_mtime_ns))
+    copy.rename(tmp_path / "a.json")
+    assert listing.look("a.json") == before
+    (tmp_path / "a.json").write_text("{ }")
+    assert listing.look("a.json") != before
+    assert listing.look("none.json") is None
+    with listing.open("a.json") as file:
+        assert file.read() == b"{ }"
+
+
+def test_a_file_settles_by_its_time_or_by_ours() -> None:
+    clock = FakeClock()
+    settling = Settling(clock, 10)
+    assert settling.settled(Found("old", 1, clock.wall() - 10, "v"))
+    ahead = Found("ahead", 1, clock.wall() + 3600, "v1")  # written by a machine whose clock is an hour ahead
+    assert not settling.settled(ahead)
+    clock.advance(6)
+    assert settling.wait_s() == 4
+    grown = ahead._replace(version="v2")
+    assert not settling.settled(grown)
+    clock.advance(9)
+    assert not settling.settled(grown)
+    clock.advance(1)
+    assert settling.settled(grown)
+    assert settling.wait_s() is None

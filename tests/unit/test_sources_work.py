@@ -1,0 +1,420 @@
+"""From files to lots: each file in exactly one, whoever lists, works and dies."""
+
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.unit.sources_stage import BAD, ORDERS, SOURCE, SourceStage, ids
+from tidemill import crash
+from tidemill.cluster.keeper import Keeper
+from tidemill.crash import Crashed
+from tidemill.errors import LeaseLost
+from tidemill.publish.parts import PartTask
+from tidemill.sources import windows
+from tidemill.sources.events import (
+    FileChanged,
+    FilesFound,
+    FileSkipped,
+    FilesLeftOut,
+    RecordsQuarantined,
+    WindowFailed,
+    WindowPublished,
+    WindowTaken,
+)
+from tidemill.sources.windows import Failed, Held, Listed
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> SourceStage:
+    return SourceStage(tmp_path / "in", settle_s=2)
+
+
+@pytest.mark.rule("CLU-22")
+def test_a_file_is_taken_once_across_looks_and_restarts(stage: SourceStage) -> None:
+    stage.put("a.json", 1, 2)
+    stage.put("x/b.json", 3)
+    stage.run()
+    assert ids(stage.published()) == [1, 2, 3]
+    stage.put("c.json", 4)
+    stage.run()
+    stage.run("another")
+    assert ids(stage.published()) == [1, 2, 3, 4]
+    assert [event.lot for event in stage.stage.events(ORDERS)] == [f"A{n:017}" for n in (1, 2)]
+    assert stage.open_windows() == []
+    assert set(stage.taken()) == {"a.json", "x/b.json", "c.json"}
+    stage.stage.check()
+
+
+@pytest.mark.rule("LOT-35")
+def test_a_file_is_acknowledged_in_the_transaction_that_publishes_its_lot(stage: SourceStage) -> None:
+    stage.put("a.json", 1)
+    work = stage.work()
+    work.look()
+    seen = []
+    for point in ("publish.commit.before", "publish.commit.after"):
+        with crash.armed(point), pytest.raises(Crashed):
+            work.work()
+        row = stage.store.run(lambda tx: windows.read(tx, stage.keys, SOURCE, 1))
+        assert row is not None
+        seen.append((row.state.value, len(stage.stage.events(ORDERS))))
+        work = stage.work()  # a new life of the node
+    assert seen == [("held", 0), ("published", 1)]
+
+
+def test_what_happens_is_told(stage: SourceStage) -> None:
+    stage.put("a.json", body='{"id":1}\n{"id":2}\nnonsense\n')
+    stage.run()
+    (found,), (taken,), (published,) = map(stage.heard, (FilesFound, WindowTaken, WindowPublished))
+    assert (found.files, found.windows, found.size) == (1, 1, 27)
+    assert (taken.window, taken.node, taken.files, taken.over) == (1, "n1", 1, False)
+    assert (published.lot, published.position, published.rows) == ("A00000000000000001", 1, 2)
+    (quarantined,) = stage.heard(RecordsQuarantined)
+    assert (quarantined.dataset, quarantined.records) == ("orders_quarantine", 1)
+
+
+def test_wrong_records_are_a_lot_of_the_quarantine_with_the_same_id(stage: SourceStage) -> None:
+    stage.put("a.json", 1)
+    stage.run()
+    assert stage.stage.events(BAD) == []  # nothing was wrong, so there is no lot
+    stage.put("b.json", body='{"id":2}\n{"id":\n')
+    stage.run()
+    assert ids(stage.published()) == [1, 2]
+    assert stage.published(BAD) == [["b.json", 2, '{"id":']]
+    assert [event.lot for event in stage.stage.events(BAD)] == ["A00000000000000002"]
+
+
+def test_a_window_of_nothing_but_wrong_records_is_an_empty_lot(stage: SourceStage) -> None:
+    stage.put("a.json", body="nonsense\n")
+    stage.run()
+    assert [event.state.value for event in stage.stage.events(ORDERS)] == ["empty"]
+    assert [event.state.value for event in stage.stage.events(BAD)] == ["complete"]
+
+
+# --- which files
+
+
+def test_young_and_empty_files_wait(stage: SourceStage) -> None:
+    stage.put("young.json", 1, age_s=0.5)
+    stage.put("empty.json", body="")
+    work = stage.work()
+    looked = work.look()
+    assert looked is not None
+    assert (looked.listed, looked.taken) == (2, 0)
+    assert looked.waiting_s == 2
+    stage.clock.advance(2)
+    looked = work.look()
+    assert looked is not None
+    assert (looked.taken, looked.waiting_s) == (1, None)
+    stage.put("empty.json", 5)
+    stage.run("n2")
+    assert ids(stage.published()) == [1, 5]
+
+
+def test_a_file_that_is_still_growing_waits_however_old_its_time(stage: SourceStage) -> None:
+    work = stage.work()
+    for step in range(3):
+        stage.put("slow.json", *range(step + 1), age_s=0)
+        looked = work.look()
+        assert looked is not None
+        assert looked.taken == 0
+        stage.clock.advance(1)
+    stage.clock.advance(1)
+    assert work.look().taken == 1  # type: ignore[union-attr]
+
+
+def test_a_file_under_a_hidden_name_is_taken_when_it_is_renamed(stage: SourceStage) -> None:
+    stage.put(".a.json", 1)
+    stage.put("b.json.tmp", 2)
+    stage.run()
+    assert stage.published() == []
+    (stage.root / ".a.json").rename(stage.root / "a.json")
+    (stage.root / "b.json.tmp").rename(stage.root / "b.json")
+    stage.run()
+    assert ids(stage.published()) == [1, 2]
+
+
+def test_a_file_that_changed_after_it_was_taken_is_told_of_once(stage: SourceStage) -> None:
+    stage.put("a.json", 1)
+    work = stage.run()
+    stage.put("a.json", 1, 2)
+    work.look()
+    stage.run("another")  # which tells nobody what was told
+    assert [(event.path, event.taken) for event in stage.heard(FileChanged)] == [("a.json", False)]
+    assert ids(stage.published()) == [1]
+    stage.put("a.json", 1, 2, 3)
+    work.look()
+    assert len(stage.heard(FileChanged)) == 2
+
+
+def test_a_file_that_changed_is_taken_again_where_that_is_wanted(tmp_path: Path) -> None:
+    stage = SourceStage(tmp_path / "in", on_change="take")
+    stage.put("a.json", 1)
+    stage.run()
+    stage.put("a.json", 2, 3)
+    stage.run()
+    stage.run()
+    assert ids(stage.published()) == [1, 2, 3]
+    assert [event.taken for event in stage.heard(FileChanged)] == [True]
+
+
+def test_a_file_that_may_not_be_read_waits_and_is_told_of_once(
+    stage: SourceStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.put("locked.json", 1)
+    stage.put("open.json", 2)
+    may_read = os.access
+    monkeypatch.setattr(os, "access", lambda path, *how, **more: "locked" not in str(path))
+    work = stage.work()
+    work.look()
+    work.look()
+    assert [(event.path, event.why) for event in stage.heard(FileSkipped)] == [
+        ("locked.json", "it may not be read")
+    ]
+    monkeypatch.setattr(os, "access", may_read)
+    work.look()
+    work.work()
+    assert ids(stage.published()) == [1, 2]
+
+
+def test_windows_are_bounded_by_files_bytes_and_rows(tmp_path: Path) -> None:
+    few = SourceStage(tmp_path / "few", max_files=3)
+    for number in range(8):
+        few.put(f"{number}.json", number)
+    looked = few.work().look()
+    assert looked is not None
+    assert len(looked.windows) == 3
+    small = SourceStage(tmp_path / "small", max_bytes=25)
+    for number in range(4):
+        small.put(f"{number}.json", 1)
+    small.put("large.json", *range(20))  # larger than any window: one of its own
+    assert [window.about.files for window in small.open_windows()] == []
+    small.run()
+    assert len(small.stage.events(ORDERS)) == 3
+
+
+@pytest.mark.rule("LOT-43")
+def test_no_transaction_grows_with_the_files(tmp_path: Path) -> None:
+    """Long paths fill a transaction by bytes; each window still fits, and so does its publication."""
+    stage = SourceStage(tmp_path / "in")
+    deep = "/".join(["d" * 200] * 4)
+    (stage.root / deep).mkdir(parents=True)
+    for number in range(700):
+        (stage.root / deep / f"{number:03}.json").write_text(f'{{"id":{number}}}\n')
+        os.utime(stage.root / deep / f"{number:03}.json", (1, 1))
+    work = stage.work()
+    looked = work.look()
+    assert looked is not None
+    assert looked.taken == 700
+    assert len(looked.windows) == 2
+    work.work()
+    assert ids(stage.published()) == list(range(700))
+
+
+# --- files that change while they are read
+
+
+def test_files_that_change_or_go_before_they_are_read_are_taken_as_they_are_then(stage: SourceStage) -> None:
+    for name in ("changes", "goes", "stays"):
+        stage.put(f"{name}.json", len(name))
+
+    def disturb(task: PartTask) -> None:
+        if len(task.inputs[0].objects) == 3:
+            stage.put("changes.json", 70, 71)
+            (stage.root / "goes.json").unlink()
+            raise OSError("a file changed")
+
+    work = stage.work(before=disturb)
+    work.look()
+    assert work.work() == 1
+    assert ids(stage.published()) == [5]
+    (left,) = stage.heard(FilesLeftOut)
+    assert left.paths == ["changes.json", "goes.json"]
+    assert set(stage.taken()) == {"stays.json"}
+    stage.run()
+    assert ids(stage.published()) == [5, 70, 71]
+
+
+def test_a_window_without_any_file_left_is_dropped(stage: SourceStage) -> None:
+    stage.put("a.json", 1)
+
+    def disturb(task: PartTask) -> None:
+        (stage.root / "a.json").unlink()
+        raise OSError("gone")
+
+    work = stage.work(before=disturb)
+    work.look()
+    assert work.work() == 1
+    assert (stage.open_windows(), stage.taken(), stage.published()) == ([], {}, [])
+    row = stage.store.run(lambda tx: windows.read(tx, stage.keys, SOURCE, 1))
+    assert row is not None
+    assert row.state.value == "dropped"
+
+
+def test_a_window_that_cannot_be_read_waits_and_is_tried_again(stage: SourceStage) -> None:
+    stage.put("a.json", 1)
+    broken = True
+
+    def disturb(task: PartTask) -> None:
+        if broken:
+            raise OSError("Spark is away")
+
+    work = stage.work(before=disturb)
+    work.look()
+    assert work.work() == 0
+    (failed,) = stage.open_windows()
+    assert isinstance(failed, Failed)
+    assert (failed.kind, failed.message) == ("OSError", "Spark is away")
+    (told,) = stage.heard(WindowFailed)
+    assert told.wait_s == 30
+    stage.put("b.json", 2)  # does not wait behind it
+    broken = False
+    work.look()
+    work.work()
+    assert ids(stage.published()) == [2]
+    stage.clock.advance(30)
+    work.work()
+    assert ids(stage.published()) == [1, 2]
+    assert stage.open_windows() == []
+
+
+# --- several nodes
+
+
+@pytest.mark.rule("CLU-21")
+def test_the_windows_of_a_node_that_is_gone_are_taken_over_with_their_attempts(stage: SourceStage) -> None:
+    stage.put("a.json", 1)
+    dead = stage.node("dead")
+    work = stage.work(dead)
+    work.look()
+    with crash.armed("publish.part-manifest.after"), pytest.raises(Crashed):
+        work.work()
+    (held,) = stage.open_windows()
+    assert isinstance(held, Held)
+    other = stage.work("other")
+    assert other.work() == 0  # its node is alive
+    stage.stage.kill(dead)
+    assert other.work() == 1
+    taken = stage.heard(WindowTaken)
+    assert [(event.node, event.over) for event in taken] == [("dead", False), ("other", True)]
+    assert taken[0].attempt == taken[1].attempt
+    assert ids(stage.published()) == [1]
+
+
+def test_a_node_does_not_take_over_its_own_window_in_the_same_life(stage: SourceStage) -> None:
+    stage.put("a.json", 1)
+    node = stage.node("n")
+    work = stage.work(node)
+    work.look()
+    with crash.armed("publish.intent.before"), pytest.raises(Crashed):
+        work.work()
+    assert stage.work(node).work() == 0
+    assert stage.work(stage.node("n")).work() == 1
+
+
+def test_a_zombie_publishes_nothing_after_its_window_was_taken_over(stage: SourceStage) -> None:
+    stage.put("a.json", 1)
+    dead = stage.node("dead")
+
+    def sleep(task: PartTask) -> None:
+        stage.stage.kill(dead)
+        stage.run("other")
+
+    work = stage.work(dead, before=sleep)
+    work.look()
+    with pytest.raises(LeaseLost):
+        work.work()
+    assert ids(stage.published()) == [1]
+    assert len(stage.stage.events(ORDERS)) == 1
+
+
+def test_two_nodes_do_not_list_at_once(stage: SourceStage) -> None:
+    stage.put("a.json", 1)
+    keepers = [Keeper(stage.store, name, clock=stage.clock, chance=stage.chance) for name in ("n1", "n2")]
+    works = [stage.work(keeper.holder, keeper=keeper) for keeper in keepers]
+    held = keepers[0].acquire(stage.keys.looking(SOURCE))
+    assert works[1].look() is None
+    keepers[0].release(held)  # type: ignore[arg-type]
+    looked = works[1].look()
+    assert looked is not None
+    assert looked.taken == 1
+    assert works[0].look() is not None
+
+
+def test_whoever_lost_the_lease_takes_nothing(stage: SourceStage) -> None:
+    stage.put("a.json", 1)
+    keeper = Keeper(stage.store, "n1", clock=stage.clock, chance=stage.chance)
+    work = stage.work("n1", keeper=keeper)
+    held = keeper.acquire(stage.keys.looking(SOURCE))
+    stage.clock.advance(60)
+    with pytest.raises(LeaseLost):
+        work._looker.look(fence=held.fence)  # type: ignore[union-attr]
+    assert stage.taken() == {}
+
+
+# --- crashes
+
+
+def _points(tmp_path: Path) -> list[str]:
+    stage = SourceStage(tmp_path / "probe")
+    stage.put("a.json", body='{"id":1}\nnonsense\n')
+    with crash.recorded() as seen:
+        stage.run()
+    return sorted(point for point in seen if point.startswith(("sources.", "publish.")))
+
+
+@pytest.mark.rule("LOT-20")
+@pytest.mark.rule("LOT-35")
+def test_a_crash_before_or_after_any_durable_step_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    points = _points(tmp_path)
+    assert {"sources.take.before", "sources.begin.after", "publish.commit.before"} <= set(points)
+    for number, (point, visit) in enumerate(itertools.product(points, (1, 2))):
+        stage = SourceStage(tmp_path / f"s{number}", max_files=2)
+        for file in range(5):
+            stage.put(f"{file}.json", body=f'{{"id":{file}}}\nbad {file}\n')
+        with crash.armed(point, visit=visit):
+            try:
+                stage.run()
+            except Crashed:
+                pass
+            else:
+                assert visit == 2
+        stage.put("late.json", 9)
+        stage.run()
+        assert ids(stage.published()) == [0, 1, 2, 3, 4, 9], point
+        assert len(stage.published(BAD)) == 5, point
+        assert stage.open_windows() == []
+        stage.stage.check()
+
+
+def test_a_crash_while_files_are_left_out_or_a_window_fails_loses_nothing(tmp_path: Path) -> None:
+    for number, point in enumerate(
+        f"sources.{step}.{when}" for step in ("leave-out", "fail") for when in ("before", "after")
+    ):
+        stage = SourceStage(tmp_path / f"s{number}")
+        stage.put("a.json", 1)
+        stage.put("b.json", 2)
+
+        def disturb(task: PartTask, stage: SourceStage = stage, point: str = point) -> None:
+            if "leave-out" in point:
+                stage.put("a.json", 11)
+            raise OSError("disturbed")
+
+        work = stage.work(before=disturb)
+        work.look()
+        with crash.armed(point), pytest.raises(Crashed):
+            work.work()
+        stage.clock.advance(3600)
+        for _ in range(3):
+            stage.run()
+        assert ids(stage.published()) == ([2, 11] if "leave-out" in point else [1, 2]), point
+
+
+def test_listed_windows_are_found_by_any_node(stage: SourceStage) -> None:
+    stage.put("a.json", 1)
+    stage.work("lister").look()
+    (window,) = stage.open_windows()
+    assert isinstance(window, Listed)
+    assert stage.work("worker").work(most=1) == 1
+    assert stage.work("worker").work_on(99) is False
