@@ -100,7 +100,9 @@
     ├── PipelineError                 something about a pipeline; the kinds below say what
     │   ├── PipelineNotFound          no pipeline where one was looked for
     │   ├── DeclarationError          a declaration that cannot be carried out; says the line
-    │   └── AppendRefused             rows that do not fit their table
+    │   ├── AppendRefused             rows that do not fit their table
+    │   ├── ArcResult                 an arc returned something else than it was to
+    │   └── CodeDiffers               a runner has other code for what it was given
     ├── SourceError                   something about a source; the kinds below say what
     │   ├── BadSource                 a declaration of a source that contradicts itself
     │   ├── SourceUnavailable         its folder or bucket cannot be listed (now)
@@ -757,6 +759,16 @@ class WeightOverflow(TraceError):
 class RunnerDied(TidemillError):
     code = "runner-died"
     hint = "see what the last of them wrote to standard error; out of memory is the most frequent reason"
+
+
+class ArcResult(PipelineError):
+    code = "arc-result"
+    hint = "return what its sinks are declared with; a change of columns needs a new table, or schema="
+
+
+class CodeDiffers(PipelineError):
+    code = "code-differs"
+    hint = "run the same release of the pipeline on every node"
 
 
 class DemoFailed(TidemillError):

@@ -104,6 +104,12 @@ class Schema:
         assert isinstance(struct, Struct)
         return Schema(struct.fields)
 
+    def all_nullable(self) -> "Schema":
+        """The same columns, of which any may be NULL: what a file can hold, and what Spark reads from it."""
+        struct = _loosened(Struct(self.columns))
+        assert isinstance(struct, Struct)
+        return Schema(struct.fields)
+
 
 def quoted(name: str) -> str:
     """A name as it may stand in a schema or in SQL: in back quotes unless it needs none.
@@ -147,6 +153,18 @@ def _loosened(kind: Type) -> Type:
     match kind:
         case Simple():
             return Simple("string") if kind.name.startswith(("char(", "varchar(")) else kind
+        case Array():
+            return Array(_loosened(kind.element))
+        case Map():
+            return Map(_loosened(kind.key), _loosened(kind.value))
+        case Struct():
+            return Struct(tuple(replace(c, type=_loosened(c.type), nullable=True) for c in kind.fields))
+
+
+def _loosened(kind: Type) -> Type:
+    match kind:
+        case Simple():
+            return kind
         case Array():
             return Array(_loosened(kind.element))
         case Map():

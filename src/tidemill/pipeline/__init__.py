@@ -1,0 +1,1 @@
+"""What users import: a pipeline, its datasets, sources, arcs and views."""

@@ -1,0 +1,82 @@
+"""What a user declared, before anything of it is done: frozen values, each with its line (LOT-1).
+
+Declaring touches neither a store nor Spark. `plan` turns declarations into steps, and says what is wrong with
+them; the same declarations are made by every process that imports the pipeline.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.keys import DatasetId
+from tidemill.pipeline.lines import Line
+from tidemill.sources.folder import FolderSpec
+
+Changes = Literal["linear", "raw"]
+Refresh = Literal["auto", "incremental", "full"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetDecl:
+    """A table that somebody writes to."""
+
+    dataset: Dataset
+    schema: str
+    line: Line
+
+    @property
+    def id(self) -> DatasetId:
+        return self.dataset.id
+
+    @property
+    def retracts(self) -> bool:
+        """Can rows of it go away again, other than by a correction?"""
+        return self.dataset.kind is not Kind.ROWS
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceDecl:
+    """What arrives for a dataset from outside."""
+
+    dataset: str
+    spec: FolderSpec
+    line: Line
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkDecl:
+    """One table an arc writes; its schema is what Spark makes of the function unless it is given (LOT-44)."""
+
+    name: str
+    partition_by: tuple[str, ...] = ()
+    schema: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArcDecl:
+    """A function from lots to lots."""
+
+    name: str
+    reads: tuple[str, ...]
+    sinks: tuple[SinkDecl, ...]
+    function: Callable[..., Any] = field(repr=False)
+    retries: int = 3
+    parts: int = 8
+    max_concurrent: int = 1
+    changes: Changes | None = None
+    line: Line
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewDecl:
+    """A query whose result is kept up to date."""
+
+    name: str
+    sql: str
+    group: str
+    refresh: Refresh = "auto"
+    line: Line
+
+
+AnyDecl = DatasetDecl | SourceDecl | ArcDecl | ViewDecl

@@ -1,0 +1,344 @@
+"""A pipeline: what users declare, and run.
+
+>>> import tidemill as tm
+>>> shop = tm.Pipeline("shop", home="shop-home")
+>>> orders = shop.dataset("orders", "id BIGINT, cust BIGINT, amount DECIMAL(10,2)")
+>>> shop
+<Pipeline shop: 1 dataset>
+
+Declaring touches neither a store nor Spark: a file that declares a pipeline can be imported anywhere. The
+store is opened when it is first needed, and Spark when something has to be computed.
+"""
+
+import os
+import random
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from tidemill.clock import SYSTEM, Clock
+from tidemill.errors import DeclarationError, TidemillError
+from tidemill.events import Emit, ignore
+from tidemill.futures.home import CLUSTER, Place
+from tidemill.lots.datasets import Dataset as Declared
+from tidemill.lots.datasets import Kind
+from tidemill.lots.ids import Unit
+from tidemill.pipeline.declarations import (
+    ArcDecl,
+    Changes,
+    DatasetDecl,
+    Refresh,
+    SinkDecl,
+    SourceDecl,
+    ViewDecl,
+)
+from tidemill.pipeline.lines import here
+from tidemill.pipeline.site import Site
+from tidemill.pipeline.tables import Dataset, Table, View
+from tidemill.sources.folder import FolderSpec
+from tidemill.spark.sessions import SparkSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tidemill.pipeline.plan import Plan
+    from tidemill.pipeline.report import Report
+
+F = TypeVar("F", bound=Callable[..., Any])
+Readable: TypeAlias = Table | str
+GROUP = "main"
+
+
+class Pipeline:
+    """Datasets, sources, arcs and views that belong together.
+
+    Args:
+        name: of the pipeline; its arcs and views are known by it.
+        home: a folder with everything in it (SQLite and files); made if missing.
+        store: the store's URL, instead of a home, with `objects` and the cluster key.
+        objects: the URL of the object storage that goes with `store`.
+        cluster: the name that everything in the store lies under.
+        key_file: the file of the cluster key; a home has its own.
+        spark: the session to use, a master (`local[4]`, `spark://…`), a Spark Connect address (`sc://…`), or
+            `SparkSettings`; `local[*]` by default.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        home: str | os.PathLike[str] | None = None,
+        store: str | None = None,
+        objects: str | None = None,
+        cluster: str = CLUSTER,
+        key_file: str | os.PathLike[str] | None = None,
+        spark: "SparkSession | SparkSettings | str | None" = None,
+        clock: Clock = SYSTEM,
+        chance: random.Random | None = None,
+    ) -> None:
+        if not name or "/" in name or ":" in name:
+            raise DeclarationError(f"{name!r} is no name of a pipeline", hint="letters, digits, - and _")
+        if home is None and store is None:
+            home = f"{name}-home"
+        self.name = name
+        self.datasets: dict[str, DatasetDecl] = {}
+        self.sources: dict[str, SourceDecl] = {}
+        self.arcs: dict[str, ArcDecl] = {}
+        self.views: dict[str, ViewDecl] = {}
+        self._place = lambda: Place.of(
+            home=home, store=store, objects=objects, cluster=cluster, key_file=key_file
+        )
+        self._spark = spark
+        self.base = Path.cwd()  # what relative folders of sources are relative to
+        self._clock = clock
+        self._chance = chance if chance is not None else random.Random()
+        self._site: Site | None = None
+        self._lock = threading.RLock()
+
+    # --- declaring
+
+    def dataset(
+        self,
+        name: str,
+        schema: str,
+        *,
+        key: str | Sequence[str] | None = None,
+        deletes: bool = False,
+        lots: str | None = None,
+        version: str = "1",
+    ) -> Dataset:
+        """A table that is written by appends, or by a source.
+
+        Args:
+            name: any text.
+            schema: its columns, as Spark writes them: `"id BIGINT, amount DECIMAL(10,2)"`.
+            key: columns whose values name a row: then rows are upserted and deleted by key.
+            deletes: whether `delete(rows)` is allowed; append-only is the default.
+            lots: how long an interval is (`"PT5M"`); without it every append is a lot.
+            version: another version is another table.
+        """
+        keys = (key,) if isinstance(key, str) else tuple(key or ())
+        kind = Kind.KEYED if keys else Kind.CHANGES if deletes else Kind.ROWS
+        line = here()
+        try:
+            declared = Declared(
+                name=name,
+                version=version,
+                unit=None if lots is None else Unit.parse(lots),
+                kind=kind,
+                key=keys,
+                deletes=bool(keys) or deletes,
+                schema=schema,
+            )
+        except TidemillError as error:
+            raise DeclarationError(f"{line}: {error.message}", hint=error.hint) from error
+        decl = DatasetDecl(dataset=declared, schema=schema, line=line)
+        self._new_table(name, line)
+        self.datasets[name] = decl
+        return Dataset(self, name)
+
+    def source(self, dataset: Dataset | str, source: FolderSpec) -> None:
+        """What arrives there becomes lots of this dataset, each file once.
+
+        >>> shop.source(orders, tm.folder("landing/orders/*.json"))  # doctest: +SKIP
+        """
+        line = here()
+        name = self._name_of(dataset)
+        if name not in self.datasets:
+            raise DeclarationError(f"{line}: {name} is no dataset of {self.name}", hint="declare it first")
+        if name in self.sources:
+            raise DeclarationError(f"{line}: {name} has a source already, see {self.sources[name].line}")
+        if self.datasets[name].dataset.kind is not Kind.ROWS:
+            raise DeclarationError(f"{line}: {name} takes changes, and a source brings rows")
+        self.sources[name] = SourceDecl(dataset=name, spec=source, line=line)
+
+    def arc(
+        self,
+        *,
+        reads: Readable | Sequence[Readable],
+        writes: str | Sequence[str] | Mapping[str, str],
+        partition_by: str | Sequence[str] = (),
+        schema: str | None = None,
+        retries: int = 3,
+        parts: int = 8,
+        max_concurrent: int = 1,
+        changes: Changes | None = None,
+        name: str | None = None,
+    ) -> Callable[[F], F]:
+        """A function from a lot to a lot: it is given a Spark DataFrame of one part of one lot.
+
+        Args:
+            reads: the table whose lots it is run for.
+            writes: the table it makes, or several: then it returns that many frames, in that order; or a
+                dictionary from names to schemas.
+            partition_by: columns its output is partitioned by; what reads it is run in parts by these.
+            schema: of the output, where Spark's own analysis of the function does not do.
+            retries: how often a part that failed is tried again by itself.
+            parts: into how many parts a lot is split at most.
+            max_concurrent: how many of its lots may be under way at once.
+            changes: for a table that can retract rows: `"raw"` gives and takes `_weight`.
+            name: of the arc; the function's by default.
+        """
+        line = here()
+        tables = (reads,) if isinstance(reads, Table | str) else tuple(reads)
+        by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        if isinstance(writes, Mapping):
+            sinks = tuple(SinkDecl(name=one, partition_by=by, schema=ddl) for one, ddl in writes.items())
+        else:
+            names = (writes,) if isinstance(writes, str) else tuple(writes)
+            if schema is not None and len(names) != 1:
+                raise DeclarationError(
+                    f"{line}: one schema for {len(names)} tables", hint="writes={name: schema}"
+                )
+            sinks = tuple(SinkDecl(name=one, partition_by=by, schema=schema) for one in names)
+        if not sinks or not tables:
+            raise DeclarationError(f"{line}: an arc reads a table and writes one")
+        if retries < 0 or parts < 1 or max_concurrent < 1:
+            raise DeclarationError(f"{line}: retries is 0 or more, parts and max_concurrent 1 or more")
+
+        def declare(function: F) -> F:
+            called = name or getattr(function, "__name__", "")
+            if not called or "/" in called:
+                raise DeclarationError(f"{line}: this arc has no name", hint="give it one: name=…")
+            if called in self.arcs:
+                raise DeclarationError(f"{line}: there is an arc {called}, see {self.arcs[called].line}")
+            for sink in sinks:
+                self._new_table(sink.name, line)
+            self.arcs[called] = ArcDecl(
+                name=called,
+                reads=tuple(self._name_of(table) for table in tables),
+                sinks=sinks,
+                function=function,
+                retries=retries,
+                parts=parts,
+                max_concurrent=max_concurrent,
+                changes=changes,
+                line=line,
+            )
+            return function
+
+        return declare
+
+    def view(self, name: str, sql: str, *, refresh: Refresh = "auto", group: str = GROUP) -> View:
+        """A query whose result is kept as a table, up to date with what it reads.
+
+        Args:
+            name: of the view.
+            sql: one query of Spark SQL over tables of this pipeline.
+            refresh: `auto`; `incremental` refuses what would have to be recomputed; `full` always recomputes.
+            group: views of one group are taken from step to step together; another group has its own pace.
+        """
+        line = here()
+        if refresh not in ("auto", "incremental", "full"):
+            raise DeclarationError(f"{line}: refresh={refresh!r}", hint="auto, incremental or full")
+        self._new_table(name, line)
+        self.views[name] = ViewDecl(name=name, sql=sql, group=group, refresh=refresh, line=line)
+        return View(self, name)
+
+    def _new_table(self, name: str, line: object) -> None:
+        for what, before in self.declared_at(name):
+            raise DeclarationError(
+                f"{line}: there is {what} {name} already, see {before}",
+                hint="each table has a name of its own",
+            )
+
+    def declared_at(self, name: str) -> Iterable[tuple[str, object]]:
+        """What is called so, and where it is declared."""
+        if name in self.datasets:
+            yield "a dataset", self.datasets[name].line
+        if name in self.views:
+            yield "a view", self.views[name].line
+        for arc in self.arcs.values():
+            if any(sink.name == name for sink in arc.sinks):
+                yield "a table of an arc,", arc.line
+
+    def _name_of(self, table: Readable) -> str:
+        if isinstance(table, str):
+            return table
+        if table.pipeline is not self:
+            raise DeclarationError(
+                f"{here()}: {table.name} belongs to the pipeline {table.pipeline.name}",
+                hint="name it by its name, if both share a cluster",
+            )
+        return table.name
+
+    # --- using
+
+    @property
+    def names(self) -> list[str]:
+        """All tables, in the order of their declarations."""
+        arcs = [sink.name for arc in self.arcs.values() for sink in arc.sinks]
+        return [*self.datasets, *arcs, *self.views]
+
+    def __getitem__(self, name: str) -> Table:
+        """A table by its name: `shop["revenue"]`."""
+        if name in self.views:
+            return View(self, name)
+        if name in self.datasets:
+            return Dataset(self, name)
+        if name in self.names:
+            return Table(self, name)
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, self.names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(self.names) or 'none'}"
+        raise DeclarationError(f"the pipeline {self.name} has no table {name!r}", hint=hint)
+
+    @property
+    def site(self) -> Site:
+        """The store, the objects and Spark, opened when first asked for."""
+        with self._lock:
+            if self._site is None:
+                self._site = Site(
+                    self._place(), self._spark, app=self.name, clock=self._clock, chance=self._chance
+                )
+            return self._site
+
+    def plan(self) -> "Plan":
+        """What running would set up, and whether everything fits together."""
+        from tidemill.pipeline.plan import make_plan
+
+        return make_plan(self)
+
+    def run(
+        self, *, watch: bool = False, emit: Emit = ignore, stop: threading.Event | None = None
+    ) -> "Report":
+        """Catch up: everything that has arrived is taken through arcs and views. `watch` stays for more."""
+        from tidemill.pipeline.running import run
+
+        return run(self, watch=watch, emit=emit, stop=stop)
+
+    def snapshot(self) -> "Mapping[str, DataFrame]":
+        """All tables as they are at one moment, by name."""
+        from tidemill.pipeline.reading import snapshot
+
+        return snapshot(self)
+
+    def close(self) -> None:
+        """Close the store, and the Spark session if it was opened here. It is opened again when needed."""
+        with self._lock:
+            site, self._site = self._site, None
+        if site is not None:
+            site.close()
+
+    def __enter__(self) -> "Pipeline":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self.close()
+
+    def __repr__(self) -> str:
+        counts = {
+            "dataset": len(self.datasets),
+            "source": len(self.sources),
+            "arc": len(self.arcs),
+            "view": len(self.views),
+        }
+        shown = ", ".join(f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items() if n)
+        return f"<Pipeline {self.name}: {shown or 'empty'}>"

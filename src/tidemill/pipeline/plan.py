@@ -1,0 +1,397 @@
+"""Planning: what declarations come to, and what they would change in the store.
+
+A plan is a list of stages, small values with two interpreters: `Plan.apply` carries them out, `Plan.describe`
+says what they are. Making one checks everything that can be checked before anything runs: names, circles,
+who may read what, queries and functions by Spark's own analysis on empty tables (LOT-44). Every complaint
+names the line of the declaration it is about.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tidemill.arcs import declarations as arc_rows
+from tidemill.arcs.declarations import ArcSpec
+from tidemill.arcs.keys import ArcKeys
+from tidemill.errors import DeclarationError, TidemillError
+from tidemill.futures.digests import call_digest
+from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.keys import DatasetId
+from tidemill.pipeline.appending import spelled
+from tidemill.pipeline.declarations import ArcDecl, SinkDecl, ViewDecl
+from tidemill.pipeline.lines import Line
+from tidemill.pipeline.stages import (
+    DeclareArc,
+    DeclareDataset,
+    DeclareGroups,
+    DeclareSource,
+    RemoveArc,
+    Stage,
+    Status,
+)
+from tidemill.publish.parts import PartSink
+from tidemill.runner.making import results_of
+from tidemill.runner.program import ArcProgram, GroupProgram, Program, SourceProgram, ViewProgram
+from tidemill.sources.declarations import QUARANTINE_SCHEMA, SourceSpec, quarantine_of, source_id
+from tidemill.spark import queries, schema
+from tidemill.spark.operations import WEIGHT, stored_schema
+from tidemill.spark.sessions import PINNED
+from tidemill.views.steps.groups import GroupSpec, ViewSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tidemill.pipeline.pipeline import Pipeline
+    from tidemill.pipeline.site import Site
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a pipeline is, and what carrying it out would change."""
+
+    program: Program
+    stages: tuple[Stage, ...]
+    site: "Site" = field(repr=False)
+
+    def status(self) -> list[tuple[Stage, Status]]:
+        """Each stage, and whether it is new, as it was, or changed."""
+        keys = self.site.keys
+        return self.site.store.run(lambda tx: [(stage, stage.status(tx, keys)) for stage in self.stages])
+
+    def describe(self) -> list[dict[str, str]]:
+        """For people and programs: what each stage is about."""
+        return [{**stage.describe(), "status": status.value} for stage, status in self.status()]
+
+    def apply(self, holder: str) -> None:
+        """Carry the plan out. May be repeated, and by several processes at once."""
+        for stage in self.stages:
+            stage.apply(self.site, holder)
+
+    def __repr__(self) -> str:
+        lines = [
+            f"{one['status']:>8}  {one['what']:<8} {one['name']:<24} {one['detail']}"
+            for one in self.describe()
+        ]
+        return "\n".join(lines) or "nothing is declared"
+
+
+def make_plan(pipeline: "Pipeline") -> Plan:
+    """Check a pipeline's declarations and make a plan of them."""
+    with pipeline.site.spark() as spark:
+        return _Planner(pipeline, spark).plan()
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A table as far as planning has come."""
+
+    dataset: Dataset | None  # None for a view
+    ddl: str
+    retracts: bool
+
+
+class _Planner:
+    def __init__(self, pipeline: "Pipeline", spark: "SparkSession") -> None:
+        self.pipeline = pipeline
+        self.spark = spark
+        self.known: dict[str, _Known] = {}
+        self.stages: list[Stage] = []
+        self.datasets: dict[DatasetId, Dataset] = {}
+
+    def plan(self) -> Plan:
+        for decl in self.pipeline.datasets.values():
+            with _at(decl.line):
+                dataset = spelled(decl.dataset)
+                self._add(dataset, decl.line)
+                names = schema.parse(dataset.schema).names
+                missing = [name for name in dataset.key if name not in names]
+                if missing:
+                    raise DeclarationError(
+                        f"{dataset.name} has no column {missing[0]} to be its key",
+                        hint=f"it has {dataset.schema}",
+                    )
+                ours = [name for name in names if name.startswith("_")]
+                if ours:
+                    raise DeclarationError(
+                        f"{dataset.name} has the column {ours[0]}",
+                        hint="names that begin with _ are Tidemill's own",
+                    )
+        sources = {one.spec.id: one for one in self._sources()}
+        arcs = {one.spec.id: one for one in self._arcs()}
+        groups = self._groups()
+        self.stages += self._removed(arcs)
+        program = Program(
+            pipeline=self.pipeline.name,
+            datasets=self.datasets,
+            arcs=arcs,
+            sources=sources,
+            groups={f"views:{self.pipeline.name}/{one.spec.name}": one for one in groups},
+        )
+        return Plan(program, tuple(self.stages), self.pipeline.site)
+
+    def _add(self, dataset: Dataset, line: Line, *, made_by: str = "") -> None:
+        self.datasets[dataset.id] = dataset
+        self.known[dataset.name] = _Known(dataset, dataset.schema, dataset.kind is not Kind.ROWS)
+        self.stages.append(DeclareDataset(dataset=dataset, where=str(line), made_by=made_by))
+
+    # --- sources
+
+    def _sources(self) -> Iterator[SourceProgram]:
+        for decl in self.pipeline.sources.values():
+            with _at(decl.line):
+                known = self.known[decl.dataset].dataset
+                assert known is not None
+                quarantine = quarantine_of(known.id)
+                self._add(
+                    spelled(
+                        Dataset(name=quarantine.name, version=quarantine.version, schema=QUARANTINE_SCHEMA)
+                    ),
+                    decl.line,
+                    made_by=f"source of {decl.dataset}",
+                )
+                if known.unit is not None:
+                    raise DeclarationError(
+                        f"{decl.dataset} has intervals, and a folder makes a lot of what it finds",
+                        hint="leave lots= out for a dataset that has a folder as its source",
+                    )
+                folder = decl.spec.below(self.pipeline.base)
+                spec = SourceSpec(
+                    id=source_id(self.pipeline.name, decl.dataset),
+                    pipeline=self.pipeline.name,
+                    dataset=known.id,
+                    schema=known.schema,
+                    reading=folder.reading,
+                    policy=folder.policy,
+                    quarantine=quarantine,
+                )
+                self.stages.append(DeclareSource(spec=spec, root=folder.root, where=str(decl.line)))
+                yield SourceProgram(spec=spec, folder=folder, where=str(decl.line))
+
+    # --- arcs
+
+    def _arcs(self) -> Iterator[ArcProgram]:
+        left = dict(self.pipeline.arcs)
+        while left:
+            ready = [arc for arc in left.values() if all(name in self.known for name in arc.reads)]
+            if not ready:
+                self._complain(left)
+            for arc in ready:
+                del left[arc.name]
+                with _at(arc.line):
+                    yield self._arc(arc)
+
+    def _complain(self, left: Mapping[str, ArcDecl]) -> None:
+        made = {sink.name for arc in left.values() for sink in arc.sinks}
+        for arc in left.values():
+            for name in arc.reads:
+                if name in self.pipeline.views:
+                    raise DeclarationError(
+                        f"{arc.line}: arc {arc.name} reads the view {name}, whose rows come and go",
+                        hint="write a view instead: it follows every change",
+                    )
+                if name not in self.known and name not in made:
+                    raise DeclarationError(f"{arc.line}: arc {arc.name} reads {name}", hint=self._near(name))
+        circle = " -> ".join(left)
+        arc = next(iter(left.values()))
+        raise DeclarationError(
+            f"{arc.line}: arcs in a circle: {circle}", hint="an arc reads what comes before it"
+        )
+
+    def _near(self, name: str) -> str:
+        near = get_close_matches(name, self.pipeline.names, n=1)
+        return f"there is no such table; did you mean {near[0]}?" if near else "there is no such table"
+
+    def _arc(self, arc: ArcDecl) -> ArcProgram:
+        inputs = [self.known[name] for name in arc.reads]
+        first = inputs[0].dataset
+        assert first is not None
+        for name, known in zip(arc.reads, inputs, strict=True):
+            assert known.dataset is not None
+            if known.dataset.unit != first.unit or (len(inputs) > 1 and first.unit is None):
+                raise DeclarationError(
+                    f"arc {arc.name} reads {', '.join(arc.reads)}, whose lots do not meet",
+                    hint="tables that are read together have the same intervals: lots='PT5M' on each",
+                )
+            if known.dataset.kind is Kind.KEYED:
+                raise DeclarationError(
+                    f"arc {arc.name} reads {name}, which has a key",
+                    hint="write a view instead: it follows every change",
+                )
+            if known.retracts and arc.changes is None:
+                raise DeclarationError(
+                    f"arc {arc.name} reads {name}, whose rows can be deleted again",
+                    hint="changes='raw' gives and takes _weight; or write a view: it follows every change",
+                )
+        spec = ArcSpec(
+            pipeline=self.pipeline.name,
+            name=arc.name,
+            reads=tuple(one.dataset.id for one in inputs if one.dataset is not None),
+            sinks=tuple(
+                PartSink(dataset=DatasetId(sink.name), partition_by=sink.partition_by) for sink in arc.sinks
+            ),
+            parts=arc.parts,
+            retries=arc.retries,
+            max_concurrent=arc.max_concurrent,
+            code=call_digest(arc.function, (), {}).hex()[:32],
+            changes=arc.changes or "",
+        )
+        program = ArcProgram(spec=spec, function=arc.function, where=str(arc.line))
+        kind = Kind.CHANGES if arc.changes == "raw" else Kind.ROWS
+        for sink, ddl in zip(arc.sinks, self._analysed(arc, program, inputs), strict=True):
+            names = schema.parse(ddl).names
+            missing = [name for name in sink.partition_by if name not in names]
+            if missing:
+                raise DeclarationError(
+                    f"{sink.name} is partitioned by {missing[0]}, which it has not", hint=f"it has {ddl}"
+                )
+            dataset = Dataset(
+                name=sink.name, unit=first.unit, kind=kind, deletes=kind is Kind.CHANGES, schema=ddl
+            )
+            self._add(spelled(dataset), arc.line, made_by=f"arc {arc.name}")
+        self.stages.append(DeclareArc(spec=spec, where=str(arc.line)))
+        return program
+
+    def _analysed(self, arc: ArcDecl, program: ArcProgram, inputs: Sequence[_Known]) -> list[str]:
+        """The schemas of an arc's sinks: as declared, or what Spark makes of the function (LOT-44)."""
+        if all(sink.schema is not None for sink in arc.sinks):
+            return [str(schema.parse(sink.schema or "")) for sink in arc.sinks]
+        frames = [self._empty(one) for one in inputs]
+        try:
+            results = results_of(program, arc.function(*frames))
+            found = [_ddl(frame.drop(WEIGHT) if arc.changes == "raw" else frame) for frame in results]
+        except TidemillError:
+            raise
+        except Exception as error:
+            raise DeclarationError(
+                f"arc {arc.name} cannot be analysed on an empty table: {_short(error)}",
+                hint="mend the function, or give the schema of what it returns: schema='…'",
+            ) from error
+        return [_declared(sink, ddl) for sink, ddl in zip(arc.sinks, found, strict=True)]
+
+    def _empty(self, known: _Known) -> "DataFrame":
+        kind = Kind.ROWS if known.dataset is None else known.dataset.kind
+        return self.spark.createDataFrame([], stored_schema(known.ddl, kind))
+
+    def _removed(self, arcs: Mapping[str, ArcProgram]) -> list[Stage]:
+        """Arcs of this pipeline that were declared once and are not any more."""
+        keys, prefix = ArcKeys(self.pipeline.site.place.cluster), f"arc:{self.pipeline.name}/"
+        found: list[ArcSpec] = []
+        while True:
+            after = found[-1].id if found else prefix
+            page = self.pipeline.site.store.run(partial(arc_rows.listed, keys=keys, after=after))
+            here = [spec for spec in page if spec.id.startswith(prefix)]
+            found += here
+            if len(here) < 100:
+                break
+        return [RemoveArc(name=spec.id) for spec in found if spec.id not in arcs]
+
+    # --- views
+
+    def _groups(self) -> list[GroupProgram]:
+        views = self._ordered()
+        groups: dict[str, list[ViewProgram]] = {}
+        for decl in views:
+            with _at(decl.line):
+                groups.setdefault(decl.group, []).append(self._view(decl))
+        programs = [
+            GroupProgram(
+                spec=GroupSpec(name=name, views=tuple(self._spec(view) for view in members)),
+                views=tuple(members),
+            )
+            for name, members in groups.items()
+        ]
+        if programs:
+            self.stages.append(
+                DeclareGroups(
+                    pipeline=self.pipeline.name,
+                    groups=tuple(one.spec for one in programs),
+                    views=tuple((view.name, view.where, view.sql) for one in programs for view in one.views),
+                )
+            )
+        return programs
+
+    def _ordered(self) -> list[ViewDecl]:
+        """Views behind the views they read."""
+        left = dict(self.pipeline.views)
+        found: list[ViewDecl] = []
+        while left:
+            ready = [
+                view
+                for view in left.values()
+                if not {name.lower() for name in self._reads(view)} & {name.lower() for name in left}
+            ]
+            if not ready:
+                view = next(iter(left.values()))
+                raise DeclarationError(
+                    f"{view.line}: views in a circle: {' -> '.join(left)}", hint="no view reads itself"
+                )
+            found += [left.pop(view.name) for view in ready]
+        return found
+
+    def _reads(self, view: ViewDecl) -> list[str]:
+        with _at(view.line):
+            return [table.name for table in queries.table_names(view.sql)]
+
+    def _view(self, decl: ViewDecl) -> ViewProgram:
+        names = dict.fromkeys(queries.match(name, self.known) for name in self._reads(decl))
+        frames = {name: self.spark.createDataFrame([], self.known[name].ddl) for name in names}
+        try:
+            with queries.over(self.spark, decl.sql, frames, f"plan{len(self.known)}") as frame:
+                ddl = _ddl(frame)
+        except TidemillError:
+            raise
+        except Exception as error:
+            raise DeclarationError(
+                f"view {decl.name}: {_short(error)}", hint="see Spark's words above"
+            ) from error
+        used = tuple(name for name in names if self.known[name].dataset is None)
+        for name in used:
+            if self.pipeline.views[name].group != decl.group:
+                raise DeclarationError(
+                    f"view {decl.name} reads {name} of the group {self.pipeline.views[name].group}",
+                    hint="a view and what it reads step together: put them into one group",
+                )
+        self.known[decl.name] = _Known(None, ddl, retracts=True)
+        bases = {name: one.dataset.id for name in names if (one := self.known[name]).dataset is not None}
+        return ViewProgram(
+            name=decl.name, sql=decl.sql, schema=ddl, datasets=bases, views=used, where=str(decl.line)
+        )
+
+    def _spec(self, view: ViewProgram) -> ViewSpec:
+        code = hashlib.sha256(repr((view.sql, view.schema, sorted(PINNED.items()))).encode())
+        return ViewSpec(
+            name=view.name,
+            code=code.hexdigest()[:32],
+            reads=tuple(view.datasets.values()),
+            uses=view.views,
+        )
+
+
+def _ddl(frame: "DataFrame") -> str:
+    """The columns of a frame as files hold them."""
+    return str(schema.of_spark(frame.schema).all_nullable())
+
+
+def _declared(sink: SinkDecl, ddl: str) -> str:
+    return ddl if sink.schema is None else str(schema.parse(sink.schema))
+
+
+@contextmanager
+def _at(line: Line) -> Iterator[None]:
+    """Whatever is wrong inside is told with the line of its declaration."""
+    try:
+        yield
+    except TidemillError as error:
+        if error.message.startswith(f"{line}: "):
+            raise
+        raise DeclarationError(f"{line}: {error.message}", hint=error.hint) from error
+
+
+def _short(error: Exception) -> str:
+    """The first lines of what Spark says: the plan behind them helps nobody."""
+    text = str(error).split("\n\nJVM stacktrace")[0].split(";\n'")[0]
+    return " ".join(text.split())[:600]

@@ -1,0 +1,85 @@
+"""What a run did, for people and programs."""
+
+from collections import Counter
+
+import msgspec
+
+from tidemill.arcs.work import Ended, Outcome
+from tidemill.runner.loop import Tally
+
+
+class ArcReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of an arc's lots in a run."""
+
+    arc: str
+    complete: int = 0
+    partial: int = 0
+    missing: int = 0
+    rows: dict[str, int] = {}
+    errors: dict[str, str] = {}  # by lot
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run did. True when everything that has arrived is processed."""
+
+    pipeline: str
+    seconds: float
+    files: int = 0
+    lots: int = 0
+    arcs: tuple[ArcReport, ...] = ()
+    steps: dict[str, int] = {}
+    failures: dict[str, str] = {}
+
+    @property
+    def ok(self) -> bool:
+        return not self.failures and not any(arc.partial or arc.missing for arc in self.arcs)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        lines = [f"{self.pipeline}: {'caught up' if self.ok else 'not everything'} in {self.seconds:.1f} s"]
+        if self.files:
+            lines.append(f"  {self.files} files taken")
+        for arc in self.arcs:
+            words = [f"{arc.complete} lots"]
+            words += [f"{sum(arc.rows.values()):,} rows"] if arc.rows else []
+            words += [f"{arc.partial} partial"] if arc.partial else []
+            words += [f"{arc.missing} missing"] if arc.missing else []
+            lines.append(f"  {arc.arc}: {', '.join(words)}")
+            lines += [f"    {lot}: {error}" for lot, error in arc.errors.items()]
+        lines += [f"  {group}: {count} steps" for group, count in self.steps.items() if count]
+        lines += [f"  {name} failed: {error}" for name, error in self.failures.items()]
+        return "\n".join(lines)
+
+
+def of(pipeline: str, tally: Tally, seconds: float) -> Report:
+    """The report of what a loop has done."""
+    arcs: dict[str, list[Outcome]] = {}
+    for outcome in tally.outcomes:
+        arcs.setdefault(outcome.arc, []).append(outcome)
+    found = []
+    for name, outcomes in arcs.items():
+        count = Counter(one.ended for one in outcomes)
+        rows: Counter[str] = Counter()
+        for one in outcomes:
+            rows.update({dataset.name: n for dataset, n in one.rows.items()})
+        found.append(
+            ArcReport(
+                arc=name.partition("/")[2],
+                complete=count[Ended.COMPLETE],
+                partial=count[Ended.PARTIAL],
+                missing=count[Ended.MISSING],
+                rows=dict(rows),
+                errors={one.lot: one.error for one in outcomes if one.error},
+            )
+        )
+    return Report(
+        pipeline=pipeline,
+        seconds=seconds,
+        files=tally.files,
+        lots=tally.closed + sum(arc.complete for arc in found),
+        arcs=tuple(sorted(found, key=lambda one: one.arc)),
+        steps={name.partition("/")[2]: count for name, count in tally.steps.items()},
+        failures={name: said[-1] for name, said in tally.failures.items() if said},
+    )

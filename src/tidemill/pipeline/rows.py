@@ -1,0 +1,131 @@
+"""Rows as people have them, as a table of the declared types: nothing is guessed, nothing is cut (LOT-41).
+
+Columns go by name. One that is missing is NULL, one that is not declared is refused, and so is a value that
+does not fit its type without loss; the error names the column and the first row.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import pyarrow as pa
+
+from tidemill.errors import AppendRefused
+
+
+def to_table(rows: Any, schema: pa.Schema, table: str) -> pa.Table:
+    """A table of this schema.
+
+    Args:
+        rows: dictionaries, tuples in the order of the columns, an Arrow table or batch, or a pandas frame.
+        schema: the declared types.
+        table: its name, for errors.
+    """
+    if isinstance(rows, pa.RecordBatch):
+        rows = pa.Table.from_batches([rows])
+    if isinstance(rows, pa.Table):
+        return _cast(rows, schema, table)
+    if type(rows).__module__.partition(".")[0] == "pandas":
+        return _cast(_of_pandas(rows, schema, table), schema, table)
+    if isinstance(rows, Mapping | str | bytes) or not isinstance(rows, Iterable):
+        raise AppendRefused(
+            f"{type(rows).__name__} is not rows for {table}",
+            hint="give a list of dictionaries or tuples, an Arrow table, a pandas or a Spark DataFrame",
+        )
+    return _of_python(list(rows), schema, table)
+
+
+def digest(table: pa.Table) -> str:
+    """Of the content of a table as it was given, however it is chunked (LOT-36)."""
+    state = hashlib.sha256(table.schema.serialize())
+    for batch in table.combine_chunks().to_batches(max_chunksize=1 << 20):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        state.update(sink.getvalue())
+    return state.hexdigest()[:32]
+
+
+def _of_python(rows: Sequence[Any], schema: pa.Schema, table: str) -> pa.Table:
+    names = schema.names
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    for number, row in enumerate(rows):
+        if isinstance(row, Mapping):
+            _check_names(row, names, table, f"row {number}")
+            for name in names:
+                columns[name].append(row.get(name))
+        elif isinstance(row, Sequence) and not isinstance(row, str | bytes) and len(row) == len(names):
+            for name, value in zip(names, row, strict=True):
+                columns[name].append(value)
+        else:
+            raise AppendRefused(
+                f"row {number} for {table} is {row!r:.80}",
+                hint=f"give a dictionary, or a tuple of {len(names)}: {', '.join(names)}",
+            )
+    return pa.table([_array(columns[field.name], field, table) for field in schema], schema=schema)
+
+
+def _array(values: list[Any], field: pa.Field, table: str) -> pa.Array:
+    if pa.types.is_decimal(field.type):
+        values = [_decimal(value) for value in values]
+    try:
+        return pa.array(values, type=field.type, from_pandas=False)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, TypeError, OverflowError) as error:
+        raise AppendRefused(_which(values, field, table, error)) from None
+
+
+def _decimal(value: Any) -> Any:
+    """A float as the number a person sees: 12.3, not its binary neighbour."""
+    if isinstance(value, float):
+        return Decimal(repr(value))
+    if isinstance(value, str):
+        try:
+            return Decimal(value)
+        except InvalidOperation:
+            return value
+    return value
+
+
+def _which(values: list[Any], field: pa.Field, table: str, error: Exception) -> str:
+    for number, value in enumerate(values):
+        try:
+            pa.array([value], type=field.type, from_pandas=False)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, TypeError, OverflowError):
+            return f"column {field.name} of row {number} for {table}: {value!r:.80} is no {field.type}"
+    return f"column {field.name} for {table}: {error}"
+
+
+def _of_pandas(frame: Any, schema: pa.Schema, table: str) -> pa.Table:
+    _check_names(frame.columns, schema.names, table, "the frame")
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise AppendRefused(f"this frame for {table} cannot be read: {error}") from None
+
+
+def _cast(rows: pa.Table, schema: pa.Schema, table: str) -> pa.Table:
+    _check_names(rows.column_names, schema.names, table, "the table")
+    if len(set(rows.column_names)) < len(rows.column_names):
+        raise AppendRefused(f"a table for {table} with a column twice")
+    columns = []
+    for field in schema:
+        if field.name not in rows.column_names:
+            columns.append(pa.nulls(rows.num_rows, field.type))
+            continue
+        column = rows.column(field.name)
+        try:
+            columns.append(column if column.type == field.type else column.cast(field.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise AppendRefused(
+                f"column {field.name} for {table} is {column.type} and does not fit {field.type}: {error}"
+            ) from None
+    return pa.table(columns, schema=schema)
+
+
+def _check_names(given: Iterable[Any], known: Sequence[str], table: str, what: str) -> None:
+    strange = [str(name) for name in given if name not in known]
+    if strange:
+        raise AppendRefused(
+            f"{what} for {table} has the column {', '.join(strange)}", hint=f"{table} has {', '.join(known)}"
+        )

@@ -1,0 +1,85 @@
+"""Running a pipeline in this process: a runner, with the user's own session where one was given."""
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+from tidemill.cluster.leases import RENEW_EVERY_S, TTL_S
+from tidemill.events import Emit, ignore
+from tidemill.pipeline import report
+from tidemill.pipeline.report import Report
+from tidemill.runner.part_futures import resource_of
+from tidemill.runner.presence import OwnPresence, Presence
+from tidemill.runner.runner import Runner
+from tidemill.runner.slots import slot
+
+if TYPE_CHECKING:
+    from tidemill.pipeline.pipeline import Pipeline
+
+THREADS = 4
+
+
+def run(
+    pipeline: "Pipeline",
+    *,
+    watch: bool = False,
+    emit: Emit = ignore,
+    stop: threading.Event | None = None,
+    ttl_s: float = TTL_S,
+) -> Report:
+    """Be a runner of this pipeline until it has caught up, or, if it watches, until told to stop."""
+    site = pipeline.site
+    with contextlib.ExitStack() as stack:
+        own = stack.enter_context(slot(site.place, site.chance))
+        presence = OwnPresence(
+            site.store,
+            site.place.cluster,
+            own.node_id,
+            epoch=own.epoch,
+            names=frozenset({resource_of(pipeline.name)}),
+            threads=THREADS,
+            clock=site.clock,
+            chance=site.chance,
+            emit=emit,
+            ttl_s=ttl_s,
+            every_s=RENEW_EVERY_S * ttl_s / TTL_S,
+        )
+        presence.start()
+        try:
+            found = run_as(pipeline, presence, watch=watch, emit=emit, stop=stop)
+        except BaseException:
+            presence.abandon()
+            raise
+        presence.close()
+        return found
+
+
+def run_as(
+    pipeline: "Pipeline",
+    presence: Presence,
+    *,
+    watch: bool = False,
+    emit: Emit = ignore,
+    stop: threading.Event | None = None,
+) -> Report:
+    """Run as a node that somebody keeps in the list."""
+    site = pipeline.site
+    began = site.clock.monotonic()
+    plan = pipeline.plan()
+    plan.apply(presence.node.id)
+    with site.spark() as spark:
+        runner = Runner(
+            site.store,
+            site.keys,
+            site.objects,
+            site.place.key,
+            presence,
+            plan.program,
+            spark,
+            threads=THREADS,
+            clock=site.clock,
+            chance=site.chance,
+            emit=emit,
+        )
+        tally = runner.run(watch=watch, stop=stop)
+    return report.of(pipeline.name, tally, site.clock.monotonic() - began)

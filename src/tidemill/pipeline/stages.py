@@ -1,0 +1,212 @@
+"""The stages of a plan: each is a value that can be carried out, and described."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from tidemill.arcs import declarations as arc_rows
+from tidemill.arcs import lots as arc_lots
+from tidemill.arcs import retry
+from tidemill.arcs.declarations import ArcSpec
+from tidemill.arcs.keys import ArcKeys
+from tidemill.clock import Clock
+from tidemill.cluster.leases import Busy
+from tidemill.errors import ArcUnknown, DatasetUnknown, StoreBusy, SubscriptionChanged
+from tidemill.lots import datasets, staging
+from tidemill.lots.datasets import Dataset
+from tidemill.sources.declarations import SourceSpec
+from tidemill.store import Store, Tx
+from tidemill.triggers import subscriptions
+from tidemill.triggers.subscriptions import Terms
+from tidemill.views.steps import groups
+from tidemill.views.steps.groups import GroupSpec
+from tidemill.views.steps.keys import StepKeys
+
+if TYPE_CHECKING:
+    from tidemill.pipeline.site import Site
+
+
+MOST_RETRIED = 200
+"""Lots that are tried again by themselves when an arc has changed; others are asked for."""
+
+
+class Status(StrEnum):
+    """What a stage would do."""
+
+    NEW = "new"
+    SAME = "same"
+    CHANGED = "changed"
+    REMOVED = "removed"
+
+
+class Stage(Protocol):
+    """One thing a plan does."""
+
+    def status(self, tx: Tx, keys: StepKeys) -> Status: ...
+
+    def apply(self, site: "Site", holder: str) -> None: ...
+
+    def describe(self) -> dict[str, str]: ...
+
+
+@dataclass(frozen=True)
+class DeclareDataset:
+    """A table that lots go into."""
+
+    dataset: Dataset
+    where: str
+    made_by: str = ""
+
+    def status(self, tx: Tx, keys: StepKeys) -> Status:
+        try:
+            known = datasets.read(tx, keys.lots, self.dataset.id)
+        except DatasetUnknown:
+            return Status.NEW
+        return Status.CHANGED if datasets.differences(known, self.dataset) else Status.SAME
+
+    def apply(self, site: "Site", holder: str) -> None:
+        def step(tx: Tx) -> None:
+            datasets.declare(tx, site.keys.lots, self.dataset)
+            if self.dataset.unit is not None and not self.made_by:
+                staging.begin(tx, site.keys.lots, self.dataset.id)
+
+        site.store.run(step)
+
+    def describe(self) -> dict[str, str]:
+        made = f" (by {self.made_by})" if self.made_by else ""
+        return {
+            "what": "dataset",
+            "name": self.dataset.name,
+            "detail": self.dataset.schema + made,
+            "where": self.where,
+        }
+
+
+@dataclass(frozen=True)
+class DeclareSource:
+    """What arrives from outside; it has no row of its own before it takes something."""
+
+    spec: SourceSpec
+    root: str
+    where: str
+
+    def status(self, tx: Tx, keys: StepKeys) -> Status:
+        return Status.SAME
+
+    def apply(self, site: "Site", holder: str) -> None:
+        """Nothing: its dataset is declared by a stage of its own."""
+
+    def describe(self) -> dict[str, str]:
+        detail = f"{self.spec.reading.format.value} files in {self.root} -> {self.spec.dataset.name}"
+        return {"what": "source", "name": self.spec.dataset.name, "detail": detail, "where": self.where}
+
+
+@dataclass(frozen=True)
+class DeclareArc:
+    """A function from lots to lots, and its subscription."""
+
+    spec: ArcSpec
+    where: str
+
+    def status(self, tx: Tx, keys: StepKeys) -> Status:
+        try:
+            known = arc_rows.read(tx, ArcKeys(keys.lots.cluster), self.spec.id)
+        except ArcUnknown:
+            return Status.NEW
+        return Status.SAME if known == self.spec else Status.CHANGED
+
+    def apply(self, site: "Site", holder: str) -> None:
+        keys = ArcKeys(site.place.cluster)
+
+        def step(tx: Tx) -> bool:
+            try:
+                subscriptions.subscribe(
+                    tx, site.keys.triggers, site.keys.lots, self.spec.id, Terms(sources=self.spec.reads)
+                )
+            except SubscriptionChanged as error:
+                raise SubscriptionChanged(
+                    f"{self.where}: arc {self.spec.name} read other tables before",
+                    hint="give it another name: it is another arc",
+                ) from error
+            return arc_rows.declare(tx, keys, self.spec)
+
+        if site.store.run(step):
+            _retry_all(site.store, keys, self.spec.id)
+
+    def describe(self) -> dict[str, str]:
+        reads = ", ".join(one.name for one in self.spec.reads)
+        sinks = ", ".join(one.dataset.name for one in self.spec.sinks)
+        return {"what": "arc", "name": self.spec.name, "detail": f"{reads} -> {sinks}", "where": self.where}
+
+
+def _retry_all(store: Store, keys: ArcKeys, arc: str) -> None:
+    """The arc is another one now: what failed before is worth another try."""
+
+    def step(tx: Tx) -> None:
+        for standing in arc_lots.troubled(tx, keys, arc, MOST_RETRIED):
+            retry.ask(tx, keys, arc, standing.lot)
+
+    store.run(step)
+
+
+@dataclass(frozen=True)
+class RemoveArc:
+    """An arc that is not declared any more: its lots stay, and it is run no more."""
+
+    name: str
+
+    def status(self, tx: Tx, keys: StepKeys) -> Status:
+        there = subscriptions.read(tx, keys.triggers, self.name) is not None
+        return Status.REMOVED if there else Status.SAME
+
+    def apply(self, site: "Site", holder: str) -> None:
+        site.store.run(lambda tx: subscriptions.remove(tx, site.keys.triggers, self.name))
+
+    def describe(self) -> dict[str, str]:
+        name = self.name.partition("/")[2]
+        return {"what": "arc", "name": name, "detail": "no longer declared", "where": ""}
+
+
+@dataclass(frozen=True)
+class DeclareGroups:
+    """The groups of views, and the circuit they make together."""
+
+    pipeline: str
+    groups: tuple[GroupSpec, ...]
+    views: tuple[tuple[str, str, str], ...]
+
+    def status(self, tx: Tx, keys: StepKeys) -> Status:
+        known = {group.spec.name: group.spec for group in groups.listed(tx, keys, self.pipeline)}
+        if not known:
+            return Status.NEW
+        return Status.SAME if all(known.get(one.name) == one for one in self.groups) else Status.CHANGED
+
+    def apply(self, site: "Site", holder: str) -> None:
+        for group in self.groups:
+            site.store.run(partial(groups.declare, keys=site.keys, pipeline=self.pipeline, spec=group))
+        version = "1"
+        _until_free(
+            site.clock,
+            lambda: site.store.run(
+                lambda tx: groups.declare_circuit(tx, site.keys, self.pipeline, version, holder)
+            ),
+        )
+
+    def describe(self) -> dict[str, str]:
+        names = ", ".join(name for name, _, _ in self.views)
+        return {
+            "what": "views",
+            "name": ", ".join(group.name for group in self.groups),
+            "detail": names,
+            "where": self.views[0][1],
+        }
+
+
+def _until_free(clock: Clock, act: Callable[[], object], tries: int = 100) -> None:
+    for _ in range(tries):
+        if not isinstance(act(), Busy):
+            return
+        clock.sleep(0.1)
+    raise StoreBusy("the coordinator's office is held by somebody else")

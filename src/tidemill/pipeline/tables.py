@@ -1,0 +1,113 @@
+"""Tables as users hold them: a dataset, what an arc writes, a view.
+
+All can be read: `df()` is the table now, `changes(after)` what came and went since a position. A dataset can
+be written as well.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from tidemill.lots.producers import Receipt
+from tidemill.pipeline import appending
+from tidemill.pipeline.declarations import DatasetDecl
+from tidemill.spark.operations import Operation
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from tidemill.pipeline.overview import LotShown
+    from tidemill.pipeline.pipeline import Pipeline
+
+
+class Table:
+    """A table of a pipeline."""
+
+    def __init__(self, pipeline: "Pipeline", name: str) -> None:
+        self.pipeline = pipeline
+        self.name = name
+
+    def df(self) -> "DataFrame":
+        """The table now, as a Spark DataFrame: of what is published at this moment, and stays so."""
+        from tidemill.pipeline import reading
+
+        return reading.table(self.pipeline, self.name)
+
+    def changes(self, after: int = 0) -> "DataFrame":
+        """What was published behind a position, with `_weight` and `_position`."""
+        from tidemill.pipeline import reading
+
+        return reading.changes(self.pipeline, self.name, after)
+
+    @property
+    def position(self) -> int:
+        """Of what was published last: one number per table; 0 before anything was."""
+        from tidemill.pipeline import reading
+
+        return reading.position(self.pipeline, self.name)
+
+    @property
+    def schema(self) -> str:
+        """Its columns, as Spark writes them."""
+        from tidemill.pipeline import reading
+
+        return reading.columns(self.pipeline, self.name)
+
+    def lots(self) -> "list[LotShown]":
+        """Its lots, in the order of their publication."""
+        from tidemill.pipeline import overview
+
+        return overview.lots_of(self.pipeline, self.name)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} of {self.pipeline.name}>"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        frame = self.df().limit(20)
+        head = "".join(f"<th>{escape(name)}</th>" for name in frame.columns)
+        body = "".join(
+            f"<tr>{''.join(f'<td>{escape(str(value))}</td>' for value in row)}</tr>"
+            for row in frame.collect()
+        )
+        table = f"<table><tr>{head}</tr>{body}</table>"
+        return f"<b>{escape(self.name)}</b> at position {self.position}{table}"
+
+
+class Dataset(Table):
+    """A table that is written from outside."""
+
+    @property
+    def _decl(self) -> DatasetDecl:
+        return self.pipeline.datasets[self.name]
+
+    def append(self, rows: Any, *, producer: str | None = None, seq: int | None = None) -> Receipt:
+        """Add rows: dictionaries, tuples, an Arrow table, a pandas or a Spark DataFrame.
+
+        Args:
+            rows: columns go by name; one that is missing is NULL.
+            producer: who sends this. With `seq` the append may be repeated, and is taken once.
+            seq: grows from one append of this producer to the next, and may skip.
+        """
+        return self._write(rows, Operation.APPEND, producer, seq)
+
+    def upsert(self, rows: Any, *, producer: str | None = None, seq: int | None = None) -> Receipt:
+        """Set rows by their key: those that are there are replaced."""
+        return self._write(rows, Operation.UPSERT, producer, seq)
+
+    def delete(self, rows: Any, *, producer: str | None = None, seq: int | None = None) -> Receipt:
+        """Take rows out: by key where there is one, else whole rows, each once."""
+        return self._write(rows, Operation.DELETE, producer, seq)
+
+    def _write(self, rows: Any, operation: Operation, producer: str | None, seq: int | None) -> Receipt:
+        return appending.append(
+            self.pipeline.site, self._decl, rows, operation=operation, producer=producer, seq=seq
+        )
+
+
+class View(Table):
+    """A query whose result is kept up to date."""
+
+    @property
+    def sql(self) -> str:
+        """Its query."""
+        return self.pipeline.views[self.name].sql

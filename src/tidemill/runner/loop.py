@@ -1,0 +1,425 @@
+"""The loop of a runner: pull what is due, start it, and see it to its end (HEAP-20).
+
+Each turn wakes the subscribers of what was published, closes intervals that are over, polls sources, starts
+runs that are due and works off retries that were asked for. Everything that takes time is given to a line.
+Nothing here needs a leader: every step is a transaction that is refused to all but one.
+"""
+
+import contextlib
+import random
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from tidemill.arcs import retry
+from tidemill.arcs.keys import ArcKeys
+from tidemill.arcs.retry import Ask
+from tidemill.arcs.work import ArcWork, Ended, Outcome
+from tidemill.clock import Clock, backoff
+from tidemill.cluster.keeper import Keeper
+from tidemill.cluster.nodes import Node
+from tidemill.errors import LeaseLost, StoreError, TidemillError
+from tidemill.events import Emit, ignore
+from tidemill.objects import Objects
+from tidemill.publish import ids
+from tidemill.publish.cleaner import Cleaner
+from tidemill.publish.closing import Closer
+from tidemill.publish.door import Door
+from tidemill.publish.manifests import Manifests
+from tidemill.publish.projections import Projections
+from tidemill.runner.events import RunFailed, RunLapsed, RunStarted
+from tidemill.runner.lines import Lines
+from tidemill.runner.part_futures import PartFutures
+from tidemill.runner.presence import Presence
+from tidemill.runner.program import Program
+from tidemill.sources import windows
+from tidemill.sources.keys import SourceKeys
+from tidemill.sources.windows import Failed
+from tidemill.sources.work import SourceWork
+from tidemill.store import Store
+from tidemill.triggers import runs, subscriptions, wakes
+from tidemill.triggers.runs import Due, Ticket
+from tidemill.triggers.subscriptions import Scheduled
+from tidemill.views.steps.keys import StepKeys
+from tidemill.views.steps.stepper import Compute, GroupStep
+
+PAUSE_S = 0.5
+"""How long a turn that found nothing waits for a hint."""
+
+CLEAN_EVERY_S = 30.0
+POLL_EVERY_S = 1.0
+PATIENCE = 3
+"""How often a run may fail in one catching up before it is left for later."""
+
+
+@dataclass
+class Tally:
+    """What a loop has done so far. Written by its lines, read by anybody."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    failures: dict[str, list[str]] = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)
+    settled: dict[str, bool] = field(default_factory=dict)  # sources: has everything been taken?
+    files: int = 0
+    closed: int = 0
+
+
+class Loop:
+    """One runner's loop over one program.
+
+    Args:
+        store: opened.
+        keys: the layout of everything.
+        objects: where data and manifests are.
+        presence: our node.
+        program: what to run.
+        parts: has the parts of arcs and sources made.
+        compute: computes the steps of views.
+        lines: how many runs at once.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        keys: StepKeys,
+        objects: Objects,
+        presence: Presence,
+        program: Program,
+        parts: PartFutures,
+        compute: Compute,
+        *,
+        clock: Clock,
+        chance: random.Random,
+        emit: Emit = ignore,
+        lines: int = 8,
+        grace_s: float = 600.0,
+        projections: bool = True,
+    ) -> None:
+        self.store = store
+        self.keys = keys
+        self.arc_keys = ArcKeys(keys.lots.cluster)
+        self._source_keys = SourceKeys(keys.lots.cluster)
+        self.objects = objects
+        self.presence = presence
+        self.program = program
+        self.parts = parts
+        self.clock = clock
+        self.chance = chance
+        self.emit = emit
+        self.tally = Tally()
+        self.lines = Lines(lines)
+        self._compute = compute
+        self._grace_s = grace_s
+        self._projections = Projections(store, keys, objects) if projections else None
+        self._closer = Closer(
+            store, keys, Manifests(objects, clock), lambda: ids.new_attempt(clock, chance), emit=emit
+        )
+        self._life: _Life | None = None
+        self._clean_at = 0.0
+        self._poll_at: dict[str, float] = {}
+        self._stop = threading.Event()
+
+    # --- running
+
+    def catch_up(self, stop: threading.Event | None = None) -> Tally:
+        """Run until everything that has arrived is processed, or will not be without help."""
+        return self._run(stop or self._stop, watch=False)
+
+    def watch(self, stop: threading.Event | None = None) -> Tally:
+        """Run until told to stop."""
+        return self._run(stop or self._stop, watch=True)
+
+    def _run(self, stop: threading.Event, *, watch: bool) -> Tally:
+        bells = [self.keys.triggers.bell, self.arc_keys.bell]
+        with self.store.watch(bells) as bell:
+            hush = bell.notify(self.lines.ended.set)
+            try:
+                while not stop.is_set():
+                    self.lines.ended.clear()
+                    did = self.turn()
+                    self.lines.check()
+                    if did:
+                        continue
+                    if not watch and self.settled():
+                        break
+                    self.clock.wait(self.lines.ended, PAUSE_S)
+            finally:
+                hush()
+        return self.tally
+
+    def end(self, timeout_s: float = 30.0) -> bool:
+        """Begin nothing any more; wait for the runs that are under way."""
+        return self.lines.end(timeout_s)
+
+    def clean(self) -> None:
+        """Remove what ended attempts left, and the futures of their parts."""
+        life = self._now()
+        while life.cleaner.clean():
+            pass
+        self.parts.forget_ended()
+
+    # --- one turn
+
+    def turn(self) -> bool:
+        """Do what can be done at once, and give the rest to lines; False if there was nothing."""
+        if not self.presence.alive():
+            return False
+        life = self._now()
+        try:
+            did = self._wake()
+            did |= self._close(life)
+            did |= self._poll(life)
+            did |= self._start(life)
+            did |= self._retry(life)
+            self._clean(life)
+        except LeaseLost:
+            return False  # joined again, or over: the next turn knows
+        return did
+
+    def _now(self) -> "_Life":
+        """Everything that acts as our node, under its epoch of this moment."""
+        node = self.presence.node
+        if self._life is None or self._life.node.epoch != node.epoch:
+            self._lapse(node)
+            self._life = _Life(self, node)
+        return self._life
+
+    def _lapse(self, node: Node) -> None:
+        """End what earlier lives of this node left running."""
+        after = b""
+        while True:
+            step = partial(runs.lapse, keys=self.keys.triggers, cluster=self.keys.cluster, node=node)
+            ended, after = self.store.run(partial(step, after=after))
+            for name in ended:
+                self.emit(RunLapsed(name=name))
+            if not after:
+                return
+
+    def _wake(self) -> bool:
+        woke = False
+        while self.store.run(lambda tx: wakes.page_wakes(tx, self.keys.triggers, self.keys.lots)):
+            woke = True
+        return woke
+
+    def _close(self, life: "_Life") -> bool:
+        closed = self._closer.close_due(life.door)
+        self.tally.closed += closed
+        return closed > 0
+
+    def _start(self, life: "_Life") -> bool:
+        did = False
+        for one in self.store.run(lambda tx: runs.due(tx, self.keys.triggers)):
+            if one.running:
+                did |= self._look(one)
+            elif self._known(one.name) and self._patient(one.name):
+                did |= self.lines.begin(one.name, partial(self._run_one, life, one))
+        return did
+
+    def _known(self, name: str) -> bool:
+        return name in self.program.arcs or name in self.program.groups
+
+    def _patient(self, name: str) -> bool:
+        return len(self.tally.failures.get(name, ())) < PATIENCE
+
+    def _look(self, one: Due) -> bool:
+        """A run that should have ended: is its node still there?"""
+        lapsed = self.store.run(
+            lambda tx: runs.look(tx, self.keys.triggers, self.keys.cluster, one.name, one.epoch)
+        )
+        if lapsed:
+            self.emit(RunLapsed(name=one.name))
+        return lapsed
+
+    def _poll(self, life: "_Life") -> bool:
+        now, did = self.clock.monotonic(), False
+        for name in self.program.sources:
+            if now >= self._poll_at.get(name, 0.0):
+                self._poll_at[name] = now + POLL_EVERY_S
+                did |= self.lines.begin(name, partial(self._poll_one, life, name))
+        return did
+
+    def _retry(self, life: "_Life") -> bool:
+        did = False
+        for ask in self.store.run(lambda tx: retry.asked(tx, self.arc_keys)):
+            if ask.arc in self.program.arcs:
+                did |= self.lines.begin(f"{ask.arc} {ask.lot}", partial(self._retry_one, life, ask))
+        return did
+
+    def _clean(self, life: "_Life") -> None:
+        now = self.clock.monotonic()
+        if now >= self._clean_at:
+            self._clean_at = now + CLEAN_EVERY_S
+            self.lines.begin("clean", partial(self._clean_one, life))
+
+    # --- in lines
+
+    def _run_one(self, life: "_Life", due: Due) -> None:
+        keys = self.keys
+        ticket = None
+        try:
+            ticket = self.store.run(
+                lambda tx: runs.start(
+                    tx, keys.triggers, keys.lots, keys.cluster, life.node, due.name, due.epoch
+                )
+            )
+            if ticket is None:
+                return  # somebody else was faster
+            behind = sum(ticket.heads[one] - ticket.progress[one] for one in ticket.progress)
+            self.emit(RunStarted(name=due.name, epoch=due.epoch, behind=behind))
+            if due.name in self.program.arcs:
+                arc = self.program.arcs[due.name]
+                self.tally.outcomes += life.arcs.run(arc.spec, ticket)
+            else:
+                stepped = life.groups.run(ticket, self._stop.is_set)
+                self.tally.steps[due.name] = self.tally.steps.get(due.name, 0) + stepped.jobs
+            self.tally.failures.pop(due.name, None)
+        except LeaseLost:
+            return  # whoever has it now goes on
+        except Exception as error:  # noqa: BLE001 - told, and tried again
+            self._failed(due.name, error, ticket)
+
+    def _failed(self, name: str, error: Exception, ticket: Ticket | None) -> None:
+        said = self.tally.failures.setdefault(name, [])
+        said.append(_told(error))
+        pause_s = backoff(len(said), self.chance, first_s=0.2, most_s=60.0)
+        if ticket is not None:
+            keys = self.keys
+            pause_us = int(pause_s * 1e6)
+            with contextlib.suppress(LeaseLost, StoreError):  # then it runs out with our lease
+                self.store.run(
+                    lambda tx: runs.fail(tx, keys.triggers, keys.cluster, ticket, backoff_us=pause_us)
+                )
+        self.emit(
+            RunFailed(
+                name=name,
+                code=getattr(error, "code", type(error).__name__),
+                message=_told(error),
+                backoff_s=pause_s,
+                failures=len(said),
+            )
+        )
+
+    def _poll_one(self, life: "_Life", name: str) -> None:
+        """Take what is new at a source, and work on what was taken, by us or by somebody who is gone."""
+        source = life.sources[name]
+        try:
+            looked = source.look()
+            ended = source.work()
+            left = self.store.run(lambda tx: windows.open_windows(tx, self._source_keys, name))
+            said = [f"{one.kind}: {one.message}" for one in left if isinstance(one, Failed)]
+            self.tally.failures[name] = said * PATIENCE if said else []
+            if looked is not None:
+                self.tally.files += looked.taken
+            waits = looked is None or looked.waiting_s is not None
+            self.tally.settled[name] = not waits and all(isinstance(one, Failed) for one in left)
+            if ended:
+                self._poll_at[name] = 0.0  # there may be more
+        except LeaseLost:
+            return
+        except Exception as error:  # noqa: BLE001 - told, and tried again
+            self._failed(name, error, None)
+            failures = len(self.tally.failures[name])
+            pause_s = backoff(failures, self.chance, first_s=0.5, most_s=60.0)
+            self._poll_at[name] = self.clock.monotonic() + pause_s
+
+    def _retry_one(self, life: "_Life", ask: Ask) -> None:
+        try:
+            outcome = life.arcs.retry(self.program.arcs[ask.arc].spec, ask)
+            if outcome.ended not in (Ended.DONE, Ended.ELSEWHERE, Ended.FULL):
+                self.tally.outcomes.append(outcome)
+        except LeaseLost:
+            return
+        except Exception as error:  # noqa: BLE001 - told; what was asked for stays asked for
+            self._failed(ask.arc, error, None)
+
+    def _clean_one(self, life: "_Life") -> None:
+        try:
+            while life.cleaner.clean():
+                pass
+            self.parts.forget_ended()
+        except LeaseLost:
+            return
+        except TidemillError as error:
+            told = _told(error)
+            self.emit(
+                RunFailed(name="clean", code=error.code, message=told, backoff_s=CLEAN_EVERY_S, failures=1)
+            )
+
+    # --- is there more to come?
+
+    def settled(self) -> bool:
+        """Is everything done that has arrived, by us or by others, but for what we have given up on?"""
+        if self.lines.busy - {"clean"}:
+            return False
+        if any(not self.tally.settled.get(name) and self._patient(name) for name in self.program.sources):
+            return False
+        names = [*self.program.arcs, *self.program.groups]
+        rows = self.store.run(lambda tx: [subscriptions.read(tx, self.keys.triggers, name) for name in names])
+        for name, row in zip(names, rows, strict=True):
+            if isinstance(row, Scheduled) and self._patient(name):
+                return False
+        return not self.store.run(
+            lambda tx: [one for one in retry.asked(tx, self.arc_keys) if one.arc in self.program.arcs]
+        )
+
+
+class _Life:
+    """What acts as our node under one epoch of it."""
+
+    def __init__(self, loop: Loop, node: Node) -> None:
+        self.node = node
+        self.door = Door(loop.store, loop.keys, node)
+        self.arcs = ArcWork(
+            loop.store,
+            loop.arc_keys,
+            loop.objects,
+            node,
+            loop.parts,
+            loop.clock,
+            loop.chance,
+            emit=loop.emit,
+            projections=loop._projections,
+        )
+        self.groups = GroupStep(
+            loop.store,
+            loop.keys,
+            loop.program.pipeline,
+            new_attempt=lambda: ids.new_attempt(loop.clock, loop.chance),
+            compute=loop._compute,
+            emit=loop.emit,
+        )
+        self.cleaner = Cleaner(
+            loop.store,
+            loop.keys,
+            loop.objects,
+            self.door,
+            loop.clock,
+            drop=lambda draft: _ignored(loop.parts.forget(draft.id)),
+            emit=loop.emit,
+            grace_s=loop._grace_s,
+        )
+        self.sources: Mapping[str, SourceWork] = {
+            name: SourceWork(
+                source.spec,
+                source.folder.listing(),
+                store=loop.store,
+                keys=loop._source_keys,
+                node=node,
+                objects=loop.objects,
+                parts=loop.parts,
+                clock=loop.clock,
+                chance=loop.chance,
+                keeper=Keeper(loop.store, node.id, clock=loop.clock, chance=loop.chance),
+                emit=loop.emit,
+            )
+            for name, source in loop.program.sources.items()
+        }
+
+
+def _ignored(_: object) -> None:
+    """An answer that nobody needs."""
+
+
+def _told(error: Exception) -> str:
+    return error.message if isinstance(error, TidemillError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,125 @@
+"""Making a part: what a runner's thread does for one task, with Spark and the user's function.
+
+It reads exactly the objects that the task names, calls the function, checks that what it returned has the
+columns of its sink, and writes each sink into a folder of this claim's own. What it returns is the list of
+files, which becomes the manifest.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tidemill import crash
+from tidemill.errors import ArcResult, BadSchema, CodeDiffers
+from tidemill.objects import Objects
+from tidemill.publish.parts import PartPlace, PartTask, SinkWritten
+from tidemill.runner import turns
+from tidemill.runner.program import ArcProgram, Program
+from tidemill.sources.part import run_window
+from tidemill.spark import schema
+from tidemill.spark.operations import is_frame
+from tidemill.spark.reading import read_objects
+from tidemill.spark.sessions import tagged
+from tidemill.spark.storage import Storage
+from tidemill.spark.writing import write_frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """What the threads of a runner work with."""
+
+    spark: "SparkSession"
+    storage: Storage
+    objects: Objects
+    program: Program
+
+
+def make_part(task: PartTask) -> Sequence[SinkWritten]:
+    """Make one part; called by its name in a thread of a runner's hands."""
+    tools: Tools = turns.tools()
+    place = turns.current()
+    with tagged(tools.spark, turns.tag_of(place)):
+        if task.kind == "source":
+            return _ingested(tools, task, place)
+        return _computed(tools, task, place)
+
+
+def _computed(tools: Tools, task: PartTask, place: PartPlace) -> list[SinkWritten]:
+    arc = tools.program.arcs.get(task.author)
+    if arc is None or arc.spec.code != task.code:
+        raise CodeDiffers(f"this runner has {'other code' if arc else 'no code'} for {task.author}")
+    frames = [
+        read_objects(tools.spark, tools.storage, tools.program.schema(one.dataset), one.objects)
+        for one in task.inputs
+    ]
+    crash.point("runner.function.before")
+    results = results_of(arc, arc.function(*frames))
+    written = []
+    for sink, frame in zip(task.sinks, results, strict=True):
+        turns.check()
+        wanted = tools.program.schema(sink.dataset)
+        out = fitted(arc, sink.dataset.name, frame, wanted)
+        made = write_frame(
+            out,
+            tools.storage,
+            tools.objects,
+            place.data_prefix(task, sink),
+            partition_by=sink.partition_by,
+        )
+        written.append(SinkWritten(dataset=sink.dataset, objects=made.objects, rows=made.rows))
+    return written
+
+
+def results_of(arc: ArcProgram, returned: Any) -> "list[DataFrame]":
+    """What a function returned, as one frame for each sink."""
+    names = [sink.dataset.name for sink in arc.spec.sinks]
+    if is_frame(returned):
+        found: list[Any] = [returned]
+    elif isinstance(returned, Mapping):
+        if set(returned) != set(names):
+            raise ArcResult(
+                f"arc {arc.spec.name} ({arc.where}) returned {', '.join(map(str, returned)) or 'nothing'}",
+                hint=f"return a frame for each of {', '.join(names)}",
+            )
+        found = [returned[name] for name in names]
+    elif isinstance(returned, tuple | list):
+        found = list(returned)
+    else:
+        found = [returned]
+    if len(found) != len(names) or not all(is_frame(one) for one in found):
+        kinds = ", ".join(type(one).__name__ for one in found)
+        raise ArcResult(
+            f"arc {arc.spec.name} ({arc.where}) returned {kinds}, and writes {', '.join(names)}",
+            hint=f"return {len(names)} Spark DataFrame{'s, in that order' if len(names) > 1 else ''}",
+        )
+    return found
+
+
+def fitted(arc: ArcProgram, sink: str, frame: "DataFrame", wanted: str) -> "DataFrame":
+    """A frame with exactly the columns of its sink, in their order; `ArcResult` if it has others."""
+    try:
+        there = {one.name: one.type for one in schema.of_spark(frame.schema).all_nullable().columns}
+    except BadSchema as error:
+        raise ArcResult(f"arc {arc.spec.name} ({arc.where}): {error.message}") from error
+    expected = {one.name: one.type for one in schema.parse(wanted).all_nullable().columns}
+    problems = [f"{name} is missing" for name in expected if name not in there]
+    problems += [f"{name} is not in {sink}" for name in there if name not in expected]
+    problems += [
+        f"{name} is {there[name]}, not {kind}"
+        for name, kind in expected.items()
+        if name in there and there[name] != kind
+    ]
+    if problems:
+        raise ArcResult(f"arc {arc.spec.name} ({arc.where}) returned other columns: {'; '.join(problems)}")
+    return frame.select(*[schema.quoted(name) for name in expected])
+
+
+def _ingested(tools: Tools, task: PartTask, place: PartPlace) -> Sequence[SinkWritten]:
+    source = tools.program.sources.get(task.author)
+    if source is None:
+        raise CodeDiffers(f"this runner has no source {task.author}")
+    listing = source.folder.listing()
+    return run_window(tools.spark, tools.storage, tools.objects, source.spec, listing, task, place)

@@ -1,0 +1,72 @@
+"""A program: all that a runner runs of one pipeline, with its code.
+
+A pipeline's declarations become a program when it is planned: specs that are stored, and functions that are
+not. Every process that imports the pipeline makes the same program; where one has other code, the digests
+differ, and a part of the other code's is refused (`CodeDiffers`) instead of run.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidemill.arcs.declarations import ArcSpec
+from tidemill.lots.datasets import Dataset
+from tidemill.lots.keys import DatasetId
+from tidemill.sources.declarations import SourceSpec
+from tidemill.sources.folder import FolderSpec
+from tidemill.spark.operations import stored_schema
+from tidemill.views.steps.groups import GroupSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArcProgram:
+    """An arc with its function; `where` is its line, for errors."""
+
+    spec: ArcSpec
+    function: Callable[..., Any] = field(repr=False)
+    where: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceProgram:
+    """A source and where it looks."""
+
+    spec: SourceSpec
+    folder: FolderSpec
+    where: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewProgram:
+    """A view: its query, and the tables by the names the query has for them."""
+
+    name: str
+    sql: str
+    schema: str
+    datasets: Mapping[str, DatasetId]
+    views: tuple[str, ...]
+    where: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupProgram:
+    """A group of views, in the order in which they are computed."""
+
+    spec: GroupSpec
+    views: tuple[ViewProgram, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """One pipeline."""
+
+    pipeline: str
+    datasets: Mapping[DatasetId, Dataset]
+    arcs: Mapping[str, ArcProgram]
+    sources: Mapping[str, SourceProgram]
+    groups: Mapping[str, GroupProgram]
+
+    def schema(self, dataset: DatasetId) -> str:
+        """The columns of a dataset's files, as DDL."""
+        declared = self.datasets[dataset]
+        return stored_schema(declared.schema, declared.kind)

@@ -1,0 +1,108 @@
+"""A runner in one process: hands that make parts, a loop that starts runs, one Spark session for both."""
+
+import random
+import threading
+from typing import TYPE_CHECKING
+
+from tidemill.clock import Clock
+from tidemill.events import Emit, ignore
+from tidemill.futures.signing import ClusterKey
+from tidemill.objects import Objects
+from tidemill.runner.hands import Hands
+from tidemill.runner.loop import Loop, Tally
+from tidemill.runner.making import Tools, make_part
+from tidemill.runner.part_futures import PartFutures, resource_of
+from tidemill.runner.presence import Presence
+from tidemill.runner.program import Program
+from tidemill.runner.stepping import StepCompute
+from tidemill.spark.sessions import interrupt
+from tidemill.spark.storage import Storage
+from tidemill.store import Store
+from tidemill.views.steps.keys import StepKeys
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Runner:
+    """Runs one program until it is told to stop, or has caught up."""
+
+    def __init__(
+        self,
+        store: Store,
+        keys: StepKeys,
+        objects: Objects,
+        key: ClusterKey,
+        presence: Presence,
+        program: Program,
+        spark: "SparkSession",
+        *,
+        threads: int,
+        clock: Clock,
+        chance: random.Random,
+        emit: Emit = ignore,
+    ) -> None:
+        cluster = keys.lots.cluster
+        storage = Storage(objects)
+        self.hands = Hands(
+            store,
+            cluster,
+            key,
+            presence,
+            names={resource_of(program.pipeline)},
+            threads=threads,
+            objects=objects,
+            tools=Tools(spark=spark, storage=storage, objects=objects, program=program),
+            interrupt=lambda tag: _ignored(interrupt(spark, tag)),
+            clock=clock,
+            chance=chance,
+            emit=emit,
+        )
+        parts = PartFutures(
+            store,
+            cluster,
+            key,
+            make_part,
+            objects=objects,
+            check=self._check,
+            clock=clock,
+            chance=chance,
+        )
+        self._presence = presence
+        self.loop = Loop(
+            store,
+            keys,
+            objects,
+            presence,
+            program,
+            parts,
+            StepCompute(spark, storage, objects, store, keys, program, clock=clock),
+            clock=clock,
+            chance=chance,
+            emit=emit,
+        )
+
+    def _check(self) -> None:
+        self.hands.check()
+        self.loop.lines.check()
+
+    def run(self, *, watch: bool, stop: threading.Event | None = None) -> Tally:
+        """Run. What stands for the death of this process is raised, with everything dropped as it is."""
+        self.hands.start()
+        try:
+            tally = self.loop.watch(stop) if watch else self.loop.catch_up(stop)
+            self.loop.end()
+            self.hands.check()
+        except Exception:
+            self.hands.stop()
+            raise
+        except BaseException:
+            self.hands.abandon()
+            self.loop.end(5.0)
+            raise
+        self.hands.drain()
+        return tally
+
+
+def _ignored(_: object) -> None:
+    """An answer that nobody needs."""
