@@ -23,7 +23,7 @@ from tidemill.objects import Objects, open_objects
 from tidemill.publish.parts import PartDone, PartEnd, PartTask
 from tidemill.runner.hands import Hands
 from tidemill.runner.part_futures import PartFutures, resource_of
-from tidemill.runner.presence import OwnPresence
+from tidemill.runner.presence import OwnPresence, Presence
 from tidemill.store import Store, open_store
 
 CLUSTER = "default"
@@ -64,7 +64,7 @@ class Stage:
             presence.close() if leave else presence.abandon()
 
     @contextlib.contextmanager
-    def hands(self, presence: OwnPresence, threads: int = 2, *, names: Sequence[str] = ()) -> Iterator[Hands]:
+    def hands(self, presence: Presence, threads: int = 2, *, names: Sequence[str] = ()) -> Iterator[Hands]:
         hands = Hands(
             self.store,
             CLUSTER,
@@ -144,8 +144,12 @@ class InThread:
         except BaseException as error:  # noqa: BLE001 - looked at by the test
             self.error = error
 
-    def result(self) -> list[PartEnd]:
-        self._thread.join(60)
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def result(self, timeout_s: float = 60.0) -> list[PartEnd]:
+        self._thread.join(timeout_s)
         assert not self._thread.is_alive()
         if self.error is not None:
             raise self.error

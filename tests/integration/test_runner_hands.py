@@ -1,5 +1,6 @@
 """Hands: threads of a runner that make parts; parts as durable futures."""
 
+import msgspec
 import pytest
 
 from tests.integration.runner_stage import CLUSTER, KEY, InThread, Stage, made, stage
@@ -8,6 +9,7 @@ from tests.workers import wait
 from tidemill import crash
 from tidemill.cluster import nodes
 from tidemill.crash import Crashed
+from tidemill.errors import LeaseLost
 from tidemill.futures.rows import Claimed, Failed, Realized, Unclaimed
 from tidemill.futures.worker_events import WorkDropped
 from tidemill.lots.keys import DatasetId
@@ -16,6 +18,7 @@ from tidemill.publish.attempts import Draft, Target
 from tidemill.publish.keys import PublishKeys
 from tidemill.publish.parts import PartDone, PartFailed
 from tidemill.runner.part_futures import PartFutures, resource_of
+from tidemill.runner.presence import OwnPresence
 from tidemill.runner.turns import current
 
 __all__ = ["stage"]
@@ -157,6 +160,53 @@ def test_a_lost_lease_interrupts_and_writes_nothing_and_the_part_is_made_once_mo
         assert isinstance(row, Realized)
         assert row.result.version == 3
         assert (row.tally.reaps, row.tally.exceptions) == (0, 0)
+
+
+def test_a_lease_that_was_over_for_a_moment_is_over_for_whatever_ran_then(stage: Stage) -> None:
+    class Flickering:
+        """A presence that is away when a test says so: a renewal that came too late, and did come."""
+
+        def __init__(self, inner: OwnPresence) -> None:
+            self.inner = inner
+            self.away = False
+
+        @property
+        def node(self) -> nodes.Node:
+            return self.inner.node
+
+        def alive(self) -> bool:
+            return not self.away and self.inner.alive()
+
+        def accepts(self) -> bool:
+            return not self.away and self.inner.accepts()
+
+        def left_s(self) -> float:
+            return self.inner.left_s()
+
+    task = part(0, stage.folder, go="go")
+    with stage.presence() as inner:
+        presence = Flickering(inner)
+        with stage.hands(presence) as hands:
+            waiting = InThread(stage.parts(hands), [task])
+            stage.wait_notes("began 0 1")
+            presence.away = True
+            wait(lambda: bool(stage.interrupted), "the turn was interrupted")
+            presence.away = False
+            stage.wait_notes("began 0 3")
+            stage.touch("go")
+            assert made(waiting.result()) == ["0"]
+        with pytest.raises(LeaseLost):
+            hands.check()
+
+
+def test_a_key_of_any_length_names_its_part(stage: Stage) -> None:
+    task = msgspec.structs.replace(part(0, stage.folder), key="ü" * 3000)
+    with stage.runner() as hands:
+        assert made(list(stage.parts(hands).run([task]))) == ["0"]
+        (end,) = stage.parts(hands).run([task])
+        assert isinstance(end, PartDone)
+        assert end.reused
+        assert stage.parts().forget("a1") == 1
 
 
 @pytest.mark.rule("CLU-25", "FUT-17")

@@ -15,12 +15,13 @@ import msgspec
 import psutil
 import pytest
 
-from tests import runner_parts
+from tests import runner_parts, worker_tasks
 from tests.integration.runner_stage import InThread, Stage, made, stage
 from tests.runner_main import Settings
 from tests.runner_parts import part
 from tests.workers import LONG_S, WorkerProcess, wait
 from tidemill.cluster import nodes
+from tidemill.futures.client import connect
 from tidemill.futures.home import Place
 from tidemill.futures.rows import Claimed, Quarantined, Realized, Unclaimed
 from tidemill.publish.parts import PartDone, PartFailed
@@ -260,9 +261,11 @@ def test_what_a_killed_runner_held_in_a_home_goes_on_at_once_and_workers_leave_i
     folder = home.folder / "home"
     task = part(0, home.folder, go="go")
     parts = PartFutures(home.store, "default", Place.of_home(folder).key, runner_parts.make)
-    with WorkerProcess(folder) as worker:
+    with WorkerProcess(folder) as worker, connect(home=folder) as client:
         worker.ready()
         waiting = InThread(parts, [task])
+        assert client.submit(worker_tasks.add, 1).result(LONG_S) == 2
+        assert isinstance(home.row(task), Unclaimed)
         with RunnerProcess(home, home=str(folder), ttl_s=600.0) as first:
             home.wait_notes("began 0 1")
             row = home.row(task)
@@ -277,4 +280,10 @@ def test_what_a_killed_runner_held_in_a_home_goes_on_at_once_and_workers_leave_i
             assert made(waiting.result()) == ["0"]
             assert second.end(signal.SIGTERM) == 0
         assert not worker.events("FuturesStranded")
+        worker.kill()
+        with RunnerProcess(home, home=str(folder)) as third:  # and a runner leaves alone what is for workers
+            plain = client.submit(worker_tasks.add, 2)
+            assert made(list(parts.run([part(1, home.folder)]))) == ["1"]
+            assert client.row_of(plain).state.value == "unclaimed"
+            assert third.end(signal.SIGTERM) == 0
     assert not isinstance(home.row(task), Quarantined)

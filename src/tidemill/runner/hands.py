@@ -72,6 +72,8 @@ def _leave_alone(tag: str) -> None:
 class Hands:
     """Runs the futures that ask for one of `names`.
 
+    A node has one pair of hands: claims of the node that they know nothing of, they give back.
+
     Args:
         store: opened; shared with everybody in this process.
         cluster: its name.
@@ -126,6 +128,7 @@ class Hands:
         self._drain_by: float | None = None
         self._broken: BaseException | None = None
         self._epoch = 0  # of the node, under which everything here was claimed
+        self._lost = False  # the guard has found our lease over, even if it should be renewed meanwhile
         self._lives = 0  # how often we have joined
         self._suspects: set[bytes] = set()  # while there are any, one turn at a time
         self._look = True  # there may be something to claim
@@ -149,9 +152,11 @@ class Hands:
         threading.Thread(target=self._guard, name="hands-guard", daemon=True).start()
 
     def check(self) -> None:
-        """Raise what ended these hands, if anything did: whoever waits for their work would wait for ever."""
+        """Raise when these hands have ended: who waits for their work might wait for ever."""
         if self._broken is not None:
             raise self._broken
+        if self._over.is_set():
+            raise LeaseLost("these hands have ended")
 
     @property
     def busy(self) -> int:
@@ -167,6 +172,8 @@ class Hands:
         by = self.clock.monotonic() + grace_s
         self._drain_by = by if self._drain_by is None else min(by, self._drain_by)
         self._wake.set()
+        if not self._threads:
+            self._idle.set()
         ended = self.clock.wait(self._idle, grace_s + 30.0)
         self._end()
         return ended and self._broken is None
@@ -229,6 +236,7 @@ class Hands:
                     with contextlib.suppress(Exception):
                         self._interrupt(turn.tag)
             if lost:
+                self._lost = True
                 self._wake.set()
 
     # --- the loop
@@ -273,7 +281,7 @@ class Hands:
 
     def _turn(self) -> None:
         self._hear()
-        if self._epoch and not self._stands():
+        if self._epoch and (self._lost or not self._stands()):
             self._lose()
         if self._drain_by is not None:
             self._give_back(self._drain_by)
@@ -326,7 +334,7 @@ class Hands:
 
     def _lose(self) -> None:
         """Our lease is over: stop everything, write nothing (FUT-55)."""
-        self._epoch = 0
+        self._epoch, self._lost = 0, False
         for turn in list(self._turns.values()):
             turn.over = turn.over or "lost"
         dropped = len(self._jobs)

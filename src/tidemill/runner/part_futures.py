@@ -12,6 +12,7 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from hashlib import blake2b
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -53,6 +54,7 @@ PIN = "part"
 LOOK_S = 0.5
 """How often whoever waits asks whether there is still somebody to wait for."""
 
+MOST_KEY_BYTES = 500
 READ_PAGE = 200
 DELETE_PAGE = 40
 
@@ -227,7 +229,7 @@ class PartFutures:
                     continue
                 known = submit.submit_one(tx, self._keys, made[key])
                 results.pin(tx, self._keys, known, PIN)
-                tx.set(self._own.part[task.attempt, task.key], known, quiet=True)
+                tx.set(self._own.part[task.attempt, _short(task.key)], known, quiet=True)
                 found.append((known, 0))
             elif isinstance(row, Failed | Quarantined):
                 requeue.requeue(tx, self._keys, known)
@@ -311,7 +313,13 @@ class _Page(NamedTuple):
 
 def _key(task: PartTask) -> str:
     """Equal work of one attempt: what another attempt made lies in that one's folder, and goes with it."""
-    return f"part/{task.attempt}/{task.key}"
+    return f"part/{task.attempt}/{_short(task.key)}"
+
+
+def _short(key: str) -> str:
+    """A key that fits into one of the store, whatever it is made of."""
+    raw = key.encode()
+    return key if len(raw) <= MOST_KEY_BYTES else blake2b(raw, digest_size=32).hexdigest()
 
 
 def _failure(tx: Tx, keys: FutureKeys, future_id: bytes) -> Failure | None:
