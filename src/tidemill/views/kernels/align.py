@@ -1,0 +1,87 @@
+"""Rows that belong together by key: equal hash, and behind it equal keys."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tidemill.views.trace.consolidate import chunk, column
+from tidemill.views.trace.layout import HASH
+from tidemill.views.trace.spine import expand
+from tidemill.views.trace.words import I64, code_rows, grouped, same
+
+_PAIRS = 262_144  # pairs that are compared and gathered at once
+
+
+def distinct_keys(tables: Sequence[pa.Table], keys: list[str]) -> pa.Table:
+    """Each key of the tables once, with its hash, in the order of hash and content."""
+    together = pa.concat_tables([table.select([HASH, *keys]) for table in tables]).combine_chunks()
+    order, starts = grouped(_code(together, keys), column(together, HASH))
+    return together.take(pa.array(order[starts])).combine_chunks()
+
+
+def positions(targets: pa.Table, rows: pa.Table, keys: list[str]) -> I64:
+    """For each row the place of its key in `targets`, where each key is once; -1 if it is not there."""
+    first = targets.num_rows
+    together = pa.concat_tables([targets.select([HASH, *keys]), rows.select([HASH, *keys])]).combine_chunks()
+    order, starts = grouped(_code(together, keys), column(together, HASH))
+    group = np.empty(together.num_rows, np.int64)
+    group[order] = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(order))))
+    place = np.full(len(starts), -1, np.int64)
+    place[group[:first]] = np.arange(first)
+    found: I64 = place[group[first:]]
+    return found
+
+
+def added_at(places: I64, values: I64, count: int) -> I64:
+    """The sum of the values of each place; those without a place are left out."""
+    total = np.zeros(count, np.int64)
+    here = places >= 0
+    np.add.at(total, places[here], values[here])
+    return total
+
+
+def pairs(
+    left: pa.Table, right: pa.Table, left_keys: list[str], right_keys: list[str]
+) -> Iterator[tuple[I64, I64]]:
+    """All pairs of rows with equal keys, a bounded number at a time.
+
+    Args:
+        left: sorted by hash, in one chunk.
+        right: in any order.
+        left_keys: its key columns, of the same types as those of the other side.
+        right_keys: those of the other side.
+    """
+    if left.num_rows == 0 or right.num_rows == 0:
+        return
+    right_hashes = column(right, HASH)
+    order = np.argsort(right_hashes, kind="stable")
+    ordered = right_hashes[order]
+    hashes = column(left, HASH)
+    begin, end = np.searchsorted(ordered, hashes), np.searchsorted(ordered, hashes, "right")
+    total = np.cumsum(end - begin)
+    low = 0
+    while low < len(total):
+        before = int(total[low - 1]) if low else 0
+        high = max(low + 1, int(np.searchsorted(total, before + _PAIRS, "right")))
+        ones = np.repeat(np.arange(low, high), end[low:high] - begin[low:high])
+        others = order[expand(begin[low:high], end[low:high])]
+        if len(ones):
+            agree = _agree(left, ones, left_keys, right, others, right_keys)
+            yield (ones, others) if agree.all() else (ones[agree], others[agree])
+        low = high
+
+
+def _agree(
+    left: pa.Table, ones: I64, left_keys: list[str], right: pa.Table, others: I64, right_keys: list[str]
+) -> Any:
+    if not left_keys:
+        return np.ones(len(ones), bool)
+    mine = [chunk(left, name).take(pa.array(ones)) for name in left_keys]
+    theirs = [chunk(right, name).take(pa.array(others)) for name in right_keys]
+    return same(mine, theirs)
+
+
+def _code(table: pa.Table, keys: list[str]) -> Any:
+    return code_rows([chunk(table, name) for name in keys], table.num_rows)

@@ -1,0 +1,118 @@
+"""Inner equi-joins: the change of each side against what the other side remembers.
+
+With A and B before the step, the change of the result is dA x (B + dB) + A x dB: the rows of both traces that
+have the hash of a changed key are looked up, and nothing else is read. A hash that two keys share only costs
+a comparison: pairs count when the keys themselves are the same.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidemill.errors import UsageError, WeightOverflow
+from tidemill.views.kernels.align import pairs
+from tidemill.views.trace.consolidate import chunk, column, consolidate
+from tidemill.views.trace.layout import HASH, WEIGHT, Layout
+from tidemill.views.trace.spine import Spine
+from tidemill.views.trace.words import I64
+
+
+class Joined(NamedTuple):
+    """What a step of a join gives: its output in pieces, and the rows that each side's trace gets."""
+
+    out: Iterator[pa.Table]
+    left: pa.Table
+    right: pa.Table
+
+
+@dataclass(frozen=True)
+class Join:
+    """An inner equi-join.
+
+    Args:
+        left: the layout of the left side's trace; its key is the left side of the condition.
+        right: that of the right side; its key columns have the same types in the same order.
+        null_safe: for each part of the key whether it is compared by `<=>`; by `=`, NULL matches nothing.
+        left_out: (column of the left side, its name in the output).
+        right_out: the same of the right side.
+    """
+
+    left: Layout
+    right: Layout
+    null_safe: tuple[bool, ...]
+    left_out: tuple[tuple[str, str], ...]
+    right_out: tuple[tuple[str, str], ...]
+
+    def __post_init__(self) -> None:
+        mine = [self.left.columns.field(name).type for name in self.left.key_names]
+        theirs = [self.right.columns.field(name).type for name in self.right.key_names]
+        if mine != theirs or len(mine) != len(self.null_safe):
+            raise UsageError(
+                f"keys of a join differ: {mine} and {theirs}", hint="cast both to their common type"
+            )
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the output."""
+        mine = [pa.field(name, self.left.schema.field(source).type) for source, name in self.left_out]
+        theirs = [pa.field(name, self.right.schema.field(source).type) for source, name in self.right_out]
+        return pa.schema([*mine, *theirs, pa.field(WEIGHT, pa.int64())])
+
+    def step(self, left_delta: pa.Table, right_delta: pa.Table, left: Spine, right: Spine) -> Joined:
+        """One step. The output is computed as it is read, and has rows of either sign that may cancel.
+
+        Args:
+            left_delta: the change of the left side in this range.
+            right_delta: that of the right side.
+            left: what the left side remembers of the steps before.
+            right: what the right side remembers.
+        """
+        mine = self._matchable(left_delta, self.left)
+        theirs = self._matchable(right_delta, self.right)
+        return Joined(self._out(mine, theirs, left, right), mine, theirs)
+
+    def _matchable(self, delta: pa.Table, layout: Layout) -> pa.Table:
+        """The change, added up, without rows that can match nothing: those need not be remembered."""
+        table = layout.conform(delta)
+        for name, safe in zip(layout.key_names, self.null_safe, strict=True):
+            if not safe and table[name].null_count:
+                table = table.filter(pc.is_valid(table[name]))
+        return consolidate(table, layout)
+
+    def _out(self, mine: pa.Table, theirs: pa.Table, left: Spine, right: Spine) -> Iterator[pa.Table]:
+        if mine.num_rows:
+            known = right.lookup(_hashes(mine), [source for source, _ in self.right_out])
+            yield from self._matched(mine, pa.concat_tables([known, theirs.select(known.column_names)]))
+        if theirs.num_rows:
+            known = left.lookup(_hashes(theirs), [source for source, _ in self.left_out]).combine_chunks()
+            for ones, others in pairs(theirs, known, self.right.key_names, self.left.key_names):
+                yield self._rows(known, others, theirs, ones)
+
+    def _matched(self, mine: pa.Table, theirs: pa.Table) -> Iterator[pa.Table]:
+        theirs = theirs.combine_chunks()
+        for ones, others in pairs(mine, theirs, self.left.key_names, self.right.key_names):
+            yield self._rows(mine, ones, theirs, others)
+
+    def _rows(self, left: pa.Table, ones: I64, right: pa.Table, others: I64) -> pa.Table:
+        at_left, at_right = pa.array(ones), pa.array(others)
+        mine = [chunk(left, source).take(at_left) for source, _ in self.left_out]
+        theirs = [chunk(right, source).take(at_right) for source, _ in self.right_out]
+        weights = _product(column(left, WEIGHT)[ones], column(right, WEIGHT)[others])
+        return pa.table([*mine, *theirs, pa.array(weights)], schema=self.schema)
+
+
+def _hashes(table: pa.Table) -> I64:
+    hashes: I64 = column(table, HASH)
+    fresh = np.ones(len(hashes), bool)
+    fresh[1:] = hashes[1:] != hashes[:-1]
+    return hashes[fresh]
+
+
+def _product(one: I64, other: I64) -> I64:
+    if len(one) and int(np.abs(one).max()) * int(np.abs(other).max()) >= 2**63:
+        raise WeightOverflow("the weight of a joined row would not fit 64 bits")
+    return one * other
