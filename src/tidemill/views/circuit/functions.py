@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
-def _names(text: str) -> frozenset[str]:
+def names(text: str) -> frozenset[str]:
+    """A set of words, as a text that is easy to read."""
     return frozenset(text.split())
 
 
-AGGREGATES = _names("""
+AGGREGATES = names("""
     any any_value approx_count_distinct approx_percentile approx_top_k approx_top_k_accumulate
     approx_top_k_combine array_agg avg bit_and bit_or bit_xor bitmap_and_agg bitmap_construct_agg
     bitmap_or_agg bool_and bool_or collect_list collect_set collect_union corr count count_if
@@ -29,8 +30,8 @@ AGGREGATES = _names("""
     """)
 
 # Over no rows these give 0 and not NULL; of the others only those in NULL_OF_NOTHING are sure to give NULL.
-ZERO_OF_NOTHING = _names("count count_if regr_count approx_count_distinct")
-NULL_OF_NOTHING = _names("""
+ZERO_OF_NOTHING = names("count count_if regr_count approx_count_distinct")
+NULL_OF_NOTHING = names("""
     any any_value avg bit_and bit_or bit_xor bool_and bool_or corr covar_pop covar_samp every first
     first_value kurtosis last last_value max max_by mean median min min_by mode percentile percentile_approx
     approx_percentile percentile_cont percentile_disc regr_avgx regr_avgy regr_intercept regr_r2 regr_slope
@@ -39,53 +40,53 @@ NULL_OF_NOTHING = _names("""
     """)
 
 # Aggregates whose state is a sum: a change moves it, whatever was there before.
-LINEAR_AGGREGATES = _names("""
+LINEAR_AGGREGATES = names("""
     any avg bool_and bool_or corr count count_if covar_pop covar_samp every mean regr_avgx regr_avgy
     regr_count regr_intercept regr_r2 regr_slope regr_sxx regr_sxy regr_syy some std stddev stddev_pop
     stddev_samp sum try_avg try_sum var_pop var_samp variance
     """)
-EXTREMES = _names("max min")
+EXTREMES = names("max min")
 
 # Results that depend on the order in which rows are met; a tie is broken by the row's hash.
-ORDERED = _names("""
+ORDERED = names("""
     any_value array_agg collect_list first first_value last last_value listagg max_by min_by mode string_agg
     """)
 
-WINDOW_ONLY = _names("""
+WINDOW_ONLY = names("""
     counter_diff cume_dist dense_rank lag lead nth_value ntile percent_rank rank row_number
     """)
 
-GENERATORS = _names("""
+GENERATORS = names("""
     explode explode_outer inline inline_outer json_tuple posexplode posexplode_outer stack variant_explode
     variant_explode_outer
     """)
 
 # The time of the step: one value per query in Spark, and one per step here.
-CLOCK = _names("""
+CLOCK = names("""
     curdate current_date current_time current_timestamp localtime localtimestamp now
     """)
 
 # Another value for every row or every run, though nothing changed.
-RANDOM = _names("""
+RANDOM = names("""
     input_file_block_length input_file_block_start input_file_name monotonically_increasing_id rand randn
     random randstr shuffle spark_partition_id uniform uuid
     """)
 
 # The answer depends on who asks and where; reflect calls any method there is.
-SESSION = _names("""
+SESSION = names("""
     current_catalog current_database current_path current_schema current_user java_method python_worker_logs
     reflect session_user try_reflect user version
     """)
 
 # The names of their arguments become part of the value, and here columns have other names. (`struct` does so
 # too, and is given the names; see tidemill.views.sql.text.)
-NAME_SENSITIVE = _names("arrays_zip")
+NAME_SENSITIVE = names("arrays_zip")
 
 # Special forms that look like functions, and functions over the place of a column in the query.
-GROUPING = _names("grouping grouping_id")
-TIME_WINDOWS = _names("session_window window window_time")
+GROUPING = names("grouping grouping_id")
+TIME_WINDOWS = names("session_window window window_time")
 
-SCALARS = _names("""
+SCALARS = names("""
     abs acos acosh add_months aes_decrypt aes_encrypt aggregate and approx_top_k_estimate array array_append
     array_compact array_contains array_distinct array_except array_insert array_intersect array_join array_max
     array_min array_position array_prepend array_remove array_repeat array_size array_sort array_union
@@ -140,7 +141,7 @@ SCALARS = _names("""
     """)
 
 # Scalar functions that never raise on a value of the type they take, so that they may run on more rows.
-TAME = _names("""
+TAME = names("""
     coalesce concat equal_null ifnull in isnotnull isnull length lower ltrim nullif nvl nvl2 rtrim trim upper
     """)
 

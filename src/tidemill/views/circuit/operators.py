@@ -355,7 +355,10 @@ class Scalar(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Opaque(Operator):
-    """A query kept whole, as text over named inputs; `reason` says why nothing better is known of it."""
+    """A query kept whole, as text over named inputs; `reason` says why nothing better is known of it.
+
+    `calls` are the functions of the text: what says whether it reads the clock, or is not the same twice.
+    """
 
     kind = "opaque"
     sources: tuple[Operator, ...]
@@ -363,6 +366,7 @@ class Opaque(Operator):
     sql: str
     columns: int
     reason: str
+    calls: tuple[str, ...] = ()
 
     @property
     def width(self) -> int:

@@ -1,0 +1,250 @@
+"""One operator as plain Spark SQL over relations that hold its inputs: the second oracle, and the keyed rung.
+
+The text of an operator says exactly what the operator means, with columns `c0`, `c1`, …; it is as naive as it
+can be, so that a kernel or a rewrite can be judged by it. Expressions are put in unchanged.
+"""
+
+# ruff: noqa: S608  # writing SQL is what this is for; names are quoted, expressions come from the user's own query
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tidemill.views.circuit.expr import Expr, Now
+from tidemill.views.circuit.operators import (
+    Aggregate,
+    Distinct,
+    Filter,
+    Generate,
+    Join,
+    Key,
+    Opaque,
+    Operator,
+    Order,
+    Output,
+    Project,
+    Scalar,
+    SetOp,
+    Source,
+    TemporalFilter,
+    TopK,
+    UnionAll,
+    Values,
+    Window,
+)
+
+PLAIN = re.compile(r"[a-z_][a-z0-9_]*", re.IGNORECASE)
+
+JOINS = {
+    "inner": "INNER JOIN",
+    "cross": "CROSS JOIN",
+    "left": "LEFT OUTER JOIN",
+    "right": "RIGHT OUTER JOIN",
+    "full": "FULL OUTER JOIN",
+    "semi": "LEFT SEMI JOIN",
+    "anti": "LEFT ANTI JOIN",
+    "null-aware anti": "LEFT ANTI JOIN",
+}
+
+
+def quoted(name: str) -> str:
+    """A name between backquotes, whatever is in it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+@dataclass(frozen=True)
+class Renderer:
+    """How operators are written: values for the clock, and what breaks ties in an order.
+
+    `ties` gives the last sort key for a list of columns (a hash of the row): with it, row_number, LIMIT and
+    the like have one result. It is never added for rank, dense_rank, percent_rank, cume_dist or RANGE
+    frames.
+    """
+
+    now: Mapping[Now, str] | None = None
+    ties: Callable[[Sequence[str]], str] | None = None
+
+    def sql(self, operator: Operator, inputs: Sequence[str]) -> str:
+        """A query over `inputs`, names of relations with the columns c0, c1, … of the operator's inputs."""
+        return WRITERS[type(operator)](self, operator, inputs)
+
+    def text(self, expr: Expr, column: Callable[[int], str] | None = None) -> str:
+        return expr.sql(column, self.now)
+
+    # --- row by row ---------------------------------------------------------------------------------------
+
+    def source(self, op: Source, _: Sequence[str]) -> str:
+        chosen = [f"{quoted(column.name)} AS c{i}" for i, column in enumerate(op.columns)]
+        return f"SELECT {_list(chosen)} FROM {quoted(op.table)}"
+
+    def values(self, op: Values, _: Sequence[str]) -> str:
+        rows = ["(" + ", ".join(self.text(value) for value in row) + ")" for row in op.rows]
+        if not op.width:
+            return " UNION ALL ".join(["SELECT 1 AS one"] * len(op.rows))
+        return f"SELECT * FROM VALUES {', '.join(rows)} AS v({', '.join(_columns(op.width))})"
+
+    def filter(self, op: Filter, inputs: Sequence[str]) -> str:
+        conditions = " AND ".join(self.text(condition.enclosed()) for condition in op.conditions)
+        return f"SELECT {_list(_columns(op.width))} FROM {inputs[0]} WHERE {conditions}"
+
+    def temporal(self, op: TemporalFilter, inputs: Sequence[str]) -> str:
+        condition = f"{self.text(op.value.enclosed())} {op.comparison} {self.text(op.bound.enclosed())}"
+        return f"SELECT {_list(_columns(op.width))} FROM {inputs[0]} WHERE {condition}"
+
+    def project(self, op: Project, inputs: Sequence[str]) -> str:
+        chosen = [f"{self.text(expr)} AS c{i}" for i, expr in enumerate(op.expressions)]
+        return f"SELECT {_list(chosen)} FROM {inputs[0]}"
+
+    def generate(self, op: Generate, inputs: Sequence[str]) -> str:
+        made = [f"g{i}" for i in range(op.produces)]
+        named = [f"{name} AS c{op.input.width + i}" for i, name in enumerate(made)]
+        view = f"LATERAL VIEW {'OUTER ' if op.outer else ''}{self.text(op.call)} g AS {', '.join(made)}"
+        return f"SELECT {_list(_columns(op.input.width) + named)} FROM {inputs[0]} {view}"
+
+    def union(self, op: UnionAll, inputs: Sequence[str]) -> str:
+        # In parentheses from the left: types are widened pair by pair, as they were in the query.
+        said = f"SELECT {_list(_columns(op.width))} FROM {inputs[0]}"
+        for name in inputs[1:]:
+            said = f"({said}) UNION ALL (SELECT {_list(_columns(op.width))} FROM {name})"
+        return said
+
+    # --- pairs --------------------------------------------------------------------------------------------
+
+    def join(self, op: Join, inputs: Sequence[str]) -> str:
+        width = op.left.width
+        names = [f"l.c{i} AS c{i}" for i in range(width)]
+        if not op.left_only:
+            names += [f"r.c{i} AS c{width + i}" for i in range(op.right.width)]
+        on = [self._equal(key) for key in op.keys]
+        on += [self.text(part.enclosed(), lambda i: _side(i, width)) for part in op.residual]
+        if op.null_aware:
+            on.append(f"coalesce({' AND '.join(self._equal(key) for key in op.null_aware)}, true)")
+        tables = f"{inputs[0]} AS l {JOINS[op.join]} {inputs[1]} AS r"
+        if op.join != "cross":
+            tables += " ON " + (" AND ".join(on) or "true")
+        return f"SELECT {_list(names)} FROM {tables}"
+
+    def _equal(self, key: Key) -> str:
+        left = self.text(key.left.enclosed(), "l.c{}".format)
+        right = self.text(key.right.enclosed(), "r.c{}".format)
+        return f"({left} {'<=>' if key.null_safe else '='} {right})"
+
+    def set_operation(self, op: SetOp, inputs: Sequence[str]) -> str:
+        word = op.operation.upper() + (" ALL" if op.keep_all else "")
+        left, right = (f"(SELECT {_list(_columns(op.width))} FROM {name})" for name in inputs)
+        return f"{left} {word} {right}"
+
+    # --- groups and orders --------------------------------------------------------------------------------
+
+    def distinct(self, op: Distinct, inputs: Sequence[str]) -> str:
+        return f"SELECT DISTINCT {_list(_columns(op.width))} FROM {inputs[0]}"
+
+    def aggregate(self, op: Aggregate, inputs: Sequence[str]) -> str:
+        # Keys are computed below: a number in GROUP BY would be a position, and a key that is also an
+        # argument is not the one that grouping sets make NULL.
+        keys = [f"g{i}" for i in range(len(op.groups))]
+        named = [f"{self.text(expr)} AS g{i}" for i, expr in enumerate(op.groups)]
+        below = f"(SELECT *, {', '.join(named)} FROM {inputs[0]})" if named else inputs[0]
+        given = [f"{key} AS c{i}" for i, key in enumerate(keys)]
+        given += [f"{self.text(call.value)} AS c{len(keys) + i}" for i, call in enumerate(op.calls)]
+        by = ""
+        if op.sets is not None:
+            given.append(f"grouping_id() AS c{op.width - 1}")
+            sets = ", ".join("(" + ", ".join(keys[i] for i in one) + ")" for one in op.sets)
+            by = f" GROUP BY {', '.join(keys)} GROUPING SETS ({sets})"
+        elif keys:
+            by = f" GROUP BY {', '.join(keys)}"
+        elif not op.calls:
+            # A global aggregate of nothing still gives its one row.
+            given = ["count(*) AS one"]
+        return f"SELECT {_list(given)} FROM {below}{by}"
+
+    def window(self, op: Window, inputs: Sequence[str]) -> str:
+        width = op.input.width
+        given = _columns(width)
+        for i, call in enumerate(op.calls):
+            spec = []
+            if op.partition:
+                spec.append("PARTITION BY " + ", ".join(self.text(expr) for expr in op.partition))
+            order = [self._order(key) for key in op.order]
+            if self.ties and order and breaks_ties(call.name, call.frame):
+                order.append(self.ties(_columns(width)))
+            if order:
+                spec.append("ORDER BY " + ", ".join(order))
+            spec += [call.frame] if call.frame else []
+            given.append(f"{self.text(call.value)} OVER ({' '.join(spec)}) AS c{width + i}")
+        return f"SELECT {_list(given)} FROM {inputs[0]}"
+
+    def top(self, op: TopK, inputs: Sequence[str]) -> str:
+        keys = [f"{self.text(key.value)} AS o{i}" for i, key in enumerate(op.order)]
+        below = f"(SELECT *, {', '.join(keys)} FROM {inputs[0]})" if keys else inputs[0]
+        order = [f"o{i} {key.suffix}" for i, key in enumerate(op.order)]
+        if self.ties:
+            order.append(self.ties(_columns(op.width)))
+        said = f"SELECT {_list(_columns(op.width))} FROM {below}"
+        said += f" ORDER BY {', '.join(order)}" if order else ""
+        said += f" LIMIT {op.limit}" if op.limit is not None else ""
+        return said + (f" OFFSET {op.offset}" if op.offset else "")
+
+    def _order(self, key: Order) -> str:
+        return f"{self.text(key.value)} {key.suffix}"
+
+    # --- the rest -----------------------------------------------------------------------------------------
+
+    def scalar(self, op: Scalar, inputs: Sequence[str]) -> str:
+        value = f"(SELECT c0 FROM {inputs[1]}) AS c{op.input.width}"
+        return f"SELECT {_list([*_columns(op.input.width), value])} FROM {inputs[0]}"
+
+    def opaque(self, op: Opaque, inputs: Sequence[str]) -> str:
+        named = []
+        for relation, table in zip(inputs, op.names, strict=True):
+            chosen = [f"c{i} AS {quoted(name)}" for i, name in enumerate(table.columns)]
+            named.append(f"{quoted(table.name)} AS (SELECT {_list(chosen)} FROM {relation})")
+        given = f"SELECT * FROM ({op.sql}) AS q({', '.join(_columns(op.width))})"
+        return f"WITH {', '.join(named)} {given}" if named else given
+
+    def output(self, op: Output, inputs: Sequence[str]) -> str:
+        return f"SELECT {_list(_columns(op.width))} FROM {inputs[0]}"
+
+
+def breaks_ties(name: str, frame: str) -> bool:
+    """Whether a window function depends on the order of rows that its sort keys leave equal."""
+    if name in {"rank", "dense_rank", "percent_rank", "cume_dist"}:
+        return False
+    if name in {"row_number", "ntile", "lag", "lead"}:
+        return True
+    # Without a frame, an aggregate with an order has the frame RANGE … CURRENT ROW: its peers are one.
+    return frame.upper().startswith("ROWS") or (not frame and name == "nth_value")
+
+
+def _columns(width: int) -> list[str]:
+    return [f"c{i}" for i in range(width)]
+
+
+def _list(chosen: Sequence[str]) -> str:
+    return ", ".join(chosen) or "1 AS one"
+
+
+def _side(i: int, width: int) -> str:
+    return f"l.c{i}" if i < width else f"r.c{i - width}"
+
+
+WRITERS: Mapping[type[Operator], Callable[[Renderer, Any, Sequence[str]], str]] = {
+    Source: Renderer.source,
+    Values: Renderer.values,
+    Filter: Renderer.filter,
+    TemporalFilter: Renderer.temporal,
+    Project: Renderer.project,
+    Generate: Renderer.generate,
+    UnionAll: Renderer.union,
+    Join: Renderer.join,
+    Distinct: Renderer.distinct,
+    SetOp: Renderer.set_operation,
+    Aggregate: Renderer.aggregate,
+    Window: Renderer.window,
+    TopK: Renderer.top,
+    Scalar: Renderer.scalar,
+    Opaque: Renderer.opaque,
+    Output: Renderer.output,
+}

@@ -1,0 +1,144 @@
+"""From the text of a view to its output operator: the front door of the front.
+
+Spark has the last word twice. What it refuses is refused, with its own words. And what the normaliser made of
+the query must have, in Spark's analysis, exactly the columns and types of the query itself: if not, or if
+our own resolver stumbles over a query that Spark accepts, the query is kept whole and recomputed, and the
+notes say so.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tidemill.errors import NameAmbiguous, NameUnknown, QueryError, QueryRefused, QuerySyntax
+from tidemill.views.circuit.functions import Functions, UserFunction
+from tidemill.views.circuit.interpret import interpret
+from tidemill.views.circuit.operators import Column, Opaque, Output, Source
+from tidemill.views.sql.catalog import Analyse, Table, Unsupported
+from tidemill.views.sql.front import Front
+from tidemill.views.sql.parser import Query
+from tidemill.views.sql.queries import Queries, opaque
+from tidemill.views.sql.scope import Relation
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A view's query as a circuit, and what the user should be told about it."""
+
+    output: Output
+    notes: tuple[str, ...] = ()
+
+
+def compile_query(
+    sql: str,
+    tables: Mapping[str, Table],
+    analyse: Analyse | None = None,
+    functions: Iterable[UserFunction] = (),
+    *,
+    case_sensitive: bool = False,
+) -> Compiled:
+    """Resolve and normalise one query.
+
+    sql: the query, in Spark SQL.
+    tables: what it may read, by name.
+    analyse: Spark's analysis of a query over these tables. Without it nothing can be kept whole, columns
+    without
+        a name get one of ours, and nobody checks types: good for drawing, not for running.
+    functions: the user's own functions, declared.
+    """
+    shown: Sequence[Column] | None = None
+    refusal: QueryRefused | None = None
+    if analyse is not None:
+        try:
+            shown = analyse(sql, tables)
+        except QueryRefused as error:
+            refusal = error
+    known = Functions(functions)
+    try:
+        query = Query(sql)
+    except QuerySyntax as error:
+        if shown is None or analyse is None:
+            raise
+        return _unread(sql, tables, known, shown, error)
+    front = Front(query, tables, known, analyse, case_sensitive)
+    try:
+        relation = Queries(front).query(query.tree)
+    except (QueryError, Unsupported) as error:
+        if refusal is not None and not isinstance(error, NameUnknown | NameAmbiguous):
+            raise refusal from None
+        if shown is None:
+            raise _said(error) from None
+        reason = error.reason if isinstance(error, Unsupported) else error.message.splitlines()[0]
+        relation = _kept(front, shown, reason)
+    if refusal is not None:
+        raise refusal
+    return _checked(front, relation, shown)
+
+
+def _checked(front: Front, relation: Relation, shown: Sequence[Column] | None) -> Compiled:
+    if shown is None:
+        names = tuple(name or f"col{i + 1}" for i, name in enumerate(relation.names))
+        return _finished(front, Output(relation.operator, names))
+    output = Output(relation.operator, *_typed(shown))
+    if not isinstance(output.input, Opaque):
+        wrong = _difference(front, output, shown)
+        if wrong:
+            output = Output(_kept(front, shown, wrong).operator, *_typed(shown))
+    return _finished(front, output)
+
+
+def _difference(front: Front, output: Output, shown: Sequence[Column]) -> str | None:
+    """How Spark's idea of the circuit differs from its idea of the query; None if it does not."""
+    if output.width != len(shown):
+        return f"the circuit has {output.width} columns and the query {len(shown)}"
+    assert front.analyse is not None
+    try:
+        made = front.analyse(interpret(output), front.tables)
+    except QueryRefused as error:
+        return f"Spark refuses the circuit: {error.message.splitlines()[0]}"
+    for ours, theirs in zip(made, shown, strict=True):
+        if ours.type != theirs.type:
+            return f"{theirs.name} is {theirs.type} in the query and {ours.type} in the circuit"
+    return None
+
+
+def _finished(front: Front, output: Output) -> Compiled:
+    seen: set[str] = set()
+    for name in output.names:
+        if name.lower() in seen:
+            raise front.refused(
+                f"two columns of the view are called {name}",
+                front.query.tree,
+                "give every column a name of its own: … AS other_name",
+            )
+        seen.add(name.lower())
+    if isinstance(output.input, Opaque):
+        front.note(f"kept whole and recomputed: {output.input.reason}")
+    return Compiled(output, tuple(front.notes))
+
+
+def _typed(shown: Sequence[Column]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return tuple(column.name for column in shown), tuple(column.type for column in shown)
+
+
+def _kept(front: Front, shown: Sequence[Column], reason: str) -> Relation:
+    operator = opaque(front, front.query.sql.strip().rstrip(";"), front.query.tree, len(shown), reason)
+    return Relation(operator, tuple(column.name for column in shown))
+
+
+def _unread(
+    sql: str, tables: Mapping[str, Table], functions: Functions, shown: Sequence[Column], error: QuerySyntax
+) -> Compiled:
+    """A query that Spark understands and the parser does not: kept whole over every table it may mean."""
+    front = Front(Query("SELECT 1"), tables, functions)
+    reason = error.message.splitlines()[0]
+    operator = opaque(front, sql.strip().rstrip(";"), None, len(shown), reason)
+    assert all(isinstance(one, Source) for one in operator.inputs)
+    return Compiled(Output(operator, *_typed(shown)), (f"kept whole and recomputed: {reason}",))
+
+
+def _said(error: QueryError | Unsupported) -> QueryError:
+    if isinstance(error, QueryError):
+        return error
+    return QueryRefused(
+        f"{error.reason}, and there is no Spark to ask", hint="give the analysis of a Spark session"
+    )

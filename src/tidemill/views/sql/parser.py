@@ -1,0 +1,164 @@
+"""The parser: sqlglot's, which also notes from where to where in the text each expression reaches.
+
+sqlglot understands Spark SQL well enough to tell its structure, but what it writes back is not always what it
+read: it has its own idea of many functions. So nothing is ever written from its tree. Expressions are cut
+out of the query's own text, and the tree says only where to cut. For that each node must know its place,
+and sqlglot notes those of names alone; the methods that parse scalar expressions and queries are therefore
+wrapped.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlglot import exp
+from sqlglot.dialects.spark import Spark
+from sqlglot.errors import ErrorLevel, ParseError, SqlglotError
+from sqlglot.parsers.spark import SparkParser
+from sqlglot.tokenizer_core import Token, TokenType
+
+from tidemill.errors import QuerySyntax
+from tidemill.views.sql.place import Place, place_of, pointed
+
+SPAN = "tidemill_span"
+
+# The methods of sqlglot's parser whose results are scalar expressions, relations or queries.
+NOTED = (
+    *("assignment", "at_time_zone", "atom", "bitwise", "bracket", "case", "cast", "column", "column_ops"),
+    *("column_reference", "comparison", "conjunction", "cte", "disjunction", "equality", "exponent"),
+    *("expression", "factor", "field", "function", "function_call", "interval", "join", "lambda", "lateral"),
+    *("ordered", "paren", "primary", "range", "select", "select_or_expression", "set_operations", "star_ops"),
+    *("table", "term", "type", "types", "unary", "value", "window"),
+)
+
+
+def _noting(name: str) -> Callable[..., Any]:
+    parse = getattr(SparkParser, name)
+
+    @functools.wraps(parse)
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        begins = self._index
+        if name == "_parse_window" and args and isinstance(args[0], exp.Expr) and begins:
+            # What stands before OVER or FILTER has ended here, and is returned by no method of its own.
+            call = args[0]
+            if "start" in call.meta:
+                call.meta.setdefault(SPAN, (call.meta["start"], self._tokens[begins - 1].end))
+        node = parse(self, *args, **kwargs)
+        if isinstance(node, exp.Expr) and self._index > begins:
+            first, last = self._tokens[begins], self._tokens[self._index - 1]
+            known = node.meta.get(SPAN)
+            span = (first.start, last.end)
+            node.meta[SPAN] = span if known is None else (min(known[0], span[0]), max(known[1], span[1]))
+        return node
+
+    return noted
+
+
+class _Parser(SparkParser):
+    """Spark's parser with spans."""
+
+
+for _name in NOTED:
+    if hasattr(SparkParser, f"_parse_{_name}"):
+        setattr(_Parser, f"_parse_{_name}", _noting(f"_parse_{_name}"))
+
+
+class Query:
+    """A query: its text, its tokens, and its tree with spans in the text."""
+
+    def __init__(self, sql: str) -> None:
+        self.sql = sql
+        self.tokens: list[Token] = _tokens(sql)
+        self.tree: exp.Expr = _parsed(sql, self.tokens)
+        self._starts = {token.start: i for i, token in reversed(list(enumerate(self.tokens)))}
+
+    def span(self, node: exp.Expr) -> tuple[int, int]:
+        """From which character to which (inclusive) the node reaches."""
+        known = node.meta.get(SPAN)
+        if known is not None:
+            return (int(known[0]), int(known[1]))
+        if "start" in node.meta and "end" in node.meta:
+            return (int(node.meta["start"]), int(node.meta["end"]))
+        below = [self.span(child) for child in node.iter_expressions() if self._placed(child)]
+        assert below, f"no place is known for {type(node).__name__}"
+        return (min(start for start, _ in below), max(end for _, end in below))
+
+    def _placed(self, node: exp.Expr) -> bool:
+        if SPAN in node.meta or ("start" in node.meta and "end" in node.meta):
+            return True
+        return any(self._placed(child) for child in node.iter_expressions())
+
+    def place(self, node: exp.Expr) -> Place:
+        """Where an error about the node points; the whole query if nobody noted it."""
+        start, end = self.span(node) if self._placed(node) else (0, 0)
+        return place_of(self.sql, start, end)
+
+    def text(self, node: exp.Expr) -> str:
+        """The node's own text, as it was written."""
+        start, end = self.span(node)
+        return self.sql[start : end + 1]
+
+    def tokens_of(self, node: exp.Expr) -> list[Token]:
+        """The tokens of the node."""
+        start, end = self.span(node)
+        at = self._starts[start]
+        found = []
+        while at < len(self.tokens) and self.tokens[at].start <= end:
+            found.append(self.tokens[at])
+            at += 1
+        return found
+
+    def token_before(self, offset: int) -> Token | None:
+        """The token that ends before a character."""
+        at = self._starts.get(offset)
+        return self.tokens[at - 1] if at else None
+
+
+def _tokens(sql: str) -> list[Token]:
+    try:
+        return list(Spark().tokenize(sql))
+    except SqlglotError as error:
+        raise pointed(
+            QuerySyntax, f"this is not Spark SQL: {_first(error)}", sql, _place(error, sql)
+        ) from None
+
+
+def _parsed(sql: str, tokens: Sequence[Token]) -> exp.Expr:
+    # A semicolon at the end is what people type; two queries are not one view.
+    while tokens and tokens[-1].token_type == TokenType.SEMICOLON:
+        tokens = tokens[:-1]
+    if not tokens:
+        raise pointed(QuerySyntax, "there is no query", sql, Place(1, 1))
+    for token in tokens:
+        if token.token_type == TokenType.SEMICOLON:
+            place = place_of(sql, token.start, token.end)
+            raise pointed(QuerySyntax, "a view is one query, and here a second one begins", sql, place)
+    parser = _Parser(error_level=ErrorLevel.IMMEDIATE, dialect=Spark())
+    try:
+        trees = parser.parse(list(tokens), sql)
+    except SqlglotError as error:
+        raise pointed(
+            QuerySyntax, f"this is not Spark SQL: {_first(error)}", sql, _place(error, sql)
+        ) from None
+    tree = trees[0] if trees else None
+    if not isinstance(tree, exp.Query | exp.Values):
+        first = tokens[0]
+        place = place_of(sql, first.start, first.end)
+        raise pointed(QuerySyntax, f"a view is a query, and this is none: {first.text}", sql, place)
+    assert isinstance(tree, exp.Expr)
+    return tree
+
+
+def _first(error: SqlglotError) -> str:
+    if isinstance(error, ParseError) and error.errors:
+        return str(error.errors[0].get("description") or "").rstrip(".")
+    return str(error).splitlines()[0].rstrip(".")
+
+
+def _place(error: SqlglotError, sql: str) -> Place:
+    if isinstance(error, ParseError) and error.errors:
+        first = error.errors[0]
+        line, end = int(first.get("line") or 1), int(first.get("col") or 1)
+        length = max(1, len(str(first.get("highlight") or " ").split("\n")[0]))
+        return Place(line, max(1, end - length + 1), length)
+    return Place(sql.count("\n") + 1, max(1, len(sql) - sql.rfind("\n") - 1))

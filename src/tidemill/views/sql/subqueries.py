@@ -1,0 +1,169 @@
+"""Subqueries taken apart: EXISTS, IN and their negations become joins, scalar ones a column.
+
+Only what can be said exactly is taken apart; for everything else `Unsupported` is raised and the query is
+kept whole. The rules:
+
+- A subquery that reads nothing of the query around it is built on its own. EXISTS is then a semi join without
+  keys, IN one by equality, NOT IN a null-aware anti join, a scalar one the operator `Scalar`.
+- A correlated EXISTS or IN may be a plain select (no groups, no LIMIT, no windows). Of its WHERE clause the
+  conditions that read the query around become keys (`inner = outer`, `inner <=> outer`) or the join's
+  residual.
+- NOT IN asks for each pair whether the equality is true *or unknown*: NULLs on either side count as a match.
+- A correlated scalar subquery must be one expression of aggregates without GROUP BY, correlated by equality
+  alone. It becomes groups by the inner keys, joined from the left. A row without a group must see what the
+  aggregates say of nothing: NULL, but 0 for counts. That is the COUNT guard.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from sqlglot import exp
+
+from tidemill.views.circuit.expr import Expr, call, column, text
+from tidemill.views.circuit.functions import NULL_OF_NOTHING, ZERO_OF_NOTHING
+from tidemill.views.circuit.operators import Aggregate, Join, JoinKind, Key, Project, Scalar
+from tidemill.views.sql.catalog import Unsupported
+from tidemill.views.sql.conditions import Condition, keyed
+from tidemill.views.sql.grouping import Grouped, Keys, aggregate_call, aggregates
+from tidemill.views.sql.scope import Relation
+from tidemill.views.sql.stage import Stage
+
+
+@dataclass
+class Rows:
+    """The rows of a correlated select: what its FROM and WHERE give, and the conditions about both queries.
+
+    In `conditions` a negative position is a column of the query around.
+    """
+
+    stage: Stage
+    conditions: list[Condition]
+    items: list[exp.Expr]
+
+
+class Builder(Protocol):
+    """Who builds queries: see `tidemill.views.sql.queries`."""
+
+    def alone(self, node: exp.Expr) -> Relation | None:
+        """The query by itself; None if it reads the query around it."""
+
+    def rows(self, node: exp.Expr, outer: Stage) -> Rows:
+        """FROM and WHERE of a correlated select."""
+
+
+@dataclass
+class Subqueries:
+    """The rule for the subqueries of one query block."""
+
+    builder: Builder
+
+    def predicate(self, stage: Stage, node: exp.Expr) -> bool:
+        """Take a condition apart that is an EXISTS or an IN; False if it is neither."""
+        negated = False
+        while isinstance(node, exp.Not | exp.Paren):
+            negated ^= isinstance(node, exp.Not)
+            node = node.this
+        if isinstance(node, exp.Exists) and isinstance(node.this, exp.Query):
+            self._exists(stage, node.this, negated)
+            return True
+        if isinstance(node, exp.In) and node.args.get("query") is not None:
+            query = node.args["query"]
+            self._in(stage, node.this, query.this if isinstance(query, exp.Subquery) else query, negated)
+            return True
+        return False
+
+    def _exists(self, stage: Stage, query: exp.Expr, negated: bool) -> None:
+        kind: JoinKind = "anti" if negated else "semi"
+        alone = self.builder.alone(query)
+        if alone is not None:
+            stage.operator = Join(kind, stage.operator, alone.operator)
+            return
+        rows = self.builder.rows(query, stage)
+        keys, residual = split(rows, stage.operator.width)
+        stage.operator = Join(kind, stage.operator, rows.stage.operator, keys, residual)
+
+    def _in(self, stage: Stage, value: exp.Expr, query: exp.Expr, negated: bool) -> None:
+        while isinstance(value, exp.Paren):
+            value = value.this
+        nodes = value.expressions if isinstance(value, exp.Tuple) else [value]
+        sought = [stage.expr(one) for one in nodes]
+        alone = self.builder.alone(query)
+        keys: tuple[Key, ...] = ()
+        residual: tuple[Expr, ...] = ()
+        if alone is not None:
+            inner = alone.operator
+            found = [column(i) for i in range(inner.width)]
+        else:
+            rows = self.builder.rows(query, stage)
+            found = [rows.stage.expr(item) for item in rows.items]
+            inner = rows.stage.operator
+            keys, residual = split(rows, stage.operator.width)
+        if len(found) != len(sought):
+            raise Unsupported("IN compares lists of different lengths")
+        pairs = tuple(Key(left, right) for left, right in zip(sought, found, strict=True))
+        if negated:
+            stage.operator = Join("null-aware anti", stage.operator, inner, keys, residual, pairs)
+        else:
+            stage.operator = Join("semi", stage.operator, inner, (*pairs, *keys), residual)
+
+    def scalar(self, stage: Stage, node: exp.Subquery) -> int:
+        """The position of a scalar subquery's value, once the stage's operator has it."""
+        alone = self.builder.alone(node)
+        if alone is not None:
+            if alone.operator.width != 1:
+                raise Unsupported("a subquery of several columns where one value is meant")
+            stage.operator = Scalar(stage.operator, alone.operator)
+        else:
+            self._correlated(stage, node)
+        place = stage.operator.width - 1
+        stage.known[id(node)] = column(place)
+        return place
+
+    def _correlated(self, stage: Stage, node: exp.Subquery) -> None:
+        if type(stage) is not Stage:
+            raise Unsupported("a correlated subquery over groups")
+        select = node.this
+        rows = self.builder.rows(select, stage)
+        if len(rows.items) != 1 or not any(True for _ in aggregates(stage.front, rows.items[0])):
+            raise Unsupported("a correlated subquery that is no aggregate")
+        width = stage.operator.width
+        keys, residual = split(rows, width)
+        if residual or not keys:
+            raise Unsupported("a correlated aggregate whose condition is not an equality")
+        calls = []
+        for one in aggregates(stage.front, rows.items[0]):
+            made = aggregate_call(rows.stage, one)
+            if made not in calls:
+                calls.append(made)
+        for made in calls:
+            if made.name not in ZERO_OF_NOTHING | NULL_OF_NOTHING or stage.front.functions.declared.get(
+                made.name
+            ):
+                raise Unsupported(f"it is not known what {made.name} is of no rows")
+        grouping = Keys(rows.stage.expr)
+        grouping.groups = list(dict.fromkeys(key.right for key in keys))
+        groups = len(grouping.groups)
+        grouped = Grouped(rows.stage, grouping, calls)
+        value = grouped.expr(rows.items[0])
+        if any(place < groups for place in value.columns):
+            raise Unsupported("a correlated aggregate that also shows its key")
+        aggregate = grouped.operator
+        assert isinstance(aggregate, Aggregate)
+        on = tuple(Key(key.left, column(grouping.groups.index(key.right)), key.null_safe) for key in keys)
+        joined = Join("left", stage.operator, aggregate, on)
+
+        def guarded(place: int) -> Expr:
+            seen = column(width + place)
+            if calls[place - groups].name in ZERO_OF_NOTHING:
+                return call("coalesce", seen, text("0L"))
+            return seen
+
+        shown = tuple(column(i) for i in range(width))
+        stage.operator = Project(joined, (*shown, value.with_columns(guarded)))
+
+
+def split(rows: Rows, width: int) -> tuple[tuple[Key, ...], tuple[Expr, ...]]:
+    """Conditions about both queries as keys and residual; `width` is that of the query around."""
+    keys, rest = keyed(rows.conditions, lambda place: place < 0, rows.stage.front.functions)
+    around = [replace(key, left=key.left.renumbered(lambda i: -i - 1)) for key in keys]
+    return tuple(around), tuple(one.renumbered(lambda i: -i - 1 if i < 0 else i + width) for one in rest)
