@@ -1,0 +1,1 @@
+"""Views on Spark: how the steps of a group are computed."""

@@ -1,0 +1,62 @@
+"""What a dataset holds, as a frame: the same for views, for arcs' checks and for users (LOT-40, LOT-41).
+
+rows      the rows of all its objects
+changes   each row as often as the sum of its weights says
+keyed     of each key the last write, by position and then by its place in the append
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tidemill.lots.datasets import Dataset, Kind
+from tidemill.spark.operations import OP, ORDINAL, WEIGHT, Operation, stored_schema
+from tidemill.spark.queries import quoted
+from tidemill.spark.reading import POSITION, read_objects, read_positioned
+from tidemill.spark.storage import Storage
+from tidemill.views.spark import rows
+from tidemill.views.steps.inputs import Slice
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+
+def content(
+    spark: "SparkSession", storage: Storage, dataset: Dataset, slices: Sequence[Slice]
+) -> "DataFrame":
+    """The rows that are there, with the declared columns.
+
+    - slices: all of the dataset at a position, as `Inputs.at` finds them.
+    """
+    schema = stored_schema(dataset.schema, dataset.kind)
+    objects = [item for one in slices for item in one.objects]
+    if dataset.kind is Kind.ROWS:
+        return read_objects(spark, storage, schema, objects)
+    if dataset.kind is Kind.CHANGES:
+        return _summed(read_objects(spark, storage, schema, objects))
+    placed = read_positioned(spark, storage, schema, [(one.position, one.objects) for one in slices])
+    return _last_writes(placed, dataset.key)
+
+
+def _declared(df: "DataFrame", *ours: str) -> "StructType":
+    from pyspark.sql import types as st
+
+    return st.StructType([field for field in df.schema.fields if field.name not in ours])
+
+
+def _summed(df: "DataFrame") -> "DataFrame":
+    schema = _declared(df, WEIGHT)
+    return rows.repeated(rows.netted(rows.identified(df, schema), schema), schema)
+
+
+def _last_writes(df: "DataFrame", key: Sequence[str]) -> "DataFrame":
+    from pyspark.sql import functions as sf
+
+    schema = _declared(df, OP, ORDINAL, POSITION)
+    whole = sf.struct(*rows.columns_of(schema), sf.col(OP))
+    order = sf.struct(sf.col(POSITION), sf.col(ORDINAL))
+    last = df.groupBy(*[sf.col(quoted(name)).alias(f"_k{n}") for n, name in enumerate(key)]).agg(
+        sf.max_by(whole, order).alias("_last")
+    )
+    there = last.where(sf.col("_last")[OP] != Operation.DELETE.value)
+    return there.select(*[sf.col("_last").getField(field.name).alias(field.name) for field in schema.fields])

@@ -1,0 +1,156 @@
+"""The rung *full*: a view's new result by plain Spark SQL, minus its stored table, is what changed (DBSP-17).
+
+Whatever Spark computes can be kept this way. The old result is never computed again: what is retracted is
+what is stored, so a query that gives another value each time it runs leaves nothing behind.
+
+The views of a group are computed in their order, each from the datasets at the step's positions and from the
+tables of the others as of this very step; one whose inputs did not change is left alone.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from tidemill.errors import StepConflict
+from tidemill.lots.datasets import Dataset
+from tidemill.lots.keys import DatasetId
+from tidemill.spark import queries
+from tidemill.spark.operations import WEIGHT
+from tidemill.spark.reading import naming
+from tidemill.views.spark import contents, rows
+from tidemill.views.spark.tables import Place, Tables, schema_text
+from tidemill.views.steps.commits import Batch, Output
+from tidemill.views.steps.groups import ViewSpec
+from tidemill.views.steps.inputs import Inputs
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class ViewCode(Protocol):
+    """A view's query, and what its table names stand for."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def sql(self) -> str: ...
+
+    @property
+    def datasets(self) -> Mapping[str, DatasetId]:
+        """Base datasets by the name the query has for them."""
+        ...
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        """Views of the same group, by their names."""
+        ...
+
+
+class FullViews:
+    """Computes the steps of groups by recomputing and comparing: the port `Compute` of the stepper.
+
+    - session: gives the Spark session to use, when it is used.
+    - datasets, views: declarations and code, by id and by name.
+    """
+
+    def __init__(
+        self,
+        session: "Callable[[], SparkSession]",
+        tables: Tables,
+        inputs: Inputs,
+        datasets: Mapping[DatasetId, Dataset],
+        views: Mapping[str, ViewCode],
+    ) -> None:
+        self._session = session
+        self._tables = tables
+        self._inputs = inputs
+        self._datasets = datasets
+        self._views = views
+
+    def __call__(self, batch: Batch, attempt: str) -> tuple[Output, ...]:
+        spark = self._session()
+        bases: dict[DatasetId, DataFrame] = {}
+        tables = dict(batch.tables)
+        changed: set[str] = set()
+        outputs = []
+        for view in batch.spec.views:
+            if not self._concerned(view, batch, changed):
+                continue
+            frames = {}
+            for name, dataset in self._code(view.name).datasets.items():
+                if dataset not in bases:
+                    bases[dataset] = self._base(spark, batch, dataset)
+                frames[name] = bases[dataset]
+            for name in self._code(view.name).views:
+                frames[name] = self._tables.content(spark, tables[name])
+            place = Place(pipeline=batch.pipeline, view=view.name, lot=batch.lot, attempt=attempt)
+            before = tables.get(view.name, "")
+            output = step(spark, self._tables, place, self._code(view.name).sql, frames, before)
+            if output.changes or output.table != before:
+                outputs.append(output)
+                changed.add(view.name)
+            tables[view.name] = output.table
+        return tuple(outputs)
+
+    def _concerned(self, view: ViewSpec, batch: Batch, changed: set[str]) -> bool:
+        return (
+            view.name in batch.stale
+            or view.name not in batch.tables
+            or not batch.moved.isdisjoint(view.reads)
+            or not changed.isdisjoint(view.uses)
+        )
+
+    def _base(self, spark: "SparkSession", batch: Batch, dataset: DatasetId) -> "DataFrame":
+        slices = self._inputs.at(dataset, batch.positions[dataset])
+        return contents.content(spark, self._tables.storage, self._datasets[dataset], slices)
+
+    def _code(self, view: str) -> ViewCode:
+        found = self._views.get(view)
+        if found is None:
+            raise StepConflict(f"view {view!r} is not of this program: another one declared it meanwhile")
+        return found
+
+
+def step(
+    spark: "SparkSession",
+    tables: Tables,
+    place: Place,
+    sql: str,
+    frames: "Mapping[str, DataFrame]",
+    before: str,
+) -> Output:
+    """One view's step: the result of its query now, minus its table before, and the table that follows.
+
+    - frames: what the query reads, by its names for them.
+    - before: the manifest of its table; empty if it has none. A table of other columns is begun anew: then
+      the changes are all of the new rows, and consumers are told to read it whole.
+    """
+    tag = f"{place.attempt}_{place.lot}".replace(".", "_")
+    with queries.over(spark, sql, frames, tag) as result, naming(tables.storage):
+        schema = result.schema
+        rows.check_columns(place.view, schema)
+        kept = before if before and schema_text(tables.schema(before)) == schema_text(schema) else ""
+        changes, written = tables.write_changes(place, _changes(spark, tables, result, kept), schema)
+        if kept and not changes:
+            table = kept
+        elif kept and tables.is_long(kept):
+            table = tables.merged(place, spark, kept, changes)
+        else:
+            table = tables.extended(place, kept, changes, schema)
+    size = sum(item.size for item in written.objects)
+    return Output(view=place.view, table=table, changes=changes, rows=written.rows, size=size)
+
+
+def _changes(spark: "SparkSession", tables: Tables, result: "DataFrame", before: str) -> "DataFrame":
+    from pyspark.sql import functions as sf
+
+    schema = result.schema
+    new = rows.identified(
+        result.select(*rows.columns_of(schema), sf.lit(1).cast("bigint").alias(WEIGHT)), schema
+    )
+    if not before:
+        return rows.netted(new, schema)
+    old = tables.weighted(spark, before)
+    negative = (-sf.col(WEIGHT)).alias(WEIGHT)
+    gone = old.select(*rows.columns_of(schema), rows.HIGH, rows.LOW, negative)
+    return rows.netted(new.unionAll(gone), schema)
