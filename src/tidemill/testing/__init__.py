@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from tidemill.testing.fake_clock import FakeClock, ShiftedClock
 
 if TYPE_CHECKING:
+    from tidemill.testing.heap_conformance import HeapConformance
     from tidemill.testing.objects_conformance import LostAnswerConformance, ObjectsConformance
     from tidemill.testing.store_conformance import StoreConformance
 
 _SUITES = {
+    "HeapConformance": "tidemill.testing.heap_conformance",
     "LostAnswerConformance": "tidemill.testing.objects_conformance",
     "ObjectsConformance": "tidemill.testing.objects_conformance",
     "StoreConformance": "tidemill.testing.store_conformance",
@@ -21,6 +23,7 @@ _SUITES = {
 
 __all__ = [
     "FakeClock",
+    "HeapConformance",
     "LostAnswerConformance",
     "ObjectsConformance",
     "ShiftedClock",

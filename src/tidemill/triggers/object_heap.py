@@ -70,14 +70,15 @@ class ObjectHeap(Heap):
 
     def _shard(self, shard: int, lo_us: int, hi_us: int) -> Iterator[Item]:
         prefix = f"{ROOT}/shard={shard:02d}/"
-        after = prefix + minute(lo_us) if lo_us > 0 else None
+        # Not the name of a folder: servers that list by folders would leave out what is in it.
+        after = prefix + minute(lo_us)[:-1] if lo_us > 0 else None
         for info in self._objects.list(prefix, after=after):
             item = parse(info.key)
             if item is None:
                 self._pass_over(info.key)
             elif item.at >= hi_us:
                 return
-            else:
+            elif item.at >= lo_us // MINUTE_US * MINUTE_US:
                 yield item
 
     def _pass_over(self, key: str) -> None:

@@ -1,0 +1,64 @@
+"""A transaction over a dictionary: for searches that run one step at a time, from thousands of states."""
+
+from collections.abc import Sequence
+
+from tidemill.store.keys import Version, pack
+from tidemill.store.port import Row, Swap, Tx, read_counter, write_counter
+
+
+class PlainTx(Tx):
+    """All steps are whole transactions, one after the other, so that there is nothing to isolate."""
+
+    def __init__(self, rows: dict[bytes, bytes], now_us: int) -> None:
+        self.mode = "serial"
+        self.writes = self.bytes_written = 0
+        self.touched = set()
+        self.rows = rows
+        self._now_us = now_us
+
+    def _check_alive(self) -> None:
+        """It is."""
+
+    def now(self) -> int:
+        return self._now_us
+
+    def wall(self) -> int:
+        return self._now_us
+
+    def _get_many(self, keys: Sequence[bytes], lock: bool) -> list[bytes | None]:
+        return [self.rows.get(key) for key in keys]
+
+    def _range(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool, snapshot: bool) -> list[Row]:
+        keys = sorted((key for key in self.rows if lo <= key < hi), reverse=reverse)
+        return [Row(key, self.rows[key]) for key in keys[:limit]]
+
+    def _set(self, key: bytes, value: bytes) -> None:
+        self.rows[key] = value
+
+    def _clear(self, key: bytes) -> None:
+        self.rows.pop(key, None)
+
+    def _clear_range(self, lo: bytes, hi: bytes) -> None:
+        for key in [key for key in self.rows if lo <= key < hi]:
+            del self.rows[key]
+
+    def _add(self, key: bytes, amount: int) -> None:
+        self.rows[key] = write_counter(read_counter(self.rows.get(key)) + amount)
+
+    def _set_versioned(self, prefix: bytes, value: bytes) -> None:
+        self.rows[prefix + pack((Version(len(self.rows), 0),))] = value
+
+    def _take(self, lo: bytes, hi: bytes, limit: int) -> list[Row]:
+        taken = self._range(lo, hi, limit, False, False)
+        for row in taken:
+            del self.rows[row.key]
+        return taken
+
+    def _swap_many(self, swaps: Sequence[Swap]) -> list[bool]:
+        done = []
+        for swap in swaps:
+            holds = self.rows.get(swap.key) == swap.expected
+            if holds:
+                self._clear(swap.key) if swap.new is None else self._set(swap.key, swap.new)
+            done.append(holds)
+        return done
