@@ -13,7 +13,7 @@ import pytest
 from tests.servers.postgres import PostgresServer
 from tests.servers.process import ServerUnavailable
 from tests.servers.s3 import RcloneS3, S3rver, S3Server, SeaweedS3
-from tests.servers.spark import require_spark, small_spark
+from tests.servers.spark import SparkConnectServer, SparkStandalone, require_spark, small_spark
 from tidemill.spark.sessions import open_session
 
 if TYPE_CHECKING:
@@ -87,3 +87,17 @@ def spark() -> Iterator["SparkSession"]:
         session = open_session(small_spark())
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def spark_standalone() -> Iterator[SparkStandalone]:
+    """A Spark cluster on loopback, master and two workers; a test that kills a worker makes its own."""
+    with _or_skip(SparkStandalone) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def spark_connect() -> Iterator[SparkConnectServer]:
+    """A Spark Connect server. Its clients are processes of their own."""
+    with _or_skip(SparkConnectServer) as server:
+        yield server

@@ -1,15 +1,27 @@
-"""Spark for tests: settings that start fast and stay small."""
+"""Spark for tests: settings that start fast and stay small, a standalone cluster, a Spark Connect server."""
 
+import contextlib
+import json
 import os
+import shutil
+import sys
+import tempfile
+import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
 
-from tests.servers.process import ServerUnavailable
+import psutil
+
+from tests.servers.process import Child, ServerUnavailable, accepts, free_ports
 from tidemill.errors import JavaMissing
-from tidemill.spark.java import find_java
+from tidemill.spark.java import find_java, java_environment
 from tidemill.spark.sessions import SparkSettings
 
 # The C1 compiler and a serial collector: a third of the CPU for sessions that live for seconds.
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_DEPLOY = "org.apache.spark.deploy"
 
 
 def small_spark(conf: Mapping[str, str] | None = None) -> SparkSettings:
@@ -37,3 +49,152 @@ def require_spark() -> None:
         find_java(os.environ)
     except JavaMissing as reason:
         raise ServerUnavailable(str(reason)) from None
+
+
+class _SparkProcesses(ABC):
+    """Programs of Spark as children of the tests, with a folder for their logs and scratch files."""
+
+    def __init__(self) -> None:
+        require_spark()
+        self._folder = Path(tempfile.mkdtemp(prefix="tidemill-spark-"))
+        self._children: list[Child] = []
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End everything and remove what it left. Harmless when it never started."""
+        for child in self._children:
+            _kill_tree(child)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @abstractmethod
+    def _start(self) -> None: ...
+
+    def _run(self, name: str, program: str, *arguments: str, memory: str = "256m") -> Child:
+        import pyspark
+
+        home = Path(pyspark.__file__).parent
+        scratch = self._folder / name
+        scratch.mkdir()
+        env = dict(os.environ) | java_environment(os.environ)
+        env |= {
+            "SPARK_HOME": str(home),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_DIRS": str(scratch),
+            "SPARK_DAEMON_MEMORY": memory,
+            "SPARK_DAEMON_JAVA_OPTS": JVM_OPTIONS,
+            "PYSPARK_PYTHON": sys.executable,
+            # the code under test, for Python workers that are not children of the test
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+        child = Child(
+            [home / "bin" / program, *arguments], log=self._folder / f"{name}.log", env=env, cwd=scratch
+        )
+        self._children.append(child)
+        return child
+
+
+class SparkStandalone(_SparkProcesses):
+    """A Spark cluster on loopback: a master and two workers of one core each."""
+
+    def __init__(self, workers: int = 2) -> None:
+        super().__init__()
+        self._count = workers
+        self.master = ""
+        self._page = ""
+        self.workers: list[Child] = []
+
+    def settings(self, conf: Mapping[str, str] | None = None) -> SparkSettings:
+        """For a driver that has its work done here."""
+        return SparkSettings(
+            master=self.master,
+            app="tidemill-tests",
+            conf={
+                "spark.driver.memory": "512m",
+                "spark.driver.extraJavaOptions": JVM_OPTIONS,
+                "spark.driver.host": "127.0.0.1",
+                "spark.driver.bindAddress": "127.0.0.1",
+                "spark.executor.memory": "512m",
+                "spark.executor.extraJavaOptions": JVM_OPTIONS,
+                "spark.sql.shuffle.partitions": "2",
+                "spark.ui.enabled": "false",
+                **(conf or {}),
+            },
+        )
+
+    def _start(self) -> None:
+        port, page = free_ports(2)
+        self.master, self._page = f"spark://127.0.0.1:{port}", f"http://127.0.0.1:{page}/json/"
+        place = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(page)]
+        master = self._run("master", "spark-class", f"{_DEPLOY}.master.Master", *place)
+        for number in range(self._count):
+            self.start_worker(f"worker-{number}")
+        # Workers knock until the master opens, so all of them start at once.
+        master.wait_until(lambda: self.alive() == self._count, timeout_s=60)
+
+    def start_worker(self, name: str) -> Child:
+        """Another worker; `alive()` counts it when it has joined."""
+        size = ["--host", "127.0.0.1", "--webui-port", "0", "--cores", "1", "--memory", "768m"]
+        folder = ["--work-dir", str(self._folder / f"{name}-work")]
+        worker = self._run(name, "spark-class", f"{_DEPLOY}.worker.Worker", *size, *folder, self.master)
+        self.workers.append(worker)
+        return worker
+
+    def kill_worker(self, number: int) -> None:
+        """kill -9 for a worker and the executors on it, as when a machine goes away."""
+        _kill_tree(self.workers[number])
+
+    def alive(self) -> int:
+        """How many workers the master counts; 0 while there is no master."""
+        try:
+            with urllib.request.urlopen(self._page, timeout=2) as answer:
+                return int(json.load(answer)["aliveworkers"])
+        except OSError:
+            return 0
+
+
+class SparkConnectServer(_SparkProcesses):
+    """A Spark Connect server with a local Spark of two threads behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.url = ""
+
+    def settings(self) -> SparkSettings:
+        """For a client of it. A process that has a Spark of its own cannot be one."""
+        return SparkSettings(remote=self.url, app="tidemill-tests")
+
+    def _start(self) -> None:
+        (port,) = free_ports(1)
+        self.url = f"sc://127.0.0.1:{port}"
+        conf = {
+            **small_spark().all_conf(),
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": str(port),
+        }
+        flags = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
+        main = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+        words = [*main, "--master", "local[2]", *flags, "spark-internal"]
+        server = self._run("connect", "spark-submit", *words, memory="1g")
+        server.wait_until(lambda: accepts(port), timeout_s=60)
+
+
+def _kill_tree(child: Child) -> None:
+    """SIGKILL for a process and all below it: executors outlive their worker for a while."""
+    try:
+        below = psutil.Process(child.pid).children(recursive=True) if child.running else []
+    except psutil.NoSuchProcess:
+        below = []
+    child.end()
+    for process in below:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

@@ -68,7 +68,7 @@ def write_frame(
     counted = Observation()
     frame = partitioning.prepare(df).observe(counted, sf.count(sf.lit(1)).alias(_ROWS))
     writer = (
-        frame.write.mode("errorifexists")
+        frame.write.mode("error")
         .options(**storage.write_options())
         .option("maxRecordsPerFile", max(_LEAST_ROWS, target_bytes // row_bytes(df.schema)))
     )

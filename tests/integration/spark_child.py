@@ -1,0 +1,58 @@
+"""A process that writes and reads lots on the Spark it is told of: `python -m … SETTINGS FOLDER`.
+
+A client of Spark Connect, or the driver of a cluster, must be a process of its own beside the tests' session.
+It says on stdout, as JSON, what it found.
+"""
+
+import sys
+
+import msgspec
+from pyspark.sql import functions as sf
+
+from tidemill.clock import SYSTEM
+from tidemill.errors import ObjectUnreadable
+from tidemill.objects import open_objects
+from tidemill.spark.reading import naming, read_objects, read_positioned
+from tidemill.spark.sessions import SparkSettings, interrupt, open_session, tagged
+from tidemill.spark.storage import Storage
+from tidemill.spark.writing import write_frame
+
+COLUMNS = "id BIGINT, v STRING"
+
+
+def main(settings: SparkSettings, folder: str) -> dict[str, object]:
+    spark = open_session(settings)
+    storage = Storage(open_objects(folder, clock=SYSTEM))
+    twice = sf.udf(lambda x: 2 * x, "bigint")
+    df = spark.range(100, numPartitions=2).select(
+        twice("id").alias("id"), (sf.col("id") % 3).cast("string").alias("v")
+    )
+    first = write_frame(df, storage, storage.objects, "data/lot=1/attempt=a.b.1/")
+    with tagged(spark, "lot-2"):
+        second = write_frame(
+            df.where("v <> '1'"), storage, storage.objects, "data/lot=2/attempt=a.c.1/", partition_by=["v"]
+        )
+    positioned = read_positioned(spark, storage, COLUMNS, [(1, first.objects), (2, second.objects)])
+    sums = positioned.groupBy("_position", "v").agg(sf.sum("id").alias("s")).collect()
+    found: dict[str, object] = {
+        "version": str(spark.version),
+        "zone": spark.sql("SELECT current_timezone()").collect()[0][0],
+        "rows": [first.rows, second.rows],
+        "partitions": [item.partition for item in second.objects],
+        "sums": sorted([row["_position"], row["v"], row["s"]] for row in sums),
+        "interrupted": interrupt(spark, "nobody"),
+    }
+    victim = first.objects[0].uri
+    storage.objects.put(victim, b"no parquet, but bytes")
+    try:
+        with naming(storage):
+            read_objects(spark, storage, COLUMNS, first.objects).collect()
+    except ObjectUnreadable as error:
+        found["named"] = error.key == victim
+    spark.stop()
+    return found
+
+
+if __name__ == "__main__":
+    said = main(msgspec.json.decode(sys.argv[1], type=SparkSettings), sys.argv[2])
+    sys.stdout.write(msgspec.json.encode(said).decode())

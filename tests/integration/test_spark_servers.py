@@ -1,0 +1,45 @@
+"""The same lots on a Spark cluster and through Spark Connect."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.servers.spark import SparkConnectServer, SparkStandalone
+from tidemill.spark.sessions import SparkSettings
+
+ROOT = Path(__file__).parents[2]
+EXPECTED = {
+    "zone": "UTC",
+    "rows": [100, 67],
+    "partitions": [{"v": "0"}, {"v": "2"}],
+    "sums": [[1, "0", 3366], [1, "1", 3234], [1, "2", 3300], [2, "0", 3366], [2, "2", 3300]],
+    "interrupted": 0,
+    "named": True,
+}
+
+
+def run(settings: SparkSettings, folder: Path) -> dict[str, Any]:
+    words = [sys.executable, "-m", "tests.integration.spark_child", msgspec.json.encode(settings).decode()]
+    words.append(str(folder))
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found.pop("version").startswith("4.")
+    return found
+
+
+@pytest.mark.rule("LOT-17", "LOT-24")
+def test_lots_are_written_and_read_on_a_cluster(spark_standalone: SparkStandalone, tmp_path: Path) -> None:
+    assert run(spark_standalone.settings(), tmp_path) == EXPECTED
+
+
+@pytest.mark.rule("LOT-17", "LOT-24")
+def test_lots_are_written_and_read_through_spark_connect(
+    spark_connect: SparkConnectServer, tmp_path: Path
+) -> None:
+    assert run(spark_connect.settings(), tmp_path) == EXPECTED
