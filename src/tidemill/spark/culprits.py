@@ -4,7 +4,7 @@ An error that was raised far down in a job reaches the driver as text, so text i
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 from urllib.parse import unquote
 
@@ -32,18 +32,14 @@ class ForeignFile(msgspec.Struct, frozen=True):
         """What Spark reads: taken literally where it would be taken for a pattern."""
         return _GLOB.sub(r"\\\g<0>", self.uri)
 
-    def is_reported_as(self, paths: Iterable[str]) -> bool:
-        """Is it one of those that Spark says it has read?"""
-        return any(_plain(self.uri) == _plain(unquote(path)) for path in paths)
-
 
 def culprit(error: BaseException, files: Sequence[ForeignFile]) -> ForeignFile | None:
     """The file that an error is about; None when it is about none of these."""
     found = _FAILED.search(str(error))
     if found is None:
         return None
-    said = {_plain(found[2]), _plain(unquote(found[2]))}
-    return next((file for file in files if _plain(file.uri) in said), None)
+    said = {plain(found[2]), plain(unquote(found[2]))}
+    return next((file for file in files if plain(file.uri) in said), None)
 
 
 def is_gone(error: BaseException) -> bool:
@@ -66,5 +62,6 @@ def reason(error: BaseException) -> str:
     return (said or (causes[-1].strip() if causes else "") or text.strip().splitlines()[0])[:1000]
 
 
-def _plain(uri: str) -> str:
+def plain(uri: str) -> str:
+    """One spelling of a URI that is not encoded: Spark writes `file:/a`, and in some messages `file:///a`."""
     return re.sub(r"^file:/+", "file:/", uri)

@@ -10,21 +10,27 @@ of the declared type is wrong. Columns that a record lacks are NULL, those that 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, BinaryIO, Final
+from functools import reduce
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
+from urllib.parse import unquote
 
 import msgspec
 
-from tidemill.errors import SourceFileChanged, SourceMiscounted
+from tidemill.errors import BadSource, SourceFileChanged, SourceMiscounted
 from tidemill.spark import culprits, headers, salvage
-from tidemill.spark.culprits import ForeignFile
+from tidemill.spark import schema as schemas
+from tidemill.spark.culprits import ForeignFile, plain
 from tidemill.spark.faults import CORRUPT, csv_options, is_wrong_json, json_options, named, what_is_wrong
 from tidemill.spark.formats import Format, Reading
 from tidemill.spark.salvage import Salvage
-from tidemill.spark.writing import Written
+from tidemill.spark.storage import Storage
+from tidemill.spark.writing import Written, write_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.types import StructType
+
+    Session: TypeAlias = SparkSession  # for rooms that do not name pyspark
 
 BAD_SCHEMA: Final = "file STRING, line BIGINT, record STRING, error STRING"
 _FILE, _BLOCK, _ID, _TEXT = "_tidemill_file", "_tidemill_block", "_tidemill_id", "_tidemill_text"
@@ -39,6 +45,55 @@ class Ingested(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: Written
     quarantined: Written = Written()
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """The folders that rows and wrong records are written into, nobody else's; each ends in `/`."""
+
+    rows: str
+    bad: str
+    partition_by: tuple[str, ...] = ()
+
+
+def ingest(
+    spark: "SparkSession",
+    storage: Storage,
+    place: Place,
+    schema: str,
+    reading: Reading,
+    files: Sequence[ForeignFile],
+    *,
+    options: Mapping[str, str],
+    open_file: Callable[[str], BinaryIO],
+) -> Ingested:
+    """Read files into objects of a lot; see `Ingest`.
+
+    Args:
+        spark: the session.
+        storage: where lots are.
+        place: where in it.
+        schema: the declared columns, as a text.
+        reading: what the files are.
+        files: the files.
+        options: what Spark needs to reach them.
+        open_file: the bytes of a file by its path.
+    """
+    columns = schemas.to_spark(schemas.analysed(spark, schema))
+    if reading.format is Format.TEXT and [one.dataType.simpleString() for one in columns] != ["string"]:
+        raise BadSource(
+            f"lines of text for the columns {', '.join(columns.names)}",
+            hint="a dataset for text has one column, of type STRING",
+        )
+
+    def write_rows(frame: "DataFrame", folder: str) -> Written:
+        prefix = place.rows + folder
+        return write_frame(frame, storage, storage.objects, prefix, partition_by=place.partition_by)
+
+    def write_bad(frame: "DataFrame", folder: str) -> Written:
+        return write_frame(frame, storage, storage.objects, place.bad + folder)
+
+    reader = Ingest(spark, columns, reading, options=options, open_file=open_file)
+    return reader.run(files, write_rows, write_bad)
 
 
 class Ingest:
@@ -168,20 +223,22 @@ class Ingest:
 
     def _records(self, group: headers.Group, *, cut: bool) -> "DataFrame":
         """Records as (parsed, is it wrong?, file, text of a wrong one)."""
+        if self._reading.by_lines and self._reading.format is not Format.CSV:
+            return self._parsed(self._lines(group.files, cut=cut))
+        return self._structured(group, cut=cut)
+
+    def _parsed(self, lines: "DataFrame") -> "DataFrame":
+        """Lines that are records, with what they say and whether they are wrong."""
         from pyspark.sql import functions as sf
 
-        reading, kept = self._reading, [sf.col(_FILE), sf.col(_TEXT)]
-        if reading.format is Format.TEXT:
-            lines = self._lines(group.files, cut=cut)
-            parsed = sf.struct(sf.col(_TEXT).alias(self._schema.names[0]))
-            return lines.select(parsed.alias(_PARSED), (~sf.is_valid_utf8(_TEXT)).alias(_WRONG), *kept)
-        if reading.format is Format.JSON and not reading.multiline:
-            lines = self._lines(group.files, cut=cut).where(sf.trim(_TEXT) != "")
-            parsed = sf.from_json(sf.col(_TEXT), _with_corrupt(self._schema), json_options(reading))
-            frame = lines.select(parsed.alias(_PARSED), *kept)
-            corrupt = sf.col(_PARSED).isNull() | sf.col(f"{_PARSED}.{CORRUPT}").isNotNull()
-            return frame.withColumn(_WRONG, corrupt | is_wrong_json(sf.col(_TEXT)))
-        return self._structured(group, cut=cut)
+        text = sf.col(_TEXT)
+        if self._reading.format is Format.TEXT:
+            parsed = sf.struct(text.alias(self._schema.names[0]))
+            return lines.withColumns({_PARSED: parsed, _WRONG: ~sf.is_valid_utf8(text)})
+        parsed = sf.from_json(text, _with_corrupt(self._schema), json_options(self._reading))
+        corrupt = sf.col(_PARSED).isNull() | sf.col(f"{_PARSED}.{CORRUPT}").isNotNull()
+        frame = lines.where(sf.trim(text) != "").withColumn(_PARSED, parsed)
+        return frame.withColumn(_WRONG, corrupt | is_wrong_json(text) | ~sf.is_valid_utf8(text))
 
     def _structured(self, group: headers.Group, *, cut: bool) -> "DataFrame":
         """As `_records`, by Spark's own reader of a format."""
@@ -253,8 +310,8 @@ class Ingest:
             for group in groups:
                 for is_cut in (False, True):
                     files = tuple(file for file in group.files if (file.path in cut) is is_cut)
-                    found = self._wrong(headers.Group(group.header, files), cut=is_cut) if files else None
-                    if found is not None:
+                    if files:
+                        found = self._wrong(headers.Group(group.header, files), cut=is_cut)
                         frame = found if frame is None else frame.unionByName(found)
         assert frame is not None
         written = write_bad(frame, "")
@@ -265,75 +322,73 @@ class Ingest:
             )
         return written
 
-    def _wrong(self, group: headers.Group, *, cut: bool) -> "DataFrame | None":
-        """The wrong records of some files, with their lines and what is wrong with each."""
+    def _wrong(self, group: headers.Group, *, cut: bool) -> "DataFrame":
+        """The wrong records of some files, with their lines and what is wrong with each.
+
+        Lines are counted block by block, because a large file is read by several tasks; what is no line is
+        counted file by file, because such a file is read by one.
+        """
         from pyspark.sql import functions as sf
 
-        records = self._records(group, cut=cut).where(_WRONG)
-        paths = {str(row[0]) for row in records.select(_FILE).distinct().collect()}
-        affected = [file for file in group.files if file.is_reported_as(paths)]
-        if not affected:
-            return None
-        names = [
-            (path, next(file.path for file in affected if file.is_reported_as({path}))) for path in paths
-        ]
-        called = sf.broadcast(self._spark.createDataFrame(names, f"{_FILE} STRING, file STRING"))
-        part = headers.Group(group.header, tuple(affected))
-        numbered = (
-            self._numbered_lines(part, cut=cut) if self._reading.by_lines else self._numbered(part, cut=cut)
-        )
+        if self._reading.by_lines:
+            counted = self._lines(group.files, cut=cut)
+        else:
+            counted = self._unpruned(self._records(group, cut=cut)).withColumn(_BLOCK, sf.lit(0))
+        counted = counted.withColumn(_ID, sf.monotonically_increasing_id())
+        places = self._places(counted, group.files)
+        located = counted.join(sf.broadcast(places), [_FILE, _BLOCK])
+        located = located.withColumn("line", sf.col(_ID) + sf.col("shift"))
+        if not self._reading.by_lines:
+            wrong = located.where(_WRONG)
+        elif self._reading.format is Format.CSV:
+            # A line is wrong by its text alone: the wrong ones are those with the text of a wrong record,
+            # but for the header, which is no record.
+            texts = self._unpruned(self._structured(group, cut=cut)).where(_WRONG).select(_FILE, _TEXT)
+            lines = located if group.header is None else located.where(sf.col("line") != sf.col("first"))
+            wrong = lines.join(texts.distinct(), [_FILE, _TEXT], "left_semi")
+        else:
+            wrong = self._parsed(located).where(_WRONG)
         schema = self._schema if group.header is None else group.header.schema
-        return numbered.join(called, _FILE).select(
+        return wrong.select(
             sf.col("file"),
             sf.col("line"),
             sf.make_valid_utf8(_TEXT).alias("record"),
             what_is_wrong(sf.col(_TEXT), schema, self._reading).alias("error"),
         )
 
-    def _numbered_lines(self, group: headers.Group, *, cut: bool) -> "DataFrame":
-        """Wrong lines with their numbers.
-
-        A line is wrong by its text alone, so the lines that have the text of a wrong record are the wrong
-        ones; but for the header, which is no record.
-        """
+    def _places(self, counted: "DataFrame", files: Sequence[ForeignFile]) -> "DataFrame":
+        """For each block: its file's name, what makes an id a line's number, and the file's first line."""
         from pyspark.sql import functions as sf
 
-        lines = self._lines(group.files, cut=cut).withColumn(_ID, sf.monotonically_increasing_id())
-        blocks = lines.groupBy(_FILE, _BLOCK).agg(
-            sf.min(_ID), sf.count(sf.lit(1)), sf.min(sf.when(sf.trim(_TEXT) != "", sf.col(_ID)))
-        )
+        # A text that is NULL is that of a record that is not wrong.
+        filled = sf.min(sf.when(sf.coalesce(sf.trim(_TEXT), sf.lit("x")) != "", sf.col(_ID)))
+        blocks = counted.groupBy(_FILE, _BLOCK).agg(sf.min(_ID), sf.count(sf.lit(1)), filled)
+        rows = sorted((tuple(row) for row in blocks.collect()), key=lambda row: (row[0], row[1]))
+        names = {plain(file.uri): file.path for file in files}
         before: dict[str, int] = {}
         firsts: dict[str, int] = {}
-        known = []
-        for file, block, first, count, filled in sorted(tuple(row) for row in blocks.collect()):
-            passed = before.get(file, 0)
-            known.append((file, block, passed - first + 1))
-            before[file] = passed + count
-            if filled is not None:
-                firsts.setdefault(file, passed + filled - first + 1)
-        shifts = self._spark.createDataFrame(known, f"{_FILE} STRING, {_BLOCK} BIGINT, shift BIGINT")
-        numbered = lines.join(sf.broadcast(shifts), [_FILE, _BLOCK]).select(
-            _FILE, _TEXT, (sf.col(_ID) + sf.col("shift")).alias("line")
+        shifts = {}
+        for path, block, start, count, first in rows:
+            shifts[path, block] = before.get(path, 0) - start + 1
+            before[path] = before.get(path, 0) + count
+            if first is not None:
+                firsts.setdefault(path, shifts[path, block] + first)
+        found = [
+            (path, block, shift, names[plain(unquote(path))], firsts.get(path))
+            for (path, block), shift in shifts.items()
+        ]
+        return self._spark.createDataFrame(
+            found, f"{_FILE} STRING, {_BLOCK} BIGINT, shift BIGINT, file STRING, first BIGINT"
         )
-        if group.header is not None:
-            heads = self._spark.createDataFrame(list(firsts.items()), f"{_FILE} STRING, line BIGINT")
-            numbered = numbered.join(sf.broadcast(heads), [_FILE, "line"], "left_anti")
-        wrong = self._records(group, cut=cut).where(_WRONG).select(_FILE, _TEXT).distinct()
-        return numbered.join(wrong, [_FILE, _TEXT], "left_semi")
 
-    def _numbered(self, group: headers.Group, *, cut: bool) -> "DataFrame":
-        """Wrong records with their places among the records of their file, which no task shares."""
+    def _unpruned(self, records: "DataFrame") -> "DataFrame":
+        """Have every column read, needed or not: a value that is not read is not found to be wrong."""
+        from pyspark.sql import Observation
         from pyspark.sql import functions as sf
 
-        records = self._records(group, cut=cut).withColumn(_ID, sf.monotonically_increasing_id())
-        firsts = records.groupBy(_FILE).agg(sf.min(_ID).alias("first"))
-        table = self._spark.createDataFrame(
-            [tuple(row) for row in firsts.collect()], f"{_FILE} STRING, first BIGINT"
-        )
-        return (
-            records.join(sf.broadcast(table), _FILE)
-            .where(_WRONG)
-            .select(_FILE, _TEXT, (sf.col(_ID) - sf.col("first") + 1).alias("line"))
+        nulls = [sf.col(f"{_PARSED}.{named(name)}").isNull().cast("int") for name in self._schema.names]
+        return records.observe(
+            Observation(), sf.max(reduce(lambda one, other: one + other, nulls)).alias("n")
         )
 
 
