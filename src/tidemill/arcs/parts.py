@@ -42,11 +42,12 @@ def split(inputs: Sequence[PartInput], most: int) -> tuple[Part, ...]:
 
 
 def _groups(objects: Sequence[StoredObject]) -> list[list[StoredObject]]:
-    """Objects by their partition values, largest group first."""
-    found: dict[tuple[tuple[str, str | None], ...], list[StoredObject]] = {}
+    """Objects by their partition values, largest group first, equal ones by their values."""
+    found: dict[tuple[tuple[str, bool, str], ...], list[StoredObject]] = {}
     for item in objects:
-        found.setdefault(tuple(sorted(item.partition.items(), key=_by_name)), []).append(item)
-    return sorted(found.values(), key=lambda group: (-_size(group), min(item.uri for item in group)))
+        values = sorted((name, value is not None, value or "") for name, value in item.partition.items())
+        found.setdefault(tuple(values), []).append(item)
+    return [group for _, group in sorted(found.items(), key=lambda one: (-_size(one[1]), one[0]))]
 
 
 def _dealt(groups: Sequence[list[StoredObject]], most: int) -> list[list[StoredObject]]:
@@ -99,10 +100,6 @@ def part_key(spec: ArcSpec, lot: str, generation: int, inputs: Sequence[InputLot
 def part_input(dataset: DatasetId, objects: Sequence[StoredObject]) -> PartInput:
     """What is read of one table, in one order whoever lists it."""
     return PartInput(dataset=dataset, objects=tuple(sorted(objects, key=lambda item: item.uri)))
-
-
-def _by_name(item: tuple[str, str | None]) -> str:
-    return item[0]
 
 
 def _size(group: Sequence[StoredObject]) -> int:
