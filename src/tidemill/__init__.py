@@ -7,16 +7,42 @@ if TYPE_CHECKING:
     from tidemill.futures.client import Client, connect
     from tidemill.futures.gathering import as_completed, gather
     from tidemill.futures.handle import Future
+    from tidemill.pipeline.pipeline import Pipeline
+    from tidemill.pipeline.report import Report
+    from tidemill.pipeline.tables import Dataset, Table, View
+    from tidemill.sources.folder import folder
+    from tidemill.spark.sessions import SparkSettings
 
 __version__ = "0.1.0"
 
-__all__ = ["Client", "Future", "__version__", "as_completed", "connect", "gather"]
+__all__ = [
+    "Client",
+    "Dataset",
+    "Future",
+    "Pipeline",
+    "Report",
+    "SparkSettings",
+    "Table",
+    "View",
+    "__version__",
+    "as_completed",
+    "connect",
+    "folder",
+    "gather",
+]
 
 _HOMES = {
     "Client": "tidemill.futures.client",
+    "Dataset": "tidemill.pipeline.tables",
     "Future": "tidemill.futures.handle",
+    "Pipeline": "tidemill.pipeline.pipeline",
+    "Report": "tidemill.pipeline.report",
+    "SparkSettings": "tidemill.spark.sessions",
+    "Table": "tidemill.pipeline.tables",
+    "View": "tidemill.pipeline.tables",
     "as_completed": "tidemill.futures.gathering",
     "connect": "tidemill.futures.client",
+    "folder": "tidemill.sources.folder",
     "gather": "tidemill.futures.gathering",
 }
 """Where each public name lives; its module is imported when the name is first used."""

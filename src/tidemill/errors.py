@@ -101,6 +101,7 @@
     │   ├── PipelineNotFound          no pipeline where one was looked for
     │   ├── DeclarationError          a declaration that cannot be carried out; says the line
     │   ├── AppendRefused             rows that do not fit their table
+    │   ├── NothingYet                a table that was never written
     │   ├── ArcResult                 an arc returned something else than it was to
     │   └── CodeDiffers               a runner has other code for what it was given
     ├── SourceError                   something about a source; the kinds below say what
@@ -759,6 +760,11 @@ class WeightOverflow(TraceError):
 class RunnerDied(TidemillError):
     code = "runner-died"
     hint = "see what the last of them wrote to standard error; out of memory is the most frequent reason"
+
+
+class NothingYet(PipelineError):
+    code = "nothing-yet"
+    hint = "append something, or run the pipeline"
 
 
 class ArcResult(PipelineError):

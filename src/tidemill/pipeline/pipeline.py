@@ -87,7 +87,7 @@ class Pipeline:
         self.sources: dict[str, SourceDecl] = {}
         self.arcs: dict[str, ArcDecl] = {}
         self.views: dict[str, ViewDecl] = {}
-        self._place = lambda: Place.of(
+        self._place: Callable[[], Place] = lambda: Place.of(
             home=home, store=store, objects=objects, cluster=cluster, key_file=key_file
         )
         self._spark = spark

@@ -122,4 +122,4 @@ def _ingested(tools: Tools, task: PartTask, place: PartPlace) -> Sequence[SinkWr
     if source is None:
         raise CodeDiffers(f"this runner has no source {task.author}")
     listing = source.folder.listing()
-    return run_window(tools.spark, tools.storage, tools.objects, source.spec, listing, task, place)
+    return run_window(tools.spark, tools.storage, source.spec, listing, task, place)

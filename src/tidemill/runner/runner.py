@@ -14,10 +14,12 @@ from tidemill.runner.making import Tools, make_part
 from tidemill.runner.part_futures import PartFutures, resource_of
 from tidemill.runner.presence import Presence
 from tidemill.runner.program import Program
-from tidemill.runner.stepping import StepCompute
 from tidemill.spark.sessions import interrupt
 from tidemill.spark.storage import Storage
 from tidemill.store import Store
+from tidemill.views.spark.full import FullViews
+from tidemill.views.spark.tables import Tables
+from tidemill.views.steps.inputs import Inputs, ManifestReader
 from tidemill.views.steps.keys import StepKeys
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ class Runner:
             presence,
             program,
             parts,
-            StepCompute(spark, storage, objects, store, keys, program, clock=clock),
+            _views(spark, storage, store, keys, program, clock),
             clock=clock,
             chance=chance,
             emit=emit,
@@ -102,6 +104,26 @@ class Runner:
             raise
         self.hands.drain()
         return tally
+
+
+def _views(
+    spark: "SparkSession",
+    storage: Storage,
+    store: Store,
+    keys: StepKeys,
+    program: Program,
+    clock: Clock,
+) -> FullViews:
+    """What computes the steps of the program's views."""
+    manifests = ManifestReader(storage.objects)
+    code = {view.name: view for group in program.groups.values() for view in group.views}
+    return FullViews(
+        lambda: spark,
+        Tables(storage, manifests, clock),
+        Inputs(store, keys.lots, manifests),
+        program.datasets,
+        code,
+    )
 
 
 def _ignored(_: object) -> None:

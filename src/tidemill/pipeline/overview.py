@@ -1,0 +1,333 @@
+"""What there is and how it stands, from the store alone: for the command line, the page and programs.
+
+Nothing here reads an object or asks Spark (LOT-21), and nothing changes anything.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from tidemill.arcs import lots as arc_lots
+from tidemill.arcs.keys import ArcKeys
+from tidemill.arcs.lots import Missing, Partial, Running, Standing
+from tidemill.errors import DatasetUnknown, GroupUnknown
+from tidemill.lots import datasets, events, lots
+from tidemill.lots.keys import DatasetId
+from tidemill.lots.lots import LotRow
+from tidemill.sources import windows
+from tidemill.sources.declarations import source_id
+from tidemill.sources.keys import SourceKeys
+from tidemill.sources.windows import Failed
+from tidemill.store import Tx
+from tidemill.triggers import subscriptions
+from tidemill.triggers.subscriptions import Scheduled
+from tidemill.views.steps import commits, groups, records
+from tidemill.views.steps.keys import group_id
+
+if TYPE_CHECKING:
+    from tidemill.pipeline.pipeline import Pipeline
+
+PAGE = 500
+
+LotWord = Literal["complete", "empty", "removed", "running", "partial", "missing", "waiting"]
+
+
+class LotShown(msgspec.Struct, frozen=True, kw_only=True):
+    """One lot of a table: published, or on its way."""
+
+    lot: str
+    state: LotWord
+    generation: int = 0
+    position: int = 0
+    rows: int = 0
+    size: int = 0
+    at: float = 0.0  # seconds since 1970, of its publication
+    note: str = ""
+
+
+class TableShown(msgspec.Struct, frozen=True, kw_only=True):
+    """A table in a list."""
+
+    name: str
+    kind: Literal["dataset", "arc", "view", "quarantine"]
+    position: int
+    at: float = 0.0
+    schema: str = ""
+    where: str = ""
+
+
+class RunShown(msgspec.Struct, frozen=True, kw_only=True):
+    """An arc, a view group or a source, and what it is at."""
+
+    name: str
+    kind: Literal["arc", "views", "source"]
+    state: Literal["waiting", "scheduled", "running", "new"]
+    behind: int = 0  # lots, or steps, or files in windows that are not published
+    node: str = ""
+    failures: int = 0
+    partial: int = 0
+    missing: int = 0
+    step: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def troubled(self) -> bool:
+        """Is there something that will not come right by itself?"""
+        return bool(self.partial or self.missing or self.notes)
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """A pipeline at a glance."""
+
+    pipeline: str
+    runs: tuple[RunShown, ...]
+    tables: tuple[TableShown, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Is everything processed that has arrived, and nothing failed?"""
+        return all(
+            one.state == "waiting" and not (one.partial or one.missing or one.notes) for one in self.runs
+        )
+
+
+def tables_of(pipeline: "Pipeline") -> list[TableShown]:
+    """All tables, in the order of their declarations."""
+    site = pipeline.site
+    found = []
+    made_by = {sink.name: arc for arc in pipeline.arcs.values() for sink in arc.sinks}
+    names = [*pipeline.names, *(f"{name}_quarantine" for name in pipeline.sources)]
+    for name in names:
+        if name in pipeline.views:
+            found.append(_view(pipeline, name))
+            continue
+        dataset = _id(pipeline, name)
+
+        def read(tx: Tx, dataset: DatasetId = dataset) -> tuple[int, float, str]:
+            try:
+                schema = datasets.read(tx, site.keys.lots, dataset).schema
+            except DatasetUnknown:
+                schema = ""
+            head = events.head(tx, site.keys.lots, dataset)
+            last = events.read(tx, site.keys.lots, dataset, head - 1, 1) if head else []
+            return head, last[0].wall_at / 1e6 if last else 0.0, schema
+
+        head, at, schema = site.store.run(read)
+        kind: Literal["dataset", "arc", "quarantine"] = "arc" if name in made_by else "dataset"
+        where = made_by[name].line if name in made_by else None
+        if name in pipeline.datasets:
+            where = pipeline.datasets[name].line
+        elif name not in made_by:
+            kind = "quarantine"
+            where = pipeline.sources[name.removesuffix("_quarantine")].line
+        found.append(
+            TableShown(name=name, kind=kind, position=head, at=at, schema=schema, where=str(where or ""))
+        )
+    return found
+
+
+def _id(pipeline: "Pipeline", name: str) -> DatasetId:
+    return DatasetId(name, pipeline.datasets[name].dataset.version if name in pipeline.datasets else "1")
+
+
+def _view(pipeline: "Pipeline", name: str) -> TableShown:
+    site, decl = pipeline.site, pipeline.views[name]
+
+    def read(tx: Tx) -> tuple[int, float]:
+        try:
+            step = groups.read(tx, site.keys, pipeline.name, decl.group).step
+        except GroupUnknown:
+            return 0, 0.0
+        last = commits.rows(tx, site.keys, pipeline.name, decl.group, step - 1, step) if step else []
+        return step, last[-1].wall_at / 1e6 if last else 0.0
+
+    step, at = site.store.run(read)
+    return TableShown(name=name, kind="view", position=step, at=at, where=str(decl.line))
+
+
+def lots_of(pipeline: "Pipeline", name: str) -> list[LotShown]:
+    """The lots of a table in the order of their ids; of what an arc makes also those it has not made."""
+    if name in pipeline.views:
+        return list(_steps(pipeline, name))
+    times = _times(pipeline, name)
+    published = {row.lot: _published(row, times) for row in _rows(pipeline, name)}
+    arc = next((one for one in pipeline.arcs.values() if any(sink.name == name for sink in one.sinks)), None)
+    if arc is None:
+        return list(published.values())
+    standing = {one.lot: one for one in _standings(pipeline, f"arc:{pipeline.name}/{arc.name}")}
+    expected = {row.lot for read in arc.reads if read not in pipeline.views for row in _rows(pipeline, read)}
+    found = []
+    for lot in sorted({*published, *standing, *expected}):
+        if lot in published:
+            shown = published[lot]
+            replaying = lot in standing and standing[lot].replaying
+            found.append(msgspec.structs.replace(shown, note="replaying") if replaying else shown)
+        elif lot in standing:
+            found.append(_unpublished(standing[lot]))
+        else:
+            found.append(LotShown(lot=lot, state="waiting"))
+    return found
+
+
+def _rows(pipeline: "Pipeline", name: str) -> Iterator[LotRow]:
+    site, dataset = pipeline.site, _id(pipeline, name)
+    after = ""
+    while True:
+        page = site.store.run(
+            lambda tx, after=after: lots.listed(tx, site.keys.lots, dataset, after, PAGE)  # type: ignore[misc]
+        )
+        yield from page
+        if len(page) < PAGE:
+            return
+        after = page[-1].lot
+
+
+def _standings(pipeline: "Pipeline", arc: str) -> Iterator[Standing]:
+    site, keys = pipeline.site, ArcKeys(pipeline.site.place.cluster)
+    after = ""
+    while True:
+        page = site.store.run(lambda tx, after=after: arc_lots.listed(tx, keys, arc, after, PAGE))  # type: ignore[misc]
+        yield from page
+        if len(page) < PAGE:
+            return
+        after = page[-1].lot
+
+
+def _times(pipeline: "Pipeline", name: str) -> dict[int, float]:
+    """When each position of a table was published."""
+    site, dataset = pipeline.site, _id(pipeline, name)
+    found: dict[int, float] = {}
+    after = 0
+    while True:
+        page = site.store.run(lambda tx, after=after: events.read(tx, site.keys.lots, dataset, after, PAGE))  # type: ignore[misc]
+        found.update({event.position: event.wall_at / 1e6 for event in page})
+        if len(page) < PAGE:
+            return found
+        after = page[-1].position
+
+
+def _published(row: LotRow, times: Mapping[int, float]) -> LotShown:
+    return LotShown(
+        lot=row.lot,
+        state=row.state.value,
+        generation=row.generation,
+        position=row.position,
+        rows=row.rows,
+        size=row.size,
+        at=times.get(row.position, 0.0),
+    )
+
+
+def _unpublished(one: Standing) -> LotShown:
+    row = one.row
+    match row:
+        case Running():
+            return LotShown(lot=one.lot, state="running", generation=one.generation, note=f"on {row.node}")
+        case Partial():
+            failed = f"{len(row.failed)} parts failed: " if row.failed else ""
+            return LotShown(lot=one.lot, state="partial", generation=one.generation, note=failed + row.error)
+        case Missing():
+            return LotShown(lot=one.lot, state="missing", generation=one.generation, note=row.error)
+        case _:
+            return LotShown(lot=one.lot, state="waiting", generation=one.generation)
+
+
+def _steps(pipeline: "Pipeline", name: str) -> Iterator[LotShown]:
+    site, group = pipeline.site, pipeline.views[name].group
+    at = 0
+    while True:
+        page = site.store.run(
+            lambda tx, at=at: commits.rows(tx, site.keys, pipeline.name, group, at, 1 << 60)  # type: ignore[misc]
+        )
+        for row in page:
+            made = next((one for one in row.outputs if one.view == name and one.changes), None)
+            yield LotShown(
+                lot=f"step {row.step}",
+                state="complete" if made else "empty",
+                position=row.step,
+                rows=made.rows if made else 0,
+                size=made.size if made else 0,
+                at=row.wall_at / 1e6,
+            )
+        if not page:
+            return
+        at = page[-1].step
+
+
+def status_of(pipeline: "Pipeline") -> Status:
+    """How a pipeline stands."""
+    runs = [_source_run(pipeline, name) for name in pipeline.sources]
+    runs += [_arc_run(pipeline, name) for name in pipeline.arcs]
+    runs += [_group_run(pipeline, name) for name in dict.fromkeys(v.group for v in pipeline.views.values())]
+    return Status(pipeline=pipeline.name, runs=tuple(runs), tables=tuple(tables_of(pipeline)))
+
+
+def _subscription(tx: Tx, pipeline: "Pipeline", name: str) -> tuple[RunShown, int]:
+    """What the subscription of this name is at, and how far it is behind its sources."""
+    site = pipeline.site
+    kind: Literal["arc", "views"] = "arc" if name.startswith("arc:") else "views"
+    shown = RunShown(name=name.partition("/")[2], kind=kind, state="new")
+    row = subscriptions.read(tx, site.keys.triggers, name)
+    if row is None:
+        return shown, 0
+    heads = events.heads(tx, site.keys.lots, row.tally.terms.sources)
+    behind = sum(heads[source] - seen for source, seen in row.tally.seen.items())
+    run = row.run if isinstance(row, Scheduled) else None
+    state: Literal["running", "scheduled", "waiting"] = (
+        "running" if run is not None else "scheduled" if isinstance(row, Scheduled) else "waiting"
+    )
+    shown = msgspec.structs.replace(
+        shown,
+        state="scheduled" if state == "waiting" and behind else state,
+        node=run.node if run is not None else "",
+        failures=row.tally.failures,
+        behind=behind,
+    )
+    return shown, behind
+
+
+def _arc_run(pipeline: "Pipeline", name: str) -> RunShown:
+    keys, arc = ArcKeys(pipeline.site.place.cluster), f"arc:{pipeline.name}/{name}"
+
+    def read(tx: Tx) -> RunShown:
+        shown, _ = _subscription(tx, pipeline, arc)
+        troubled = arc_lots.troubled(tx, keys, arc, 1000)
+        return msgspec.structs.replace(
+            shown,
+            partial=sum(isinstance(one.row, Partial) for one in troubled),
+            missing=sum(isinstance(one.row, Missing) for one in troubled),
+            notes=tuple(f"{one.lot}: {_unpublished(one).note}" for one in troubled[:5]),
+        )
+
+    return pipeline.site.store.run(read)
+
+
+def _group_run(pipeline: "Pipeline", group: str) -> RunShown:
+    site = pipeline.site
+
+    def read(tx: Tx) -> RunShown:
+        shown, _ = _subscription(tx, pipeline, group_id(pipeline.name, group))
+        try:
+            step = groups.read(tx, site.keys, pipeline.name, group).step
+        except GroupUnknown:
+            return shown
+        last = records.last(tx, site.keys, pipeline.name).number
+        return msgspec.structs.replace(shown, step=step, behind=max(shown.behind, last - step))
+
+    return site.store.run(read)
+
+
+def _source_run(pipeline: "Pipeline", dataset: str) -> RunShown:
+    site = pipeline.site
+    keys, name = SourceKeys(site.place.cluster), source_id(pipeline.name, dataset)
+    left = site.store.run(lambda tx: windows.open_windows(tx, keys, name))
+    failed = [one for one in left if isinstance(one, Failed)]
+    return RunShown(
+        name=dataset,
+        kind="source",
+        state="scheduled" if left else "waiting",
+        behind=len(left),
+        failures=len(failed),
+        notes=tuple(f"window {one.about.number}: {one.kind}: {one.message}" for one in failed[:5]),
+    )
