@@ -66,7 +66,8 @@ class Layout:
 
     def conform(self, table: pa.Table) -> pa.Table:
         """The table with exactly these columns in this order and one chunk each; others are left out."""
-        missing = [name for name in self.schema.names if name not in table.column_names]
+        there = set(table.column_names)
+        missing = [name for name in self.schema.names if name not in there]
         if missing:
             raise UsageError(
                 f"columns are missing: {missing}", hint=f"a table of this trace has {self.schema.names}"

@@ -29,7 +29,7 @@ _HEADER = struct.Struct("<8sIIII")
 _BATCH = np.dtype(
     [("first", "<i8"), ("last", "<i8"), ("rows", "<u4"), ("crc", "<u4"), ("at", "<u8"), ("size", "<u8")]
 )
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)  # a task has one core
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,129 @@
+"""Laws of kernels and traces: however steps are cut, ordered, spread or repeated, the result is one."""
+
+from decimal import Decimal
+from itertools import pairwise
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from tests.unit.views_stage import Change, Circuit, Row, expected
+from tidemill.views.trace.slices import ranges
+
+AMOUNTS = [None, 0.0, -0.0, 0.1, 0.2, 0.3, -0.1, 1.0, 1e16, -1e16, 1e300, -1e300, 5e-324, 3.3333, 1e-9]
+PRICES = [None, Decimal("0.01"), Decimal("-0.01"), Decimal("99999999.99"), Decimal("12.34")]
+LABELS = [None, "", "a", "b", "c", "d", "é", "zz"]
+WEAK = 0xC000_0000_0000_0001  # eight hashes in all: different keys share them, in four corners of hash space
+
+customers = st.tuples(st.sampled_from([None, 1, 2, 3]), st.sampled_from([None, "x", "y", "z"]))
+orders = st.tuples(
+    st.sampled_from([None, 1, 2, 3, 4]),
+    st.sampled_from(AMOUNTS),
+    st.sampled_from(PRICES),
+    st.sampled_from(LABELS),
+)
+
+
+@st.composite
+def histories(draw: Any, most: int = 40) -> list[tuple[str, Row, int]]:
+    """Insertions, and deletions of what is there."""
+    there: list[tuple[str, Row]] = []
+    history = []
+    for _ in range(draw(st.integers(1, most))):
+        if there and draw(st.integers(0, 2)) == 0:
+            table, row = there.pop(draw(st.integers(0, len(there) - 1)))
+            history.append((table, row, -1))
+        else:
+            table = draw(st.sampled_from(["orders", "orders", "customers"]))
+            row = draw(orders if table == "orders" else customers)
+            there.append((table, row))
+            history.append((table, row, 1))
+    return history
+
+
+def cut(history: Change, places: list[int]) -> list[Change]:
+    bounds = [0, *sorted(place % (len(history) + 1) for place in places), len(history)]
+    return [history[low:high] for low, high in pairwise(bounds)]
+
+
+def run(steps: list[Change], **options: Any) -> Circuit:
+    circuit = Circuit(**options)
+    for step in steps:
+        circuit.step(step)
+    return circuit
+
+
+@settings(max_examples=12)
+@given(histories(), st.lists(st.integers(0, 40), max_size=12))
+def test_the_result_is_that_of_plain_python_however_steps_are_cut(history: Change, places: list[int]) -> None:
+    circuit = run(cut(history, places))
+    assert circuit.content() == expected(circuit.base)
+
+
+@settings(max_examples=12)
+@given(histories(30), st.lists(st.integers(0, 30), min_size=1, max_size=8), st.integers(1, 2**32))
+def test_seven_ranges_in_any_order_give_the_digests_of_one(
+    history: Change, places: list[int], seed: int
+) -> None:
+    one, seven = Circuit(1), Circuit(7, seed=seed)
+    for step in cut(history, places):
+        assert one.step(step) == seven.step(step[::-1])
+    without = [name for name in one.layouts() if name.startswith("groups.")]
+    assert one.state(without=without) == seven.state(without=without)
+
+
+@settings(max_examples=12)
+@given(histories(30), st.lists(st.integers(0, 30), min_size=1, max_size=8))
+def test_a_hash_that_many_keys_share_changes_nothing(history: Change, places: list[int]) -> None:
+    strong, weak = Circuit(2), Circuit(2, weak=WEAK)
+    for step in cut(history, places):
+        assert strong.step(step) == weak.step(step)
+
+
+@settings(max_examples=12)
+@given(histories(25), histories(15))
+def test_a_change_and_its_inverse_restore_the_state(history: Change, more: Change) -> None:
+    circuit = run([history])
+    extremes = ["groups.low", "groups.high"]  # they may keep fewer values than before, never wrong ones
+    before, digests = circuit.state(without=extremes), circuit.content()
+    circuit.step(more)
+    circuit.step([(table, row, -weight) for table, row, weight in more])
+    assert circuit.state(without=extremes) == before
+    assert circuit.content() == digests
+
+
+@settings(max_examples=8)
+@given(histories(60), st.integers(1, 50))
+def test_merges_change_nothing_that_readers_see(history: Change, budget_rows: int) -> None:
+    steps = [history[n : n + 2] for n in range(0, len(history), 2)]
+    merging, never = Circuit(2), Circuit(2)
+    merging.budget_rows, never.budget_rows = budget_rows, 0
+    for step in steps:
+        assert merging.step(step) == never.step(step)
+    assert merging.state() == never.state()
+
+
+@settings(max_examples=8)
+@given(histories(40), st.lists(st.integers(0, 40), min_size=1, max_size=6))
+def test_a_step_that_is_replayed_gives_the_same_digests_and_state(history: Change, places: list[int]) -> None:
+    circuit = Circuit(3)
+    for step in cut(history, places):
+        again = Circuit(3, seed=99, objects=circuit.objects)
+        again.attempt, again.version = "attempt-2", circuit.version
+        again.base = {name: rows.copy() for name, rows in circuit.base.items()}
+        assert again.step(step) == circuit.step(step)
+        assert again.state() == circuit.state()
+
+
+@settings(max_examples=8)
+@given(histories(40), st.lists(st.sampled_from([1, 2, 7, 16]), min_size=3, max_size=6))
+def test_new_ranges_at_a_step_rewrite_nothing_and_give_the_same_digests(
+    history: Change, counts: list[int]
+) -> None:
+    steady, moving = Circuit(1), Circuit(1)
+    steps = cut(history, [len(history) * n // len(counts) for n in range(1, len(counts))])
+    for step, count in zip(steps, counts, strict=True):
+        files = moving.version.files()
+        moving.ranges = ranges(count)
+        assert moving.step(step) == steady.step(step)
+        assert files <= moving.version.files()
