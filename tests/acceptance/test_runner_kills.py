@@ -50,4 +50,4 @@ def test_every_part_is_made_once_whatever_is_killed(tmp_path: Path) -> None:
     assert len(set(made)) == len(made) >= PARTS  # no claim was run twice
     assert PartFutures(stage.store, place.cluster, key, runner_parts.make).forget("a1") == PARTS
     assert stage.rows_left() == []
-    stage.store.close()
+    stage.close()

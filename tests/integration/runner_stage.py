@@ -25,6 +25,7 @@ from tidemill.runner.hands import Hands
 from tidemill.runner.part_futures import PartFutures, resource_of
 from tidemill.runner.presence import OwnPresence, Presence
 from tidemill.store import Store, open_store
+from tidemill.testing.futures_invariants import scan_invariants
 
 CLUSTER = "default"
 KEY = ClusterKey(b"k" * 32)
@@ -123,6 +124,12 @@ class Stage:
     def nodes(self) -> list[str]:
         return [node.id for node in self.store.run(lambda tx: nodes.read_all(tx, self.cluster))]
 
+    def close(self) -> None:
+        """Every invariant of futures holds in the end, whatever was killed."""
+        wrong = self.store.run(lambda tx: scan_invariants(tx, self.keys))
+        self.store.close()
+        assert wrong == []
+
     def kill_entry(self, node_id: str) -> None:
         """Take a node off the list behind its back: its lease is lost."""
         self.store.run(lambda tx: nodes.leave(tx, self.cluster, nodes.read(tx, self.cluster, node_id)))
@@ -172,7 +179,7 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
     )
     stage = Stage(url, tmp_path)
     yield stage
-    stage.store.close()
+    stage.close()
 
 
 def failure_of(stage: Stage, future_id: bytes) -> rows.Failure | None:

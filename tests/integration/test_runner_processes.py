@@ -139,41 +139,41 @@ def test_a_part_that_kills_every_child_is_set_aside_and_the_part_beside_it_is_no
 
 
 @pytest.mark.rule("CLU-25", "FUT-17")
-def test_sigterm_drains_what_runs_is_finished_or_given_back(stage: Stage) -> None:
-    tasks = [part(0, stage.folder, go="go"), part(1, stage.folder, go="never")]
-    with RunnerProcess(stage, grace_s=1.0) as runner:
-        waiting = InThread(stage.parts(), tasks)
-        stage.wait_notes("began 0 1", "began 1 1")
+def test_sigterm_drains_what_runs_is_finished_or_given_back(home: Stage) -> None:
+    tasks = [part(0, home.folder, go="go"), part(1, home.folder, go="never")]
+    with RunnerProcess(home, grace_s=1.0) as runner:
+        waiting = InThread(home.parts(), tasks)
+        home.wait_notes("began 0 1", "began 1 1")
         child = runner.child()
         runner.process.send_signal(signal.SIGTERM)
-        stage.touch("go")
+        home.touch("go")
         assert runner.end() == 0
-        assert f"drained {child['pid']}" in stage.notes()
-        assert isinstance(stage.row(tasks[0]), Realized)
-        row = stage.row(tasks[1])
+        assert f"drained {child['pid']}" in home.notes()
+        assert isinstance(home.row(tasks[0]), Realized)
+        row = home.row(tasks[1])
         assert isinstance(row, Unclaimed)
         assert (row.tally.reaps, row.tally.exceptions) == (0, 0)
         assert not psutil.pid_exists(child["pid"])
-    stage.touch("never")
-    with stage.runner("other"):
+    home.touch("never")
+    with home.runner("other"):
         assert made(waiting.result()) == ["0", "1"]
 
 
 @pytest.mark.rule("FUT-13")
-def test_a_lost_lease_kills_the_child_and_the_next_one_goes_on(stage: Stage) -> None:
-    task = part(0, stage.folder, go="go", deaf="yes")
-    with RunnerProcess(stage, ttl_s=4.0) as runner:
-        waiting = InThread(stage.parts(), [task])
-        stage.wait_notes("began 0 1")
+def test_a_lost_lease_kills_the_child_and_the_next_one_goes_on(home: Stage) -> None:
+    task = part(0, home.folder, go="go", deaf="yes")
+    with RunnerProcess(home, ttl_s=4.0) as runner:
+        waiting = InThread(home.parts(), [task])
+        home.wait_notes("began 0 1")
         first = runner.child()
-        stage.kill_entry(first["node"])
+        home.kill_entry(first["node"])
         second = runner.child(2)
         assert second["epoch"] > first["epoch"]
         assert not psutil.pid_exists(first["pid"])
-        stage.wait_notes("began 0 3")
-        stage.touch("go")
+        home.wait_notes("began 0 3")
+        home.touch("go")
         assert made(waiting.result()) == ["0"]
-        assert "ended 0 1" not in stage.notes()
+        assert "ended 0 1" not in home.notes()
         assert runner.end(signal.SIGTERM) == 0
 
 
@@ -235,7 +235,7 @@ def home(tmp_path: Path) -> Iterator[Stage]:
     place.key  # noqa: B018 - makes the home
     stage = Stage(place.store, tmp_path)
     yield stage
-    stage.store.close()
+    stage.close()
 
 
 def test_a_new_life_of_a_killed_runner_has_its_name_and_a_higher_epoch(home: Stage) -> None:
