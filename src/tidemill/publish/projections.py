@@ -8,6 +8,7 @@ from the store at any time (LOT-22, LOT-23). Each is written from a fresh read o
 again afterwards, so that of two writers the later state stays.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -52,14 +53,14 @@ class Projections:
         names = {
             state.value: layout.projected_manifest_key(*dataset.parts, lot, state) for state in ManifestState
         }
-        shown = None if row is None else row.state.value
-        crash.point("publish.project-lot.before")
+        body = None
         if row is not None:
-            try:
-                self._objects.put(names.pop(row.state.value), self._objects.get(row.manifest)[0])
-            except ObjectMissing:
-                shown = None  # its objects are gone: a name would promise what is not there
-        self._objects.delete_many(key for state, key in names.items() if state != shown)
+            with contextlib.suppress(ObjectMissing):  # no name then: it would promise what is not there
+                body, _ = self._objects.get(row.manifest)
+        crash.point("publish.project-lot.before")
+        if row is not None and body is not None:
+            self._objects.put(names.pop(row.state.value), body)
+        self._objects.delete_many(names.values())
         crash.point("publish.project-lot.after")
 
     def arc(self, project: str, version: str, arc: str, lot: str, read: ReadState) -> None:
