@@ -28,7 +28,6 @@ from tidemill.publish.closing import Closer
 from tidemill.publish.door import Door
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.projections import Projections
-from tidemill.runner.events import RunFailed, RunLapsed, RunStarted
 from tidemill.runner.lines import Lines
 from tidemill.runner.part_futures import PartFutures
 from tidemill.runner.presence import Presence
@@ -39,6 +38,7 @@ from tidemill.sources.windows import Failed
 from tidemill.sources.work import SourceWork
 from tidemill.store import Store
 from tidemill.triggers import runs, subscriptions, wakes
+from tidemill.triggers.events import RunFailed, RunLapsed, RunStarted
 from tidemill.triggers.runs import Due, Ticket
 from tidemill.triggers.subscriptions import Scheduled
 from tidemill.views.steps.keys import StepKeys
@@ -192,7 +192,7 @@ class Loop:
             step = partial(runs.lapse, keys=self.keys.triggers, cluster=self.keys.cluster, node=node)
             ended, after = self.store.run(partial(step, after=after))
             for name in ended:
-                self.emit(RunLapsed(name=name))
+                self.emit(RunLapsed(name=name, epoch=0))
             if not after:
                 return
 
@@ -228,7 +228,7 @@ class Loop:
             lambda tx: runs.look(tx, self.keys.triggers, self.keys.cluster, one.name, one.epoch)
         )
         if lapsed:
-            self.emit(RunLapsed(name=one.name))
+            self.emit(RunLapsed(name=one.name, epoch=one.epoch))
         return lapsed
 
     def _poll(self, life: "_Life") -> bool:

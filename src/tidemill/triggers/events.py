@@ -46,3 +46,21 @@ class CronMissed(Event, frozen=True):
 
     name: str
     left_out: int
+
+
+class RunStarted(Event, frozen=True):
+    """A subscription's run began: an arc's, or a view group's; `behind` is what it has not seen yet."""
+
+    name: str
+    epoch: int
+    behind: int
+
+
+class RunFailed(Event, frozen=True):
+    """A run ended with an error; it is tried again after the backoff."""
+
+    name: str
+    code: str
+    message: str
+    backoff_s: float
+    failures: int

@@ -1,0 +1,1 @@
+"""What people see of what happens: events become lines of a log and a picture of progress."""

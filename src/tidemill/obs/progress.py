@@ -1,0 +1,98 @@
+"""Progress: what is under way and what is done, counted from events. Safe to feed from any thread."""
+
+import threading
+from dataclasses import dataclass, field
+
+from tidemill.arcs.events import ArcLotBegan, ArcLotComplete, ArcLotMissing, ArcLotPartial
+from tidemill.events import Event
+from tidemill.publish.events import IntervalClosed, PartEnded
+from tidemill.sources.events import FilesFound, RecordsQuarantined, WindowFailed, WindowPublished
+from tidemill.triggers.events import RunFailed, RunStarted
+from tidemill.views.steps.events import StepCommitted
+
+
+@dataclass
+class Bar:
+    """One arc, source or group: lots (or steps) done of those known, and parts of the one under way."""
+
+    name: str
+    kind: str
+    done: int = 0
+    known: int = 0
+    rows: int = 0
+    failed: int = 0
+    parts: int = 0
+    parts_done: int = 0
+    note: str = ""
+
+    @property
+    def share(self) -> float:
+        """How much of what is known is done, from 0 to 1."""
+        if not self.known:
+            return 1.0 if self.done else 0.0
+        part = self.parts_done / self.parts if self.parts else 0.0
+        return min(1.0, (self.done + self.failed + part) / self.known)
+
+
+@dataclass
+class Progress:
+    """All bars, in the order in which they were first heard of."""
+
+    bars: dict[str, Bar] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def __call__(self, event: Event) -> None:
+        """Take an event in."""
+        with self._lock:
+            self._take(event)
+
+    def _bar(self, name: str, kind: str) -> Bar:
+        return self.bars.setdefault(name, Bar(name.partition("/")[2] or name, kind))
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case FilesFound():
+                self._bar(event.source, "source").known += event.windows
+            case WindowPublished():
+                bar = self._bar(event.source, "source")
+                bar.done += 1
+                bar.rows += event.rows
+            case RecordsQuarantined():
+                bar = self._bar(event.source, "source")
+                bar.note = f"{event.records:,} quarantined"
+            case WindowFailed():
+                self._bar(event.source, "source").note = event.message[:60]
+            case IntervalClosed():
+                bar = self._bar(event.dataset.partition("@")[0], "interval")
+                bar.done += 1
+                bar.rows += event.rows
+            case RunStarted():
+                kind = "views" if event.name.startswith("views:") else "arc"
+                bar = self._bar(event.name, kind)
+                bar.known = max(bar.known, bar.done + bar.failed + event.behind)
+            case ArcLotBegan():
+                bar = self._bar(event.arc, "arc")
+                bar.parts, bar.parts_done = event.parts, 0
+                bar.known = max(bar.known, bar.done + bar.failed + 1)
+            case PartEnded() if event.author.startswith("arc:"):
+                self._bar(event.author, "arc").parts_done += not event.error
+            case ArcLotComplete():
+                bar = self._bar(event.arc, "arc")
+                bar.done += 1
+                bar.parts = bar.parts_done = 0
+                bar.rows += sum(event.rows.values())
+            case ArcLotPartial() | ArcLotMissing():
+                bar = self._bar(event.arc, "arc")
+                bar.failed += 1
+                bar.parts = bar.parts_done = 0
+                bar.note = event.error[:60]
+            case StepCommitted():
+                bar = self._bar(f"views:{event.pipeline}/{event.group}", "views")
+                bar.done += 1
+                bar.known = max(bar.known, bar.done)
+                bar.rows += event.rows
+            case RunFailed():
+                kind = "views" if event.name.startswith("views:") else "arc"
+                self._bar(event.name, kind).note = event.message[:60]
+            case _:
+                pass
