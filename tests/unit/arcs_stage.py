@@ -57,8 +57,9 @@ class LocalParts:
     - between: called in the middle of a part, before its last write.
     """
 
-    def __init__(self, objects: Objects, code: dict[str, Function]) -> None:
+    def __init__(self, objects: Objects, code: dict[str, Function], name: str = "") -> None:
         self.objects = objects
+        self.name = name  # of the port, if there are several
         self.code = code
         self.failing: dict[int, int] = {}
         self.memory: dict[str, PartDone] | None = {}
@@ -79,7 +80,7 @@ class LocalParts:
 
     def _run(self, task: PartTask) -> PartEnd:
         self.ran.append((task.attempt, task.part))
-        place = PartPlace(f"{next(self._ids):032x}", 1)
+        place = PartPlace(f"{self.name}{next(self._ids):032x}", 1)
         numbers = self._read(task)
         made = self.code[task.code](numbers)
         writes = []
