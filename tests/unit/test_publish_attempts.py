@@ -6,11 +6,13 @@ import pytest
 from tests.unit.lots_stage import SECOND_US, Stage
 from tidemill.cluster.nodes import Node
 from tidemill.errors import AttemptEnded, AttemptUnknown, IllegalTransition, LeaseLost, LotUnknown, UsageError
+from tidemill.lots import layout
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import InputLot
 from tidemill.publish import attempts
 from tidemill.publish.attempts import PARTS_PAGE, Abandoned, Draft, Hold, Open, Target
 from tidemill.publish.keys import PublishKeys
+from tidemill.publish.opening import open_or_adopt
 from tidemill.publish.states import ATTEMPT, AttemptEdge, AttemptState, step
 
 KEYS = PublishKeys("c")
@@ -188,3 +190,85 @@ def test_the_cleaner_abandons_what_a_dead_node_left_after_a_grace_and_nothing_el
     for late in (hold, adopter):
         with pytest.raises(LeaseLost):
             stage.run(attempts.check, KEYS, late)  # their nodes' entries are over
+
+
+def test_a_parked_attempt_is_held_by_nobody_and_left_alone_until_it_is_adopted_or_given_up():
+    stage = Stage()
+    node, other = stage.node("n", 10**12), stage.node("m", 10**12)
+    hold = opened(stage, node)
+    assert stage.run(attempts.abandon_left, KEYS, "t1", "not theirs", other) is None
+    assert stage.run(attempts.abandon_left, KEYS, "t1", "nobody's") is None
+    stage.run(attempts.park, KEYS, hold)
+    for step_ in (attempts.check, attempts.park):
+        with pytest.raises(LeaseLost):  # whoever let go of it has let go of it
+            stage.run(step_, KEYS, hold)
+    stage.clock.advance(10**5)
+    assert stage.run(attempts.abandon_lost, KEYS, "t1", 0) is None
+    adopted = adopt(stage, other, row_of(stage))  # though its last node is alive
+    assert adopted is not None
+    stage.run(attempts.check, KEYS, adopted)
+    stage.run(attempts.park, KEYS, adopted)
+    gone = stage.run(attempts.abandon_left, KEYS, "t1", "on request")
+    assert isinstance(gone, Abandoned)
+    assert stage.run(attempts.abandon_left, KEYS, "t1", "again") is None
+
+
+def test_a_draft_that_would_not_fit_its_row_in_the_end_is_refused_at_the_beginning():
+    stage = Stage()
+    node = stage.node("n")
+    long = tuple(Target(DatasetId(f"{'x' * 240}{n:03}", "v" * 240), DRAFT.lot) for n in range(100))
+    with pytest.raises(UsageError, match="bytes to name"):
+        opened(stage, node, targets=long)
+    targets = tuple(Target(DatasetId(f"{'x' * 60}{n:03}"), DRAFT.lot) for n in range(100))
+    hold = opened(stage, node, targets=targets, inputs=(INPUT,) * 300)
+    keys = [
+        layout.manifest_key(*one.dataset.parts, one.lot, "complete", 0, "t1.1", root=True) for one in targets
+    ]
+    assert sum(map(len, keys)) > 15_000
+    done = stage.run(attempts.end_published, KEYS, hold, range(1, 101), keys)
+    assert done.manifest_keys == tuple(keys)
+    assert sum(map(len, done.manifests)) < 8_000
+    assert row_of(stage) == done
+
+
+def test_opening_adopts_the_same_work_and_gives_up_other_work_that_nobody_does():
+    stage = Stage()
+    node, other = stage.node("n", 10**12), stage.node("m", 10**12)
+    first = stage.run(open_or_adopt, KEYS, node, DRAFT, ["p", "q"])
+    assert (first.adopted, first.hold.epoch) == (False, 1)
+    assert stage.run(attempts.parts, KEYS, "t1") == ["p", "q"]
+    again = msgspec.structs.replace(DRAFT, id="t2")
+    assert stage.run(open_or_adopt, KEYS, other, again, ["p", "q"]) is None  # somebody works on it
+    assert stage.run(open_or_adopt, KEYS, other, msgspec.structs.replace(again, code="x"), ["p"]) is None
+    mine = stage.run(open_or_adopt, KEYS, node, again, ["p", "q"])
+    assert (mine.adopted, mine.hold.draft.id, mine.hold.epoch) == (True, "t1", 2)
+    stage.run(attempts.park, KEYS, mine.hold)
+    for number, (changes, parts) in enumerate(
+        [
+            ({"code": "x"}, ["p", "q"]),
+            ({"inputs": ()}, ["p", "q"]),
+            ({"targets": (Target(DatasetId("x"), DRAFT.lot),)}, ["p", "q"]),
+            ({}, ["p"]),
+            ({}, ["q", "p"]),
+        ]
+    ):
+        before = stage.run(attempts.open_ids, KEYS)
+        draft = msgspec.structs.replace(DRAFT, id=f"u{number}", **changes)
+        opened_now = stage.run(open_or_adopt, KEYS, node, draft, parts)
+        assert not opened_now.adopted
+        assert [gone.draft.id for gone in opened_now.abandoned] == before
+        assert stage.run(attempts.open_ids, KEYS) == [draft.id]
+    stage.kill(node)
+    left = stage.run(open_or_adopt, KEYS, other, msgspec.structs.replace(DRAFT, id="v"), ["q", "p"])
+    assert (left.adopted, left.hold.draft.id) == (True, "u4")
+
+
+def test_a_list_of_parts_that_was_not_brought_to_its_end_is_written_by_the_adopter():
+    stage = Stage()
+    node = stage.node("n")
+    hold = opened(stage, node)
+    stage.run(attempts.list_parts, KEYS, hold, 0, ["x"], last=False)
+    adopted = stage.run(open_or_adopt, KEYS, node, msgspec.structs.replace(DRAFT, id="t2"), ["p", "q"])
+    assert (adopted.adopted, adopted.hold.draft.id) == (True, "t1")
+    assert stage.run(attempts.parts, KEYS, "t1") == ["p", "q"]
+    assert row_of(stage).parts == 2

@@ -41,11 +41,3 @@ class ArcLotMissing(Event, frozen=True):
     lot: str
     generation: int
     error: str
-
-
-class ArcRetryAsked(Event, frozen=True):
-    """Somebody asked for a retry."""
-
-    arc: str
-    lot: str
-    generation: int

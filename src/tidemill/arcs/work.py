@@ -37,6 +37,7 @@ from tidemill.events import Emit, ignore
 from tidemill.lots import events as lot_events
 from tidemill.lots import lots as lot_rows
 from tidemill.lots.keys import DatasetId
+from tidemill.lots.lots import LotRow
 from tidemill.lots.manifest import InputLot
 from tidemill.lots.states import LotState
 from tidemill.objects.port import Objects
@@ -46,7 +47,7 @@ from tidemill.publish.door import Door
 from tidemill.publish.events import AttemptAdopted, AttemptOpened, AttemptPublished
 from tidemill.publish.ids import new_attempt
 from tidemill.publish.manifests import Manifests
-from tidemill.publish.parts import PartInput, Parts
+from tidemill.publish.parts import Parts
 from tidemill.publish.projections import Projections
 from tidemill.publish.transaction import Ending
 from tidemill.publish.work import Made, Work, tasks_of
@@ -135,7 +136,8 @@ class ArcWork:
         """What a started subscription has not seen yet, lot by lot in the order of the events (LOT-27).
 
         The last lot ends the run, in the transaction that ends the lot. A lot that fails is passed. When the
-        arc may not work on more lots, the run ends where it is, and is tried again a little later.
+        arc may not work on more lots, the run ends where it is, and is tried again a little later. What is
+        raised leaves the run as it is: the caller fails it, or lets it lapse.
         """
         page = self._events(spec, ticket, most)
         progress = dict(ticket.progress)
@@ -196,8 +198,8 @@ class ArcWork:
             for _ in range(ROUNDS):
                 inputs: tuple[InputLot, ...] = ()
                 try:
-                    inputs = self._inputs(spec, lot)
-                    plan = self._plan(spec, lot, inputs, replay)
+                    inputs, rows = self._inputs(spec, lot)
+                    plan = self._plan(spec, lot, inputs, rows, replay)
                 except (LotUnknown, ManifestUnreadable, ObjectMissing) as error:
                     return self._missed(spec, lot, inputs, str(error), ending)
                 began = self._begin(plan)
@@ -221,25 +223,35 @@ class ArcWork:
                 with self._lock:
                     self._busy.discard(key)
 
-    def _inputs(self, spec: ArcSpec, lot: str) -> tuple[InputLot, ...]:
-        wanted = [(dataset, lot) for dataset in spec.reads]
-        return self._store.run(lambda tx: attempts.resolved(tx, self._keys.publish, wanted))
+    def _inputs(self, spec: ArcSpec, lot: str) -> tuple[tuple[InputLot, ...], list[LotRow]]:
+        """The generations of the inputs at this moment, and where each of them is."""
 
-    def _plan(self, spec: ArcSpec, lot: str, inputs: tuple[InputLot, ...], replay: bool) -> _Plan:
-        """How the lot is split, by the objects its inputs list; `PartInput` by dataset, in declared order."""
-        read = [self._read(one) for one in inputs]
+        def both(tx: Tx) -> tuple[tuple[InputLot, ...], list[LotRow]]:
+            keys = self._keys.publish
+            inputs = attempts.resolved(tx, keys, [(dataset, lot) for dataset in spec.reads])
+            rows = [
+                lot_rows.resolve(tx, keys.lots, dataset, one.lot, one.generation)
+                for dataset, one in zip(spec.reads, inputs, strict=True)
+            ]
+            return inputs, rows
+
+        return self._store.run(both)
+
+    def _plan(
+        self, spec: ArcSpec, lot: str, inputs: tuple[InputLot, ...], rows: Sequence[LotRow], replay: bool
+    ) -> _Plan:
+        """How the lot is split, by the objects that its inputs list."""
+        read = [
+            parts.part_input(
+                row.dataset,
+                self._manifests.listed(row.manifest) if row.state is LotState.COMPLETE else [],
+            )
+            for row in rows
+        ]
         empty = not any(one.objects for one in read)
         found = () if empty and spec.on_empty == "publish" else parts.split(read, spec.parts)
         names = tuple(part.name for part in found)
         return _Plan(Wanted(spec=spec, lot=lot, inputs=inputs, parts=names, replay=replay), found)
-
-    def _read(self, one: InputLot) -> PartInput:
-        dataset = DatasetId(one.dataset, one.version)
-        row = self._store.run(
-            lambda tx: lot_rows.resolve(tx, self._keys.publish.lots, dataset, one.lot, one.generation)
-        )
-        listed = self._manifests.listed(row.manifest) if row.state is LotState.COMPLETE else []
-        return parts.part_input(dataset, listed)
 
     def _begin(self, plan: _Plan) -> Began | Refused:
         attempt = new_attempt(self._clock, self._chance)

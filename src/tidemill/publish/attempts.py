@@ -14,7 +14,7 @@ import msgspec
 from tidemill.cluster import nodes
 from tidemill.cluster.nodes import Node
 from tidemill.errors import AttemptEnded, AttemptUnknown, LeaseLost, LotUnknown, UsageError
-from tidemill.lots import lots
+from tidemill.lots import layout, lots
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import InputLot
 from tidemill.publish.keys import PublishKeys
@@ -23,7 +23,8 @@ from tidemill.store import Tx
 
 MOST_TARGETS = 100
 MOST_INPUTS = 300
-"""With the rest of the row these fit one value of the store."""
+MOST_BYTES = 48 * 1024
+"""Of a draft: with what is known at its end the row still fits one value of the store."""
 
 PARTS_PAGE = 400
 
@@ -88,13 +89,21 @@ class Published(msgspec.Struct, frozen=True, kw_only=True, tag="published"):
     draft: Draft
     positions: tuple[int, ...]
     at: int
-    manifests: tuple[str, ...] = ()
+    manifests: tuple[str, ...] = ()  # without what their lots' folders begin with; see `manifest_keys`
     sweep_at: int | None = None
     sweeps: int = 0
 
     @property
     def state(self) -> AttemptState:
         return AttemptState.PUBLISHED
+
+    @property
+    def manifest_keys(self) -> tuple[str, ...]:
+        """The manifests' names in full."""
+        return tuple(
+            _folder(target) + name[1:] if name.startswith("/") else name
+            for target, name in zip(self.draft.targets, self.manifests, strict=True)
+        )
 
 
 class Abandoned(msgspec.Struct, frozen=True, kw_only=True, tag="abandoned"):
@@ -149,6 +158,12 @@ def begin(tx: Tx, keys: PublishKeys, node: Node, draft: Draft) -> Hold:
     if len(draft.inputs) > MOST_INPUTS:
         raise UsageError(
             f"{draft.author} reads {len(draft.inputs)} lots at once", hint=f"{MOST_INPUTS} lots at most"
+        )
+    size = len(msgspec.msgpack.encode(draft))
+    if size > MOST_BYTES:
+        raise UsageError(
+            f"what {draft.author} reads and writes takes {size:,} bytes to name",
+            hint=f"{MOST_BYTES:,} at most: fewer sinks or inputs, or shorter names",
         )
     if tx.get(keys.attempt[draft.id]) is not None:
         raise UsageError(f"attempt {draft.id} is there already", hint="each attempt has an id of its own")
@@ -205,10 +220,17 @@ def parts(tx: Tx, keys: PublishKeys, attempt: str, first: int = 0, limit: int = 
 
 
 def attempts_at(
-    tx: Tx, keys: PublishKeys, author: str, lot: str, generation: int, limit: int = 100
+    tx: Tx,
+    keys: PublishKeys,
+    author: str,
+    lot: str,
+    generation: int,
+    limit: int = 100,
+    *,
+    newest_first: bool = False,
 ) -> list[AnyAttempt]:
     """The attempts at one thing that are not forgotten, by id."""
-    found = tx.range(*keys.of.under(author, lot, generation), limit=limit)
+    found = tx.range(*keys.of.under(author, lot, generation), limit=limit, reverse=newest_first)
     return [read(tx, keys, str(keys.of.unpack(row.key)[3])) for row in found]
 
 
@@ -261,7 +283,12 @@ def end_published(
         draft=row.draft,
         positions=tuple(positions),
         at=now,
-        manifests=tuple(manifests),
+        manifests=tuple(
+            "/" + key.removeprefix(_folder(target)) if key.startswith(_folder(target)) else key
+            for target, key in zip(row.draft.targets, manifests, strict=True)
+        )
+        if manifests
+        else (),
         sweep_at=now if manifests else None,
     )
     _write(tx, keys, new)
@@ -384,6 +411,10 @@ def _abandon(tx: Tx, keys: PublishKeys, row: Open, why: str) -> Abandoned:
     tx.clear(keys.open[row.draft.id], quiet=True)
     tx.set(keys.sweep[now, row.draft.id], b"", quiet=True)
     return new
+
+
+def _folder(target: Target) -> str:
+    return layout.lot_prefix(*target.dataset.parts, target.lot)
 
 
 def _alive(tx: Tx, keys: PublishKeys, row: Open) -> bool:

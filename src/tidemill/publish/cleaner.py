@@ -144,7 +144,7 @@ class Cleaner:
 
     def _sweep_published(self, ended: Published) -> int:
         removed = 0
-        for target, manifest in zip(ended.draft.targets, ended.manifests, strict=True):
+        for target, manifest in zip(ended.draft.targets, ended.manifest_keys, strict=True):
             bodies = manifest_keys(self._objects, ended.draft, target, _WRITTEN)
             data = data_of(self._objects, ended.draft, target)
             try:

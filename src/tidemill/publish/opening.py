@@ -29,7 +29,9 @@ def open_or_adopt(tx: Tx, keys: PublishKeys, node: Node, draft: Draft, parts: Se
     may still work on it. The list of parts, a page at most, is stored with the attempt's row.
     """
     gone: list[Abandoned] = []
-    for row in attempts.attempts_at(tx, keys, draft.author, draft.lot, draft.generation):
+    # Ended ones are kept for a while, and ids grow with time: the open one is among the newest.
+    found = attempts.attempts_at(tx, keys, draft.author, draft.lot, draft.generation, newest_first=True)
+    for row in found:
         if not isinstance(row, Open):
             continue
         if _same(tx, keys, row, draft, parts):
