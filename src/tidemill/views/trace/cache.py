@@ -275,7 +275,7 @@ class Cache:
             return
         self._unchecked_bytes = 0
         found: list[tuple[int, int, Path]] = []
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # no folder yet, or none to be had
             for path in self.folder.iterdir():
                 with contextlib.suppress(FileNotFoundError):
                     facts = path.stat()

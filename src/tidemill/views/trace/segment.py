@@ -94,7 +94,7 @@ def decode_head(body: bytes, layout: Layout, where: str) -> Head:
     if form > FORMAT:
         raise TraceFormat(f"{where} has format {form}; this release reads up to {FORMAT}")
     rest = memoryview(body)[_HEADER.size :]
-    if len(rest) != count * _BATCH.itemsize + schema_bytes or zlib.crc32(rest) != crc:
+    if form < 1 or len(rest) != count * _BATCH.itemsize + schema_bytes or zlib.crc32(rest) != crc:
         raise TraceCorrupt(f"the head of {where} is damaged")
     split = count * _BATCH.itemsize
     schema = pa.ipc.read_schema(pa.py_buffer(bytes(rest[split:])))

@@ -5,10 +5,12 @@ sees the state of one step, whatever merges do meanwhile. `apply` is the only wa
 runs are added, a merge exchanges pieces for one that holds the same rows. A merge counts only if all it
 replaces is still listed (DBSP-37), and not at all otherwise.
 
-A version file is JSON, written under a name of its own by `put_if_absent`, whose nonce is that name.
+A version file is two lines of JSON: format and checksum, then the version. It is written under a name of its
+own by `put_if_absent`, whose nonce is that name.
 """
 
 import json
+import zlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -159,9 +161,9 @@ class Version:
             trace: [[number[entry.file], *entry[1:]] for entry in entries]
             for trace, entries in sorted(self.traces.items())
         }
-        head = {"format": FORMAT, "name": name, "step": self.step, "code": self.code}
-        body = {**head, "steps": dict(sorted(self.steps.items())), "files": files, "traces": traces}
-        return json.dumps(body, separators=(",", ":")).encode()
+        head = {"name": name, "step": self.step, "code": self.code}
+        body = _json({**head, "steps": dict(sorted(self.steps.items())), "files": files, "traces": traces})
+        return _json({"format": FORMAT, "crc": zlib.crc32(body)}) + b"\n" + body
 
 
 def _exchange(traces: dict[str, list[Entry]], merge: Merged) -> bool:
@@ -206,14 +208,18 @@ def read_version(objects: Objects, key: str) -> Version:
 
 def decode_version(body: bytes, name: str) -> Version:
     """A version out of the bytes of its file."""
+    first, _, rest = body.partition(b"\n")
     try:
-        found: Any = json.loads(body)
-        form = int(found["format"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise TraceCorrupt(f"version file {name!r} is damaged: {error}") from error
+        head = json.loads(first)
+        form, crc = int(head["format"]), head.get("crc")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TraceCorrupt(f"version file {name!r} is damaged: {error!r}") from error
     if form > FORMAT:
         raise TraceFormat(f"version file {name!r} has format {form}; this release reads up to {FORMAT}")
+    if form < 1 or zlib.crc32(rest) != crc:
+        raise TraceCorrupt(f"version file {name!r} is damaged: its checksum is another")
     try:
+        found: Any = json.loads(rest)
         files = found["files"]
         traces = {
             trace: tuple(Entry(files[number], *map(int, rest)) for number, *rest in entries)
@@ -222,3 +228,7 @@ def decode_version(body: bytes, name: str) -> Version:
         return Version(int(found["step"]), str(found["code"]), traces, dict(found["steps"]))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise TraceCorrupt(f"version file {name!r} is damaged: {error!r}") from error
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()

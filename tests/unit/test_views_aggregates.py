@@ -1,0 +1,334 @@
+"""Aggregates: sums that are exact, extremes that are refilled, groups that come and go."""
+
+import math
+import random
+import struct
+from collections import Counter
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+
+from tests.unit.spark_hash import hashed
+from tests.unit.test_views_types import Keeper
+from tidemill.errors import UsageError, WeightNegative, WeightOverflow
+from tidemill.views.kernels.aggregate import GLOBAL_HASH, Agg, Aggregate, Aggregated
+from tidemill.views.kernels.bins import averages, pieces_of, totals
+from tidemill.views.kernels.digest import SPAN, digest
+from tidemill.views.kernels.limbs import decimals, limbs_of
+from tidemill.views.trace.consolidate import carry
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+FLOATS = pa.schema([("v", pa.float64())])
+KEYS = pa.schema([("k", pa.int64())])
+
+
+def exact(values: list[float], weights: list[int]) -> Fraction:
+    return sum((Fraction(value) * weight for value, weight in zip(values, weights, strict=True)), Fraction(0))
+
+
+def rounded(value: Fraction) -> float:
+    try:
+        return value.numerator / value.denominator
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def in_bins(values: list[float], weights: list[int]) -> tuple[Any, Any, Any]:
+    pieces = pieces_of(np.array(values, np.float64), np.array(weights, np.int64))
+    return np.zeros(len(pieces.row), np.int64), pieces.bin, pieces.sum
+
+
+class Kept:
+    """An aggregate with its traces."""
+
+    def __init__(self, aggregate: Aggregate) -> None:
+        self.aggregate = aggregate
+        self.keepers = {name: Keeper() for name in aggregate.layouts}
+        self.now: Counter[Any] = Counter()
+        self.begun = False
+
+    def step(self, rows: list[dict[str, Any]]) -> Aggregated:
+        schema = pa.schema([*self.aggregate.keys, *self.aggregate.values, ("_w", pa.int64())])
+        table = pa.Table.from_pylist([{"_w": 1, **row} for row in rows], schema)
+        if len(self.aggregate.keys):
+            table = hashed(table, self.aggregate.keys.names)
+        else:
+            table = table.add_column(0, "_h", pa.array([GLOBAL_HASH] * len(rows), pa.int64()))
+        spines = {
+            name: keeper.spine(name, self.aggregate.layouts[name]) for name, keeper in self.keepers.items()
+        }
+        found = self.aggregate.step([self.aggregate.accumulate(table)], spines, first=not self.begun)
+        self.begun = True
+        self.settle(found)
+        return found
+
+    def settle(self, found: Aggregated) -> None:
+        for name, keeper in self.keepers.items():
+            keeper.keep(name, self.aggregate.layouts[name], found.traces[name])
+        for row in found.out.to_pylist():
+            values = (row[name] for name in found.out.column_names[1:-1])
+            self.now[tuple(math.nan if value != value else value for value in values)] += row["_w"]
+        assert all(weight >= 0 for weight in self.now.values()) or found.pending is not None
+        self.now += Counter()
+
+    @property
+    def rows(self) -> list[Any]:
+        return sorted(self.now.elements(), key=repr)
+
+
+# --- doubles
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(finite, st.integers(-3, 3)), max_size=12))
+def test_a_sum_of_doubles_is_the_exact_sum_rounded_once(rows: list[tuple[float, int]]) -> None:
+    values, weights = [row[0] for row in rows], [row[1] for row in rows]
+    found = totals(*in_bins(values, weights), 1)
+    assert struct.pack("<d", found[0]) == struct.pack("<d", rounded(exact(values, weights)) + 0.0)
+
+
+@settings(max_examples=300)
+@given(st.lists(finite, min_size=1, max_size=12), st.integers(1, 2**40))
+def test_an_average_of_doubles_is_the_exact_one_rounded_once(values: list[float], rows: int) -> None:
+    found = averages(*in_bins(values, [1] * len(values)), np.array([rows]))
+    assert found[0] == rounded(exact(values, [1] * len(values)) / rows)
+
+
+def test_sums_and_averages_of_many_groups_are_right_at_once() -> None:
+    chance = random.Random(7)
+    values = [
+        chance.choice([chance.random(), chance.uniform(-1e18, 1e18), chance.expovariate(1e-9)])
+        for _ in range(3000)
+    ]
+    group = np.array([chance.randrange(200) for _ in values])
+    pieces = pieces_of(np.array(values), np.ones(len(values), np.int64))
+    counts = np.bincount(group, minlength=200)
+    sums = totals(group[pieces.row], pieces.bin, pieces.sum, 200)
+    means = averages(group[pieces.row], pieces.bin, pieces.sum, counts)
+    for each in range(200):
+        mine = [value for value, where in zip(values, group, strict=True) if where == each]
+        assert sums[each] == math.fsum(mine)
+        assert means[each] == rounded(exact(mine, [1] * len(mine)) / len(mine))
+
+
+def test_a_sum_that_passes_the_largest_double_comes_back() -> None:
+    large = 1.7976931348623157e308
+    assert totals(*in_bins([large, large, -large], [1, 1, 1]), 1)[0] == large
+    assert totals(*in_bins([large, large], [1, 1]), 1)[0] == math.inf
+    assert totals(*in_bins([large], [-3]), 1)[0] == -math.inf
+
+
+def test_doubles_that_are_taken_away_leave_no_residue() -> None:
+    aggregate = Aggregate(KEYS, FLOATS, (Agg("sum", "v", "s"), Agg("avg", "v", "a")))
+    kept = Kept(aggregate)
+    kept.step([{"k": 1, "v": 0.1}, {"k": 1, "v": 0.2}])
+    before = kept.rows
+    noise = [1e16, -3e-7, 1e300, 5e-324, math.inf, -math.inf, math.nan, 0.3]
+    kept.step([{"k": 1, "v": value} for value in noise])
+    assert math.isnan(kept.rows[0][1])
+    kept.step([{"k": 1, "v": value, "_w": -1} for value in reversed(noise)])
+    assert kept.rows == before == [(1, 0.1 + 0.2, 0.15000000000000002)]
+    kept.step([{"k": 1, "v": 0.2, "_w": -1}, {"k": 1, "v": 0.1, "_w": -1}])
+    assert kept.rows == []
+    assert all(
+        not list(keeper.spine(name, aggregate.layouts[name]).scan()) for name, keeper in kept.keepers.items()
+    )
+
+
+def test_infinities_and_nan_are_counted_and_not_added() -> None:
+    kept = Kept(Aggregate(KEYS, FLOATS, (Agg("sum", "v", "s"), Agg("count", "v", "n"))))
+    kept.step([{"k": 1, "v": math.inf}, {"k": 1, "v": 1.0}, {"k": 2, "v": None}])
+    assert kept.rows == [(1, math.inf, 2), (2, None, 0)]
+    kept.step([{"k": 1, "v": -math.inf}])
+    assert math.isnan(kept.rows[0][1])
+    kept.step([{"k": 1, "v": math.inf, "_w": -1}])
+    assert kept.rows[0] == (1, -math.inf, 2)
+
+
+def test_floats_are_added_as_doubles() -> None:
+    kept = Kept(Aggregate(KEYS, pa.schema([("v", pa.float32())]), (Agg("sum", "v", "s"),)))
+    kept.step([{"k": 1, "v": 0.1}, {"k": 1, "v": 16777216.0}])
+    assert kept.rows == [(1, float(np.float32(0.1)) + 16777216.0)]
+
+
+# --- integers and decimals
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.integers(-(10**38) + 1, 10**38 - 1), st.integers(-(2**29), 2**29)), max_size=8))
+def test_limbs_add_up_exactly(rows: list[tuple[int, int]]) -> None:
+    array = pa.array([Decimal(value) for value, _ in rows], pa.decimal128(38, 0))
+    parts = limbs_of(array, np.array([weight for _, weight in rows], np.int64))
+    sums = {str(n): np.array([limb.sum()]) for n, limb in enumerate(parts)}
+    carry(sums, tuple(sums))
+    total = sum(value * weight for value, weight in rows)
+    found, over = decimals(list(sums.values()), 0, np.array([True]))
+    assert over[0] == (abs(total) >= 10**38)
+    assert found.to_pylist() == [None if over[0] else Decimal(total)]
+
+
+@pytest.mark.parametrize("total", [10**38 - 1, 10**38, -(10**38) + 1, -(10**38), 2**127, -(2**127), 2**140])
+def test_a_decimal_of_more_than_38_digits_is_told(total: int) -> None:
+    limbs = [np.array([(total >> (32 * n)) & (2**32 - 1)], np.int64) for n in range(4)]
+    found, over = decimals([*limbs, np.array([total >> 128], np.int64)], 2, np.array([True]))
+    assert over[0] == (abs(total) >= 10**38)
+    assert found[0].is_valid != over[0]
+
+
+def test_integers_pass_64_bits_on_the_way_and_back() -> None:
+    schema = pa.schema([("v", pa.int64())])
+    kept = Kept(Aggregate(KEYS, schema, (Agg("sum", "v", "s"), Agg("avg", "v", "a"))))
+    most = 2**63 - 1
+    kept.step([{"k": 1, "v": most}, {"k": 1, "v": most}])
+    assert kept.rows == [(1, Decimal(2 * most), False, Decimal(2 * most), False, 2)]
+    kept.step([{"k": 1, "v": most, "_w": -1}, {"k": 1, "v": -(2**63)}])
+    assert kept.rows == [(1, Decimal(-1), False, Decimal(-1), False, 2)]
+
+
+def test_a_row_that_is_there_more_often_than_can_be_added_is_refused() -> None:
+    aggregate = Aggregate(KEYS, FLOATS, (Agg("sum", "v", "s"),))
+    with pytest.raises(WeightOverflow):
+        Kept(aggregate).step([{"k": 1, "v": 1.0, "_w": 2**40}])
+
+
+# --- groups
+
+
+def test_a_group_is_there_as_long_as_it_has_rows() -> None:
+    kept = Kept(Aggregate(KEYS, FLOATS, (Agg("count_rows", None, "n"),)))
+    kept.step([{"k": 1, "v": None}, {"k": None, "v": 1.0}])
+    assert kept.rows == [(1, 1), (None, 1)]
+    kept.step([{"k": 1, "v": None, "_w": -1}])
+    assert kept.rows == [(None, 1)]
+    with pytest.raises(WeightNegative):
+        kept.step([{"k": 1, "v": None, "_w": -1}])
+
+
+def test_an_update_that_changes_no_result_gives_nothing() -> None:
+    kept = Kept(Aggregate(KEYS, FLOATS, (Agg("count_rows", None, "n"),)))
+    kept.step([{"k": 1, "v": 1.0}])
+    found = kept.step([{"k": 1, "v": 1.0, "_w": -1}, {"k": 1, "v": 2.0}])
+    assert found.out.num_rows == 0
+
+
+def test_zeros_and_nans_are_one_group() -> None:
+    kept = Kept(Aggregate(pa.schema([("k", pa.float64())]), FLOATS, (Agg("count_rows", None, "n"),)))
+    kept.step(
+        [{"k": 0.0, "v": 1.0}, {"k": -0.0, "v": 1.0}, {"k": math.nan, "v": 1.0}, {"k": math.nan, "v": 1.0}]
+    )
+    assert [str(row) for row in kept.rows] == ["(0.0, 2)", "(nan, 2)"]
+
+
+def test_a_global_aggregate_has_a_row_when_it_is_empty() -> None:
+    aggregate = Aggregate(
+        pa.schema([]), FLOATS, (Agg("count_rows", None, "n"), Agg("sum", "v", "s")), always=True
+    )
+    kept = Kept(aggregate)
+    kept.step([])
+    assert kept.rows == [(0, None)]
+    kept.step([{"v": 2.5}])
+    assert kept.rows == [(1, 2.5)]
+    kept.step([{"v": 2.5, "_w": -1}])
+    assert kept.rows == [(0, None)]
+    with pytest.raises(UsageError):
+        Aggregate(KEYS, FLOATS, (), always=True)
+
+
+# --- extremes
+
+
+def test_an_extreme_that_is_taken_away_is_followed_by_the_next() -> None:
+    kept = Kept(Aggregate(KEYS, FLOATS, (Agg("min", "v", "low"), Agg("max", "v", "high"))))
+    kept.step([{"k": 1, "v": value} for value in (3.0, 1.0, 2.0, math.nan, None)])
+    assert str(kept.rows) == "[(1, 1.0, nan)]"
+    kept.step([{"k": 1, "v": math.nan, "_w": -1}, {"k": 1, "v": 1.0, "_w": -1}])
+    assert kept.rows == [(1, 2.0, 3.0)]
+    kept.step([{"k": 1, "v": 2.0, "_w": -1}, {"k": 1, "v": 3.0, "_w": -1}])
+    assert kept.rows == [(1, None, None)]
+
+
+@pytest.mark.parametrize("best", [1, 2, 16])
+def test_exhausted_groups_are_flagged_once_and_refilled_together(best: int) -> None:
+    chance = random.Random(best)
+    aggregate = Aggregate(KEYS, FLOATS, (Agg("count_rows", None, "n"), Agg("max", "v", "high")), best=best)
+    kept = Kept(aggregate)
+    there: Counter[tuple[int, float]] = Counter()
+    refills = 0
+    for _ in range(60):
+        change: Counter[tuple[int, float]] = Counter()
+        for _ in range(8):
+            if there and chance.random() < 0.55:  # mostly the best ones go
+                row = max(there) if chance.random() < 0.7 else chance.choice(sorted(there))
+                if there[row] + change[row] > 0:
+                    change[row] -= 1
+            else:
+                change[chance.randrange(3), float(chance.randrange(40))] += 1
+        there.update(change)
+        there += Counter()
+        found = kept.step([{"k": key, "v": value, "_w": weight} for (key, value), weight in change.items()])
+        if found.pending is not None:
+            refills += 1
+            wanted = set(found.pending["k"].to_pylist())
+            rows = [
+                {"k": key, "_v": value, "_w": weight}
+                for (key, value), weight in there.items()
+                if key in wanted
+            ]
+            schema = pa.schema([("k", pa.int64()), ("_v", pa.float64()), ("_w", pa.int64())])
+            again = aggregate.refill(
+                found.pending, {"high": hashed(pa.Table.from_pylist(rows, schema), ["k"])}
+            )
+            assert again.pending is None
+            kept.settle(again)
+        expected = {}
+        for (key, value), weight in there.items():
+            count, high = expected.get(key, (0, -math.inf))
+            expected[key] = (count + weight, max(high, value))
+        assert kept.rows == [(key, *expected[key]) for key in sorted(expected)]
+    assert (refills > 0) == (best < 16)
+
+
+def test_an_extreme_remembers_no_more_than_the_best() -> None:
+    aggregate = Aggregate(KEYS, FLOATS, (Agg("min", "v", "low"),), best=16)
+    kept = Kept(aggregate)
+    for start in range(5):
+        kept.step([{"k": 1, "v": float(n)} for n in range(start, 500, 5)])
+    rows = [
+        row
+        for table in kept.keepers["low"].spine("low", aggregate.layouts["low"]).scan()
+        for row in table.to_pylist()
+    ]
+    assert sorted((row["_v"] for row in rows), key=lambda value: -1.0 if value is None else value) == [
+        None,
+        *map(float, range(16)),
+    ]
+
+
+# --- digests
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1), st.integers(-(2**62), 2**62)
+        )
+    )
+)
+@pytest.mark.rule("DBSP-42")
+def test_a_digest_is_the_sum_of_weight_times_hash_and_adds_up(rows: list[tuple[int, int, int]]) -> None:
+    columns = list(zip(*rows, strict=True)) or [(), (), ()]
+    table = pa.table(
+        {name: pa.array(column, pa.int64()) for name, column in zip("abw", columns, strict=True)}
+    )
+    wanted = sum(weight * (((high % 2**64) << 64) + low % 2**64) for high, low, weight in rows) % SPAN
+    assert digest(table, "a", "b", "w") == wanted
+    half = len(rows) // 2
+    parts = [table.slice(half), table.slice(0, half)]
+    assert sum(digest(part, "a", "b", "w") for part in parts) % SPAN == wanted

@@ -1,0 +1,146 @@
+"""Joins and set operations against plain Python."""
+
+from collections import Counter
+from typing import Any, get_args
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+
+from tests.unit.spark_hash import hashed
+from tests.unit.test_views_types import Keeper
+from tidemill.errors import UsageError, WeightNegative, WeightOverflow
+from tidemill.views.kernels.join import Join
+from tidemill.views.kernels.setops import Kind, SetOperation
+from tidemill.views.trace.layout import Layout
+
+WEAK = 0x8000_0000_0000_0001
+SIDE = Layout(pa.schema([("a", pa.int64()), ("b", pa.string()), ("x", pa.int64())]), 2)
+JOIN = Join(SIDE, SIDE, (False, True), (("a", "a"), ("x", "left")), (("b", "b"), ("x", "right")))
+
+sides = st.dictionaries(
+    st.tuples(st.sampled_from([None, 1, 2]), st.sampled_from([None, "", "k"]), st.integers(0, 2)),
+    st.integers(-2, 3),
+    max_size=6,
+)
+
+
+def side(rows: dict[Any, int]) -> pa.Table:
+    schema = pa.schema([*SIDE.columns, ("_w", pa.int64())])
+    listed = [{"a": a, "b": b, "x": x, "_w": weight} for (a, b, x), weight in rows.items()]
+    return hashed(pa.Table.from_pylist(listed, schema), ["a", "b"], WEAK)
+
+
+def joined(left: Counter[Any], right: Counter[Any]) -> Counter[Any]:
+    """a = a AND b <=> b"""
+    found: Counter[Any] = Counter()
+    for (a, b, x), weight in left.items():
+        for (other_a, other_b, y), times in right.items():
+            if a is not None and a == other_a and b == other_b:
+                found[a, x, b, y] += weight * times
+    return Counter({row: weight for row, weight in found.items() if weight})
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(sides, sides), min_size=1, max_size=4))
+def test_the_changes_of_a_join_add_up_to_the_join(steps: list[tuple[dict[Any, int], dict[Any, int]]]) -> None:
+    left_kept, right_kept = Keeper(), Keeper()
+    left, right, out = Counter[Any](), Counter[Any](), Counter[Any]()
+    for left_delta, right_delta in steps:
+        left.update(left_delta)
+        right.update(right_delta)
+        found = JOIN.step(
+            side(left_delta), side(right_delta), left_kept.spine("l", SIDE), right_kept.spine("r", SIDE)
+        )
+        for piece in found.out:
+            assert piece.schema == JOIN.schema
+            for row in piece.to_pylist():
+                out[row["a"], row["left"], row["b"], row["right"]] += row["_w"]
+        left_kept.keep("l", SIDE, found.left)
+        right_kept.keep("r", SIDE, found.right)
+        assert {row: weight for row, weight in out.items() if weight} == joined(left, right)
+
+
+def test_rows_that_can_match_nothing_are_not_remembered() -> None:
+    rows = side({(None, "k", 1): 1, (1, None, 1): 1, (1, "k", 1): 0})
+    found = JOIN.step(rows, rows, Keeper().spine("l", SIDE), Keeper().spine("r", SIDE))
+    assert found.left.num_rows == found.right.num_rows == 1
+    assert [row["_w"] for piece in found.out for row in piece.to_pylist()] == [1]
+
+
+def test_a_join_whose_keys_have_different_types_is_refused() -> None:
+    other = Layout(pa.schema([("a", pa.int32()), ("b", pa.string())]), 2)
+    with pytest.raises(UsageError, match="differ"):
+        Join(SIDE, other, (False, False), (), ())
+
+
+def test_a_weight_that_a_join_cannot_hold_is_refused() -> None:
+    rows = side({(1, "k", 1): 2**40})
+    with pytest.raises(WeightOverflow):
+        list(JOIN.step(rows, rows, Keeper().spine("l", SIDE), Keeper().spine("r", SIDE)).out)
+
+
+def test_a_join_with_a_very_common_key_gives_its_rows_in_pieces() -> None:
+    many = side({(1, "k", n): 1 for n in range(700)})
+    pieces = list(JOIN.step(many, many, Keeper().spine("l", SIDE), Keeper().spine("r", SIDE)).out)
+    assert len(pieces) > 1
+    assert sum(piece.num_rows for piece in pieces) == 700 * 700
+
+
+# --- set operations
+
+MODELS: dict[str, Any] = {
+    "distinct": lambda left, right: Counter(set(left)),
+    "union": lambda left, right: Counter(set(left) | set(right)),
+    "intersect": lambda left, right: Counter(set(left) & set(right)),
+    "intersect_all": lambda left, right: left & right,
+    "except": lambda left, right: Counter(set(left) - set(right)),
+    "except_all": lambda left, right: left - right,
+}
+COLUMNS = pa.schema([("v", pa.float64()), ("t", pa.string())])
+values = st.tuples(st.sampled_from([None, 0.0, 1.5]), st.sampled_from([None, "a"]))
+changes = st.lists(st.tuples(st.booleans(), values, st.integers(-2, 3)), max_size=5)
+
+
+def rows_of(rows: list[tuple[Any, int]]) -> pa.Table:
+    schema = pa.schema([*COLUMNS, ("_w", pa.int64())])
+    listed = [{"v": v, "t": t, "_w": weight} for (v, t), weight in rows]
+    return hashed(pa.Table.from_pylist(listed, schema), ["v", "t"], WEAK)
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+@settings(max_examples=15)
+@given(st.lists(changes, min_size=1, max_size=4))
+def test_the_changes_of_a_set_operation_add_up_to_it(
+    kind: Kind, steps: list[list[tuple[bool, Any, int]]]
+) -> None:
+    operation, keeper = SetOperation(kind, COLUMNS), Keeper()
+    there: dict[bool, Counter[Any]] = {True: Counter(), False: Counter()}
+    out: Counter[Any] = Counter()
+    for step in steps:
+        delta: dict[bool, list[tuple[Any, int]]] = {True: [], False: []}
+        for is_left, row, wish in step:
+            weight = max(wish, -there[is_left][row])
+            there[is_left][row] += weight
+            delta[is_left].append((row, weight))
+        right = None if kind == "distinct" else rows_of(delta[False])
+        found = operation.step(rows_of(delta[True]), right, keeper.spine("t", operation.layout))
+        keeper.keep("t", operation.layout, found.state)
+        for row in found.out.to_pylist():
+            out[row["v"], row["t"]] += row["_w"]
+        wanted = MODELS[kind](+there[True], +there[False])
+        assert {row: weight for row, weight in out.items() if weight} == wanted
+
+
+def test_a_row_that_would_be_there_fewer_than_no_times_is_an_error() -> None:
+    operation = SetOperation("distinct", COLUMNS)
+    with pytest.raises(WeightNegative):
+        operation.step(rows_of([((1.0, "a"), -1)]), None, Keeper().spine("t", operation.layout))
+
+
+def test_zeros_and_nans_are_each_one_row_of_distinct() -> None:
+    operation = SetOperation("distinct", COLUMNS)
+    rows = [((-0.0, "a"), 1), ((0.0, "a"), 1), ((float("nan"), "a"), 1), ((float("nan"), "a"), 2)]
+    found = operation.step(rows_of(rows), None, Keeper().spine("t", operation.layout))
+    assert sorted(map(str, found.out["v"].to_pylist())) == ["0.0", "nan"]
