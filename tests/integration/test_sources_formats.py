@@ -13,6 +13,7 @@ import pytest
 
 from tidemill.clock import SYSTEM
 from tidemill.errors import BadSource, SourceFileChanged
+from tidemill.lots.datasets import Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import StoredObject
 from tidemill.objects import open_objects
@@ -44,7 +45,7 @@ def read(spark: "SparkSession", tmp_path: Path) -> Read:
     turns = iter(range(100))
 
     def run(
-        files: dict[str, bytes], schema: str = SCHEMA, form: str | None = None, **options: Any
+        files: dict[str, bytes], schema: str = SCHEMA, form: str = "", key: Any = (), **options: Any
     ) -> Outcome:
         root = tmp_path / f"in{next(turns)}"
         for path, body in files.items():
@@ -58,6 +59,8 @@ def read(spark: "SparkSession", tmp_path: Path) -> Read:
             pipeline="shop",
             dataset=ORDERS,
             schema=schema,
+            kind=Kind.KEYED if key else Kind.ROWS,
+            key=key,
             reading=place.reading,
             quarantine=quarantine_of(ORDERS),
         )
@@ -320,6 +323,33 @@ def test_lines_are_numbered_across_the_blocks_of_a_large_file(read: Read, spark:
     assert {(path, line, record) for path, line, record, _ in done.bad} == {
         (path, number + 1, f"wrong {number}") for path in ("a.json", "b.json") for number in wrong
     }
+
+
+# --- datasets with a key
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "parquet"])
+def test_records_for_a_key_are_upserts_in_order_and_one_without_it_is_in_quarantine(
+    read: Read, tmp_path: Path, form: str
+) -> None:
+    def body(rows: list[tuple[int | None, str]]) -> bytes:
+        if form == "json":
+            return "".join(json.dumps({"id": one, "name": name}) + "\n" for one, name in rows).encode()
+        if form == "csv":
+            return ("id,name\n" + "".join(f"{one or ''},{name}\n" for one, name in rows)).encode()
+        table = pa.table({"id": pa.array([one for one, _ in rows], pa.int64()), "name": [n for _, n in rows]})
+        pq.write_table(table, tmp_path / "made")
+        return (tmp_path / "made").read_bytes()
+
+    files = {
+        f"b+c.{form}": body([(1, "b1"), (2, "b2"), (1, "b3")]),
+        f"a 1.{form}": body([(1, "a1"), (None, "nobody"), (3, "a3")]),
+    }
+    done = read(files, "id BIGINT, name STRING", form, key=("id",))
+    assert [one[2] for one in done.rows] == ["upsert"] * 5
+    assert [one[1] for one in sorted(done.rows, key=lambda one: one[3])] == ["a1", "a3", "b1", "b2", "b3"]
+    assert len({one[3] for one in done.rows}) == 5
+    assert done.bad == [(f"a 1.{form}", None, '{"id":null,"name":"nobody"}', "its key (id) is NULL")]
 
 
 # --- the window

@@ -58,12 +58,15 @@ class PlainParts:
             except OSError as error:
                 yield PartFailed(task=task, kind=type(error).__name__, message=str(error))
 
+    def text_of(self, path: str) -> str:
+        return (self.root / path).read_text()
+
     def _made(self, task: PartTask) -> tuple[SinkWritten, ...]:
         place = PartPlace(f"{self.chance.getrandbits(64):016x}", 1)
         good: list[Any] = []
         bad: list[Any] = []
         for item in task.inputs[0].objects:
-            for number, line in enumerate((self.root / item.uri).read_text().splitlines(), 1):
+            for number, line in enumerate(self.text_of(item.uri).splitlines(), 1):
                 try:
                     good.append([item.uri, json.loads(line)])
                 except ValueError:

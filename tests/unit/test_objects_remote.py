@@ -228,6 +228,26 @@ def test_names_of_others_that_are_no_keys_are_passed_over_or_told(
     assert "prefix of your own" in caught.value.hint
 
 
+def prefixes(*folders: str) -> str:
+    return "".join(f"<CommonPrefixes><Prefix>{one}</Prefix></CommonPrefixes>" for one in folders)
+
+
+@pytest.mark.parametrize("how", ["flat", "folders"])
+def test_a_name_like_a_double_slash_spoils_its_own_folder_alone_where_others_write(
+    provider: Provider, clock: FakeClock, how: str
+) -> None:
+    objects = opened(provider.endpoint, clock, options=f"&listing={how}")
+    level = listing("root/a", "root/e")
+    within = prefixes("root/b/", "root/d/").encode() + b"</ListBucketResult>"
+    top = level._replace(body=level.body.replace(b"</ListBucketResult>", within))
+    answers = [top, listing("root/b/x", "root/b//c"), listing("root/d/y")]
+    provider.answers = answers if how == "folders" else [listing("root/a", "root/b//c"), *answers]
+    told: list[str] = []
+    found = objects.list_foreign(lambda name, _: told.append(name))
+    assert [info.key for info in found] == ["a", "d/y", "e"]
+    assert told == ["b/"]
+
+
 def closed_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"http://127.0.0.1:{server.getsockname()[1]}"

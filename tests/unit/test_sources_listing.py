@@ -110,16 +110,16 @@ def test_a_missing_folder_is_empty_and_a_file_in_its_place_an_error(tmp_path: Pa
 def test_a_file_is_its_size_and_time_wherever_it_lies(tmp_path: Path) -> None:
     make(tmp_path, "a.json")
     listing = folder(f"{tmp_path}/*.json").listing()
-    before = listing.look("a.json")
+    before = listing.look(["a.json"])
     copy = tmp_path / "copy"
     copy.write_text("{}")
     at = (tmp_path / "a.json").stat()
     os.utime(copy, ns=(at.st_atime_ns, at.st_mtime_ns))
     copy.rename(tmp_path / "a.json")
-    assert listing.look("a.json") == before
+    assert listing.look(["a.json"]) == before
     (tmp_path / "a.json").write_text("{ }")
-    assert listing.look("a.json") != before
-    assert listing.look("none.json") is None
+    assert listing.look(["a.json"]) != before
+    assert listing.look(["none.json"]) == [None]
     with listing.open("a.json") as file:
         assert file.read() == b"{ }"
 

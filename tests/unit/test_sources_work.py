@@ -4,6 +4,7 @@ import itertools
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.unit.sources_stage import BAD, ORDERS, SOURCE, SourceStage, ids
@@ -11,6 +12,7 @@ from tidemill import crash
 from tidemill.cluster.keeper import Keeper
 from tidemill.crash import Crashed
 from tidemill.errors import LeaseLost
+from tidemill.lots.datasets import Kind
 from tidemill.publish.parts import PartTask
 from tidemill.sources import windows
 from tidemill.sources.events import (
@@ -351,6 +353,27 @@ def test_whoever_lost_the_lease_takes_nothing(stage: SourceStage) -> None:
     with pytest.raises(LeaseLost):
         work._looker.look(fence=held.fence)  # type: ignore[union-attr]
     assert stage.taken() == {}
+
+
+@pytest.mark.rule("LOT-40")
+def test_windows_for_a_dataset_with_a_key_are_published_in_order(stage: SourceStage) -> None:
+    stage.spec = msgspec.structs.replace(stage.spec, kind=Kind.KEYED, key=("id",))
+    broken = True
+
+    def disturb(task: PartTask) -> None:
+        if broken:
+            raise OSError("away")
+
+    work = stage.work(before=disturb)
+    for number in range(3):
+        stage.put(f"{number}.json", number)
+        work.look()
+    assert work.work_on(2) is False  # it is not in turn
+    assert work.work() == 0
+    broken = False
+    stage.clock.advance(60)
+    assert work.work() == 3
+    assert [row[1]["id"] for row in stage.published()] == [0, 1, 2]
 
 
 # --- crashes

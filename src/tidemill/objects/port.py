@@ -26,7 +26,7 @@ All checks live here, above the backends; a backend implements the methods that 
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple, NoReturn
 
@@ -203,7 +203,25 @@ class Objects(ABC):
             raise UsageError(f"not a limit: {limit}", hint="0 or more, or None for all")
         return islice(self._list(prefix, after), limit)
 
+    def list_foreign(
+        self, skip: Callable[[str, str], None], prefix: str = "", *, after: str | None = None
+    ) -> Iterator[Info]:
+        """As `list`, of a place that others write to: names that are no keys are told of and passed over.
+
+        Args:
+            skip: told the name, or the folder it is in where a provider says no more, and what is wrong.
+            prefix: as in `list`.
+            after: as in `list`.
+        """
+        check_prefix(prefix)
+        return self._list_foreign(prefix, after, skip)
+
     # --- the backend
+
+    def _list_foreign(
+        self, prefix: str, after: str | None, skip: Callable[[str, str], None]
+    ) -> Iterator[Info]:
+        return self._list(prefix, after)
 
     @abstractmethod
     def _put(self, key: str, body: Body) -> Info: ...

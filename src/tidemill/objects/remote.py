@@ -222,6 +222,22 @@ class RemoteObjects(Objects):
             if key.startswith(prefix) and (after is None or key > after) and not fault(key):
                 yield _info(key, meta)
 
+    def _list_foreign(
+        self, prefix: str, after: str | None, skip: Callable[[str, str], None]
+    ) -> Iterator[Info]:
+        """One strange name spoils the page it is on; folder by folder it spoils its own folder alone."""
+        last = after
+        if self._flat:
+            try:
+                for info in self._list(prefix, after):
+                    last = info.key
+                    yield info
+                return
+            except BadKey:
+                pass  # go on from there
+        for key, meta in walk(lambda folder: self._entries(folder, skip), prefix, last):
+            yield _info(key, meta)
+
     def _listed(self, prefix: str, after: str | None) -> Iterator["ObjectMeta"]:
         """What the provider lists from somewhat before the first object that is wanted."""
         folder = (self._root + prefix).rpartition("/")[0] or None
@@ -245,16 +261,26 @@ class RemoteObjects(Objects):
             offset = found[-1]["path"]
             yield from found
 
-    def _entries(self, folder: str) -> Iterator[Entry["ObjectMeta"]]:
+    def _entries(
+        self, folder: str, skip: Callable[[str, str], None] | None = None
+    ) -> Iterator[Entry["ObjectMeta"]]:
         path = (self._root + folder).rstrip("/")
-        level = self._ask("list", folder, lambda store, _: store.list_with_delimiter(path or None))
+        try:
+            level = self._ask("list", folder, lambda store, _: store.list_with_delimiter(path or None))
+        except BadKey as strange:
+            if skip is None:
+                raise
+            skip(folder, strange.message)
+            return
         cut = len(path) + 1 if path else 0
-        for below in level["common_prefixes"]:
-            if not fault(folder + below[cut:]):
-                yield Entry(below[cut:], None)
-        for meta in level["objects"]:
-            if not fault(folder + meta["path"][cut:]):
-                yield Entry(meta["path"][cut:], meta)
+        found: list[tuple[str, ObjectMeta | None]] = [(each, None) for each in level["common_prefixes"]]
+        found += [(meta["path"], meta) for meta in level["objects"]]
+        for each, meta in found:
+            wrong = fault(folder + each[cut:])
+            if not wrong:
+                yield Entry(each[cut:], meta)
+            elif skip is not None:
+                skip(folder + each[cut:], wrong)
 
     # --- asking
 

@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 from tidemill.errors import BadSource
+from tidemill.lots.datasets import Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.spark.formats import Reading
 
@@ -44,7 +45,8 @@ class SourceSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One source of one dataset.
 
     - id: `source:{pipeline}/{dataset}`, the author of its attempts.
-    - schema: the columns of the dataset, as declared.
+    - schema, kind, key: of the dataset, as declared. Records for one with a key are upserts, in the order of
+      windows, paths and lines; so its windows are published one after the other.
     - quarantine: where records go that do not fit; its lots have the ids of the dataset's.
     """
 
@@ -52,6 +54,8 @@ class SourceSpec(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: str
     dataset: DatasetId
     schema: str
+    kind: Kind = Kind.ROWS
+    key: tuple[str, ...] = ()
     reading: Reading
     policy: Policy = DEFAULT_POLICY
     partition_by: tuple[str, ...] = ()
@@ -61,7 +65,7 @@ class SourceSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def code(self) -> str:
         """The digest of everything that decides what becomes of a file."""
-        parts = (self.schema, self.reading, self.partition_by, self.quarantine)
+        parts = (self.schema, self.kind, self.key, self.reading, self.partition_by, self.quarantine)
         return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:32]
 
 

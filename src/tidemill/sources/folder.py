@@ -8,7 +8,7 @@ yet; while it is missing it is empty, so a disk that was not mounted loses nothi
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -163,7 +163,10 @@ class FolderListing:
                     elif entry.is_symlink() and entry.is_dir() and self._matcher.enters(path):
                         skip(path, "a link to a folder is not followed")
 
-    def look(self, path: str) -> Found | None:
+    def look(self, paths: Sequence[str]) -> list[Found | None]:
+        return [self._look(path) for path in paths]
+
+    def _look(self, path: str) -> Found | None:
         try:
             found = (self._root / path).stat()
         except OSError:

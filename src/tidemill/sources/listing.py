@@ -10,7 +10,7 @@ wall clock of this machine that would fail where clocks differ, so a file also c
 been seen unchanged for that long by our own monotonic clock.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, NamedTuple, Protocol
 
 from tidemill.clock import Clock
@@ -55,8 +55,8 @@ class Listing(Protocol):
         """Files with after < path <= until, by path; `SourceUnavailable` when it cannot be listed."""
         ...
 
-    def look(self, path: str) -> Found | None:
-        """One file as it is at this moment; None when it is gone."""
+    def look(self, paths: Sequence[str]) -> list[Found | None]:
+        """Files as they are at this moment, in this order; None for one that is gone."""
         ...
 
     def can_read(self, path: str) -> bool:

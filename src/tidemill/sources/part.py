@@ -34,7 +34,7 @@ def run_window(
         task: the window.
         place: who runs it.
     """
-    from tidemill.spark.ingest import Place, ingest
+    from tidemill.spark.ingest import Columns, Place, ingest
 
     if task.code != spec.code:
         raise BadSource(
@@ -52,7 +52,7 @@ def run_window(
             bad=place.data_prefix(task, bad_sink),
             partition_by=rows_sink.partition_by,
         ),
-        spec.schema,
+        Columns(schema=spec.schema, kind=spec.kind, key=spec.key),
         spec.reading,
         files,
         options=listing.read_options(),
@@ -71,7 +71,7 @@ def run_window(
 
 
 def _check(task: PartTask, listing: Listing) -> None:
-    for item in task.inputs[0].objects:
-        now = listing.look(item.uri)
+    objects = task.inputs[0].objects
+    for item, now in zip(objects, listing.look([item.uri for item in objects]), strict=True):
         if now is None or now.version != item.etag:
             raise SourceFileChanged(f"{item.uri} {'is gone' if now is None else 'changed'}")

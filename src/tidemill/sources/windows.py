@@ -160,6 +160,12 @@ def open_windows(tx: Tx, keys: SourceKeys, source: str, after: int = 0, limit: i
     return [_decoder.decode(raw) for raw in found if raw is not None]
 
 
+def first_open(tx: Tx, keys: SourceKeys, source: str) -> int | None:
+    """The oldest window that is not ended; a decision by it holds when the transaction commits."""
+    found = tx.range(*keys.open.under(source), limit=1)
+    return int(str(keys.open.unpack(found[0].key)[1])) if found else None
+
+
 def files_of(tx: Tx, keys: SourceKeys, source: str, number: int) -> list[Found]:
     """The files of a window that is not ended, by path."""
     return [file for row in tx.range(*keys.page.under(source, number)) for file in _page.decode(row.value)]

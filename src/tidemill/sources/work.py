@@ -25,7 +25,7 @@ from tidemill.cluster.nodes import Node
 from tidemill.errors import AttemptDamaged
 from tidemill.events import Emit, ignore
 from tidemill.lots import datasets, lots
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.lots import LotRow
 from tidemill.lots.manifest import StoredObject
 from tidemill.objects.port import Objects
@@ -224,8 +224,12 @@ class SourceWork:
 
     def _changed(self, files: Sequence[Found]) -> list[str]:
         """Which of the files are not what was listed any more."""
-        now = ((file, self._listing.look(file.path)) for file in files)
-        return [file.path for file, found in now if found is None or found.version != file.version]
+        now = self._listing.look([file.path for file in files])
+        return [
+            file.path
+            for file, found in zip(files, now, strict=True)
+            if found is None or found.version != file.version
+        ]
 
     def _leave_out(self, begun: Begun, paths: Sequence[str]) -> bool:
         """Go on without files that changed; True when none is left."""
@@ -276,6 +280,8 @@ def begin(tx: Tx, keys: SourceKeys, node: Node, spec: SourceSpec, number: int, a
     window = windows.read(tx, keys, spec.id, number)
     if window is None or not windows.may_hold(tx, keys, node, window):
         return None
+    if spec.kind is Kind.KEYED and windows.first_open(tx, keys, spec.id) != number:
+        return None  # of two upserts of one key the later one counts
     files = windows.files_of(tx, keys, spec.id, number)
     lot = window.about.lot or str(lots.next_append(tx, keys.publish.lots, spec.dataset))
     draft = Draft(

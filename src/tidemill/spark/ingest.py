@@ -9,15 +9,16 @@ is an object followed by anything. A number where a text is declared is its text
 of the declared type is wrong. Columns that a record lacks are NULL, those that are not declared are left out.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 import msgspec
 
 from tidemill.errors import BadSource, SourceFileChanged, SourceMiscounted
-from tidemill.spark import culprits, headers, salvage
+from tidemill.lots.datasets import Kind
+from tidemill.spark import culprits, headers, operations, ordinals, salvage
 from tidemill.spark import schema as schemas
 from tidemill.spark.culprits import ForeignFile, plain
 from tidemill.spark.faults import CORRUPT, csv_options, is_wrong_json, json_options, named, what_is_wrong
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 BAD_SCHEMA: Final = "file STRING, line BIGINT, record STRING, error STRING"
 _FILE, _BLOCK, _ID, _TEXT = "_tidemill_file", "_tidemill_block", "_tidemill_id", "_tidemill_text"
-_PARSED, _WRONG = "_tidemill_parsed", "_tidemill_wrong"
+_PARSED, _WRONG, _PLACE = "_tidemill_parsed", "_tidemill_wrong", "_tidemill_place"
 
 Write = Callable[["DataFrame", str], Written]
 """Keeps the rows of a frame; the text names a folder of this try alone (empty for the first)."""
@@ -55,11 +56,19 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     partition_by: tuple[str, ...] = ()
 
 
+class Columns(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rows of a dataset are: the declared columns as a text, its kind and its key."""
+
+    schema: str
+    kind: Kind = Kind.ROWS
+    key: tuple[str, ...] = ()
+
+
 def ingest(
     spark: "SparkSession",
     storage: Storage,
     place: Place,
-    schema: str,
+    dataset: Columns,
     reading: Reading,
     files: Sequence[ForeignFile],
     *,
@@ -72,13 +81,13 @@ def ingest(
         spark: the session.
         storage: where lots are.
         place: where in it.
-        schema: the declared columns, as a text.
+        dataset: what the rows are.
         reading: what the files are.
         files: the files.
         options: what Spark needs to reach them.
         open_file: the bytes of a file by its path.
     """
-    columns = schemas.to_spark(schemas.analysed(spark, schema))
+    columns = schemas.to_spark(schemas.analysed(spark, dataset.schema))
     if reading.format is Format.TEXT and [one.dataType.simpleString() for one in columns] != ["string"]:
         raise BadSource(
             f"lines of text for the columns {', '.join(columns.names)}",
@@ -92,7 +101,9 @@ def ingest(
     def write_bad(frame: "DataFrame", folder: str) -> Written:
         return write_frame(frame, storage, storage.objects, place.bad + folder)
 
-    reader = Ingest(spark, columns, reading, options=options, open_file=open_file)
+    reader = Ingest(
+        spark, columns, reading, options=options, open_file=open_file, kind=dataset.kind, key=dataset.key
+    )
     return reader.run(files, write_rows, write_bad)
 
 
@@ -105,6 +116,8 @@ class Ingest:
         reading: what the files are.
         options: what Spark needs to reach them.
         open_file: the bytes of a file by its path, for headers and for what is left of a cut one.
+        kind: of the dataset; what comes from a file is appended, or an upsert where there is a key.
+        key: its key columns; a record without one of them is wrong (LOT-40).
     """
 
     def __init__(
@@ -115,12 +128,16 @@ class Ingest:
         *,
         options: Mapping[str, str],
         open_file: Callable[[str], BinaryIO],
+        kind: Kind = Kind.ROWS,
+        key: Sequence[str] = (),
     ) -> None:
         self._spark = spark
         self._schema = schema
         self._reading = reading
         self._options = dict(options)
         self._open = open_file
+        self._kind = kind
+        self._key = tuple(key)
 
     def run(self, files: Sequence[ForeignFile], write_rows: Write, write_bad: Write) -> Ingested:
         """Write what fits with one function and what does not with the other."""
@@ -144,10 +161,11 @@ class Ingest:
                 groups = [headers.without(group, file) for group in groups]
                 self._blame(file, error, refused, cut, groups)
                 tries += 1
-        bad = 0 if frame is None else int(counted.get.get("bad", 0))
-        if not bad and not refused and not cut:
+        seen = {} if frame is None else counted.get
+        faults = _Faults(refused, cut, int(seen.get("bad", 0)), int(seen.get("keyless", 0)))
+        if not faults.total:
             return Ingested(rows=written)
-        return Ingested(rows=written, quarantined=self._quarantine(groups, refused, cut, bad, write_bad))
+        return Ingested(rows=written, quarantined=self._quarantine(groups, faults, write_bad))
 
     # --- files
 
@@ -203,28 +221,43 @@ class Ingest:
     ) -> "DataFrame | None":
         from pyspark.sql import functions as sf
 
-        frames = []
-        for group in groups:
-            for is_cut in (False, True):
-                files = tuple(file for file in group.files if (file.path in cut) is is_cut)
-                if files:
-                    frames.append(self._records(headers.Group(group.header, files), cut=is_cut))
-        if not frames:
+        everything = self._everything(groups, cut)
+        if everything is None:
             return None
-        everything = frames[0]
-        for frame in frames[1:]:
-            everything = everything.unionByName(frame)
-        wrong = sf.col(_WRONG)
+        wrong, keyless = sf.col(_WRONG), self._keyless()
         # The observation stands between parsing and its use, so that a record is parsed once.
-        observed = everything.observe(counted, sf.count_if(wrong).alias("bad"))  # type: ignore[arg-type]
-        return observed.where(~wrong).select(
-            *[sf.col(f"{_PARSED}.{named(name)}") for name in self._schema.names]
+        observed = everything.observe(
+            counted,  # type: ignore[arg-type]
+            sf.count_if(wrong).alias("bad"),
+            sf.count_if(~wrong & keyless).alias("keyless"),
         )
+        rows = observed.where(~wrong & ~keyless)
+        columns = [sf.col(f"{_PARSED}.{named(name)}") for name in self._schema.names]
+        if self._kind is Kind.CHANGES:
+            columns.append(sf.lit(1).cast("bigint").alias(operations.WEIGHT))
+        if self._kind is Kind.KEYED:
+            files = [file for group in groups for file in group.files]
+            rows = ordinals.with_files(rows, _FILE, files, self._spark)
+            columns.append(sf.lit(operations.Operation.UPSERT.value).alias(operations.OP))
+            columns.append(ordinals.ordinal(_PLACE).alias(operations.ORDINAL))
+        return rows.select(*columns)
+
+    def _everything(self, groups: Sequence[headers.Group], cut: Mapping[str, Salvage]) -> "DataFrame | None":
+        """All records of all files; None when there is no file."""
+        frames = [self._records(part, cut=is_cut) for part, is_cut in _split(groups, cut)]
+        return reduce(lambda one, other: one.unionByName(other), frames) if frames else None
+
+    def _keyless(self) -> "Column":
+        """Does a record lack a part of its key?"""
+        from pyspark.sql import functions as sf
+
+        missing = [sf.col(f"{_PARSED}.{named(name)}").isNull() for name in self._key]
+        return reduce(lambda one, other: one | other, missing, sf.expr("false"))
 
     def _records(self, group: headers.Group, *, cut: bool) -> "DataFrame":
         """Records as (parsed, is it wrong?, file, text of a wrong one)."""
         if self._reading.by_lines and self._reading.format is not Format.CSV:
-            return self._parsed(self._lines(group.files, cut=cut))
+            return self._parsed(self._lines(group.files, cut=cut)).drop(_BLOCK)
         return self._structured(group, cut=cut)
 
     def _parsed(self, lines: "DataFrame") -> "DataFrame":
@@ -266,7 +299,9 @@ class Ingest:
                 for field in self._schema.fields
             ]
             text = sf.col(CORRUPT)
+        places = [ordinals.place(reading.format).alias(_PLACE)] if self._kind is Kind.KEYED else []
         return frame.select(
+            *places,
             sf.struct(*columns).alias(_PARSED),
             text.isNotNull().alias(_WRONG),
             sf.col("_metadata.file_path").alias(_FILE),
@@ -276,10 +311,12 @@ class Ingest:
     def _lines(self, files: Sequence[ForeignFile], *, cut: bool) -> "DataFrame":
         from pyspark.sql import functions as sf
 
+        places = [ordinals.place(self._reading.format).alias(_PLACE)] if self._kind is Kind.KEYED else []
         return (
             self._reader(cut=cut)
             .text([file.read_uri for file in files])
             .select(
+                *places,
                 sf.col("value").alias(_TEXT),
                 sf.col("_metadata.file_path").alias(_FILE),
                 sf.col("_metadata.file_block_start").alias(_BLOCK),
@@ -292,35 +329,40 @@ class Ingest:
 
     # --- what does not fit
 
-    def _quarantine(
-        self,
-        groups: Sequence[headers.Group],
-        refused: Mapping[str, str],
-        cut: Mapping[str, Salvage],
-        bad: int,
-        write_bad: Write,
-    ) -> Written:
-        whole = [(path, None, None, why) for path, why in refused.items()]
+    def _quarantine(self, groups: Sequence[headers.Group], faults: "_Faults", write_bad: Write) -> Written:
+        whole = [(path, None, None, why) for path, why in faults.refused.items()]
         tails = [
             (path, left.lines + 1, left.tail or None, "the packed data ends in the middle")
-            for path, left in cut.items()
+            for path, left in faults.cut.items()
         ]
-        frame = self._spark.createDataFrame([*whole, *tails], BAD_SCHEMA) if whole or tails else None
-        if bad:
-            for group in groups:
-                for is_cut in (False, True):
-                    files = tuple(file for file in group.files if (file.path in cut) is is_cut)
-                    if files:
-                        found = self._wrong(headers.Group(group.header, files), cut=is_cut)
-                        frame = found if frame is None else frame.unionByName(found)
-        assert frame is not None
-        written = write_bad(frame, "")
-        expected = bad + len(whole) + len(tails)
-        if written.rows != expected:
+        frames = [self._spark.createDataFrame([*whole, *tails], BAD_SCHEMA)] if whole or tails else []
+        if faults.bad:
+            frames += [self._wrong(part, cut=is_cut) for part, is_cut in _split(groups, faults.cut)]
+        if faults.keyless:
+            frames.append(self._without_key(groups, faults.cut))
+        written = write_bad(reduce(lambda one, other: one.unionByName(other), frames), "")
+        if written.rows != faults.total:
             raise SourceMiscounted(
-                f"{expected} records for quarantine, and {written.rows} when they were sought"
+                f"{faults.total} records for quarantine, and {written.rows} when they were sought"
             )
         return written
+
+    def _without_key(self, groups: Sequence[headers.Group], cut: Mapping[str, Salvage]) -> "DataFrame":
+        """Records that fit, but for their key. Where they are in their file is not told."""
+        from pyspark.sql import functions as sf
+
+        everything = self._everything(groups, cut)
+        assert everything is not None
+        found = self._unpruned(everything).where(~sf.col(_WRONG) & self._keyless())
+        files = [file for group in groups for file in group.files]
+        columns = [sf.col(f"{_PARSED}.{named(name)}").alias(name) for name in self._schema.names]
+        record = sf.to_json(sf.struct(*columns), {"ignoreNullFields": "false"})
+        return ordinals.with_files(found, _FILE, files, self._spark).select(
+            "file",
+            sf.lit(None).cast("bigint").alias("line"),
+            record.alias("record"),
+            sf.lit(f"its key ({', '.join(self._key)}) is NULL").alias("error"),
+        )
 
     def _wrong(self, group: headers.Group, *, cut: bool) -> "DataFrame":
         """The wrong records of some files, with their lines and what is wrong with each.
@@ -390,6 +432,30 @@ class Ingest:
         return records.observe(
             Observation(), sf.max(reduce(lambda one, other: one + other, nulls)).alias("n")
         )
+
+
+class _Faults(NamedTuple):
+    """What is wrong with files and records; lines that are wrong, and records that lack their key."""
+
+    refused: Mapping[str, str]
+    cut: Mapping[str, Salvage]
+    bad: int
+    keyless: int
+
+    @property
+    def total(self) -> int:
+        return len(self.refused) + len(self.cut) + self.bad + self.keyless
+
+
+def _split(
+    groups: Sequence[headers.Group], cut: Mapping[str, Salvage]
+) -> Iterator[tuple[headers.Group, bool]]:
+    """Groups of files that are read in one way, and whether they are cut."""
+    for group in groups:
+        for is_cut in (False, True):
+            files = tuple(file for file in group.files if (file.path in cut) is is_cut)
+            if files:
+                yield headers.Group(group.header, files), is_cut
 
 
 def _with_corrupt(schema: "StructType") -> "StructType":

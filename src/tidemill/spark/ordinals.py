@@ -1,0 +1,61 @@
+"""The order of records within a window: by file, then by their place in it.
+
+Of two upserts of one key the later one counts (LOT-40), so each record of a keyed dataset has an ordinal that
+sorts as (path of its file, place in the file): nine bits for the file, then its place. In a Parquet file that
+is the number of the row. In other formats it is the block that a task read, in units of 1 MiB (Spark makes no
+smaller ones), and the number of the record within the task.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from tidemill.spark.culprits import ForeignFile, plain
+from tidemill.spark.formats import Format
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+FILES: Final = 1 << 9
+_PLACE_BITS: Final = 54
+_ROW_BITS: Final = 33
+_UNIT_BITS: Final = 20
+
+
+def place(form: Format) -> "Column":
+    """The place of a record in its file; to be taken right at the scan."""
+    from pyspark.sql import functions as sf
+
+    if form is Format.PARQUET:
+        return sf.col("_metadata.row_index")
+    unit = sf.shiftright(sf.col("_metadata.file_block_start"), _UNIT_BITS)
+    row = sf.monotonically_increasing_id().bitwiseAND((1 << _ROW_BITS) - 1)
+    return sf.shiftleft(unit, _ROW_BITS) + row
+
+
+def with_files(
+    frame: "DataFrame", column: str, files: Sequence[ForeignFile], spark: "SparkSession"
+) -> "DataFrame":
+    """The frame with `file`, the path of each record's file, and `number`, the place of that path.
+
+    - column: what Spark says it has read. A file that is none of these fails the query.
+    """
+    from pyspark.sql import functions as sf
+
+    ordered = sorted(files, key=lambda file: file.path)
+    assert len(ordered) <= FILES
+    rows = [(plain(file.uri), file.path, number) for number, file in enumerate(ordered)]
+    table = spark.createDataFrame(rows, "_tidemill_uri STRING, file STRING, number BIGINT")
+    # `url_decode` would take a plus for a blank, as forms do; here it is a plus.
+    decoded = sf.url_decode(sf.replace(sf.col(column), sf.lit("+"), sf.lit("%2B")))
+    joined = frame.withColumn("_tidemill_uri", decoded).join(sf.broadcast(table), "_tidemill_uri", "left")
+    unknown = sf.raise_error(sf.concat(sf.lit("not a file of this window: "), sf.col(column)))
+    return joined.withColumn("file", sf.coalesce(sf.col("file"), unknown.cast("string"))).drop(
+        "_tidemill_uri"
+    )
+
+
+def ordinal(place_column: str) -> "Column":
+    """The ordinal of a record, of `number` and its place."""
+    from pyspark.sql import functions as sf
+
+    return sf.shiftleft(sf.col("number"), _PLACE_BITS) + sf.col(place_column)
