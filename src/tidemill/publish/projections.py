@@ -57,10 +57,11 @@ class Projections:
         if row is not None:
             with contextlib.suppress(ObjectMissing):  # no name then: it would promise what is not there
                 body, _ = self._objects.get(row.manifest)
+        there = {info.key for info in self._objects.list(layout.lot_prefix(*dataset.parts, lot))}
         crash.point("publish.project-lot.before")
         if row is not None and body is not None:
             self._objects.put(names.pop(row.state.value), body)
-        self._objects.delete_many(names.values())
+        self._objects.delete_many(name for name in names.values() if name in there)
         crash.point("publish.project-lot.after")
 
     def arc(self, project: str, version: str, arc: str, lot: str, read: ReadState) -> None:
@@ -73,11 +74,13 @@ class Projections:
                 return
 
     def _show_arc(self, project: str, version: str, arc: str, lot: str, state: str | None) -> None:
+        names = {one: layout.arc_key(project, version, arc, lot, one) for one in layout.ARC_STATES}
+        folder = names["running"].rpartition("/")[0] + "/"
+        there = {info.key for info in self._objects.list(folder)}
         crash.point("publish.project-arc.before")
-        if state in layout.ARC_STATES:
-            self._objects.put(layout.arc_key(project, version, arc, lot, state), b"")
-        others = [one for one in layout.ARC_STATES if one != state]
-        self._objects.delete_many(layout.arc_key(project, version, arc, lot, one) for one in others)
+        if state in names:
+            self._objects.put(names.pop(state), b"")
+        self._objects.delete_many(name for name in names.values() if name in there)
         crash.point("publish.project-arc.after")
 
     # --- on demand
