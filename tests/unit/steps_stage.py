@@ -15,7 +15,15 @@ from tidemill.triggers.runs import Ticket
 from tidemill.views.steps import commits, groups, records
 from tidemill.views.steps.commits import Batch, Output, StepRow
 from tidemill.views.steps.groups import Group, GroupSpec, ViewSpec
-from tidemill.views.steps.keys import StepKeys, changes_of, group_id, group_source, step_log, table_of
+from tidemill.views.steps.keys import (
+    StepKeys,
+    changes_of,
+    group_id,
+    group_source,
+    step_log,
+    step_lot,
+    table_of,
+)
 from tidemill.views.steps.records import Record
 from tidemill.views.steps.stepper import GroupStep, Stepped
 
@@ -87,7 +95,7 @@ def spec(name: str, *reads: DatasetId, code: str = "c", **fields: Any) -> GroupS
 
 def outputs(batch: Batch, attempt: str) -> tuple[Output, ...]:
     """Manifests that name what they were made from, so that a mix-up shows."""
-    made = (batch.lot, ManifestState.COMPLETE, 0, f"{attempt}.{batch.after}-{batch.step}")
+    made = (batch.lot, ManifestState.COMPLETE, 0, attempt)
     return tuple(
         Output(
             view=view.name,
@@ -143,7 +151,8 @@ def _check_group(tx: Tx, keys: StepKeys, pipeline: str, group: Group, log: list[
         by_author.add(row.attempt)
         for output in row.outputs:
             for key in (output.changes, output.table):  # a row names what its own attempt wrote
-                assert f"={row.attempt}.{row.after}-{row.step}/" in key
+                parsed = layout.parse_key(key)
+                assert (parsed["attempt"], parsed["lot"]) == (row.attempt, step_lot(row.step))
     # No attempt is published without the row that names it.
     for found in tx.range(*keys.attempt.all(), snapshot=True):
         attempt = attempts.read(tx, keys, str(keys.attempt.unpack(found.key)[0]))

@@ -1,0 +1,338 @@
+"""Views by recompute and diff, on real Spark: the table is what plain Spark gives; changes sum up to it."""
+
+import datetime as dt
+from collections import Counter
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from tests.integration.views_stage import ViewStage, bag, plain, summed
+from tidemill import crash
+from tidemill.errors import ObjectUnreadable, ViewRefused
+from tidemill.lots.datasets import Kind
+from tidemill.spark.operations import Operation
+from tidemill.triggers import runs
+from tidemill.views.spark import rows, tables
+from tidemill.views.steps.keys import group_id
+
+ORDERS = "id BIGINT, cust BIGINT, amount DECIMAL(10,2)"
+EVERY = (
+    "i INT, l BIGINT, f FLOAT, d DOUBLE, s STRING, b BINARY, t TIMESTAMP, n TIMESTAMP_NTZ, y DATE, "
+    "c DECIMAL(20,4), o BOOLEAN, a ARRAY<INT>, st STRUCT<x: INT, y: STRING>, m MAP<STRING, INT>, "
+    "deep ARRAY<STRUCT<k: MAP<INT, ARRAY<DOUBLE>>>>"
+)
+NAN = float("nan")
+WHEN = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=dt.UTC)
+EVERYTHING = [
+    {},
+    {"i": 1, "l": 2**62, "f": NAN, "d": NAN, "s": "", "b": b""},
+    {"i": 1, "l": 2**62, "f": NAN, "d": NAN, "s": "", "b": b"\x00"},
+    {"f": -0.0, "d": -0.0},
+    {"f": 0.0, "d": 0.0},
+    {"d": float("inf"), "s": "ü \x01 '`\"", "b": b"\xff\x00\xfe"},
+    {"t": WHEN, "n": WHEN.replace(tzinfo=None), "y": dt.date(1, 1, 1)},
+    {"c": Decimal("-0.0001"), "o": False},
+    {"c": Decimal("9999999999999999.9999"), "o": True},
+    {"a": [], "m": {}},
+    {"a": [None]},
+    {"a": [None, None]},
+    {"a": [1, None]},
+    {"a": [None, 1]},
+    {"st": {"x": None, "y": None}},
+    {"st": {"x": None, "y": "1"}},
+    {"st": {"x": 1, "y": None}},
+    {"m": {"a": 1, "b": 2}},
+    {"m": {"b": 2, "a": 1}},
+    {"m": {"a": None}},
+    {"deep": [{"k": {1: [NAN, None], 2: []}}, None]},
+    {"deep": [{"k": {2: [], 1: [NAN, None]}}, None]},
+    {"deep": [{"k": None}]},
+]
+
+
+@pytest.fixture
+def stage(spark: SparkSession, tmp_path: Path) -> ViewStage:
+    return ViewStage(spark, tmp_path)
+
+
+def added_up(df: DataFrame) -> Counter:
+    """The sum of changes, by row."""
+    return summed((plain(tuple(row[:-2])), row[-2]) for row in df.collect())
+
+
+@pytest.mark.rule("DBSP-17")
+def test_what_cannot_be_made_incremental_is_recomputed_and_diffed(stage: ViewStage) -> None:
+    orders = stage.base("orders", ORDERS)
+    customers = stage.base(
+        "customers", "id BIGINT, region STRING", kind=Kind.KEYED, key=("id",), deletes=True
+    )
+    sql = """
+        WITH ranked AS (
+            SELECT c.region, o.id, o.amount,
+                   rank() OVER (PARTITION BY c.region ORDER BY o.amount DESC) AS place
+            FROM orders o LEFT JOIN customers c ON o.cust = c.id)
+        SELECT region, count(*) AS n, sum(amount) AS total, max_by(id, amount) AS best
+        FROM ranked WHERE place <= 2 GROUP BY region"""
+    stage.view("best", sql, "orders", "customers")
+    stage.catch_up()
+    assert stage.table("best").count() == 0
+
+    def plain_spark() -> Counter:
+        o = stage.dataset_frame(orders, stage.head(orders))
+        c = stage.dataset_frame(customers, stage.head(customers))
+        o.createOrReplaceTempView("plain_orders")
+        c.createOrReplaceTempView("plain_customers")
+        try:
+            text = sql.replace("orders o", "plain_orders o").replace("customers c", "plain_customers c")
+            return bag(stage.spark.sql(text))
+        finally:
+            stage.spark.catalog.dropTempView("plain_orders")
+            stage.spark.catalog.dropTempView("plain_customers")
+
+    stage.append(orders, [{"id": n, "cust": n % 3, "amount": Decimal(n)} for n in range(9)])
+    stage.append(customers, [{"id": n, "region": "nord"} for n in range(2)], Operation.UPSERT)
+    stage.catch_up()
+    first = stage.group("g").step
+    assert bag(stage.table("best")) == plain_spark()
+    stage.append(customers, [{"id": 0, "region": "süd"}, {"id": 9, "region": "-"}], Operation.UPSERT)
+    stage.append(customers, [{"id": 1}], Operation.DELETE)
+    stage.append(orders, [{"id": 20, "cust": 0, "amount": Decimal(1)}])
+    stage.catch_up()
+    now = plain_spark()
+    assert bag(stage.table("best")) == now
+    assert added_up(stage.changes("best", 0)) == now
+    assert added_up(stage.changes("best", 0, first)) != now
+    untouched = stage.group("g").tables
+    stage.append(customers, [{"id": 77, "region": "nobody's"}], Operation.UPSERT)
+    stage.catch_up()
+    assert stage.group("g").tables == untouched  # recomputed, and nothing changed
+    assert stage.rows_of_group("g")[-1].outputs == ()
+
+
+@pytest.mark.rule("DBSP-17")
+def test_what_is_retracted_is_what_was_stored_and_never_computed_again(stage: ViewStage) -> None:
+    """A query that gives other values each time: whatever it gave is taken back to the last row."""
+    orders = stage.base("orders", ORDERS)
+    stage.view("odd", "SELECT id, rand() AS r, uuid() AS u FROM orders", "orders")
+    for _ in range(3):
+        stage.append(orders, [{"id": 1}, {"id": 2}])
+        stage.catch_up()
+    assert added_up(stage.changes("odd", 0)) == bag(stage.table("odd"))
+    assert stage.table("odd").count() == 6
+
+
+def test_rows_of_every_type_are_told_apart_as_spark_groups_them(stage: ViewStage) -> None:
+    source = stage.base("source", EVERY, kind=Kind.CHANGES, deletes=True)
+    stage.view("copy", "SELECT * FROM source", "source")
+    stage.append(source, EVERYTHING)
+    stage.append(source, EVERYTHING[:4])
+    stage.catch_up()
+    grouped = stage.dataset_frame(source, 2)
+    assert bag(stage.table("copy")) == bag(grouped)
+    by_spark = grouped.groupBy(*grouped.columns).count()
+    weights = Counter({row[:-1]: row[-1] for row in map(plain, by_spark.collect())})
+    assert added_up(stage.changes("copy", 0)) == weights
+    assert len(weights) == len(EVERYTHING) - 3  # -0.0 is 0.0, and maps have no order
+    assert stage.table("copy").count() == len(EVERYTHING) + 4
+    stage.append(source, EVERYTHING[2:], Operation.DELETE)
+    stage.append(source, [{"i": 7}])
+    stage.catch_up()
+    assert bag(stage.table("copy")) == bag(stage.dataset_frame(source, 4))
+    assert added_up(stage.changes("copy", 0)) == bag(stage.table("copy"))
+    stage.append(source, [*EVERYTHING[:4], *EVERYTHING[:2], {"i": 7}], Operation.DELETE)
+    stage.catch_up()
+    assert stage.table("copy").count() == 0
+    assert added_up(stage.changes("copy", 0)) == Counter()
+
+
+def test_rows_that_share_their_hash_stay_two_rows(stage: ViewStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_hashable", lambda value, kind: sf.lit(1))
+    source = stage.base("source", "id BIGINT, s STRING")
+    stage.view("copy", "SELECT * FROM source", "source")
+    stage.append(source, [{"id": 1, "s": "a"}, {"id": 2, "s": "a"}, {"id": 2, "s": "b"}])
+    stage.catch_up()
+    stage.append(source, [{"id": 2, "s": "a"}])
+    stage.catch_up()
+    assert bag(stage.table("copy")) == Counter({(1, "a"): 1, (2, "a"): 2, (2, "b"): 1})
+
+
+def test_the_hash_of_a_row_leaves_nothing_out(spark: SparkSession) -> None:
+    """Rows that Spark tells apart have different hashes, and those it takes for equal have one."""
+    arrays = "array(1, NULL), array(NULL, 1), array(NULL), array(), NULL, array(1), array(1, 1)"
+    structs = "struct(1 AS x, 2 AS y), struct(NULL AS x, 2 AS y), NULL, struct(2 AS x, NULL AS y)"
+    maps = "map(1, 2, 3, 4), map(1, 2), map(1, NULL), map(), NULL, map(2, 1), map(3, 4, 1, 2)"
+    for text, distinct in ((arrays, 7), (structs, 4), (maps, 6)):
+        df = spark.sql(f"SELECT explode(array({text})) AS v, 1L AS _weight")
+        schema = df.drop("_weight").schema
+        found = {(row["_h1"], row["_h2"]) for row in rows.identified(df, schema).collect()}
+        assert len(found) == distinct, text
+        assert len({high for high, _ in found}) == len({low for _, low in found}) == distinct
+
+
+def test_views_of_a_group_read_each_other_at_the_same_step(stage: ViewStage) -> None:
+    orders = stage.base("orders", ORDERS)
+    other = stage.base("other", "id BIGINT")
+    stage.view("big", "SELECT cust, amount, uuid() AS mark FROM orders WHERE amount > 1", "orders")
+    stage.view("by_cust", "SELECT cust, count(*) AS n, max(mark) AS mark FROM big GROUP BY cust", "big")
+    stage.view("elsewhere", "SELECT id FROM other", "other")
+    stage.append(orders, [{"id": n, "cust": n % 2, "amount": Decimal(n)} for n in range(6)])
+    stage.append(other, [{"id": 1}])
+    stage.catch_up()
+    both = stage.table("by_cust").join(stage.table("big"), ["cust", "mark"])
+    assert both.count() == 2  # the marks are those that are stored, not those of another evaluation
+    stage.append(other, [{"id": 2}])
+    stage.catch_up()
+    assert [one.view for one in stage.rows_of_group("g")[-1].outputs] == ["elsewhere"]
+    stage.append(orders, [{"id": 9, "cust": 0, "amount": Decimal(0)}])
+    stage.catch_up()
+    assert stage.table("by_cust").join(stage.table("big"), ["cust", "mark"]).count() == 2
+
+
+def test_a_replaced_or_removed_lot_is_exchanged_and_a_position_keeps_what_it_was(stage: ViewStage) -> None:
+    orders = stage.base("orders", "id BIGINT")
+    stage.view("copy", "SELECT id FROM orders", "orders")
+    first = stage.append(orders, [{"id": 1}, {"id": 2}])
+    second = stage.append(orders, [{"id": 3}])
+    stage.catch_up()
+    stage.publish_lot(orders, first, 1, [{"id": 1}, {"id": 20}])
+    stage.publish_lot(orders, second, 1, None)
+    stage.catch_up()
+    assert bag(stage.table("copy")) == Counter([(1,), (20,)])
+    step = stage.group("g").step
+    assert added_up(stage.changes("copy", step - 1)) == Counter({(2,): -1, (3,): -1, (20,): 1})
+    assert bag(stage.dataset_frame(orders, 2)) == Counter([(1,), (2,), (3,)])
+    assert bag(stage.dataset_frame(orders, 3)) == Counter([(1,), (20,), (3,)])
+    assert bag(stage.dataset_frame(orders, 1)) == Counter([(1,), (2,)])
+    exchange = stage.inputs.between(orders, 2, 4)
+    assert [(one.lot, one.generation) for one in exchange.plus] == [(first, 1)]
+    assert [(one.lot, one.generation) for one in exchange.minus] == [(first, 0), (second, 0)]
+    assert [one.position for one in stage.inputs.between(orders, 0, 4).plus] == [3]
+    assert stage.inputs.between(orders, 0, 4).minus == ()
+
+
+def test_a_tail_that_grows_is_merged_and_nobody_sees_a_difference(
+    stage: ViewStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "MOST_TAIL", 1)
+    orders = stage.base("orders", "id BIGINT")
+    stage.view("copy", "SELECT id % 3 AS k, count(*) AS n FROM orders GROUP BY 1", "orders")
+    lengths = []
+    for number in range(5):
+        stage.append(orders, [{"id": number}, {"id": number + 1}])
+        stage.catch_up()
+        table = stage.group("g").tables["copy"]
+        lengths.append(len(stage.reader.load(table).parts))
+        assert sum(row.n for row in stage.table("copy").collect()) == 2 * number + 2
+    assert lengths == [1, 2, 3, 1, 2]
+    assert added_up(stage.changes("copy", 0)) == bag(stage.table("copy"))
+
+
+def test_a_view_that_is_declared_anew_is_diffed_and_other_columns_begin_anew(stage: ViewStage) -> None:
+    orders = stage.base("orders", ORDERS)
+    stage.append(orders, [{"id": 1, "cust": 1}, {"id": 2, "cust": 1}])
+    stage.view("v", "SELECT id FROM orders", "orders")
+    stage.catch_up()
+    first = stage.group("g").step
+    stage.view("v", "SELECT id FROM orders WHERE id > 1", "orders")
+    stage.catch_up()
+    assert added_up(stage.changes("v", first)) == Counter({(1,): -1})
+    second = stage.group("g").step
+    stage.view("v", "SELECT id, cust FROM orders", "orders")
+    stage.catch_up()
+    assert added_up(stage.changes("v", second)) == bag(stage.table("v")) == Counter([(1, 1), (2, 1)])
+    with pytest.raises(ViewRefused, match="others at step"):
+        stage.changes("v", 0)
+
+
+def test_names_that_nobody_should_use_work(stage: ViewStage) -> None:
+    name = "a.b `c` = / % ü"
+    quoted = "`a.b ``c`` = / % ü`"
+    source = stage.base("source", f"{quoted} BIGINT, k BIGINT", kind=Kind.KEYED, key=(name,), deletes=True)
+    stage.view(name, f"SELECT {quoted}, struct({quoted} AS {quoted}) AS s FROM source", "source")
+    stage.append(source, [{name: 1, "k": 2}, {name: 1, "k": 3}], Operation.UPSERT)
+    stage.catch_up()
+    assert bag(stage.table(name)) == Counter([(1, (1,))])
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT NULL AS x FROM source",
+        "SELECT id AS a, id AS A FROM source",
+        "SELECT id AS _weight FROM source",
+        "SELECT parse_json('1') AS v FROM source",
+        "SELECT array(make_interval(1)) AS v FROM source",
+    ],
+)
+def test_columns_that_no_table_can_have_are_refused(stage: ViewStage, sql: str) -> None:
+    stage.base("source", "id BIGINT")
+    stage.view("v", sql, "source")
+    with pytest.raises(ViewRefused):
+        stage.catch_up()
+    assert stage.group("g").step == 0
+
+
+def test_a_missing_object_of_a_lot_is_named_and_the_step_is_run_again_when_it_is_back(
+    stage: ViewStage,
+) -> None:
+    source = stage.base("source", "id BIGINT")
+    stage.append(source, [{"id": 1}])
+    stage.view("v", "SELECT * FROM source", "source")
+    item = stage.inputs.at(source, 1)[0].objects[0]
+    body = stage.objects.get(item.uri)[0]
+    stage.objects.delete(item.uri)
+    ticket = stage.begin(stage.me, "g")
+    with pytest.raises(ObjectUnreadable, match=item.uri.rpartition("/")[2]):
+        stage.stepper(compute=compute_of(stage)).run(ticket)
+    stage.run(runs.fail, stage.triggers, stage.cluster, ticket, backoff_us=0)
+    stage.objects.put(item.uri, body)
+    stage.catch_up()
+    assert bag(stage.table("v")) == Counter([(1,)])
+
+
+def compute_of(stage: ViewStage):
+    from tidemill.views.spark.full import FullViews
+
+    return FullViews(lambda: stage.spark, stage.tables, stage.inputs, stage.declared, stage.codes)
+
+
+def test_a_crash_at_any_durable_write_leaves_the_steps_as_they_are_without_one(
+    stage: ViewStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step by step, a crash at another point in each, and a new base in each: every step is still its own."""
+    monkeypatch.setattr(tables, "MOST_TAIL", -1)
+    orders = stage.base("orders", "id BIGINT")
+    stage.view("v", "SELECT count(*) AS n FROM orders", "orders")
+    stage.catch_up()
+    with crash.recorded() as visited:
+        stage.append(orders, [{"id": 0}])
+        stage.catch_up()
+    visits = {"views.manifest": 3, "spark.write": 2}  # changes, base, and the list of the two; the two frames
+    points = [
+        (point, visit + 1)
+        for point in sorted(point for point in visited if point.startswith(("views.", "spark.write.")))
+        for visit in range(visits.get(point.rpartition(".")[0], 1))
+    ]
+    assert len(points) == 16
+    told = [Counter({(0,): 1}), Counter({(0,): -1, (1,): 1})]
+    count = 1
+    for number, (point, visit) in enumerate(points):
+        stage.append(orders, [{"id": number}])
+        with crash.armed(point, visit=visit), pytest.raises(crash.Crashed):
+            stage.catch_up()
+        stage.append(orders, [{"id": number}])  # it arrives after the crash
+        stage.kill(stage.me)
+        stage.look(group_id("shop", "g"))
+        stage.me = stage.node(f"life {number}", 10**15)
+        stage.catch_up()
+        # What was not assigned to a step before the crash may be in one with what came later.
+        for seen in [count + 2] if point == "views.cut.before" else [count + 1, count + 2]:
+            told.append(Counter({(count,): -1, (seen,): 1}))
+            count = seen
+    steps = range(1, stage.group("g").step + 1)
+    assert [stage.stored_changes("v", step) for step in steps] == told
+    assert stage.stored_table("v") == Counter({(count,): 1})
+    stage.check()
