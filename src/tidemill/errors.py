@@ -689,6 +689,21 @@ class AppendRefused(PipelineError):
     hint = "make the rows fit the table's schema; nothing of them was stored"
 
 
+class NothingYet(PipelineError):
+    code = "nothing-yet"
+    hint = "append something, or run the pipeline"
+
+
+class ArcResult(PipelineError):
+    code = "arc-result"
+    hint = "return what its sinks are declared with; a change of columns needs a new table, or schema="
+
+
+class CodeDiffers(PipelineError):
+    code = "code-differs"
+    hint = "run the same release of the pipeline on every node"
+
+
 class SourceError(TidemillError):
     """No hint of its own: each kind has one."""
 
@@ -760,21 +775,6 @@ class WeightOverflow(TraceError):
 class RunnerDied(TidemillError):
     code = "runner-died"
     hint = "see what the last of them wrote to standard error; out of memory is the most frequent reason"
-
-
-class NothingYet(PipelineError):
-    code = "nothing-yet"
-    hint = "append something, or run the pipeline"
-
-
-class ArcResult(PipelineError):
-    code = "arc-result"
-    hint = "return what its sinks are declared with; a change of columns needs a new table, or schema="
-
-
-class CodeDiffers(PipelineError):
-    code = "code-differs"
-    hint = "run the same release of the pipeline on every node"
 
 
 class DemoFailed(TidemillError):

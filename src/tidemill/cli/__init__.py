@@ -19,6 +19,13 @@ from tidemill.errors import TidemillError
 
 COMMANDS = {
     "demo": "tidemill.cli.demo:demo",
+    "plan": "tidemill.cli.plan:plan_command",
+    "run": "tidemill.cli.run:run_command",
+    "status": "tidemill.cli.status:status_command",
+    "ls": "tidemill.cli.status:ls_command",
+    "query": "tidemill.cli.query:query_command",
+    "lots": "tidemill.cli.lots:lots_command",
+    "retry": "tidemill.cli.lots:retry_command",
     "nodes": "tidemill.cli.nodes:nodes_command",
     "futures": "tidemill.cli.futures:futures_command",
     "worker": "tidemill.cli.worker:worker",

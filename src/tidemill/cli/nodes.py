@@ -85,7 +85,7 @@ def table(lines: Sequence[Line]) -> Table:
             line.kind,
             Text(line.state, style=STATES[line.state]),
             f"{line.lease_s:.0f} s",
-            str(line.slots) if line.kind == "worker" else "",
+            str(line.slots) if line.kind in ("worker", "runner") else "",
             _share(line, "cpu"),
             _share(line, "ram"),
             _share(line, "gpu"),

@@ -29,13 +29,18 @@ def find(target: str | None = None, start: Path | None = None) -> "Pipeline":
         target: `file.py:name`, `package.module:name`, or a file alone that has one pipeline.
         start: where to look for a configuration from, upwards.
     """
+    return load(*locate(target, start))
+
+
+def locate(target: str | None = None, start: Path | None = None) -> tuple[str, Path]:
+    """Which pipeline is meant, without importing it: its target, and the folder that is relative to."""
     if target is not None:
-        return load(target, Path.cwd())
+        return target, Path.cwd()
     folder = (start or Path.cwd()).resolve()
     for above in (folder, *folder.parents):
         said = _configured(above)
         if said is not None:
-            return load(said, above)
+            return said, above
     raise PipelineNotFound(f"no {CONFIG} in {folder} or above")
 
 

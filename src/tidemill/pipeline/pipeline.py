@@ -296,6 +296,11 @@ class Pipeline:
                 )
             return self._site
 
+    def use_spark(self, spark: "SparkSession | SparkSettings | str") -> None:
+        """Use another Spark than was declared, from the next time on that it is opened."""
+        self.close()
+        self._spark = spark
+
     def plan(self) -> "Plan":
         """What running would set up, and whether everything fits together."""
         from tidemill.pipeline.plan import make_plan

@@ -61,6 +61,7 @@ def run_as(
     watch: bool = False,
     emit: Emit = ignore,
     stop: threading.Event | None = None,
+    threads: int = THREADS,
 ) -> Report:
     """Run as a node that somebody keeps in the list."""
     site = pipeline.site
@@ -76,7 +77,7 @@ def run_as(
             presence,
             plan.program,
             spark,
-            threads=THREADS,
+            threads=threads,
             clock=site.clock,
             chance=site.chance,
             emit=emit,

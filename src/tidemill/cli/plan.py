@@ -1,0 +1,31 @@
+"""`tidemill plan`: what running would set up."""
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from tidemill.cli.output import Output, json_option
+from tidemill.cli.pipeline import find, pipeline_option
+
+STYLES = {"new": "green", "same": "dim", "changed": "yellow", "removed": "red"}
+
+
+@click.command("plan")
+@pipeline_option
+@json_option
+def plan_command(output: Output, file: str | None) -> None:
+    """Check the declarations of a pipeline, and say what running it would change."""
+    with find(file) as pipeline:
+        stages = pipeline.plan().describe()
+    output.result({"pipeline": pipeline.name, "stages": stages})
+    if output.json:
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("", "what", "name", "detail", "declared at"):
+        table.add_column(name, overflow="fold")
+    for one in stages:
+        status = Text(one["status"], style=STYLES[one["status"]])
+        table.add_row(
+            status, one["what"], Text(one["name"]), Text(one["detail"]), Text(one["where"], style="dim")
+        )
+    output.people.print(table if stages else Text(f"{pipeline.name} declares nothing"))

@@ -1,0 +1,49 @@
+"""`tidemill query`: one query over the tables of a pipeline, as they are at one moment."""
+
+import json
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from tidemill.cli.output import Output, json_option
+from tidemill.cli.pipeline import find, pipeline_option
+from tidemill.pipeline import reading
+
+
+@click.command("query")
+@click.argument("sql")
+@pipeline_option
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1), help="At most so many rows.")
+@json_option
+def query_command(output: Output, sql: str, file: str | None, limit: int) -> None:
+    """Run a query of Spark SQL over the tables of a pipeline, all as of one moment."""
+    with find(file) as pipeline:
+        frame = reading.query(pipeline, sql)
+        names = frame.columns
+        rows = [tuple(row) for row in frame.limit(limit + 1).collect()]
+    more = len(rows) > limit
+    rows = rows[:limit]
+    output.result(
+        {"columns": names, "rows": [[_plain(value) for value in row] for row in rows], "more": more}
+    )
+    if output.json:
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in names:
+        table.add_column(Text(name))
+    for row in rows:
+        table.add_row(*[Text("NULL", style="dim") if value is None else Text(str(value)) for value in row])
+    output.people.print(table)
+    if more:
+        output.people.print(Text(f"… and more: --limit {limit * 10}", style="dim"))
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it; everything else as its text."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return str(value)
+    return value

@@ -1,0 +1,95 @@
+"""How a running pipeline talks: a live picture on a terminal, lines elsewhere, JSON for programs."""
+
+import sys
+import threading
+from types import TracebackType
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tidemill.events import Event
+from tidemill.obs.lines import Weight, line_of
+from tidemill.obs.progress import Progress
+from tidemill.pipeline.report import Report
+
+STYLES = {
+    Weight.DETAIL: "dim",
+    Weight.NORMAL: "",
+    Weight.GOOD: "green",
+    Weight.WARNING: "yellow",
+    Weight.ERROR: "red",
+}
+KINDS = {"source": "files", "arc": "lots", "views": "steps", "interval": "lots"}
+
+
+class Talk:
+    """Says what happens, from any thread.
+
+    - json: standard output has the report alone; what happens goes to standard error.
+    - quiet: only what went wrong is said.
+    """
+
+    def __init__(self, *, json: bool = False, quiet: bool = False, details: bool = False) -> None:
+        self._json = json
+        self._quiet = quiet
+        self._details = details
+        self._console = Console(stderr=json, highlight=False, soft_wrap=True)
+        self._progress = Progress()
+        self._lock = threading.Lock()
+        live = self._console.is_terminal and not quiet
+        self._live = Live(self._picture(), console=self._console, refresh_per_second=4) if live else None
+
+    def __enter__(self) -> "Talk":
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.update(self._picture())
+            self._live.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Say an event."""
+        self._progress(event)
+        line = line_of(event)
+        if line is not None and self._worth(line.weight):
+            text = Text.assemble((f"{line.about:<16} ", "bold"), (line.text, STYLES[line.weight]))
+            with self._lock:
+                self._console.print(text)
+        if self._live is not None:
+            self._live.update(self._picture())
+
+    def _worth(self, weight: Weight) -> bool:
+        if self._quiet:
+            return weight in (Weight.WARNING, Weight.ERROR)
+        return self._details or weight is not Weight.DETAIL
+
+    def _picture(self) -> Table:
+        table = Table(box=None, show_header=False, pad_edge=False)
+        for bar in list(self._progress.bars.values()):
+            count = f"{bar.done}/{bar.known}" if bar.known else str(bar.done)
+            failed = f" {bar.failed} failed" if bar.failed else ""
+            table.add_row(
+                Text(bar.name, style="bold"),
+                ProgressBar(total=1.0, completed=bar.share, width=24),
+                Text(f"{count} {KINDS[bar.kind]}", style="cyan"),
+                Text(f"{bar.rows:,} rows"),
+                Text(bar.note + failed, style="yellow"),
+            )
+        return table
+
+    def end(self, report: Report) -> None:
+        """Say what was done."""
+        if self._json:
+            sys.stdout.write(msgspec.json.encode({"ok": report.ok, "report": report}).decode() + "\n")
+            sys.stdout.flush()
+        elif not self._quiet or not report.ok:
+            style = "green" if report.ok else "yellow"
+            self._console.print(Text(str(report), style=style))
