@@ -7,6 +7,7 @@ any point the next life, of the same node under a new epoch or of another node, 
 the same tables, manifests, events, states and names, and nothing left over.
 """
 
+import contextlib
 import random
 import re
 from collections import Counter
@@ -22,9 +23,11 @@ from tidemill.arcs import retry
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.work import ArcWork, Ended
 from tidemill.cluster.nodes import Node
+from tidemill.errors import AttemptEnded, LeaseLost
 from tidemill.objects.local import LocalObjects
 from tidemill.objects.port import Objects
 from tidemill.publish.attempts import Draft, Target
+from tidemill.publish.cleaner import KEEP_S
 from tidemill.publish.door import Door
 from tidemill.publish.manifests import data_start
 from tidemill.publish.projections import Projections
@@ -64,7 +67,7 @@ class Scene:
         stage.objects.put(data_start(target, hold.draft.id) + ".1.1/x.json", b"[]")
         stage.clock.advance(1)
 
-    def live(self, name: str) -> None:
+    def live(self, name: str, *, keep_s: float = 0) -> None:
         """One life of a process: it knows nothing of the ones before but what store and objects say."""
         stage = self.stage
         try:
@@ -72,7 +75,7 @@ class Scene:
             worker = stage.worker(node, projections=self.projections)
             while self._round(node, worker):
                 pass
-            cleaner = stage.cleaner(node, keep_s=0, grace_s=0)
+            cleaner = stage.cleaner(node, keep_s=keep_s, grace_s=0)
             while cleaner.clean():
                 pass
             self._rebuild()
@@ -225,6 +228,37 @@ def test_also_when_the_objects_are_files(step, calm, tmp_path):
     with crash.armed(f"publish.{step}.after"), pytest.raises(crash.Crashed):
         scene.live("n")
     scene.live("m")
+    assert scene.seen() == calm
+
+
+# In these lives a day has to pass before anything is forgotten: that is not in the first one.
+PAUSES = [case for case in CASES if not case[0].startswith("publish.forget")]
+
+
+@pytest.mark.rule("LOT-20")
+@pytest.mark.rule("LOT-19")
+@pytest.mark.parametrize(("point", "visit"), PAUSES)
+def test_a_life_that_is_paused_at_any_point_and_goes_on_after_another_did_everything_changes_nothing(
+    point, visit, calm, monkeypatch
+):
+    """A zombie at every durable step: it has lost its lease, does not know it, and goes on writing."""
+    scene = Scene(forgetful=visit == 1)
+    left = visit
+
+    def pause(name: str) -> None:
+        nonlocal left
+        left -= name == point
+        if name == point and left == 0:
+            scene.stage.clock.advance(20)
+            scene.live("m", keep_s=KEEP_S)
+
+    monkeypatch.setattr(crash, "point", pause)
+    with contextlib.suppress(LeaseLost, AttemptEnded):
+        scene.live("n", keep_s=KEEP_S)
+    assert left <= 0
+    for _ in range(12):
+        scene.live("k", keep_s=KEEP_S)
+        scene.stage.clock.advance(KEEP_S / 8)
     assert scene.seen() == calm
 
 
