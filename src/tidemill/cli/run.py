@@ -1,9 +1,11 @@
 """`tidemill run`: a runner that catches up, or watches."""
 
 import click
+import msgspec
 
 from tidemill.cli.output import Output, json_option
 from tidemill.cli.pipeline import located, pipeline_option
+from tidemill.cluster.leases import RENEW_EVERY_S, TTL_S
 from tidemill.pipeline.process import MAIN, Asked, ask
 from tidemill.runner.part_futures import resource_of
 from tidemill.runner.supervisor import RunnerOptions, run_runner
@@ -38,18 +40,39 @@ def run_command(
     Exit code 1 when something failed. Any number of runners may run one pipeline at once, on any machines
     that share its store and objects.
     """
-    import msgspec
+    return run_pipeline(file, output, watch=watch, spark=spark, threads=threads, grace_s=grace_s, quiet=quiet)
 
+
+def run_pipeline(
+    file: str | None,
+    output: Output,
+    *,
+    watch: bool,
+    starts: bool = True,
+    spark: str = "",
+    threads: int = 4,
+    grace_s: float = 30.0,
+    ttl_s: float = TTL_S,
+    quiet: bool = False,
+) -> int:
+    """Be a runner of a pipeline: a supervisor here, and a child that imports it; the exit code."""
     target, folder = located(file)
     about = ask(target, folder)
     asked = Asked(
         target=target,
         folder=str(folder),
         watch=watch,
+        starts=starts,
         spark=spark,
         threads=threads,
         json=output.json,
         quiet=quiet,
     )
-    options = RunnerOptions(names=frozenset({resource_of(about.name)}), threads=threads, grace_s=grace_s)
+    options = RunnerOptions(
+        names=frozenset({resource_of(about.name)}),
+        threads=threads,
+        grace_s=grace_s,
+        ttl_s=ttl_s,
+        every_s=RENEW_EVERY_S * ttl_s / TTL_S,
+    )
     return run_runner(about.place, MAIN, msgspec.to_builtins(asked), options)

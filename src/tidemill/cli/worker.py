@@ -89,6 +89,12 @@ SIZE = Size()
     show_default=True,
     help="Seconds after which a silent worker counts as dead.",
 )
+@click.option(
+    "--spark",
+    "pipeline",
+    metavar="FILE[:NAME]",
+    help="Make parts of this pipeline, in --slots threads around one Spark session, and run nothing else.",
+)
 @click.option("--with-parent", is_flag=True, help="Drain when standard input is closed.")
 @click.option("--quiet", is_flag=True, help="Tell nothing of what happens.")
 @json_option
@@ -114,14 +120,28 @@ def worker(
     cancel_grace_s: float,
     max_waiting: int,
     ttl_s: float,
+    pipeline: str | None,
     with_parent: bool,
     quiet: bool,
-) -> None:
+) -> int | None:
     """Run futures: a supervisor and its child processes, until SIGTERM.
 
     A first SIGTERM drains: nothing new is taken, what runs may finish within the grace, the rest is given
     back. A second one ends the grace. With --json every event is one JSON object on a line of its own.
     """
+    if pipeline is not None:
+        if home is not None:
+            raise UsageError("a pipeline knows its home", hint="leave --home out with --spark")
+        return run_pipeline(
+            pipeline,
+            output,
+            watch=True,
+            starts=False,
+            threads=slots,
+            grace_s=grace_s,
+            ttl_s=ttl_s,
+            quiet=quiet,
+        )
     place = Place.of(
         home=home,
         store=None if home is not None else store,
@@ -160,6 +180,7 @@ def worker(
             output.stderr.print(f"[dim]{type(event).__name__}[/dim] {_said(event)}")
 
     run_worker(place, options, zygote=zygote, emit=tell)
+    return None
 
 
 def _said(event: Event) -> str:

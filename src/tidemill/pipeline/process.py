@@ -59,12 +59,14 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """What the child of a runner is to do.
 
     - target: the pipeline, as `loading.load` takes it, with the folder it is relative to.
+    - starts: start runs; else only parts of runs are made that others have started.
     - spark: a master or a Spark Connect address, instead of the pipeline's own.
     """
 
     target: str
     folder: str
     watch: bool = False
+    starts: bool = True
     spark: str = ""
     threads: int = 4
     json: bool = False
@@ -121,6 +123,7 @@ def main(seat: Seat) -> int:
             pipeline,
             seat.presence,
             watch=asked.watch,
+            starts=asked.starts,
             emit=talk,
             stop=seat.draining,
             threads=asked.threads,

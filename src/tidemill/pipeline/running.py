@@ -62,6 +62,7 @@ def run_as(
     emit: Emit = ignore,
     stop: threading.Event | None = None,
     threads: int = THREADS,
+    starts: bool = True,
 ) -> Report:
     """Run as a node that somebody keeps in the list."""
     site = pipeline.site
@@ -82,5 +83,5 @@ def run_as(
             chance=site.chance,
             emit=emit,
         )
-        tally = runner.run(watch=watch, stop=stop)
+        tally = runner.run(watch=watch, starts=starts, stop=stop)
     return report.of(pipeline.name, tally, site.clock.monotonic() - began)

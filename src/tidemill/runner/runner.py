@@ -70,7 +70,7 @@ class Runner:
             clock=clock,
             chance=chance,
         )
-        self._presence = presence
+        self._clock = clock
         self.loop = Loop(
             store,
             keys,
@@ -84,15 +84,27 @@ class Runner:
             emit=emit,
         )
 
+    def _lend(self, stop: threading.Event) -> Tally:
+        while not self._clock.wait(stop, 0.5):
+            self.hands.check()
+        return self.loop.tally
+
     def _check(self) -> None:
         self.hands.check()
         self.loop.lines.check()
 
-    def run(self, *, watch: bool, stop: threading.Event | None = None) -> Tally:
-        """Run. What stands for the death of this process is raised, with everything dropped as it is."""
+    def run(self, *, watch: bool, starts: bool = True, stop: threading.Event | None = None) -> Tally:
+        """Run. What stands for the death of this process is raised, with everything dropped as it is.
+
+        - watch: stay for what arrives.
+        - starts: start runs, or only make parts of runs that others have started.
+        """
         self.hands.start()
         try:
-            tally = self.loop.watch(stop) if watch else self.loop.catch_up(stop)
+            if starts:
+                tally = self.loop.watch(stop) if watch else self.loop.catch_up(stop)
+            else:
+                tally = self._lend(stop or threading.Event())
             self.loop.end()
             self.hands.check()
         except Exception:
