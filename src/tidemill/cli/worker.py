@@ -132,6 +132,8 @@ def worker(
     if pipeline is not None:
         if home is not None:
             raise UsageError("a pipeline knows its home", hint="leave --home out with --spark")
+        from tidemill.cli.run import run_pipeline
+
         return run_pipeline(
             pipeline,
             output,
