@@ -78,7 +78,7 @@ def aggregate_call(stage: Stage, node: exp.Expr) -> AggregateCall:
     for argument in arguments:
         try:
             said.append(stage.expr(argument))
-        except AssertionError:  # something the parser put there itself, and nobody wrote
+        except Unsupported:  # something the parser put there itself, and nobody wrote
             plain = False
     return AggregateCall(value, name, tuple(said), distinct, condition, plain)
 
@@ -180,7 +180,13 @@ class Grouped(Stage):
         if called(self.front.query, node) in {"grouping", "grouping_id"}:
             return self._whole(node, self._grouping(node))
         key = self._key(node)
-        return self._whole(node, column(key)) if key is not None else super().hole(node)
+        if key is None:
+            return super().hole(node)
+        expr = column(key)
+        if isinstance(node, exp.Column):
+            expr = self.renamed(node, expr, node.parts[-1].name, whole=True)
+        start, end = self.front.query.span(node)
+        return Hole(start, end, expr, bare=expr.column is None)
 
     def _key(self, node: exp.Expr) -> int | None:
         if not self.groups or isinstance(node, exp.Identifier | exp.DataType | exp.Star | exp.Lambda):
@@ -189,7 +195,7 @@ class Grouped(Stage):
             return None
         try:
             expr = self.rows.expr(node)
-        except (Unsupported, QueryError, AssertionError):
+        except (Unsupported, QueryError):
             return None
         return self.groups.index(expr) if expr in self.groups else None
 

@@ -18,6 +18,7 @@ from sqlglot.parsers.spark import SparkParser
 from sqlglot.tokenizer_core import Token, TokenType
 
 from tidemill.errors import QuerySyntax
+from tidemill.views.sql.catalog import Unsupported
 from tidemill.views.sql.place import Place, place_of, pointed
 
 SPAN = "tidemill_span"
@@ -79,18 +80,20 @@ class Query:
             return (int(known[0]), int(known[1]))
         if "start" in node.meta and "end" in node.meta:
             return (int(node.meta["start"]), int(node.meta["end"]))
-        below = [self.span(child) for child in node.iter_expressions() if self._placed(child)]
-        assert below, f"no place is known for {type(node).__name__}"
+        below = [self.span(child) for child in node.iter_expressions() if self.placed(child)]
+        if not below:
+            raise Unsupported(f"{type(node).__name__} is not taken apart")
         return (min(start for start, _ in below), max(end for _, end in below))
 
-    def _placed(self, node: exp.Expr) -> bool:
+    def placed(self, node: exp.Expr) -> bool:
+        """Whether it stands in the text, and was not put into the tree by the parser."""
         if SPAN in node.meta or ("start" in node.meta and "end" in node.meta):
             return True
-        return any(self._placed(child) for child in node.iter_expressions())
+        return any(self.placed(child) for child in node.iter_expressions())
 
     def place(self, node: exp.Expr) -> Place:
         """Where an error about the node points; the whole query if nobody noted it."""
-        start, end = self.span(node) if self._placed(node) else (0, 0)
+        start, end = self.span(node) if self.placed(node) else (0, 0)
         return place_of(self.sql, start, end)
 
     def text(self, node: exp.Expr) -> str:
@@ -107,6 +110,11 @@ class Query:
             found.append(self.tokens[at])
             at += 1
         return found
+
+    def token_after(self, offset: int) -> Token | None:
+        """The token that begins after a character."""
+        later = [token for token in self.tokens if token.start > offset]
+        return later[0] if later else None
 
     def token_before(self, offset: int) -> Token | None:
         """The token that ends before a character."""

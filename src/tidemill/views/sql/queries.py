@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sqlglot import exp
+from sqlglot.tokenizer_core import TokenType
 
 from tidemill.errors import QueryError, QueryRefused
 from tidemill.views.circuit.operators import Distinct, NamedInput, Opaque, Operator, SetOp, UnionAll
@@ -78,6 +79,8 @@ class Queries:
     def query(self, node: exp.Expr) -> Relation:
         """The query, in operators if it can be taken apart, whole if it can't."""
         try:
+            if any(token.token_type == TokenType.PIPE_GT for token in self.front.query.tokens):
+                raise Unsupported("a query in pipes")
             return self._taken_apart(node)
         except Unsupported as reason:
             return self._whole(node, reason)

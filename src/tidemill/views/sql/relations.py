@@ -75,26 +75,10 @@ class Relations:
         return made
 
     def _list(self, first: exp.Expr, joins: Sequence[exp.Join]) -> From:
-        # Joins bind tighter than commas: `a, b RIGHT JOIN c` is a beside (b RIGHT JOIN c).
-        groups: list[tuple[exp.Expr, exp.Join | None, list[exp.Join]]] = [(first, None, [])]
+        # In Spark a comma binds no looser than JOIN: `a, b RIGHT JOIN c` is (a, b) RIGHT JOIN c.
+        made = self._relation(first)
         for join in joins:
-            if self.front.query.text(join).startswith(","):
-                groups.append((join.this, join, []))
-            else:
-                groups[-1][2].append(join)
-        made: From | None = None
-        for node, comma, chained in groups:
-            if made is not None and isinstance(node, exp.Lateral):
-                made = self._lateral_join(made, node)
-                for join in chained:
-                    made = self._join(made, join)
-                continue
-            part = self._relation(node)
-            for join in chained:
-                part = self._join(part, join)
-            made = part if made is None else self._combined("cross", made, part, (), ())
-            del comma
-        assert made is not None
+            made = self._join(made, join)
         return made
 
     # --- one relation -------------------------------------------------------------------------------------
@@ -183,7 +167,7 @@ class Relations:
         if using:
             return self._using(kind, left, right, using, join)
         on = join.args.get("on")
-        if on is None:
+        if on is None or not self.front.query.placed(on):
             return self._combined("cross" if kind == "inner" else kind, left, right, (), ())
         keys, residual = self._on(left, right, on)
         return self._combined("inner" if kind == "cross" else kind, left, right, keys, residual)

@@ -72,7 +72,7 @@ class Block:
         if qualify is not None:
             # Names in QUALIFY are first those of the rows, then those of the select list.
             self._translate(stage, listed)
-            stage.operator = Filter(stage.operator, self._conditions(stage, qualify.this))
+            self._filter(stage, qualify.this)
         exprs = self._translate(stage, listed)
         names = tuple(name for item in listed for name in (item.names or (None,)))
         return self._finished(stage, exprs, names, order)
@@ -125,8 +125,10 @@ class Block:
                 stage.operator = Filter(stage.operator, (expr,))
         return correlated
 
-    def _conditions(self, stage: Stage, node: exp.Expr) -> tuple[Expr, ...]:
-        return tuple(stage.expr(one) for one in stage.conjuncts(node))
+    def _filter(self, stage: Stage, node: exp.Expr) -> None:
+        # Subqueries among the conditions become columns first.
+        conditions = tuple(stage.expr(one) for one in stage.conjuncts(node))
+        stage.operator = Filter(stage.operator, conditions)
 
     # --- groups -------------------------------------------------------------------------------------------
 
@@ -199,7 +201,7 @@ class Block:
         for item in listed:
             if item.node is not None and self._simple(item.node):
                 self._remember(stage, item, stage.expr(item.node))
-        stage.operator = Filter(stage.operator, self._conditions(stage, node))
+        self._filter(stage, node)
         stage.aliases = {}
 
     def _simple(self, node: exp.Expr) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from sqlglot import exp
+from sqlglot.tokenizer_core import TokenType
 
 from tidemill.views.circuit.expr import Expr, Now, column, joined
 from tidemill.views.circuit.functions import CLOCK, GENERATORS, GROUPING, NAME_SENSITIVE, WINDOW_ONLY
@@ -45,13 +46,18 @@ class Stage:
         self.aliases: dict[str, list[Expr]] = {}
         self.known: dict[int, Expr] = {}
         self.subqueries: SubqueryRule | None = None
+        self.root: exp.Expr | None = None
 
     # --- translation --------------------------------------------------------------------------------------
 
     def expr(self, node: exp.Expr, correlated: bool = False) -> Expr:
         """The expression over this stage's columns."""
         start, end = self.front.query.span(node)
-        return self.cut(start, end, [node], correlated)
+        around, self.root = self.root, node
+        try:
+            return self.cut(start, end, [node], correlated)
+        finally:
+            self.root = around
 
     def cut(self, start: int, end: int, nodes: list[exp.Expr], correlated: bool = False) -> Expr:
         """A piece of text that is made of these nodes and words between them."""
@@ -200,7 +206,13 @@ class Stage:
     def renamed(self, node: exp.Column, expr: Expr, name: str, whole: bool) -> Expr:
         """With the column's own name behind it where the name becomes part of the value: in struct(…)."""
         parent = node.parent
-        if whole and parent is not None and called(self.front.query, parent) == "struct":
+        while isinstance(parent, exp.PropertyEQ):
+            parent = parent.parent
+        after = self.front.query.token_after(self.front.query.span(node)[1])
+        argument = after is not None and after.token_type in {TokenType.COMMA, TokenType.R_PAREN}
+        if node is self.root or not whole or not argument or parent is None:
+            return expr
+        if called(self.front.query, parent) == "struct":
             return Expr(joined((*expr.enclosed().parts, f" AS {_quoted(name)}")), expr.calls)
         return expr
 

@@ -78,9 +78,16 @@ class Subqueries:
         if alone is not None:
             stage.operator = Join(kind, stage.operator, alone.operator)
             return
-        rows = self.builder.rows(query, stage)
+        rows = self._plain(query, stage)
         keys, residual = split(rows, stage.operator.width)
         stage.operator = Join(kind, stage.operator, rows.stage.operator, keys, residual)
+
+    def _plain(self, query: exp.Expr, stage: Stage) -> Rows:
+        rows = self.builder.rows(query, stage)
+        if any(True for item in rows.items for _ in aggregates(stage.front, item)):
+            # An aggregate without groups has a row whatever the condition says.
+            raise Unsupported("EXISTS or IN over a correlated aggregate")
+        return rows
 
     def _in(self, stage: Stage, value: exp.Expr, query: exp.Expr, negated: bool) -> None:
         while isinstance(value, exp.Paren):
@@ -94,7 +101,7 @@ class Subqueries:
             inner = alone.operator
             found = [column(i) for i in range(inner.width)]
         else:
-            rows = self.builder.rows(query, stage)
+            rows = self._plain(query, stage)
             found = [rows.stage.expr(item) for item in rows.items]
             inner = rows.stage.operator
             keys, residual = split(rows, stage.operator.width)

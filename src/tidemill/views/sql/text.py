@@ -40,6 +40,7 @@ WORDS = names("""
 BOTH = names("any exists filter ilike left like range right rlike some window")
 NESTED = names("array char dec decimal map numeric struct varchar")
 OPENING = frozenset({"(", "[", "."})
+QUOTES = frozenset({"'", '"'})
 CLOSING = frozenset({",", ")", "]", "."})
 
 
@@ -88,6 +89,8 @@ def call_of(token: Token, before: Token | None, following: Token | None) -> str 
         return None
     if name in NESTED and (before is None or before.text in {"<", ":"}):
         return name if before is None else None
+    if name in {"any", "some"} and before is not None and before.text.lower() in {"like", "ilike", "rlike"}:
+        return None
     if name in BOTH:
         operator = before is not None and (_is_word(before) or before.token_type == TokenType.R_PAREN)
         if operator and before is not None and before.text.lower() not in WORDS:
@@ -97,7 +100,9 @@ def call_of(token: Token, before: Token | None, following: Token | None) -> str 
 
 
 def called(query: Query, node: exp.Expr) -> str | None:
-    """The name of the function that a node calls, by the word that stands first in it."""
+    """The name of the function that a node calls:
+    the word before parentheses that hold all the rest of it.
+    """
     if not isinstance(node, exp.Func | exp.Any | exp.SubqueryPredicate):
         return None
     tokens = query.tokens_of(node)
@@ -105,6 +110,11 @@ def called(query: Query, node: exp.Expr) -> str | None:
         return None
     if len(tokens) == 1:
         return tokens[0].text.lower()
+    depth = 0
+    for place, token in enumerate(tokens):
+        depth += {TokenType.L_PAREN: 1, TokenType.R_PAREN: -1}.get(token.token_type, 0)
+        if place and not depth and place < len(tokens) - 1:
+            return None
     return call_of(tokens[0], query.token_before(tokens[0].start), tokens[1])
 
 
@@ -141,6 +151,8 @@ def _symbol(raw: str) -> bool:
 def _space(last: str, raw: str, gap: bool) -> str:
     if not last or raw in CLOSING or last in OPENING:
         return ""
+    if not gap and raw[0] in QUOTES and last[0] in QUOTES:
+        return ""  # 'it''s' is one string to Spark, and two tokens here
     if raw in {"(", "["}:
         return " " if gap else ""
     if _symbol(raw) and _symbol(last):

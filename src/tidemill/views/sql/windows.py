@@ -115,6 +115,6 @@ def _call(stage: Stage, window: exp.Window, frame: str) -> WindowCall:
             continue
         try:
             arguments.append(stage.expr(part))
-        except AssertionError:  # something the parser put there itself
+        except Unsupported:  # something the parser put there itself
             continue
     return WindowCall(value, name, tuple(arguments), frame)

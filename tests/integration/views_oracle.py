@@ -1,0 +1,162 @@
+"""The second oracle: a query and its circuit, both computed by plain Spark, over data that is full of traps."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from tidemill.errors import QueryRefused
+from tidemill.views.circuit.interpret import interpret
+from tidemill.views.circuit.operators import Column, Output
+from tidemill.views.sql.catalog import Analyse, Table
+from tidemill.views.sql.compile import Compiled, compile_query
+
+TABLES = {
+    "t": "a INT, b INT, c STRING, x DOUBLE, d DECIMAL(10,2), ts TIMESTAMP, day DATE",
+    "u": "a INT, k BIGINT, e STRING, y DOUBLE",
+    "n": "id INT, arr ARRAY<INT>, m MAP<STRING, INT>, s STRUCT<f: INT, g: STRING>",
+    "none": "a INT, z STRING",
+    "odd one": "`a b` INT, `select` STRING, `x``y` INT, `Ünï` STRING",
+}
+
+ROWS = {
+    "t": """
+        (1, 10, 'x', 1.5D, 1.10, TIMESTAMP '2024-01-01 00:00:00', DATE '2024-01-01'),
+        (1, 10, 'x', 1.5D, 1.10, TIMESTAMP '2024-01-01 00:00:00', DATE '2024-01-01'),
+        (2, 20, 'y', CAST('NaN' AS DOUBLE), 2.20, TIMESTAMP '2024-02-01 12:00:00', DATE '2024-02-01'),
+        (2, 5, 'Y', -0.0D, 0.00, TIMESTAMP '2024-02-02 12:00:00', DATE '2024-02-02'),
+        (3, NULL, NULL, 0.0D, NULL, NULL, NULL),
+        (NULL, 7, 'x', NULL, 3.30, TIMESTAMP '2024-03-01 00:00:00', DATE '2024-03-01'),
+        (NULL, NULL, 'z', CAST('NaN' AS DOUBLE), 4.40, NULL, DATE '2024-01-01'),
+        (4, 2147483647, '', 1e300D, -1.10, TIMESTAMP '2024-01-01 00:00:00', DATE '2023-12-31'),
+        (5, 0, 'x y', 2.5D, 99.99, TIMESTAMP '2023-01-01 00:00:00', DATE '2023-01-01')""",
+    "u": """
+        (1, 100, 'x', 1.5D), (1, 101, 'x', 2.5D), (2, 200, 'Y', CAST('NaN' AS DOUBLE)), (2, 200, 'Y', 0.0D),
+        (NULL, 300, 'z', NULL), (6, NULL, NULL, -0.0D), (5, 7, 'w', 2.5D)""",
+    "n": """
+        (1, array(1, 2, NULL), map('k', 1, 'l', 2), named_struct('f', 1, 'g', 'one')),
+        (2, array(), map(), named_struct('f', NULL, 'g', 'two')),
+        (3, NULL, NULL, NULL), (4, array(2, 2), map('k', 5), named_struct('f', 4, 'g', NULL))""",
+    "odd one": "(1, 'one', 10, 'ä'), (2, NULL, 20, NULL), (NULL, 'three', 30, 'c')",
+}
+
+# Hundreds of queries over a handful of rows: compiling Java for them takes most of the time.
+SETTINGS = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a query gives and what its circuit gives, each without what they share."""
+
+    query: str
+    circuit: str
+    only_query: Counter[str]
+    only_circuit: Counter[str]
+
+    def __str__(self) -> str:
+        return f"{self.query}\n{self.circuit}\nquery: {self.only_query}\ncircuit: {self.only_circuit}"
+
+
+def columns_of(spark: Any, ddl: str) -> tuple[Column, ...]:
+    empty = spark.createDataFrame([], ddl)
+    return tuple(Column(field.name, field.dataType.simpleString()) for field in empty.schema.fields)
+
+
+def analysis(spark: Any) -> Analyse:
+    """Spark's analysis, over temporary views that have the tables' names."""
+    from pyspark.errors import PySparkException
+
+    def analyse(sql: str, tables: Mapping[str, Table]) -> Sequence[Column]:
+        try:
+            schema = spark.sql(sql).schema
+        except PySparkException as error:
+            raise refusal(str(error)) from None
+        return [Column(field.name, field.dataType.simpleString()) for field in schema.fields]
+
+    return analyse
+
+
+def refusal(said: str) -> QueryRefused:
+    error = QueryRefused(said.strip().splitlines()[0])
+    place = re.search(r"line (\d+),? pos (\d+)", said)
+    if place:
+        error.line, error.column = int(place[1]), int(place[2]) + 1
+    return error
+
+
+@contextmanager
+def stage(
+    spark: Any, rows: Mapping[str, str], ddl: Mapping[str, str] | None = None
+) -> Iterator[dict[str, Table]]:
+    """The tables as temporary views, empty where there are no rows; and settings for many tiny queries."""
+    before = {name: spark.conf.get(name, None) for name in SETTINGS}
+    for name, value in SETTINGS.items():
+        spark.conf.set(name, value)
+    tables = {}
+    try:
+        for name, types in (ddl or TABLES).items():
+            columns = columns_of(spark, types)
+            tables[name] = Table(name, columns)
+            quoted = [f"`{column.name.replace('`', '``')}`" for column in columns]
+            cast = ", ".join(f"CAST(c{i} AS {c.type}) AS {quoted[i]}" for i, c in enumerate(columns))
+            given = ", ".join(f"c{i}" for i in range(len(columns)))
+            nothing = ", ".join(["NULL"] * len(columns))
+            values = (
+                f"VALUES {rows[name]} AS v({given})"
+                if rows.get(name)
+                else f"VALUES ({nothing}) AS v({given})"
+            )
+            where = "" if rows.get(name) else " WHERE false"
+            spark.sql(f"SELECT {cast} FROM {values}{where}").createOrReplaceTempView(f"`{name}`")
+        yield tables
+    finally:
+        for name in tables:
+            spark.catalog.dropTempView(name)
+        for name, value in before.items():
+            if value is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, value)
+
+
+def compiled(spark: Any, tables: Mapping[str, Table], sql: str, **options: Any) -> Compiled:
+    return compile_query(sql, tables, analysis(spark), **options)
+
+
+def bags(spark: Any, queries: Sequence[str]) -> list[Counter[str]]:
+    """The rows of each query, by one Spark job for all."""
+    from pyspark.sql import functions as f
+
+    parts = []
+    for place, sql in enumerate(queries):
+        # NULL fields stay, so that a row is told from one with a field less.
+        row = f.to_json(f.struct("*"), {"ignoreNullFields": "false"})
+        parts.append(spark.sql(sql).select(f.lit(place).alias("place"), row.alias("said")))
+    found: list[Counter[str]] = [Counter() for _ in queries]
+    for place, said in reduce(lambda one, other: one.unionAll(other), parts).collect():
+        found[place][said] += 1
+    return found
+
+
+def differences(spark: Any, pairs: Sequence[tuple[str, Output]], batch: int = 12) -> list[Difference]:
+    """The queries that give other rows than their circuits."""
+    wrong = []
+    for start in range(0, len(pairs), batch):
+        some = pairs[start : start + batch]
+        circuits = [interpret(output) for _, output in some]
+        found = bags(
+            spark, [sql for pair in zip([sql for sql, _ in some], circuits, strict=True) for sql in pair]
+        )
+        for place, (sql, _) in enumerate(some):
+            query, circuit = found[2 * place], found[2 * place + 1]
+            if query != circuit:
+                wrong.append(Difference(sql, circuits[place], query - circuit, circuit - query))
+    return wrong
