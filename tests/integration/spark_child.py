@@ -5,8 +5,10 @@ It says on stdout, as JSON, what it found.
 """
 
 import sys
+import threading
 
 import msgspec
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 from tidemill.clock import SYSTEM
@@ -18,6 +20,25 @@ from tidemill.spark.storage import Storage
 from tidemill.spark.writing import write_frame
 
 COLUMNS = "id BIGINT, v STRING"
+
+
+def interrupted(spark: SparkSession) -> bool:
+    """Whether another thread can end what runs under a tag."""
+    ended = threading.Event()
+
+    def long_job() -> None:
+        try:
+            with tagged(spark, "attempt-1"):
+                spark.range(10**14).agg(sf.sum(sf.hash("id"))).collect()
+        except Exception:  # noqa: BLE001 - that it ends with one is the point
+            ended.set()
+
+    threading.Thread(target=long_job, daemon=True).start()
+    for _ in range(600):
+        interrupt(spark, "attempt-1")
+        if ended.wait(0.1):
+            return True
+    return False
 
 
 def main(settings: SparkSettings, folder: str) -> dict[str, object]:
@@ -40,7 +61,7 @@ def main(settings: SparkSettings, folder: str) -> dict[str, object]:
         "rows": [first.rows, second.rows],
         "partitions": [item.partition for item in second.objects],
         "sums": sorted([row["_position"], row["v"], row["s"]] for row in sums),
-        "interrupted": interrupt(spark, "nobody"),
+        "interrupted": interrupted(spark),
     }
     victim = first.objects[0].uri
     storage.objects.put(victim, b"no parquet, but bytes")

@@ -1,5 +1,19 @@
+"""Sessions: ours, a second one, somebody else's; and what runs under a tag can be ended."""
+
+import os
+import threading
+from dataclasses import dataclass
+
+import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
+
+from tests.servers.process import wait_until
+from tidemill.errors import SessionUnfit, SparkUnavailable, UsageError
+from tidemill.spark.java import REAL_JAVA
+from tidemill.spark.sessions import PINNED, SparkSettings, adopt, interrupt, open_session, require, tagged
+
+ZONE = "spark.sql.session.timeZone"
 
 
 def test_a_session_counts_groups_and_runs_python(spark: SparkSession) -> None:
@@ -7,3 +21,88 @@ def test_a_session_counts_groups_and_runs_python(spark: SparkSession) -> None:
     rows = spark.range(10).select((sf.col("id") % 2).alias("odd"), twice("id").alias("t"))
     got = {row["odd"]: row["s"] for row in rows.groupBy("odd").agg(sf.sum("t").alias("s")).collect()}
     assert got == {0: 40, 1: 50}
+
+
+def test_what_changes_results_is_pinned(spark: SparkSession) -> None:
+    assert {name: spark.conf.get(name) for name in PINNED} == PINNED
+    with pytest.raises(UsageError, match="timeZone cannot be 'Europe/Berlin'"):
+        SparkSettings(conf={ZONE: "Europe/Berlin"})
+
+
+def test_starting_spark_leaves_the_environment_as_it_was(spark: SparkSession) -> None:
+    assert REAL_JAVA not in os.environ
+    assert "tidemill" not in os.environ.get("JAVA_HOME", "")
+
+
+def test_a_second_session_of_a_process_shares_its_spark_and_not_its_settings(spark: SparkSession) -> None:
+    second = open_session(SparkSettings(conf={"spark.sql.shuffle.partitions": "7"}))
+    assert second.conf.get("spark.sql.shuffle.partitions") == "7"
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+    assert second.conf.get("spark.app.id") == spark.conf.get("spark.app.id")
+    second.range(1).createOrReplaceTempView("seen_by_the_second")
+    assert not spark.catalog.tableExists("seen_by_the_second")
+    with pytest.raises(SparkUnavailable, match=r"master local\[2\] already"):
+        open_session(SparkSettings(master="spark://127.0.0.1:1"))
+    with pytest.raises(SparkUnavailable, match="another process"):
+        open_session(SparkSettings(remote="sc://127.0.0.1:1/;token=hidden"))
+
+
+def test_settings_name_one_spark() -> None:
+    with pytest.raises(UsageError, match="both a master"):
+        SparkSettings(master="local[2]", remote="sc://127.0.0.1:1")
+
+
+def test_a_session_of_somebody_else_is_set_back_when_the_last_use_ends(spark: SparkSession) -> None:
+    theirs = spark.newSession()
+    theirs.conf.set(ZONE, "Europe/Berlin")
+    theirs.conf.set("spark.sql.ansi.enabled", "false")
+    before = {name: theirs.conf.get(name) for name in PINNED}
+    first = adopt(theirs)
+    with first as session:
+        assert session is theirs
+        second = adopt(theirs)
+        second.__enter__()
+        assert {name: theirs.conf.get(name) for name in PINNED} == PINNED
+    assert theirs.conf.get(ZONE) == "UTC"
+    second.__exit__(None, None, None)
+    assert {name: theirs.conf.get(name) for name in PINNED} == before
+
+
+def test_a_session_that_is_too_old_is_refused_with_the_reason() -> None:
+    @dataclass
+    class Old:
+        version: str
+
+    require(Old("4.1.0"))  # type: ignore[arg-type]
+    require(Old("4.12.1-SNAPSHOT"))  # type: ignore[arg-type]
+    for version in ("3.5.6", "4.0.1", "unknown"):
+        with pytest.raises(SessionUnfit, match=f"it is Spark {version}, and 4.1 is the oldest"):
+            require(Old(version))  # type: ignore[arg-type]
+
+
+def test_what_runs_under_a_tag_is_ended_by_it_and_nothing_else_is(spark: SparkSession) -> None:
+    ended: dict[str, str] = {}
+
+    def long_job(tag: str) -> None:
+        try:
+            with tagged(spark, tag):
+                spark.range(10**14).agg(sf.sum(sf.hash("id"))).collect()
+        except Exception as error:  # noqa: BLE001 - that it ends with one is the point
+            ended[tag] = str(error)
+
+    def end(tag: str) -> bool:
+        interrupt(spark, tag)
+        return tag in ended
+
+    threads = [threading.Thread(target=long_job, args=(tag,), daemon=True) for tag in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    try:
+        assert wait_until(lambda: end("one"), timeout_s=60)
+        assert "two" not in ended
+    finally:
+        assert wait_until(lambda: end("two"), timeout_s=60)
+    for thread in threads:
+        thread.join(60)
+    assert "cancel" in ended["one"].lower()
+    assert spark.range(3).count() == 3

@@ -55,7 +55,7 @@ class Runner:
             threads=threads,
             objects=objects,
             tools=Tools(spark=spark, storage=storage, objects=objects, program=program),
-            interrupt=lambda tag: _ignored(interrupt(spark, tag)),
+            interrupt=lambda tag: interrupt(spark, tag),
             clock=clock,
             chance=chance,
             emit=emit,
@@ -136,7 +136,3 @@ def _views(
         program.datasets,
         code,
     )
-
-
-def _ignored(_: object) -> None:
-    """An answer that nobody needs."""

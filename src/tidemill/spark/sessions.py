@@ -278,14 +278,27 @@ def _shown(remote: str) -> str:
 
 @contextmanager
 def tagged(session: "SparkSession", tag: str) -> Iterator[None]:
-    """Mark every job that this thread starts in the block, so that `interrupt` finds it."""
-    session.addTag(tag)
+    """Mark every job that this thread starts in the block, so that `interrupt` finds it.
+
+    A session's own tags are known to one thread alone where Spark runs in this process (`interruptTag` from
+    another finds nothing), so there the jobs are marked with those of the Spark context.
+    """
+    if _is_connect(session):
+        session.addTag(tag)
+    else:
+        session.sparkContext.addJobTag(tag)
     try:
         yield
     finally:
-        session.removeTag(tag)
+        if _is_connect(session):
+            session.removeTag(tag)
+        else:
+            session.sparkContext.removeJobTag(tag)
 
 
-def interrupt(session: "SparkSession", tag: str) -> int:
-    """End what runs under a tag, from any thread; returns how many jobs or operations were told to end."""
-    return len(session.interruptTag(tag))
+def interrupt(session: "SparkSession", tag: str) -> None:
+    """End what runs under a tag now, from any thread. What starts under it later is not ended."""
+    if _is_connect(session):
+        session.interruptTag(tag)
+    else:
+        session.sparkContext.cancelJobsWithTag(tag)
