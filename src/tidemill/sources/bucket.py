@@ -60,6 +60,7 @@ def bucket(
     on_change: str = "warn",
     max_files: int = DEFAULT_POLICY.max_files,
     max_bytes: int = DEFAULT_POLICY.max_bytes,
+    ranges: int = 1,
     **options: object,
 ) -> BucketSpec:
     """Objects that others put into a bucket.
@@ -74,6 +75,7 @@ def bucket(
         on_change: what becomes of an object that is replaced after it was taken: `warn` (once) or `take`.
         max_files: of one lot.
         max_bytes: of one lot, unless a single object is larger.
+        ranges: into how many parts the listing is cut, for nodes to share; worth it from some 10,000 files.
         options: of the format, see `tidemill.spark.formats.Reading`.
     """
     name = scheme(url)
@@ -91,7 +93,9 @@ def bucket(
         prefix=prefix,
         pattern=Pattern(pattern),
         reading=reading_of(pattern, format, options),
-        policy=Policy(settle_s=settle_s, on_change=on_change, max_files=max_files, max_bytes=max_bytes),
+        policy=Policy(
+            settle_s=settle_s, on_change=on_change, max_files=max_files, max_bytes=max_bytes, ranges=ranges
+        ),
     )
 
 

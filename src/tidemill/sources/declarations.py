@@ -1,7 +1,6 @@
 """What is declared of a source: plain data, the same in every process that has the pipeline."""
 
 import hashlib
-from typing import Literal
 
 import msgspec
 
@@ -10,7 +9,7 @@ from tidemill.lots.datasets import Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.spark.formats import Reading
 
-OnChange = Literal["warn", "take"]
+MOST_RANGES = 64
 MOST_FILES = 500
 """Of one window: its rows fit one transaction (LOT-43)."""
 
@@ -20,12 +19,16 @@ NULL, as `record` is, for a file that could not be read at all."""
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """When files are taken, and how many at once."""
+    """When files are taken, and how many at once.
+
+    - ranges: into how many the listing is cut for nodes to share; 1 for small ones, which one node lists.
+    """
 
     settle_s: float = 0.0
     on_change: str = "warn"
     max_files: int = MOST_FILES
     max_bytes: int = 1 << 30
+    ranges: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.settle_s <= 86_400:
@@ -36,6 +39,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             raise BadSource(f"max_files={self.max_files}", hint=f"1 to {MOST_FILES} files in one lot")
         if self.max_bytes < 1:
             raise BadSource(f"max_bytes={self.max_bytes}", hint="a number of bytes")
+        if not 1 <= self.ranges <= MOST_RANGES:
+            raise BadSource(f"ranges={self.ranges}", hint=f"1 to {MOST_RANGES} ranges that nodes share")
 
 
 DEFAULT_POLICY = Policy()

@@ -12,6 +12,23 @@ class FilesFound(Event, frozen=True):
     windows: int
 
 
+class RangesMade(Event, frozen=True):
+    """The listing of a source was cut into ranges that nodes share."""
+
+    source: str
+    ranges: int
+    files: int
+
+
+class RangeLooked(Event, frozen=True):
+    """A node has looked at a range of a source's paths."""
+
+    source: str
+    range: str
+    holder: str
+    listed: int
+
+
 class FileSkipped(Event, frozen=True):
     """A file or folder is left alone, as long as it is like that."""
 

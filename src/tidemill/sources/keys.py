@@ -5,6 +5,8 @@
 (C, "source-window", source, number)          a window's row
 (C, "source-window-page", source, number, n)  the files of a window that is not published, in pages
 (C, "source-window-open", source, number)     the windows that are not ended
+(C, "source-ranges", source)                  the ranges that nodes share its listing by
+(C, "source-seen", source, generation, range) when a range was last looked at
 """
 
 from tidemill.publish.keys import PublishKeys
@@ -21,6 +23,8 @@ class SourceKeys:
         self.window = Space(cluster, "source-window")
         self.page = Space(cluster, "source-window-page")
         self.open = Space(cluster, "source-window-open")
+        self.arranged = Space(cluster, "source-ranges")
+        self.seen = Space(cluster, "source-seen")
 
     def looking(self, source: str) -> bytes:
         """The lease of whoever lists a source."""

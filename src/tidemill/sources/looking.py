@@ -35,12 +35,25 @@ class Looked(msgspec.Struct, frozen=True, kw_only=True):
 
     - listed: files that are there, taken ones included.
     - waiting_s: when the first of those that have not come to rest can have; None when all have.
+    - whole: everything was listed, by us or by others that share the listing.
     """
 
     listed: int = 0
     taken: int = 0
     windows: tuple[int, ...] = ()
     waiting_s: float | None = None
+    whole: bool = True
+
+    def joined(self, other: "Looked") -> "Looked":
+        """Both together."""
+        waits = [one for one in (self.waiting_s, other.waiting_s) if one is not None]
+        return Looked(
+            listed=self.listed + other.listed,
+            taken=self.taken + other.taken,
+            windows=self.windows + other.windows,
+            waiting_s=min(waits) if waits else None,
+            whole=self.whole and other.whole,
+        )
 
 
 class Looker:
@@ -67,18 +80,25 @@ class Looker:
         self._told: set[tuple[str, str]] = set()
 
     def look(
-        self, *, after: str = "", until: str | None = None, fence: Callable[[Tx], None] | None = None
+        self,
+        *,
+        after: str = "",
+        until: str | None = None,
+        fence: Callable[[Tx], None] | None = None,
+        each_page: Callable[[], None] = lambda: None,
     ) -> Looked:
         """List once, and take what is new.
 
         - after, until: the range of paths to look at; everything unless given.
         - fence: the lease under which we look, checked whenever something is taken.
+        - each_page: called for every thousand files, to keep that lease.
         """
         looked = _Tally()
         waiting: set[str] = set()
         found = self._listing.files(self._skip, after=after, until=until)
         filling = _Filling(self._policy)
         for page in _pages(found):
+            each_page()
             looked.listed += len(page)
             for file in self._new(page, waiting):
                 if not filling.has_room(file):

@@ -48,6 +48,7 @@ from tidemill.sources.events import (
 from tidemill.sources.keys import SourceKeys
 from tidemill.sources.listing import Found, Listing
 from tidemill.sources.looking import Looked, Looker
+from tidemill.sources.sharing import Sharing
 from tidemill.sources.windows import Held
 from tidemill.store import Store, Tx
 
@@ -102,10 +103,30 @@ class SourceWork:
         self._work = Work(store, keys.publish, objects, parts, clock, emit=emit)
         self._looker = Looker(spec.id, listing, spec.policy, store=store, keys=keys, clock=clock, emit=emit)
 
+        self._sharing = None
+        if spec.policy.ranges > 1:
+            self._sharing = Sharing(
+                spec.id,
+                self._looker,
+                listing,
+                store=store,
+                keys=keys,
+                holder=f"{node.id}.{node.epoch}",
+                most=spec.policy.ranges,
+                clock=clock,
+                chance=chance,
+                emit=emit,
+            )
+
     # --- looking
 
     def look(self) -> Looked | None:
-        """Take what is new; None while another node looks."""
+        """Take what is new; None while another node looks.
+
+        Where the listing is shared (`ranges` of the policy), nodes look at once, each at some of it.
+        """
+        if self._sharing is not None:
+            return self._sharing.look()
         if self._keeper is None:
             return self._looker.look()
         lease = self._keeper.acquire(self._keys.looking(self.spec.id))
