@@ -132,7 +132,8 @@ def test_a_node_that_joins_takes_the_ranges_that_are_left(tmp_path: Path) -> Non
     def join(event: Event) -> None:
         stage.told.append(event)
         if isinstance(event, RangeLooked) and not looked:
-            looked.append(joiner.look())
+            stage.clock.advance(1)
+            looked.append(joiner.look(fresh_s=10))
 
     first._sharing._emit = join  # type: ignore[union-attr]
     looked.append(first.look())

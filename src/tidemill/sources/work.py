@@ -120,13 +120,14 @@ class SourceWork:
 
     # --- looking
 
-    def look(self) -> Looked | None:
+    def look(self, *, fresh_s: float = 0.0) -> Looked | None:
         """Take what is new; None while another node looks.
 
-        Where the listing is shared (`ranges` of the policy), nodes look at once, each at some of it.
+        Where the listing is shared (`ranges` of the policy), nodes look at once, each at some of it; what
+        another has looked at within `fresh_s` is left out, so nodes that poll give their pause here.
         """
         if self._sharing is not None:
-            return self._sharing.look()
+            return self._sharing.look(fresh_s=fresh_s)
         if self._keeper is None:
             return self._looker.look()
         lease = self._keeper.acquire(self._keys.looking(self.spec.id))
