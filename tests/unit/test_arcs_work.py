@@ -397,6 +397,7 @@ def test_a_lot_whose_input_cannot_be_read_is_missing_and_a_run_passes_it():
     stage.parts.failing[3] = 1
     partial = stage.append([3, 4])
     stage.drain(spec, worker, node)
+    assert isinstance(stage.row(spec.id), Waiting)  # a run ends with a lot that fails as with any other
     manifest = stage.rows_of(stage.orders)[2].manifest
     body, _ = stage.objects.get(manifest)
     stage.objects.delete(manifest)
