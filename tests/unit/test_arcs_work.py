@@ -446,6 +446,32 @@ def test_what_is_nobodys_fault_leaves_the_lot_running_and_the_same_node_goes_on(
     assert stage.rows(stage.odd, lot) == [1, 3]
 
 
+def test_a_retry_that_ended_in_an_error_is_found_by_its_own_node_and_by_others_when_that_is_gone():
+    stage = ArcStage()
+    spec, node = stage.clean(), stage.node("n")
+    lot = stage.append([1, 2], [3, 4])
+    stage.parts.failing[3] = 1
+    worker, other = stage.worker(node), stage.worker(stage.living("m"))
+    worker.work(spec, lot)
+    seen = []
+
+    def break_off(task) -> None:
+        seen.append((worker.left(), other.left()))  # it is at work on it
+        unavailable(task)
+
+    stage.parts.between = break_off
+    ask = stage.ask(spec, lot)
+    with pytest.raises(ObjectUnavailable):
+        worker.retry(spec, ask)
+    assert seen == [([], [])]
+    assert [(one.arc, one.lot) for one in worker.left()] == [(spec.id, lot)]
+    assert other.left() == []
+    lapse(stage)
+    assert [one.lot for one in other.left()] == [lot]
+    assert other.work(spec, lot).ended is Ended.COMPLETE
+    assert other.left() == []
+
+
 def test_a_sink_that_somebody_else_publishes_leaves_the_lot_partial_and_says_why():
     stage = ArcStage()
     spec, worker = stage.clean(), stage.worker(stage.living())

@@ -315,16 +315,21 @@ def troubled(tx: Tx, keys: ArcKeys, arc: str, limit: int = 100) -> list[Standing
 
 
 def stale(
-    tx: Tx, keys: ArcKeys, after: bytes | None = None, limit: int = 100
+    tx: Tx, keys: ArcKeys, after: bytes | None = None, limit: int = 100, *, node: Node | None = None
 ) -> tuple[list[Standing], bytes | None]:
-    """A page of running lots, of all arcs, whose node is gone: anybody may go on with them.
+    """A page of running lots, of all arcs, whose node is gone, or is `node`: it knows itself what it does.
 
     The second value is where the next page begins; None after the last.
     """
     lo, hi = keys.running.all()
     page = tx.range(lo if after is None else after + b"\x00", hi, limit=limit, snapshot=True)
     found = [_standing_at(tx, keys, keys.running.unpack(row.key)) for row in page]
-    left = [one for one in found if isinstance(one.row, Running) and not _held(tx, keys, one.row)]
+    left = [
+        one
+        for one in found
+        if isinstance(one.row, Running)
+        and (not _held(tx, keys, one.row) or (node is not None and _is_of(one.row, node)))
+    ]
     return left, page[-1].key if len(page) == limit else None
 
 

@@ -26,7 +26,7 @@ from tidemill.arcs import lots, parts, retry
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.events import ArcLotBegan, ArcLotComplete, ArcLotMissing, ArcLotPartial
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.lots import Began, Refused, Wanted
+from tidemill.arcs.lots import Began, Refused, Standing, Wanted
 from tidemill.arcs.parts import Part
 from tidemill.arcs.retry import Ask
 from tidemill.arcs.states import ArcState, PartState, part_state, rollup
@@ -182,6 +182,22 @@ class ArcWork:
         if outcome.ended is Ended.DONE:
             self._step("withdraw", lambda tx: retry.withdraw(tx, self._keys, asked))
         return outcome
+
+    def left(self) -> list[Standing]:
+        """Running lots on which nobody works: their node is gone, or it is this one, and the work ended in an
+        error. Lots of a subscription's run are met again by its next run; this finds all others, such as
+        retries. To be looked at now and then, and worked on as any lot.
+        """
+        found: list[Standing] = []
+        after: bytes | None = None
+        while True:
+            page, after = self._store.run(
+                lambda tx, after=after: lots.stale(tx, self._keys, after, node=self._node)  # type: ignore[misc]
+            )
+            with self._lock:
+                found += [one for one in page if (one.arc, one.lot) not in self._busy]
+            if after is None:
+                return found
 
     # --- one lot
 
