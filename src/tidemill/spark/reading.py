@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+import pyarrow as pa
+
 from tidemill.errors import ObjectUnreadable, UsageError
 from tidemill.lots.manifest import StoredObject, UriType
 from tidemill.spark.footers import unreadable
@@ -45,7 +47,7 @@ def read_objects(
     keys = _keys(objects)
     columns = _columns(schema)
     if not keys:
-        return spark.createDataFrame([], columns)
+        return _empty(spark, columns)
     reader = spark.read.schema(columns).options(**storage.read_options())
     try:
         return reader.parquet(*[storage.read_uri(key) for key in keys])
@@ -75,7 +77,10 @@ def read_positioned(
         position = sf.lit(positions[0][0] if positions else None).cast("bigint")
         return rows.withColumn(POSITION, position)
     known = [(storage.file_path(item.uri), position) for position, objects in positions for item in objects]
-    table = spark.createDataFrame(known, f"{_PATH} STRING, {POSITION} BIGINT")
+    # As Arrow, which Spark reads by itself: a list of rows would start Python workers.
+    table = spark.createDataFrame(
+        pa.table({_PATH: [path for path, _ in known], POSITION: [position for _, position in known]})
+    )
     columns = [sf.col(quoted(name)) for name in rows.columns]
     missing = sf.raise_error(sf.concat(sf.lit("no position is known of "), sf.col(_PATH))).cast("bigint")
     return (
@@ -83,6 +88,13 @@ def read_positioned(
         .join(sf.broadcast(table), _PATH, "left")
         .select(*columns, sf.coalesce(sf.col(POSITION), missing).alias(POSITION))
     )
+
+
+def _empty(spark: "SparkSession", columns: "StructType") -> "DataFrame":
+    """No rows of these columns, made without a Python worker."""
+    from pyspark.sql import functions as sf
+
+    return spark.range(0).select(sf.lit(None).cast(columns).alias("row")).select("row.*")
 
 
 def _columns(schema: AnySchema) -> "StructType":
