@@ -233,7 +233,7 @@ class Aggregate:
         pending = np.zeros(groups.num_rows, bool)
         needs: dict[str, Mask] = {}
         for agg, extreme in self._extremes:
-            kept = self._rows_of(groups, consolidate(known[agg.name], self.layouts[agg.name]))
+            kept = self._rows_of(groups, known[agg.name])
             changed = self._rows_of(groups, deltas[agg.name])
             ranked = extreme.rank(groups, kept, changed, new[f"{agg.column}_n"] == 0)
             before[agg.name], after[agg.name] = ranked.before, ranked.after

@@ -22,7 +22,23 @@ def distinct_keys(tables: Sequence[pa.Table], keys: list[str]) -> pa.Table:
 
 
 def positions(targets: pa.Table, rows: pa.Table, keys: list[str]) -> I64:
-    """For each row the place of its key in `targets`, where each key is once; -1 if it is not there."""
+    """For each row the place of its key in `targets`, sorted by hash and each once; -1 if it is not there."""
+    if rows.num_rows == 0 or targets.num_rows == 0:
+        return np.full(rows.num_rows, -1, np.int64)
+    known, hashes = column(targets, HASH), column(rows, HASH)
+    if np.any(known[1:] <= known[:-1]):
+        return _positions_among_collisions(targets, rows, keys)
+    place = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+    agree = known[place] == hashes
+    if keys:
+        theirs = [chunk(targets, name).take(pa.array(place)) for name in keys]
+        agree &= same([chunk(rows, name) for name in keys], theirs)
+    found: I64 = np.where(agree, place, -1)
+    return found
+
+
+def _positions_among_collisions(targets: pa.Table, rows: pa.Table, keys: list[str]) -> I64:
+    """The same where keys of `targets` share a hash."""
     first = targets.num_rows
     together = pa.concat_tables([targets.select([HASH, *keys]), rows.select([HASH, *keys])]).combine_chunks()
     order, starts = grouped(_code(together, keys), column(together, HASH))

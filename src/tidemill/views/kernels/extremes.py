@@ -19,7 +19,7 @@ import pyarrow.types as pat
 
 from tidemill.errors import TypeRefused, WeightNegative
 from tidemill.views.trace.layout import WEIGHT, Layout
-from tidemill.views.trace.words import I64
+from tidemill.views.trace.words import I64, fixed
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -66,7 +66,7 @@ class Extreme:
 
         Args:
             groups: hash and key of each.
-            kept: the trace's rows of these groups, added up.
+            kept: the trace's rows of these groups.
             changed: the change: values that are not NULL, with weights.
             empty: which groups have no value any more; those are complete.
             refill: the change is all that these groups have, and they were exhausted.
@@ -74,39 +74,50 @@ class Extreme:
         count = groups.num_rows
         marks = pc.is_null(kept.value).to_numpy(zero_copy_only=False)
         more = np.full(count, refill)
-        more[kept.group[marks]] = True
-        kept = kept.chosen(~marks)
-        value = pa.concat_arrays([kept.value, changed.value])
-        group = np.concatenate([kept.group, changed.group])
-        order = order_of(value) if self.kind == "min" else -order_of(value)
-        known = order[: len(kept.group)]
-        bound = np.full(count, np.iinfo(np.int64).max)
-        if not refill:
-            bound[more] = np.iinfo(np.int64).min
-            np.maximum.at(bound, *_of(kept.group, known, more))
-        counts = np.flatnonzero(order <= bound[group])
-        weight = np.concatenate([kept.weight, changed.weight])
-        live, nth = _added(group[counts], order[counts], weight[counts])
-        rows = counts[live.row]
-        keep = nth < self.best
-        none = np.bincount(live.group, minlength=count) == 0
-        left_out = np.bincount(live.group[~keep], minlength=count) > 0
+        if marks.any():
+            marked = np.zeros(count, np.int64)
+            np.add.at(marked, kept.group[marks], kept.weight[marks])
+            more |= marked > 0
+            kept = kept.chosen(~marks)
+        listed = _Listed.of(kept, changed, greatest_first=self.kind == "max")
+        here = listed.old > 0
+        if (listed.old < 0).any():
+            raise WeightNegative("a value that is kept for MIN or MAX is there fewer than no times")
+        # what is worse than the worst value kept concerns what is not kept, where there is more
+        beyond = np.zeros(len(here), bool)
+        if not refill and more.any():
+            worst = np.full(count, -1, np.int64)
+            worst[listed.group[here]] = np.flatnonzero(here)  # the last one wins
+            beyond = more[listed.group] & (np.arange(len(here)) > worst[listed.group])
+        new = np.where(beyond, 0, listed.old + listed.change)
+        if (new < 0).any():
+            raise WeightNegative("a value of MIN or MAX would be there fewer than no times")
+        live = np.flatnonzero(new > 0)
+        nth = np.arange(len(live)) - np.searchsorted(listed.group[live], listed.group[live])
+        left_out = np.zeros(count, bool)
+        left_out[listed.group[live[nth >= self.best]]] = True
+        new[live[nth >= self.best]] = 0
         more_after = left_out if refill else (more & ~empty) | left_out
-        now = Rows(live.group[keep], value.take(pa.array(rows[keep])), live.weight[keep])
+        none = np.ones(count, bool)
+        none[listed.group[live]] = False
         return Ranked(
-            _firsts(count, kept.group, known, np.arange(len(known)), value),
-            _firsts(count, live.group, order[rows], rows, value),
-            self._state(groups, kept, now, more, more_after),
+            listed.firsts(np.flatnonzero(here), count),
+            listed.firsts(live, count),
+            self._state(groups, listed, new - listed.old, more, more_after),
             more & none & ~empty & (not refill),
         )
 
-    def _state(self, groups: pa.Table, kept: "Rows", now: "Rows", more: Mask, more_after: Mask) -> pa.Table:
-        """The trace's change: what is kept now less what was kept, and the marks of groups with more."""
-        turned = np.flatnonzero(more != more_after)
-        values = pa.concat_arrays([kept.value, now.value, pa.nulls(len(turned), self.value)])
-        weights = np.concatenate([-kept.weight, now.weight, np.where(more_after[turned], 1, -1)])
-        table = groups.take(pa.array(np.concatenate([kept.group, now.group, turned])))
-        return table.append_column(VALUE, values).append_column(WEIGHT, pa.array(weights.astype(np.int64)))
+    def _state(
+        self, groups: pa.Table, listed: "_Listed", change: I64, more: Mask, more_after: Mask
+    ) -> pa.Table:
+        """The trace's change: of values that are kept, and of the marks of groups with more."""
+        rows, turned = np.flatnonzero(change), np.flatnonzero(more != more_after)
+        values = pa.concat_arrays(
+            [listed.value.take(pa.array(listed.row[rows])), pa.nulls(len(turned), self.value)]
+        )
+        weights = np.concatenate([change[rows], np.where(more_after[turned], 1, -1)]).astype(np.int64)
+        table = groups.take(pa.array(np.concatenate([listed.group[rows], turned])))
+        return table.append_column(VALUE, values).append_column(WEIGHT, pa.array(weights))
 
 
 class Rows(NamedTuple):
@@ -132,9 +143,11 @@ def order_of(array: pa.Array) -> I64:
     if pat.is_boolean(kind):
         order = pc.fill_null(array, fill_value=False).cast(pa.int8()).to_numpy().astype(np.int64)
         return order
-    if pat.is_integer(kind) and kind.bit_width < 64:
-        order = pc.fill_null(array, pa.scalar(0, kind)).to_numpy().astype(np.int64)
+    if pat.is_signed_integer(kind) or (_is_sortable(kind) and pat.is_temporal(kind)):
+        order = fixed(array, np.dtype(f"<i{kind.bit_width // 8}")).astype(np.int64)
         return order
+    if pat.is_decimal128(kind) and kind.precision <= 18:
+        return np.ascontiguousarray(fixed(array, np.dtype((np.int64, (2,))))[:, 0])  # the rest is its sign
     if _is_sortable(kind):
         order = pc.rank(array, tiebreaker="dense").to_numpy().astype(np.int64)
         return order
@@ -148,39 +161,45 @@ def _is_sortable(kind: pa.DataType) -> bool:
     return any(test(kind) for test in (*tests, pat.is_binary, pat.is_large_binary))
 
 
-class _Live(NamedTuple):
-    """Values that are there, by group and order: group, weight, and a row that has the value."""
+class _Listed(NamedTuple):
+    """The different values of all groups, each group's best first.
+
+    Args:
+        group: whose value it is.
+        row: where in `value` it stands.
+        old: its weight in the trace.
+        change: what the step adds to that.
+        value: all values.
+    """
 
     group: I64
-    weight: I64
     row: I64
+    old: I64
+    change: I64
+    value: pa.Array
 
+    @classmethod
+    def of(cls, kept: Rows, changed: Rows, *, greatest_first: bool) -> "_Listed":
+        value = pa.concat_arrays([kept.value, changed.value])
+        group = np.concatenate([kept.group, changed.group])
+        order = order_of(value)
+        if greatest_first:
+            order = ~order  # never overflows
+        rank = np.empty(len(order), np.int64)
+        rank[np.argsort(order)] = np.arange(len(order))
+        sequence = np.argsort((group << 32) | rank)  # one sort of one number is much faster than two
+        group, order = group[sequence], order[sequence]
+        starts = np.flatnonzero(
+            np.r_[True, (group[1:] != group[:-1]) | (order[1:] != order[:-1])][: len(group)]
+        )
+        none = np.zeros_like(kept.weight), np.zeros_like(changed.weight)
+        weights = np.r_[kept.weight, none[1]][sequence], np.r_[none[0], changed.weight][sequence]
+        old, change = (np.add.reduceat(each, starts) if len(starts) else each for each in weights)
+        return cls(group[starts], sequence[starts], old, change, value)
 
-def _added(group: I64, order: I64, weight: I64) -> tuple[_Live, I64]:
-    """Weights of equal values added up; and the place of each value that is left in its group."""
-    sequence = np.lexsort((order, group))
-    group, order, weight = group[sequence], order[sequence], weight[sequence]
-    fresh = np.ones(len(group), bool)
-    fresh[1:] = (group[1:] != group[:-1]) | (order[1:] != order[:-1])
-    starts = np.flatnonzero(fresh)
-    total = np.add.reduceat(weight, starts) if len(starts) else weight
-    if (total < 0).any():
-        raise WeightNegative("a value of MIN or MAX would be there fewer than no times")
-    alive = starts[total > 0]
-    live = _Live(group[alive], total[total > 0], sequence[alive])
-    return live, np.arange(len(alive)) - np.searchsorted(live.group, live.group)
-
-
-def _of(group: I64, order: I64, more: Any) -> tuple[I64, I64]:
-    """The values of groups that have more than is kept."""
-    mine = more[group]
-    return group[mine], order[mine]
-
-
-def _firsts(count: int, group: I64, order: I64, row: I64, value: pa.Array) -> pa.Array:
-    """The first value of each group in the order; NULL for a group without any."""
-    sequence = np.lexsort((order, group))
-    first = np.full(count, -1, np.int64)
-    backwards = sequence[::-1]
-    first[group[backwards]] = row[backwards]
-    return value.take(pa.array(first, mask=first < 0))
+    def firsts(self, rows: I64, count: int) -> pa.Array:
+        """The first of these rows of each group; NULL for a group without any."""
+        first = np.full(count, -1, np.int64)
+        backwards = rows[::-1]
+        first[self.group[backwards]] = self.row[backwards]
+        return self.value.take(pa.array(first, mask=first < 0))

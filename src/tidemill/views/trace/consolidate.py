@@ -25,9 +25,7 @@ def consolidate(table: pa.Table, layout: Layout, zeros: Zeros = "differ") -> pa.
     table = layout.conform(table)
     if table.num_rows == 0:
         return table
-    hashes = column(table, HASH)
-    coded = code_rows([chunk(table, name) for name in layout.names], table.num_rows, zeros)
-    order, starts = grouped(coded, hashes)
+    order, starts = _grouped_rows(table, layout, zeros)
     sums = {name: add_up(column(table, name)[order], starts) for name in layout.sums}
     for limbs in layout.limbs:
         carry(sums, limbs)
@@ -41,6 +39,29 @@ def consolidate(table: pa.Table, layout: Layout, zeros: Zeros = "differ") -> pa.
         kept = table.take(pa.array(rows)).combine_chunks()
     fresh = [pa.array(sums[name][alive]) for name in layout.sums]
     return pa.table([*(kept[name] for name in (HASH, *layout.names)), *fresh], schema=layout.schema)
+
+
+def _grouped_rows(table: pa.Table, layout: Layout, zeros: Zeros) -> tuple[I64, I64]:
+    """Equal rows together, by hash; rows are only compared with those that share their hash."""
+    hashes = column(table, HASH)
+    order = np.argsort(hashes, kind="stable")  # runs that are put together are sorted pieces: fast
+    ordered = hashes[order]
+    fresh = np.ones(len(order), bool)
+    fresh[1:] = ordered[1:] != ordered[:-1]
+    shared = ~fresh
+    shared[:-1] |= shared[1:]  # the first of those with the same hash is one of them
+    places = np.flatnonzero(shared)
+    if len(places):
+        rows = order[places]
+        some = table if len(rows) == len(order) else table.take(pa.array(rows)).combine_chunks()
+        if some is table:
+            rows = np.arange(len(rows))
+        coded = code_rows([chunk(some, name) for name in layout.names], len(rows), zeros)
+        within, starts = grouped(coded, hashes[rows])
+        order[places] = rows[within]
+        fresh[places] = False
+        fresh[places[starts]] = True
+    return order, np.flatnonzero(fresh)
 
 
 def add_up(values: I64, starts: I64) -> I64:

@@ -168,7 +168,7 @@ def _bools(array: pa.Array, _zeros: Zeros) -> Coded:
 
 def _floats(array: pa.Array, zeros: Zeros) -> Coded:
     width = array.type.bit_width
-    values = _buffer(array, np.dtype(f"<f{width // 8}"))
+    values = fixed(array, np.dtype(f"<f{width // 8}"))
     if zeros == "equal":
         values = values + values.dtype.type(0)  # -0.0 + 0.0 is 0.0, and nothing else changes
     bits = values.view(f"<u{width // 8}").astype(np.uint64)
@@ -177,13 +177,13 @@ def _floats(array: pa.Array, zeros: Zeros) -> Coded:
 
 
 def _narrow(array: pa.Array, _zeros: Zeros) -> Coded:
-    values = _buffer(array, np.dtype(f"<i{array.type.bit_width // 8}"))
+    values = fixed(array, np.dtype(f"<i{array.type.bit_width // 8}"))
     return _single(values.astype(np.int64).view(np.uint64))
 
 
 def _wide(array: pa.Array, _zeros: Zeros) -> Coded:
     parts = array.type.bit_width // 64
-    limbs = _buffer(array, np.dtype((np.uint64, (parts,))))
+    limbs = fixed(array, np.dtype((np.uint64, (parts,))))
     words = [np.ascontiguousarray(limbs[:, part]) for part in range(parts)]
     return Coded(words, reduce(_mix2, words, np.full(len(array), _SEED)))
 
@@ -288,8 +288,8 @@ def _coded_same(one: pa.Array, other: pa.Array, zeros: Zeros) -> Any:
     return reduce(np.logical_and, (word[:half] == word[half:] for word in coded.words), np.ones(half, bool))
 
 
-def _buffer(array: pa.Array, dtype: np.dtype[Any]) -> Any:
-    """The values of a fixed-width array, NULLs as whatever is there; never written to."""
+def fixed(array: pa.Array, dtype: np.dtype[Any]) -> Any:
+    """The values of a fixed-width array as they lie in memory, NULLs too; not to be written to."""
     data = array.buffers()[1]
     if data is None:  # no rows, or all of them NULL
         return np.zeros(len(array), dtype)

@@ -1,0 +1,235 @@
+"""What a step costs inside kernels and traces, without Spark: it follows the change, not the state.
+
+The view: orders JOIN customers GROUP BY region, day with count, sum of a decimal and max. One range, one
+process, state on the local disk. Steps are 90% insertions and 10% deletions of orders, with one customer in
+five hundred changes who moves to another region (about 50 orders each).
+
+usage: python -m bench.trace [--quick] [--json]
+"""
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from bench.machine import describe, load
+from tidemill.clock import SYSTEM
+from tidemill.objects.local import LocalObjects
+from tidemill.views.kernels.aggregate import Agg, Aggregate
+from tidemill.views.kernels.join import Join
+from tidemill.views.trace.bundle import Bundle
+from tidemill.views.trace.cache import Cache
+from tidemill.views.trace.layout import Layout
+from tidemill.views.trace.slices import ALL
+from tidemill.views.trace.spine import Kept, Spine
+from tidemill.views.trace.version import Version, write_version
+
+MONEY = pa.decimal128(10, 2)
+REGIONS = np.array([f"region-{n}" for n in range(100)])
+ORDERS = Layout(pa.schema([("cust", pa.int32()), ("day", pa.date32()), ("amount", MONEY)]), 1)
+CUSTOMERS = Layout(pa.schema([("cust", pa.int32()), ("region", pa.string())]), 1)
+JOIN = Join(ORDERS, CUSTOMERS, (False,), (("day", "day"), ("amount", "amount")), (("region", "region"),))
+AGGREGATE = Aggregate(
+    pa.schema([("region", pa.string()), ("day", pa.date32())]),
+    pa.schema([("amount", MONEY)]),
+    (Agg("count_rows", None, "n"), Agg("sum", "amount", "total"), Agg("max", "amount", "high")),
+)
+
+
+def mixed(*columns: Any) -> Any:
+    """A hash of numbers: here it only has to be spread evenly."""
+    h = np.full(len(columns[0]), 42, np.uint64)
+    for column in columns:
+        h = (h ^ column.astype(np.int64).view(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        h = (h ^ (h >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+        h ^= h >> np.uint64(32)
+    return h.view(np.int64)
+
+
+def money(cents: Any) -> pa.Array:
+    limbs = np.stack([cents, cents >> 63], axis=1).astype(np.int64)
+    return pa.Array.from_buffers(MONEY, len(cents), [None, pa.py_buffer(limbs.tobytes())])
+
+
+class View:
+    """The view over generated orders, a fiftieth as many customers."""
+
+    def __init__(self, rows: int, folder: Path) -> None:
+        self.chance = np.random.default_rng(7)
+        self.objects = LocalObjects(folder / "objects", SYSTEM, random.Random(1))
+        self.cache = Cache(self.objects, folder / "cache")
+        self.version = Version()
+        self.region_of = self.chance.integers(0, len(REGIONS), rows // 50)
+        self.orders = [self.drawn(rows)]
+        self.bytes = 0
+        self.load()
+
+    def drawn(self, count: int) -> tuple[Any, Any, Any]:
+        customers = self.chance.integers(0, len(self.region_of), count)
+        return customers, self.chance.integers(18_000, 18_365, count), self.chance.integers(1, 100_000, count)
+
+    def order_table(self, rows: tuple[Any, Any, Any], weights: Any) -> pa.Table:
+        customers, days, cents = rows
+        arrays = [
+            mixed(customers),
+            customers.astype(np.int32),
+            pa.array(days.astype(np.int32)).cast(pa.date32()),
+        ]
+        return pa.table([*map(pa.array, arrays), money(cents), pa.array(weights)], schema=ORDERS.schema)
+
+    def customer_table(self, customers: Any, regions: Any, weights: Any) -> pa.Table:
+        arrays = [mixed(customers), customers.astype(np.int32), REGIONS[regions], weights]
+        return pa.table([pa.array(array) for array in arrays], schema=CUSTOMERS.schema)
+
+    def grouped(self, rows: pa.Table) -> pa.Table:
+        """Joined rows with the hash of their group, which Spark would compute."""
+        numbers = np.char.partition(rows["region"].to_numpy(zero_copy_only=False).astype("U"), "-")[:, 2]
+        return rows.add_column(
+            0, "_h", pa.array(mixed(numbers.astype(np.int64), rows["day"].cast(pa.int32()).to_numpy()))
+        )
+
+    def spine(self, name: str, layout: Layout) -> Spine:
+        return Spine.of(self.version, name, layout, self.cache, ALL, self.version.step)
+
+    def groups(self) -> dict[str, Spine]:
+        return {name: self.spine(f"groups.{name}", layout) for name, layout in AGGREGATE.layouts.items()}
+
+    def load(self) -> None:
+        customers, days, cents = self.orders[0]
+        ones = np.ones(len(customers), np.int64)
+        bundle = Bundle(self.objects, "runs/load", self.cache)
+        kept = [self.spine("orders", ORDERS).extend(self.order_table(self.orders[0], ones), bundle)]
+        everyone = np.arange(len(self.region_of))
+        table = self.customer_table(everyone, self.region_of, np.ones(len(everyone), np.int64))
+        kept.append(self.spine("customers", CUSTOMERS).extend(table, bundle))
+        parts = []
+        for low in range(0, len(customers), 1_000_000):
+            part = slice(low, low + 1_000_000)
+            regions = self.region_of[customers[part]]
+            arrays = [
+                mixed(regions, days[part]),
+                REGIONS[regions],
+                pa.array(days[part].astype(np.int32)).cast(pa.date32()),
+            ]
+            named = [*map(pa.array, arrays), money(cents[part]), pa.array(ones[part])]
+            parts.append(AGGREGATE.accumulate(pa.table(named, names=["_h", "region", "day", "amount", "_w"])))
+        groups = self.groups()
+        for name, table in AGGREGATE.step(parts, groups).traces.items():
+            kept.append(groups[name].extend(table, bundle))
+        self.commit(bundle, kept)
+
+    def change(self, count: int) -> tuple[pa.Table, pa.Table]:
+        gone = count // 10
+        old = self.orders[0]
+        fresh = self.drawn(count - gone)
+        taken = slice(len(old[0]) - gone, len(old[0]))
+        rows = tuple(np.concatenate([new, before[taken]]) for new, before in zip(fresh, old, strict=True))
+        self.orders[0] = (old[0][: -gone or None], old[1][: -gone or None], old[2][: -gone or None])
+        weights = np.concatenate([np.ones(count - gone, np.int64), -np.ones(gone, np.int64)])
+        moving = self.chance.choice(len(self.region_of), max(2, count // 500), replace=False)
+        before = self.region_of[moving]
+        self.region_of[moving] = (before + 1) % len(REGIONS)
+        both = np.concatenate([moving, moving]), np.concatenate([before, self.region_of[moving]])
+        signs = np.repeat([-1, 1], len(moving)).astype(np.int64)
+        return self.order_table((rows[0], rows[1], rows[2]), weights), self.customer_table(*both, signs)
+
+    def step(self, orders: pa.Table, customers: pa.Table) -> dict[str, float]:
+        """One step, timed in parts; the hash of groups is Spark's work and not counted."""
+        times = [time.perf_counter()]
+        began = time.process_time()
+        bundle = Bundle(self.objects, f"runs/{self.version.step:08d}", self.cache)
+        mine, theirs, groups = self.spine("orders", ORDERS), self.spine("customers", CUSTOMERS), self.groups()
+        found = JOIN.step(orders, customers, mine, theirs)
+        rows = pa.concat_tables([JOIN.schema.empty_table(), *found.out]).combine_chunks()
+        times.append(time.perf_counter())
+        paused = time.process_time()
+        hashed = self.grouped(rows)
+        paused = time.process_time() - paused
+        times.append(time.perf_counter())
+        result = AGGREGATE.step([AGGREGATE.accumulate(hashed)], groups)
+        assert result.pending is None
+        times.append(time.perf_counter())
+        kept = [mine.extend(found.left, bundle), theirs.extend(found.right, bundle)]
+        kept += [groups[name].extend(table, bundle) for name, table in result.traces.items()]
+        times.append(time.perf_counter())
+        self.commit(bundle, kept)
+        times.append(time.perf_counter())
+        join, _, aggregate, extend, commit = (1e3 * float(spent) for spent in np.diff(times))
+        total = join + aggregate + extend + commit
+        cpu = 1e3 * (time.process_time() - began - paused)
+        return {
+            "join": join,
+            "aggregate": aggregate,
+            "extend": extend,
+            "commit": commit,
+            "step": total,
+            "cpu": cpu,
+        }
+
+    def commit(self, bundle: Bundle, kept: list[Kept]) -> None:
+        self.bytes += bundle.write()
+        added = [each for one in kept for each in one.added]
+        merged = [each for one in kept for each in one.merged]
+        self.version = self.version.apply(self.version.step + 1, added, merged).version
+        write_version(self.objects, f"versions/{self.version.step:08d}", self.version)
+
+
+def measured(rows: int, sizes: list[int], steps: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        view = View(rows, Path(folder))
+        answer: dict[str, Any] = {
+            "load_s": round(time.perf_counter() - began, 1),
+            "state_mb": round(view.bytes / 1e6, 1),
+        }
+        for size in sizes:
+            found = []
+            for number in range(steps + 5):
+                spent = view.step(*view.change(size))
+                if number >= 5:
+                    found.append(spent)
+            answer[str(size)] = {
+                part: round(statistics.median(each[part] for each in found), 1) for part in found[0]
+            }
+            answer[str(size)]["slowest_over_median"] = round(
+                max(each["cpu"] for each in found) / statistics.median(each["cpu"] for each in found), 1
+            )
+            print(rows, size, answer[str(size)], file=sys.stderr)
+        answer["entries"] = sum(map(len, view.version.traces.values()))
+    return answer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer rows and steps; the figures mean little")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    options = parser.parse_args()
+    machine = describe()
+    small, large, steps = (100_000, 1_000_000, 20) if options.quick else (1_000_000, 10_000_000, 60)
+    sizes = [1_000, 10_000]
+    raw = {str(rows): measured(rows, sizes, steps) for rows in (small, large)}
+    growth = {
+        f"kernel_growth_{size}": round(
+            raw[str(large)][str(size)]["cpu"] / raw[str(small)][str(size)]["cpu"], 2
+        )
+        for size in sizes
+    }
+    answer = {**growth, "raw": raw, "machine": {**machine, "load_after": load()}}
+    if options.json:
+        print(json.dumps(answer))
+    else:
+        print(json.dumps(answer, indent=2))
+
+
+if __name__ == "__main__":
+    main()
