@@ -191,7 +191,7 @@ def machine(store: Store, heap: Heap, clock: FakeClock) -> type[RuleBasedStateMa
             inner = self.observer._real
             for item in [*inner.listed(0, 2**62), *inner.parked()]:
                 inner.remove([item])
-            self.observer.forget()
+            self.observer.lost()
 
         # --- and in the end
 

@@ -578,7 +578,7 @@ def test_a_heap_that_was_lost_is_rebuilt_from_the_rows(how: str) -> None:
     stage.tend()
     assert len(stage.items()) >= 20
     stage.observer._real.remove([*stage.heap.listed(0, NEVER)])
-    stage.observer.forget()
+    stage.observer.lost()
     assert stage.pull.due().due == []
     if how == "rebuild":
         stage.run(sweep.begin_rebuild, stage.triggers)

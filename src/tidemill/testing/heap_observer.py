@@ -39,22 +39,22 @@ class HeapObserver:
         self._born: dict[str, set[int]] = {}
         self._last: dict[Id, HeapState] = {}
         self._signals: set[Id] = set()
+        self._lost: set[Id] = set()
         self.look()
 
     def look(self) -> None:
         """Compare with the last look."""
-        rows, templates = self._read()
-        items = {item.id for item in (*self._real.listed(0, NEVER), *self._real.parked())}
+        rows, _ = self._read()
+        items = self._items()
         for name, row in rows.items():
             self._born.setdefault(name, set()).add(row.tally.born)
             if row.tally.template:
                 self._children[name] = row.tally.template
-        now = {
-            (name, born): self._state(name, born, following, rows.get(name), templates, items)
-            for name, births in self._born.items()
-            for born, following in _pairs(births)
-        }
+        now = self._states()
         for one, state in now.items():
+            if one in self._lost:
+                self._lost -= {one} if state.value[2] == "1" else set()
+                continue
             before = self._last.get(one)
             if before is None:  # it was not there, nor on the heap
                 before = state_of(SubscriptionState.ABSENT, template=state.value[0] in "DEF", on_heap=False)
@@ -70,16 +70,27 @@ class HeapObserver:
         assert not left, f"INV4: the signal of {left} left the heap"
         self._last, self._signals = now, signals
 
-    def forget(self) -> None:
-        """Begin anew: something happened that is no operation, such as the loss of the heap."""
-        self._last, self._signals = {}, set()
+    def lost(self) -> None:
+        """The heap was lost, which is no operation of the protocol: what was on it is judged again from when
+        it is back there.
+        """
+        before = self._last
+        self._last, self._signals = self._states(), set()
+        self._lost |= {
+            one for one, state in self._last.items() if state.value[2] != before.get(one, state).value[2]
+        }
+
+    def _states(self) -> dict[Id, HeapState]:
         rows, templates = self._read()
-        items = {item.id for item in (*self._real.listed(0, NEVER), *self._real.parked())}
-        self._last = {
+        items = self._items()
+        return {
             (name, born): self._state(name, born, following, rows.get(name), templates, items)
             for name, births in self._born.items()
             for born, following in _pairs(births)
         }
+
+    def _items(self) -> set[Id]:
+        return {item.id for item in (*self._real.listed(0, NEVER), *self._real.parked())}
 
     def _read(self) -> tuple[dict[str, AnyRow], set[str]]:
         def read(tx: Tx) -> tuple[list[Row], list[Row]]:

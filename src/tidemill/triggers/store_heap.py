@@ -12,7 +12,7 @@ from tidemill.triggers.heap import Heap, Item
 from tidemill.triggers.keys import TriggerKeys
 
 PAGE = 500  # items per transaction
-READ_PAGE = 1000
+READ_PAGE = 250
 
 
 class StoreHeap(Heap):
