@@ -266,6 +266,12 @@ class ArcStage(Stage):
         (row,) = self.manifests.finish(hold, [made], {})
         return door.commit_append(hold, row, None).lot
 
+    def correct(self, lot: str, generation: int, *groups: Sequence[int]) -> None:
+        """Another generation of a lot of the input."""
+        other = self.append(*groups)
+        row = next(row for row in self.rows_of(self.orders) if row.lot == other)
+        self.add(self.orders, lot, generation, manifest=row.manifest, rows=row.rows, size=row.size)
+
     def rows(self, dataset: DatasetId, lot: str) -> list[int] | None:
         """A lot's numbers as a reader finds them: by the store, then by its manifest."""
         row = self.store.run(lambda tx: lots.current(tx, self.lots, dataset, lot))

@@ -22,12 +22,12 @@ from typing import TypeVar
 import msgspec
 
 from tidemill import crash
-from tidemill.arcs import lots, parts, retry
+from tidemill.arcs import lots, parts, planning, retry, telling
 from tidemill.arcs.declarations import ArcSpec
-from tidemill.arcs.events import ArcLotBegan, ArcLotComplete, ArcLotMissing, ArcLotPartial
+from tidemill.arcs.events import ArcLotMissing, ArcLotPartial
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.lots import Began, Refused, Standing, Wanted
-from tidemill.arcs.parts import Part
+from tidemill.arcs.lots import Began, Refused, Standing
+from tidemill.arcs.planning import Plan
 from tidemill.arcs.retry import Ask
 from tidemill.arcs.states import ArcState, PartState, part_state, rollup
 from tidemill.clock import Clock
@@ -35,16 +35,10 @@ from tidemill.cluster.nodes import Node
 from tidemill.errors import AttemptDamaged, LotConflict, LotUnknown, ManifestUnreadable, ObjectMissing
 from tidemill.events import Emit, ignore
 from tidemill.lots import events as lot_events
-from tidemill.lots import lots as lot_rows
 from tidemill.lots.keys import DatasetId
-from tidemill.lots.lots import LotRow
 from tidemill.lots.manifest import InputLot
-from tidemill.lots.states import LotState
 from tidemill.objects.port import Objects
-from tidemill.publish import attempts
-from tidemill.publish.cleaner import told
 from tidemill.publish.door import Door
-from tidemill.publish.events import AttemptAdopted, AttemptOpened, AttemptPublished
 from tidemill.publish.ids import new_attempt
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.parts import Parts
@@ -90,11 +84,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     parts: int = 0
     failed: tuple[str, ...] = ()
     error: str = ""
-
-
-class _Plan(msgspec.Struct, frozen=True):
-    wanted: Wanted
-    parts: tuple[Part, ...]
 
 
 class ArcWork:
@@ -214,8 +203,8 @@ class ArcWork:
             for _ in range(ROUNDS):
                 inputs: tuple[InputLot, ...] = ()
                 try:
-                    inputs, rows = self._inputs(spec, lot)
-                    plan = self._plan(spec, lot, inputs, rows, replay)
+                    inputs, rows = self._store.run(lambda tx: planning.inputs(tx, self._keys, spec, lot))
+                    plan = planning.plan(self._manifests, spec, lot, inputs, rows, replay=replay)
                 except (LotUnknown, ManifestUnreadable, ObjectMissing) as error:
                     return self._missed(spec, lot, inputs, str(error), ending)
                 began = self._begin(plan)
@@ -239,48 +228,18 @@ class ArcWork:
                 with self._lock:
                     self._busy.discard(key)
 
-    def _inputs(self, spec: ArcSpec, lot: str) -> tuple[tuple[InputLot, ...], list[LotRow]]:
-        """The generations of the inputs at this moment, and where each of them is."""
-
-        def both(tx: Tx) -> tuple[tuple[InputLot, ...], list[LotRow]]:
-            keys = self._keys.publish
-            inputs = attempts.resolved(tx, keys, [(dataset, lot) for dataset in spec.reads])
-            rows = [
-                lot_rows.resolve(tx, keys.lots, dataset, one.lot, one.generation)
-                for dataset, one in zip(spec.reads, inputs, strict=True)
-            ]
-            return inputs, rows
-
-        return self._store.run(both)
-
-    def _plan(
-        self, spec: ArcSpec, lot: str, inputs: tuple[InputLot, ...], rows: Sequence[LotRow], replay: bool
-    ) -> _Plan:
-        """How the lot is split, by the objects that its inputs list."""
-        read = [
-            parts.part_input(
-                row.dataset,
-                self._manifests.listed(row.manifest) if row.state is LotState.COMPLETE else [],
-            )
-            for row in rows
-        ]
-        empty = not any(one.objects for one in read)
-        found = () if empty and spec.on_empty == "publish" else parts.split(read, spec.parts)
-        names = tuple(part.name for part in found)
-        return _Plan(Wanted(spec=spec, lot=lot, inputs=inputs, parts=names, replay=replay), found)
-
-    def _begin(self, plan: _Plan) -> Began | Refused:
+    def _begin(self, plan: Plan) -> Began | Refused:
         attempt = new_attempt(self._clock, self._chance)
         wanted = plan.wanted
         began = self._step(
             "begin", lambda tx: lots.begin(tx, self._keys, self._node, wanted, attempt, idle=True)
         )
         if isinstance(began, Began):
-            self._tell_begun(began, len(plan.parts))
+            telling.begun(self._emit, began, len(plan.parts))
             self._show(wanted.spec, wanted.lot)
         return began
 
-    def _make(self, plan: _Plan, began: Began, ending: Ending | None) -> Outcome:
+    def _make(self, plan: Plan, began: Began, ending: Ending | None) -> Outcome:
         wanted = plan.wanted
         spec, lot = wanted.spec, wanted.lot
         generation = began.hold.draft.generation
@@ -301,7 +260,7 @@ class ArcWork:
         why = f"part {first.task.part}: {first.kind}: {first.message}"
         return self._fail(spec, began, tuple(end.task.part for end in made.failed), why, ending)
 
-    def _rolled_up(self, plan: _Plan, made: Made) -> ArcState:
+    def _rolled_up(self, plan: Plan, made: Made) -> ArcState:
         """What the parts' manifests make of the lot (LOT-13)."""
         states = [part_state(state) for part in made.parts for state in part.states]
         sinks = len(plan.wanted.spec.sinks)
@@ -310,10 +269,10 @@ class ArcWork:
     def _renew(self, began: Began, names: Sequence[str], why: str) -> Began:
         attempt = new_attempt(self._clock, self._chance)
         renewed = self._step("renew", lambda tx: lots.renew(tx, self._keys, began, names, attempt, why))
-        self._tell_begun(renewed, len(names))
+        telling.begun(self._emit, renewed, len(names))
         return renewed
 
-    def _publish(self, plan: _Plan, began: Began, made: Made, ending: Ending | None) -> Outcome:
+    def _publish(self, plan: Plan, began: Began, made: Made, ending: Ending | None) -> Outcome:
         hold, spec = began.hold, plan.wanted.spec
         published = self._door.publish(
             hold, made.rows, move=lambda tx, _: lots.complete(tx, self._keys, hold), ending=ending
@@ -325,22 +284,7 @@ class ArcWork:
             if position
         }
         rows = {row.dataset: row.rows for row in made.rows}
-        counts = {str(dataset): count for dataset, count in rows.items()}
-        self._emit(
-            AttemptPublished(
-                attempt=draft.id,
-                author=draft.author,
-                lot=draft.lot,
-                generation=draft.generation,
-                positions={str(dataset): position for dataset, position in positions.items()},
-                rows=counts,
-            )
-        )
-        self._emit(
-            ArcLotComplete(
-                arc=spec.id, lot=draft.lot, generation=draft.generation, attempt=draft.id, rows=counts
-            )
-        )
+        telling.published(self._emit, draft, positions, rows)
         self._show(spec, draft.lot, *positions)
         return Outcome(
             arc=spec.id,
@@ -437,40 +381,4 @@ class ArcWork:
             spec.name,
             lot,
             lambda tx: lots.standing(tx, self._keys, spec.id, lot).state.value,
-        )
-
-    def _tell_begun(self, began: Began, count: int) -> None:
-        draft, hold = began.hold.draft, began.hold
-        for gone in began.opened.abandoned:
-            self._emit(told(gone))
-        if began.opened.adopted:
-            self._emit(
-                AttemptAdopted(
-                    attempt=draft.id,
-                    author=draft.author,
-                    lot=draft.lot,
-                    generation=draft.generation,
-                    node=hold.node.id,
-                    epoch=hold.epoch,
-                )
-            )
-        else:
-            self._emit(
-                AttemptOpened(
-                    attempt=draft.id,
-                    author=draft.author,
-                    lot=draft.lot,
-                    generation=draft.generation,
-                    node=hold.node.id,
-                )
-            )
-        self._emit(
-            ArcLotBegan(
-                arc=draft.author,
-                lot=draft.lot,
-                generation=draft.generation,
-                attempt=draft.id,
-                parts=count,
-                tries=began.tries,
-            )
         )
