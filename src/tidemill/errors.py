@@ -108,7 +108,9 @@
     │   ├── BadSource                 a declaration of a source that contradicts itself
     │   ├── SourceUnavailable         its folder or bucket cannot be listed (now)
     │   ├── SourceFileChanged         a file is not what was listed any more, or is gone
-    │   └── SourceMiscounted          what was read twice was not the same
+    │   ├── SourceMiscounted          what was read twice was not the same
+    │   ├── PushRefused               a request whose body is not rows of its dataset
+    │   └── PushBusy                  more requests wait than are kept
     ├── TraceError                    something about the state of a view; the kinds below say what
     │   ├── TraceMissing              a run file or version file that is listed, and not there
     │   ├── TraceCorrupt              a run file or version file that is not what was written
@@ -729,6 +731,16 @@ class SourceFileChanged(SourceError):
 class SourceMiscounted(SourceError):
     code = "source-miscounted"
     hint = "nothing was published; if no file changes while it is read, report this with the files' format"
+
+
+class PushRefused(SourceError):
+    code = "push-refused"
+    hint = "send rows of the declared columns as JSON lines, a JSON array or an Arrow stream"
+
+
+class PushBusy(SourceError):
+    code = "push-busy"
+    hint = "send it again after a moment; nothing of it was taken"
 
 
 class TraceError(TidemillError):

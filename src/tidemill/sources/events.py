@@ -93,3 +93,28 @@ class WindowFailed(Event, frozen=True):
     kind: str
     message: str
     wait_s: float
+
+
+class BatchReceived(Event, frozen=True):
+    """Requests that were pushed are in a lot, and answered."""
+
+    source: str
+    lot: str
+    requests: int
+    rows: int
+
+
+class PushBegan(Event, frozen=True):
+    """A node receives what is pushed to a source, at this address."""
+
+    source: str
+    url: str
+    epoch: int
+
+
+class PushEnded(Event, frozen=True):
+    """A node does not receive any more."""
+
+    source: str
+    url: str
+    why: str

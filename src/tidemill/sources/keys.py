@@ -6,6 +6,7 @@
 (C, "source-window-page", source, number, n)  the files of a window that is not published, in pages
 (C, "source-window-open", source, number)     the windows that are not ended
 (C, "source-ranges", source)                  the ranges that nodes share its listing by
+(C, "source-address", source)                 where rows are pushed to, while somebody receives
 (C, "source-seen", source, generation, range) when a range was last looked at
 """
 
@@ -24,7 +25,12 @@ class SourceKeys:
         self.page = Space(cluster, "source-window-page")
         self.open = Space(cluster, "source-window-open")
         self.arranged = Space(cluster, "source-ranges")
+        self.address = Space(cluster, "source-address")
         self.seen = Space(cluster, "source-seen")
+
+    def receiving(self, source: str) -> bytes:
+        """The lease of whoever receives what is pushed."""
+        return self.publish.cluster.lease["source-push", source]
 
     def looking(self, source: str) -> bytes:
         """The lease of whoever lists a source."""

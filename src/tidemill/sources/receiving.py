@@ -1,0 +1,354 @@
+"""Receiving: rows that are pushed become lots, and are answered when they are durable (LOT-35, CLU-19).
+
+Requests that arrive together become one lot: what waits is taken as a batch, written, and published in the
+one transaction, which also keeps the answer to every request that has a producer and a number (LOT-36). Only
+then is anybody answered. So a request that was answered is in the table; one that was not may be, and is sent
+again under its number, to be answered as the first time. How much may wait is bounded: what is more is
+refused, and the sender waits.
+
+Whoever receives holds a lease, and shows it in every publication: when it moves to another node, the old one
+publishes nothing more.
+"""
+
+import queue
+import random
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from tidemill import crash
+from tidemill.clock import Clock
+from tidemill.cluster.nodes import Node
+from tidemill.errors import (
+    BadSource,
+    LeaseLost,
+    ProducerConflict,
+    PushBusy,
+    PushRefused,
+    SourceUnavailable,
+    TidemillError,
+)
+from tidemill.events import Emit, ignore
+from tidemill.lots import layout, lots, producers
+from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.producers import Identity, Receipt
+from tidemill.objects.port import Objects
+from tidemill.publish import attempts
+from tidemill.publish.attempts import Draft, Hold, Target
+from tidemill.publish.door import Door
+from tidemill.publish.ids import new_attempt
+from tidemill.publish.manifests import Manifests
+from tidemill.publish.parts import PartDone, PartSink, PartTask, SinkWritten
+from tidemill.publish.transaction import Positions
+from tidemill.sources.events import BatchReceived
+from tidemill.sources.keys import SourceKeys
+from tidemill.spark import operations
+from tidemill.spark.writing import write_table
+from tidemill.store import Store, Tx
+
+MOST_REQUESTS = 300
+"""Of one batch: two rows for each fit the transaction (LOT-43)."""
+
+_AGAIN = "send it again, to the node that receives now"
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is taken at once, and how much may wait."""
+
+    batch_requests: int = MOST_REQUESTS
+    batch_bytes: int = 64 << 20
+    waiting_bytes: int = 128 << 20
+    linger_s: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch_requests <= MOST_REQUESTS:
+            raise BadSource(f"batch_requests={self.batch_requests}", hint=f"1 to {MOST_REQUESTS}")
+
+
+class _Waiting(NamedTuple):
+    table: pa.Table
+    identity: Identity | None
+    answer: "Future[Receipt]"
+
+
+class Receiver:
+    """Takes requests for one dataset, from any thread, and publishes them in batches by a thread of its own.
+
+    Args:
+        source: the author of its attempts.
+        dataset: as declared; one without intervals.
+        fence: the lease under which we receive, checked in every publication.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        dataset: Dataset,
+        *,
+        store: Store,
+        keys: SourceKeys,
+        node: Node,
+        objects: Objects,
+        clock: Clock,
+        chance: random.Random,
+        fence: Callable[[Tx], None],
+        limits: Limits | None = None,
+        emit: Emit = ignore,
+    ) -> None:
+        if dataset.unit is not None:
+            raise BadSource(
+                f"{dataset.name} has intervals, and what is pushed is a lot at once",
+                hint="leave lots= out for a dataset that is pushed to",
+            )
+        self.dataset = dataset
+        self._source = source
+        self._store = store
+        self._keys = keys
+        self._node = node
+        self._objects = objects
+        self._clock = clock
+        self._chance = chance
+        self._fence = fence
+        self._limits = limits or Limits()
+        self._emit = emit
+        self._door = Door(store, keys.publish, node)
+        self._manifests = Manifests(objects, clock)
+        self._queue: queue.Queue[_Waiting | None] = queue.Queue()
+        self._held: _Waiting | None = None  # taken from the queue, too large for the last batch
+        self._waiting_bytes = 0
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(
+            target=self._run, name=f"tidemill-receive-{dataset.name}", daemon=True
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Take nothing more, and publish what waits."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def submit(self, table: pa.Table, identity: Identity | None = None) -> "Future[Receipt]":
+        """Rows of the declared columns; the receipt comes when they are durable.
+
+        `PushBusy` when too much waits, `SourceUnavailable` when nothing is received here any more. The future
+        raises `ProducerConflict` for a number that was used for other rows.
+        """
+        for name in self.dataset.key:
+            if table.column(name).null_count:
+                raise PushRefused(
+                    f"the key column {name} is NULL in one of the rows", hint="each row has its key"
+                )
+        waiting = _Waiting(table, identity, Future())
+        with self._lock:
+            if self._closed:
+                raise SourceUnavailable(f"{self.dataset.name} is not received here any more", hint=_AGAIN)
+            if self._waiting_bytes and self._waiting_bytes + table.nbytes > self._limits.waiting_bytes:
+                raise PushBusy(f"{self._waiting_bytes:,} bytes wait for {self.dataset.name}")
+            self._waiting_bytes += table.nbytes
+            self._queue.put(waiting)
+        return waiting.answer
+
+    # --- batches
+
+    def _run(self) -> None:
+        while (batch := self._batch()) is not None:
+            try:
+                self._answer(batch)
+            except LeaseLost as lost:
+                self._refuse(batch, SourceUnavailable(f"{self.dataset.name} moved: {lost}", hint=_AGAIN))
+                self._give_up(str(lost))
+                return
+            except TidemillError as error:
+                self._refuse(batch, error)
+            except BaseException as error:  # noqa: BLE001 - a crash point, or a bug: nobody waits for ever
+                gone = SourceUnavailable(f"receiving failed: {type(error).__name__}", hint=_AGAIN)
+                self._refuse(batch, gone)
+                self._give_up(type(error).__name__)
+                return
+            finally:
+                with self._lock:
+                    self._waiting_bytes -= sum(one.table.nbytes for one in batch)
+
+    def _batch(self) -> list[_Waiting] | None:
+        """What waits, as much as one lot takes; waits for the first. None when we are closed."""
+        first = self._held or self._queue.get()
+        self._held = None
+        if first is None:
+            return None
+        batch, size = [first], first.table.nbytes
+        deadline = self._clock.monotonic() + self._limits.linger_s
+        while len(batch) < self._limits.batch_requests:
+            try:
+                left_s = max(0.0, deadline - self._clock.monotonic())
+                following = self._queue.get(timeout=left_s) if left_s else self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if following is None:
+                self._queue.put(None)
+                break
+            if size + following.table.nbytes > self._limits.batch_bytes:
+                self._held = following
+                break
+            batch.append(following)
+            size += following.table.nbytes
+        return batch
+
+    def _answer(self, batch: Sequence[_Waiting]) -> None:
+        left = self._unknown(batch)
+        while left:
+            hold = self._begin()
+            try:
+                self._manifests.intend(hold)
+                row = self._write(hold, left)
+                receipt = self._publish(hold, row, left)
+            except ProducerConflict:
+                # Another request with one of these numbers was published meanwhile: who is left is looked up.
+                self._door.abandon(hold, "a request of it was published by another try")
+                left = self._unknown(left)
+                continue
+            except TidemillError as error:
+                self._door.abandon(hold, error.message)
+                raise
+            for one in left:
+                one.answer.set_result(receipt)
+            self._emit(BatchReceived(source=self._source, lot=receipt.lot, requests=len(left), rows=row.rows))
+            return
+
+    def _unknown(self, batch: Sequence[_Waiting]) -> list[_Waiting]:
+        """The requests that are new, numbered ones in their order; the others are answered here."""
+        keys, dataset = self._keys.publish.lots, self.dataset.id
+
+        def look(tx: Tx) -> list[Receipt | ProducerConflict | None]:
+            found: list[Receipt | ProducerConflict | None] = []
+            for one in batch:
+                try:
+                    known = None if one.identity is None else producers.find(tx, keys, dataset, one.identity)
+                    found.append(known)
+                except ProducerConflict as conflict:
+                    found.append(conflict)
+            return found
+
+        left = []
+        seen: dict[tuple[str, int], _Waiting] = {}
+        for one, known in zip(batch, self._store.run(look), strict=True):
+            if isinstance(known, Receipt):
+                one.answer.set_result(known)
+            elif known is not None:
+                one.answer.set_exception(known)
+            elif one.identity is not None and (one.identity.producer, one.identity.seq) in seen:
+                self._follow(seen[one.identity.producer, one.identity.seq], one)
+            else:
+                if one.identity is not None:
+                    seen[one.identity.producer, one.identity.seq] = one
+                left.append(one)
+        return sorted(
+            left, key=lambda one: (one.identity.producer, one.identity.seq) if one.identity else ("", -1)
+        )
+
+    def _follow(self, first: _Waiting, again: _Waiting) -> None:
+        """The same request twice in one batch: the second is answered as the first is."""
+        assert first.identity is not None
+        assert again.identity is not None
+        if first.identity != again.identity:
+            conflict = f"producer {again.identity.producer!r} used {again.identity.seq} for other rows"
+            again.answer.set_exception(ProducerConflict(conflict))
+            return
+
+        def tell(done: "Future[Receipt]") -> None:
+            error = done.exception()
+            if error is None:
+                again.answer.set_result(done.result())
+            else:
+                again.answer.set_exception(error)
+
+        first.answer.add_done_callback(tell)
+
+    def _begin(self) -> Hold:
+        attempt = new_attempt(self._clock, self._chance)
+
+        def begin(tx: Tx) -> Hold:
+            self._fence(tx)
+            lot = str(lots.next_append(tx, self._keys.publish.lots, self.dataset.id))
+            targets = (Target(self.dataset.id, lot),)
+            draft = Draft(id=attempt, author=self._source, lot=lot, targets=targets)
+            return attempts.begin(tx, self._keys.publish, self._node, draft)
+
+        crash.point("sources.receive.before")
+        hold = self._store.run(begin)
+        crash.point("sources.receive.after")
+        return hold
+
+    def _write(self, hold: Hold, batch: Sequence[_Waiting]) -> lots.LotRow:
+        operation = (
+            operations.Operation.UPSERT if self.dataset.kind is Kind.KEYED else operations.Operation.APPEND
+        )
+        table = operations.stored_table(
+            pa.concat_tables([one.table for one in batch]), self.dataset, operation
+        )
+        target = hold.draft.targets[0]
+        prefix = layout.data_prefix(*target.dataset.parts, target.lot, hold.draft.id)
+        written = write_table(table, self._objects, prefix)
+        task = PartTask(
+            kind="push",
+            pipeline="",
+            author=self._source,
+            code="",
+            attempt=hold.draft.id,
+            lot=target.lot,
+            key="",
+            sinks=(PartSink(dataset=target.dataset),),
+        )
+        sink = SinkWritten(dataset=target.dataset, objects=written.objects, rows=written.rows)
+        prints = {target.dataset: self.dataset.fingerprint}
+        made = self._manifests.part_made(
+            hold, PartDone(task=task, written=(sink,)), alone=True, fingerprints=prints
+        )
+        return self._manifests.finish(hold, [made], prints)[0]
+
+    def _publish(self, hold: Hold, row: lots.LotRow, batch: Sequence[_Waiting]) -> Receipt:
+        receipts: list[Receipt] = []
+
+        def record(tx: Tx, positions: Positions) -> None:
+            self._fence(tx)
+            (position,) = positions.values()
+            receipt = Receipt(dataset=self.dataset.id, lot=row.lot, position=position, visible_at=tx.wall())
+            for one in batch:
+                if one.identity is not None:
+                    producers.record(tx, self._keys.publish.lots, one.identity, receipt)
+            receipts[:] = [receipt]
+
+        self._door.publish(hold, [row], move=record)
+        return receipts[0]
+
+    # --- ends
+
+    def _refuse(self, batch: Sequence[_Waiting], error: BaseException) -> None:
+        for one in batch:
+            if not one.answer.done():
+                one.answer.set_exception(error)
+
+    def _give_up(self, why: str) -> None:
+        """Refuse everything that waits and all that comes."""
+        with self._lock:
+            self._closed = True
+        left = [self._held] if self._held else []
+        while True:
+            try:
+                one = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if one is not None:
+                left.append(one)
+        gone = f"{self.dataset.name} is not received here any more: {why}"
+        self._refuse(left, SourceUnavailable(gone, hint=_AGAIN))

@@ -1,0 +1,129 @@
+"""A stage for what is pushed: a store, objects in memory, receivers and servers on loopback."""
+
+import http.client
+import io
+import json
+import random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.unit.lots_stage import Stage
+from tidemill.clock import SYSTEM
+from tidemill.cluster import nodes
+from tidemill.cluster.keeper import Held, Keeper
+from tidemill.cluster.nodes import Node
+from tidemill.errors import PushRefused
+from tidemill.events import Event
+from tidemill.lots import datasets
+from tidemill.lots.datasets import Dataset
+from tidemill.objects.memory import MemoryObjects
+from tidemill.publish.manifests import Manifests
+from tidemill.sources.http_push import Endpoint, PushServer
+from tidemill.sources.keys import SourceKeys
+from tidemill.sources.receiving import Limits, Receiver
+from tidemill.store import Store
+
+SOURCE = "source:shop/orders"
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+TOKEN = "a-token-that-is-long-enough"
+LONG_US = 10**13
+
+
+def convert(rows: Any) -> pa.Table:
+    if isinstance(rows, pa.Table):
+        return rows.cast(SCHEMA)
+    strange = {name for row in rows for name in row} - set(SCHEMA.names)
+    if strange:
+        raise PushRefused(f"the column {min(strange)}")
+    try:
+        return pa.Table.from_pylist(rows, SCHEMA)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise PushRefused(str(error)) from None
+
+
+def table(*ids: int) -> pa.Table:
+    return pa.Table.from_pylist([{"id": one, "name": f"n{one}"} for one in ids], SCHEMA)
+
+
+class PushStage:
+    def __init__(self, store: Store | None = None, **declared: Any) -> None:
+        self.stage = Stage(store, scan=False)
+        self.store = self.stage.store
+        self.objects = MemoryObjects(SYSTEM)
+        self.keys = SourceKeys("c")
+        self.chance = random.Random(3)
+        self.told: list[Event] = []
+        wanted = Dataset(name="orders", schema="id BIGINT, name STRING", **declared)
+        self.dataset = self.store.run(lambda tx: datasets.declare(tx, self.keys.publish.lots, wanted))
+
+    def node(self, name: str = "n") -> Node:
+        return self.store.run(
+            lambda tx: nodes.join(tx, self.keys.publish.cluster, Node(id=name, epoch=0), LONG_US)
+        )
+
+    def keeper(self, name: str = "n", ttl_s: float = 3600) -> Keeper:
+        return Keeper(self.store, name, clock=self.stage.clock, chance=self.chance, ttl_s=ttl_s)
+
+    def receiver(self, held: Held | None = None, *, start: bool = True, **limits: Any) -> Receiver:
+        name = f"n{self.chance.getrandbits(60)}"
+        if held is None:
+            got = self.keeper(name).acquire(self.keys.receiving(f"{SOURCE} {name}"))
+            assert isinstance(got, Held)
+            held = got
+        receiver = Receiver(
+            SOURCE,
+            self.dataset,
+            store=self.store,
+            keys=self.keys,
+            node=self.node(name),
+            objects=self.objects,
+            clock=SYSTEM,
+            chance=random.Random(name),
+            fence=held.fence,
+            limits=Limits(**limits),
+            emit=self.told.append,
+        )
+        if start:
+            receiver.start()
+        return receiver
+
+    def server(self, receiver: Receiver | None = None, **settings: Any) -> PushServer:
+        receiver = receiver or self.receiver()
+        return PushServer({"orders": Endpoint(receiver, convert)}, token=TOKEN, **settings)
+
+    def rows(self) -> list[dict[str, Any]]:
+        manifests = Manifests(self.objects, SYSTEM)
+        found: list[dict[str, Any]] = []
+        for row in sorted(self.stage.rows_of(self.dataset.id), key=lambda row: row.position):
+            for item in manifests.listed(row.manifest):
+                found += pq.read_table(io.BytesIO(self.objects.get(item.uri)[0])).to_pylist()
+        return found
+
+    def ids(self) -> list[int]:
+        return sorted(row["id"] for row in self.rows())
+
+
+def post(
+    url: str,
+    body: bytes,
+    kind: str = "application/x-ndjson",
+    *,
+    path: str = "/orders",
+    token: str = TOKEN,
+    **headers: str,
+) -> tuple[int, dict[str, Any]]:
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
+    try:
+        more = {name.replace("_", "-"): value for name, value in headers.items()}
+        sent = {"Authorization": f"Bearer {token}", "Content-Type": kind, **more}
+        connection.request("POST", path, body, sent)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def lines(*ids: int) -> bytes:
+    return b"".join(b'{"id":%d,"name":"n%d"}\n' % (one, one) for one in ids)

@@ -1,0 +1,181 @@
+"""What is pushed: answered when it is durable, each numbered request once."""
+
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from tests.unit.push_stage import SOURCE, PushStage, table
+from tidemill import crash
+from tidemill.cluster.keeper import Held
+from tidemill.errors import BadSource, ProducerConflict, PushBusy, PushRefused, SourceUnavailable
+from tidemill.lots.datasets import Kind
+from tidemill.lots.ids import Unit
+from tidemill.lots.producers import Identity, Receipt
+from tidemill.publish import attempts
+from tidemill.sources.events import BatchReceived
+from tidemill.sources.receiving import Limits
+
+WAIT_S = 20
+
+
+@pytest.fixture
+def stage() -> PushStage:
+    return PushStage()
+
+
+def test_requests_that_wait_together_become_one_lot(stage: PushStage) -> None:
+    receiver = stage.receiver(start=False)
+    answers = [receiver.submit(table(number)) for number in range(5)]
+    receiver.start()
+    receipts = {answer.result(WAIT_S).lot for answer in answers}
+    assert len(receipts) == 1
+    assert stage.ids() == list(range(5))
+    (batch,) = [event for event in stage.told if isinstance(event, BatchReceived)]
+    assert (batch.requests, batch.rows) == (5, 5)
+    receiver.close()
+    stage.stage.check()
+
+
+@pytest.mark.rule("LOT-36")
+def test_a_numbered_request_is_taken_once_and_answered_as_the_first_time(stage: PushStage) -> None:
+    receiver = stage.receiver(start=False)
+    identity = Identity("till", 7, "d1")
+    twice = [receiver.submit(table(1), identity), receiver.submit(table(1), identity)]
+    other = receiver.submit(table(9), Identity("till", 7, "d2"))
+    receiver.start()
+    first, again = (answer.result(WAIT_S) for answer in twice)
+    assert first == again
+    with pytest.raises(ProducerConflict):
+        other.result(WAIT_S)
+    assert receiver.submit(table(1), identity).result(WAIT_S) == first
+    with pytest.raises(ProducerConflict):
+        receiver.submit(table(2), Identity("till", 7, "d2")).result(WAIT_S)
+    with pytest.raises(ProducerConflict):
+        receiver.submit(table(2), Identity("till", 3, "d3")).result(WAIT_S)
+    assert stage.ids() == [1]
+    receiver.close()
+
+
+def test_numbers_that_arrive_out_of_order_in_one_batch_are_taken_in_order(stage: PushStage) -> None:
+    receiver = stage.receiver(start=False)
+    answers = [receiver.submit(table(seq), Identity("till", seq, "d")) for seq in (3, 1, 2)]
+    receiver.start()
+    assert len({answer.result(WAIT_S).lot for answer in answers}) == 1
+    assert stage.ids() == [1, 2, 3]
+    receiver.close()
+
+
+@pytest.mark.rule("LOT-35")
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    "step", ["sources.receive", "publish.intent", "publish.part-manifest", "publish.commit"]
+)
+def test_what_was_not_answered_is_sent_again_and_taken_once(stage: PushStage, step: str, when: str) -> None:
+    identity = Identity("till", 1, "d")
+    with crash.armed(f"{step}.{when}"), pytest.raises(SourceUnavailable):
+        stage.receiver().submit(table(1, 2), identity).result(WAIT_S)
+    receiver = stage.receiver()
+    receipt = receiver.submit(table(1, 2), identity).result(WAIT_S)
+    assert isinstance(receipt, Receipt)
+    assert stage.ids() == [1, 2]
+    receiver.close()
+    stage.stage.check()
+
+
+@pytest.mark.rule("CLU-19")
+def test_a_receiver_whose_lease_is_over_publishes_nothing_and_refuses(stage: PushStage) -> None:
+    keeper = stage.keeper("old", ttl_s=15)
+    held = keeper.acquire(stage.keys.receiving(SOURCE))
+    assert isinstance(held, Held)
+    receiver = stage.receiver(held)
+    assert receiver.submit(table(1)).result(WAIT_S).position == 1
+    stage.stage.clock.advance(16)
+    with pytest.raises(SourceUnavailable):
+        receiver.submit(table(2)).result(WAIT_S)
+    receiver._thread.join(WAIT_S)
+    with pytest.raises(SourceUnavailable):
+        receiver.submit(table(3))
+    assert stage.ids() == [1]
+
+
+def test_too_much_that_waits_is_refused(stage: PushStage) -> None:
+    receiver = stage.receiver(start=False, waiting_bytes=100)
+    kept = receiver.submit(table(*range(50)))  # larger than what may wait, but nothing does
+    with pytest.raises(PushBusy) as busy:
+        receiver.submit(table(1))
+    assert busy.value.hint
+    receiver.start()
+    kept.result(WAIT_S)
+    receiver.submit(table(100)).result(WAIT_S)
+    receiver.close()
+    assert len(stage.ids()) == 51
+
+
+def test_batches_are_bounded(stage: PushStage) -> None:
+    receiver = stage.receiver(start=False, batch_requests=2)
+    answers = [receiver.submit(table(number)) for number in range(5)]
+    receiver.start()
+    assert len({answer.result(WAIT_S).lot for answer in answers}) == 3
+    receiver.close()
+    by_bytes = stage.receiver(start=False, batch_bytes=1)
+    answers = [by_bytes.submit(table(10 + number)) for number in range(3)]
+    by_bytes.start()
+    assert len({answer.result(WAIT_S).lot for answer in answers}) == 3
+    by_bytes.close()
+    with pytest.raises(BadSource):
+        Limits(batch_requests=301)
+
+
+def test_closing_publishes_what_waits(stage: PushStage) -> None:
+    receiver = stage.receiver(start=False)
+    answers = [receiver.submit(table(number)) for number in range(3)]
+    receiver.start()
+    receiver.close()
+    assert all(answer.done() for answer in answers)
+    assert stage.ids() == [0, 1, 2]
+
+
+def test_two_tries_at_two_nodes_are_taken_once(stage: PushStage) -> None:
+    """Both have looked before either has published: the second finds out in its transaction."""
+    one, two = stage.receiver(), stage.receiver()
+    both = threading.Barrier(2)
+    for receiver in (one, two):
+        firsts = iter([True])
+
+        def together(genuine=receiver._begin, firsts=firsts):  # type: ignore[no-untyped-def]
+            if next(firsts, False):
+                both.wait(WAIT_S)
+            return genuine()
+
+        receiver._begin = together  # type: ignore[method-assign]
+    identity = Identity("till", 1, "d")
+    answers: list[Future[Receipt]] = [one.submit(table(1), identity), two.submit(table(1), identity)]
+    first, second = (answer.result(WAIT_S) for answer in answers)
+    assert first == second
+    assert stage.ids() == [1]
+    one.close()
+    two.close()
+    assert stage.store.run(lambda tx: attempts.open_ids(tx, stage.keys.publish)) == []
+
+
+def test_rows_for_a_key_are_upserts_and_need_it(stage: PushStage) -> None:
+    keyed = PushStage(kind=Kind.KEYED, key=("id",), deletes=True)
+    receiver = keyed.receiver(start=False)
+    answers = [receiver.submit(table(1, 2)), receiver.submit(table(1))]
+    receiver.start()
+    for answer in answers:
+        answer.result(WAIT_S)
+    assert [(row["id"], row["_op"], row["_ordinal"]) for row in keyed.rows()] == [
+        (1, "upsert", 0),
+        (2, "upsert", 1),
+        (1, "upsert", 2),
+    ]
+    with pytest.raises(PushRefused):
+        receiver.submit(table(1).set_column(0, "id", [[None]]).cast(table(1).schema))
+    receiver.close()
+
+
+def test_a_dataset_with_intervals_is_refused() -> None:
+    with pytest.raises(BadSource):
+        PushStage(unit=Unit.parse("PT5M")).receiver()
