@@ -19,7 +19,7 @@ ARGS ?=
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed  ## three nodes elect a leader and share work; one is killed and its work moves
+demo: $(VENV)/.installed  ## files become lots, an arc and a view follow; the runner is killed, nothing is lost
 	@$(BIN)/tidemill demo $(ARGS)
 
 test: servers  ## every test but the long ones; writes build/rules.json (ARGS=… goes to pytest)

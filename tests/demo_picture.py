@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tidemill.cli.demo import PLAN, TTL_S, Demo
+from tidemill.cli.demo_nodes import PLAN, TTL_S, Demo
 from tidemill.cli.demo_screen import WIDTH, Screen
 from tidemill.clock import SYSTEM
 

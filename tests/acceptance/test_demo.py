@@ -24,7 +24,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "tidemill.cli", "demo", *arguments]
+    return [sys.executable, "-m", "tidemill.cli", "demo", "--nodes", *arguments]
 
 
 @pytest.mark.rule("CLU-9", "CLU-13", "CLU-26")

@@ -18,7 +18,7 @@ from tidemill.cli.output import INTERRUPTED, USAGE, Output
 from tidemill.errors import TidemillError
 
 COMMANDS = {
-    "demo": "tidemill.cli.demo:demo",
+    "demo": "tidemill.cli.demo_mill:demo",
     "plan": "tidemill.cli.plan:plan_command",
     "run": "tidemill.cli.run:run_command",
     "status": "tidemill.cli.status:status_command",
@@ -28,6 +28,7 @@ COMMANDS = {
     "retry": "tidemill.cli.lots:retry_command",
     "nodes": "tidemill.cli.nodes:nodes_command",
     "futures": "tidemill.cli.futures:futures_command",
+    "triggers": "tidemill.cli.triggers:triggers_command",
     "worker": "tidemill.cli.worker:worker",
 }
 """Every command by its name, in the order of the help text: module and function."""

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 
@@ -20,14 +21,24 @@ class Line(msgspec.Struct, frozen=True):
 
 def here() -> Line:
     """The innermost line outside of this package."""
-    frame = sys._getframe(1)
+    file, number = _caller()
+    return Line() if file is None else Line(_shown(file), number)
+
+
+def folder() -> Path:
+    """The folder of the user's file, which its relative paths are relative to; else the one we are in."""
+    file, _ = _caller()
+    return Path.cwd() if file is None else Path(file).resolve().parent
+
+
+def _caller() -> tuple[str | None, int]:
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if not str(Path(file).resolve()).startswith(_PACKAGE):
-            return Line() if file.startswith("<") else Line(_shown(file), frame.f_lineno)
-        assert frame.f_back is not None
+            return (None, 0) if file.startswith("<") else (file, frame.f_lineno)
         frame = frame.f_back
-    return Line()
+    return None, 0
 
 
 def _shown(file: str) -> str:

@@ -34,7 +34,7 @@ from tidemill.pipeline.declarations import (
     SourceDecl,
     ViewDecl,
 )
-from tidemill.pipeline.lines import here
+from tidemill.pipeline.lines import folder, here
 from tidemill.pipeline.site import Site
 from tidemill.pipeline.tables import Dataset, Table, View
 from tidemill.sources.folder import FolderSpec
@@ -56,7 +56,8 @@ class Pipeline:
 
     Args:
         name: of the pipeline; its arcs and views are known by it.
-        home: a folder with everything in it (SQLite and files); made if missing.
+        home: a folder with everything in it (SQLite and files), beside the file that declares the pipeline
+            unless the path is absolute; made if missing.
         store: the store's URL, instead of a home, with `objects` and the cluster key.
         objects: the URL of the object storage that goes with `store`.
         cluster: the name that everything in the store lies under.
@@ -80,8 +81,12 @@ class Pipeline:
     ) -> None:
         if not name or "/" in name or ":" in name:
             raise DeclarationError(f"{name!r} is no name of a pipeline", hint="letters, digits, - and _")
+        self.base = folder()
+        """What relative paths are relative to: the folder of the file that declares the pipeline."""
         if home is None and store is None:
             home = f"{name}-home"
+        if home is not None:
+            home = self.base / Path(home).expanduser()
         self.name = name
         self.datasets: dict[str, DatasetDecl] = {}
         self.sources: dict[str, SourceDecl] = {}
@@ -91,7 +96,6 @@ class Pipeline:
             home=home, store=store, objects=objects, cluster=cluster, key_file=key_file
         )
         self._spark = spark
-        self.base = Path.cwd()  # what relative folders of sources are relative to
         self._clock = clock
         self._chance = chance if chance is not None else random.Random()
         self._site: Site | None = None

@@ -1,4 +1,4 @@
-"""`tidemill demo`: three nodes share work through one file, the leader is killed, and nothing is lost.
+"""`tidemill demo --nodes`: three nodes share work through one file, the leader is killed, nothing is lost.
 
 The nodes are real processes (`tidemill.testing.node`), the killing is a real SIGKILL, and the summary says
 what was measured. What the nodes wrote is judged at the end by `tidemill.testing.work.violations`.
@@ -11,11 +11,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-import click
-
 from tidemill.cli.demo_scene import Line, Sight, Summary, Tone
 from tidemill.cli.demo_screen import Lines, Picture, Screen
-from tidemill.cli.output import Output, json_option
+from tidemill.cli.output import Output
 from tidemill.clock import SYSTEM, Clock
 from tidemill.cluster import leases, nodes, partitions
 from tidemill.cluster.states import PartitionState
@@ -205,10 +203,7 @@ def _taken(nodes: list[NodeProcess], since: float) -> dict[str, float]:
     return taken
 
 
-@click.command(short_help="Three nodes share work, the leader is killed, nothing is lost.")
-@click.option("--keep", is_flag=True, help="Keep the home folder: the store and the nodes' logs.")
-@json_option
-def demo(output: Output, keep: bool) -> int:
+def show_nodes(output: Output, *, keep: bool) -> int:
     """Three nodes share work, the leader is killed, another leads and nothing is lost.
 
     Takes about a quarter of a minute. The nodes are processes of this machine and meet in one SQLite file in
