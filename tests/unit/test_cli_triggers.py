@@ -1,0 +1,153 @@
+"""`tidemill triggers` on a store: what is due, waiting, paused, dead, and why; and what changes it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.lots_stage import Stage
+from tidemill.cli import main
+from tidemill.cluster.keys import ClusterKeys
+from tidemill.futures.home import CLUSTER
+from tidemill.lots.keys import LotKeys
+from tidemill.store.sqlite import SqliteStore
+from tidemill.triggers import attach, runs, templates
+from tidemill.triggers.keys import TriggerKeys
+from tidemill.triggers.store_heap import StoreHeap
+from tidemill.triggers.subscriptions import Terms
+from tidemill.triggers.templates import Template
+from tidemill.triggers.tender import Tender
+
+
+class Scene(Stage):
+    """A cluster in a file, with one trigger of each kind."""
+
+    def __init__(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        super().__init__(SqliteStore(path), scan=False)
+        self.url, self.capsys, self.code = f"sqlite://{path}", capsys, 0
+        self.lots, self.triggers, self.cluster = LotKeys(CLUSTER), TriggerKeys(CLUSTER), ClusterKeys(CLUSTER)
+        self.heap = StoreHeap(self.store, self.triggers)
+        self.tender = Tender(self.store, CLUSTER, self.heap)
+        orders, rates = self.dataset("orders"), self.dataset("rates")
+        self.runner = self.node("the-runner", 10**12)
+        for name, terms in {
+            "due": Terms(sources=(orders,)),
+            "dead": Terms(sources=(orders,), most_failures=1),
+            "backs off": Terms(sources=(orders,), backoff_us=10**9),
+            "runs": Terms(sources=(orders,)),
+            "waits": Terms(sources=(rates,)),
+            "barrier": Terms(sources=(orders, rates), barrier=True),
+            "graceful": Terms(sources=(orders, rates), barrier=True, grace_us=10**9),
+            "noisy": Terms(sources=(orders,), debounce_us=10**8),
+        }.items():
+            attach.attach(self.store, self.triggers, self.lots, self.heap, name, terms)
+        for name in ("waits", "barrier", "graceful", "noisy"):
+            assert self.start(self.runner, name) is None
+        self.publish(orders)
+        self.run(templates.declare, self.triggers, Template(name="t", reads="raw_*", writes="clean_{name}"))
+        self.tender.tick()
+        for name in ("dead", "backs off"):
+            ticket = self.start(self.runner, name)
+            self.run(runs.fail, self.triggers, self.cluster, ticket, why="no such column: amount")
+        self.start(self.runner, "runs")
+
+    def tell(self, *arguments: str) -> Any:
+        self.code = main(["triggers", *arguments, "--store", self.url, "--json"])
+        return json.loads(self.capsys.readouterr().out)
+
+    def text(self, *arguments: str) -> str:
+        self.code = main(["triggers", *arguments, "--store", self.url])
+        return "".join(self.capsys.readouterr())
+
+    def states(self, *arguments: str) -> dict[str, str]:
+        return {one["name"]: one["state"] for one in self.tell(*arguments)["triggers"]}
+
+
+@pytest.fixture
+def scene(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Scene:
+    monkeypatch.setenv("COLUMNS", "200")
+    return Scene(tmp_path / "store.db", capsys)
+
+
+def test_each_is_listed_with_its_state_and_why(scene: Scene) -> None:
+    told = scene.tell()
+    found = {one["name"]: one for one in told["triggers"]}
+    assert {name: one["state"] for name, one in found.items()} == {
+        "due": "due",
+        "dead": "dead",
+        "backs off": "scheduled",
+        "runs": "running",
+        "waits": "waiting",
+        "barrier": "waiting",
+        "graceful": "scheduled",
+        "noisy": "scheduled",
+    }
+    assert found["due"]["behind"] == {"orders@1": 1}
+    assert "failed 1 times in a row; the last said: no such column" in found["dead"]["why"]
+    assert "after failure 1: no such column" in found["backs off"]["why"]
+    assert found["backs off"]["in_s"] > 100
+    assert "node the-runner" in found["runs"]["why"]
+    assert found["waits"]["why"] == "all is seen"
+    assert found["barrier"]["why"] == "its barrier waits for rates@1, for as long as it takes"
+    assert "until its grace is over" in found["graceful"]["why"]
+    assert found["noisy"]["why"] == "its sources are not quiet yet"
+    assert told["overview"]["heap"] == "store"
+    assert told["overview"]["lag_s"] > 0
+    assert [one["reads"] for one in told["overview"]["templates"]] == ["raw_*"]
+
+
+def test_they_are_chosen_by_state_and_name(scene: Scene) -> None:
+    assert scene.states("--state", "dead") == {"dead": "dead"}
+    assert scene.states("--state", "due", "--state", "running") == {"due": "due", "runs": "running"}
+    assert set(scene.states("--name", "d")) == {"dead", "due"}
+    assert set(scene.states("--name", "b*")) == {"backs off", "barrier"}
+    assert len(scene.states("--limit", "3")) == 3
+
+
+def test_people_see_a_table(scene: Scene) -> None:
+    text = scene.text()
+    assert "since" in text
+    assert "template t: raw_* -> clean_{name}" in text
+    for word in ("dead", "backs off", "waits for rates@1", "orders@1 1", "heap: store"):
+        assert word in text
+    assert scene.text("--name", "nothing like it").startswith("no triggers")
+
+
+@pytest.mark.rule("HEAP-15")
+def test_retry_arms_the_dead(scene: Scene) -> None:
+    assert scene.tell("retry", "--dead") == {"armed again": ["dead"], "refused": {}}
+    assert scene.states("--name", "dead") == {"dead": "due"}
+    assert scene.tell("retry", "backs off", "nobody")["refused"] == {
+        "nobody": "there is no subscription 'nobody'"
+    }
+    assert scene.code == 1
+    assert scene.states("--name", "backs off") == {"backs off": "due"}
+    assert scene.tell("retry", "nobody")["error"]["code"] == "subscription-unknown"
+    assert "give names, or --dead" in scene.text("retry")
+
+
+@pytest.mark.rule("LOT-38")
+def test_pause_and_resume(scene: Scene) -> None:
+    assert scene.tell("pause", "due", "waits") == {"paused": ["due", "waits"], "refused": {}}
+    assert scene.states("--state", "paused") == {"due": "paused", "waits": "paused"}
+    assert "1 to see when it is resumed" in scene.text("--name", "due")
+    assert scene.text("resume", "due", "--catch-up", "none").strip() == "due is resumed"
+    assert scene.states("--name", "due") == {"due": "waiting"}
+    assert scene.tell("resume", "waits")["resumed"] == ["waits"]
+
+
+@pytest.mark.rule("HEAP-17")
+def test_rebuild_has_the_runners_push_everything_again(scene: Scene) -> None:
+    items = [*scene.heap.listed(0, 2**62)]
+    scene.heap.remove(items)
+    assert scene.tell("rebuild") == {"rebuilding": True}
+    assert scene.tell()["overview"]["rebuilding"] is True
+    scene.tender.tick()
+    assert scene.tell()["overview"]["rebuilding"] is False
+    assert {"due", "dead", "runs"} <= {item.name for item in scene.heap.listed(0, 2**62)}
+
+
+def test_a_place_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["triggers", "--home", str(tmp_path / "none")]) == 2
+    assert "there is no home" in capsys.readouterr().err
