@@ -29,8 +29,8 @@ from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.layout import Layout
 from tidemill.views.trace.slices import ALL
-from tidemill.views.trace.spine import Kept, Spine
-from tidemill.views.trace.version import Version, write_version
+from tidemill.views.trace.spine import Spine
+from tidemill.views.trace.version import Kept, Version, write_version
 
 MONEY = pa.decimal128(10, 2)
 REGIONS = np.array([f"region-{n}" for n in range(100)])

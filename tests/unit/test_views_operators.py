@@ -13,6 +13,7 @@ from tests.unit.test_views_types import Keeper
 from tidemill.errors import UsageError, WeightNegative, WeightOverflow
 from tidemill.views.kernels.join import Join
 from tidemill.views.kernels.setops import Kind, SetOperation
+from tidemill.views.kernels.zset import added_up, union
 from tidemill.views.trace.layout import Layout
 
 WEAK = 0x8000_0000_0000_0001
@@ -144,3 +145,25 @@ def test_zeros_and_nans_are_each_one_row_of_distinct() -> None:
     rows = [((-0.0, "a"), 1), ((0.0, "a"), 1), ((float("nan"), "a"), 1), ((float("nan"), "a"), 2)]
     found = operation.step(rows_of(rows), None, Keeper().spine("t", operation.layout))
     assert sorted(map(str, found.out["v"].to_pylist())) == ["0.0", "nan"]
+
+
+# --- union all
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.lists(st.tuples(values, st.integers(-2, 2)), max_size=6), min_size=1, max_size=3),
+    st.randoms(),
+)
+def test_a_union_adds_up_in_an_order_of_its_own(parts: list[list[tuple[Any, int]]], chance: Any) -> None:
+    model: Counter[Any] = Counter()
+    for part in parts:
+        for row, weight in part:
+            model[row] += weight
+    found = union([rows_of(part).drop_columns("_h") for part in parts])
+    assert {(row["v"], row["t"]): row["_w"] for row in found.to_pylist()} == {
+        row: w for row, w in model.items() if w
+    }
+    shuffled = [each for part in parts for each in part]
+    chance.shuffle(shuffled)
+    assert added_up(rows_of(shuffled).drop_columns("_h")).equals(found.combine_chunks())

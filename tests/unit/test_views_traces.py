@@ -36,7 +36,7 @@ from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.consolidate import consolidate
 from tidemill.views.trace.layout import Layout
-from tidemill.views.trace.segment import BATCH_ROWS
+from tidemill.views.trace.run import BATCH_ROWS
 from tidemill.views.trace.slices import ALL, GRAINS, Range, grain_of, hash_bounds, ranges, slice_of, split
 from tidemill.views.trace.spine import Spine
 from tidemill.views.trace.version import (

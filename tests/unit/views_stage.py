@@ -27,8 +27,8 @@ from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.layout import Layout
 from tidemill.views.trace.slices import Range, ranges, split
-from tidemill.views.trace.spine import Kept, Spine
-from tidemill.views.trace.version import Version, read_version, write_version
+from tidemill.views.trace.spine import Spine
+from tidemill.views.trace.version import Kept, Version, read_version, write_version
 
 ORDERS = pa.schema(
     [("cust", pa.int64()), ("amount", pa.float64()), ("price", pa.decimal128(10, 2)), ("label", pa.string())]
@@ -189,11 +189,8 @@ class Circuit:
         return values
 
     def _commit(self, number: int, kept: Sequence[Kept]) -> None:
-        outcome = self.version.apply(
-            number,
-            [each for one in kept for each in one.added],
-            [each for one in kept for each in one.merged],
-        )
+        told = Kept.together(Kept.decode(each.encode()) for each in kept)
+        outcome = self.version.apply(number, told.added, told.merged)
         assert not outcome.late
         key = f"versions/{self.attempt}/{number:08d}"
         write_version(self.objects, key, outcome.version)

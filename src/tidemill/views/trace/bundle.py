@@ -11,7 +11,7 @@ from tidemill import crash
 from tidemill.objects.port import Objects
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.layout import Layout
-from tidemill.views.trace.segment import encode
+from tidemill.views.trace.run import encode
 from tidemill.views.trace.version import Entry
 
 

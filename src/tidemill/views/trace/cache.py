@@ -29,20 +29,20 @@ import pyarrow as pa
 from tidemill.errors import ObjectMissing, TraceCorrupt, TraceMissing
 from tidemill.objects.port import Objects
 from tidemill.views.trace.layout import Layout
-from tidemill.views.trace.segment import Head, decode_batch, decode_head
+from tidemill.views.trace.run import Head, decode_batch, decode_head
 from tidemill.views.trace.version import Entry
 
 _PREFACE = struct.Struct("<8sQQ")  # magic, bytes of the file, bytes of the head
 _MAGIC = b"tm-cache"
 _ALIGN = 64
-_SMALL = 256 * 1024  # segments of fewer bytes are fetched at once
+_SMALL = 256 * 1024  # runs of fewer bytes are fetched at once
 _WHOLE_BYTES = 512 * 1024**2  # larger ones stay in batches: texts of more than 2 GiB do not fit one
-_OPEN = 4096  # segments that stay mapped
+_OPEN = 4096  # runs that stay mapped
 
 
 @dataclass
-class _Segment:
-    """A segment as far as it is known in this process."""
+class _Run:
+    """A run as far as it is known in this process."""
 
     head: Head
     whole: pa.RecordBatch | None = None
@@ -50,7 +50,7 @@ class _Segment:
 
 
 class Cache:
-    """Reads segments of run files, and keeps them in a folder of bounded size.
+    """Reads runs of run files, and keeps them in a folder of bounded size.
 
     Safe to share between threads, and the folder between processes.
 
@@ -68,7 +68,7 @@ class Cache:
         self.folder = folder
         self.limit_bytes = limit_bytes
         self._unique = f"{os.getpid()}-{unique}"
-        self._known: OrderedDict[tuple[str, int], _Segment] = OrderedDict()
+        self._known: OrderedDict[tuple[str, int], _Run] = OrderedDict()
         self._lock = threading.Lock()
         self._scratch = 0
         self._unchecked_bytes = limit_bytes  # look at the folder's size before the first write
@@ -77,64 +77,57 @@ class Cache:
     # --- reading
 
     def holding(self, entry: Entry, layout: Layout, hashes: np.ndarray[Any, Any]) -> list[pa.RecordBatch]:
-        """The batches of a segment whose fences enclose one of the hashes, which are sorted."""
-        segment = self._segment(entry, layout)
-        if segment.whole is not None:
-            return [segment.whole] if len(segment.head.holding(hashes)) else []
-        return self._batches(entry, segment, segment.head.holding(hashes))
+        """The batches of a run whose fences enclose one of the hashes, which are sorted."""
+        run = self._run(entry, layout)
+        if run.whole is not None:
+            return [run.whole] if len(run.head.holding(hashes)) else []
+        return self._batches(entry, run, run.head.holding(hashes))
 
     def between(self, entry: Entry, layout: Layout, low: int, high: int) -> list[pa.RecordBatch]:
-        """The batches of a segment that may hold hashes from low to high."""
-        segment = self._segment(entry, layout)
-        if segment.whole is not None:
-            return [segment.whole]
-        return self._batches(entry, segment, segment.head.between(low, high))
+        """The batches of a run that may hold hashes from low to high."""
+        run = self._run(entry, layout)
+        if run.whole is not None:
+            return [run.whole]
+        return self._batches(entry, run, run.head.between(low, high))
 
     def head(self, entry: Entry, layout: Layout) -> Head:
-        return self._segment(entry, layout).head
+        return self._run(entry, layout).head
 
     def fill(self, entries: Iterable[Entry], layout: Layout) -> None:
-        """Bring segments here whole; a runner does so in the background."""
+        """Bring runs here whole; a runner does so in the background."""
         for entry in entries:
-            segment = self._segment(entry, layout)
-            if segment.whole is None and entry.length <= _WHOLE_BYTES:
-                every = np.arange(len(segment.head.batches))
-                table = pa.Table.from_batches(self._batches(entry, segment, every), segment.head.schema)
-                self._keep_whole(entry, segment, table)
+            run = self._run(entry, layout)
+            if run.whole is None and entry.length <= _WHOLE_BYTES:
+                every = np.arange(len(run.head.batches))
+                table = pa.Table.from_batches(self._batches(entry, run, every), run.head.schema)
+                (head_body,) = self._fetch(entry, [(0, entry.head)])
+                self._remember(entry, self._whole(entry, run.head, table, head_body))
 
     def keep(self, entry: Entry, head_body: bytes, layout: Layout, table: pa.Table) -> None:
-        """Keep a segment that was just written, so that nobody has to fetch it on this machine."""
-        segment = _Segment(decode_head(head_body, layout, _where(entry)))
-        if table.nbytes <= _WHOLE_BYTES:
-            self._keep_whole(entry, segment, table, head_body)
-        else:
-            for number, batch in enumerate(
-                table.to_batches(max_chunksize=int(segment.head.batches["rows"][0]))
-            ):
-                segment.batches[number] = self._keep_batch(entry, number, batch)
-            self._keep_head(entry, head_body)
-        self._remember(entry, segment)
+        """Keep a run that was just written, so that nobody has to fetch it on this machine."""
+        head = decode_head(head_body, layout, _where(entry))
+        self._remember(entry, self._whole(entry, head, table, head_body))
 
     # --- finding
 
-    def _segment(self, entry: Entry, layout: Layout) -> _Segment:
+    def _run(self, entry: Entry, layout: Layout) -> _Run:
         key = (entry.file, entry.offset)
         with self._lock:
             known = self._known.get(key)
             if known is not None:
                 self._known.move_to_end(key)
                 return known
-        segment = self._kept_whole(entry, layout) or self._fetched(entry, layout)
-        self._remember(entry, segment)
-        return segment
+        run = self._kept_whole(entry, layout) or self._fetched(entry, layout)
+        self._remember(entry, run)
+        return run
 
-    def _remember(self, entry: Entry, segment: _Segment) -> None:
+    def _remember(self, entry: Entry, run: _Run) -> None:
         with self._lock:
-            self._known[entry.file, entry.offset] = segment
+            self._known[entry.file, entry.offset] = run
             while len(self._known) > _OPEN:
                 self._known.popitem(last=False)
 
-    def _kept_whole(self, entry: Entry, layout: Layout) -> _Segment | None:
+    def _kept_whole(self, entry: Entry, layout: Layout) -> _Run | None:
         body = self._mapped(entry, "whole")
         if body is None:
             return None
@@ -143,45 +136,41 @@ class Cache:
             body[_PREFACE.size : _PREFACE.size + head_bytes].to_pybytes(), layout, _where(entry)
         )
         plain = body.slice(_aligned(_PREFACE.size + head_bytes))
-        return _Segment(head, pa.ipc.read_record_batch(plain, head.schema))
+        return _Run(head, pa.ipc.read_record_batch(plain, head.schema))
 
-    def _fetched(self, entry: Entry, layout: Layout) -> _Segment:
+    def _fetched(self, entry: Entry, layout: Layout) -> _Run:
         kept = self._mapped(entry, "head")
         if kept is not None:
-            return _Segment(decode_head(kept.slice(_PREFACE.size).to_pybytes(), layout, _where(entry)))
+            return _Run(decode_head(kept.slice(_PREFACE.size).to_pybytes(), layout, _where(entry)))
         small = entry.length <= _SMALL
         (body,) = self._fetch(entry, [(0, entry.length if small else entry.head)])
-        segment = _Segment(decode_head(body[: entry.head], layout, _where(entry)))
-        if small:
-            found = segment.head.batches
-            for number in range(len(found)):
-                at, size = int(found["at"][number]), int(found["size"][number])
-                segment.batches[number] = decode_batch(
-                    body[at : at + size], segment.head, number, _where(entry)
-                )
-            ordered = [segment.batches[number] for number in range(len(found))]
-            table = pa.Table.from_batches(ordered, segment.head.schema)
-            self._keep_whole(entry, segment, table, body[: entry.head])
-        else:
-            self._keep_head(entry, body)
-        return segment
+        head = decode_head(body[: entry.head], layout, _where(entry))
+        if not small:
+            self._write(entry, "head", body, None)
+            return _Run(head)
+        spans = [
+            (int(at), int(at + size))
+            for at, size in zip(head.batches["at"], head.batches["size"], strict=True)
+        ]
+        batches = [decode_batch(body[at:end], head, n, _where(entry)) for n, (at, end) in enumerate(spans)]
+        return self._whole(entry, head, pa.Table.from_batches(batches, head.schema), body[: entry.head])
 
-    def _batches(self, entry: Entry, segment: _Segment, numbers: Sequence[int] | Any) -> list[pa.RecordBatch]:
+    def _batches(self, entry: Entry, run: _Run, numbers: Sequence[int] | Any) -> list[pa.RecordBatch]:
         wanted = [int(number) for number in numbers]
         for number in wanted:
-            if number not in segment.batches:
+            if number not in run.batches:
                 kept = self._mapped(entry, f"{number}")
                 if kept is not None:
                     plain = kept.slice(_aligned(_PREFACE.size))
-                    segment.batches[number] = pa.ipc.read_record_batch(plain, segment.head.schema)
-        missing = [number for number in wanted if number not in segment.batches]
+                    run.batches[number] = pa.ipc.read_record_batch(plain, run.head.schema)
+        missing = [number for number in wanted if number not in run.batches]
         if missing:
-            found = segment.head.batches
+            found = run.head.batches
             spans = [(int(found["at"][number]), int(found["size"][number])) for number in missing]
             for number, body in zip(missing, self._fetch(entry, spans), strict=True):
-                batch = decode_batch(body, segment.head, number, _where(entry))
-                segment.batches[number] = self._keep_batch(entry, number, batch)
-        return [segment.batches[number] for number in wanted]
+                batch = decode_batch(body, run.head, number, _where(entry))
+                run.batches[number] = self._keep_batch(entry, number, batch)
+        return [run.batches[number] for number in wanted]
 
     def _fetch(self, entry: Entry, spans: list[tuple[int, int]]) -> list[bytes]:
         try:
@@ -198,22 +187,19 @@ class Cache:
 
     # --- keeping
 
-    def _keep_whole(
-        self, entry: Entry, segment: _Segment, table: pa.Table, head_body: bytes | None = None
-    ) -> None:
-        if head_body is None:
-            (head_body,) = self._fetch(entry, [(0, entry.head)])
+    def _whole(self, entry: Entry, head: Head, table: pa.Table, head_body: bytes) -> _Run:
+        """A run whose rows are all known, kept as one file, or as its batches if that would be too large."""
+        if table.nbytes > _WHOLE_BYTES:
+            self._write(entry, "head", head_body, None)
+            batches = table.to_batches(max_chunksize=int(head.batches["rows"][0]))
+            return _Run(head, None, {n: self._keep_batch(entry, n, each) for n, each in enumerate(batches)})
         (batch,) = table.combine_chunks().to_batches()
-        segment.whole = batch
-        segment.batches.clear()
         if self._write(entry, "whole", head_body, batch.serialize()):
             body = self._mapped(entry, "whole")
             if body is not None:  # the mapped one instead: memory that others share, and the kernel may drop
                 plain = body.slice(_aligned(_PREFACE.size + len(head_body)))
-                segment.whole = pa.ipc.read_record_batch(plain, segment.head.schema)
-
-    def _keep_head(self, entry: Entry, head_body: bytes) -> None:
-        self._write(entry, "head", head_body, None)
+                batch = pa.ipc.read_record_batch(plain, head.schema)
+        return _Run(head, batch)
 
     def _keep_batch(self, entry: Entry, number: int, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self._write(entry, f"{number}", b"", batch.serialize()):

@@ -38,6 +38,8 @@ def budget(delta_rows: int, state_rows: int) -> int:
 
 def plan(entries: Sequence[Entry], budget_rows: int) -> list[Piece]:
     """The pieces to merge, the highest stacks first; by the entries alone, as every replay does."""
+    if len(entries) < FAN:
+        return []
     found: list[tuple[int, Piece]] = []
     for low, high, stack in _stacks(entries):
         chosen = _thin(stack)
@@ -79,12 +81,16 @@ def _thickness(entry: Entry) -> float:
 
 def _stacks(entries: Sequence[Entry]) -> list[tuple[int, int, list[Entry]]]:
     """Hash space in pieces, with the entries that cover each; pieces that nothing covers are left out."""
+    waiting = sorted(entries, key=lambda entry: (-entry.low, entry))  # the last one begins first
     cuts = sorted({entry.low for entry in entries} | {entry.high + 1 for entry in entries})
+    covering: list[Entry] = []
     stacks: list[tuple[int, int, list[Entry]]] = []
     for low, after in pairwise(cuts):
-        covering = [entry for entry in entries if entry.low <= low and entry.high >= after - 1]
+        covering = [entry for entry in covering if entry.high >= low]
+        while waiting and waiting[-1].low == low:
+            covering.append(waiting.pop())
         if covering:
-            stacks.append((low, after - 1, covering))
+            stacks.append((low, after - 1, list(covering)))
     return stacks
 
 

@@ -6,7 +6,6 @@ into the same bundle; both become part of the trace when a version lists them.
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,16 +16,9 @@ from tidemill.views.trace.consolidate import consolidate
 from tidemill.views.trace.layout import HASH, Layout
 from tidemill.views.trace.merge import Piece, budget, fit, plan
 from tidemill.views.trace.slices import ALL, Hashes, Range, hash_bounds
-from tidemill.views.trace.version import Added, Cut, Entry, Merged, Version
+from tidemill.views.trace.version import Added, Cut, Entry, Kept, Merged, Version
 
 _CHUNK_ROWS = 65_536  # rows gathered at once: buffers of this size stay in the processor's cache
-
-
-class Kept(NamedTuple):
-    """What a step adds to a trace in one range: for the version's `apply`."""
-
-    added: tuple[Added, ...]
-    merged: tuple[Merged, ...]
 
 
 class Spine:

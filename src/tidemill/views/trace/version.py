@@ -24,13 +24,13 @@ FORMAT = 1
 
 
 class Entry(NamedTuple):
-    """A piece of a run file that belongs to a trace: the rows of one segment whose hash is in some grains.
+    """A piece of a run file that belongs to a trace: the rows of one run whose hash is in some grains.
 
     Args:
         file: the key of the object.
         low: the first grain (see `slices`).
         high: the last grain.
-        offset: where the segment begins in the object.
+        offset: where the run begins in the object.
         length: how many bytes it has.
         head: how many of them are its head.
         rows: how many rows the piece has; after a cut an estimate, which only merges go by.
@@ -54,7 +54,7 @@ class Entry(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """The grains of a segment that a merge replaces."""
+    """The grains of a run that a merge replaces."""
 
     file: str
     offset: int
@@ -75,6 +75,37 @@ class Merged(NamedTuple):
     trace: str
     cuts: tuple[Cut, ...]
     entry: Entry | None
+
+
+class Kept(NamedTuple):
+    """What a step adds to traces in one range: a task tells it, and `Version.apply` takes it."""
+
+    added: tuple[Added, ...] = ()
+    merged: tuple[Merged, ...] = ()
+
+    @classmethod
+    def together(cls, many: Iterable["Kept"]) -> "Kept":
+        """What several tasks or traces kept."""
+        every = list(many)
+        return cls(
+            tuple(added for each in every for added in each.added),
+            tuple(merged for each in every for merged in each.merged),
+        )
+
+    def encode(self) -> bytes:
+        """As bytes, for a task's manifest row."""
+        return _json([self.added, self.merged])
+
+    @classmethod
+    def decode(cls, body: bytes) -> "Kept":
+        added, merged = json.loads(body)
+        return cls(
+            tuple(Added(trace, Entry(*entry)) for trace, entry in added),
+            tuple(
+                Merged(trace, tuple(Cut(*cut) for cut in cuts), None if entry is None else Entry(*entry))
+                for trace, cuts, entry in merged
+            ),
+        )
 
 
 class Outcome(NamedTuple):

@@ -34,7 +34,7 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)  # a ta
 
 @dataclass(frozen=True)
 class Head:
-    """What a segment says of itself: its columns, and where each batch lies from the segment's beginning."""
+    """What a run says of itself: its columns, and where each batch lies from the run's beginning."""
 
     schema: pa.Schema
     batches: np.ndarray[Any, Any]
@@ -62,7 +62,7 @@ class Head:
 
 
 def encode(table: pa.Table, layout: Layout) -> tuple[bytes, pa.Buffer]:
-    """The head and the rest of a segment with these rows, sorted by hash; there is at least one row."""
+    """The head and the rest of a run with these rows, sorted by hash; there is at least one row."""
     hashes = column(table, HASH)
     sink = pa.BufferOutputStream()
     found: list[tuple[int, int, int, int, int, int]] = []
@@ -87,7 +87,7 @@ def encode(table: pa.Table, layout: Layout) -> tuple[bytes, pa.Buffer]:
 
 
 def decode_head(body: bytes, layout: Layout, where: str) -> Head:
-    """The head of a segment; an error that names `where` unless its format and columns are known."""
+    """The head of a run; an error that names `where` unless its format and columns are known."""
     if len(body) < _HEADER.size or body[:8] != MAGIC:
         raise TraceCorrupt(f"{where} is not a run file")
     _, form, count, schema_bytes, crc = _HEADER.unpack_from(body)
