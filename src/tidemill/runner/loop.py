@@ -28,6 +28,7 @@ from tidemill.publish.closing import Closer
 from tidemill.publish.door import Door
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.projections import Projections
+from tidemill.runner.leftovers import Leftovers
 from tidemill.runner.lines import Lines
 from tidemill.runner.part_futures import PartFutures
 from tidemill.runner.presence import Presence
@@ -48,6 +49,7 @@ PAUSE_S = 0.5
 """How long a turn that found nothing waits for a hint."""
 
 CLEAN_EVERY_S = 30.0
+LEFT_EVERY_S = 2.0
 POLL_EVERY_S = 1.0
 PATIENCE = 3
 """How often a run may fail in one catching up before it is left for later."""
@@ -116,7 +118,7 @@ class Loop:
             store, keys, Manifests(objects, clock), lambda: ids.new_attempt(clock, chance), emit=emit
         )
         self._life: _Life | None = None
-        self._clean_at = 0.0
+        self._clean_at = self._left_at = 0.0
         self._poll_at: dict[str, float] = {}
         self._stop = threading.Event()
 
@@ -172,6 +174,7 @@ class Loop:
             did |= self._poll(life)
             did |= self._start(life)
             did |= self._retry(life)
+            did |= self._go_on(life)
             self._clean(life)
         except LeaseLost:
             return False  # joined again, or over: the next turn knows
@@ -244,6 +247,20 @@ class Loop:
         for ask in self.store.run(lambda tx: retry.asked(tx, self.arc_keys)):
             if ask.arc in self.program.arcs:
                 did |= self.lines.begin(f"{ask.arc} {ask.lot}", partial(self._retry_one, life, ask))
+        return did
+
+    def _go_on(self, life: "_Life") -> bool:
+        """Lots that run by nobody, and that no run is at: a retry's, whose node is gone."""
+        now, did = self.clock.monotonic(), False
+        if now < self._left_at:
+            return False
+        self._left_at = now + LEFT_EVERY_S
+        busy = self.lines.busy
+        for one in life.arcs.left():
+            if one.arc in self.program.arcs and one.arc not in busy:
+                did |= self.lines.begin(
+                    f"{one.arc} {one.lot}", partial(self._work_one, life, one.arc, one.lot)
+                )
         return did
 
     def _clean(self, life: "_Life") -> None:
@@ -333,6 +350,16 @@ class Loop:
         except Exception as error:  # noqa: BLE001 - told; what was asked for stays asked for
             self._failed(ask.arc, error, None)
 
+    def _work_one(self, life: "_Life", arc: str, lot: str) -> None:
+        try:
+            outcome = life.arcs.work(self.program.arcs[arc].spec, lot)
+            if outcome.ended not in (Ended.DONE, Ended.ELSEWHERE, Ended.FULL):
+                self.tally.outcomes.append(outcome)
+        except LeaseLost:
+            return
+        except Exception as error:  # noqa: BLE001 - told, and tried again
+            self._failed(arc, error, None)
+
     def _clean_one(self, life: "_Life") -> None:
         try:
             while life.cleaner.clean():
@@ -395,7 +422,7 @@ class _Life:
             loop.objects,
             self.door,
             loop.clock,
-            drop=lambda draft: _ignored(loop.parts.forget(draft.id)),
+            drop=Leftovers(loop.store, loop.arc_keys, loop.parts, loop._projections),
             emit=loop.emit,
             grace_s=loop._grace_s,
         )
@@ -415,10 +442,6 @@ class _Life:
             )
             for name, source in loop.program.sources.items()
         }
-
-
-def _ignored(_: object) -> None:
-    """An answer that nobody needs."""
 
 
 def _told(error: Exception) -> str:
