@@ -11,11 +11,14 @@ from pyspark.sql import functions as sf
 
 from tests.integration.views_stage import ViewStage, bag, plain, summed
 from tidemill import crash
-from tidemill.errors import ObjectUnreadable, ViewRefused
+from tidemill.errors import CodeDiffers, ObjectUnreadable, ViewRefused
 from tidemill.lots.datasets import Kind
+from tidemill.publish.cleaner import Cleaner
+from tidemill.publish.door import Door
 from tidemill.spark.operations import Operation
 from tidemill.triggers import runs
 from tidemill.views.spark import rows, tables
+from tidemill.views.spark.full import FullViews
 from tidemill.views.steps.keys import group_id
 
 ORDERS = "id BIGINT, cust BIGINT, amount DECIMAL(10,2)"
@@ -293,9 +296,19 @@ def test_a_missing_object_of_a_lot_is_named_and_the_step_is_run_again_when_it_is
     assert bag(stage.table("v")) == Counter([(1,)])
 
 
-def compute_of(stage: ViewStage):
-    from tidemill.views.spark.full import FullViews
+def test_a_runner_with_other_code_computes_nothing(stage: ViewStage) -> None:
+    source = stage.base("source", "id BIGINT")
+    stage.append(source, [{"id": 1}])
+    stage.view("v", "SELECT id FROM source", "source")
+    known = stage.group("g").spec
+    stage.view("v", "SELECT id + 1 AS id FROM source", "source")
+    old = FullViews(lambda: stage.spark, stage.tables, stage.inputs, stage.declared, stage.codes, [known])
+    with pytest.raises(CodeDiffers):
+        stage.stepper(compute=old).run(stage.begin(stage.me, "g"))
+    assert stage.group("g").step == 0
 
+
+def compute_of(stage: ViewStage):
     return FullViews(lambda: stage.spark, stage.tables, stage.inputs, stage.declared, stage.codes)
 
 
@@ -340,3 +353,11 @@ def test_a_crash_at_any_durable_write_leaves_the_steps_as_they_are_without_one(
     ]
     assert stage.stored_table("v") == Counter({(count + 1,): 1})
     stage.check()
+    # The cleaner removes what the crashed ones left, and nothing that a step names.
+    door = Door(stage.store, stage.keys, stage.me)
+    cleaner = Cleaner(stage.store, stage.keys, stage.objects, door, stage.clock)
+    there = stage.data_of("v")
+    while cleaner.clean():
+        pass
+    kept = stage.named("v")
+    assert stage.data_of("v") == kept < there

@@ -158,6 +158,23 @@ class ViewStage(StepStage):
         """The table as its manifest lists it, read without Spark."""
         return self._read([self.group("g").tables[name]])
 
+    def data_of(self, name: str) -> set[str]:
+        """The data objects of a view that are there."""
+        found = (info.key for info in self.objects.list("data/"))
+        return {key for key in found if layout.parse_key(key)["name"] == f"view:{P}/{name}"}
+
+    def named(self, name: str) -> set[str]:
+        """The data objects of a view that its commits name."""
+        keys = [
+            key
+            for row in self.rows_of_group("g")
+            for one in row.outputs
+            if one.view == name
+            for key in (one.changes, one.table)
+            if key
+        ]
+        return {item.uri for key in keys for item in self.reader.objects(key)}
+
     def _read(self, keys: Sequence[str]) -> Counter[Any]:
         found = []
         for item in (item for key in keys for item in self.reader.objects(key)):

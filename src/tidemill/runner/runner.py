@@ -135,4 +135,5 @@ def _views(
         Inputs(store, keys.lots, manifests),
         program.datasets,
         code,
+        [group.spec for group in program.groups.values()],
     )

@@ -7,10 +7,10 @@ The views of a group are computed in their order, each from the datasets at the 
 tables of the others as of this very step; one whose inputs did not change is left alone.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from tidemill.errors import StepConflict
+from tidemill.errors import CodeDiffers
 from tidemill.lots.datasets import Dataset
 from tidemill.lots.keys import DatasetId
 from tidemill.spark import queries
@@ -19,7 +19,7 @@ from tidemill.spark.reading import naming
 from tidemill.views.spark import contents, rows
 from tidemill.views.spark.tables import Place, Tables, schema_text
 from tidemill.views.steps.commits import Batch, Output
-from tidemill.views.steps.groups import ViewSpec
+from tidemill.views.steps.groups import GroupSpec, ViewSpec
 from tidemill.views.steps.inputs import Inputs
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class FullViews:
 
     - session: gives the Spark session to use, when it is used.
     - datasets, views: declarations and code, by id and by name.
+    - specs: the groups as this program has them. A step of a group that another program declared otherwise
+      is refused with `CodeDiffers`: its rows must not come from other code than its tables say.
     """
 
     def __init__(
@@ -60,14 +62,18 @@ class FullViews:
         inputs: Inputs,
         datasets: Mapping[DatasetId, Dataset],
         views: Mapping[str, ViewCode],
+        specs: Sequence[GroupSpec] | None = None,
     ) -> None:
         self._session = session
         self._tables = tables
         self._inputs = inputs
         self._datasets = datasets
         self._views = views
+        self._specs = specs
 
     def __call__(self, batch: Batch, attempt: str) -> tuple[Output, ...]:
+        if self._specs is not None and batch.spec not in self._specs:
+            raise CodeDiffers(f"this runner has other code for the views of group {batch.spec.name!r}")
         spark = self._session()
         bases: dict[DatasetId, DataFrame] = {}
         tables = dict(batch.tables)
@@ -107,7 +113,7 @@ class FullViews:
     def _code(self, view: str) -> ViewCode:
         found = self._views.get(view)
         if found is None:
-            raise StepConflict(f"view {view!r} is not of this program: another one declared it meanwhile")
+            raise CodeDiffers(f"this runner has no view {view!r}")
         return found
 
 

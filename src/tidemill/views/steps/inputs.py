@@ -21,6 +21,7 @@ from tidemill.objects.port import Objects
 from tidemill.store import Store, Tx
 
 PAGE = 500
+LOTS = 100
 KEPT = 4096
 READERS = 8
 
@@ -101,18 +102,25 @@ class Inputs:
         plus: list[LotRow] = []
         minus: list[LotRow] = []
         for page in self._events(dataset, after, to):
-            names = {event.lot: None for event in page}
-            for lot in names:
-                new, old = self._store.run(
-                    lambda tx, lot=lot: (  # type: ignore[misc]
-                        _newest(tx, self._keys, dataset, lot, to),
-                        _newest(tx, self._keys, dataset, lot, after),
-                    )
-                )
-                if new is not None and any(event.position == new.position for event in page):
+            here = {event.position for event in page}
+            names = list(dict.fromkeys(event.lot for event in page))
+            for new, old in self._ends(dataset, names, after, to):
+                if new is not None and new.position in here:  # else a later page has it
                     plus.append(new)
                     minus += [old] if old is not None else []
         return Exchange(tuple(self._slices(plus)), tuple(self._slices(minus)))
+
+    def _ends(
+        self, dataset: DatasetId, names: Sequence[str], after: int, to: int
+    ) -> Iterator[tuple[LotRow | None, LotRow | None]]:
+        """Of each lot the generation that is current at the end, and at the beginning."""
+        for first in range(0, len(names), LOTS):
+            page = names[first : first + LOTS]
+            yield from self._store.run(
+                lambda tx, page=page: [  # type: ignore[misc]
+                    tuple(_newest(tx, self._keys, dataset, lot, at) for at in (to, after)) for lot in page
+                ]
+            )
 
     def _page(self, tx: Tx, dataset: DatasetId, after: str, position: int) -> tuple[str, list[LotRow]]:
         page = lots.listed(tx, self._keys, dataset, after, PAGE)
