@@ -64,6 +64,32 @@ class Projections:
         self._objects.delete_many(name for name in names.values() if name in there)
         crash.point("publish.project-lot.after")
 
+    def mend_lot(self, dataset: DatasetId, lot: str) -> None:
+        """Show a lot once more if its names are not what the store says: somebody died before they were."""
+        row = self._store.run(lambda tx: lots.current(tx, self._keys.lots, dataset, lot))
+        prefix = layout.lot_prefix(*dataset.parts, lot)
+        there = {info.key for info in self._objects.list(prefix)}
+        names = {layout.projected_manifest_key(*dataset.parts, lot, state) for state in ManifestState} & there
+        wanted = set()
+        if row is not None and row.manifest in there:
+            wanted = {layout.projected_manifest_key(*dataset.parts, lot, ManifestState(row.state.value))}
+        if names != wanted or (row is not None and wanted and not self._same(row.manifest, *wanted)):
+            self.lot(dataset, lot)
+
+    def _same(self, one: str, other: str) -> bool:
+        with contextlib.suppress(ObjectMissing):
+            return self._objects.get(one)[0] == self._objects.get(other)[0]
+        return False
+
+    def mend_arc(self, project: str, version: str, arc: str, lot: str, read: ReadState) -> None:
+        """Show once more how an arc stands with a lot, if its names are not what the store says."""
+        state = self._store.run(read)
+        names = {layout.arc_key(project, version, arc, lot, one): one for one in layout.ARC_STATES}
+        folder = next(iter(names)).rpartition("/")[0] + "/"
+        there = {names[info.key] for info in self._objects.list(folder) if info.key in names}
+        if there != {state} & set(layout.ARC_STATES):
+            self.arc(project, version, arc, lot, read)
+
     def arc(self, project: str, version: str, arc: str, lot: str, read: ReadState) -> None:
         """Show how an arc stands with a lot; `read` asks the store."""
         state = self._store.run(read)

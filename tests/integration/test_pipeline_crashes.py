@@ -1,0 +1,122 @@
+"""The crash matrix of a pipeline: at every point where a process may die, on a real Spark.
+
+A folder, two chained arcs with parts and two sinks, a view over both (`tests.shop`). For each stage there is
+a home in which all before it is done; a life is a runner that catches up, then cleans as if a day had passed.
+It dies at a point: what it has is dropped, but for the Spark session. The next life has the same slot of the
+home, so it waits for no lease; it ends, and there is what an undisturbed life leaves, and nothing else.
+"""
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import shop
+from tests.shop import STAGES, Upto
+from tidemill import crash
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SEED = 20
+LOW = ("store.", "objects.", "runner.round.")
+"""What is passed dozens of times in a life, most of them between points of what is going on: of these the
+first, the last, and one by chance."""
+
+EXPECTED: dict[Upto, set[str]] = {
+    "source": {"sources.take", "sources.begin", "publish.intent", "publish.part-manifest", "publish.commit"},
+    "clean": {
+        "arcs.begin",
+        "publish.intent",
+        "publish.part-manifest",
+        "publish.commit",
+        "publish.project-arc",
+    },
+    "double": {"arcs.begin", "publish.manifest", "publish.part-manifest", "publish.project-lot"},
+    "views": {"views.cut", "views.open", "views.manifest", "views.commit"},
+}
+ALWAYS = {"runner.round", "runner.forget", "publish.swept", "spark.write"}
+
+
+class Matrix:
+    """Homes before each stage, and what is there after it."""
+
+    def __init__(self, folder: Path, spark: "SparkSession") -> None:
+        self.folder = folder
+        self.landing = folder / "landing"
+        self.spark = spark
+        self.calm: dict[Upto, dict[str, object]] = {}
+        self.visits: dict[Upto, Counter[str]] = {}
+        shop.land(self.landing, "a", 0)
+        work = folder / "calm"
+        work.mkdir()
+        for upto in STAGES:
+            shutil.copytree(work, folder / f"before-{upto}")
+            self.visits[upto] = Counter()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(crash, "point", lambda name, upto=upto: self.visits[upto].update([name]))
+                self.live(work, upto)
+            self.calm[upto] = self.seen(work, upto)
+
+    def live(self, home: Path, upto: Upto) -> None:
+        """One life of a process: it knows nothing of those before but what the home says."""
+        with shop.declare(home, self.landing, self.spark, upto=upto) as pipeline:
+            report = pipeline.run()
+            assert report.ok, report
+            shop.clean_up(pipeline)
+
+    def seen(self, home: Path, upto: Upto) -> dict[str, object]:
+        with shop.declare(home, self.landing, self.spark, upto=upto) as pipeline:
+            left = shop.orphans(pipeline)
+            assert not left, str(left)
+            return shop.seen(pipeline)
+
+    def cases(self, upto: Upto) -> Iterator[tuple[str, int]]:
+        chance = random.Random(f"{SEED} {upto}")
+        for name, count in sorted(self.visits[upto].items()):
+            visits = {1, count, chance.randint(1, count)} if name.startswith(LOW) else range(1, count + 1)
+            for visit in visits:
+                yield name, visit
+
+    def trouble(self, upto: Upto, point: str, visit: int) -> str:
+        """What is wrong after a death at this point; empty if nothing is."""
+        home = self.folder / "home"
+        shutil.rmtree(home, ignore_errors=True)
+        shutil.copytree(self.folder / f"before-{upto}", home)
+        died = False
+        try:
+            with crash.armed(point, visit=visit):
+                self.live(home, upto)
+        except crash.Crashed:
+            died = True
+        if not died and not point.startswith(LOW):
+            return "was not reached"
+        try:
+            self.live(home, upto)
+            seen = self.seen(home, upto)
+            other = {key: (seen[key], calm) for key, calm in self.calm[upto].items() if seen[key] != calm}
+            assert not other, str(other)
+        except Exception as error:  # noqa: BLE001 - gathered
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory, spark: "SparkSession") -> Matrix:
+    return Matrix(tmp_path_factory.mktemp("matrix"), spark)
+
+
+@pytest.mark.rule("LOT-20")
+@pytest.mark.rule("LOT-9")
+@pytest.mark.parametrize("upto", STAGES)
+def test_after_a_death_at_any_point_the_next_life_leaves_what_an_undisturbed_one_does(
+    upto: Upto, matrix: Matrix
+) -> None:
+    steps = {name.rpartition(".")[0] for name in matrix.visits[upto]}
+    assert steps >= EXPECTED[upto] | ALWAYS
+    found = {f"{point}:{visit}": matrix.trouble(upto, point, visit) for point, visit in matrix.cases(upto)}
+    assert {case: trouble for case, trouble in found.items() if trouble} == {}

@@ -1,0 +1,257 @@
+"""A small pipeline for tests: a folder, two chained arcs with parts and two sinks, and a view over both.
+
+`seen` is all there is of it that readers could tell apart, whoever made it and however often it was tried.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import pyarrow.parquet as pq
+
+import tidemill as tm
+from tidemill.arcs import lots as arc_lots
+from tidemill.arcs.keys import ArcKeys
+from tidemill.lots import events, lots
+from tidemill.lots.keys import DatasetId
+from tidemill.lots.manifest import StoredObject
+from tidemill.pipeline.site import Site
+from tidemill.publish import attempts
+from tidemill.publish.cleaner import Cleaner
+from tidemill.publish.manifests import Manifests, attempt_in
+from tidemill.publish.projections import Projections
+from tidemill.runner.leftovers import Leftovers
+from tidemill.runner.making import make_part
+from tidemill.runner.part_futures import PartFutures
+from tidemill.spark.sessions import SparkSettings
+from tidemill.triggers import subscriptions
+from tidemill.views.steps import commits, groups
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Upto = Literal["source", "clean", "double", "views"]
+STAGES: tuple[Upto, ...] = get_args(Upto)
+NAME = "shop"
+TABLES = ("orders", "cleaned", "odd", "doubled")
+VIEW = "totals"
+
+
+def declare(
+    home: Path | str | None,
+    landing: Path | str,
+    spark: "SparkSession | SparkSettings | str | None",
+    *,
+    upto: Upto = "views",
+    **options: Any,
+) -> tm.Pipeline:
+    """The pipeline, or its first stages."""
+    shop = tm.Pipeline(NAME, home=home, spark=spark, **options)
+    orders = shop.dataset("orders", "id BIGINT, region STRING, amount BIGINT")
+    shop.source(orders, tm.folder(f"{landing}/*.json", settle_s=0.0))
+    if upto == "source":
+        return shop
+
+    @shop.arc(reads=orders, writes=("cleaned", "odd"), partition_by="region")
+    def clean(df: "DataFrame") -> "tuple[DataFrame, DataFrame]":
+        return df.where("amount > 0"), df.where("amount % 2 = 1")
+
+    if upto == "clean":
+        return shop
+
+    @shop.arc(reads="cleaned", writes="doubled", partition_by="region", parts=2)
+    def double(df: "DataFrame") -> "DataFrame":
+        return df.selectExpr("id", "region", "amount * 2 AS amount")
+
+    if upto == "views":
+        shop.view(
+            VIEW,
+            "SELECT region, sum(amount) AS amount, count(*) AS n FROM"
+            " (SELECT region, amount FROM doubled UNION ALL SELECT region, amount FROM odd) GROUP BY region",
+        )
+    return shop
+
+
+def land(landing: Path, name: str, first: int, count: int = 6) -> None:
+    """A file of orders arrives, whole."""
+    landing.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"id": n, "region": "north south"[6 * (n % 2) :][:5], "amount": n}
+        for n in range(first, first + count)
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (landing / f".{name}").write_text(text)
+    (landing / f".{name}").rename(landing / f"{name}.json")
+
+
+def clean_up(shop: tm.Pipeline) -> None:
+    """What the runner does every so often, but as if a day had passed."""
+    site = shop.site
+    parts = PartFutures(site.store, site.place.cluster, site.place.key, make_part, objects=site.objects)
+    projections = Projections(site.store, site.keys, site.objects)
+    drop = Leftovers(site.store, ArcKeys(site.place.cluster), parts, projections)
+    cleaner = Cleaner(
+        site.store, site.keys, site.objects, site.door, site.clock, drop=drop, grace_s=0.0, keep_s=0.0
+    )
+    while cleaner.clean():
+        pass
+    parts.forget_ended()
+
+
+# --- what there is
+
+
+def seen(shop: tm.Pipeline, *, steps: bool = True) -> dict[str, object]:
+    """Tables, manifests, events, states and names, as readers find them.
+
+    - steps: the steps of the views as well; how many there are depends on how the work was spread.
+    """
+    return {
+        "tables": {name: table(shop, name) for name in TABLES if name in shop.names},
+        "lots": {name: _lots(shop, name) for name in TABLES if name in shop.names},
+        "view": view(shop) if VIEW in shop.views else None,
+        "steps": _steps(shop) if steps and VIEW in shop.views else None,
+        "arcs": {name: _standings(shop, name) for name in shop.arcs},
+        "progress": {name: _progress(shop, name) for name in shop.arcs},
+        "names": _names(shop),
+    }
+
+
+def table(shop: tm.Pipeline, name: str) -> list[tuple[Any, ...]]:
+    """The rows of a table, through the store and its manifests."""
+    site = shop.site
+    manifests = Manifests(site.objects, site.clock)
+    found: list[tuple[Any, ...]] = []
+    for row in _rows(shop, name):
+        items = manifests.listed(row.manifest)
+        rows = read(site, items)
+        assert len(rows) == row.rows == sum(item.rows or 0 for item in items)
+        assert row.size == sum(item.size for item in items)
+        found += rows
+    return sorted(found)
+
+
+def read(site: Site, items: Iterable[StoredObject]) -> list[tuple[Any, ...]]:
+    """The rows of objects, with the columns inside of the files."""
+    found: list[tuple[Any, ...]] = []
+    for item in items:
+        file = Path(site.place.home) / "objects" / item.uri
+        read = pq.ParquetFile(file).read()
+        assert read.num_rows == item.rows
+        found += [tuple(row.values()) for row in read.to_pylist()]
+    return found
+
+
+def view(shop: tm.Pipeline) -> dict[tuple[Any, ...], int]:
+    """The view's rows and how often each is there: the sum of its files' weights."""
+    site = shop.site
+    group = site.store.run(lambda tx: groups.read(tx, site.keys, shop.name, shop.views[VIEW].group))
+    manifests = Manifests(site.objects, site.clock)
+    counts: Counter[tuple[Any, ...]] = Counter()
+    for part in manifests.load(group.tables[VIEW]).parts:
+        for *row, weight in read(site, manifests.load(part).objects):
+            counts[tuple(row[:-2])] += weight
+    return {row: count for row, count in counts.items() if count}
+
+
+def orphans(shop: tm.Pipeline) -> list[str]:
+    """Data and manifests that nothing published lists, and rows of work that has ended."""
+    site = shop.site
+    manifests = Manifests(site.objects, site.clock)
+    live: set[str] = set()
+    roots = [row.manifest for name in _stored(shop) for row in _rows(shop, name)]
+    for row in _step_rows(shop):
+        roots += [key for one in row.outputs for key in (one.changes, one.table) if key]
+    for key in roots:
+        live |= {key, *manifests.load(key).parts, *(item.uri for item in manifests.listed(key))}
+    keys = [info.key for info in site.objects.list("")]
+    found = [key for key in keys if key.startswith("data/") and key not in live]
+    found += [
+        key
+        for key in keys
+        if key.startswith("datasets/")
+        and attempt_in(key)
+        and key not in live
+        and "/state=removed/" not in key
+    ]
+    found += [key for key in keys if not key.startswith(("data/", "datasets/", "arcs/"))]
+    found += [f"open {one}" for one in site.store.run(lambda tx: attempts.open_ids(tx, site.keys))]
+    arcs = ArcKeys(site.place.cluster)
+    found += [f"running {row.key!r}" for row in site.store.run(lambda tx: tx.range(*arcs.running.all()))]
+    futures = [
+        name for name in ("future", "part", "pin") if site.store.run(lambda tx, n=name: _any(tx, site, n))
+    ]
+    return found + futures
+
+
+def _any(tx: Any, site: Site, space: str) -> bool:
+    from tidemill.store import Space
+
+    return bool(tx.range(*Space(site.place.cluster, space).all(), limit=1))
+
+
+def _stored(shop: tm.Pipeline) -> list[str]:
+    return [name for name in (*TABLES, "orders_quarantine") if name in (*shop.names, "orders_quarantine")]
+
+
+def _rows(shop: tm.Pipeline, name: str) -> list[lots.LotRow]:
+    site = shop.site
+    return site.store.run(lambda tx: lots.listed(tx, site.keys.lots, DatasetId(name), "", 1000))
+
+
+def _lots(shop: tm.Pipeline, name: str) -> list[object]:
+    """Events in their order, and of each lot what its manifests say."""
+    site = shop.site
+    told = site.store.run(lambda tx: events.read(tx, site.keys.lots, DatasetId(name), 0, 1000))
+    assert [event.position for event in told] == list(range(1, len(told) + 1))
+    rows = {row.lot: row for row in _rows(shop, name)}
+    assert len(told) == len(rows)
+    return [
+        (event.position, event.lot, event.generation, event.state, *_manifest(shop, rows[event.lot]))
+        for event in told
+    ]
+
+
+def _manifest(shop: tm.Pipeline, row: lots.LotRow) -> tuple[object, ...]:
+    manifests = Manifests(shop.site.objects, shop.site.clock)
+    root = manifests.load(row.manifest)
+    listed = sorted((sorted(item.partition.items()), item.rows) for item in manifests.listed(row.manifest))
+    return root.state, root.inputs, len(root.parts), root.schema_fingerprint, row.rows, listed
+
+
+def _step_rows(shop: tm.Pipeline) -> list[commits.StepRow]:
+    site = shop.site
+    if VIEW not in shop.views:
+        return []
+    group = shop.views[VIEW].group
+    return site.store.run(lambda tx: commits.rows(tx, site.keys, shop.name, group, 0, 1 << 60))
+
+
+def _steps(shop: tm.Pipeline) -> list[tuple[int, int, int]]:
+    return [(row.after, row.step, sum(one.rows for one in row.outputs)) for row in _step_rows(shop)]
+
+
+def _standings(shop: tm.Pipeline, arc: str) -> list[tuple[object, ...]]:
+    site, keys = shop.site, ArcKeys(shop.site.place.cluster)
+    found = site.store.run(lambda tx: arc_lots.listed(tx, keys, f"arc:{shop.name}/{arc}", "", 1000))
+    return [(one.lot, one.generation, one.state) for one in found]
+
+
+def _progress(shop: tm.Pipeline, arc: str) -> Mapping[DatasetId, int]:
+    site = shop.site
+    row = site.store.run(lambda tx: subscriptions.must_read(tx, site.keys.triggers, f"arc:{shop.name}/{arc}"))
+    assert row.state.value == "waiting"
+    return row.tally.seen
+
+
+def _names(shop: tm.Pipeline) -> list[str]:
+    """All keys, without what is drawn anew for every try."""
+    found = [info.key for info in shop.site.objects.list("")]
+    return sorted(
+        re.sub(r"part-\d+-[0-9a-f-]+", "part", re.sub("attempt=[^/]+", "attempt=T", key))
+        for key in found
+        if "/state=removed/" not in key
+    )
