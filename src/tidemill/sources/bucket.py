@@ -60,7 +60,7 @@ def bucket(
     on_change: str = "warn",
     max_files: int = DEFAULT_POLICY.max_files,
     max_bytes: int = DEFAULT_POLICY.max_bytes,
-    ranges: int = 1,
+    stretches: int = 1,
     **options: object,
 ) -> BucketSpec:
     """Objects that others put into a bucket.
@@ -75,7 +75,7 @@ def bucket(
         on_change: what becomes of an object that is replaced after it was taken: `warn` (once) or `take`.
         max_files: of one lot.
         max_bytes: of one lot, unless a single object is larger.
-        ranges: into how many parts the listing is cut, for nodes to share; worth it from some 10,000 files.
+        stretches: into how many the listing is cut, for nodes to share; worth it from some 10,000 files.
         options: of the format, see `tidemill.spark.formats.Reading`.
     """
     name = scheme(url)
@@ -94,7 +94,11 @@ def bucket(
         pattern=Pattern(pattern),
         reading=reading_of(pattern, format, options),
         policy=Policy(
-            settle_s=settle_s, on_change=on_change, max_files=max_files, max_bytes=max_bytes, ranges=ranges
+            settle_s=settle_s,
+            on_change=on_change,
+            max_files=max_files,
+            max_bytes=max_bytes,
+            stretches=stretches,
         ),
     )
 

@@ -9,7 +9,7 @@ from tidemill.lots.datasets import Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.spark.formats import Reading
 
-MOST_RANGES = 64
+MOST_STRETCHES = 64
 MOST_FILES = 500
 """Of one window: its rows fit one transaction (LOT-43)."""
 
@@ -21,14 +21,14 @@ NULL, as `record` is, for a file that could not be read at all."""
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """When files are taken, and how many at once.
 
-    - ranges: into how many the listing is cut for nodes to share; 1 for small ones, which one node lists.
+    - stretches: into how many the listing is cut for nodes to share; 1 for small ones, which one node lists.
     """
 
     settle_s: float = 0.0
     on_change: str = "warn"
     max_files: int = MOST_FILES
     max_bytes: int = 1 << 30
-    ranges: int = 1
+    stretches: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.settle_s <= 86_400:
@@ -39,8 +39,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             raise BadSource(f"max_files={self.max_files}", hint=f"1 to {MOST_FILES} files in one lot")
         if self.max_bytes < 1:
             raise BadSource(f"max_bytes={self.max_bytes}", hint="a number of bytes")
-        if not 1 <= self.ranges <= MOST_RANGES:
-            raise BadSource(f"ranges={self.ranges}", hint=f"1 to {MOST_RANGES} ranges that nodes share")
+        if not 1 <= self.stretches <= MOST_STRETCHES:
+            raise BadSource(
+                f"stretches={self.stretches}", hint=f"1 to {MOST_STRETCHES} stretches that nodes share"
+            )
 
 
 DEFAULT_POLICY = Policy()

@@ -12,19 +12,19 @@ class FilesFound(Event, frozen=True):
     windows: int
 
 
-class RangesMade(Event, frozen=True):
-    """The listing of a source was cut into ranges that nodes share."""
+class StretchesMade(Event, frozen=True):
+    """The listing of a source was cut into stretches that nodes share."""
 
     source: str
-    ranges: int
+    stretches: int
     files: int
 
 
-class RangeLooked(Event, frozen=True):
-    """A node has looked at a range of a source's paths."""
+class StretchLooked(Event, frozen=True):
+    """A node has looked at a stretch of a source's paths."""
 
     source: str
-    range: str
+    stretch: str
     holder: str
     listed: int
 

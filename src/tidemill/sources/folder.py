@@ -49,7 +49,7 @@ def folder(
     on_change: str = "warn",
     max_files: int = DEFAULT_POLICY.max_files,
     max_bytes: int = DEFAULT_POLICY.max_bytes,
-    ranges: int = 1,
+    stretches: int = 1,
     **options: object,
 ) -> FolderSpec:
     """Files that others put into a folder.
@@ -64,7 +64,7 @@ def folder(
         on_change: what becomes of a file that changes after it was taken: `warn` (once) or `take` (again).
         max_files: of one lot.
         max_bytes: of one lot, unless a single file is larger.
-        ranges: into how many parts the listing is cut, for nodes to share; worth it from some 10,000 files.
+        stretches: into how many the listing is cut, for nodes to share; worth it from some 10,000 files.
         options: of the format, see `tidemill.spark.formats.Reading`.
     """
     text = os.fspath(path)
@@ -82,7 +82,11 @@ def folder(
         pattern=Pattern(pattern),
         reading=reading_of(pattern, format, options),
         policy=Policy(
-            settle_s=settle_s, on_change=on_change, max_files=max_files, max_bytes=max_bytes, ranges=ranges
+            settle_s=settle_s,
+            on_change=on_change,
+            max_files=max_files,
+            max_bytes=max_bytes,
+            stretches=stretches,
         ),
     )
 

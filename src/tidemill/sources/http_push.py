@@ -13,7 +13,7 @@ used for other rows, 411 no length, 413 too large, 415 another kind of body, 422
 much waits, 503 this node cannot take it now.
 
 It listens on loopback unless told otherwise: it speaks no TLS, so what is public belongs behind a proxy that
-does. Python's own HTTP server does the reading (`docs/adr/0012-http-push.md` says why); each connection has a
+does. Python's own HTTP server does the reading (`docs/adr/0009-sources.md` says why); each connection has a
 thread and a time limit.
 """
 

@@ -5,9 +5,9 @@
 (C, "source-window", source, number)          a window's row
 (C, "source-window-page", source, number, n)  the files of a window that is not published, in pages
 (C, "source-window-open", source, number)     the windows that are not ended
-(C, "source-ranges", source)                  the ranges that nodes share its listing by
+(C, "source-stretches", source)                  the stretches that nodes share its listing by
 (C, "source-address", source)                 where rows are pushed to, while somebody receives
-(C, "source-seen", source, generation, range) when a range was last looked at
+(C, "source-seen", source, generation, stretch) when a stretch was last looked at
 """
 
 from tidemill.publish.keys import PublishKeys
@@ -24,7 +24,7 @@ class SourceKeys:
         self.window = Space(cluster, "source-window")
         self.page = Space(cluster, "source-window-page")
         self.open = Space(cluster, "source-window-open")
-        self.arranged = Space(cluster, "source-ranges")
+        self.arranged = Space(cluster, "source-stretches")
         self.address = Space(cluster, "source-address")
         self.seen = Space(cluster, "source-seen")
 

@@ -1,8 +1,8 @@
 """Listing: what is there, in the order of the names, and which of it may be taken.
 
 The port is narrow so that a folder and a bucket are the same to everything above it. Files come in the order
-of their whole paths, from behind any path on: so a listing can be cut into ranges that several nodes share,
-and is compared with what was taken page by page, whatever their number.
+of their whole paths, from behind any path on: so a listing can be cut into stretches that nodes share, and is
+compared with what was taken page by page, whatever their number.
 
 **Left alone** are files that somebody may still be writing: hidden names (of the file or a folder), endings
 that programs give to unfinished files, empty ones, and files that changed less than `settle_s` ago. By the

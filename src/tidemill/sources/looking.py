@@ -3,7 +3,7 @@
 A page of the listing is compared with the rows of its own paths, so a look costs one read of the store per
 thousand files, whatever was taken before and is gone by now; files that were taken cost nothing else. The
 look of one node needs no other: two that look at once find the same files, and each is taken by one of them
-(`windows.add`). A range of paths can be looked at by itself, so that nodes share a listing.
+(`windows.add`). A stretch of paths can be looked at by itself, so that nodes share a listing.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -89,7 +89,7 @@ class Looker:
     ) -> Looked:
         """List once, and take what is new.
 
-        - after, until: the range of paths to look at; everything unless given.
+        - after, until: the stretch of paths to look at; everything unless given.
         - fence: the lease under which we look, checked whenever something is taken.
         - each_page: called for every thousand files, to keep that lease.
         """

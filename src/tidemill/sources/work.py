@@ -104,7 +104,7 @@ class SourceWork:
         self._looker = Looker(spec.id, listing, spec.policy, store=store, keys=keys, clock=clock, emit=emit)
 
         self._sharing = None
-        if spec.policy.ranges > 1:
+        if spec.policy.stretches > 1:
             self._sharing = Sharing(
                 spec.id,
                 self._looker,
@@ -112,7 +112,7 @@ class SourceWork:
                 store=store,
                 keys=keys,
                 holder=f"{node.id}.{node.epoch}",
-                most=spec.policy.ranges,
+                most=spec.policy.stretches,
                 clock=clock,
                 chance=chance,
                 emit=emit,
@@ -123,7 +123,7 @@ class SourceWork:
     def look(self, *, fresh_s: float = 0.0) -> Looked | None:
         """Take what is new; None while another node looks.
 
-        Where the listing is shared (`ranges` of the policy), nodes look at once, each at some of it; what
+        Where the listing is shared (`stretches` of the policy), nodes look at once, each at some of it; what
         another has looked at within `fresh_s` is left out, so nodes that poll give their pause here.
         """
         if self._sharing is not None:
