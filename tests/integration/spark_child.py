@@ -6,11 +6,13 @@ It says on stdout, as JSON, what it found.
 
 import sys
 import threading
+from pathlib import Path
 
 import msgspec
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
+from tests.servers.process import wait_until
 from tidemill.clock import SYSTEM
 from tidemill.errors import ObjectUnreadable
 from tidemill.objects import open_objects
@@ -22,23 +24,25 @@ from tidemill.spark.writing import write_frame
 COLUMNS = "id BIGINT, v STRING"
 
 
-def interrupted(spark: SparkSession) -> bool:
-    """Whether another thread can end what runs under a tag."""
+def interrupted(spark: SparkSession, started: Path) -> bool:
+    """Whether another thread can end what runs under a tag.
+
+    It is told to once the job has surely begun: Spark Connect forgets an interruption that comes in between.
+    """
     ended = threading.Event()
+    mark = sf.udf(lambda x: started.touch() or x, "bigint")
 
     def long_job() -> None:
         try:
             with tagged(spark, "attempt-1"):
-                spark.range(10**14).agg(sf.sum(sf.hash("id"))).collect()
+                spark.range(10**14).select(mark("id").alias("x")).agg(sf.sum("x")).collect()
         except Exception:  # noqa: BLE001 - that it ends with one is the point
             ended.set()
 
     threading.Thread(target=long_job, daemon=True).start()
-    for _ in range(600):
-        interrupt(spark, "attempt-1")
-        if ended.wait(0.1):
-            return True
-    return False
+    wait_until(started.exists, timeout_s=60)
+    interrupt(spark, "attempt-1")
+    return ended.wait(60)
 
 
 def main(settings: SparkSettings, folder: str) -> dict[str, object]:
@@ -61,7 +65,7 @@ def main(settings: SparkSettings, folder: str) -> dict[str, object]:
         "rows": [first.rows, second.rows],
         "partitions": [item.partition for item in second.objects],
         "sums": sorted([row["_position"], row["v"], row["s"]] for row in sums),
-        "interrupted": interrupted(spark),
+        "interrupted": interrupted(spark, Path(folder) / "started"),
     }
     victim = first.objects[0].uri
     storage.objects.put(victim, b"no parquet, but bytes")

@@ -26,7 +26,7 @@ EXPECTED = {
 def run(settings: SparkSettings, folder: Path) -> dict[str, Any]:
     words = [sys.executable, "-m", "tests.integration.spark_child", msgspec.json.encode(settings).decode()]
     words.append(str(folder))
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert found.pop("version").startswith("4.")

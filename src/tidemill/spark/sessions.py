@@ -297,7 +297,11 @@ def tagged(session: "SparkSession", tag: str) -> Iterator[None]:
 
 
 def interrupt(session: "SparkSession", tag: str) -> None:
-    """End what runs under a tag now, from any thread. What starts under it later is not ended."""
+    """End what runs under a tag now, from any thread.
+
+    A job that starts under it a moment later is not ended, so whoever must know repeats it; nothing that is
+    right depends on it, because what such a job writes is never published.
+    """
     if _is_connect(session):
         session.interruptTag(tag)
     else:
