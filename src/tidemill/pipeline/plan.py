@@ -164,6 +164,8 @@ class _Planner:
                     pipeline=self.pipeline.name,
                     dataset=known.id,
                     schema=known.schema,
+                    kind=known.kind,
+                    key=known.key,
                     reading=folder.reading,
                     policy=folder.policy,
                     quarantine=quarantine,

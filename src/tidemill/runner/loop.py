@@ -328,7 +328,7 @@ class Loop:
             self.tally.failures[name] = said * PATIENCE if said else []
             if looked is not None:
                 self.tally.files += looked.taken
-            waits = looked is None or looked.waiting_s is not None
+            waits = looked is None or not looked.whole or looked.waiting_s is not None
             self.tally.settled[name] = not waits and all(isinstance(one, Failed) for one in left)
             if ended:
                 self._poll_at[name] = 0.0  # there may be more
