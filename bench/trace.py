@@ -3,15 +3,11 @@
 The view: orders JOIN customers GROUP BY region, day with count, sum of a decimal and max. One range, one
 process, state on the local disk. Steps are 90% insertions and 10% deletions of orders, with one customer in
 five hundred changes who moves to another region (about 50 orders each).
-
-usage: python -m bench.trace [--quick] [--json]
+Times are of the processor, which other work on the machine disturbs least; the raw figures have both.
 """
 
-import argparse
-import json
 import random
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from bench.machine import describe, load
+from bench.report import Report, at_most, main
 from tidemill.clock import SYSTEM
 from tidemill.objects.local import LocalObjects
 from tidemill.views.kernels.aggregate import Agg, Aggregate
@@ -32,6 +28,7 @@ from tidemill.views.trace.slices import ALL
 from tidemill.views.trace.spine import Spine
 from tidemill.views.trace.version import Kept, Version, write_version
 
+SIZES = (1_000, 10_000)
 MONEY = pa.decimal128(10, 2)
 REGIONS = np.array([f"region-{n}" for n in range(100)])
 ORDERS = Layout(pa.schema([("cust", pa.int32()), ("day", pa.date32()), ("amount", MONEY)]), 1)
@@ -182,7 +179,8 @@ class View:
         write_version(self.objects, f"versions/{self.version.step:08d}", self.version)
 
 
-def measured(rows: int, sizes: list[int], steps: int) -> dict[str, Any]:
+def measured(rows: int, steps: int, report: Report) -> dict[str, Any]:
+    """Medians of the steps of each size over a state of so many rows; the first five are not counted."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         view = View(rows, Path(folder))
@@ -190,46 +188,25 @@ def measured(rows: int, sizes: list[int], steps: int) -> dict[str, Any]:
             "load_s": round(time.perf_counter() - began, 1),
             "state_mb": round(view.bytes / 1e6, 1),
         }
-        for size in sizes:
-            found = []
-            for number in range(steps + 5):
-                spent = view.step(*view.change(size))
-                if number >= 5:
-                    found.append(spent)
-            answer[str(size)] = {
-                part: round(statistics.median(each[part] for each in found), 1) for part in found[0]
-            }
-            answer[str(size)]["slowest_over_median"] = round(
-                max(each["cpu"] for each in found) / statistics.median(each["cpu"] for each in found), 1
-            )
-            print(rows, size, answer[str(size)], file=sys.stderr)
+        report.say(f"{rows} rows are loaded: {answer}")
+        for size in SIZES:
+            found = [view.step(*view.change(size)) for _ in range(steps + 5)][5:]
+            medians = {part: round(statistics.median(each[part] for each in found), 2) for part in found[0]}
+            worst = max(each["cpu"] for each in found) / medians["cpu"]
+            answer[str(size)] = {**medians, "worst_over_median": round(worst, 2)}
+            report.say(f"{rows} rows, steps of {size}: {answer[str(size)]}")
         answer["entries"] = sum(map(len, view.version.traces.values()))
     return answer
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="fewer rows and steps; the figures mean little")
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
-    options = parser.parse_args()
-    machine = describe()
-    small, large, steps = (100_000, 1_000_000, 20) if options.quick else (1_000_000, 10_000_000, 60)
-    sizes = [1_000, 10_000]
-    raw = {str(rows): measured(rows, sizes, steps) for rows in (small, large)}
-    growth = {
-        f"kernel_growth_{size}": round(
-            raw[str(large)][str(size)]["cpu"] / raw[str(small)][str(size)]["cpu"], 2
-        )
-        for size in sizes
-    }
-    answer = {**growth, "raw": raw, "machine": {**machine, "load_after": load()}}
-    if options.json:
-        print(json.dumps(answer))
-    else:
-        print(json.dumps(answer, indent=2))
+def measure(report: Report) -> None:
+    small, large, steps = (20_000, 100_000, 5) if report.quick else (1_000_000, 10_000_000, 60)
+    raw = {str(rows): measured(rows, steps, report) for rows in (small, large)}
+    for size in SIZES:
+        before, after = (raw[str(rows)][str(size)] for rows in (small, large))
+        report.figure(f"growth_{size}", after["cpu"] / before["cpu"], raw, target=at_most(2))
+        report.figure(f"worst_over_median_{size}", after["worst_over_median"], target=at_most(5))
 
 
 if __name__ == "__main__":
-    main()
+    main("trace", __doc__, measure)
