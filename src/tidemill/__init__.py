@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tidemill.errors import TidemillError
     from tidemill.futures.client import Client, connect
     from tidemill.futures.gathering import as_completed, gather
     from tidemill.futures.handle import Future
@@ -23,6 +24,7 @@ __all__ = [
     "Report",
     "SparkSettings",
     "Table",
+    "TidemillError",
     "View",
     "__version__",
     "as_completed",
@@ -39,6 +41,7 @@ _HOMES = {
     "Report": "tidemill.pipeline.report",
     "SparkSettings": "tidemill.spark.sessions",
     "Table": "tidemill.pipeline.tables",
+    "TidemillError": "tidemill.errors",
     "View": "tidemill.pipeline.tables",
     "as_completed": "tidemill.futures.gathering",
     "connect": "tidemill.futures.client",

@@ -70,6 +70,8 @@ def _array(values: list[Any], field: pa.Field, table: str) -> pa.Array:
     if pa.types.is_decimal(field.type):
         values = [_decimal(value) for value in values]
     try:
+        if pa.types.is_temporal(field.type) and any(isinstance(value, str) for value in values):
+            return pa.array(values, pa.string()).cast(field.type)  # ISO 8601, as in files
         return pa.array(values, type=field.type, from_pandas=False)
     except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, TypeError, OverflowError) as error:
         raise AppendRefused(_which(values, field, table, error)) from None
@@ -90,7 +92,8 @@ def _decimal(value: Any) -> Any:
 def _which(values: list[Any], field: pa.Field, table: str, error: Exception) -> str:
     for number, value in enumerate(values):
         try:
-            pa.array([value], type=field.type, from_pandas=False)
+            text = isinstance(value, str) and pa.types.is_temporal(field.type)
+            pa.array([value], pa.string()).cast(field.type) if text else pa.array([value], field.type)
         except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, TypeError, OverflowError):
             return f"column {field.name} of row {number} for {table}: {value!r:.80} is no {field.type}"
     return f"column {field.name} for {table}: {error}"

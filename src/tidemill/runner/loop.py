@@ -347,7 +347,7 @@ class Loop:
                 self.tally.outcomes.append(outcome)
         except LeaseLost:
             return
-        except Exception as error:  # noqa: BLE001 - told; what was asked for stays asked for
+        except Exception as error:  # noqa: BLE001 - told; the lot is found again as one that nobody works on
             self._failed(ask.arc, error, None)
 
     def _work_one(self, life: "_Life", arc: str, lot: str) -> None:
