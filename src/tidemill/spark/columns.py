@@ -105,10 +105,8 @@ class Schema:
         return Schema(struct.fields)
 
     def all_nullable(self) -> "Schema":
-        """The same columns, of which any may be NULL: what a file can hold, and what Spark reads from it."""
-        struct = _loosened(Struct(self.columns))
-        assert isinstance(struct, Struct)
-        return Schema(struct.fields)
+        """The same as `stored`."""
+        return self.stored()
 
 
 def quoted(name: str) -> str:
@@ -153,18 +151,6 @@ def _loosened(kind: Type) -> Type:
     match kind:
         case Simple():
             return Simple("string") if kind.name.startswith(("char(", "varchar(")) else kind
-        case Array():
-            return Array(_loosened(kind.element))
-        case Map():
-            return Map(_loosened(kind.key), _loosened(kind.value))
-        case Struct():
-            return Struct(tuple(replace(c, type=_loosened(c.type), nullable=True) for c in kind.fields))
-
-
-def _loosened(kind: Type) -> Type:
-    match kind:
-        case Simple():
-            return kind
         case Array():
             return Array(_loosened(kind.element))
         case Map():
