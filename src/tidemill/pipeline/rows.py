@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from tidemill.errors import AppendRefused
+from tidemill.spark.schema import of_arrow
 
 
 def to_table(rows: Any, schema: pa.Schema, table: str) -> pa.Table:
@@ -95,8 +96,14 @@ def _which(values: list[Any], field: pa.Field, table: str, error: Exception) -> 
             text = isinstance(value, str) and pa.types.is_temporal(field.type)
             pa.array([value], pa.string()).cast(field.type) if text else pa.array([value], field.type)
         except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, TypeError, OverflowError):
-            return f"column {field.name} of row {number} for {table}: {value!r:.80} is no {field.type}"
+            shown = str(value) if isinstance(value, Decimal) else repr(value)
+            return f"column {field.name} of row {number} for {table}: {shown:.80} is no {_called(field.type)}"
     return f"column {field.name} for {table}: {error}"
+
+
+def _called(kind: pa.DataType) -> str:
+    """A type as it was declared."""
+    return str(of_arrow(pa.schema([("it", kind)])).columns[0].type)
 
 
 def _of_pandas(frame: Any, schema: pa.Schema, table: str) -> pa.Table:
@@ -121,7 +128,7 @@ def _cast(rows: pa.Table, schema: pa.Schema, table: str) -> pa.Table:
             columns.append(column if column.type == field.type else column.cast(field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise AppendRefused(
-                f"column {field.name} for {table} is {column.type} and does not fit {field.type}: {error}"
+                f"column {field.name} for {table} is {column.type} and does not fit {_called(field.type)}: {error}"
             ) from None
     return pa.table(columns, schema=schema)
 
