@@ -127,8 +127,9 @@ def _cast(rows: pa.Table, schema: pa.Schema, table: str) -> pa.Table:
         try:
             columns.append(column if column.type == field.type else column.cast(field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            wanted = _called(field.type)
             raise AppendRefused(
-                f"column {field.name} for {table} is {column.type} and does not fit {_called(field.type)}: {error}"
+                f"column {field.name} for {table} is {column.type} and does not fit {wanted}: {error}"
             ) from None
     return pa.table(columns, schema=schema)
 
