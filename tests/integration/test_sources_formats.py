@@ -180,12 +180,18 @@ def test_records_before_the_cut_of_a_gzip_file_are_kept_and_the_rest_is_in_quara
     (cut,) = done.bad
     kept = len(done.rows) - 3000
     assert cut[:2] == (cut_file, kept + (2 if form == "csv" else 1))
-    assert cut[3] == "the packed data ends in the middle"
+    assert cut[3] == "the packed data is cut or broken from here on"
     lines = body.decode().splitlines()
     assert lines[cut[1] - 1].startswith(cut[2] or "")
     assert {one[-1] if form == "text" else one[0] for one in done.rows} == (
         {name(n) for n in range(3000)} if form == "text" else set(range(3000))
     )
+
+
+def test_what_is_packed_in_name_alone_is_in_quarantine_as_a_whole(read: Read) -> None:
+    done = read({"fine.json.gz": gzip.compress(as_json(range(2))), "not.json.gz": as_json(range(3))})
+    assert done.rows == [row(0), row(1)]
+    assert [one[:3] for one in done.bad] == [("not.json.gz", None, None)]
 
 
 # --- records that do not fit

@@ -198,7 +198,7 @@ class Ingest:
         if again is None:
             raise error  # it can be read by itself: another try is due
         left = salvage.of_gzip(file.path, self._open) if self._reading.by_lines else None
-        if left is not None and left.lines == self._lines([file], cut=True).count():
+        if left is not None and left.lines and left.lines == self._lines([file], cut=True).count():
             cut[file.path] = left
             groups.append(headers.Group(_header_of(file, self._schema, self._reading, self._open), (file,)))
         else:
@@ -332,7 +332,7 @@ class Ingest:
     def _quarantine(self, groups: Sequence[headers.Group], faults: "_Faults", write_bad: Write) -> Written:
         whole = [(path, None, None, why) for path, why in faults.refused.items()]
         tails = [
-            (path, left.lines + 1, left.tail or None, "the packed data ends in the middle")
+            (path, left.lines + 1, left.tail or None, "the packed data is cut or broken from here on")
             for path, left in faults.cut.items()
         ]
         frames = [self._spark.createDataFrame([*whole, *tails], BAD_SCHEMA)] if whole or tails else []
