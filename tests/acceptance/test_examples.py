@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
 TUTORIAL = ROOT / "docs" / "tutorial" / "futures.md"
-PAGES = [ROOT / "README.md", TUTORIAL]
+PIPELINE = ROOT / "docs" / "tutorial" / "pipeline.md"
+PAGES = [ROOT / "README.md", TUTORIAL, PIPELINE]
 
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 INCLUDED = re.compile(rf"^<!-- (?P<file>\S+): (?P<region>\w+) -->\n{BLOCK.pattern[1:]}", BLOCK.flags)
@@ -65,3 +66,11 @@ def test_the_tutorial_prints_what_it_says_and_again_the_second_time(tmp_path: Pa
     for _ in range(2):
         said = run("03_futures_tutorial.py", tmp_path)
         assert FUTURE_ID.sub("…", said) == FUTURE_ID.sub("…", shown)
+
+
+def test_the_tutorial_of_pipelines_leaves_no_region_out_and_prints_what_it_says(tmp_path: Path) -> None:
+    text = PIPELINE.read_text(encoding="utf-8")
+    assert {block["region"] for block in INCLUDED.finditer(text)} == regions("04_shop.py").keys()
+    copy = tmp_path / "shop.py"  # a pipeline keeps its home beside its file
+    copy.write_text((EXAMPLES / "04_shop.py").read_text(encoding="utf-8"), encoding="utf-8")
+    assert run(str(copy), tmp_path) == "".join(block["text"] for block in SHOWN.finditer(text))
