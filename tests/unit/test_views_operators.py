@@ -12,7 +12,9 @@ from tests.unit.spark_hash import hashed
 from tests.unit.test_views_types import Keeper
 from tidemill.errors import UsageError, WeightNegative, WeightOverflow
 from tidemill.views.kernels.join import Join
+from tidemill.views.kernels.keyed import exchange, rows_of_keys
 from tidemill.views.kernels.setops import Kind, SetOperation
+from tidemill.views.kernels.source import Source
 from tidemill.views.kernels.zset import added_up, union
 from tidemill.views.trace.layout import Layout
 
@@ -167,3 +169,76 @@ def test_a_union_adds_up_in_an_order_of_its_own(parts: list[list[tuple[Any, int]
     shuffled = [each for part in parts for each in part]
     chance.shuffle(shuffled)
     assert added_up(rows_of(shuffled).drop_columns("_h")).equals(found.combine_chunks())
+
+
+# --- keyed operators and sources
+
+
+def counted(table: pa.Table, names: list[str]) -> Counter[Any]:
+    rows: Counter[Any] = Counter()
+    for row in table.to_pylist():
+        rows[tuple(row[name] for name in names)] += row["_w"]
+    return rows
+
+
+@settings(max_examples=30)
+@given(
+    sides,
+    sides,
+    st.lists(st.tuples(st.sampled_from([None, 1, 2]), st.sampled_from([None, "", "k"])), max_size=4),
+)
+def test_the_rows_of_some_keys_are_those_of_no_other(
+    old: dict[Any, int], new: dict[Any, int], keys: list[Any]
+) -> None:
+    keeper = Keeper()
+    keeper.keep("t", SIDE, side({row: abs(weight) for row, weight in old.items()}))
+    delta = {row: abs(weight) for row, weight in new.items()}
+    schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
+    wanted = pa.Table.from_pylist([{"a": a, "b": b} for a, b in keys], schema)
+    found = rows_of_keys(hashed(wanted, ["a", "b"], WEAK), keeper.spine("t", SIDE), side(delta))
+    model = Counter({row: abs(weight) for row, weight in old.items()}) + Counter(delta)
+    assert counted(found, ["a", "b", "x"]) == {row: w for row, w in model.items() if w and row[:2] in keys}
+
+
+def test_an_exchange_takes_back_what_was_stored_and_gives_what_is_new() -> None:
+    keeper = Keeper()
+    keeper.keep("t", SIDE, side({(1, "k", 1): 1, (1, "k", 2): 1, (2, "k", 5): 1, (1, "other", 9): 1}))
+    keys = hashed(pa.table({"a": [1, 2, 1], "b": ["k", "k", "k"]}), ["a", "b"], WEAK)
+    change = exchange(keys, side({(1, "k", 2): 1, (1, "k", 3): 1}), keeper.spine("t", SIDE))
+    assert counted(change, ["a", "b", "x"]) == {(1, "k", 1): -1, (1, "k", 3): 1, (2, "k", 5): -1}
+    keeper.keep("t", SIDE, change)
+    assert exchange(keys, side({(1, "k", 2): 1, (1, "k", 3): 1}), keeper.spine("t", SIDE)).num_rows == 0
+
+
+def test_a_keyed_operator_that_finds_fewer_than_no_rows_says_so() -> None:
+    keeper = Keeper()
+    keeper.keep("t", SIDE, side({(1, "k", 1): -1}))
+    with pytest.raises(WeightNegative):
+        rows_of_keys(hashed(pa.table({"a": [1], "b": ["k"]}), ["a", "b"], WEAK), keeper.spine("t", SIDE))
+
+
+@settings(max_examples=40)
+@given(st.lists(st.lists(st.tuples(values, st.integers(-3, 3)), max_size=4), min_size=1, max_size=5))
+def test_what_is_deleted_before_it_is_there_is_set_aside_and_netted(
+    steps: list[list[tuple[Any, int]]],
+) -> None:
+    source, keeper = Source(COLUMNS), Keeper()
+    there, out, aside = Counter[Any](), Counter[Any](), Counter[Any]()
+    for step in steps:
+        for row, weight in step:
+            there[row] += weight
+        found = source.step(rows_of(step), keeper.spine("t", source.layout))
+        keeper.keep("t", source.layout, found.state)
+        out.update(counted(found.out, ["v", "t"]))
+        aside.update(counted(found.quarantine, ["v", "t"]))
+        assert {row: w for row, w in out.items() if w} == {row: w for row, w in there.items() if w > 0}
+        assert {row: w for row, w in aside.items() if w} == {row: w for row, w in there.items() if w < 0}
+
+
+def test_a_deletion_names_a_row_to_the_bit() -> None:
+    source, keeper = Source(COLUMNS), Keeper()
+    for row, out, aside in (((-0.0, 1), 1, 0), ((0.0, -1), 0, 1), ((-0.0, -1), 1, 0), ((0.0, 1), 0, 1)):
+        found = source.step(rows_of([((row[0], "a"), row[1])]), keeper.spine("t", source.layout))
+        keeper.keep("t", source.layout, found.state)
+        assert (found.out.num_rows, found.quarantine.num_rows) == (out, aside)
+    assert not list(keeper.spine("t", source.layout).scan())

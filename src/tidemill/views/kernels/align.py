@@ -9,7 +9,7 @@ import pyarrow as pa
 from tidemill.views.trace.consolidate import chunk, column
 from tidemill.views.trace.layout import HASH
 from tidemill.views.trace.spine import expand
-from tidemill.views.trace.words import I64, code_rows, grouped, same
+from tidemill.views.trace.words import I64, Zeros, code_rows, grouped, same
 
 _PAIRS = 262_144  # pairs that are compared and gathered at once
 
@@ -21,27 +21,27 @@ def distinct_keys(tables: Sequence[pa.Table], keys: list[str]) -> pa.Table:
     return together.take(pa.array(order[starts])).combine_chunks()
 
 
-def positions(targets: pa.Table, rows: pa.Table, keys: list[str]) -> I64:
+def positions(targets: pa.Table, rows: pa.Table, keys: list[str], zeros: Zeros = "equal") -> I64:
     """For each row the place of its key in `targets`, sorted by hash and each once; -1 if it is not there."""
     if rows.num_rows == 0 or targets.num_rows == 0:
         return np.full(rows.num_rows, -1, np.int64)
     known, hashes = column(targets, HASH), column(rows, HASH)
     if np.any(known[1:] <= known[:-1]):
-        return _positions_among_collisions(targets, rows, keys)
+        return _positions_among_collisions(targets, rows, keys, zeros)
     place = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
     agree = known[place] == hashes
     if keys:
         theirs = [chunk(targets, name).take(pa.array(place)) for name in keys]
-        agree &= same([chunk(rows, name) for name in keys], theirs)
+        agree &= same([chunk(rows, name) for name in keys], theirs, zeros)
     found: I64 = np.where(agree, place, -1)
     return found
 
 
-def _positions_among_collisions(targets: pa.Table, rows: pa.Table, keys: list[str]) -> I64:
+def _positions_among_collisions(targets: pa.Table, rows: pa.Table, keys: list[str], zeros: Zeros) -> I64:
     """The same where keys of `targets` share a hash."""
     first = targets.num_rows
     together = pa.concat_tables([targets.select([HASH, *keys]), rows.select([HASH, *keys])]).combine_chunks()
-    order, starts = grouped(_code(together, keys), column(together, HASH))
+    order, starts = grouped(_code(together, keys, zeros), column(together, HASH))
     group = np.empty(together.num_rows, np.int64)
     group[order] = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(order))))
     place = np.full(len(starts), -1, np.int64)
@@ -99,5 +99,5 @@ def _agree(
     return same(mine, theirs)
 
 
-def _code(table: pa.Table, keys: list[str]) -> Any:
-    return code_rows([chunk(table, name) for name in keys], table.num_rows)
+def _code(table: pa.Table, keys: list[str], zeros: Zeros = "equal") -> Any:
+    return code_rows([chunk(table, name) for name in keys], table.num_rows, zeros)
