@@ -1,9 +1,9 @@
 """The tender: whoever runs keeps rows and heap together. Every runner is one; none is needed for the others.
 
-In each round it goes through wake rows and new templates in pages, pushes what is owed, and looks after runs
-whose node may be gone. Now and then it also pushes again what is overdue (the heap may have been lost),
-prunes, and collects what never became ready. Each step is one transaction or one operation on the heap, with
-a crash point on either side; any number of tenders may do the same at the same time.
+In each round it fires schedules, goes through wake rows and new templates in pages, pushes what is owed, and
+looks after runs whose node may be gone. Now and then it also pushes again what is overdue (the heap may have
+been lost), prunes, and collects what never became ready. Each step is one transaction or one operation on the
+heap, with a crash point on either side; any number of tenders may do the same at the same time.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,9 +17,10 @@ from tidemill.errors import HeapDiffers
 from tidemill.events import Emit, ignore
 from tidemill.lots.keys import LotKeys
 from tidemill.store import Store, Tx
-from tidemill.triggers import attach, prune, runs, sweep, templates, wakes
+from tidemill.triggers import attach, prune, runs, schedules, sweep, templates, wakes
 from tidemill.triggers.due import NEVER
 from tidemill.triggers.events import (
+    CronMissed,
     ItemsPruned,
     ItemsPushed,
     RunLapsed,
@@ -82,6 +83,7 @@ class Tender:
         """Do what is due; the seconds until the next call makes sense (0: there is more)."""
         if not self._agreed:
             self.agree()
+        self.fire()
         more = self.wake()
         more |= self.instantiate()
         more |= self.rebuild()
@@ -112,6 +114,16 @@ class Tender:
         self._agreed = True
 
     # --- rounds
+
+    def fire(self) -> None:
+        """Write the times of schedules that have come."""
+        for name in self.store.run(lambda tx: schedules.due(tx, self.keys)):
+            fired = self._fire(name)
+            if fired.left_out:
+                self._emit(CronMissed(name=name, left_out=fired.left_out))
+
+    def _fire(self, name: str) -> schedules.Fired:
+        return self._step("fire", lambda tx: schedules.fire(tx, self.keys, self._lots, name))
 
     def wake(self) -> bool:
         """Go through wake rows."""
