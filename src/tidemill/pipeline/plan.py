@@ -375,7 +375,7 @@ class _Planner:
 
 def _ddl(frame: "DataFrame") -> str:
     """The columns of a frame as files hold them."""
-    return str(schema.of_spark(frame.schema).all_nullable())
+    return str(schema.of_spark(frame.schema).stored())
 
 
 def _declared(sink: SinkDecl, ddl: str) -> str:

@@ -101,10 +101,10 @@ def results_of(arc: ArcProgram, returned: Any) -> "list[DataFrame]":
 def fitted(arc: ArcProgram, sink: str, frame: "DataFrame", wanted: str) -> "DataFrame":
     """A frame with exactly the columns of its sink, in their order; `ArcResult` if it has others."""
     try:
-        there = {one.name: one.type for one in schema.of_spark(frame.schema).all_nullable().columns}
+        there = {one.name: one.type for one in schema.of_spark(frame.schema).stored().columns}
     except BadSchema as error:
         raise ArcResult(f"arc {arc.spec.name} ({arc.where}): {error.message}") from error
-    expected = {one.name: one.type for one in schema.parse(wanted).all_nullable().columns}
+    expected = {one.name: one.type for one in schema.parse(wanted).stored().columns}
     problems = [f"{name} is missing" for name in expected if name not in there]
     problems += [f"{name} is not in {sink}" for name in there if name not in expected]
     problems += [

@@ -104,10 +104,6 @@ class Schema:
         assert isinstance(struct, Struct)
         return Schema(struct.fields)
 
-    def all_nullable(self) -> "Schema":
-        """The same as `stored`."""
-        return self.stored()
-
 
 def quoted(name: str) -> str:
     """A name as it may stand in a schema or in SQL: in back quotes unless it needs none.
