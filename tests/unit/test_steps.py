@@ -397,6 +397,30 @@ def test_what_is_declared_differently_is_made_anew_at_the_next_step(stage: StepS
     assert stage.computed[-1][0].spec.name in ("g", "other")
 
 
+def test_a_group_that_is_removed_commits_no_more_and_comes_back_as_a_new_one(stage: StepStage) -> None:
+    a, node = stage.dataset("a"), stage.node("n")
+    stage.declare(spec("g", a), spec("h", a))
+    stage.settle(node, "g", "h")
+    stage.publish(a)
+    ticket = stage.begin(node, "g")
+
+    def removed_meanwhile(found: commits.Batch, attempt: str) -> tuple[commits.Output, ...]:
+        assert stage.run(groups.remove, stage.keys, P, "g")
+        return outputs(found, attempt)
+
+    with pytest.raises(LeaseLost):
+        stage.stepper(compute=removed_meanwhile).run(ticket)
+    assert not stage.run(groups.remove, stage.keys, P, "g")
+    stage.scan = False  # what it published under its first life has no rows any more
+    stage.declare(spec("h", a), circuit="2")
+    stage.settle(node, "h")
+    stage.declare(spec("g", a), spec("h", a), circuit="3")
+    stage.settle(node, "g", "h")
+    batch, _ = stage.computed[-1]
+    assert (batch.spec.name, batch.after, batch.positions[a]) == ("g", batch.step - 1, 1)
+    assert [row.step for row in stage.rows_of_group("g")] == [batch.step]
+
+
 def test_a_cadence_of_a_group_holds_its_runs_apart(stage: StepStage) -> None:
     a, node = stage.dataset("a"), stage.node("n")
     stage.declare(spec("g", a, cadence_us=60_000_000))

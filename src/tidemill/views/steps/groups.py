@@ -131,6 +131,20 @@ def declare(tx: Tx, keys: StepKeys, pipeline: str, spec: GroupSpec) -> Group:
     return group
 
 
+def remove(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> bool:
+    """Forget a group that nobody declares any more: a run of it commits nothing from now on.
+
+    One that is declared under its name later is a new one. The head stays where it is: heads only grow.
+    """
+    if tx.get(keys.group[pipeline, group]) is None:
+        return False
+    subscriptions.remove(tx, keys.triggers, group_id(pipeline, group))
+    tx.clear(keys.group[pipeline, group], quiet=True)
+    tx.clear_range(*keys.step.under(pipeline, group))
+    tx.clear(keys.circuit[pipeline], quiet=True)
+    return True
+
+
 def declare_circuit(tx: Tx, keys: StepKeys, pipeline: str, version: str, holder: str) -> Record | Busy | None:
     """The circuit is of this version now: a record says so, and has the groups make what changed.
 
