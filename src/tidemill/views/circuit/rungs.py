@@ -1,0 +1,212 @@
+"""The rung of every operator, and the words why: linear, native, keyed or full (DBSP-17).
+
+Each operator runs on the highest rung that is right for it. `scan` marks one whose step may read a whole
+trace or table although little changed; a view is incremental when it has neither a scan nor a full
+operator, and nothing that is not the same twice.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from tidemill.errors import NotIncremental
+from tidemill.views.circuit.circuit import walk
+from tidemill.views.circuit.functions import CLOCK, EXTREMES, LINEAR_AGGREGATES, RANDOM, Functions
+from tidemill.views.circuit.ids import expressions
+from tidemill.views.circuit.operators import (
+    Aggregate,
+    AggregateCall,
+    Distinct,
+    Filter,
+    Generate,
+    Join,
+    Opaque,
+    Operator,
+    Output,
+    Project,
+    Scalar,
+    SetOp,
+    Source,
+    TemporalFilter,
+    TopK,
+    UnionAll,
+    Values,
+    Window,
+)
+from tidemill.views.circuit.properties import append_only
+
+TOP_BOUND = 10_000
+
+
+class Rung(Enum):
+    """The ladder, the best first."""
+
+    LINEAR = "linear"
+    NATIVE = "native"
+    KEYED = "keyed"
+    FULL = "full"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where an operator runs, and why there."""
+
+    rung: Rung
+    reason: str
+    scan: bool = False
+    steady: bool = True
+
+    @property
+    def incremental(self) -> bool:
+        return self.rung is not Rung.FULL and not self.scan and self.steady
+
+
+def rungs(root: Operator, functions: Functions | None = None) -> dict[Operator, Placed]:
+    """The rung of every operator below and including the root."""
+    known = functions or Functions()
+    grows = append_only(root)
+    return {op: _placed(op, known, grows) for op in walk(root)}
+
+
+def refuse_unless_incremental(output: Output, functions: Functions | None = None) -> None:
+    """Raise `NotIncremental` for the first operator that keeps a view from being incremental."""
+    for op, placed in rungs(output, functions).items():
+        if not placed.incremental:
+            kind = "is not the same twice" if not placed.steady else f"runs on the rung {placed.rung.value}"
+            if placed.steady and placed.scan:
+                kind = "may scan everything in a step"
+            raise NotIncremental(f"the view is not incremental: its {op.kind} {kind} ({placed.reason})")
+
+
+def _placed(op: Operator, functions: Functions, grows: Mapping[Operator, bool]) -> Placed:
+    random = _random(op, functions)
+    clock = _clock(op)
+    if isinstance(op, Opaque):
+        extra = f"; it calls {', '.join(random)}" if random else ""
+        return Placed(Rung.FULL, f"kept whole: {op.reason}{extra}", scan=True, steady=not random)
+    if clock and not isinstance(op, TemporalFilter):
+        said = "it reads the clock, and not as column < now(): recomputed when time moves"
+        return Placed(Rung.FULL, said, scan=True, steady=not random)
+    placed = RULES[type(op)](op, grows)
+    if random:
+        said = f"{', '.join(random)}: not the same twice, so its value is kept with each row"
+        worst = placed.rung if placed.rung in {Rung.KEYED, Rung.FULL} else Rung.KEYED
+        return Placed(worst, said, placed.scan, steady=False)
+    return placed
+
+
+def _random(op: Operator, functions: Functions) -> list[str]:
+    calls = set(op.calls) if isinstance(op, Opaque) else {n for e in expressions(op) for n in e.calls}
+    return sorted(name for name in calls if functions.random(name) or name in RANDOM)
+
+
+def _clock(op: Operator) -> bool:
+    if isinstance(op, Opaque):
+        return any(name in CLOCK for name in op.calls)
+    return any(expr.reads_clock for expr in expressions(op))
+
+
+# --- one rule per kind --------------------------------------------------------------------------------------
+
+
+def _row_by_row(_op: Operator, _: Mapping[Operator, bool]) -> Placed:
+    return Placed(Rung.LINEAR, "row by row: the change alone")
+
+
+def _source(op: Source, _: Mapping[Operator, bool]) -> Placed:
+    if op.key:
+        return Placed(Rung.NATIVE, "replaces rows by key: the old row is found in its trace")
+    return Placed(
+        Rung.LINEAR, "append-only: every row is new" if op.append_only else "its changes, as they come"
+    )
+
+
+def _temporal(_op: TemporalFilter, _: Mapping[Operator, bool]) -> Placed:
+    return Placed(Rung.NATIVE, "an ordered trace; rows come and go as time passes")
+
+
+def _join(op: Join, _: Mapping[Operator, bool]) -> Placed:
+    if not op.keys:
+        if op.join == "null-aware anti":
+            return Placed(
+                Rung.KEYED, "NOT IN without another key: a NULL on the right touches every row", scan=True
+            )
+        return Placed(
+            Rung.KEYED, "no equality between the sides: the change meets all of the other one", scan=True
+        )
+    by = "by " + ", ".join(("<=> " if key.null_safe else "") + key.left.sql() for key in op.keys)
+    if op.join == "null-aware anti":
+        return Placed(Rung.KEYED, f"NOT IN, {by}: Spark computes the keys that changed")
+    if op.residual and op.join != "inner":
+        return Placed(
+            Rung.KEYED, f"{op.join} {by} with a further condition: Spark computes the keys that changed"
+        )
+    return Placed(Rung.NATIVE, f"an index of each side {by}")
+
+
+def _sets(_op: Distinct | SetOp, _: Mapping[Operator, bool]) -> Placed:
+    return Placed(Rung.NATIVE, "the weight of every row")
+
+
+def _aggregate(op: Aggregate, grows: Mapping[Operator, bool]) -> Placed:
+    slow = [call for call in op.calls if not _native(call)]
+    by = ", ".join(expr.sql() for expr in op.groups)
+    if slow:
+        named = ", ".join(sorted({_called(call) for call in slow}))
+        if not op.groups:
+            return Placed(Rung.KEYED, f"{named} of everything: one group holds all rows", scan=True)
+        return Placed(Rung.KEYED, f"{named}: Spark computes the groups that changed, by {by}")
+    extremes = sorted({call.name for call in op.calls if call.name in EXTREMES})
+    said = f"sums by {by}" if op.groups else "sums of everything"
+    if extremes:
+        kept = "the best one" if grows[op.input] else "the best 16, refilled when they are used up"
+        said += f"; {' and '.join(extremes)} keep {kept} of each group"
+    return Placed(Rung.NATIVE, said)
+
+
+def _native(call: AggregateCall) -> bool:
+    linear = call.name in LINEAR_AGGREGATES and (not call.distinct or call.name in EXTREMES)
+    return call.plain and (linear or call.name in EXTREMES)
+
+
+def _called(call: AggregateCall) -> str:
+    return f"{call.name}(DISTINCT)" if call.distinct else call.name
+
+
+def _window(op: Window, _: Mapping[Operator, bool]) -> Placed:
+    if not op.partition:
+        return Placed(Rung.KEYED, "a window without PARTITION BY: one partition holds all rows", scan=True)
+    by = ", ".join(expr.sql() for expr in op.partition)
+    return Placed(Rung.KEYED, f"Spark computes the partitions that changed, by {by}")
+
+
+def _top(op: TopK, _: Mapping[Operator, bool]) -> Placed:
+    if op.limit is None or op.limit + op.offset > TOP_BOUND:
+        return Placed(Rung.KEYED, f"more than the first {TOP_BOUND:,} rows are asked for", scan=True)
+    return Placed(
+        Rung.NATIVE, f"the first {op.limit + op.offset:,} rows and some more, refilled when used up"
+    )
+
+
+def _scalar(_op: Scalar, _: Mapping[Operator, bool]) -> Placed:
+    return Placed(Rung.NATIVE, "one value beside every row: when it changes, every row does", scan=True)
+
+
+RULES: Mapping[type[Operator], Callable[[Any, Mapping[Operator, bool]], Placed]] = {
+    Source: _source,
+    Values: _row_by_row,
+    Filter: _row_by_row,
+    TemporalFilter: _temporal,
+    Project: _row_by_row,
+    Generate: _row_by_row,
+    UnionAll: _row_by_row,
+    Join: _join,
+    Distinct: _sets,
+    SetOp: _sets,
+    Aggregate: _aggregate,
+    Window: _window,
+    TopK: _top,
+    Scalar: _scalar,
+    Output: _row_by_row,
+}
