@@ -1,5 +1,6 @@
 """Traces: run files, versions, merges and the cache; what is damaged or missing is told by its name."""
 
+import base64
 import random
 import resource
 from collections import Counter
@@ -368,6 +369,39 @@ def test_a_run_file_of_a_newer_format_or_with_other_columns_is_refused(objects: 
     objects.put("runs/00000001", body[:8] + b"\2" + body[9:])
     with pytest.raises(TraceFormat, match=r"runs/00000001.*format 2"):
         Spine("t", LAYOUT, trace.version.traces["t"], Cache(objects, None)).lookup(np.array([1]))
+
+
+# A run and a version as the first release wrote them: whatever changes, these are read (DBSP-4).
+GOLDEN_RUN = (
+    "bZKN|ZE0+50RR910RR915CH%Hs%7oh`~Uy{|NsC02LJ#7000000ssI2HrxTFPyqk{000005CQ-"
+    "I00000|NsC02mt^95C8xG000UA3;+fI1po*D3IG5A009I53;+NC2mlBG000C42mk;81ONa41ONa4pa1{>U;qFBGynhq1ONa4fdBv"
+    "h000335C8xG6aWAK1ONa4000000ssI2Uv~fiaR2}R00001KmY&$tpET2000365C8xG7ytkO1ONa4000000RR91Z~y=R1ONm81ONa"
+    "4)c^ng000335C8xG6aWAK1ONa4000000RR91YXATM#Q*>Q00001KmY&$5C9Ya2ml5E2LKEJ000mG5C8xG000335C8xG8~^|S1ONa"
+    "4000000ssI2UuXaT2mlNK2ml8F2mk;800001KmY&$00000|NsC0Kmh;%6aWAK000003;-"
+    "Aa1^@*B2mlNK3;+NC00RU78~^|S$N&HU00000000003;-Sg5C8-"
+    "K2mlNK3;+NCzyJUMBme*a7ytkO0ssI20000000000000I62ml8F1^@s6000012><{9000000000000000000000000000000Apig"
+    "X00000C;$Ke000000000000000C;$Ke00000ApigX00000Pyhe`000005&!@I00000XaE2J000009RL6T00000hyVZp000005&!@"
+    "I00000pa1{>000000000000000pa1{>00000ApigX00000000001ONa40ssI20000000000000000ssI20000000000000000ssI"
+    "2000000RR91000000ssI20000000000000005C8xG00000D77#BAP|870Q>*{|NsC0{|5j70000000000000005C8xG00000D77#"
+    "BAP|87009610000000IC20000000000000000RR9100000D77#BAOQ&g00961000003;+NC00000D77#BAPivu00000009610096"
+    "1000000RR9100000D77#BAOQ&g0AT<C000005C8xG00000D77#BAP|8700RI3000000RR90|NsC0{{R3000000|NsC000000"
+)
+GOLDEN_VERSION = (
+    b'{"format":1,"crc":2526635314}\n{"name":"versions/golden","step":3,"code":"1","steps":{"t":3},'
+    b'"files":["runs/golden"],"traces":{"t":[[0,0,65535,0,872,336,2]]}}'
+)
+
+
+def test_state_of_the_first_format_is_read(objects: MemoryObjects) -> None:
+    objects.put("runs/golden", base64.b85decode(GOLDEN_RUN))
+    objects.put("versions/golden", GOLDEN_VERSION)
+    version = read_version(objects, "versions/golden")
+    assert version.step == 3
+    spine = Spine.of(version, "t", LAYOUT, Cache(objects, None), ALL, 3)
+    assert [tuple(row.values()) for piece in spine.scan() for row in piece.to_pylist()] == [
+        (-5, 1, "a", 3),
+        (7, 2, None, -1),
+    ]
 
 
 @contextmanager

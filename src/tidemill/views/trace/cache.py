@@ -14,6 +14,7 @@ not told apart. Name it after the boot (`/proc/sys/kernel/random/boot_id`).
 
 import contextlib
 import hashlib
+import itertools
 import os
 import struct
 import threading
@@ -38,6 +39,7 @@ _ALIGN = 64
 _SMALL = 256 * 1024  # runs of fewer bytes are fetched at once
 _WHOLE_BYTES = 512 * 1024**2  # larger ones stay in batches: texts of more than 2 GiB do not fit one
 _OPEN = 4096  # runs that stay mapped
+_SCRATCH = itertools.count()  # of the process: several caches may share a folder
 
 
 @dataclass
@@ -70,7 +72,6 @@ class Cache:
         self._unique = f"{os.getpid()}-{unique}"
         self._known: OrderedDict[tuple[str, int], _Run] = OrderedDict()
         self._lock = threading.Lock()
-        self._scratch = 0
         self._unchecked_bytes = limit_bytes  # look at the folder's size before the first write
         self.fetched_bytes = 0
 
@@ -215,9 +216,7 @@ class Cache:
         start = _aligned(_PREFACE.size + len(head)) if plain is not None else _PREFACE.size + len(head)
         size = start + (plain.size if plain is not None else 0)
         self._make_room(size)
-        with self._lock:
-            self._scratch += 1
-            scratch = self.folder / f".{self._unique}-{self._scratch}"
+        scratch = self.folder / f".{self._unique}-{next(_SCRATCH)}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with scratch.open("wb") as file:
