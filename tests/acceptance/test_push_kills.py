@@ -1,0 +1,127 @@
+"""HTTP push from here to nodes that are killed while they receive: what was answered is there, once."""
+
+import http.client
+import io
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.integration.processes import Process
+from tests.servers.process import wait_until
+from tests.unit.push_stage import SOURCE, lines, post
+from tidemill.clock import SYSTEM
+from tidemill.lots import lots
+from tidemill.lots.keys import DatasetId
+from tidemill.objects import open_objects
+from tidemill.publish.manifests import Manifests
+from tidemill.sources.keys import SourceKeys
+from tidemill.sources.push_host import address
+from tidemill.store import Store, open_store
+
+KEYS = SourceKeys("c")
+NODE = "tests.integration.push_node"
+SENDERS = 4
+LONG_S = 120.0
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[tuple[str, str, Store]]:
+    url, objects = f"sqlite:///{tmp_path}/s.db", str(tmp_path / "objects")
+    with open_store(url) as store:
+        yield url, objects, store
+
+
+def stored_ids(store: Store, objects_url: str) -> list[int]:
+    objects = open_objects(objects_url, clock=SYSTEM)
+    manifests = Manifests(objects, SYSTEM)
+    found: list[int] = []
+    after = ""
+    while page := store.run(
+        lambda tx, after=after: lots.listed(tx, KEYS.publish.lots, DatasetId("orders"), after)
+    ):
+        after = page[-1].lot
+        for row in page:
+            for item in manifests.listed(row.manifest):
+                table = pq.read_table(io.BytesIO(objects.get(item.uri)[0]))
+                found += table.column("id").to_pylist()
+    return found
+
+
+def run(place: tuple[str, str, Store], each: int) -> None:
+    url, objects, store = place
+    answered = [0] * SENDERS
+    sent = SENDERS * each
+
+    def sender(number: int) -> int:
+        for seq in range(each):
+            first = (number * each + seq) * 2
+            while True:
+                at = store.run(lambda tx: address(tx, KEYS, SOURCE))
+                try:
+                    assert at is not None
+                    body = lines(first, first + 1)
+                    status, _ = post(at, body, Tidemill_Producer=f"p{number}", Tidemill_Seq=str(seq))
+                except (OSError, http.client.HTTPException):
+                    status = 0
+                if status == 200:
+                    break
+                assert status in (0, 429, 503), status
+                SYSTEM.sleep(0.05)
+            answered[number] += 1
+        return each
+
+    with ExitStack() as stack:
+        running: dict[str, Process] = {}
+
+        def start(name: str) -> None:
+            running[name] = stack.enter_context(Process(NODE, url, objects, name))
+
+        def killer() -> int:
+            """Kill whoever receives, when a third and two thirds are answered."""
+            for death in (1, 2):
+                assert wait_until(lambda death=death: sum(answered) >= sent * death // 3, timeout_s=LONG_S)
+                at = store.run(lambda tx: address(tx, KEYS, SOURCE))
+                name = next(name for name, told in where.items() if told == at)
+                running[name].process.send_signal(signal.SIGKILL)
+                start(f"again{death}")
+                listen(f"again{death}")
+            return 2
+
+        where: dict[str, str | None] = {}
+
+        def listen(name: str) -> None:
+            def hear() -> None:
+                process = running[name].process
+                assert process.stdout is not None
+                for line in process.stdout:
+                    where[name] = line.partition('"url": "')[2].partition('"')[0] or None
+
+            threading.Thread(target=hear, daemon=True).start()
+
+        for name in ("one", "two"):
+            start(name)
+            listen(name)
+        assert wait_until(lambda: any(where.values()), timeout_s=LONG_S)
+        with ThreadPoolExecutor(SENDERS + 1) as pool:
+            ends = [pool.submit(killer), *(pool.submit(sender, number) for number in range(SENDERS))]
+            assert [end.result(LONG_S * 2) for end in ends] == [2, *[each] * SENDERS]
+    assert sorted(stored_ids(store, objects)) == list(range(sent * 2))
+
+
+@pytest.mark.rule("LOT-35")
+@pytest.mark.rule("CLU-19")
+def test_every_answered_row_is_there_once_although_the_receiving_node_is_killed_twice(
+    place: tuple[str, str, Store],
+) -> None:
+    run(place, each=75)
+
+
+@pytest.mark.crash
+def test_thousands_of_requests_survive_two_kills(place: tuple[str, str, Store]) -> None:
+    run(place, each=1000)

@@ -1,0 +1,72 @@
+"""A node that receives what is pushed, if it has the lease.
+
+usage: python -m tests.integration.push_node STORE OBJECTS NAME
+
+Tells {"url": …} each time it begins to receive. Ends when its input does.
+"""
+
+import json
+import random
+import sys
+import threading
+
+from tests.unit.push_stage import SOURCE, TOKEN, convert
+from tidemill.clock import SYSTEM
+from tidemill.cluster import nodes
+from tidemill.cluster.keeper import Held, Keeper
+from tidemill.cluster.nodes import Node
+from tidemill.lots import datasets
+from tidemill.lots.datasets import Dataset
+from tidemill.objects import open_objects
+from tidemill.sources.http_push import Endpoint, PushServer
+from tidemill.sources.keys import SourceKeys
+from tidemill.sources.push_host import PushHost
+from tidemill.sources.receiving import Receiver
+from tidemill.store import open_store
+
+TTL_S = 2.0
+ORDERS = Dataset(name="orders", schema="id BIGINT, name STRING")
+
+
+def main(url: str, folder: str, name: str) -> None:
+    chance = random.Random()
+    keys = SourceKeys("c")
+    objects = open_objects(folder, clock=SYSTEM)
+    with open_store(url) as store:
+        dataset = store.run(lambda tx: datasets.declare(tx, keys.publish.lots, ORDERS))
+        node = store.run(lambda tx: nodes.join(tx, keys.publish.cluster, Node(id=name, epoch=0), 10**13))
+        keeper = Keeper(store, name, clock=SYSTEM, chance=chance, ttl_s=TTL_S, every_s=TTL_S / 5)
+        keeper.start()
+
+        def make(held: Held) -> PushServer:
+            receiver = Receiver(
+                SOURCE,
+                dataset,
+                store=store,
+                keys=keys,
+                node=node,
+                objects=objects,
+                clock=SYSTEM,
+                chance=chance,
+                fence=held.fence,
+            )
+            receiver.start()
+            return PushServer({"orders": Endpoint(receiver, convert)}, token=TOKEN)
+
+        host = PushHost(SOURCE, store=store, keys=keys, keeper=keeper, make=make)
+        over = threading.Event()
+        threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+        told = None
+        while not over.is_set():
+            host.tick()
+            if host.url != told:
+                told = host.url
+                sys.stdout.write(json.dumps({"url": told}) + "\n")
+                sys.stdout.flush()
+            SYSTEM.wait(over, 0.1)
+        host.close()
+        keeper.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
