@@ -41,10 +41,12 @@ crash: servers  ## the long runs: real processes, killed again and again
 bench: $(VENV)/.postgres  ## the measurements behind the claims, one JSON object each
 	@$(BIN)/python -m bench.store --json $(ARGS)
 	@$(BIN)/python -m bench.futures --json $(ARGS)
+	@$(BIN)/python -m bench.heap --json $(ARGS)
 
 docs: $(VENV)/.installed  ## the generated pages: errors, states, rules and their tests
 	@$(BIN)/python -m tests.errors_page
 	@$(BIN)/python -m tests.states_page
+	@$(BIN)/python -m tests.heap_page
 	@$(BIN)/python -m tests.rules_page
 
 constraints: $(VENV)/.installed  ## compile constraints.txt anew (ARGS=--upgrade for the newest versions)

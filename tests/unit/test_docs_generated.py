@@ -2,15 +2,20 @@ from types import ModuleType
 
 import pytest
 
-from tests import errors_page, states_page
+from tests import errors_page, heap_page, states_page
 from tidemill.errors import Stop, TidemillError
 
 MACHINES = [machine for room in states_page.rooms() for machine in states_page.machines(room)]
 
 
-@pytest.mark.parametrize("module", [errors_page, states_page], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [errors_page, heap_page, states_page], ids=lambda module: module.__name__)
 def test_a_generated_page_is_current(module: ModuleType) -> None:
     assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run `make docs`"
+
+
+def test_the_table_in_the_rules_of_triggers_is_that_of_the_data() -> None:
+    rules = (heap_page.PAGE.parents[1] / "rules" / "triggers.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in heap_page.rows() if line not in rules] == []
 
 
 def test_every_error_has_a_meaning_in_the_tree() -> None:
