@@ -253,6 +253,13 @@ def test_an_extreme_that_is_taken_away_is_followed_by_the_next() -> None:
     assert kept.rows == [(1, None, None)]
 
 
+def test_a_zero_of_the_other_sign_is_another_result() -> None:
+    kept = Kept(Aggregate(KEYS, FLOATS, (Agg("max", "v", "high"),)))
+    kept.step([{"k": 1, "v": -0.0}])
+    found = kept.step([{"k": 1, "v": 0.0}])
+    assert [(str(row["high"]), row["_w"]) for row in found.out.to_pylist()] == [("-0.0", -1), ("0.0", 1)]
+
+
 @pytest.mark.parametrize("best", [1, 2, 16])
 def test_exhausted_groups_are_flagged_once_and_refilled_together(best: int) -> None:
     chance = random.Random(best)

@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from tests.unit.views_stage import Change, Circuit, Row, expected
@@ -53,14 +54,15 @@ def run(steps: list[Change], **options: Any) -> Circuit:
     return circuit
 
 
-@settings(max_examples=12)
+@pytest.mark.rule("DBSP-42")
+@settings(max_examples=20)
 @given(histories(), st.lists(st.integers(0, 40), max_size=12))
 def test_the_result_is_that_of_plain_python_however_steps_are_cut(history: Change, places: list[int]) -> None:
     circuit = run(cut(history, places))
     assert circuit.content() == expected(circuit.base)
 
 
-@settings(max_examples=12)
+@settings(max_examples=20)
 @given(histories(30), st.lists(st.integers(0, 30), min_size=1, max_size=8), st.integers(1, 2**32))
 def test_seven_ranges_in_any_order_give_the_digests_of_one(
     history: Change, places: list[int], seed: int
@@ -72,7 +74,7 @@ def test_seven_ranges_in_any_order_give_the_digests_of_one(
     assert one.state(without=without) == seven.state(without=without)
 
 
-@settings(max_examples=12)
+@settings(max_examples=20)
 @given(histories(30), st.lists(st.integers(0, 30), min_size=1, max_size=8))
 def test_a_hash_that_many_keys_share_changes_nothing(history: Change, places: list[int]) -> None:
     strong, weak = Circuit(2), Circuit(2, weak=WEAK)
@@ -80,7 +82,7 @@ def test_a_hash_that_many_keys_share_changes_nothing(history: Change, places: li
         assert strong.step(step) == weak.step(step)
 
 
-@settings(max_examples=12)
+@settings(max_examples=20)
 @given(histories(25), histories(15))
 def test_a_change_and_its_inverse_restore_the_state(history: Change, more: Change) -> None:
     circuit = run([history])
@@ -92,7 +94,7 @@ def test_a_change_and_its_inverse_restore_the_state(history: Change, more: Chang
     assert circuit.content() == digests
 
 
-@settings(max_examples=8)
+@settings(max_examples=12)
 @given(histories(60), st.integers(1, 50))
 def test_merges_change_nothing_that_readers_see(history: Change, budget_rows: int) -> None:
     steps = [history[n : n + 2] for n in range(0, len(history), 2)]
@@ -103,7 +105,8 @@ def test_merges_change_nothing_that_readers_see(history: Change, budget_rows: in
     assert merging.state() == never.state()
 
 
-@settings(max_examples=8)
+@pytest.mark.rule("DBSP-42")
+@settings(max_examples=12)
 @given(histories(40), st.lists(st.integers(0, 40), min_size=1, max_size=6))
 def test_a_step_that_is_replayed_gives_the_same_digests_and_state(history: Change, places: list[int]) -> None:
     circuit = Circuit(3)
@@ -115,7 +118,7 @@ def test_a_step_that_is_replayed_gives_the_same_digests_and_state(history: Chang
         assert again.state() == circuit.state()
 
 
-@settings(max_examples=8)
+@settings(max_examples=12)
 @given(histories(40), st.lists(st.sampled_from([1, 2, 7, 16]), min_size=3, max_size=6))
 def test_new_ranges_at_a_step_rewrite_nothing_and_give_the_same_digests(
     history: Change, counts: list[int]

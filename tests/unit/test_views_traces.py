@@ -211,6 +211,7 @@ def test_every_version_shows_its_own_rows_whatever_is_merged_later(
     }
 
 
+@pytest.mark.rule("DBSP-47")
 def test_many_steps_leave_few_runs_and_no_step_merges_more_than_its_budget(objects: MemoryObjects) -> None:
     chance = random.Random(1)
     trace = Trace(objects)
