@@ -26,7 +26,7 @@ from tidemill.triggers.events import StrangeKey
 from tidemill.triggers.heap import MINUTE_US, Heap, Item
 
 ROOT = "heap/v1"
-THREADS = 8  # pushes under way at once: each is a round trip
+THREADS = 16  # pushes under way at once: each is a round trip
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FORM = "%Y-%m-%dT%H:%MZ"
 
