@@ -24,10 +24,9 @@ def draw(explained: Explained) -> str:
     wide = 2 * GAP + len(columns) * WIDTH + (len(columns) - 1) * STEP
     high = GAP + tallest * (HEIGHT + GAP) + 24
     views = {root: view for view, root in explained.outputs.items()}
-    said = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" height="{high}" {FONT}>',
-        f"<title>{escape(', '.join(explained.outputs))}</title>",
-    ]
+    size = f'viewBox="0 0 {wide} {high}" width="{wide}" height="{high}"'
+    said = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} {FONT}>']
+    said.append(f"<title>{escape(', '.join(explained.outputs))}</title>")
     said += [
         _arrow(places[child], places[one]) for one, line in explained.lines.items() for child in line.inputs
     ]

@@ -1,6 +1,6 @@
 """Conditions between two inputs: which are equalities of one side with the other, and so keys of a join."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sqlglot import exp
@@ -8,6 +8,7 @@ from sqlglot import exp
 from tidemill.views.circuit.expr import Expr
 from tidemill.views.circuit.functions import Functions
 from tidemill.views.circuit.operators import Key
+from tidemill.views.circuit.tame import tame
 from tidemill.views.sql.stage import Stage
 
 
@@ -29,6 +30,31 @@ def condition(stage: Stage, node: exp.Expr, correlated: bool = False) -> Conditi
         sides = (stage.expr(node.this, correlated), stage.expr(node.expression, correlated))
         return Condition(expr, sides, isinstance(node, exp.NullSafeEQ))
     return Condition(expr)
+
+
+def implied(stage: Stage, node: exp.Expr) -> list[Condition]:
+    """What every branch of an OR asks for, and so the whole of it does: `(k AND p) OR (k AND q)` implies k.
+
+    A join finds its key there (TPC-H's Q19). The OR itself stays as it is.
+    """
+    while isinstance(node, exp.Paren):
+        node = node.this
+    if not isinstance(node, exp.Or):
+        return []
+    branches = [[condition(stage, one) for one in stage.conjuncts(branch)] for branch in _branches(node)]
+    others = [{one.expr for one in branch} for branch in branches[1:]]
+    found = [one for one in branches[0] if all(one.expr in other for other in others)]
+    return [one for one in found if tame(one.expr, stage.front.functions)]
+
+
+def _branches(node: exp.Expr) -> Iterator[exp.Expr]:
+    while isinstance(node, exp.Paren):
+        node = node.this
+    if isinstance(node, exp.Or):
+        yield from _branches(node.this)
+        yield from _branches(node.expression)
+    else:
+        yield node
 
 
 def keyed(

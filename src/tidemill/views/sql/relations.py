@@ -14,7 +14,7 @@ from tidemill.views.circuit.interpret import named
 from tidemill.views.circuit.operators import Generate, Join, JoinKind, Key, Operator, Project, Values
 from tidemill.views.circuit.render import Renderer
 from tidemill.views.sql.catalog import Unsupported
-from tidemill.views.sql.conditions import condition, keyed
+from tidemill.views.sql.conditions import condition, implied, keyed
 from tidemill.views.sql.front import Front
 from tidemill.views.sql.scope import Named, Relation, Scope
 from tidemill.views.sql.stage import Stage
@@ -176,7 +176,9 @@ class Relations:
         width = left.operator.width
         both = left.scope.beside(right.scope, width)
         stage = Stage(self.front, left.operator, both, self.outer)
-        conditions = [condition(stage, one) for one in stage.conjuncts(on)]
+        parts = list(stage.conjuncts(on))
+        conditions = [condition(stage, one) for one in parts]
+        conditions += [more for one in parts for more in implied(stage, one)]
         keys, residual = keyed(conditions, lambda place: place < width, self.front.functions)
         moved = [Key(k.left, k.right.renumbered(lambda i: i - width), k.null_safe) for k in keys]
         return tuple(moved), tuple(residual)

@@ -13,7 +13,7 @@ from tidemill.views.circuit.expr import Expr, column
 from tidemill.views.circuit.functions import GENERATORS
 from tidemill.views.circuit.operators import Distinct, Filter, Generate, Operator, Order, Project, TopK
 from tidemill.views.sql.catalog import Unsupported
-from tidemill.views.sql.conditions import Condition, condition
+from tidemill.views.sql.conditions import Condition, condition, implied
 from tidemill.views.sql.front import Front
 from tidemill.views.sql.grouping import Grouped, Keys, aggregate_call, aggregates
 from tidemill.views.sql.items import Item, items
@@ -117,6 +117,7 @@ class Block:
             if any(place < 0 for place in made.expr.columns):
                 correlated.append(made)
             else:
+                conditions += [(one, more.expr) for more in implied(stage, one)]
                 conditions.append((one, made.expr))
         stage.operator = filtered(stage, conditions)
         for one in later:

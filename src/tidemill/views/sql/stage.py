@@ -237,11 +237,11 @@ class Stage:
 
     def conjuncts(self, node: exp.Expr) -> Iterator[exp.Expr]:
         """The conditions that must all hold."""
+        while isinstance(node, exp.Paren):
+            node = node.this
         if isinstance(node, exp.And):
             yield from self.conjuncts(node.this)
             yield from self.conjuncts(node.expression)
-        elif isinstance(node, exp.Paren) and isinstance(node.this, exp.And):
-            yield from self.conjuncts(node.this)
         else:
             yield node
 
