@@ -1,21 +1,21 @@
 """The loop of a runner: pull what is due, start it, and see it to its end (HEAP-20).
 
 Each turn wakes the subscribers of what was published, closes intervals that are over, polls sources, starts
-runs that are due and works off retries that were asked for. Everything that takes time is given to a line.
-Nothing here needs a leader: every step is a transaction that is refused to all but one.
+runs that are due and works off what was asked for: retries, replays, backfills. Everything that takes time is
+given to a line. Nothing here needs a leader: every step is a transaction that is refused to all but one.
 """
 
 import contextlib
 import random
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from tidemill.arcs import retry
+from tidemill.arcs import asks
+from tidemill.arcs.asks import Ask
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.retry import Ask
-from tidemill.arcs.work import ArcWork, Ended, Outcome
+from tidemill.arcs.work import FULL_BACKOFF_S, ArcWork, Ended, Outcome
 from tidemill.clock import Clock, backoff
 from tidemill.cluster.keeper import Keeper
 from tidemill.cluster.nodes import Node
@@ -37,7 +37,7 @@ from tidemill.sources import windows
 from tidemill.sources.keys import SourceKeys
 from tidemill.sources.windows import Failed
 from tidemill.sources.work import SourceWork
-from tidemill.store import Store
+from tidemill.store import Store, Tx
 from tidemill.triggers import runs, subscriptions, wakes
 from tidemill.triggers.events import RunFailed, RunLapsed, RunStarted
 from tidemill.triggers.runs import Due, Ticket
@@ -51,8 +51,18 @@ PAUSE_S = 0.5
 CLEAN_EVERY_S = 30.0
 LEFT_EVERY_S = 2.0
 POLL_EVERY_S = 1.0
+SPARE = 2
+"""Lines that are left to what arrives, however much was asked for."""
+
+IDLE = frozenset({Ended.DONE, Ended.ELSEWHERE, Ended.FULL, Ended.WAITING})
+"""Ends of work on a lot in which nothing was made."""
+
 PATIENCE = 3
 """How often a run may fail in one catching up before it is left for later."""
+
+
+def _fine() -> None:
+    """For a loop whose hands are elsewhere."""
 
 
 @dataclass
@@ -78,6 +88,7 @@ class Loop:
         program: what to run.
         parts: has the parts of arcs and sources made.
         compute: computes the steps of views.
+        check: raises when what we work with, our hands or our entry in the node list, has ended for good.
         lines: how many runs at once.
     """
 
@@ -91,6 +102,7 @@ class Loop:
         parts: PartFutures,
         compute: Compute,
         *,
+        check: Callable[[], None] = _fine,
         clock: Clock,
         chance: random.Random,
         emit: Emit = ignore,
@@ -111,6 +123,7 @@ class Loop:
         self.emit = emit
         self.tally = Tally()
         self.lines = Lines(lines)
+        self._check = check
         self._compute = compute
         self._grace_s = grace_s
         self._projections = Projections(store, keys, objects) if projections else None
@@ -120,6 +133,7 @@ class Loop:
         self._life: _Life | None = None
         self._clean_at = self._left_at = 0.0
         self._poll_at: dict[str, float] = {}
+        self._ask_at: dict[str, float] = {}
         self._stop = threading.Event()
 
     # --- running
@@ -141,6 +155,7 @@ class Loop:
                     self.lines.ended.clear()
                     did = self.turn()
                     self.lines.check()
+                    self._check()
                     if did:
                         continue
                     if not watch and self.settled():
@@ -173,7 +188,7 @@ class Loop:
             did |= self._close(life)
             did |= self._poll(life)
             did |= self._start(life)
-            did |= self._retry(life)
+            did |= self._work_off(life)
             did |= self._go_on(life)
             self._clean(life)
         except LeaseLost:
@@ -242,12 +257,19 @@ class Loop:
                 did |= self.lines.begin(name, partial(self._poll_one, life, name))
         return did
 
-    def _retry(self, life: "_Life") -> bool:
-        did = False
-        for ask in self.store.run(lambda tx: retry.asked(tx, self.arc_keys)):
-            if ask.arc in self.program.arcs:
-                did |= self.lines.begin(f"{ask.arc} {ask.lot}", partial(self._retry_one, life, ask))
+    def _work_off(self, life: "_Life") -> bool:
+        """Begin what was asked for, as far as there is room; some lines are left to what arrives."""
+        now, did = self.clock.monotonic(), False
+        for ask in self._workable():
+            if now >= self._ask_at.get(ask.arc, 0.0):
+                work = partial(self._work_off_one, life, ask)
+                did |= self.lines.begin(f"{ask.arc} {ask.lot}", work, spare=SPARE)
         return did
+
+    def _workable(self) -> list[Ask]:
+        """What was asked for and can be begun, of arcs that we have not given up on."""
+        specs = [one.spec for name, one in self.program.arcs.items() if self._patient(name)]
+        return self.store.run(lambda tx: asks.workable(tx, self.arc_keys, specs))
 
     def _go_on(self, life: "_Life") -> bool:
         """Lots that run by nobody, and that no run is at: a retry's, whose node is gone."""
@@ -305,7 +327,9 @@ class Loop:
             pause_us = int(pause_s * 1e6)
             with contextlib.suppress(LeaseLost, StoreError):  # then it runs out with our lease
                 self.store.run(
-                    lambda tx: runs.fail(tx, keys.triggers, keys.cluster, ticket, backoff_us=pause_us)
+                    lambda tx: runs.fail(
+                        tx, keys.triggers, keys.cluster, ticket, backoff_us=pause_us, why=_told(error)
+                    )
                 )
         self.emit(
             RunFailed(
@@ -340,10 +364,12 @@ class Loop:
             pause_s = backoff(failures, self.chance, first_s=0.5, most_s=60.0)
             self._poll_at[name] = self.clock.monotonic() + pause_s
 
-    def _retry_one(self, life: "_Life", ask: Ask) -> None:
+    def _work_off_one(self, life: "_Life", ask: Ask) -> None:
         try:
-            outcome = life.arcs.retry(self.program.arcs[ask.arc].spec, ask)
-            if outcome.ended not in (Ended.DONE, Ended.ELSEWHERE, Ended.FULL):
+            outcome = life.arcs.work_off(self.program.arcs[ask.arc].spec, ask)
+            if outcome.ended in (Ended.ELSEWHERE, Ended.FULL):  # others are at it: not at once again
+                self._ask_at[ask.arc] = self.clock.monotonic() + FULL_BACKOFF_S
+            elif outcome.ended not in IDLE:
                 self.tally.outcomes.append(outcome)
         except LeaseLost:
             return
@@ -353,7 +379,7 @@ class Loop:
     def _work_one(self, life: "_Life", arc: str, lot: str) -> None:
         try:
             outcome = life.arcs.work(self.program.arcs[arc].spec, lot)
-            if outcome.ended not in (Ended.DONE, Ended.ELSEWHERE, Ended.FULL):
+            if outcome.ended not in IDLE:
                 self.tally.outcomes.append(outcome)
         except LeaseLost:
             return
@@ -384,10 +410,16 @@ class Loop:
         names = [*self.program.arcs, *self.program.groups]
         rows = self.store.run(lambda tx: [subscriptions.read(tx, self.keys.triggers, name) for name in names])
         for name, row in zip(names, rows, strict=True):
-            if isinstance(row, Scheduled) and self._patient(name):
+            if isinstance(row, Scheduled) and not row.tally.parked and self._patient(name):
                 return False
-        return not self.store.run(
-            lambda tx: [one for one in retry.asked(tx, self.arc_keys) if one.arc in self.program.arcs]
+        return not self.store.run(self._asked)
+
+    def _asked(self, tx: Tx) -> bool:
+        """Is anything left that was asked for, and that is to be worked off by somebody?"""
+        return any(
+            asks.asked(tx, self.arc_keys, limit=1, arc=name) and not asks.paused(tx, self.arc_keys, name)
+            for name in self.program.arcs
+            if self._patient(name)
         )
 
 

@@ -52,6 +52,10 @@ class Presence(Protocol):
         """For how long the store will take us for alive, at least."""
         ...
 
+    def check(self) -> None:
+        """Raise what ended the keeping of our entry: who waited for it to be good again would for ever."""
+        ...
+
 
 class OwnPresence:
     """The entry of this process, kept by a thread of its own.
@@ -119,6 +123,10 @@ class OwnPresence:
 
     def left_s(self) -> float:
         return self.member.membership.deadline + self.ttl_s / 5 - self.clock.monotonic()
+
+    def check(self) -> None:
+        if self.broken is not None:
+            raise self.broken
 
     def start(self) -> Node:
         """Join the list, and stay there."""
@@ -208,6 +216,9 @@ class GivenPresence:
 
     def left_s(self) -> float:
         return self._ends_at - self._clock.monotonic()
+
+    def check(self) -> None:
+        """Whoever keeps it ends this process when the entry is over."""
 
     def start(self) -> Node:
         """Look for the first time, and go on looking; `LeaseLost` when the entry is over already."""

@@ -71,6 +71,7 @@ class Runner:
             chance=chance,
         )
         self._clock = clock
+        self.presence = presence
         self.loop = Loop(
             store,
             keys,
@@ -79,6 +80,7 @@ class Runner:
             program,
             parts,
             _views(spark, storage, store, keys, program, clock),
+            check=self._check,
             clock=clock,
             chance=chance,
             emit=emit,
@@ -86,10 +88,11 @@ class Runner:
 
     def _lend(self, stop: threading.Event) -> Tally:
         while not self._clock.wait(stop, 0.5):
-            self.hands.check()
+            self._check()
         return self.loop.tally
 
     def _check(self) -> None:
+        self.presence.check()
         self.hands.check()
         self.loop.lines.check()
 
