@@ -38,7 +38,7 @@ def judged(tx: Tx, keys: TriggerKeys, listed: Sequence[Item]) -> Verdict:
     floors = tx.get_many([keys.floor[item.name] for item in missing])
     verdict = Verdict([], [], [])
     for item, floor in zip(missing, floors, strict=True):
-        # INV5: its row was there before it was pushed (INV2), was deleted, and does not come again (INV1).
+        # Its row was there before it was pushed (INV2), was deleted, and does not come again (INV1).
         over = floor is not None and item.epoch <= msgspec.msgpack.decode(floor, type=int)
         (verdict.dead if over else verdict.strange).append(item)
     for item, raw in zip(listed, rows, strict=True):
@@ -56,6 +56,8 @@ def judged(tx: Tx, keys: TriggerKeys, listed: Sequence[Item]) -> Verdict:
 
 def removable(verdict: Verdict, has: Callable[[Item], bool]) -> list[Item]:
     """What may go: the dead, and the old whose successor is on the heap (INV4)."""
+    strange = {item.id for item in verdict.strange}
+    assert all(item.id not in strange for item in verdict.dead), "INV5: an item that is not known to be dead"
     for item, successor in verdict.old:
         assert item.epoch < successor.epoch, f"INV4: {item} is the signal of a scheduled row"
     return verdict.dead + [item for item, successor in verdict.old if has(successor)]

@@ -36,6 +36,7 @@ def owed(tx: Tx, keys: TriggerKeys, limit: int = PAGE) -> list[Item]:
         row = None if raw is None else subscriptions.decode(raw)
         if isinstance(row, Scheduled) and row.tally.epoch == epoch:
             assert row.next_run == at, f"HEAP-9: {name} has two times under epoch {epoch}"
+            assert row.tally.born <= epoch, f"INV2: an item of {name} that its row never had"
             found.append(Item(at, name, epoch))
         else:
             tx.clear(debt.key, quiet=True)
