@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.arcs_stage import LONG_US, ArcStage, LocalParts
+from tidemill.arcs import asks
 from tidemill.arcs import lots as arc_lots
-from tidemill.arcs import retry
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.work import ArcWork, Ended, Outcome
 from tidemill.cluster.nodes import Node
@@ -77,7 +77,7 @@ def test_runners_and_producers_at_once_process_every_lot_once(stage: ArcStage) -
     while stage.page() or run_due(stage, arcs, node, worker):
         pass
     for ask in [stage.ask(stage.clean(), one.lot) for one in troubled(stage)]:
-        assert worker.retry(arcs[ask.arc], ask).ended is Ended.COMPLETE
+        assert worker.work_off(arcs[ask.arc], ask).ended is Ended.COMPLETE
     while stage.page() or run_due(stage, arcs, node, worker):
         pass
     stage.check()
@@ -221,15 +221,15 @@ def test_a_retry_that_two_runners_see_is_made_once(stage: ArcStage) -> None:
 
     def runner(name: str) -> list[str]:
         _, worker, port = named(stage, name)
-        asks = stage.store.run(lambda tx: retry.asked(tx, stage.keys))
-        ended = [worker.retry(spec, ask).ended for ask in asks]
+        page = stage.store.run(lambda tx: asks.asked(tx, stage.keys))
+        ended = [worker.work_off(spec, ask).ended for ask in page]
         return [*ended, *(part for _, part in port.ran)]
 
     found = [one for each in together(lambda: runner("a"), lambda: runner("b")) for one in each]
     assert found.count(Ended.COMPLETE) == 1
     assert len([one for one in found if one.startswith("00")]) == 1  # the part that failed, once
     assert stage.rows(stage.cleaned, lot) == [1, 2, 3]
-    assert stage.store.run(lambda tx: retry.asked(tx, stage.keys)) == []
+    assert stage.store.run(lambda tx: asks.asked(tx, stage.keys)) == []
 
 
 class Died(BaseException):

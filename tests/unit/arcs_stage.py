@@ -14,8 +14,8 @@ import msgspec
 
 from tests.unit.lots_stage import Stage
 from tidemill import crash
+from tidemill.arcs import asks
 from tidemill.arcs import lots as arc_lots
-from tidemill.arcs import retry
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
 from tidemill.arcs.lots import Standing
@@ -210,8 +210,8 @@ class ArcStage(Stage):
     def standing(self, spec: ArcSpec, lot: str) -> Standing:
         return self.run(arc_lots.standing, self.keys, spec.id, lot)
 
-    def ask(self, spec: ArcSpec, lot: str) -> retry.Ask:
-        return self.run(retry.ask, self.keys, spec.id, lot)
+    def ask(self, spec: ArcSpec, lot: str) -> asks.Ask:
+        return self.run(asks.ask, self.keys, spec.id, lot)
 
     def drain(self, spec: ArcSpec, worker: ArcWork, node: Node) -> list[Outcome]:
         """Run an arc's subscription until there is nothing more for it."""

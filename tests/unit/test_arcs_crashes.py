@@ -18,8 +18,8 @@ import pytest
 
 from tests.unit.arcs_stage import ArcStage
 from tidemill import crash
+from tidemill.arcs import asks
 from tidemill.arcs import lots as arc_lots
-from tidemill.arcs import retry
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.work import ArcWork, Ended
 from tidemill.cluster.nodes import Node
@@ -91,8 +91,8 @@ class Scene:
         for arc in self.arcs:
             for trouble in stage.run(arc_lots.troubled, stage.keys, arc):
                 self.mend()
-                stage.run(retry.ask, stage.keys, arc, trouble.lot)
-        done += [worker.retry(self.arcs[ask.arc], ask) for ask in stage.run(retry.asked, stage.keys)]
+                stage.run(asks.ask, stage.keys, arc, trouble.lot)
+        done += [worker.work_off(self.arcs[ask.arc], ask) for ask in stage.run(asks.asked, stage.keys)]
         return bool(done)
 
     def mend(self) -> None:
@@ -136,7 +136,7 @@ class Scene:
                 for arc in self.arcs
             ],
             "progress": [stage.row(arc).tally.progress for arc in self.arcs],
-            "asked": stage.run(retry.asked, stage.keys),
+            "asked": stage.run(asks.asked, stage.keys),
         }
 
 
@@ -321,8 +321,8 @@ def test_a_run_without_lots_and_a_retry_that_nobody_needs_may_be_repeated(side):
     if side == "before":
         assert worker.run(spec, nothing) == []
     assert [one.ended for one in stage.drain(spec, worker, node)] == [Ended.COMPLETE]
-    ask = retry.Ask(arc=spec.id, lot=lot, generation=0, at=0)
+    ask = asks.Ask(arc=spec.id, lot=lot, generation=0, at=0)
     with crash.armed(f"arcs.withdraw.{side}"), pytest.raises(crash.Crashed):
-        worker.retry(spec, ask)
-    assert worker.retry(spec, ask).ended is Ended.DONE
+        worker.work_off(spec, ask)
+    assert worker.work_off(spec, ask).ended is Ended.DONE
     assert len(stage.events(stage.cleaned)) == 1

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.unit.arcs_stage import ArcStage, lapse
+from tidemill.arcs import asks
 from tidemill.arcs import lots as arc_lots
-from tidemill.arcs import retry
 from tidemill.arcs.events import ArcLotMissing
 from tidemill.arcs.lots import Complete, Missing, Partial, Running
 from tidemill.arcs.states import ArcState
@@ -45,14 +45,14 @@ def test_a_retry_runs_only_the_parts_that_failed_and_then_what_they_left_is_remo
     assert failed_data
 
     ask = stage.ask(spec, lot)
-    assert stage.run(retry.asked, stage.keys) == [ask] == [stage.ask(spec, lot)]
+    assert stage.run(asks.asked, stage.keys) == [ask] == [stage.ask(spec, lot)]
     ran = len(stage.parts.ran)
     stage.parts.memory = None  # not even the port has to remember: finished parts have their manifests
-    done = stage.worker(stage.living("b")).retry(spec, ask)
+    done = stage.worker(stage.living("b")).work_off(spec, ask)
     assert done.ended is Ended.COMPLETE
     assert stage.parts.ran[ran:] == [(first.attempt, first.failed[0])]
     assert done.attempt == first.attempt
-    assert stage.run(retry.asked, stage.keys) == []
+    assert stage.run(asks.asked, stage.keys) == []
     assert stage.rows(stage.cleaned, lot) == [1, 2, 3, 4, 5, 6]
     assert stage.run(arc_lots.troubled, stage.keys, spec.id) == []
     assert stage.orphans() != []
@@ -116,7 +116,7 @@ def test_a_failed_replay_is_no_gap_the_lot_stays_what_it_was():
     assert stage.rows(stage.cleaned, lot) == [1, 3]
     (trouble,) = stage.run(arc_lots.troubled, stage.keys, spec.id)
     assert (trouble.state, trouble.generation, trouble.replaying) == (ArcState.PARTIAL, 1, True)
-    done = worker.retry(spec, stage.ask(spec, lot))
+    done = worker.work_off(spec, stage.ask(spec, lot))
     assert (done.ended, done.generation) == (Ended.COMPLETE, 1)
     standing = stage.standing(spec, lot)
     assert (standing.state, standing.generation, standing.replaying) == (ArcState.COMPLETE, 1, False)
@@ -135,7 +135,7 @@ def test_a_partial_lot_that_is_cleaned_up_is_missing_and_can_be_retried():
     stage.ask(spec, lot)
     gone = stage.run(arc_lots.clean, stage.keys, spec.id, lot)
     assert isinstance(gone, Missing)
-    assert stage.run(retry.asked, stage.keys) == []
+    assert stage.run(asks.asked, stage.keys) == []
     assert stage.standing(spec, lot).state is ArcState.MISSING
     assert isinstance(stage.run(attempts.read, stage.keys.publish, first.attempt), Abandoned)
     stage.cleaner(node, keep_s=0).clean()
@@ -144,7 +144,7 @@ def test_a_partial_lot_that_is_cleaned_up_is_missing_and_can_be_retried():
     assert [stage.manifests.load(key).state for key in left] == [ManifestState.REMOVED] * 2
     with pytest.raises(ArcLotConflict):
         stage.run(arc_lots.clean, stage.keys, spec.id, lot)
-    second = worker.retry(spec, stage.ask(spec, lot))
+    second = worker.work_off(spec, stage.ask(spec, lot))
     assert second.ended is Ended.COMPLETE
     assert second.attempt != first.attempt
     assert stage.rows(stage.cleaned, lot) == [1, 2, 3]
@@ -170,7 +170,7 @@ def test_a_lot_whose_input_cannot_be_read_is_missing_and_a_run_passes_it():
     assert isinstance(stage.row(spec.id), Waiting)
     assert [type(event) for event in stage.told if isinstance(event, ArcLotMissing)] == [ArcLotMissing]
     stage.objects.put(manifest, body)
-    assert worker.retry(spec, stage.ask(spec, bad)).ended is Ended.COMPLETE
+    assert worker.work_off(spec, stage.ask(spec, bad)).ended is Ended.COMPLETE
     assert stage.table(stage.cleaned) == {bad: [1], good: [2]}
     # at the end of a run, and for a lot that is partial, whose parts are kept
     stage.parts.failing[3] = 1
@@ -180,9 +180,9 @@ def test_a_lot_whose_input_cannot_be_read_is_missing_and_a_run_passes_it():
     manifest = stage.rows_of(stage.orders)[2].manifest
     body, _ = stage.objects.get(manifest)
     stage.objects.delete(manifest)
-    assert worker.retry(spec, stage.ask(spec, partial)).ended is Ended.PARTIAL
+    assert worker.work_off(spec, stage.ask(spec, partial)).ended is Ended.PARTIAL
     stage.objects.put(manifest, body)
-    assert worker.retry(spec, stage.ask(spec, partial)).ended is Ended.COMPLETE
+    assert worker.work_off(spec, stage.ask(spec, partial)).ended is Ended.COMPLETE
     assert worker.work(spec, "A00000000000000099").ended is Ended.MISSING
 
 
@@ -241,7 +241,7 @@ def test_a_retry_that_ended_in_an_error_is_found_by_its_own_node_and_by_others_w
     stage.parts.between = break_off
     ask = stage.ask(spec, lot)
     with pytest.raises(ObjectUnavailable):
-        worker.retry(spec, ask)
+        worker.work_off(spec, ask)
     assert seen == [([], [])]
     assert [(one.arc, one.lot) for one in worker.left()] == [(spec.id, lot)]
     assert other.left() == []

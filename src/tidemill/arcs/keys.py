@@ -4,8 +4,8 @@
 (C, "arc-lot", id, lot, generation)            how it stands with a lot
 (C, "arc-running", id, lot, generation)        those that run, with who runs them
 (C, "arc-trouble", id, lot, generation)        those that are partial or missing
-(C, "arc-retry", id, lot, generation)          those that somebody asked to be retried
-(C, "arc-bell")                                no row: hinted at when there is something to retry
+(C, "arc-ask", id, lot, generation)            those that somebody asked for: retry, replay, backfill
+(C, "arc-bell")                                no row: hinted at when something was asked for
 """
 
 from tidemill.publish.keys import PublishKeys
@@ -21,5 +21,5 @@ class ArcKeys:
         self.lot = Space(cluster, "arc-lot")
         self.running = Space(cluster, "arc-running")
         self.trouble = Space(cluster, "arc-trouble")
-        self.retry = Space(cluster, "arc-retry")
+        self.ask = Space(cluster, "arc-ask")
         self.bell = Space(cluster)["arc-bell"]

@@ -25,6 +25,8 @@ from tidemill.publish import attempts
 from tidemill.publish.attempts import Draft, Hold, Target
 from tidemill.publish.opening import Opened, open_or_adopt
 from tidemill.store import Tx
+from tidemill.triggers import subscriptions
+from tidemill.triggers.subscriptions import Scheduled
 
 WORDS = 1000
 MOST_NAMED = 100
@@ -39,6 +41,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True, tag="running"):
     node_epoch: int
     since: int  # store time, µs
     tries: int = 1
+    batch: str = ""  # of the replay or backfill that it belongs to
 
     @property
     def state(self) -> ArcState:
@@ -114,14 +117,59 @@ class Refused(StrEnum):
     CHANGED = "changed"  # its inputs are not those it was planned with
 
 
+class Crowd(msgspec.Struct, frozen=True, kw_only=True):
+    """What living nodes work on of one arc: lots of its subscription and retries, and lots of batches.
+
+    `awaited`: the subscription has something to run for, now or soon.
+    """
+
+    live: int = 0
+    batches: dict[str, int] = {}
+    awaited: bool = False
+
+    def has_room(self, most: int, batch: str = "", at_once: int = 0) -> bool:
+        """May one more lot be begun? A batch leaves one place to what arrives, if anything has."""
+        bulk = sum(self.batches.values())
+        if not batch:
+            return self.live + bulk < most
+        if at_once and self.batches.get(batch, 0) >= at_once:
+            return False
+        return bulk + max(self.live, int(self.awaited)) < most
+
+    def joined(self, batch: str) -> "Crowd":
+        """With one more lot."""
+        if not batch:
+            return msgspec.structs.replace(self, live=self.live + 1)
+        return msgspec.structs.replace(self, batches=self.batches | {batch: self.batches.get(batch, 0) + 1})
+
+
+class _Runs(msgspec.Struct, frozen=True, array_like=True):
+    """A row of the index of what runs."""
+
+    node: str
+    node_epoch: int
+    batch: str = ""
+
+
+_runs = msgspec.msgpack.Decoder(_Runs)
+
+
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """A lot as it was planned: from these generations of its inputs, in these parts."""
+    """A lot as it was planned: from these generations of its inputs, in these parts.
+
+    - replay: make it once more although it is complete.
+    - generation: the one that was asked for, by a row that must still be there; None when nobody asked.
+    - batch, at_once: what it was asked for with.
+    """
 
     spec: ArcSpec
     lot: str
     inputs: tuple[InputLot, ...]
     parts: tuple[str, ...]
     replay: bool = False
+    generation: int | None = None
+    batch: str = ""
+    at_once: int = 0
 
 
 class Began(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,12 +239,13 @@ def begin(
     if attempts.resolved(tx, keys.publish, reads) != wanted.inputs:
         return Refused.CHANGED
     generation = due(tx, keys, spec.id, lot, wanted.inputs, replay=wanted.replay)
-    if generation is None:
+    if generation is None or not _is_asked(tx, keys, spec.id, lot, generation, wanted.generation):
         return Refused.COMPLETE
     row = read(tx, keys, spec.id, lot, generation)
     if isinstance(row, Running) and _held(tx, keys, row) and not (idle and _is_of(row, node)):
         return Refused.RUNNING
-    if _running(tx, keys, spec.id, lot, generation) >= spec.max_concurrent:
+    others = crowd(tx, keys, spec.id, beside=(lot, generation))
+    if not others.has_room(spec.max_concurrent, wanted.batch, wanted.at_once):
         return Refused.FULL
     draft = Draft(
         id=attempt,
@@ -211,7 +260,7 @@ def begin(
     if opened is None:
         return Refused.RUNNING
     tries = 1 if row is None else row.tries + (not isinstance(row, Running))
-    _run(tx, keys, node, opened.hold, row, tries)
+    _run(tx, keys, node, opened.hold, row, tries, wanted.batch)
     return Began(opened=opened, tries=tries)
 
 
@@ -251,15 +300,24 @@ def fail(tx: Tx, keys: ArcKeys, hold: Hold, failed: Sequence[str], error: str) -
 
 
 def miss(
-    tx: Tx, keys: ArcKeys, node: Node, arc: str, lot: str, inputs: Sequence[InputLot], error: str
+    tx: Tx,
+    keys: ArcKeys,
+    node: Node,
+    arc: str,
+    lot: str,
+    inputs: Sequence[InputLot],
+    error: str,
+    *,
+    replay: bool = False,
+    asked: int | None = None,
 ) -> AnyLot | Refused:
     """It could not even be begun, say because an input cannot be read: begun and over in one step.
 
     Nothing was written, so the lot is missing; one that is partial stays so, with what a retry may reuse.
     """
     nodes.check(tx, keys.publish.cluster, node)
-    generation = due(tx, keys, arc, lot, inputs)
-    if generation is None:
+    generation = due(tx, keys, arc, lot, inputs, replay=replay)
+    if generation is None or not _is_asked(tx, keys, arc, lot, generation, asked):
         return Refused.COMPLETE
     row = read(tx, keys, arc, lot, generation)
     if isinstance(row, Running) and _held(tx, keys, row) and row.node != node.id:
@@ -343,9 +401,18 @@ def _standing_at(tx: Tx, keys: ArcKeys, key: tuple[object, ...]) -> Standing:
 # --- steps
 
 
-def _run(tx: Tx, keys: ArcKeys, node: Node, hold: Hold, old: AnyLot | None, tries: int) -> None:
+def _run(
+    tx: Tx, keys: ArcKeys, node: Node, hold: Hold, old: AnyLot | None, tries: int, batch: str = ""
+) -> None:
     draft = hold.draft
-    new = Running(attempt=draft.id, node=node.id, node_epoch=node.epoch, since=tx.now(), tries=tries)
+    new = Running(
+        attempt=draft.id,
+        node=node.id,
+        node_epoch=node.epoch,
+        since=tx.now(),
+        tries=tries,
+        batch=old.batch if isinstance(old, Running) else batch,
+    )
     edge = ArcEdge.TAKE_OVER if isinstance(old, Running) else _beginning(old)
     _write(tx, keys, draft.author, draft.lot, draft.generation, old, [edge], new)
 
@@ -367,14 +434,25 @@ def _run_by(tx: Tx, keys: ArcKeys, draft: Draft) -> Running:
     return row
 
 
-def _running(tx: Tx, keys: ArcKeys, arc: str, lot: str, generation: int) -> int:
-    """How many other lots of the arc living nodes work on, as this transaction sees it."""
-    count = 0
+def crowd(tx: Tx, keys: ArcKeys, arc: str, *, beside: tuple[str, int] | None = None) -> Crowd:
+    """What living nodes work on of an arc, as this transaction sees it; all but one lot, if it is given."""
+    live, batches = 0, dict[str, int]()
     for row in tx.range(*keys.running.under(arc), limit=MOST_RUNNING):
-        if keys.running.unpack(row.key)[1:] != (lot, generation):
-            node, epoch = msgspec.msgpack.decode(row.value, type=tuple[str, int])
-            count += _lives(tx, keys, node, epoch)
-    return count
+        found = _runs.decode(row.value)
+        if keys.running.unpack(row.key)[1:] == beside or not _lives(tx, keys, found.node, found.node_epoch):
+            continue
+        if found.batch:
+            batches[found.batch] = batches.get(found.batch, 0) + 1
+        else:
+            live += 1
+    own = subscriptions.read(tx, keys.publish.triggers, arc)
+    awaited = isinstance(own, Scheduled) and not own.tally.parked
+    return Crowd(live=live, batches=batches, awaited=awaited)
+
+
+def _is_asked(tx: Tx, keys: ArcKeys, arc: str, lot: str, generation: int, asked: int | None) -> bool:
+    """Is the generation that is due the one that a row asks for? Yes, if nobody acts for a row."""
+    return asked is None or (asked == generation and tx.get(keys.ask[arc, lot, generation]) is not None)
 
 
 def _held(tx: Tx, keys: ArcKeys, row: Running) -> bool:
@@ -408,13 +486,14 @@ def _write(
     place = (arc, lot, generation)
     tx.set(keys.lot[place], msgspec.msgpack.encode(new), quiet=True)
     if isinstance(new, Running):
-        tx.set(keys.running[place], msgspec.msgpack.encode((new.node, new.node_epoch)), quiet=True)
+        held = _Runs(new.node, new.node_epoch, new.batch)
+        tx.set(keys.running[place], msgspec.msgpack.encode(held), quiet=True)
     elif isinstance(old, Running):
         tx.clear(keys.running[place], quiet=True)
     if isinstance(new, Partial | Missing):
         tx.set(keys.trouble[place], new.state.value.encode(), quiet=True)
     elif isinstance(old, Partial | Missing):
         tx.clear(keys.trouble[place], quiet=True)
-    if isinstance(old, Partial | Missing):  # what was asked for is done with, however it ends
-        tx.clear(keys.retry[place], quiet=True)
+    if not isinstance(old, Running):  # it begins: what was asked for is done with, however it ends
+        tx.clear(keys.ask[place], quiet=True)
     return new

@@ -8,18 +8,43 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tidemill.arcs import parts
+from tidemill.arcs import lots, parts
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
 from tidemill.arcs.lots import Wanted
 from tidemill.arcs.parts import Part
 from tidemill.lots import lots as lot_rows
+from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.lots.manifest import InputLot
 from tidemill.lots.states import LotState
-from tidemill.publish import attempts
 from tidemill.publish.manifests import Manifests
 from tidemill.store import Tx
+
+
+class Ordered(msgspec.Struct, frozen=True):
+    """For whom a lot is made: see `Wanted`."""
+
+    replay: bool = False
+    generation: int | None = None
+    batch: str = ""
+    at_once: int = 0
+
+
+NOBODY = Ordered()
+
+
+class Inputs(msgspec.Struct, frozen=True):
+    """The inputs of a lot at this moment: their generations, and where each of them is.
+
+    - lacking: sources that have no such lot (yet); then there is nothing else.
+    - done: all that is to be made of these is made.
+    """
+
+    lots: tuple[InputLot, ...] = ()
+    rows: tuple[LotRow, ...] = ()
+    lacking: tuple[DatasetId, ...] = ()
+    done: bool = False
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -29,14 +54,19 @@ class Plan(msgspec.Struct, frozen=True):
     parts: tuple[Part, ...]
 
 
-def inputs(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> tuple[tuple[InputLot, ...], list[LotRow]]:
-    """The generations of a lot's inputs at this moment, and where each of them is."""
-    found = attempts.resolved(tx, keys.publish, [(dataset, lot) for dataset in spec.reads])
-    rows = [
-        lot_rows.resolve(tx, keys.publish.lots, dataset, one.lot, one.generation)
-        for dataset, one in zip(spec.reads, found, strict=True)
-    ]
-    return found, rows
+def inputs(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str, *, replay: bool = False) -> Inputs:
+    """What a lot would be made from now."""
+    found = {dataset: lot_rows.current(tx, keys.publish.lots, dataset, lot) for dataset in spec.reads}
+    lacking = tuple(dataset for dataset, row in found.items() if row is None)
+    if lacking:
+        return Inputs(lacking=lacking)
+    rows = tuple(row for row in found.values() if row is not None)
+    named = tuple(
+        InputLot(dataset=row.dataset.name, version=row.dataset.version, lot=lot, generation=row.generation)
+        for row in rows
+    )
+    done = lots.due(tx, keys, spec.id, lot, named, replay=replay) is None
+    return Inputs(named, rows, done=done)
 
 
 def plan(
@@ -46,7 +76,7 @@ def plan(
     inputs: tuple[InputLot, ...],
     rows: Sequence[LotRow],
     *,
-    replay: bool = False,
+    order: Ordered = NOBODY,
 ) -> Plan:
     """How a lot is split, by the objects that its inputs' manifests list."""
     read = [
@@ -58,4 +88,16 @@ def plan(
     empty = not any(one.objects for one in read)
     found = () if empty and spec.on_empty == "publish" else parts.split(read, spec.parts)
     names = tuple(part.name for part in found)
-    return Plan(Wanted(spec=spec, lot=lot, inputs=inputs, parts=names, replay=replay), found)
+    return Plan(
+        Wanted(
+            spec=spec,
+            lot=lot,
+            inputs=inputs,
+            parts=names,
+            replay=order.replay,
+            generation=order.generation,
+            batch=order.batch,
+            at_once=order.at_once,
+        ),
+        found,
+    )

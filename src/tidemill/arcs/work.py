@@ -22,17 +22,17 @@ from typing import TypeVar
 import msgspec
 
 from tidemill import crash
-from tidemill.arcs import lots, parts, planning, retry, telling
+from tidemill.arcs import asks, lots, parts, planning, telling
+from tidemill.arcs.asks import Ask, AskKind
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.events import ArcLotMissing, ArcLotPartial
 from tidemill.arcs.keys import ArcKeys
 from tidemill.arcs.lots import Began, Refused, Standing
-from tidemill.arcs.planning import Plan
-from tidemill.arcs.retry import Ask
+from tidemill.arcs.planning import Ordered, Plan
 from tidemill.arcs.states import ArcState, PartState, part_state, rollup
 from tidemill.clock import Clock
 from tidemill.cluster.nodes import Node
-from tidemill.errors import AttemptDamaged, LotConflict, LotUnknown, ManifestUnreadable, ObjectMissing
+from tidemill.errors import AttemptDamaged, LotConflict, ManifestUnreadable, ObjectMissing
 from tidemill.events import Emit, ignore
 from tidemill.lots import events as lot_events
 from tidemill.lots.keys import DatasetId
@@ -68,6 +68,7 @@ class Ended(StrEnum):
     MISSING = "missing"
     DONE = "done"  # it was complete already
     ELSEWHERE = "elsewhere"  # somebody else works on it
+    WAITING = "waiting"  # not every source has closed the interval: the last one's event brings it here again
     FULL = "full"  # the arc works on as many lots as it may: try again later
 
 
@@ -161,15 +162,22 @@ class ArcWork:
     def _stop(self, tx: Tx, ticket: Ticket, progress: dict[DatasetId, int]) -> None:
         if progress == ticket.progress:
             keys = self._keys.publish
-            runs.fail(tx, keys.triggers, keys.cluster, ticket, backoff_us=int(FULL_BACKOFF_S * 1e6))
+            pause_us = int(FULL_BACKOFF_S * 1e6)
+            runs.fail(tx, keys.triggers, keys.cluster, ticket, backoff_us=pause_us, counted=False)
         else:
             self._finish(tx, Ending(ticket, progress))
 
-    def retry(self, spec: ArcSpec, asked: Ask) -> Outcome:
-        """Work off what was asked for. A lot that is complete meanwhile needs no retry."""
-        outcome = self.work(spec, asked.lot)
-        if outcome.ended is Ended.DONE:
-            self._step("withdraw", lambda tx: retry.withdraw(tx, self._keys, asked))
+    def work_off(self, spec: ArcSpec, asked: Ask) -> Outcome:
+        """Make what was asked for. A lot that was made meanwhile is not made again."""
+        ordered = Ordered(
+            replay=asked.order.kind is AskKind.REPLAY,
+            generation=asked.generation,
+            batch=asked.order.batch,
+            at_once=asked.order.at_once,
+        )
+        outcome = self._work_on(spec, asked.lot, None, ordered)
+        if outcome.ended in (Ended.DONE, Ended.WAITING):
+            self._step("withdraw", lambda tx: asks.withdraw(tx, self._keys, asked))
         return outcome
 
     def left(self) -> list[Standing]:
@@ -196,17 +204,28 @@ class ArcWork:
         - ending: the run that this lot is the last of; it is finished with the lot unless that is `FULL`.
         - replay: make it once more although it is complete, as its next generation.
         """
+        return self._work_on(spec, lot, ending, Ordered(replay=replay))
+
+    def _work_on(self, spec: ArcSpec, lot: str, ending: Ending | None, order: Ordered) -> Outcome:
         with self._alone(spec.id, lot) as alone:
             if not alone:
                 return self._passed(spec, lot, Ended.ELSEWHERE, ending)
             began: Began | Refused = Refused.CHANGED
             for _ in range(ROUNDS):
-                inputs: tuple[InputLot, ...] = ()
+                inputs = self._store.run(
+                    lambda tx: planning.inputs(tx, self._keys, spec, lot, replay=order.replay)
+                )
+                if inputs.done:
+                    return self._passed(spec, lot, Ended.DONE, ending)
+                if inputs.lacking and len(inputs.lacking) < len(spec.reads):
+                    return self._passed(spec, lot, Ended.WAITING, ending)
+                if inputs.lacking:
+                    why = f"there is no lot {lot} of {', '.join(map(str, inputs.lacking))}"
+                    return self._missed(spec, lot, (), why, ending, order)
                 try:
-                    inputs, rows = self._store.run(lambda tx: planning.inputs(tx, self._keys, spec, lot))
-                    plan = planning.plan(self._manifests, spec, lot, inputs, rows, replay=replay)
-                except (LotUnknown, ManifestUnreadable, ObjectMissing) as error:
-                    return self._missed(spec, lot, inputs, str(error), ending)
+                    plan = planning.plan(self._manifests, spec, lot, inputs.lots, inputs.rows, order=order)
+                except (ManifestUnreadable, ObjectMissing) as error:
+                    return self._missed(spec, lot, inputs.lots, str(error), ending, order)
                 began = self._begin(plan)
                 if began is not Refused.CHANGED:
                     break
@@ -324,10 +343,26 @@ class ArcWork:
         )
 
     def _missed(
-        self, spec: ArcSpec, lot: str, inputs: Sequence[InputLot], error: str, ending: Ending | None
+        self,
+        spec: ArcSpec,
+        lot: str,
+        inputs: Sequence[InputLot],
+        error: str,
+        ending: Ending | None,
+        order: Ordered,
     ) -> Outcome:
         def both(tx: Tx) -> lots.AnyLot | Refused:
-            answer = lots.miss(tx, self._keys, self._node, spec.id, lot, inputs, error)
+            answer = lots.miss(
+                tx,
+                self._keys,
+                self._node,
+                spec.id,
+                lot,
+                inputs,
+                error,
+                replay=order.replay,
+                asked=order.generation,
+            )
             self._finish(tx, ending)
             return answer
 

@@ -9,8 +9,8 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from tidemill.arcs import asks
 from tidemill.arcs import lots as arc_lots
-from tidemill.arcs import retry
 from tidemill.arcs.keys import ArcKeys
 from tidemill.cli.output import Output, json_option
 from tidemill.cli.pipeline import find, pipeline_option
@@ -132,7 +132,7 @@ def retry_command(output: Output, arc: str | None, lots: tuple[str, ...], file: 
             store = pipeline.site.store
             troubled = store.run(partial(arc_lots.troubled, keys=keys, arc=id_, limit=1000))
             for lot in lots or [one.lot for one in troubled]:
-                store.run(partial(retry.ask, keys=keys, arc=id_, lot=lot))
+                store.run(partial(asks.ask, keys=keys, arc=id_, lot=lot))
                 asked.append({"arc": name, "lot": lot})
     output.result({"asked": asked})
     for one in asked:

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from tidemill.arcs import declarations as arc_rows
+from tidemill.arcs import asks
 from tidemill.arcs import lots as arc_lots
-from tidemill.arcs import retry
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
 from tidemill.clock import Clock
@@ -146,7 +146,7 @@ def _retry_all(store: Store, keys: ArcKeys, arc: str) -> None:
 
     def step(tx: Tx) -> None:
         for standing in arc_lots.troubled(tx, keys, arc, MOST_RETRIED):
-            retry.ask(tx, keys, arc, standing.lot)
+            asks.ask(tx, keys, arc, standing.lot)
 
     store.run(step)
 

@@ -27,10 +27,10 @@ class Lines:
         self._broken: BaseException | None = None
         self.ended = threading.Event()  # set when a job has ended; cleared by whoever waits for it
 
-    def begin(self, name: str, job: Job) -> bool:
-        """Run a job; False if one of that name runs, or every line is taken."""
+    def begin(self, name: str, job: Job, *, spare: int = 0) -> bool:
+        """Run a job; False if one of that name runs, or no more than `spare` lines are free."""
         with self._lock:
-            if name in self._names or len(self._names) >= self._most or self._broken is not None:
+            if name in self._names or len(self._names) >= self._most - spare or self._broken is not None:
                 return False
             self._names.add(name)
             if len(self._threads) < len(self._names):
