@@ -79,7 +79,9 @@ class Extreme:
             np.add.at(marked, kept.group[marks], kept.weight[marks])
             more |= marked > 0
             kept = kept.chosen(~marks)
-        listed = _Listed.of(kept, changed, greatest_first=self.kind == "max")
+        every = _Every.of(kept, changed, greatest_first=self.kind == "max")
+        quiet, still = every.quiet(more) if not refill else (np.zeros(count, bool), np.full(count, -1))
+        listed = every.listed(~quiet)
         here = listed.old > 0
         if (listed.old < 0).any():
             raise WeightNegative("a value that is kept for MIN or MAX is there fewer than no times")
@@ -98,23 +100,20 @@ class Extreme:
         left_out[listed.group[live[nth >= self.best]]] = True
         new[live[nth >= self.best]] = 0
         more_after = left_out if refill else (more & ~empty) | left_out
-        none = np.ones(count, bool)
-        none[listed.group[live]] = False
+        before, after = listed.firsts(np.flatnonzero(here), still), listed.firsts(live, still)
         return Ranked(
-            listed.firsts(np.flatnonzero(here), count),
-            listed.firsts(live, count),
-            self._state(groups, listed, new - listed.old, more, more_after),
-            more & none & ~empty & (not refill),
+            every.value.take(pa.array(before, mask=before < 0)),
+            every.value.take(pa.array(after, mask=after < 0)),
+            self._state(groups, every.value, listed, new - listed.old, more, more_after),
+            more & (after < 0) & ~empty & (not refill),
         )
 
     def _state(
-        self, groups: pa.Table, listed: "_Listed", change: I64, more: Mask, more_after: Mask
+        self, groups: pa.Table, value: pa.Array, listed: "_Listed", change: I64, more: Mask, more_after: Mask
     ) -> pa.Table:
         """The trace's change: of values that are kept, and of the marks of groups with more."""
         rows, turned = np.flatnonzero(change), np.flatnonzero(more != more_after)
-        values = pa.concat_arrays(
-            [listed.value.take(pa.array(listed.row[rows])), pa.nulls(len(turned), self.value)]
-        )
+        values = pa.concat_arrays([value.take(pa.array(listed.row[rows])), pa.nulls(len(turned), self.value)])
         weights = np.concatenate([change[rows], np.where(more_after[turned], 1, -1)]).astype(np.int64)
         table = groups.take(pa.array(np.concatenate([listed.group[rows], turned])))
         return table.append_column(VALUE, values).append_column(WEIGHT, pa.array(weights))
@@ -162,44 +161,81 @@ def _is_sortable(kind: pa.DataType) -> bool:
 
 
 class _Listed(NamedTuple):
-    """The different values of all groups, each group's best first.
+    """The different values of some groups, each group's best first.
 
     Args:
         group: whose value it is.
-        row: where in `value` it stands.
+        row: where it stands among all values.
         old: its weight in the trace.
         change: what the step adds to that.
-        value: all values.
     """
 
     group: I64
     row: I64
     old: I64
     change: I64
-    value: pa.Array
 
-    @classmethod
-    def of(cls, kept: Rows, changed: Rows, *, greatest_first: bool) -> "_Listed":
-        value = pa.concat_arrays([kept.value, changed.value])
-        group = np.concatenate([kept.group, changed.group])
-        order = order_of(value)
-        if greatest_first:
-            order = ~order  # never overflows
-        rank = np.empty(len(order), np.int64)
-        rank[np.argsort(order)] = np.arange(len(order))
-        sequence = np.argsort((group << 32) | rank)  # one sort of one number is much faster than two
-        group, order = group[sequence], order[sequence]
-        starts = np.flatnonzero(
-            np.r_[True, (group[1:] != group[:-1]) | (order[1:] != order[:-1])][: len(group)]
-        )
-        none = np.zeros_like(kept.weight), np.zeros_like(changed.weight)
-        weights = np.r_[kept.weight, none[1]][sequence], np.r_[none[0], changed.weight][sequence]
-        old, change = (np.add.reduceat(each, starts) if len(starts) else each for each in weights)
-        return cls(group[starts], sequence[starts], old, change, value)
-
-    def firsts(self, rows: I64, count: int) -> pa.Array:
-        """The first of these rows of each group; NULL for a group without any."""
-        first = np.full(count, -1, np.int64)
+    def firsts(self, rows: I64, otherwise: I64) -> I64:
+        """Where the first of these rows of each group stands; for a group without any what is given."""
+        first = otherwise.copy()
         backwards = rows[::-1]
         first[self.group[backwards]] = self.row[backwards]
-        return self.value.take(pa.array(first, mask=first < 0))
+        return first
+
+
+class _Every(NamedTuple):
+    """All values, first those that are kept, then those that change; `order` has the best first."""
+
+    value: pa.Array
+    group: I64
+    order: I64
+    old: I64
+    change: I64
+    kept: int
+
+    @classmethod
+    def of(cls, kept: Rows, changed: Rows, *, greatest_first: bool) -> "_Every":
+        value = pa.concat_arrays([kept.value, changed.value])
+        order = order_of(value)
+        group = np.concatenate([kept.group, changed.group])
+        old = np.concatenate([kept.weight, np.zeros_like(changed.weight)])
+        change = np.concatenate([np.zeros_like(kept.weight), changed.weight])
+        # turned over by its bits, which never overflows
+        return cls(value, group, ~order if greatest_first else order, old, change, len(kept.group))
+
+    def quiet(self, more: Mask) -> tuple[Mask, I64]:
+        """Groups whose change concerns nothing that is kept, and where their best value stands.
+
+        Most changes of large groups are of this kind, and need not be sorted. A group of which some run takes
+        values back is not taken for quiet.
+        """
+        count, kept = len(more), self.kept
+        quiet = more.copy()
+        quiet[self.group[:kept][self.old[:kept] < 0]] = False
+        group, order = self.group[:kept], self.order[:kept]
+        best = np.full(count, np.iinfo(np.int64).max)
+        worst = np.full(count, np.iinfo(np.int64).min)
+        np.minimum.at(best, group, order)
+        np.maximum.at(worst, group, order)
+        where = np.full(count, -1, np.int64)
+        firsts = np.flatnonzero(order == best[group])
+        where[group[firsts]] = firsts
+        quiet &= where >= 0
+        quiet[self.group[kept:][self.order[kept:] <= worst[self.group[kept:]]]] = False
+        return quiet, np.where(quiet, where, -1)
+
+    def listed(self, wanted: Mask) -> _Listed:
+        """The values of the groups that are wanted, weights of equal ones added up."""
+        rows = np.flatnonzero(wanted[self.group])
+        group, order = self.group[rows], self.order[rows]
+        rank = np.empty(len(rows), np.int64)
+        rank[np.argsort(order)] = np.arange(len(rows))
+        sequence = np.argsort((group << 32) | rank)  # one sort of one number is much faster than two
+        group, order, rows = group[sequence], order[sequence], rows[sequence]
+        fresh = np.ones(len(rows), bool)
+        fresh[1:] = (group[1:] != group[:-1]) | (order[1:] != order[:-1])
+        starts = np.flatnonzero(fresh)
+        if len(starts) == 0:
+            return _Listed(group, rows, self.old[rows], self.change[rows])
+        old, change = np.add.reduceat(self.old[rows], starts), np.add.reduceat(self.change[rows], starts)
+        return _Listed(group[starts], rows[starts], old, change)
