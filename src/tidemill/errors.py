@@ -60,7 +60,10 @@
     │   ├── DatasetUnknown            nobody declared it
     │   ├── DatasetChanged            declared again, and differently
     │   ├── LotUnknown                no such lot, or not in that generation
+    │   ├── NoLots                    a range in which there is no lot
     │   ├── LotConflict               a generation that is not the next one of its lot
+    │   ├── BadCheck                  a check that contradicts itself, or of columns that are not there
+    │   ├── CheckFailed               rows that do not pass a check, and so are not published
     │   ├── ProducerConflict          a sequence number that was used for other data, or skipped
     │   └── IntervalConflict          an interval that is not the one to seal or close now
     ├── SparkError                    something about Spark; the kinds below say what
@@ -80,6 +83,7 @@
     │   ├── BadSchedule               a cron expression or a time zone that cannot be understood
     │   └── HeapDiffers               this runner has another heap than its cluster
     ├── PublishError                  something about publishing; the kinds below say what
+    │   ├── CorrectionRefused         a lot that cannot be replaced or taken back so
     │   ├── AttemptUnknown            no such attempt, or no longer
     │   ├── AttemptEnded              it was published or abandoned already
     │   └── AttemptDamaged            objects that it wrote are not there any more
@@ -464,9 +468,27 @@ class LotUnknown(LotError):
     hint = "see which lots there are: tidemill lots TABLE"
 
 
+class NoLots(LotError):
+    code = "no-lots"
+    hint = "see `tidemill lots`"
+
+
 class LotConflict(LotError):
     code = "lot-conflict"
     hint = "somebody published this lot meanwhile: read it again; to change it, open a new generation"
+
+
+class BadCheck(LotError):
+    """A check that contradicts itself, or is of columns that are not there."""
+
+    code = "bad_check"
+
+
+class CheckFailed(LotError):
+    """Rows do not pass a check whose failure keeps a lot from being published."""
+
+    code = "check_failed"
+    hint = "mend the rows, or have the check warn or drop: on_fail='drop'"
 
 
 class ProducerConflict(LotError):
@@ -570,6 +592,11 @@ class PublishError(TidemillError):
     """No hint of its own: each kind has one."""
 
     code = "publish"
+
+
+class CorrectionRefused(PublishError):
+    code = "correction-refused"
+    hint = "look at the lot once more, and correct what is there now"
 
 
 class AttemptUnknown(PublishError):

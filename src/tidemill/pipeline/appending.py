@@ -13,6 +13,7 @@ import pyarrow as pa
 from tidemill.errors import AppendRefused, UsageError
 from tidemill.lots import datasets, layout
 from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.lots import LotRow
 from tidemill.lots.producers import Identity, Receipt
 from tidemill.pipeline import rows as given
 from tidemill.pipeline.declarations import DatasetDecl
@@ -42,7 +43,7 @@ def append(
     """
     if (producer is None) != (seq is None):
         raise UsageError("producer= and seq= go together", hint="give both, or neither")
-    body = _body(decl, rows, operation)
+    body = body_of(decl, rows, operation)
     identity = None
     if producer is not None and seq is not None:
         identity = Identity(producer, seq, body.digest())
@@ -56,7 +57,12 @@ def append(
     return _written(site, decl, body, hold, identity)
 
 
-def _written(site: Site, decl: DatasetDecl, body: "_Body", hold: Hold, identity: Identity | None) -> Receipt:
+def _written(site: Site, decl: DatasetDecl, body: "Body", hold: Hold, identity: Identity | None) -> Receipt:
+    return site.door.commit_append(hold, made(site, decl, body, hold), identity)
+
+
+def made(site: Site, decl: DatasetDecl, body: "Body", hold: Hold) -> LotRow:
+    """Write rows and what lists them, under an attempt of ours; the row to publish."""
     target = hold.draft.targets[0]
     manifests = site.manifests
     manifests.intend(hold)
@@ -70,15 +76,15 @@ def _written(site: Site, decl: DatasetDecl, body: "_Body", hold: Hold, identity:
             code=hold.draft.code,
             attempt=hold.draft.id,
             lot=target.lot,
+            generation=target.generation,
             key="",
             sinks=(PartSink(dataset=target.dataset),),
         ),
         written=(SinkWritten(dataset=target.dataset, objects=written.objects, rows=written.rows),),
     )
     prints = {target.dataset: spelled(decl.dataset).fingerprint}
-    made = manifests.part_made(hold, done, alone=True, fingerprints=prints)
-    row = manifests.finish(hold, [made], prints)[0]
-    return site.door.commit_append(hold, row, identity)
+    part = manifests.part_made(hold, done, alone=True, fingerprints=prints)
+    return manifests.finish(hold, [part], prints)[0]
 
 
 def spelled(dataset: Dataset) -> Dataset:
@@ -87,7 +93,7 @@ def spelled(dataset: Dataset) -> Dataset:
     return msgspec.structs.replace(dataset, schema=str(columns), fingerprint=columns.fingerprint)
 
 
-class _Body:
+class Body:
     """Rows that are here."""
 
     def __init__(self, table: pa.Table) -> None:
@@ -100,7 +106,7 @@ class _Body:
         return write_table(self._table, site.objects, prefix)
 
 
-class _FrameBody(_Body):
+class _FrameBody(Body):
     """Rows that Spark has."""
 
     def __init__(self, frame: "DataFrame") -> None:
@@ -114,7 +120,8 @@ class _FrameBody(_Body):
             return write_frame(self._frame, site.storage, site.objects, prefix)
 
 
-def _body(decl: DatasetDecl, rows: Any, operation: operations.Operation) -> _Body:
+def body_of(decl: DatasetDecl, rows: Any, operation: operations.Operation) -> Body:
+    """Rows as people have them, in the columns of their table; `AppendRefused` for those that do not fit."""
     declared = schema.parse(decl.schema)
     if operations.is_frame(rows):
         return _FrameBody(operations.stored_frame(rows, schema.to_spark(declared), decl.dataset, operation))
@@ -131,7 +138,7 @@ def _body(decl: DatasetDecl, rows: Any, operation: operations.Operation) -> _Bod
         table = pa.table(full, schema=wanted)
     else:
         table = given.to_table(rows, wanted, decl.dataset.name)
-    return _Body(operations.stored_table(table, decl.dataset, operation))
+    return Body(operations.stored_table(table, decl.dataset, operation))
 
 
 def _keys_only(rows: Any, names: list[str]) -> Any:

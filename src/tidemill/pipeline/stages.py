@@ -6,8 +6,8 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from tidemill.arcs import declarations as arc_rows
 from tidemill.arcs import asks
+from tidemill.arcs import declarations as arc_rows
 from tidemill.arcs import lots as arc_lots
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys

@@ -7,7 +7,7 @@ be written as well.
 from typing import TYPE_CHECKING, Any
 
 from tidemill.lots.producers import Receipt
-from tidemill.pipeline import appending
+from tidemill.pipeline import appending, correcting
 from tidemill.pipeline.declarations import DatasetDecl
 from tidemill.spark.operations import Operation
 
@@ -97,6 +97,30 @@ class Dataset(Table):
     def delete(self, rows: Any, *, producer: str | None = None, seq: int | None = None) -> Receipt:
         """Take rows out: by key where there is one, else whole rows, each once."""
         return self._write(rows, Operation.DELETE, producer, seq)
+
+    def replace(self, lot: str, rows: Any) -> Receipt:
+        """Correct a lot that is published: from now on it holds these rows instead.
+
+        It is the lot's next generation: readers have the old rows until it is published, `changes()` gives
+        them back with weight -1, views take them out, and arcs make that lot again, and nothing else. Where
+        rows have a key this is refused: a correction is another `upsert` there.
+
+        Args:
+            lot: its id, see `lots()`.
+            rows: all it is to hold, as for `append`; none for an empty lot.
+        """
+        return correcting.replace(self.pipeline.site, self._decl, lot, rows)
+
+    def remove(self, lot: str, *, why: str = "") -> Receipt:
+        """Take a lot back: its rows go from the table and from all that was made from it.
+
+        The lot stays in the list, as removed, and can be given rows again by `replace`.
+
+        Args:
+            lot: its id, see `lots()`.
+            why: for whoever looks at it later.
+        """
+        return correcting.remove(self.pipeline.site, self._decl, lot, why=why)
 
     def _write(self, rows: Any, operation: Operation, producer: str | None, seq: int | None) -> Receipt:
         return appending.append(

@@ -14,7 +14,7 @@ from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.lots.manifest import InputLot
 from tidemill.lots.producers import Identity, Receipt
-from tidemill.publish import appends, attempts
+from tidemill.publish import appends, attempts, corrections
 from tidemill.publish.attempts import PARTS_PAGE, Abandoned, Draft, Hold, Open, Published
 from tidemill.publish.keys import PublishKeys
 from tidemill.publish.transaction import Ending, Move, publish
@@ -75,6 +75,13 @@ class Door:
     ) -> Published:
         """Make an attempt the lot: the one transaction."""
         return self._step("commit", lambda tx: publish(tx, self._keys, hold, rows, move=move, ending=ending))
+
+    def begin_correction(self, dataset: DatasetId, lot: str, attempt: str, *, remove: bool = False) -> Hold:
+        """Open the attempt at the next generation of a lot."""
+        return self._step(
+            "correct-open",
+            lambda tx: corrections.begin(tx, self._keys, self._node, dataset, lot, attempt, remove=remove),
+        )
 
     def begin_append(self, dataset: DatasetId, attempt: str, append: Identity | None) -> Hold | Receipt:
         """Open an append, or find its receipt."""

@@ -182,6 +182,21 @@ class Manifests:
             size=size,
         )
 
+    def taken_back(self, hold: Hold, comment: str) -> LotRow:
+        """Write that the lot is taken back: it lists nothing; the row to publish (LOT-15)."""
+        (target,) = hold.draft.targets
+        body = self._manifest(hold, target, ManifestState.REMOVED, comment=comment[:WORDS])
+        key = _key(hold, target, body)
+        self._put("manifest", key, body)
+        return LotRow(
+            dataset=target.dataset,
+            lot=target.lot,
+            generation=target.generation,
+            state=LotState.REMOVED,
+            manifest=key,
+            attempt=hold.draft.id,
+        )
+
     def removed(self, draft: Draft, target: Target, why: str) -> None:
         """Say that what an attempt wrote is deleted: takes the place of its other manifests (LOT-15)."""
         prefix = StoredObject(uri=data_start(target, draft.id), type=UriType.PREFIX)

@@ -39,7 +39,7 @@ class Exchange(msgspec.Struct, frozen=True):
     """What a range of positions brings and takes back (DBSP-8).
 
     Of each lot with an event in the range: `plus` is its newest generation at the end of it, `minus` the one
-    that was current at its beginning.
+    that was current at its beginning, at the position of the event that took its place.
     """
 
     plus: tuple[Slice, ...]
@@ -107,7 +107,7 @@ class Inputs:
             for new, old in self._ends(dataset, names, after, to):
                 if new is not None and new.position in here:  # else a later page has it
                     plus.append(new)
-                    minus += [old] if old is not None else []
+                    minus += [] if old is None else [msgspec.structs.replace(old, position=new.position)]
         return Exchange(tuple(self._slices(plus)), tuple(self._slices(minus)))
 
     def _ends(
