@@ -41,6 +41,7 @@ crash: servers  ## the long runs: real processes, killed again and again
 bench: $(VENV)/.postgres  ## the measurements behind the claims, one JSON object each
 	@$(BIN)/python -m bench.store --json $(ARGS)
 	@$(BIN)/python -m bench.futures --json $(ARGS)
+	@$(BIN)/python -m bench.lots --json $(ARGS)
 	@$(BIN)/python -m bench.heap --json $(ARGS)
 
 docs: $(VENV)/.installed  ## the generated pages: errors, states, rules and their tests

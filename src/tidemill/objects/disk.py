@@ -1,7 +1,9 @@
 """Durable steps on a file system: a new file nobody sees, folders that survive, a lock per key.
 
 A write is durable only when the file's data, the entry in its folder and the entries of all folders above
-are on the disk: three different fsyncs. Everything here raises `OSError`; `local` says what it means.
+are on the disk: three different fsyncs. Where the file system has one journal, in which everything that was
+done before is on the disk with what was done last (`ONE_JOURNAL`), the last of them brings all folders along.
+Everything here raises `OSError`; `local` says what it means.
 """
 
 import contextlib
@@ -16,6 +18,10 @@ from tidemill.clock import Clock, backoff
 from tidemill.errors import ObjectUnavailable
 
 STRIPES = 64
+ONE_JOURNAL = frozenset({"ext3", "ext4", "xfs"})
+"""File systems that force their journal up to a change in the order of all changes: an fsync of a folder
+brings the folders above it along, whoever made them."""
+
 _REMEMBERED = 10_000
 
 
@@ -97,10 +103,15 @@ class Folders:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._durable: dict[Path, tuple[int, int]] = {}
+        self._file_system = ""
 
     def sync(self, folder: Path) -> None:
         """Return when the entries of this folder, and every folder above it, are on the disk."""
         sync_folder(folder)
+        if not self._file_system:
+            self._file_system = file_system(self._root)
+        if self._file_system in ONE_JOURNAL and folder != self._root:
+            return
         for below in (folder, *folder.parents):
             found = below.stat()
             if self._durable.get(below) == (found.st_dev, found.st_ino):
@@ -127,6 +138,20 @@ class Folders:
                 break  # not empty
             folder = folder.parent
         return folder
+
+
+def file_system(folder: Path) -> str:
+    """The kind of file system a folder is on; `unknown` where that cannot be told."""
+    try:
+        device = folder.stat().st_dev
+        wanted = f"{os.major(device)}:{os.minor(device)}"
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            before, _, after = line.partition(" - ")
+            if before.split()[2] == wanted:
+                return after.split()[0]
+    except (OSError, IndexError):
+        return "unknown"
+    return "unknown"
 
 
 def sync_file(path: Path) -> None:

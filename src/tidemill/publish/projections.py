@@ -10,7 +10,7 @@ again afterwards, so that of two writers the later state stays.
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from tidemill import crash
 from tidemill.errors import ObjectMissing
@@ -26,6 +26,14 @@ ROUNDS = 5
 PAGE = 500
 
 ReadState: TypeAlias = Callable[[Tx], str | None]
+
+
+class Showing(Protocol):
+    """Shows how things stand, now or a little later."""
+
+    def lot(self, dataset: DatasetId, lot: str) -> None: ...
+
+    def arc(self, project: str, version: str, arc: str, lot: str, read: ReadState) -> None: ...
 
 
 class Projections:

@@ -1,0 +1,176 @@
+"""What a lot costs beside its job: a runner works through 200 lots of an arc whose parts take no time.
+
+Everything is as in a real run (subscription, attempt, intent, future, claim, manifests, the one transaction,
+projections, clean-up), but the part writes one small object instead of running Spark, and the time that takes
+is taken off.
+"""
+
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.lots.prefill import BODY, attempt_id, fill, manifest_key
+from bench.report import Report, at_most
+from tidemill.arcs import declarations
+from tidemill.arcs.declarations import ArcSpec
+from tidemill.arcs.keys import ArcKeys
+from tidemill.clock import SYSTEM
+from tidemill.cluster import nodes
+from tidemill.cluster.nodes import Node
+from tidemill.futures.signing import ClusterKey
+from tidemill.lots import datasets
+from tidemill.lots.datasets import Dataset
+from tidemill.lots.keys import DatasetId
+from tidemill.lots.lots import LotRow
+from tidemill.lots.manifest import StoredObject
+from tidemill.lots.states import LotState
+from tidemill.objects.local import LocalObjects
+from tidemill.publish.attempts import Hold
+from tidemill.publish.door import Door
+from tidemill.publish.parts import PartSink, PartTask, SinkWritten
+from tidemill.runner import turns
+from tidemill.runner.hands import Hands
+from tidemill.runner.loop import Loop
+from tidemill.runner.part_futures import PartFutures, resource_of
+from tidemill.runner.presence import OwnPresence
+from tidemill.runner.program import ArcProgram, Program
+from tidemill.store import Store, Tx, open_store
+from tidemill.triggers import subscriptions
+from tidemill.triggers.subscriptions import Terms
+from tidemill.views.steps.commits import Batch, Output
+from tidemill.views.steps.keys import StepKeys
+
+SIZES = (100, 10_000, 100_000)
+LOTS = 200
+SOURCE, SINK = DatasetId("orders"), DatasetId("clean")
+
+
+class Tools:
+    """Where the parts write, and how long that took."""
+
+    def __init__(self, objects: LocalObjects) -> None:
+        self.objects = objects
+        self.took_s = 0.0
+
+
+def make(task: PartTask) -> Sequence[SinkWritten]:
+    """One object, as a job would leave it."""
+    tools: Tools = turns.tools()
+    began = time.perf_counter()
+    (sink,) = task.sinks
+    key = turns.current().data_prefix(task, sink) + "part-00000.parquet"
+    info = tools.objects.put(key, BODY)
+    item = StoredObject(uri=key, size=info.size, rows=10, etag=info.etag)
+    tools.took_s += time.perf_counter() - began
+    return (SinkWritten(dataset=sink.dataset, objects=(item,), rows=10),)
+
+
+def measure(report: Report, folder: Path) -> None:
+    """`bookkeeping_ms_100k` and how it grows."""
+    sizes = (20, 100) if report.quick else SIZES
+    took = {
+        size: per_lot_ms(report, folder / str(size), size, 10 if report.quick else LOTS) for size in sizes
+    }
+    raw = {"lots_before": list(took), "ms_per_lot": [round(value, 2) for value in took.values()]}
+    report.figure("bookkeeping_ms_100k", took[sizes[-1]], raw, target=at_most(15))
+    report.figure("bookkeeping_growth", took[sizes[-1]] / took[sizes[0]], target=at_most(1.5))
+
+
+def per_lot_ms(report: Report, folder: Path, before: int, lots: int) -> float:
+    """Milliseconds for each of `lots` lots, in a home that has `before`."""
+    folder.mkdir(parents=True)
+    chance = random.Random(3)
+    objects = LocalObjects(folder / "objects", SYSTEM, chance)
+    keys = StepKeys("bench")
+    spec = ArcSpec(pipeline="bench", name="clean", reads=(SOURCE,), sinks=(PartSink(dataset=SINK),))
+    with open_store(f"sqlite://{folder}/store.db") as store:
+        arc_keys = ArcKeys("bench")
+
+        def declare(tx: Tx) -> None:
+            for dataset in (SOURCE, SINK):
+                datasets.declare(tx, keys.lots, Dataset(name=dataset.name, schema="id bigint"))
+            declarations.declare(tx, arc_keys, spec)
+
+        store.run(declare)
+        report.say(f"filling a home with {before:,} lots")
+        fill(store, arc_keys, objects, SOURCE, SINK, spec.id, before)
+        store.run(
+            lambda tx: subscriptions.subscribe(
+                tx, keys.triggers, keys.lots, spec.id, Terms(sources=(SOURCE,)), {SOURCE: before}
+            )
+        )
+        program = Program(
+            pipeline="bench",
+            datasets={},
+            arcs={spec.id: ArcProgram(spec=spec, function=_nothing, where="")},
+            sources={},
+            groups={},
+        )
+        secret = ClusterKey(bytes(32))
+        presence = OwnPresence(
+            store, "bench", "runner-0", names=frozenset({resource_of("bench")}), clock=SYSTEM, chance=chance
+        )
+        presence.start()
+        tools = Tools(objects)
+        hands = Hands(
+            store,
+            "bench",
+            secret,
+            presence,
+            names={resource_of("bench")},
+            threads=1,
+            objects=objects,
+            tools=tools,
+            chance=chance,
+        )
+        hands.start()
+        parts = PartFutures(store, "bench", secret, make, objects=objects, check=hands.check, chance=chance)
+        loop = Loop(
+            store,
+            keys,
+            objects,
+            presence,
+            program,
+            parts,
+            _no_views,
+            clock=SYSTEM,
+            chance=chance,
+        )
+        _arrive(store, keys, before, lots)
+        began = time.perf_counter()
+        tally = loop.catch_up()
+        took = time.perf_counter() - began
+        assert len(tally.outcomes) == lots, tally
+        loop.end()
+        hands.drain()
+        presence.close()
+    return (took - tools.took_s) / lots * 1000
+
+
+def _arrive(store: Store, keys: StepKeys, before: int, lots: int) -> None:
+    """The lots to work on, published as an append publishes them; their time is not counted."""
+    node = store.run(lambda tx: nodes.join(tx, keys.cluster, Node(id="till", epoch=0), 10**12))
+    door = Door(store, keys, node)
+    for number in range(before + 1, before + lots + 1):
+        attempt = attempt_id("till", number)
+        hold = door.begin_append(SOURCE, attempt, None)
+        assert isinstance(hold, Hold)
+        row = LotRow(
+            dataset=SOURCE,
+            lot=hold.draft.lot,
+            state=LotState.COMPLETE,
+            manifest=manifest_key(SOURCE, 1),  # any: it is read, and lists one object
+            attempt=attempt,
+            rows=10,
+            size=len(BODY),
+        )
+        door.commit_append(hold, row, None)
+
+
+def _nothing() -> None:
+    """No part calls it."""
+
+
+def _no_views(batch: Batch, attempt: str) -> tuple[Output, ...]:
+    raise AssertionError(f"there are no views to step: {batch} {attempt}")

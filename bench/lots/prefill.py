@@ -1,0 +1,115 @@
+"""A home as it is after so many lots, made in bulk: the rows and files that real lots leave.
+
+Each lot has its row, its event, the arc's state, its attempt, a manifest and one object.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from tidemill.arcs.keys import ArcKeys
+from tidemill.arcs.lots import Complete
+from tidemill.lots import layout, manifest
+from tidemill.lots.events import LotEvent
+from tidemill.lots.ids import AppendId
+from tidemill.lots.keys import DatasetId
+from tidemill.lots.lots import LotRow
+from tidemill.lots.manifest import InputLot, Manifest, ManifestState, StoredObject
+from tidemill.lots.states import LotState
+from tidemill.objects.local import LocalObjects
+from tidemill.publish.attempts import Draft, Published, Target
+from tidemill.store import Store, Tx
+
+PAGE = 100
+BODY = b"PAR1" + bytes(1016) + b"PAR1"
+
+
+def attempt_id(author: str, number: int) -> str:
+    """26 characters, as real ones have."""
+    return f"{author[:2]}{number:024}"
+
+
+def fill(
+    store: Store,
+    keys: ArcKeys,
+    objects: LocalObjects,
+    source: DatasetId,
+    sink: DatasetId,
+    arc: str,
+    lots: int,
+) -> None:
+    """Lots 1 to `lots` of the source, and of the sink, made from them by the arc; all of them complete."""
+    for first in range(1, lots + 1, PAGE):
+        numbers = range(first, min(first + PAGE, lots + 1))
+        store.run(lambda tx, numbers=numbers: _rows(tx, keys, source, sink, arc, numbers))
+    for number in range(1, lots + 1):
+        for dataset in (source, sink):
+            _files(objects, dataset, number)
+
+
+def _rows(tx: Tx, keys: ArcKeys, source: DatasetId, sink: DatasetId, arc: str, numbers: range) -> None:
+    lots, publish = keys.publish.lots, keys.publish
+    for number in numbers:
+        lot = str(AppendId(number))
+        inputs = (InputLot(dataset=source.name, version=source.version, lot=lot, generation=0),)
+        for dataset in (source, sink):
+            attempt = attempt_id(dataset.name, number)
+            row = LotRow(
+                dataset=dataset,
+                lot=lot,
+                state=LotState.COMPLETE,
+                manifest=manifest_key(dataset, number),
+                attempt=attempt,
+                rows=10,
+                size=len(BODY),
+                position=number,
+            )
+            event = LotEvent(number, lot, 0, LotState.COMPLETE, attempt, 0, 0)
+            tx.set(lots.lot[(*dataset.parts, lot)], msgspec.msgpack.encode(row), quiet=True)
+            tx.set(lots.event[(*dataset.parts, number)], msgspec.msgpack.encode(event), quiet=True)
+        attempt = attempt_id(sink.name, number)
+        done = Complete(attempt=attempt, inputs=inputs, at=0, tries=1)
+        tx.set(keys.lot[arc, lot, 0], msgspec.msgpack.encode(done), quiet=True)
+        draft = Draft(id=attempt, author=arc, lot=lot, targets=(Target(sink, lot),), inputs=inputs)
+        published = Published(draft=draft, positions=(number,), at=0)
+        tx.set(publish.attempt[attempt], msgspec.msgpack.encode(published), quiet=True)
+        tx.set(publish.of[arc, lot, 0, attempt], b"", quiet=True)
+    for dataset in (source, sink):
+        tx.set(lots.head[dataset.parts], msgspec.msgpack.encode(numbers[-1]))
+        tx.set(lots.append_number[dataset.parts], msgspec.msgpack.encode(numbers[-1]), quiet=True)
+
+
+def manifest_key(dataset: DatasetId, number: int) -> str:
+    """The name of a lot's manifest."""
+    return layout.manifest_key(
+        dataset.name,
+        dataset.version,
+        str(AppendId(number)),
+        ManifestState.COMPLETE,
+        0,
+        f"{attempt_id(dataset.name, number)}.1",
+    )
+
+
+def _files(objects: LocalObjects, dataset: DatasetId, number: int) -> None:
+    """Not forced to the disk: nobody relies on them."""
+    for key, body in _objects_of(dataset, number):
+        path: Path = objects.path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+
+
+def _objects_of(dataset: DatasetId, number: int) -> Iterator[tuple[str, bytes]]:
+    lot, attempt = str(AppendId(number)), attempt_id(dataset.name, number)
+    data = layout.data_prefix(dataset.name, dataset.version, lot, attempt) + "part-00000.parquet"
+    yield data, BODY
+    body = Manifest(
+        state=ManifestState.COMPLETE,
+        dataset=dataset.name,
+        version=dataset.version,
+        lot=lot,
+        attempt=attempt,
+        objects=[StoredObject(uri=data, size=len(BODY), rows=10)],
+    )
+    yield manifest_key(dataset, number), manifest.encode(body)
