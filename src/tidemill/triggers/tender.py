@@ -3,7 +3,7 @@
 In each round it fires schedules, goes through wake rows and new templates in pages, pushes what is owed, and
 looks after runs whose node may be gone. Now and then it also pushes again what is overdue (the heap may have
 been lost), prunes, and collects what never became ready. Each step is one transaction or one operation on the
-heap, with a crash point on either side; any number of tenders may do the same at the same time.
+heap, with crash points between them; any number of tenders may do the same at the same time.
 """
 
 from collections.abc import Callable, Sequence
@@ -87,8 +87,8 @@ class Tender:
         more = self.wake()
         more |= self.instantiate()
         more |= self.rebuild()
-        more |= self.push()
         more |= self.look()
+        more |= self.push()
         now = self._clock.monotonic()
         if now >= self._sweep_at:
             self._sweep_at = now + self._sweep_every_s
@@ -145,7 +145,7 @@ class Tender:
     def push(self) -> bool:
         """Push what is owed."""
         for _ in range(PAGES):
-            items = self._step("owed", lambda tx: sweep.owed(tx, self.keys))
+            items = self.store.run(lambda tx: sweep.owed(tx, self.keys))
             if not items:
                 return False
             self._push(items)
@@ -154,8 +154,8 @@ class Tender:
 
     def push_overdue(self) -> bool:
         """Push a page of what is overdue again: the next call goes on behind it."""
-        items, self._overdue_after = self._step(
-            "overdue", lambda tx: sweep.overdue(tx, self.keys, self._late_us, self._overdue_after)
+        items, self._overdue_after = self.store.run(
+            lambda tx: sweep.overdue(tx, self.keys, self._late_us, self._overdue_after)
         )
         missing = [item for item in items if not self.heap.has(item)]
         if missing:
@@ -167,7 +167,7 @@ class Tender:
         crash.point("tender.push.before")
         self.heap.push(items)
         crash.point("tender.push.after")
-        self._step("pushed", lambda tx: sweep.pushed(tx, self.keys, items))
+        self.store.run(lambda tx: sweep.pushed(tx, self.keys, items))
 
     def look(self) -> bool:
         """See after a page of runs whose node may be gone: the next call goes on behind it."""
@@ -222,7 +222,8 @@ class Tender:
         return PAGES
 
     def _step(self, name: str, fn: Callable[[Tx], T]) -> T:
-        crash.point(f"tender.{name}.before")
+        """A transaction, and a crash point behind it if there was something to do: most have nothing."""
         answer = self.store.run(fn)
-        crash.point(f"tender.{name}.after")
+        if answer:
+            crash.point(f"tender.{name}.after")
         return answer
