@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SEED = 20
-LOW = ("store.", "objects.", "runner.round.")
+LOW = ("store.", "objects.", "runner.round.", "tender.")
 """What is passed dozens of times in a life, most of them between points of what is going on: of these the
 first, the last, and one by chance."""
 

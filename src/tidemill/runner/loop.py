@@ -38,10 +38,14 @@ from tidemill.sources.keys import SourceKeys
 from tidemill.sources.windows import Failed
 from tidemill.sources.work import SourceWork
 from tidemill.store import Store, Tx
-from tidemill.triggers import runs, subscriptions, wakes
+from tidemill.triggers import runs, subscriptions
 from tidemill.triggers.events import RunFailed, RunLapsed, RunStarted
+from tidemill.triggers.heap import Heap
+from tidemill.triggers.pull import Pull
 from tidemill.triggers.runs import Due, Ticket
+from tidemill.triggers.store_heap import StoreHeap
 from tidemill.triggers.subscriptions import Scheduled
+from tidemill.triggers.tender import Tender
 from tidemill.views.steps.keys import StepKeys
 from tidemill.views.steps.stepper import Compute, GroupStep
 
@@ -90,6 +94,7 @@ class Loop:
         compute: computes the steps of views.
         check: raises when what we work with, our hands or our entry in the node list, has ended for good.
         lines: how many runs at once.
+        heap: the cluster's; the one in its store if left out.
     """
 
     def __init__(
@@ -109,6 +114,7 @@ class Loop:
         lines: int = 8,
         grace_s: float = 600.0,
         projections: bool = True,
+        heap: Heap | None = None,
     ) -> None:
         self.store = store
         self.keys = keys
@@ -130,6 +136,9 @@ class Loop:
         self._closer = Closer(
             store, keys, Manifests(objects, clock), lambda: ids.new_attempt(clock, chance), emit=emit
         )
+        heap = heap if heap is not None else StoreHeap(store, keys.triggers)
+        self._tender = Tender(store, keys.lots.cluster, heap, clock=clock, emit=emit)
+        self._pull = Pull(store, keys.triggers, heap)
         self._life: _Life | None = None
         self._clean_at = self._left_at = 0.0
         self._poll_at: dict[str, float] = {}
@@ -184,7 +193,7 @@ class Loop:
             return False
         life = self._now()
         try:
-            did = self._wake()
+            did = self._tend()
             did |= self._close(life)
             did |= self._poll(life)
             did |= self._start(life)
@@ -214,11 +223,9 @@ class Loop:
             if not after:
                 return
 
-    def _wake(self) -> bool:
-        woke = False
-        while self.store.run(lambda tx: wakes.page_wakes(tx, self.keys.triggers, self.keys.lots)):
-            woke = True
-        return woke
+    def _tend(self) -> bool:
+        """Wake subscribers, see after runs whose node is gone, and push what is due; every runner does."""
+        return self._tender.tick() == 0.0
 
     def _close(self, life: "_Life") -> bool:
         closed = self._closer.close_due(life.door)
@@ -227,10 +234,8 @@ class Loop:
 
     def _start(self, life: "_Life") -> bool:
         did = False
-        for one in self.store.run(lambda tx: runs.due(tx, self.keys.triggers)):
-            if one.running:
-                did |= self._look(one)
-            elif self._known(one.name) and self._patient(one.name):
+        for one in self._pull.due().due:
+            if self._known(one.name) and self._patient(one.name):
                 did |= self.lines.begin(one.name, partial(self._run_one, life, one))
         return did
 
@@ -239,15 +244,6 @@ class Loop:
 
     def _patient(self, name: str) -> bool:
         return len(self.tally.failures.get(name, ())) < PATIENCE
-
-    def _look(self, one: Due) -> bool:
-        """A run that should have ended: is its node still there?"""
-        lapsed = self.store.run(
-            lambda tx: runs.look(tx, self.keys.triggers, self.keys.cluster, one.name, one.epoch)
-        )
-        if lapsed:
-            self.emit(RunLapsed(name=one.name, epoch=one.epoch))
-        return lapsed
 
     def _poll(self, life: "_Life") -> bool:
         now, did = self.clock.monotonic(), False
