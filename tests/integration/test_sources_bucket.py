@@ -73,11 +73,11 @@ def test_objects_of_a_bucket_become_lots_each_once(landing: tuple[str, Objects],
     assert [event.path for event in stage.heard(FileChanged)] == ["day=0/a b'0.json"]
 
 
-def test_a_range_of_a_bucket_is_listed_by_itself(landing: tuple[str, Objects]) -> None:
+def test_a_stretch_of_a_bucket_is_listed_by_itself(landing: tuple[str, Objects]) -> None:
     url, objects = landing
     for path in ("a.json", "b/c.json", "b/d.json", "e.json"):
-        objects.put(f"ranges/{path}", b"{}")
-    listing = bucket(url.replace("/landing/", "/ranges/")).listing()
+        objects.put(f"stretches/{path}", b"{}")
+    listing = bucket(url.replace("/landing/", "/stretches/")).listing()
     everything = [file.path for file in listing.files(lambda *_: None)]
     assert everything == ["a.json", "b/c.json", "b/d.json", "e.json"]
     middle = listing.files(lambda *_: None, after="a.json", until="b/d.json")

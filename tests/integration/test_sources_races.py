@@ -115,7 +115,10 @@ def test_a_look_at_many_old_files_reads_in_pages_and_writes_nothing(tmp_path: Pa
         looked = work.look()
         assert looked is not None
         assert (looked.listed, looked.taken) == (10_001, 1)
-        assert len(transactions) == 12  # eleven pages of rows, one window
+        assert len(transactions) < 40  # a read for each thousand or so, and one window
         assert sum(1 for writes in transactions if writes) == 1
+        transactions.clear()
+        work.look()
+        assert len(transactions) == 1  # of the page that had the new file; the others are as they were
         first = store.run(lambda tx: files.listed(tx, stage.keys, SOURCE, limit=1))
         assert first[0][0] == "00000.json"

@@ -14,7 +14,7 @@ from tidemill.crash import Crashed
 from tidemill.errors import LeaseLost
 from tidemill.lots.datasets import Kind
 from tidemill.publish.parts import PartTask
-from tidemill.sources import windows
+from tidemill.sources import files, windows
 from tidemill.sources.events import (
     FileChanged,
     FilesFound,
@@ -178,6 +178,17 @@ def test_a_file_that_may_not_be_read_waits_and_is_told_of_once(
     work.look()
     work.work()
     assert ids(stage.published()) == [1, 2]
+
+
+def test_what_is_remembered_of_a_listing_is_looked_up_again_after_a_while(stage: SourceStage) -> None:
+    """A row that went away behind our back: nothing but time can tell."""
+    stage.put("a.json", 1)
+    work = stage.run()
+    work.look()  # nothing was new
+    stage.store.run(lambda tx: files.release(tx, stage.keys, SOURCE, ["a.json"], 1))
+    assert work.look().taken == 0  # type: ignore[union-attr]
+    stage.clock.advance(301)
+    assert work.look().taken == 1  # type: ignore[union-attr]
 
 
 def test_windows_are_bounded_by_files_bytes_and_rows(tmp_path: Path) -> None:

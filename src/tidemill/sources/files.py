@@ -28,7 +28,8 @@ _decoder = msgspec.msgpack.Decoder(TakenFile)
 
 def known(tx: Tx, keys: SourceKeys, source: str, paths: Sequence[str]) -> list[TakenFile | None]:
     """What was taken of these paths, in their order."""
-    found = tx.get_many([keys.file[source, path] for path in paths])
+    mine = keys.file.space(source)
+    found = tx.get_many([mine[path] for path in paths])
     return [None if raw is None else _decoder.decode(raw) for raw in found]
 
 

@@ -10,6 +10,7 @@ wall clock of this machine that would fail where clocks differ, so a file also c
 been seen unchanged for that long by our own monotonic clock.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, NamedTuple, Protocol
 
@@ -27,6 +28,9 @@ UNFINISHED = (
     "~",
     "._COPYING_",
 )
+_UNFINISHED = tuple(ending.lower() for ending in UNFINISHED)
+_HIDDEN = re.compile(r"(?:^|/)[._]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 MOST_PATH_BYTES = 900
 """Of a path below its folder: two of them and the rest of a row fit the store's limits many times over."""
 
@@ -78,21 +82,18 @@ class Listing(Protocol):
 
 def is_left_alone(path: str) -> bool:
     """Hidden, or named as an unfinished file."""
-    names = path.split("/")
-    return any(name.startswith((".", "_")) for name in names) or names[-1].lower().endswith(
-        tuple(ending.lower() for ending in UNFINISHED)
-    )
+    return _HIDDEN.search(path) is not None or path.lower().endswith(_UNFINISHED)
 
 
 def fault(path: str) -> str:
     """Why a path cannot be kept track of; empty when it can."""
     try:
-        size = len(path.encode())
+        size = len(path) if path.isascii() else len(path.encode())
     except UnicodeEncodeError:
         return "its name is not UTF-8"
     if size > MOST_PATH_BYTES:
         return f"its path has {size} bytes, {MOST_PATH_BYTES} at most"
-    if any(ord(char) < 32 or char == "\x7f" for char in path):
+    if _CONTROL.search(path):
         return "a control character in its name"
     return ""
 

@@ -1,13 +1,17 @@
 """Looking: what is listed is compared with what was taken, and new files become windows.
 
 A page of the listing is compared with the rows of its own paths, so a look costs one read of the store per
-thousand files, whatever was taken before and is gone by now; files that were taken cost nothing else. The
+thousand files, whatever was taken before and is gone by now; files that were taken cost nothing else. A page
+in which nothing was new is remembered by its digest for some minutes, and not looked up again as long as it
+is the same; pages end at paths that are chosen by their hash, so a new file changes the page it is on and no
+other. So a look at many known files costs hardly more than listing them. The
 look of one node needs no other: two that look at once find the same files, and each is taken by one of them
 (`windows.add`). A stretch of paths can be looked at by itself, so that nodes share a listing.
 """
 
+import hashlib
+import zlib
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 
 import msgspec
 
@@ -23,6 +27,11 @@ from tidemill.sources.windows import Listed
 from tidemill.store import Store, Tx
 
 PAGE = 1000
+"""Files of a page, on average; twice as many at most."""
+
+TRUST_S = 300.0
+"""For how long a page is remembered in which nothing was new."""
+
 WINDOW_ROW_BYTES = 700_000
 """Of the rows of one window, twice their paths: well below what a transaction takes."""
 
@@ -78,6 +87,8 @@ class Looker:
         self._emit = emit
         self._settling = Settling(clock, policy.settle_s)
         self._told: set[tuple[str, str]] = set()
+        self._clock = clock
+        self._trusted: dict[bytes, float] = {}  # digest of a page -> until when (monotonic)
 
     def look(
         self,
@@ -97,6 +108,8 @@ class Looker:
         waiting: set[str] = set()
         found = self._listing.files(self._skip, after=after, until=until)
         filling = _Filling(self._policy)
+        now = self._clock.monotonic()
+        self._trusted = {digest: until for digest, until in self._trusted.items() if until > now}
         for page in _pages(found):
             each_page()
             looked.listed += len(page)
@@ -122,14 +135,19 @@ class Looker:
 
     def _new(self, page: Sequence[Found], waiting: set[str]) -> Iterator[Found]:
         """The files of a page that may be taken now."""
+        digest = _digest(page)
+        if digest in self._trusted:
+            return
         again = self._policy.on_change == "take"
         known = self._store.run(
             lambda tx: files.known(tx, self._keys, self._source, [file.path for file in page])
         )
         changed = []
+        nothing_new = True
         for file, row in zip(page, known, strict=True):
             if row is not None and row.version == file.version:
                 continue
+            nothing_new = False
             if not windows.may_take(file, row, again=again):
                 if row is not None and row.ignored != file.version:
                     changed.append(file)
@@ -145,6 +163,8 @@ class Looker:
                 yield file
         if changed:
             self._warn(changed)
+        if nothing_new:
+            self._trusted[digest] = self._clock.monotonic() + TRUST_S
 
     def _warn(self, changed: Sequence[Found]) -> None:
         for first in range(0, len(changed), 500):
@@ -224,5 +244,16 @@ def _row_bytes(file: Found) -> int:
 
 
 def _pages(found: Iterator[Found]) -> Iterator[list[Found]]:
-    while page := list(islice(found, PAGE)):
+    page: list[Found] = []
+    for file in found:
+        page.append(file)
+        if len(page) >= 2 * PAGE or zlib.crc32(file.path.encode()) % PAGE == 0:
+            yield page
+            page = []
+    if page:
         yield page
+
+
+def _digest(page: Sequence[Found]) -> bytes:
+    said = "\0".join([f"{file.path}\0{file.version}" for file in page])
+    return hashlib.blake2b(said.encode(), digest_size=16).digest()
