@@ -37,6 +37,7 @@ from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.consolidate import consolidate
 from tidemill.views.trace.layout import Layout
+from tidemill.views.trace.order import ascending, lexical
 from tidemill.views.trace.run import BATCH_ROWS
 from tidemill.views.trace.slices import ALL, GRAINS, Range, grain_of, hash_bounds, ranges, slice_of, split
 from tidemill.views.trace.spine import Spine
@@ -146,6 +147,20 @@ def test_an_exchange_sends_each_row_to_its_range() -> None:
         assert sum(part.num_rows for part in parts) == 500
         for part, within in zip(parts, ranges(count), strict=True):
             assert all(within.first <= number <= within.last for number in slice_of(part["_h"].to_numpy()))
+
+
+# --- sorting
+
+
+@pytest.mark.parametrize("span", [3, 2**16 + 1, 2**40, 2**63 - 1])
+@pytest.mark.parametrize("count", [0, 1, 100, 5_000])
+def test_orders_are_those_of_numpy(span: int, count: int) -> None:
+    chance = np.random.default_rng(span + count)
+    minor, major = (chance.integers(-span - 1, span, count, endpoint=True) for _ in range(2))
+    pieces = np.concatenate([np.sort(minor[: count // 2]), np.sort(minor[count // 2 :])])
+    assert lexical(minor, major // 7).tolist() == np.lexsort((minor, major // 7)).tolist()
+    for values in (minor, pieces, minor.view(np.uint64), np.sort(minor)):
+        assert ascending(values).tolist() == np.argsort(values, kind="stable").tolist()
 
 
 # --- adding up

@@ -34,8 +34,9 @@ from tidemill.views.kernels.extremes import BEST, VALUE, Extreme, Mask, Rows
 from tidemill.views.kernels.limbs import decimals, limb_count, limbs_of
 from tidemill.views.trace.consolidate import carry, chunk, column, consolidate
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
+from tidemill.views.trace.order import I64
 from tidemill.views.trace.spine import Spine
-from tidemill.views.trace.words import I64, same
+from tidemill.views.trace.words import same
 
 Kind = Literal["count_rows", "count", "sum", "avg", "min", "max"]
 

@@ -8,8 +8,9 @@ import pyarrow as pa
 
 from tidemill.views.trace.consolidate import chunk, column
 from tidemill.views.trace.layout import HASH
+from tidemill.views.trace.order import I64, ascending
 from tidemill.views.trace.spine import expand
-from tidemill.views.trace.words import I64, Zeros, code_rows, grouped, same
+from tidemill.views.trace.words import Zeros, code_rows, grouped, same
 
 _PAIRS = 262_144  # pairs that are compared and gathered at once
 
@@ -72,7 +73,7 @@ def pairs(
     if left.num_rows == 0 or right.num_rows == 0:
         return
     right_hashes = column(right, HASH)
-    order = np.argsort(right_hashes, kind="stable")
+    order = ascending(right_hashes)
     ordered = right_hashes[order]
     hashes = column(left, HASH)
     begin, end = np.searchsorted(ordered, hashes), np.searchsorted(ordered, hashes, "right")

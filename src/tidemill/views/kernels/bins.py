@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidemill.errors import WeightOverflow
-from tidemill.views.trace.words import I64
+from tidemill.views.trace.order import I64
 
 Doubles = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -19,7 +19,8 @@ import pyarrow.types as pat
 
 from tidemill.errors import TypeRefused, WeightNegative
 from tidemill.views.trace.layout import WEIGHT, Layout
-from tidemill.views.trace.words import I64, fixed
+from tidemill.views.trace.order import I64, lexical
+from tidemill.views.trace.words import fixed
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -228,9 +229,7 @@ class _Every(NamedTuple):
         """The values of the groups that are wanted, weights of equal ones added up."""
         rows = np.flatnonzero(wanted[self.group])
         group, order = self.group[rows], self.order[rows]
-        rank = np.empty(len(rows), np.int64)
-        rank[np.argsort(order)] = np.arange(len(rows))
-        sequence = np.argsort((group << 32) | rank)  # one sort of one number is much faster than two
+        sequence = lexical(order, group)
         group, order, rows = group[sequence], order[sequence], rows[sequence]
         fresh = np.ones(len(rows), bool)
         fresh[1:] = (group[1:] != group[:-1]) | (order[1:] != order[:-1])

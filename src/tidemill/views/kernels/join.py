@@ -17,8 +17,8 @@ from tidemill.errors import UsageError, WeightOverflow
 from tidemill.views.kernels.align import pairs
 from tidemill.views.trace.consolidate import chunk, column, consolidate
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
+from tidemill.views.trace.order import I64
 from tidemill.views.trace.spine import Spine
-from tidemill.views.trace.words import I64
 
 
 class Joined(NamedTuple):

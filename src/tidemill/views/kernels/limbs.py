@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from tidemill.errors import TypeRefused, WeightOverflow
-from tidemill.views.trace.words import I64
+from tidemill.views.trace.order import I64
 
 DIGITS = 38  # of Spark's widest decimal
 _MASK = np.uint64(2**32 - 1)

@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from tidemill.errors import WeightOverflow
 from tidemill.views.trace.layout import HASH, Layout
-from tidemill.views.trace.words import I64, Zeros, code_rows, grouped
+from tidemill.views.trace.order import I64, ascending
+from tidemill.views.trace.words import Zeros, code_rows, grouped
 
 _LIMB = np.int64(2**32 - 1)
 _MOST = 2**63
@@ -44,7 +45,7 @@ def consolidate(table: pa.Table, layout: Layout, zeros: Zeros = "differ") -> pa.
 def _grouped_rows(table: pa.Table, layout: Layout, zeros: Zeros) -> tuple[I64, I64]:
     """Equal rows together, by hash; rows are only compared with those that share their hash."""
     hashes = column(table, HASH)
-    order = np.argsort(hashes, kind="stable")  # runs that are put together are sorted pieces: fast
+    order = ascending(hashes)
     ordered = hashes[order]
     fresh = np.ones(len(order), bool)
     fresh[1:] = ordered[1:] != ordered[:-1]

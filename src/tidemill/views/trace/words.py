@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from tidemill.errors import TypeRefused
+from tidemill.views.trace.order import I64, ascending
 
 U64 = np.ndarray[Any, np.dtype[np.uint64]]
-I64 = np.ndarray[Any, np.dtype[np.int64]]
 Zeros = Literal["equal", "differ"]
 
 _K1 = np.uint64(0x9E3779B97F4A7C15)
@@ -113,19 +113,19 @@ def _packed(coded: Coded, first: I64 | None) -> tuple[I64, Any]:
     """By one number: which `first`, then the upper half of the mix."""
     if first is None:
         return _by_mix(coded, first)
-    order = np.argsort(first, kind="stable")  # runs that are put together are sorted pieces: fast
+    order = ascending(first)
     change = _changes([first], order)
     if change.all():
         return order, change
     group = np.zeros(len(order), np.uint64)
     np.cumsum(change, out=group[1:])
     packed = (group << np.uint64(32)) | (coded.mix[order] >> np.uint64(32))
-    within = np.argsort(packed, kind="stable")
+    within = np.argsort(packed, kind="stable")  # it is sorted but for the rows of one `first`
     return order[within], _changes([packed], within)
 
 
 def _by_mix(coded: Coded, first: I64 | None) -> tuple[I64, Any]:
-    order = np.argsort(coded.mix, kind="stable") if first is None else np.lexsort((coded.mix, first))
+    order = ascending(coded.mix) if first is None else np.lexsort((coded.mix, first))
     return order, _changes([coded.mix] if first is None else [first, coded.mix], order)
 
 
