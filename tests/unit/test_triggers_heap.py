@@ -377,7 +377,7 @@ def test_those_that_are_dead_or_stuck_are_left_out_before_the_limit_counts(stage
     for n in range(15):
         stage.attach(f"a{n:02}", orders, most_failures=1)
     stage.attach("z", orders)
-    for due in stage.pull.due(40).due:
+    for due in stage.pull.due(15).due:
         ticket = stage.start(stage.runner, due.name, due.epoch)
         if ticket is not None and due.name != "z":
             stage.run(runs.fail, stage.triggers, stage.cluster, ticket, why="poison")

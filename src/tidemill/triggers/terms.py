@@ -50,7 +50,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_wait_us: int | None = None
     backoff_us: int = 1_000_000
     most_backoff_us: int = 300_000_000
-    most_failures: int = 10
+    most_failures: int = 0
     catch_up: CatchUp = CatchUp.ALL
 
     def __post_init__(self) -> None:
