@@ -387,6 +387,7 @@ def test_those_that_are_dead_or_stuck_are_left_out_before_the_limit_counts(stage
     stage.tend()
     assert [due.name for due in stage.pull.due(1).due] == ["z"]
     assert stage.pull.due(1).lag_us >= 0
+    assert stage.pull.due(1, wanted=lambda name: name != "z").due == []
 
 
 # --- pause and resume

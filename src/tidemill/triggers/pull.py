@@ -4,6 +4,8 @@ Items that nothing can start (paused, dead, running, of an old epoch, not yet du
 before the limit counts, so that however many of them there are, others are not kept waiting behind them.
 """
 
+from collections.abc import Callable
+
 import msgspec
 
 from tidemill.store import Store, Tx
@@ -35,8 +37,11 @@ class Pull:
         self._keys = keys
         self._heap = heap
 
-    def due(self, limit: int = 100) -> Pulled:
-        """What may be started now, at most so many. Others see the same: `runs.start` decides who has it."""
+    def due(self, limit: int = 100, wanted: Callable[[str], bool] = lambda _: True) -> Pulled:
+        """What may be started now, at most so many. Others see the same: `runs.start` decides who has it.
+
+        - wanted: by name; a runner leaves out what belongs to other pipelines, before the limit counts.
+        """
         now = self._store.run(lambda tx: tx.now())
         found: list[Due] = []
         oldest, next_at = now, None
@@ -45,6 +50,8 @@ class Pull:
             if item.at > now:
                 next_at = item.at
                 break
+            if not wanted(item.name):
+                continue
             page.append(item)
             if len(page) == PAGE:
                 oldest, later = self._startable(page, found, oldest, now)
