@@ -234,9 +234,8 @@ class Loop:
 
     def _start(self, life: "_Life") -> bool:
         did = False
-        for one in self._pull.due().due:
-            if self._known(one.name) and self._patient(one.name):
-                did |= self.lines.begin(one.name, partial(self._run_one, life, one))
+        for one in self._pull.due(wanted=lambda name: self._known(name) and self._patient(name)).due:
+            did |= self.lines.begin(one.name, partial(self._run_one, life, one))
         return did
 
     def _known(self, name: str) -> bool:
