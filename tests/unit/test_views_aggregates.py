@@ -210,6 +210,15 @@ def test_a_group_is_there_as_long_as_it_has_rows() -> None:
         kept.step([{"k": 1, "v": None, "_w": -1}])
 
 
+def test_names_of_an_aggregate_are_its_own() -> None:
+    for name in ("k", "main", "bins", "_w"):
+        with pytest.raises(UsageError, match="taken"):
+            Aggregate(KEYS, FLOATS, (Agg("max", "v", name),))
+    both = (Agg("max", "v", "x"), Agg("min", "v", "x"))
+    with pytest.raises(UsageError, match="taken"):
+        Aggregate(KEYS, FLOATS, both)
+
+
 def test_an_update_that_changes_no_result_gives_nothing() -> None:
     kept = Kept(Aggregate(KEYS, FLOATS, (Agg("count_rows", None, "n"),)))
     kept.step([{"k": 1, "v": 1.0}])

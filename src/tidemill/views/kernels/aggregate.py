@@ -95,6 +95,9 @@ class Aggregate:
             raise UsageError(
                 "only an aggregate without a key has a row when it is empty", hint="drop always=True"
             )
+        names = [*self.keys.names, *(agg.name for agg in self.aggs)]
+        if len(set(names)) != len(names) or {MAIN, BINS, HASH, WEIGHT} & set(names):
+            raise UsageError(f"names of an aggregate are taken: {names}", hint="give each a name of its own")
         for agg in self.aggs:
             if agg.kind in {"sum", "avg"} and not pat.is_floating(self._kind(agg)):
                 limb_count(self._kind(agg))
@@ -107,13 +110,13 @@ class Aggregate:
         """The layout of each trace."""
         sums, limbs = [_ROWS], []
         for name in self._counted:
-            sums.append(f"{name}_n")
+            sums.append(f"_{name}.n")
             if name in self._exact:
-                mine = tuple(f"{name}_{n}" for n in range(limb_count(self.values.field(name).type)))
+                mine = tuple(f"_{name}.{n}" for n in range(limb_count(self.values.field(name).type)))
                 sums.extend(mine)
                 limbs.append(mine)
             if name in self._doubles:
-                sums.extend(f"{name}_{special}" for special in ("nan", "pos", "neg"))
+                sums.extend(f"_{name}.{special}" for special in ("nan", "pos", "neg"))
         layouts = {MAIN: Layout(self.keys, len(self.keys), tuple(sums), tuple(limbs))}
         if self._doubles:
             binned = [*self.keys, pa.field("_c", pa.int16()), pa.field("_b", pa.int16())]
@@ -170,15 +173,15 @@ class Aggregate:
         for name in self._counted:
             values = chunk(rows, name)
             present = pc.is_valid(values).to_numpy(zero_copy_only=False)
-            sums[f"{name}_n"] = weights * present
+            sums[f"_{name}.n"] = weights * present
             if name in self._exact:
                 limbs = limbs_of(values, weights)
-                sums |= {f"{name}_{n}": limb for n, limb in enumerate(limbs)}
+                sums |= {f"_{name}.{n}": limb for n, limb in enumerate(limbs)}
             if name in self._doubles:
                 doubles = doubles_of(values)
-                sums[f"{name}_nan"] = weights * np.isnan(doubles)
-                sums[f"{name}_pos"] = weights * np.isposinf(doubles)
-                sums[f"{name}_neg"] = weights * np.isneginf(doubles)
+                sums[f"_{name}.nan"] = weights * np.isnan(doubles)
+                sums[f"_{name}.pos"] = weights * np.isposinf(doubles)
+                sums[f"_{name}.neg"] = weights * np.isneginf(doubles)
         main = self.layouts[MAIN]
         tables = {MAIN: pa.table([*group, *(pa.array(sums[name]) for name in main.sums)], schema=main.schema)}
         if self._doubles:
@@ -236,7 +239,7 @@ class Aggregate:
         for agg, extreme in self._extremes:
             kept = self._rows_of(groups, known[agg.name])
             changed = self._rows_of(groups, deltas[agg.name])
-            ranked = extreme.rank(groups, kept, changed, new[f"{agg.column}_n"] == 0)
+            ranked = extreme.rank(groups, kept, changed, new[f"_{agg.column}.n"] == 0)
             before[agg.name], after[agg.name] = ranked.before, ranked.after
             deltas[agg.name] = ranked.state
             needs[agg.name] = ranked.exhausted
@@ -357,30 +360,30 @@ class Aggregate:
             if agg.kind == "count_rows":
                 results[agg.name] = pa.array(sums[_ROWS])
             elif agg.kind == "count":
-                results[agg.name] = pa.array(sums[f"{agg.column}_n"])
+                results[agg.name] = pa.array(sums[f"_{agg.column}.n"])
             elif agg.kind in {"min", "max"}:
                 continue
             elif binned is not None and agg.column in self._doubles:
                 results[agg.name] = self._double(agg, sums, binned)
             else:
                 kind = self._kind(agg)
-                limbs = [sums[f"{agg.column}_{n}"] for n in range(limb_count(kind))]
-                exact, over = decimals(limbs, _scale(kind), sums[f"{agg.column}_n"] > 0)
+                limbs = [sums[f"_{agg.column}.{n}"] for n in range(limb_count(kind))]
+                exact, over = decimals(limbs, _scale(kind), sums[f"_{agg.column}.n"] > 0)
                 results[agg.name if agg.kind == "sum" else f"{agg.name}_sum"] = exact
                 results[f"{agg.name}_over"] = pa.array(over)
                 if agg.kind == "avg":
-                    results[f"{agg.name}_n"] = pa.array(sums[f"{agg.column}_n"])
+                    results[f"{agg.name}_n"] = pa.array(sums[f"_{agg.column}.n"])
         return results
 
     def _double(self, agg: Agg, sums: Mapping[str, I64], binned: tuple[I64, I64, I64, I64]) -> pa.Array:
         group, which, bins, parts = binned
         mine = which == self._doubles.index(agg.column or "")
-        rows = sums[f"{agg.column}_n"]
+        rows = sums[f"_{agg.column}.n"]
         found = group[mine], bins[mine], parts[mine]
         values = totals(*found, len(rows)) if agg.kind == "sum" else averages(*found, rows)
-        up, down = sums[f"{agg.column}_pos"] > 0, sums[f"{agg.column}_neg"] > 0
+        up, down = sums[f"_{agg.column}.pos"] > 0, sums[f"_{agg.column}.neg"] > 0
         values[up], values[down] = np.inf, -np.inf
-        values[(sums[f"{agg.column}_nan"] > 0) | (up & down)] = np.nan
+        values[(sums[f"_{agg.column}.nan"] > 0) | (up & down)] = np.nan
         return pa.array(values, mask=rows == 0)
 
     def _unchanged(self, before: Mapping[str, pa.Array], after: Mapping[str, pa.Array]) -> Any:
