@@ -81,7 +81,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no 
             return "set", type(obj).__name__, *sorted(_digest(item, self._above) for item in obj)
         if isinstance(obj, Handle):
             return "future", obj.id
-        if isinstance(obj, types.FunctionType | type) and not _importable(obj):
+        if isinstance(obj, types.FunctionType | type) and not names_itself(obj):
             if id(obj) in self._above:
                 return "itself", obj.__qualname__
             parts = _of_function(obj) if isinstance(obj, types.FunctionType) else _of_class(obj)
@@ -89,7 +89,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no 
         return None
 
 
-def _importable(obj: Any) -> bool:
+def names_itself(obj: Any) -> bool:
     """Whether another process finds the very same under its name."""
     module = getattr(obj, "__module__", None)
     found: Any = sys.modules.get(module or "")
@@ -103,7 +103,7 @@ def _importable(obj: Any) -> bool:
 def _of_function(function: types.FunctionType) -> object:
     used = inspect.getclosurevars(function)
     return (
-        _of_code(function.__code__),
+        shape_of(function.__code__),
         function.__defaults__,
         sorted((function.__kwdefaults__ or {}).items()),
         sorted(used.nonlocals.items()),
@@ -112,8 +112,9 @@ def _of_function(function: types.FunctionType) -> object:
     )
 
 
-def _of_code(code: types.CodeType) -> object:
-    constants = [_of_code(one) if isinstance(one, types.CodeType) else one for one in code.co_consts]
+def shape_of(code: types.CodeType) -> object:
+    """What a code does, without its file and line."""
+    constants = [shape_of(one) if isinstance(one, types.CodeType) else one for one in code.co_consts]
     return (
         code.co_code,
         constants,
@@ -143,8 +144,13 @@ _MACHINERY = frozenset(
 
 
 def _of_class(kind: type) -> object:
+    return kind.__bases__, members_of(kind)
+
+
+def members_of(kind: type) -> list[tuple[str, object]]:
+    """What a class consists of, without what the interpreter adds."""
     members = [(name, _plain(value)) for name, value in sorted(vars(kind).items()) if name not in _MACHINERY]
-    return kind.__bases__, [pair for pair in members if _picklable(pair[1])]
+    return [pair for pair in members if _picklable(pair[1])]
 
 
 def _plain(member: object) -> object:

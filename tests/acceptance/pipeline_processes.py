@@ -1,0 +1,121 @@
+"""A pipeline's file in a folder, and `tidemill run` on it as a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from tests import shop
+from tests.servers.process import wait_until
+from tidemill.pipeline.pipeline import Pipeline
+from tidemill.spark.sessions import SparkSettings
+
+ROOT = Path(__file__).parents[2]
+LONG_S = 120.0
+
+FILE = """
+import json, os
+from pathlib import Path
+from tests import shop as declared
+from tidemill.spark.sessions import SparkSettings
+
+options = json.loads({options!r})
+spark = SparkSettings(**json.loads({spark!r}))
+declared.note(options["notes"], "imported")
+shop = declared.declare(options.pop("home"), options.pop("landing"), spark, **options)
+"""
+
+
+class Place:
+    """A folder with a pipeline in it: its file, what arrives, its home (or store and objects), and notes."""
+
+    def __init__(self, folder: Path, spark: SparkSettings, *, store: str = "", **options: Any) -> None:
+        self.folder = folder
+        self.landing = folder / "landing"
+        self.notes = folder / "notes"
+        self.landing.mkdir(parents=True)
+        self.notes.touch()
+        self.options: dict[str, Any] = {
+            "home": str(folder / "home"),
+            "landing": str(self.landing),
+            "notes": str(self.notes),
+            **options,
+        }
+        if store:
+            key = folder / "cluster.key"
+            key.write_bytes(bytes(range(32)).hex().encode())
+            key.chmod(0o600)
+            objects = (folder / "objects").as_uri()
+            (folder / "objects").mkdir()
+            self.options |= {"home": None, "store": store, "objects": objects, "key_file": str(key)}
+        text = FILE.format(options=json.dumps(self.options), spark=msgspec.json.encode(spark).decode())
+        (folder / "shop.py").write_text(text)
+        (folder / "tidemill.toml").write_text('pipeline = "shop.py:shop"\n')
+
+    def declare(self) -> Pipeline:
+        """The same pipeline here, to be read without Spark."""
+        return shop.declare(spark=None, **self.options)
+
+    def lines(self, word: str) -> list[int]:
+        """The processes that noted it, one for each time."""
+        notes = [line.split() for line in self.notes.read_text().splitlines()]
+        return [int(pid) for pid, what in notes if what == word]
+
+
+class Run:
+    """One `tidemill run`."""
+
+    def __init__(self, place: Place, *arguments: str, crash: str = "") -> None:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "NO_COLOR": "1",
+            **({"TIDEMILL_CRASH": crash} if crash else {}),
+        }
+        self._log = place.folder / f"run-{len(list(place.folder.glob('run-*')))}.err"
+        with self._log.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tidemill.cli", "run", "--json", *arguments],
+                cwd=place.folder,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
+
+    def report(self) -> dict[str, Any]:
+        """What it did, when it has ended by itself."""
+        out, _ = self.process.communicate(timeout=LONG_S)
+        said = self.said()
+        assert out, said
+        found = json.loads(out.splitlines()[-1])
+        assert (self.process.returncode == 0) == found.get("ok", False), (found, said)
+        return dict(found)
+
+    def said(self) -> str:
+        return self._log.read_text(errors="replace")[-4000:]
+
+    def until(self, ready: Any, what: str) -> None:
+        """Wait for something while it runs."""
+        wait_until(lambda: ready() or self.process.poll() is not None, timeout_s=LONG_S, every_s=0.05)
+        assert ready(), f"{what}: {self.process.poll()}\n{self.said()}"
+
+    def drain(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.communicate(timeout=LONG_S)
+        return self.process.returncode
+
+    def end(self) -> None:
+        """Whatever it is doing, with all that it started."""
+        if self.process.poll() is None:
+            below = psutil.Process(self.process.pid).children(recursive=True)
+            self.process.kill()
+            for one in below:
+                if one.is_running():
+                    one.kill()
+        self.process.communicate()
