@@ -32,6 +32,7 @@ class ArcSpec(msgspec.Struct, frozen=True, kw_only=True):
     - max_concurrent: how many of its lots may be worked on at once, in the whole cluster.
     - code: the digest of the function: a part is reused only if it was made by the same.
     - changes: how it treats rows that come and go (LOT-41).
+    - enabled: whether it is run, when that is first declared so; a pause or a resumption comes after it.
     - on_empty: an empty lot is published as empty without running anything, or the function is run on it.
     """
 
@@ -46,6 +47,7 @@ class ArcSpec(msgspec.Struct, frozen=True, kw_only=True):
     changes: Changes = ""
     on_empty: Literal["publish", "run"] = "publish"
     version: str = "1"
+    enabled: bool = True
     options: dict[str, str] = {}
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ from tidemill.arcs.states import ArcEdge, ArcState, step
 from tidemill.cluster import nodes
 from tidemill.cluster.nodes import Node
 from tidemill.errors import ArcLotConflict, LeaseLost
+from tidemill.lots import lots as published
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import InputLot
 from tidemill.publish import attempts
@@ -183,6 +184,11 @@ class Began(msgspec.Struct, frozen=True, kw_only=True):
         return self.opened.hold
 
 
+def decode(raw: bytes) -> AnyLot:
+    """A row from its stored bytes."""
+    return _decoder.decode(raw)
+
+
 def read(tx: Tx, keys: ArcKeys, arc: str, lot: str, generation: int) -> AnyLot | None:
     """One generation's row; None before it began."""
     raw = tx.get(keys.lot[arc, lot, generation])
@@ -252,7 +258,7 @@ def begin(
         author=spec.id,
         lot=lot,
         generation=generation,
-        targets=tuple(Target(sink.dataset, lot, generation) for sink in spec.sinks),
+        targets=_targets(tx, keys, spec, lot, generation),
         inputs=wanted.inputs,
         code=spec.code,
     )
@@ -262,6 +268,21 @@ def begin(
     tries = 1 if row is None else row.tries + (not isinstance(row, Running))
     _run(tx, keys, node, opened.hold, row, tries, wanted.batch)
     return Began(opened=opened, tries=tries)
+
+
+def _targets(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str, generation: int) -> tuple[Target, ...]:
+    """What a lot is to become: of every sink, and of the quarantines of those whose checks take rows out.
+
+    A quarantine counts its own generations, since there is none while nothing was taken out; once there is,
+    it is written anew with the lot, also when there is nothing in it any more.
+    """
+    found = [Target(sink.dataset, lot, generation) for sink in spec.sinks]
+    for sink in spec.sinks:
+        if sink.quarantine is not None:
+            row = published.current(tx, keys.publish.lots, sink.quarantine, lot)
+            due = 0 if row is None else row.generation + 1
+            found.append(Target(sink.quarantine, lot, due, optional=row is None))
+    return tuple(found)
 
 
 def renew(tx: Tx, keys: ArcKeys, began: Began, parts: Sequence[str], attempt: str, why: str) -> Began:

@@ -1,20 +1,16 @@
-"""`tidemill lots`: the map of a table's lots; `tidemill retry`: what failed is tried again."""
+"""`tidemill lots`: the map of a table's lots."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from functools import partial
 
 import click
 from rich.table import Table
 from rich.text import Text
 
-from tidemill.arcs import asks
-from tidemill.arcs import lots as arc_lots
-from tidemill.arcs.keys import ArcKeys
 from tidemill.cli.output import Output, json_option
 from tidemill.cli.pipeline import find, pipeline_option
-from tidemill.errors import BadLotId, UsageError
+from tidemill.errors import BadLotId
 from tidemill.lots.ids import LotId
 from tidemill.pipeline.overview import LotShown
 
@@ -108,35 +104,3 @@ def _list(found: Sequence[LotShown]) -> Table:
             Text(one.note, style="red"),
         )
     return table
-
-
-@click.command("retry")
-@click.argument("arc", required=False)
-@click.argument("lots", nargs=-1)
-@pipeline_option
-@json_option
-def retry_command(output: Output, arc: str | None, lots: tuple[str, ...], file: str | None) -> int:
-    """Ask for another try at lots that are partial or missing: of one ARC, or of all.
-
-    The next run does it, with only the parts that failed, unless the arc's code has changed.
-    """
-    with find(file) as pipeline:
-        if arc is not None and arc not in pipeline.arcs:
-            raise UsageError(
-                f"{pipeline.name} has no arc {arc}", hint=f"it has {', '.join(pipeline.arcs) or 'none'}"
-            )
-        keys = ArcKeys(pipeline.site.place.cluster)
-        asked = []
-        for name in [arc] if arc is not None else list(pipeline.arcs):
-            id_ = f"arc:{pipeline.name}/{name}"
-            store = pipeline.site.store
-            troubled = store.run(partial(arc_lots.troubled, keys=keys, arc=id_, limit=1000))
-            for lot in lots or [one.lot for one in troubled]:
-                store.run(partial(asks.ask, keys=keys, arc=id_, lot=lot))
-                asked.append({"arc": name, "lot": lot})
-    output.result({"asked": asked})
-    for one in asked:
-        output.people.print(Text(f"{one['arc']}: lot {one['lot']} is tried again by the next run"))
-    if not asked:
-        output.people.print(Text("nothing is partial or missing"))
-    return 0

@@ -11,6 +11,7 @@ hence names of one unit sort as their intervals do. Every id has one spelling; `
 """
 
 import re
+from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 
 import msgspec
@@ -135,6 +136,20 @@ class LotId(msgspec.Struct, frozen=True, order=True):
     def __str__(self) -> str:
         day = f"{self.date:%Y%m%d}"
         return day if self.unit == DAY else f"{day}{self.unit}{self.ordinal:0{self.unit.digits}}"
+
+
+def spelled(first: LotId, last: LotId) -> Iterator[str]:
+    """The ids of a unit's lots from one to another, both included: each day is spelled once."""
+    if first.unit == DAY:
+        for day in range(first.day, last.day + 1):
+            yield str(LotId(day, DAY, 0))
+        return
+    for day in range(first.day, last.day + 1):
+        begin = first.ordinal if day == first.day else 0
+        end = last.ordinal if day == last.day else first.unit.per_day - 1
+        start = f"{EPOCH + timedelta(days=day):%Y%m%d}{first.unit}"
+        for ordinal in range(begin, end + 1):
+            yield f"{start}{ordinal:0{first.unit.digits}}"
 
 
 class AppendId(msgspec.Struct, frozen=True, order=True):

@@ -113,6 +113,28 @@ def listed(tx: Tx, keys: LotKeys, dataset: DatasetId, after: str = "", limit: in
     return [_decoder.decode(row.value) for row in tx.range(lo, hi, limit=limit, snapshot=True)]
 
 
+class LotBrief(msgspec.Struct, frozen=True):
+    """Of a lot's row what a report over many lots needs."""
+
+    lot: str
+    state: LotState
+
+
+_brief = msgspec.msgpack.Decoder(LotBrief)
+
+
+def briefs(
+    tx: Tx, keys: LotKeys, dataset: DatasetId, after: str = "", *, last: str = "", limit: int = 5000
+) -> list[LotBrief]:
+    """A large page of a dataset's lots behind one id, up to `last` if it is given: as time goes."""
+    lo, hi = keys.lot.under(*dataset.parts)
+    if after:
+        lo = keys.lot[(*dataset.parts, after)] + b"\x00"
+    if last:
+        hi = keys.lot[(*dataset.parts, last)] + b"\x00"
+    return [_brief.decode(row.value) for row in tx.range(lo, hi, limit=limit, snapshot=True)]
+
+
 def next_append(tx: Tx, keys: LotKeys, dataset: DatasetId) -> AppendId:
     """A number for one append, given when its attempt opens, because its folder bears it (LOT-4).
 

@@ -65,6 +65,7 @@ class ArcDecl:
     parts: int = 8
     max_concurrent: int = 1
     changes: Changes | None = None
+    enabled: bool = True
     line: Line
 
 

@@ -43,8 +43,12 @@ from tidemill.spark.sessions import SparkSettings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from tidemill.pipeline.gaps import GapReport
+    from tidemill.pipeline.graph import Bound
+    from tidemill.pipeline.orders import OrderPlan
     from tidemill.pipeline.plan import Plan
     from tidemill.pipeline.report import Report
+    from tidemill.pipeline.switches import CatchUpWord
 
 F = TypeVar("F", bound=Callable[..., Any])
 Readable: TypeAlias = Table | str
@@ -169,6 +173,7 @@ class Pipeline:
         parts: int = 8,
         max_concurrent: int = 1,
         changes: Changes | None = None,
+        enabled: bool = True,
         name: str | None = None,
     ) -> Callable[[F], F]:
         """A function from a lot to a lot: it is given a Spark DataFrame of one part of one lot.
@@ -183,6 +188,7 @@ class Pipeline:
             parts: into how many parts a lot is split at most.
             max_concurrent: how many of its lots may be under way at once.
             changes: for a table that can retract rows: `"raw"` gives and takes `_weight`.
+            enabled: whether it is run; one that is not loses nothing, and is run for all of it when it is.
             name: of the arc; the function's by default.
         """
         line = here()
@@ -219,6 +225,7 @@ class Pipeline:
                 parts=parts,
                 max_concurrent=max_concurrent,
                 changes=changes,
+                enabled=enabled,
                 line=line,
             )
             return function
@@ -318,6 +325,118 @@ class Pipeline:
         from tidemill.pipeline.running import run
 
         return run(self, watch=watch, emit=emit, stop=stop)
+
+    def gaps(self, *tables: str, first: "Bound" = None, last: "Bound" = None) -> "GapReport":
+        """Which lots should be there and are not, of these tables or of all; true when none is missing.
+
+        Each gap says what became of it (absent, running, partial, missing, dead), and where that began: the
+        table furthest upstream that has not the lot. Read from the store alone, without Spark.
+
+        >>> shop.gaps("revenue").gaps  # doctest: +SKIP
+        []
+
+        Args:
+            tables: by name; of a view those of the tables it is made from.
+            first: look at lots from here on: a lot, a day or a moment.
+            last: look at lots up to here, included.
+        """
+        from tidemill.pipeline.gaps import gaps_of
+
+        return gaps_of(self, tables, first=first, last=last)
+
+    def backfill(
+        self,
+        table: Readable,
+        lots: Iterable[str] | None = None,
+        *,
+        first: "Bound" = None,
+        last: "Bound" = None,
+        at_once: int | None = None,
+        dry_run: bool = False,
+    ) -> "OrderPlan":
+        """Ask for lots that are not there, though what they are made from is; the next run makes them.
+
+        Where an input is not there either, the arcs further up are asked for it. What is there is left alone.
+
+        Args:
+            table: one that an arc makes, or the arc.
+            lots: these; or else all from `first` to `last`.
+            first: a lot, a day or a moment; from the first lot on if left out.
+            last: the same, and included.
+            at_once: how many may run at a time; as many as the arc allows if left out.
+            dry_run: only say what would be done.
+        """
+        return self._order("backfill", table, lots, first, last, at_once, dry_run)
+
+    def replay(
+        self,
+        table: Readable,
+        lots: Iterable[str] | None = None,
+        *,
+        first: "Bound" = None,
+        last: "Bound" = None,
+        at_once: int | None = None,
+        dry_run: bool = False,
+    ) -> "OrderPlan":
+        """Ask for lots to be made once more, say because the arc's code was wrong; the next run does it.
+
+        Each becomes the next generation of its lot: readers have the one before until then, and what was made
+        from it follows. Arguments as for `backfill`.
+        """
+        return self._order("replay", table, lots, first, last, at_once, dry_run)
+
+    def _order(
+        self,
+        kind: str,
+        table: Readable,
+        lots: Iterable[str] | None,
+        first: "Bound",
+        last: "Bound",
+        at_once: int | None,
+        dry_run: bool,
+    ) -> "OrderPlan":
+        from tidemill.arcs.asks import AskKind
+        from tidemill.pipeline import orders
+
+        name = self._name_of(table)
+        plan = orders.plan(self, AskKind(kind), name, lots, first=first, last=last, at_once=at_once)
+        return plan if dry_run else orders.ask(self, plan)
+
+    def retry(self, table: Readable | None = None, lots: Sequence[str] = ()) -> list[tuple[str, str]]:
+        """Ask for another try at lots that are partial or missing; which ones, as (arc, lot).
+
+        Only parts that failed are run again, unless the arc's code has changed. An arc that failed too often
+        is armed again.
+
+        Args:
+            table: of this one, or of the arc that is called so; of all arcs if left out.
+            lots: only these.
+        """
+        from tidemill.pipeline import orders
+
+        return orders.retry(self, None if table is None else self._name_of(table), lots)
+
+    def pause(self, *names: str) -> list[str]:
+        """Run these arcs or view groups no more. Nothing is lost: what is published meanwhile waits for them.
+
+        Args:
+            names: of arcs, tables that arcs make, views, or groups of views.
+        """
+        from tidemill.pipeline import switches
+
+        return switches.pause(self, names)
+
+    def resume(self, *names: str, catch_up: "CatchUpWord | None" = None) -> list[str]:
+        """Run these arcs or view groups again.
+
+        Args:
+            names: as for `pause`.
+            catch_up: what of that which was published meanwhile is processed: `all`, of each source the
+                `latest`, or `none`; what is left out counts as seen, and can be backfilled.
+        """
+        from tidemill.pipeline import switches
+
+        return switches.resume(self, names, catch_up)
 
     def snapshot(self) -> "Mapping[str, DataFrame]":
         """All tables as they are at one moment, by name."""

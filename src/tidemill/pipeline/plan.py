@@ -240,6 +240,7 @@ class _Planner:
             max_concurrent=arc.max_concurrent,
             code=call_digest(arc.function, (), {}).hex()[:32],
             changes=arc.changes or "",
+            enabled=arc.enabled,
         )
         program = ArcProgram(spec=spec, function=arc.function, where=str(arc.line))
         kind = Kind.CHANGES if arc.changes == "raw" else Kind.ROWS

@@ -18,7 +18,7 @@ from tidemill.lots import datasets, staging
 from tidemill.lots.datasets import Dataset
 from tidemill.sources.declarations import SourceSpec
 from tidemill.store import Store, Tx
-from tidemill.triggers import subscriptions
+from tidemill.triggers import flags, subscriptions
 from tidemill.triggers.subscriptions import Terms
 from tidemill.views.steps import groups
 from tidemill.views.steps.groups import GroupSpec
@@ -130,10 +130,24 @@ class DeclareArc:
                     f"{self.where}: arc {self.spec.name} read other tables before",
                     hint="give it another name: it is another arc",
                 ) from error
+            self._switch(tx, site, keys)
             return arc_rows.declare(tx, keys, self.spec)
 
         if site.store.run(step):
             _retry_all(site.store, keys, self.spec.id)
+
+    def _switch(self, tx: Tx, site: "Site", keys: ArcKeys) -> None:
+        """Pause or resume it where the declaration says something else than before; else it stays as it is,
+        so that what somebody paused by hand stays paused (LOT-38).
+        """
+        try:
+            before = arc_rows.read(tx, keys, self.spec.id).enabled
+        except ArcUnknown:
+            before = True
+        if before and not self.spec.enabled:
+            flags.pause(tx, site.keys.triggers, self.spec.id)
+        elif self.spec.enabled and not before:
+            flags.resume(tx, site.keys.triggers, site.keys.lots, self.spec.id)
 
     def describe(self) -> dict[str, str]:
         reads = ", ".join(one.name for one in self.spec.reads)

@@ -14,6 +14,7 @@ from tidemill.spark.operations import Operation
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from tidemill.pipeline.gaps import GapReport
     from tidemill.pipeline.overview import LotShown
     from tidemill.pipeline.pipeline import Pipeline
 
@@ -50,6 +51,10 @@ class Table:
         from tidemill.pipeline import reading
 
         return reading.columns(self.pipeline, self.name)
+
+    def gaps(self) -> "GapReport":
+        """Its lots that should be there and are not, each with where that began; see `Pipeline.gaps`."""
+        return self.pipeline.gaps(self.name)
 
     def lots(self) -> "list[LotShown]":
         """Its lots, in the order of their publication."""
