@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from tidemill.futures.client import Client, connect
     from tidemill.futures.gathering import as_completed, gather
     from tidemill.futures.handle import Future
+    from tidemill.lots.checks import Check, expect, not_null, rows, unique
     from tidemill.pipeline.pipeline import Pipeline
     from tidemill.pipeline.report import Report
     from tidemill.pipeline.tables import Dataset, Table, View
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Check",
     "Client",
     "Dataset",
     "Future",
@@ -29,11 +31,16 @@ __all__ = [
     "__version__",
     "as_completed",
     "connect",
+    "expect",
     "folder",
     "gather",
+    "not_null",
+    "rows",
+    "unique",
 ]
 
 _HOMES = {
+    "Check": "tidemill.lots.checks",
     "Client": "tidemill.futures.client",
     "Dataset": "tidemill.pipeline.tables",
     "Future": "tidemill.futures.handle",
@@ -45,8 +52,12 @@ _HOMES = {
     "View": "tidemill.pipeline.tables",
     "as_completed": "tidemill.futures.gathering",
     "connect": "tidemill.futures.client",
+    "expect": "tidemill.lots.checks",
     "folder": "tidemill.sources.folder",
     "gather": "tidemill.futures.gathering",
+    "not_null": "tidemill.lots.checks",
+    "rows": "tidemill.lots.checks",
+    "unique": "tidemill.lots.checks",
 }
 """Where each public name lives; its module is imported when the name is first used."""
 

@@ -479,15 +479,12 @@ class LotConflict(LotError):
 
 
 class BadCheck(LotError):
-    """A check that contradicts itself, or is of columns that are not there."""
-
-    code = "bad_check"
+    code = "bad-check"
+    hint = "not_null(columns), unique(columns), expect(condition) or rows(at_least=…)"
 
 
 class CheckFailed(LotError):
-    """Rows do not pass a check whose failure keeps a lot from being published."""
-
-    code = "check_failed"
+    code = "check-failed"
     hint = "mend the rows, or have the check warn or drop: on_fail='drop'"
 
 

@@ -5,13 +5,15 @@ The attempt's row is there before the first object, so a crash at any moment lea
 that the cleaner finds. An append with a producer and a number may be repeated: it is taken once.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 
-from tidemill.errors import AppendRefused, UsageError
+from tidemill.errors import AppendRefused, CheckFailed, UsageError
 from tidemill.lots import datasets, layout
+from tidemill.lots.checks import QUARANTINE_SCHEMA, Check, drops, quarantine_of, strict
 from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.lots import LotRow
 from tidemill.lots.producers import Identity, Receipt
@@ -21,7 +23,10 @@ from tidemill.pipeline.site import Site, is_session
 from tidemill.publish.attempts import Hold
 from tidemill.publish.parts import PartDone, PartSink, PartTask, SinkWritten
 from tidemill.spark import operations, schema
-from tidemill.spark.writing import Written, write_frame, write_table
+from tidemill.spark.checking import Checked, refuse, write_checked
+from tidemill.spark.checking_arrow import check_table
+from tidemill.spark.writing import Written, write_table
+from tidemill.store import Tx
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -48,26 +53,56 @@ def append(
     if producer is not None and seq is not None:
         identity = Identity(producer, seq, body.digest())
     dataset = spelled(decl.dataset)
-    site.store.run(lambda tx: datasets.declare(tx, site.keys.lots, dataset))
+    quarantine = quarantine_of(decl.id) if drops(decl.checks) else None
+
+    def declare(tx: Tx) -> None:
+        datasets.declare(tx, site.keys.lots, dataset)
+        if quarantine is not None:
+            bad = Dataset(name=quarantine.name, version=quarantine.version, schema=QUARANTINE_SCHEMA)
+            datasets.declare(tx, site.keys.lots, spelled(bad))
+
+    site.store.run(declare)
     door = site.door
     attempt = site.new_attempt()
-    hold = door.begin_append(decl.id, attempt, identity)
+    hold = door.begin_append(decl.id, attempt, identity, quarantine)
     if isinstance(hold, Receipt):
         return hold
     return _written(site, decl, body, hold, identity)
 
 
 def _written(site: Site, decl: DatasetDecl, body: "Body", hold: Hold, identity: Identity | None) -> Receipt:
-    return site.door.commit_append(hold, made(site, decl, body, hold), identity)
+    row, *out = _made(site, decl, body, hold)
+    return site.door.commit_append(hold, row, identity, *out)
 
 
 def made(site: Site, decl: DatasetDecl, body: "Body", hold: Hold) -> LotRow:
-    """Write rows and what lists them, under an attempt of ours; the row to publish."""
+    """Write rows and what lists them, under an attempt of ours; the row to publish.
+
+    `CheckFailed` for rows that fail a check, also one that would take them out: there is no place for them.
+    """
+    return _made(site, decl, body, hold)[0]
+
+
+def _made(site: Site, decl: DatasetDecl, body: "Body", hold: Hold) -> list[LotRow]:
+    try:
+        return _checked(site, decl, body, hold)
+    except CheckFailed as failed:
+        site.door.abandon(hold, failed.message)
+        raise
+
+
+def _checked(site: Site, decl: DatasetDecl, body: "Body", hold: Hold) -> list[LotRow]:
     target = hold.draft.targets[0]
     manifests = site.manifests
     manifests.intend(hold)
     prefix = layout.data_prefix(target.dataset.name, target.dataset.version, target.lot, hold.draft.id)
-    written = body.write(site, prefix)
+    bad_prefix = "".join(
+        layout.data_prefix(one.dataset.name, one.dataset.version, one.lot, hold.draft.id)
+        for one in hold.draft.targets[1:]
+    )
+    checks = decl.checks if bad_prefix else strict(decl.checks)
+    checked = body.write(site, prefix, bad_prefix, decl, checks)
+    sinks = [one.dataset for one in hold.draft.targets]
     done = PartDone(
         task=PartTask(
             kind="append",
@@ -78,13 +113,18 @@ def made(site: Site, decl: DatasetDecl, body: "Body", hold: Hold) -> LotRow:
             lot=target.lot,
             generation=target.generation,
             key="",
-            sinks=(PartSink(dataset=target.dataset),),
+            sinks=tuple(PartSink(dataset=one) for one in sinks),
         ),
-        written=(SinkWritten(dataset=target.dataset, objects=written.objects, rows=written.rows),),
+        written=tuple(
+            SinkWritten(dataset=one, objects=written.objects, rows=written.rows, checks=counts)
+            for one, written, counts in zip(
+                sinks, (checked.rows, checked.quarantined), (checked.counts, {}), strict=False
+            )
+        ),
     )
     prints = {target.dataset: spelled(decl.dataset).fingerprint}
     part = manifests.part_made(hold, done, alone=True, fingerprints=prints)
-    return manifests.finish(hold, [part], prints)[0]
+    return manifests.finish(hold, [part], prints)
 
 
 def spelled(dataset: Dataset) -> Dataset:
@@ -102,8 +142,24 @@ class Body:
     def digest(self) -> str:
         return given.digest(self._table)
 
-    def write(self, site: Site, prefix: str) -> Written:
-        return write_table(self._table, site.objects, prefix)
+    def write(
+        self, site: Site, prefix: str, bad_prefix: str, decl: DatasetDecl, checks: Sequence[Check]
+    ) -> Checked:
+        """Keep the rows that pass the checks in one folder, and those that are taken out in another."""
+        table, name, kind = self._table, decl.dataset.name, decl.dataset.kind
+        if any(one.kind == "expect" for one in checks):  # expressions are Spark's
+            with site.spark() as spark:
+                wanted = operations.stored_schema(str(schema.parse(decl.schema)), kind)
+                frame = spark.createDataFrame(table).to(schema.to_spark(schema.parse(wanted).stored()))
+                return write_checked(
+                    frame, site.storage, site.objects, prefix, bad_prefix, checks, table=name, kind=kind
+                )
+        checked = check_table(table, checks, kind)
+        refuse(name, checks, checked.counts, checked.rows.num_rows)
+        bad = write_table(checked.quarantined, site.objects, bad_prefix) if bad_prefix else Written()
+        return Checked(
+            rows=write_table(checked.rows, site.objects, prefix), quarantined=bad, counts=checked.counts
+        )
 
 
 class _FrameBody(Body):
@@ -115,9 +171,14 @@ class _FrameBody(Body):
     def digest(self) -> str:
         return operations.digest(self._frame)
 
-    def write(self, site: Site, prefix: str) -> Written:
+    def write(
+        self, site: Site, prefix: str, bad_prefix: str, decl: DatasetDecl, checks: Sequence[Check]
+    ) -> Checked:
+        name, kind = decl.dataset.name, decl.dataset.kind
         with site.spark():
-            return write_frame(self._frame, site.storage, site.objects, prefix)
+            return write_checked(
+                self._frame, site.storage, site.objects, prefix, bad_prefix, checks, table=name, kind=kind
+            )
 
 
 def body_of(decl: DatasetDecl, rows: Any, operation: operations.Operation) -> Body:

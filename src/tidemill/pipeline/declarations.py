@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tidemill.lots.checks import Check
 from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.lines import Line
@@ -24,6 +25,7 @@ class DatasetDecl:
     dataset: Dataset
     schema: str
     line: Line
+    checks: tuple[Check, ...] = ()
 
     @property
     def id(self) -> DatasetId:
@@ -42,6 +44,7 @@ class SourceDecl:
     dataset: str
     spec: FolderSpec
     line: Line
+    checks: tuple[Check, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,7 @@ class SinkDecl:
     name: str
     partition_by: tuple[str, ...] = ()
     schema: str | None = None
+    checks: tuple[Check, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

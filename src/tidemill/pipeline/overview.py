@@ -97,7 +97,7 @@ def tables_of(pipeline: "Pipeline") -> list[TableShown]:
     site = pipeline.site
     found = []
     made_by = {sink.name: arc for arc in pipeline.arcs.values() for sink in arc.sinks}
-    names = [*pipeline.names, *(f"{name}_quarantine" for name in pipeline.sources)]
+    names = [*pipeline.names, *pipeline.quarantines]
     for name in names:
         if name in pipeline.views:
             found.append(_view(pipeline, name))
@@ -120,7 +120,7 @@ def tables_of(pipeline: "Pipeline") -> list[TableShown]:
             where = pipeline.datasets[name].line
         elif name not in made_by:
             kind = "quarantine"
-            where = pipeline.sources[name.removesuffix("_quarantine")].line
+            where = pipeline.quarantines[name]
         found.append(
             TableShown(name=name, kind=kind, position=head, at=at, schema=schema, where=str(where or ""))
         )

@@ -15,6 +15,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -22,9 +23,12 @@ from tidemill.clock import SYSTEM, Clock
 from tidemill.errors import DeclarationError, TidemillError
 from tidemill.events import Emit, ignore
 from tidemill.futures.home import CLUSTER, Place
+from tidemill.lots import checks as expectations
+from tidemill.lots.checks import Check, quarantine_of
 from tidemill.lots.datasets import Dataset as Declared
 from tidemill.lots.datasets import Kind
 from tidemill.lots.ids import Unit
+from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.declarations import (
     ArcDecl,
     Changes,
@@ -34,7 +38,7 @@ from tidemill.pipeline.declarations import (
     SourceDecl,
     ViewDecl,
 )
-from tidemill.pipeline.lines import folder, here
+from tidemill.pipeline.lines import Line, folder, here
 from tidemill.pipeline.site import Site
 from tidemill.pipeline.tables import Dataset, Table, View
 from tidemill.sources.folder import FolderSpec
@@ -116,6 +120,7 @@ class Pipeline:
         deletes: bool = False,
         lots: str | None = None,
         version: str = "1",
+        checks: Sequence[Check] = (),
     ) -> Dataset:
         """A table that is written by appends, or by a source.
 
@@ -126,6 +131,7 @@ class Pipeline:
             deletes: whether `delete(rows)` is allowed; append-only is the default.
             lots: how long an interval is (`"PT5M"`); without it every append is a lot.
             version: another version is another table.
+            checks: what is expected of the rows of every lot: `[tm.not_null("id"), tm.expect("amount > 0")]`.
         """
         keys = (key,) if isinstance(key, str) else tuple(key or ())
         kind = Kind.KEYED if keys else Kind.CHANGES if deletes else Kind.ROWS
@@ -140,17 +146,20 @@ class Pipeline:
                 deletes=bool(keys) or deletes,
                 schema=schema,
             )
+            expected = expectations.of(checks)
         except TidemillError as error:
             raise DeclarationError(f"{line}: {error.message}", hint=error.hint) from error
-        decl = DatasetDecl(dataset=declared, schema=schema, line=line)
+        decl = DatasetDecl(dataset=declared, schema=schema, line=line, checks=expected)
         self._new_table(name, line)
         self.datasets[name] = decl
         return Dataset(self, name)
 
-    def source(self, dataset: Dataset | str, source: FolderSpec) -> None:
+    def source(self, dataset: Dataset | str, source: FolderSpec, *, checks: Sequence[Check] = ()) -> None:
         """What arrives there becomes lots of this dataset, each file once.
 
         >>> shop.source(orders, tm.folder("landing/orders/*.json"))  # doctest: +SKIP
+
+        - checks: what is expected of what arrives, beside the checks of the dataset.
         """
         line = here()
         name = self._name_of(dataset)
@@ -160,7 +169,11 @@ class Pipeline:
             raise DeclarationError(f"{line}: {name} has a source already, see {self.sources[name].line}")
         if self.datasets[name].dataset.kind is not Kind.ROWS:
             raise DeclarationError(f"{line}: {name} takes changes, and a source brings rows")
-        self.sources[name] = SourceDecl(dataset=name, spec=source, line=line)
+        try:
+            expected = expectations.of([*self.datasets[name].checks, *checks])
+        except TidemillError as error:
+            raise DeclarationError(f"{line}: {error.message}", hint=error.hint) from error
+        self.sources[name] = SourceDecl(dataset=name, spec=source, line=line, checks=expected)
 
     def arc(
         self,
@@ -171,10 +184,11 @@ class Pipeline:
         schema: str | None = None,
         retries: int = 3,
         parts: int = 8,
-        max_concurrent: int = 1,
+        max_concurrent: int = 4,
         changes: Changes | None = None,
         enabled: bool = True,
         name: str | None = None,
+        checks: Sequence[Check] | Mapping[str, Sequence[Check]] = (),
     ) -> Callable[[F], F]:
         """A function from a lot to a lot: it is given a Spark DataFrame of one part of one lot.
 
@@ -186,10 +200,11 @@ class Pipeline:
             schema: of the output, where Spark's own analysis of the function does not do.
             retries: how often a part that failed is tried again by itself.
             parts: into how many parts a lot is split at most.
-            max_concurrent: how many of its lots may be under way at once.
+            max_concurrent: how many of its lots may be under way at once; they are published in order.
             changes: for a table that can retract rows: `"raw"` gives and takes `_weight`.
             enabled: whether it is run; one that is not loses nothing, and is run for all of it when it is.
             name: of the arc; the function's by default.
+            checks: what is expected of the rows of every lot it makes; of several tables: by name.
         """
         line = here()
         tables = (reads,) if isinstance(reads, Table | str) else tuple(reads)
@@ -203,6 +218,7 @@ class Pipeline:
                     f"{line}: one schema for {len(names)} tables", hint="writes={name: schema}"
                 )
             sinks = tuple(SinkDecl(name=one, partition_by=by, schema=schema) for one in names)
+        sinks = self._checked(sinks, checks, line)
         if not sinks or not tables:
             raise DeclarationError(f"{line}: an arc reads a table and writes one")
         if retries < 0 or parts < 1 or max_concurrent < 1:
@@ -231,6 +247,28 @@ class Pipeline:
             return function
 
         return declare
+
+    @staticmethod
+    def _checked(
+        sinks: tuple[SinkDecl, ...], checks: Sequence[Check] | Mapping[str, Sequence[Check]], line: Line
+    ) -> tuple[SinkDecl, ...]:
+        """The tables of an arc, each with what is expected of it."""
+        if not isinstance(checks, Mapping):
+            if checks and len(sinks) > 1:
+                raise DeclarationError(
+                    f"{line}: one list of checks for {len(sinks)} tables", hint="checks={name: […]}"
+                )
+            checks = {sink.name: checks for sink in sinks}
+        strange = [name for name in checks if name not in {sink.name for sink in sinks}]
+        if strange:
+            raise DeclarationError(
+                f"{line}: checks of {strange[0]}, which this arc does not write",
+                hint=f"it writes {', '.join(sink.name for sink in sinks)}",
+            )
+        try:
+            return tuple(replace(sink, checks=expectations.of(checks.get(sink.name, ()))) for sink in sinks)
+        except TidemillError as error:
+            raise DeclarationError(f"{line}: {error.message}", hint=error.hint) from error
 
     def view(self, name: str, sql: str, *, refresh: Refresh = "auto", group: str = GROUP) -> View:
         """A query whose result is kept as a table, up to date with what it reads.
@@ -283,13 +321,24 @@ class Pipeline:
         arcs = [sink.name for arc in self.arcs.values() for sink in arc.sinks]
         return [*self.datasets, *arcs, *self.views]
 
+    @property
+    def quarantines(self) -> dict[str, Line]:
+        """The tables for what does not fit, or was taken out by checks, and where what they belong to is
+        declared. They are there though nobody declares them.
+        """
+        found = {name: one.line for name, one in self.sources.items()}
+        found |= {name: one.line for name, one in self.datasets.items() if expectations.drops(one.checks)}
+        for arc in self.arcs.values():
+            found |= {sink.name: arc.line for sink in arc.sinks if expectations.drops(sink.checks)}
+        return {quarantine_of(DatasetId(name)).name: line for name, line in found.items()}
+
     def __getitem__(self, name: str) -> Table:
         """A table by its name: `shop["revenue"]`."""
         if name in self.views:
             return View(self, name)
         if name in self.datasets:
             return Dataset(self, name)
-        if name in self.names:
+        if name in self.names or name in self.quarantines:
             return Table(self, name)
         from difflib import get_close_matches
 

@@ -14,12 +14,16 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tidemill.arcs import declarations as arc_rows
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
 from tidemill.errors import DeclarationError, TidemillError
-from tidemill.futures.digests import call_digest
+from tidemill.futures.code_digests import code_digest
+from tidemill.lots.checks import QUARANTINE_SCHEMA, Check, drops, quarantine_of
 from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.ids import Unit
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.appending import spelled
 from tidemill.pipeline.declarations import ArcDecl, SinkDecl, ViewDecl
@@ -36,8 +40,9 @@ from tidemill.pipeline.stages import (
 from tidemill.publish.parts import PartSink
 from tidemill.runner.making import results_of
 from tidemill.runner.program import ArcProgram, GroupProgram, Program, SourceProgram, ViewProgram
-from tidemill.sources.declarations import QUARANTINE_SCHEMA, SourceSpec, quarantine_of, source_id
+from tidemill.sources.declarations import SourceSpec, source_id
 from tidemill.spark import queries, schema
+from tidemill.spark.checking import verify
 from tidemill.spark.operations import WEIGHT, stored_schema
 from tidemill.spark.sessions import PINNED
 from tidemill.views.steps.groups import GroupSpec, ViewSpec
@@ -120,6 +125,10 @@ class _Planner:
                         f"{dataset.name} has the column {ours[0]}",
                         hint="names that begin with _ are Tidemill's own",
                     )
+                self._expected(dataset, decl.checks)
+                self._refuse_intervals(dataset, decl.checks)
+                if drops(decl.checks) and decl.dataset.name not in self.pipeline.sources:
+                    self._quarantine(dataset.id, None, decl.line, f"checks of {dataset.name}")
         sources = {one.spec.id: one for one in self._sources()}
         arcs = {one.spec.id: one for one in self._arcs()}
         groups = self._groups()
@@ -138,6 +147,35 @@ class _Planner:
         self.known[dataset.name] = _Known(dataset, dataset.schema, dataset.kind is not Kind.ROWS)
         self.stages.append(DeclareDataset(dataset=dataset, where=str(line), made_by=made_by))
 
+    # --- checks
+
+    def _expected(self, dataset: Dataset, checks: Sequence[Check]) -> None:
+        """Are these checks of such rows? By Spark's own analysis."""
+        if checks:
+            verify(self.spark.createDataFrame([], dataset.schema), checks)
+
+    @staticmethod
+    def _refuse_intervals(dataset: Dataset, checks: Sequence[Check]) -> None:
+        of_lots = [one.name for one in checks if one.of_lots]
+        if of_lots and dataset.unit is not None:
+            raise DeclarationError(
+                f"the check {of_lots[0]} is about a whole lot, and lots of {dataset.name} gather appends"
+                " that are written one by one",
+                hint="check it in an arc that reads it",
+            )
+
+    def _quarantine(self, of: DatasetId, unit: Unit | None, line: Line, made_by: str) -> DatasetId:
+        """A table for what does not fit another one."""
+        found = quarantine_of(of)
+        if found.name in self.pipeline.names:
+            raise DeclarationError(
+                f"what does not fit {of.name} goes to {found.name}, which is another table",
+                hint="give that table another name",
+            )
+        dataset = Dataset(name=found.name, version=found.version, unit=unit, schema=QUARANTINE_SCHEMA)
+        self._add(spelled(dataset), line, made_by=made_by)
+        return found
+
     # --- sources
 
     def _sources(self) -> Iterator[SourceProgram]:
@@ -145,14 +183,8 @@ class _Planner:
             with _at(decl.line):
                 known = self.known[decl.dataset].dataset
                 assert known is not None
-                quarantine = quarantine_of(known.id)
-                self._add(
-                    spelled(
-                        Dataset(name=quarantine.name, version=quarantine.version, schema=QUARANTINE_SCHEMA)
-                    ),
-                    decl.line,
-                    made_by=f"source of {decl.dataset}",
-                )
+                self._expected(known, decl.checks)
+                quarantine = self._quarantine(known.id, None, decl.line, f"source of {decl.dataset}")
                 if known.unit is not None:
                     raise DeclarationError(
                         f"{decl.dataset} has intervals, and a folder makes a lot of what it finds",
@@ -169,6 +201,7 @@ class _Planner:
                     reading=folder.reading,
                     policy=folder.policy,
                     quarantine=quarantine,
+                    checks=decl.checks,
                 )
                 self.stages.append(DeclareSource(spec=spec, root=folder.root, where=str(decl.line)))
                 yield SourceProgram(spec=spec, folder=folder, where=str(decl.line))
@@ -228,21 +261,34 @@ class _Planner:
                     f"arc {arc.name} reads {name}, whose rows can be deleted again",
                     hint="changes='raw' gives and takes _weight; or write a view: it follows every change",
                 )
+        of_lots = any(check.of_lots for sink in arc.sinks for check in sink.checks)
         spec = ArcSpec(
             pipeline=self.pipeline.name,
             name=arc.name,
             reads=tuple(one.dataset.id for one in inputs if one.dataset is not None),
             sinks=tuple(
-                PartSink(dataset=DatasetId(sink.name), partition_by=sink.partition_by) for sink in arc.sinks
+                PartSink(
+                    dataset=DatasetId(sink.name),
+                    partition_by=sink.partition_by,
+                    quarantine=quarantine_of(DatasetId(sink.name)) if drops(sink.checks) else None,
+                )
+                for sink in arc.sinks
             ),
-            parts=arc.parts,
+            # What is about a whole lot cannot be told part by part, nor without running for an empty one.
+            parts=1 if of_lots else arc.parts,
+            on_empty="run" if of_lots else "publish",
             retries=arc.retries,
             max_concurrent=arc.max_concurrent,
-            code=call_digest(arc.function, (), {}).hex()[:32],
+            code=_code(arc),
             changes=arc.changes or "",
             enabled=arc.enabled,
         )
-        program = ArcProgram(spec=spec, function=arc.function, where=str(arc.line))
+        program = ArcProgram(
+            spec=spec,
+            function=arc.function,
+            where=str(arc.line),
+            checks={sink.name: sink.checks for sink in arc.sinks},
+        )
         kind = Kind.CHANGES if arc.changes == "raw" else Kind.ROWS
         for sink, ddl in zip(arc.sinks, self._analysed(arc, program, inputs), strict=True):
             names = schema.parse(ddl).names
@@ -254,7 +300,11 @@ class _Planner:
             dataset = Dataset(
                 name=sink.name, unit=first.unit, kind=kind, deletes=kind is Kind.CHANGES, schema=ddl
             )
-            self._add(spelled(dataset), arc.line, made_by=f"arc {arc.name}")
+            dataset = spelled(dataset)
+            self._add(dataset, arc.line, made_by=f"arc {arc.name}")
+            self._expected(dataset, sink.checks)
+            if drops(sink.checks):
+                self._quarantine(dataset.id, first.unit, arc.line, f"checks of {sink.name}")
         self.stages.append(DeclareArc(spec=spec, where=str(arc.line)))
         return program
 
@@ -372,6 +422,15 @@ class _Planner:
             reads=tuple(view.datasets.values()),
             uses=view.views,
         )
+
+
+def _code(arc: ArcDecl) -> str:
+    """The digest of what decides what an arc makes: its function, and its checks."""
+    code = code_digest(arc.function).hex()[:32]
+    checks = [(sink.name, sink.checks) for sink in arc.sinks if sink.checks]
+    if not checks:
+        return code
+    return hashlib.sha256(code.encode() + msgspec.json.encode(checks, order="sorted")).hexdigest()[:32]
 
 
 def _ddl(frame: "DataFrame") -> str:

@@ -43,7 +43,7 @@ def query(pipeline: "Pipeline", sql: str) -> "DataFrame":
     names = [one.name for one in queries.table_names(sql)]
     with pipeline.site.spark() as spark:
         reader = _Reader(pipeline, spark)
-        known = dict.fromkeys([*pipeline.names, *reader.quarantines()])
+        known = dict.fromkeys([*pipeline.names, *pipeline.quarantines])
         wanted = {queries.match(name, known) for name in names}
         frames = {name: reader.table(name) for name in wanted}
         with queries.over(spark, sql, frames, f"q{pipeline.site.chance.getrandbits(64):x}") as found:
@@ -86,7 +86,8 @@ def columns(pipeline: "Pipeline", name: str) -> str:
 
 
 def _version(pipeline: "Pipeline", name: str) -> str:
-    return pipeline.datasets[name].dataset.version if name in pipeline.datasets else "1"
+    of = name.removesuffix("_quarantine") if name in pipeline.quarantines else name
+    return pipeline.datasets[of].dataset.version if of in pipeline.datasets else "1"
 
 
 def _declared(pipeline: "Pipeline", name: str) -> Dataset:
@@ -125,10 +126,6 @@ class _Reader:
 
     def _declared(self, name: str) -> Dataset:
         return _declared(self.pipeline, name)
-
-    def quarantines(self) -> list[str]:
-        """Quarantine tables: they belong to the pipeline, though nobody declared them."""
-        return [f"{name}_quarantine" for name in self.pipeline.sources]
 
     def view_table(self, name: str) -> str:
         """The manifest of a view's table now."""

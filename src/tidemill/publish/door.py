@@ -83,16 +83,18 @@ class Door:
             lambda tx: corrections.begin(tx, self._keys, self._node, dataset, lot, attempt, remove=remove),
         )
 
-    def begin_append(self, dataset: DatasetId, attempt: str, append: Identity | None) -> Hold | Receipt:
+    def begin_append(
+        self, dataset: DatasetId, attempt: str, append: Identity | None, quarantine: DatasetId | None = None
+    ) -> Hold | Receipt:
         """Open an append, or find its receipt."""
         return self._step(
             "append-open",
-            lambda tx: appends.begin(tx, self._keys, self._node, dataset, attempt, append),
+            lambda tx: appends.begin(tx, self._keys, self._node, dataset, attempt, append, quarantine),
         )
 
-    def commit_append(self, hold: Hold, row: LotRow, append: Identity | None) -> Receipt:
-        """Publish an append, or have it wait for its interval."""
-        return self._step("append-commit", lambda tx: appends.commit(tx, self._keys, hold, row, append))
+    def commit_append(self, hold: Hold, row: LotRow, append: Identity | None, *out: LotRow) -> Receipt:
+        """Publish an append, or have it wait for its interval; what checks took out is published."""
+        return self._step("append-commit", lambda tx: appends.commit(tx, self._keys, hold, row, append, *out))
 
     def begin_closing(self, dataset: DatasetId, lot: LotId, attempt: str) -> Hold:
         """Seal an interval and open the attempt at its lot."""

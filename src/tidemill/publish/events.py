@@ -65,6 +65,17 @@ class PartEnded(Event, frozen=True):
     error: str = ""
 
 
+class ChecksFailed(Event, frozen=True):
+    """Rows of a part failed checks that let the lot be published: how many, by the name of the check."""
+
+    attempt: str
+    author: str
+    dataset: str
+    lot: str
+    part: str
+    checks: dict[str, int]
+
+
 class IntervalClosed(Event, frozen=True):
     """What was appended while an interval was open became its lot."""
 

@@ -24,10 +24,11 @@ class PartInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartSink(msgspec.Struct, frozen=True, kw_only=True):
-    """What a part writes to."""
+    """What a part writes to; `quarantine` is where the rows go that its checks take out (LOT-33)."""
 
     dataset: DatasetId
     partition_by: tuple[str, ...] = ()
+    quarantine: DatasetId | None = None
 
 
 class PartTask(msgspec.Struct, frozen=True, kw_only=True):

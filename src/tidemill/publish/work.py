@@ -13,11 +13,12 @@ from tidemill.clock import Clock
 from tidemill.errors import LeaseLost
 from tidemill.events import Emit, ignore
 from tidemill.lots import datasets
+from tidemill.lots.checks import RESERVED
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.objects.port import Objects
 from tidemill.publish.attempts import Hold
-from tidemill.publish.events import PartEnded
+from tidemill.publish.events import ChecksFailed, PartEnded
 from tidemill.publish.keys import PublishKeys
 from tidemill.publish.manifests import Manifests, PartMade
 from tidemill.publish.parts import PartDone, PartFailed, Parts, PartTask
@@ -74,6 +75,8 @@ class Work:
                 self.manifests.part_failed(hold, end)
                 failed.append(end)
             self._emit(_told(hold, end))
+            if isinstance(end, PartDone):
+                _tell_checks(self._emit, hold, end)
         if left:  # the port was ended from outside: nobody knows how these end
             raise LeaseLost(f"{len(left)} parts of attempt {hold.draft.id} were given up")
         parts = tuple(found[task.part] for task in tasks if task.part in found)
@@ -100,6 +103,22 @@ def tasks_of(hold: Hold, tasks: Sequence[PartTask]) -> list[PartTask]:
         msgspec.structs.replace(task, attempt=hold.draft.id, key=f"{hold.draft.id}/{task.key}")
         for task in tasks
     ]
+
+
+def _tell_checks(emit: Emit, hold: Hold, done: PartDone) -> None:
+    for one in done.written:
+        failed = {name: count for name, count in one.checks.items() if count and name not in RESERVED}
+        if failed:
+            emit(
+                ChecksFailed(
+                    attempt=hold.draft.id,
+                    author=hold.draft.author,
+                    dataset=str(one.dataset),
+                    lot=hold.draft.lot,
+                    part=done.task.part,
+                    checks=failed,
+                )
+            )
 
 
 def _told(hold: Hold, end: PartDone | PartFailed) -> PartEnded:

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill import crash
 from tidemill.errors import ArcResult, BadSchema, CodeDiffers
+from tidemill.lots.checks import quarantine_of
 from tidemill.objects import Objects
-from tidemill.publish.parts import PartPlace, PartTask, SinkWritten
+from tidemill.publish.parts import PartPlace, PartSink, PartTask, SinkWritten
 from tidemill.runner import turns
 from tidemill.runner.program import ArcProgram, Program
 from tidemill.sources.part import run_window
 from tidemill.spark import schema
+from tidemill.spark.checking import write_checked
 from tidemill.spark.operations import is_frame
 from tidemill.spark.reading import read_objects
 from tidemill.spark.sessions import tagged
 from tidemill.spark.storage import Storage
-from tidemill.spark.writing import write_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,14 +63,26 @@ def _computed(tools: Tools, task: PartTask, place: PartPlace) -> list[SinkWritte
         turns.check()
         wanted = tools.program.schema(sink.dataset)
         out = fitted(arc, sink.dataset.name, frame, wanted)
-        made = write_frame(
+        bad = PartSink(dataset=sink.quarantine or quarantine_of(sink.dataset))
+        made = write_checked(
             out,
             tools.storage,
             tools.objects,
             place.data_prefix(task, sink),
+            place.data_prefix(task, bad),
+            arc.checks.get(sink.dataset.name, ()),
+            table=sink.dataset.name,
+            kind=tools.program.datasets[sink.dataset].kind,
             partition_by=sink.partition_by,
         )
-        written.append(SinkWritten(dataset=sink.dataset, objects=made.objects, rows=made.rows))
+        written.append(
+            SinkWritten(
+                dataset=sink.dataset, objects=made.rows.objects, rows=made.rows.rows, checks=made.counts
+            )
+        )
+        if sink.quarantine is not None:
+            out_of = made.quarantined
+            written.append(SinkWritten(dataset=sink.quarantine, objects=out_of.objects, rows=out_of.rows))
     return written
 
 

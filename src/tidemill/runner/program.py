@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidemill.arcs.declarations import ArcSpec
+from tidemill.lots.checks import Check
 from tidemill.lots.datasets import Dataset
 from tidemill.lots.keys import DatasetId
 from tidemill.sources.declarations import SourceSpec
@@ -20,11 +21,12 @@ from tidemill.views.steps.groups import GroupSpec
 
 @dataclass(frozen=True, kw_only=True)
 class ArcProgram:
-    """An arc with its function; `where` is its line, for errors."""
+    """An arc with its function; `where` is its line, for errors; what is expected of its tables, by name."""
 
     spec: ArcSpec
     function: Callable[..., Any] = field(repr=False)
     where: str
+    checks: Mapping[str, tuple[Check, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,17 +5,25 @@ import hashlib
 import msgspec
 
 from tidemill.errors import BadSource
+from tidemill.lots.checks import QUARANTINE_SCHEMA, Check, quarantine_of
 from tidemill.lots.datasets import Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.spark.formats import Reading
 
+__all__ = [
+    "DEFAULT_POLICY",
+    "MOST_FILES",
+    "MOST_STRETCHES",
+    "QUARANTINE_SCHEMA",
+    "Policy",
+    "SourceSpec",
+    "quarantine_of",
+    "source_id",
+]
+
 MOST_STRETCHES = 64
 MOST_FILES = 500
 """Of one window: its rows fit one transaction (LOT-43)."""
-
-QUARANTINE_SCHEMA = "file STRING, line BIGINT, record STRING, error STRING"
-"""Of a quarantine dataset. `line` counts from 1; where records are not lines it counts records, and it is
-NULL, as `record` is, for a file that could not be read at all."""
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +62,9 @@ class SourceSpec(msgspec.Struct, frozen=True, kw_only=True):
     - id: `source:{pipeline}/{dataset}`, the author of its attempts.
     - schema, kind, key: of the dataset, as declared. Records for one with a key are upserts, in the order of
       windows, paths and lines; so its windows are published one after the other.
-    - quarantine: where records go that do not fit; its lots have the ids of the dataset's.
+    - quarantine: where records go that do not fit, and rows that checks take out; its lots have the ids of
+      the dataset's.
+    - checks: what is expected of the rows of a window (LOT-33).
     """
 
     id: str
@@ -68,19 +78,17 @@ class SourceSpec(msgspec.Struct, frozen=True, kw_only=True):
     partition_by: tuple[str, ...] = ()
     quarantine: DatasetId
     retries: int = 3
+    checks: tuple[Check, ...] = ()
 
     @property
     def code(self) -> str:
         """The digest of everything that decides what becomes of a file."""
         parts = (self.schema, self.kind, self.key, self.reading, self.partition_by, self.quarantine)
+        if self.checks:
+            parts = (*parts, self.checks)  # type: ignore[assignment]
         return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:32]
 
 
 def source_id(pipeline: str, dataset: str) -> str:
     """Who the author of a source's attempts is."""
     return f"source:{pipeline}/{dataset}"
-
-
-def quarantine_of(dataset: DatasetId) -> DatasetId:
-    """Where the records go that do not fit a dataset."""
-    return DatasetId(f"{dataset.name}_quarantine", dataset.version)

@@ -52,7 +52,9 @@ def run_window(
             bad=place.data_prefix(task, bad_sink),
             partition_by=rows_sink.partition_by,
         ),
-        Columns(schema=spec.schema, kind=spec.kind, key=spec.key),
+        Columns(
+            schema=spec.schema, kind=spec.kind, key=spec.key, checks=spec.checks, table=spec.dataset.name
+        ),
         spec.reading,
         files,
         options=listing.read_options(),
@@ -64,7 +66,7 @@ def run_window(
             dataset=rows_sink.dataset,
             objects=done.rows.objects,
             rows=done.rows.rows,
-            checks={"files": len(files), "quarantined": done.quarantined.rows},
+            checks={"files": len(files), "quarantined": done.quarantined.rows, **done.checks},
         ),
         SinkWritten(dataset=bad_sink.dataset, objects=done.quarantined.objects, rows=done.quarantined.rows),
     )

@@ -17,9 +17,11 @@ from urllib.parse import unquote
 import msgspec
 
 from tidemill.errors import BadSource, SourceFileChanged, SourceMiscounted
+from tidemill.lots.checks import Check
 from tidemill.lots.datasets import Kind
 from tidemill.spark import culprits, headers, operations, ordinals, salvage
 from tidemill.spark import schema as schemas
+from tidemill.spark.checking import Checked, write_checked
 from tidemill.spark.culprits import ForeignFile, plain
 from tidemill.spark.faults import CORRUPT, csv_options, is_wrong_json, json_options, named, what_is_wrong
 from tidemill.spark.formats import Format, Reading
@@ -42,10 +44,11 @@ Write = Callable[["DataFrame", str], Written]
 
 
 class Ingested(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of some files."""
+    """What became of some files; how many rows failed each check."""
 
     rows: Written
     quarantined: Written = Written()
+    checks: dict[str, int] = {}
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,11 +60,13 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Columns(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rows of a dataset are: the declared columns as a text, its kind and its key."""
+    """What the rows of a dataset are: the declared columns as a text, its kind and key, what is expected."""
 
     schema: str
     kind: Kind = Kind.ROWS
     key: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+    table: str = ""
 
 
 def ingest(
@@ -94,9 +99,22 @@ def ingest(
             hint="a dataset for text has one column, of type STRING",
         )
 
+    checked = Checked(rows=Written())
+
     def write_rows(frame: "DataFrame", folder: str) -> Written:
-        prefix = place.rows + folder
-        return write_frame(frame, storage, storage.objects, prefix, partition_by=place.partition_by)
+        nonlocal checked
+        checked = write_checked(
+            frame,
+            storage,
+            storage.objects,
+            place.rows + folder,
+            f"{place.bad}{folder}checks/",
+            dataset.checks,
+            table=dataset.table,
+            kind=dataset.kind,
+            partition_by=place.partition_by,
+        )
+        return checked.rows
 
     def write_bad(frame: "DataFrame", folder: str) -> Written:
         return write_frame(frame, storage, storage.objects, place.bad + folder)
@@ -104,7 +122,13 @@ def ingest(
     reader = Ingest(
         spark, columns, reading, options=options, open_file=open_file, kind=dataset.kind, key=dataset.key
     )
-    return reader.run(files, write_rows, write_bad)
+    done = reader.run(files, write_rows, write_bad)
+    out = checked.quarantined
+    return Ingested(
+        rows=done.rows,
+        quarantined=Written(done.quarantined.objects + out.objects, done.quarantined.rows + out.rows),
+        checks=checked.counts,
+    )
 
 
 class Ingest:
@@ -340,7 +364,7 @@ class Ingest:
             frames += [self._wrong(part, cut=is_cut) for part, is_cut in _split(groups, faults.cut)]
         if faults.keyless:
             frames.append(self._without_key(groups, faults.cut))
-        written = write_bad(reduce(lambda one, other: one.unionByName(other), frames), "")
+        written = write_bad(reduce(lambda one, other: one.unionByName(other), frames), "records/")
         if written.rows != faults.total:
             raise SourceMiscounted(
                 f"{faults.total} records for quarantine, and {written.rows} when they were sought"

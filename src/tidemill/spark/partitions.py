@@ -40,14 +40,17 @@ class Partitioning:
         df: what is written; `BadSchema` when it lacks a column, or has one that makes no folders.
         columns: in the order of the folders.
         prefix: where the folders are; all of a key must fit its limit.
+        flag: a column of short texts that makes the outermost folders, and is not kept in the files.
     """
 
-    def __init__(self, df: "DataFrame", columns: Sequence[str], prefix: str) -> None:
+    def __init__(self, df: "DataFrame", columns: Sequence[str], prefix: str, flag: str | None = None) -> None:
         fields = {field.name: field.dataType for field in df.schema.fields} if columns else {}
         for column in columns:
             _check(column, fields)
         self.columns = tuple(columns)
         self.copies = tuple(_copy_name(column, n, df.columns) for n, column in enumerate(columns))
+        self.flag = flag
+        self.folders = self.copies if flag is None else (flag, *self.copies)
         self._types = fields
         room = (KEY_BYTES - len(prefix.encode()) - _FILE_BYTES) // max(1, len(columns))
         self._room = [min(NAME_BYTES, room) - len(_escaped(copy).encode()) - 2 for copy in self.copies]
@@ -68,7 +71,8 @@ class Partitioning:
     def values(self, objects: Objects, info: Info, path: str) -> dict[str, str | None]:
         """The values of a file's folders, as text; `path` is its key behind the prefix."""
         found: dict[str, str | None] = {}
-        for column, folder in zip(self.columns, path.split("/")[:-1], strict=True):
+        folders = path.split("/")[:-1]
+        for column, folder in zip(self.columns, folders[len(folders) - len(self.columns) :], strict=True):
             spelled = unescaped(folder.partition("=")[2])
             if spelled == _NULL:
                 found[column] = None

@@ -8,7 +8,7 @@ Partition columns become folders, from copies of the columns: the columns themse
 that their types and NULLs are exact and a reader needs nothing but the files. See `partitions`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -59,12 +59,33 @@ def write_frame(
         partition_by: columns whose values become folders below it.
         target_bytes: about how large a file should be; small ones come together, large ones are split.
     """
+    written = write_flagged(
+        df, storage, objects, prefix, partition_by=partition_by, target_bytes=target_bytes
+    )
+    return written.get("", Written())
+
+
+def write_flagged(
+    df: "DataFrame",
+    storage: Storage,
+    objects: Objects,
+    prefix: str,
+    *,
+    partition_by: Sequence[str] = (),
+    target_bytes: int = TARGET_BYTES,
+    flag: str | None = None,
+) -> Mapping[str, Written]:
+    """As `write_frame`, with rows kept apart by the texts in one column, which is not kept itself; in one
+    pass, so that each row is computed once and is in exactly one place.
+
+    - flag: the column; its texts are short and plain, and never empty. Without one, all is under "".
+    """
     from pyspark.sql import Observation
     from pyspark.sql import functions as sf
 
     if not prefix.endswith("/"):
         raise UsageError(f"not a folder: {prefix!r}", hint="end it with /")
-    partitioning = Partitioning(df, partition_by, prefix)
+    partitioning = Partitioning(df, partition_by, prefix, flag)
     counted = Observation()
     frame = partitioning.prepare(df).observe(counted, sf.count(sf.lit(1)).alias(_ROWS))
     writer = (
@@ -72,8 +93,8 @@ def write_frame(
         .options(**storage.write_options())
         .option("maxRecordsPerFile", max(_LEAST_ROWS, target_bytes // row_bytes(df.schema)))
     )
-    if partitioning.copies:
-        writer = writer.partitionBy(*partitioning.copies)
+    if partitioning.folders:
+        writer = writer.partitionBy(*partitioning.folders)
     crash.point("spark.write.before")
     try:
         with naming(storage):
@@ -85,12 +106,12 @@ def write_frame(
             ) from error
         raise
     written = _collect(objects, prefix, int(counted.get.get(_ROWS, 0)), partitioning)
-    storage.sync(item.uri for item in written.objects)
+    storage.sync(item.uri for one in written.values() for item in one.objects)
     crash.point("spark.write.after")
     return written
 
 
-def _collect(objects: Objects, prefix: str, rows: int, partitioning: Partitioning) -> Written:
+def _collect(objects: Objects, prefix: str, rows: int, partitioning: Partitioning) -> Mapping[str, Written]:
     """What a job has left in its folder, checked; files without rows are removed."""
     found = list(objects.list(prefix))
     files = [info for info in found if info.key.endswith(".parquet")]
@@ -102,13 +123,13 @@ def _collect(objects: Objects, prefix: str, rows: int, partitioning: Partitionin
     kept = [(info, count) for info, count in zip(files, counts, strict=True) if count]
     listed = {info.key for info, _ in kept}
     objects.delete_many(info.key for info in found if info.key not in listed)
-    return Written(
-        tuple(
-            stored(info, count, partitioning.values(objects, info, info.key.removeprefix(prefix)))
-            for info, count in kept
-        ),
-        rows,
-    )
+    apart: dict[str, list[StoredObject]] = {}
+    for info, count in kept:
+        path = info.key.removeprefix(prefix)
+        of = "" if partitioning.flag is None else path.partition("/")[0].partition("=")[2]
+        item = stored(info, count, partitioning.values(objects, info, path))
+        apart.setdefault(of, []).append(item)
+    return {of: Written(tuple(items), sum(item.rows or 0 for item in items)) for of, items in apart.items()}
 
 
 def stored(info: Info, rows: int, partition: dict[str, str | None] | None = None) -> StoredObject:
