@@ -1,9 +1,26 @@
 """A transaction over a dictionary: for searches that run one step at a time, from thousands of states."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from tidemill.store.keys import Version, pack
 from tidemill.store.port import Row, Swap, Tx, read_counter, write_counter
+
+T = TypeVar("T")
+
+
+class PlainStore:
+    """A dictionary as a store, at one moment."""
+
+    def __init__(self, rows: dict[bytes, bytes], now_us: int) -> None:
+        self.rows = rows
+        self._now_us = now_us
+
+    def run(self, fn: Callable[[Tx], T]) -> T:
+        tx = PlainTx(dict(self.rows), self._now_us)
+        answer = fn(tx)  # what it raises changes nothing
+        self.rows = tx.rows
+        return answer
 
 
 class PlainTx(Tx):

@@ -11,13 +11,13 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
+from tests.simulation.plain_store import PlainStore
 from tests.unit.lots_stage import Stage
 from tidemill.cluster import nodes
 from tidemill.errors import LeaseLost
 from tidemill.lots import events
 from tidemill.lots.keys import DatasetId
-from tidemill.store import Space, Tx
-from tidemill.store.memory import MemoryStore
+from tidemill.store import Tx
 from tidemill.triggers import runs, subscriptions
 from tidemill.triggers.runs import Ticket
 from tidemill.triggers.subscriptions import Scheduled, Waiting
@@ -64,12 +64,10 @@ class World(Stage):
 
     def __init__(self, state: State) -> None:
         super().__init__(scan=False)
-        self.store = MemoryStore(clock=self.clock)
-        self.store.run(lambda tx: tx.set_many(sorted(state.rows)))
+        self.store = PlainStore(dict(state.rows), int(self.clock.monotonic() * 1_000_000))
 
     def rows(self) -> frozenset[tuple[bytes, bytes]]:
-        found = self.store.run(lambda tx: tx.range(*Space("c").all(), snapshot=True))
-        return frozenset((row.key, row.value) for row in found)
+        return frozenset(self.store.rows.items())
 
 
 def beginning() -> tuple[State, list[nodes.Node]]:
