@@ -63,7 +63,8 @@ class View:
         self.chance = np.random.default_rng(7)
         self.objects = LocalObjects(folder / "objects", SYSTEM, random.Random(1))
         self.cache = Cache(self.objects, folder / "cache")
-        self.version = Version()
+        groups = [f"groups.{name}" for name in AGGREGATE.layouts]
+        self.version = Version.empty(["orders", "customers", *groups])
         self.region_of = self.chance.integers(0, len(REGIONS), rows // 50)
         self.orders = [self.drawn(rows)]
         self.bytes = 0

@@ -82,7 +82,7 @@ class Trace:
     def __init__(self, objects: Objects, cache: Cache | None = None) -> None:
         self.objects = objects
         self.cache = cache or Cache(objects, None)
-        self.versions = [Version()]
+        self.versions = [Version.empty(["t"])]
         self.merged_rows = 0
 
     @property
@@ -277,11 +277,11 @@ def test_a_merge_of_a_trace_that_was_rebuilt_is_left_out() -> None:
 
 def test_a_trace_is_read_at_the_step_to_which_it_is_current_and_no_other() -> None:
     entry = Entry("a", 0, GRAINS - 1, 0, 10, 5, 7)
-    version = Version().apply(1, [Added("t", entry), Added("u", entry)]).version
+    version = Version.empty(["t", "u", "v"]).apply(1, [Added("t", entry), Added("u", entry)]).version
     version = version.apply(2, stale=["u"]).version
     assert version.entries("t", ALL, 2) == (entry,)
-    assert version.entries("never written", ALL, 2) == ()
-    for trace, step in (("t", 1), ("t", 3), ("u", 1), ("u", 2), ("never written", 1)):
+    assert version.entries("v", ALL, 2) == ()
+    for trace, step in (("t", 1), ("t", 3), ("u", 1), ("u", 2), ("v", 1), ("never built", 2)):
         with pytest.raises(TraceStale):
             version.entries(trace, ALL, step)
     later = version.apply(3, [Added("u", entry)]).version
@@ -289,13 +289,16 @@ def test_a_trace_is_read_at_the_step_to_which_it_is_current_and_no_other() -> No
         later.entries("u", ALL, 3)  # a run more does not make up for the one that is missing
     rebuilt = later.apply(4, [Added("u", entry)], rebuilt=["u"]).version
     assert rebuilt.entries("u", ALL, 4) == (entry,)
+    with pytest.raises(UsageError, match="new, which was never built"):
+        rebuilt.apply(5, [Added("new", entry)])
+    assert rebuilt.apply(5, [Added("new", entry)], rebuilt=["new"]).version.entries("new", ALL, 5) == (entry,)
     assert rebuilt.apply(5, dropped=["u"]).version.files() == {"a"}
     assert "u" not in rebuilt.apply(5, dropped=["u"]).version.steps
 
 
 def test_a_range_sees_the_pieces_that_reach_into_it() -> None:
     entry = Entry("a", 100, GRAINS - 1, 0, 10, 5, 65_436)
-    version = Version().apply(1, [Added("t", entry)]).version
+    version = Version.empty(["t"]).apply(1, [Added("t", entry)]).version
     first, second = (version.entries("t", within, 1) for within in ranges(2))
     assert [(e.low, e.high, e.rows) for e in (*first, *second)] == [
         (100, 32_767, 32_668),

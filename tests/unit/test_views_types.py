@@ -107,6 +107,7 @@ class Keeper:
     def __init__(self) -> None:
         self.objects = MemoryObjects(FakeClock())
         self.version = Version()
+        self.names: set[str] = set()
 
     def spine(self, name: str, layout: Layout) -> Spine:
         return Spine(name, layout, self.version.traces.get(name, ()), Cache(self.objects, None))
@@ -116,7 +117,9 @@ class Keeper:
         bundle = Bundle(self.objects, f"run-{step}")
         kept = self.spine(name, layout).extend(table, bundle)
         bundle.write()
-        self.version = self.version.apply(step, kept.added, kept.merged).version
+        fresh = {name} - self.names
+        self.names.add(name)
+        self.version = self.version.apply(step, kept.added, kept.merged, rebuilt=fresh).version
 
 
 def weakly(table: pa.Table, hashes: list[int]) -> pa.Table:

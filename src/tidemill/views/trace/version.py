@@ -16,7 +16,15 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tidemill import crash
-from tidemill.errors import ObjectConflict, ObjectMissing, TraceCorrupt, TraceFormat, TraceMissing, TraceStale
+from tidemill.errors import (
+    ObjectConflict,
+    ObjectMissing,
+    TraceCorrupt,
+    TraceFormat,
+    TraceMissing,
+    TraceStale,
+    UsageError,
+)
 from tidemill.objects.port import Objects, Put
 from tidemill.views.trace.slices import Range
 
@@ -131,14 +139,19 @@ class Version:
     traces: Mapping[str, tuple[Entry, ...]] = field(default_factory=dict)
     steps: Mapping[str, int | None] = field(default_factory=dict)
 
+    @classmethod
+    def empty(cls, traces: Iterable[str], *, step: int = 0, code: str = "") -> "Version":
+        """The version of traces that are known, and have no rows."""
+        return cls(step, code, {}, dict.fromkeys(traces, step))
+
     def entries(self, trace: str, within: Range, at: int) -> tuple[Entry, ...]:
         """The pieces of a trace in a range; `TraceStale` unless it is current to step `at` (DBSP-41).
 
-        A trace nobody has written yet is empty, and current at any step.
+        A trace that the version does not know is refused as well: it is not empty, nobody has built it.
         """
-        if trace not in self.steps and at != self.step:
-            raise TraceStale(f"the version is at step {self.step}, not {at}")
-        current = self.steps.get(trace, at)
+        if trace not in self.steps:
+            raise TraceStale(f"trace {trace} was never built")
+        current = self.steps[trace]
         if current != at:
             known = "stale" if current is None else f"at step {current}"
             raise TraceStale(f"trace {trace} is {known}, not at step {at}")
@@ -164,7 +177,7 @@ class Version:
 
         Args:
             step: its number; the traces that are current move along, changed or not.
-            added: the new runs.
+            added: the new runs, of traces that are known or rebuilt.
             merged: the merges; those whose cuts are not listed any more are left out whole.
             rebuilt: traces that `added` gives anew: what they had is forgotten.
             stale: traces that the step did not keep current.
@@ -174,12 +187,13 @@ class Version:
         gone = {*rebuilt, *dropped}
         traces = {name: list(entries) for name, entries in self.traces.items() if name not in gone}
         late = tuple(merge for merge in merged if not _exchange(traces, merge))
+        known = {*self.steps, *rebuilt} - {*dropped}
         for name, entry in added:
+            if name not in known:
+                raise UsageError(f"a run of trace {name}, which was never built", hint="name it in rebuilt=")
             traces.setdefault(name, []).append(entry)
-        steps: dict[str, int | None] = {}
-        for name in sorted({*traces, *self.steps, *rebuilt, *stale} - {*dropped}):
-            is_current = name in rebuilt or self.steps.get(name, self.step) == self.step
-            steps[name] = step if is_current and name not in stale else None
+        current = {name for name in known if name in rebuilt or self.steps[name] == self.step} - {*stale}
+        steps = {name: step if name in current else None for name in sorted(known)}
         listed = {name: tuple(entries) for name, entries in traces.items() if entries}
         return Outcome(Version(step, self.code if code is None else code, listed, steps), late)
 
