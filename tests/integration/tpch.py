@@ -5,6 +5,8 @@ literals, the view of Q15 as a common table expression). The data is not TPC-H's
 pools around the queries' parameters, so that every query has rows to show.
 """
 
+# ruff: noqa: E501  # the tables stand on one line each
+
 import random
 from datetime import date, timedelta
 
@@ -267,7 +269,9 @@ def rows(seed: int = 1, orders: int = 120) -> dict[str, str]:
     for i in range(suppliers):
         said = draw.choice(["", "", "the Customer made Complaints"])
         nation = i % len(NATIONS)
-        data["supplier"].append(f"({i}, 'S{i}', 'street {i}', {nation}, '2{i}', {money(-900, 9000)}, '{said}')")
+        data["supplier"].append(
+            f"({i}, 'S{i}', 'street {i}', {nation}, '2{i}', {money(-900, 9000)}, '{said}')"
+        )
     for i in range(customers):
         nation, code = draw.randrange(len(NATIONS)), draw.choice(["13", "31", "23", "40"])
         segment = draw.choice(["BUILDING", "AUTOMOBILE"])

@@ -1,4 +1,4 @@
-"""The second oracle: a query and its circuit, both computed by plain Spark, over data that is full of traps."""
+"""The second oracle: a query and its circuit, both computed by plain Spark, over data full of traps."""
 
 import re
 from collections import Counter
@@ -10,7 +10,7 @@ from typing import Any
 
 from tidemill.errors import QueryRefused
 from tidemill.views.circuit.interpret import interpret
-from tidemill.views.circuit.operators import Column, Output
+from tidemill.views.circuit.operators import Column
 from tidemill.views.sql.catalog import Analyse, Table
 from tidemill.views.sql.compile import Compiled, compile_query
 
@@ -146,17 +146,25 @@ def bags(spark: Any, queries: Sequence[str]) -> list[Counter[str]]:
     return found
 
 
-def differences(spark: Any, pairs: Sequence[tuple[str, Output]], batch: int = 12) -> list[Difference]:
-    """The queries that give other rows than their circuits."""
+def differences(
+    spark: Any, cases: Sequence[tuple[Any, ...]], batch: int = 12, shown: list[int] | None = None
+) -> list[Difference]:
+    """The queries that give other rows than their circuits; a case is a query and one or more circuits.
+
+    `shown` is given the number of rows of each query.
+    """
     wrong = []
-    for start in range(0, len(pairs), batch):
-        some = pairs[start : start + batch]
-        circuits = [interpret(output) for _, output in some]
-        found = bags(
-            spark, [sql for pair in zip([sql for sql, _ in some], circuits, strict=True) for sql in pair]
-        )
-        for place, (sql, _) in enumerate(some):
-            query, circuit = found[2 * place], found[2 * place + 1]
-            if query != circuit:
-                wrong.append(Difference(sql, circuits[place], query - circuit, circuit - query))
+    for start in range(0, len(cases), batch):
+        some = [
+            (sql, [interpret(one) for one in circuits]) for sql, *circuits in cases[start : start + batch]
+        ]
+        found = iter(bags(spark, [text for sql, circuits in some for text in (sql, *circuits)]))
+        for sql, circuits in some:
+            query = next(found)
+            if shown is not None:
+                shown.append(query.total())
+            for text in circuits:
+                circuit = next(found)
+                if query != circuit:
+                    wrong.append(Difference(sql, text, query - circuit, circuit - query))
     return wrong

@@ -15,6 +15,7 @@ from typing import Protocol
 from sqlglot import exp
 from sqlglot.tokenizer_core import TokenType
 
+from tidemill.errors import NameUnknown
 from tidemill.views.circuit.expr import Expr, Now, column, joined
 from tidemill.views.circuit.functions import CLOCK, GENERATORS, GROUPING, NAME_SENSITIVE, WINDOW_ONLY
 from tidemill.views.circuit.operators import Operator
@@ -171,7 +172,10 @@ class Stage:
             named = self.renamed(node, alias, parts[0], len(parts) == 1)
             return Hole(start, span(identifiers[0])[1], named, bare=named is not alias)
         if self.outer is not None:
-            hole = self.outer.name(node)
+            try:
+                hole = self.outer.name(node)
+            except NameUnknown:
+                raise self.missing(node, parts) from None
             if any(place < 0 for place in hole.expr.columns) or hole.expr.column is None:
                 raise Unsupported(
                     "a subquery reads a query two levels around it, or what that query computes"

@@ -1,0 +1,143 @@
+"""The circuit of a query, interpreted by Spark, gives what the query gives: nothing was changed by the front."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.integration import tpch, views_oracle
+from tests.integration.views_queries import SINGLE, TRAPS, pairs
+from tidemill.views.circuit.circuit import walk
+from tidemill.views.circuit.functions import Functions
+from tidemill.views.circuit.operators import KINDS, Join, Opaque, Operator, Output
+from tidemill.views.circuit.rewrite import REWRITES, rewrite
+from tidemill.views.sql.catalog import Table
+
+HAND = {**SINGLE, **TRAPS}
+
+# What is kept whole, and must not be more than this: a query that used to be taken apart and no longer is.
+WHOLE = {
+    "opaque",
+    "recursion",
+    "range",
+    "tablesample of everything",
+    "exists over an aggregate",
+    "operators that touch",
+    "zipped arrays keep names",
+    "a pipe",
+    "subquery in or",
+    "in in the list",
+    "exists in the list",
+    "correlated without aggregate",
+    "correlated with groups",
+    "sort by",
+    "moments by name",
+    "variables that look like columns",
+}
+
+
+@dataclass(frozen=True)
+class Made:
+    """The queries of one catalog, compiled once for all tests: types are all that compiling depends on."""
+
+    tables: dict[str, Table]
+    hand: dict[str, Output]
+
+
+@pytest.fixture(scope="module")
+def made(spark: Any) -> Made:
+    with views_oracle.stage(spark, {}) as tables:
+        return Made(tables, {n: views_oracle.compiled(spark, tables, sql).output for n, sql in HAND.items()})
+
+
+def kinds(*roots: Operator) -> set[type[Operator]]:
+    return {type(op) for root in roots for op in walk(root)}
+
+
+def told(wrong: Sequence[views_oracle.Difference]) -> str:
+    return "\n\n".join(map(str, wrong))
+
+
+def test_every_kind_of_operator_is_met_and_little_is_kept_whole(made: Made) -> None:
+    assert kinds(*made.hand.values()) == set(KINDS)
+    assert {name for name, output in made.hand.items() if Opaque in kinds(output)} == WHOLE
+
+
+@pytest.mark.rule("DBSP-15")
+def test_queries_of_every_kind_and_every_trap_equal_their_circuits(spark: Any, made: Made) -> None:
+    every = []
+    for name, output in made.hand.items():
+        fast = rewrite(output)
+        assert rewrite(fast) == fast, f"rewriting {name} twice is rewriting it once"
+        every.append((HAND[name], output, *([fast] if fast != output else [])))
+    with views_oracle.stage(spark, views_oracle.ROWS):
+        wrong = views_oracle.differences(spark, every)
+    assert not wrong, told(wrong)
+
+
+def test_over_empty_tables_too(spark: Any, made: Made) -> None:
+    with views_oracle.stage(spark, {}):
+        wrong = views_oracle.differences(spark, [(HAND[n], rewrite(o)) for n, o in made.hand.items()])
+    assert not wrong, told(wrong)
+
+
+def test_every_operator_over_every_other_equals_its_circuit(spark: Any) -> None:
+    with views_oracle.stage(spark, views_oracle.ROWS) as tables:
+        every = [(sql, rewrite(views_oracle.compiled(spark, tables, sql).output)) for sql in pairs().values()]
+        assert len(every) > 200
+        wrong = views_oracle.differences(spark, every)
+    assert not wrong, told(wrong)
+
+
+def test_tpch_is_taken_apart_whole_and_equals_spark(spark: Any) -> None:
+    with views_oracle.stage(spark, tpch.rows(), tpch.DDL) as tables:
+        found = {}
+        for name, sql in tpch.QUERIES.items():
+            output = views_oracle.compiled(spark, tables, sql).output
+            assert Opaque not in kinds(output), f"{name} is taken apart"
+            found[name] = rewrite(output)
+        assert len(found) == 22
+        without_key = {
+            n for n, o in found.items() if any(isinstance(x, Join) and not x.keys for x in walk(o))
+        }
+        assert without_key == {"q16"}, (
+            "NOT IN has none; all other joins have keys, though written with commas"
+        )
+        shown: list[int] = []
+        wrong = views_oracle.differences(spark, [(tpch.QUERIES[n], o) for n, o in found.items()], 6, shown)
+    assert not wrong, told(wrong)
+    assert all(shown), "every query has rows to compare"
+
+
+def test_each_rewrite_alone_leaves_the_meaning_alone(spark: Any, made: Made) -> None:
+    chosen = [
+        "comma join",
+        "left join with residual",
+        "having by alias",
+        "window over groups",
+        "cte used twice",
+    ]
+    chosen += [
+        "scalar over groups",
+        "grouping sets with null keys",
+        "using with full join",
+        "two lateral views",
+    ]
+    every = []
+    for name in chosen:
+        changed = [one(made.hand[name], Functions()) for one in REWRITES.values()]
+        every.append((HAND[name], *(one for one in changed if one != made.hand[name])))
+    assert {
+        kind
+        for kind, one in REWRITES.items()
+        for n in chosen
+        if one(made.hand[n], Functions()) != made.hand[n]
+    } >= {
+        "push down",
+        "prune",
+        "fuse",
+    }
+    with views_oracle.stage(spark, views_oracle.ROWS):
+        wrong = views_oracle.differences(spark, every)
+    assert not wrong, told(wrong)

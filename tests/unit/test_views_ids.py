@@ -1,0 +1,117 @@
+import pytest
+
+from tests.unit.views_stage import circuit, output
+from tidemill.views.circuit.circuit import Circuit, walk
+from tidemill.views.circuit.functions import UserFunction
+from tidemill.views.circuit.ids import FORMAT, Pins, expressions, fingerprint, ids, normal_form
+from tidemill.views.circuit.operators import KINDS, Aggregate, Column, Join, Operator, Output, Source
+from tidemill.views.circuit.rewrite import rewrite
+
+TOTALS = "SELECT region, sum(amount) AS total FROM orders o JOIN customers c ON o.cust = c.id GROUP BY region"
+
+
+def test_an_id_does_not_depend_on_names_layout_or_case() -> None:
+    other = """
+        select C.Region as where_, /* the same */ SUM(o.amount) as s  -- in other words
+        from orders as o join customers as C on o.cust=C.id
+        group by 1"""
+    one, two = output(TOTALS), output(other)
+    assert one.input == two.input
+    assert one != two, "the names of a view's columns are its own"
+
+
+def test_ids_are_those_of_the_release_before() -> None:
+    """Golden: a change of these rebuilds everybody's state. If it is meant, raise FORMAT."""
+    assert FORMAT == 1
+    pins = Pins({"ansi": "true"}, {})
+    made = output("SELECT cust, count(*) AS n FROM orders WHERE amount > 0 GROUP BY cust")
+    found = {one.kind: identity for one, identity in ids(walk(made), pins).items()}
+    assert found == GOLDEN
+
+
+GOLDEN = {
+    "source": "df7252b4cebef2ac7e5d2c79af45f753",
+    "filter": "7a832dc67bfd275af032ac212638c294",
+    "aggregate": "af8884f2b4d57c086d4ca88fe01270cf",
+    "project": "12e59bbb39a656a5a26c7aa64271d0bd",
+    "output": "c30aaf495a52895d9e539ae7b2a62650",
+}
+
+
+def test_two_views_share_what_they_both_compute() -> None:
+    both = circuit(a=TOTALS, b=f"{TOTALS} HAVING sum(amount) > 9")
+    shared = [op for op, readers in both.consumers().items() if len(readers) > 1]
+    assert [op.kind for op in shared] == ["aggregate"]
+
+
+def test_an_edit_changes_the_ids_above_it_and_no_others() -> None:
+    before = ids(walk(output(TOTALS)), Pins())
+    after = ids(walk(output(TOTALS.replace("sum(amount)", "sum(amount * 2)"))), Pins())
+    same = {op.kind for op, identity in after.items() if identity in before.values()}
+    changed = {op.kind for op, identity in after.items() if identity not in before.values()}
+    assert same == {"source", "join"}
+    assert changed >= {"aggregate", "output"}
+
+
+def test_settings_are_part_of_every_id_but_that_of_a_source() -> None:
+    made = output(TOTALS)
+    one, two = (ids(walk(made), Pins({"time zone": zone})) for zone in ("UTC", "Europe/Rome"))
+    assert {op.kind for op in one if one[op] == two[op]} == {"source"}
+
+
+def test_the_code_of_a_function_is_part_of_the_ids_that_call_it_and_of_those_above() -> None:
+    score = UserFunction("score", deterministic=True)
+    made = output(
+        "SELECT s FROM (SELECT score(amount) AS s, id FROM orders WHERE id > 0) q WHERE s > 1", score
+    )
+    one, two = (ids(walk(made), Pins({}, {"score": digest})) for digest in ("v1", "v2"))
+    kept = [op for op in one if one[op] == two[op]]
+    assert [op.kind for op in kept] == ["source", "filter"]
+
+
+def test_a_column_that_changes_its_type_changes_the_source() -> None:
+    old = Source("t", (Column("a", "int"),))
+    assert old != Source("t", (Column("a", "bigint"),))
+    assert old == Source("t", (Column("a", "int"),))
+
+
+def test_a_deep_tree_with_sharing_is_hashed_once_per_operator() -> None:
+    made: Operator = Source("t", (Column("a", "int"),))
+    for _ in range(60):  # 2^60 paths
+        made = Join("cross", made, made)
+        made = Aggregate(made, (), ())
+    assert len(list(walk(made))) == 121
+    assert len(ids(walk(made), Pins())) == 121
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_a_name_of_its_own_and_says_its_width(kind: type[Operator]) -> None:
+    assert [one.kind for one in KINDS].count(kind.kind) == 1
+    assert "width" in vars(kind)
+
+
+def test_the_normal_form_is_plain_and_names_its_format() -> None:
+    made = output("SELECT id, now() AS t FROM orders WHERE amount > 1.5")
+    form = normal_form(made.input)
+    assert isinstance(form, dict)
+    assert form["format"] == FORMAT
+    assert form["expressions"] == [[0], [{"now": "TIMESTAMP"}]]
+    assert {part for one in expressions(made.input) for part in one.columns} == {0}
+    assert fingerprint(made) == made.fingerprint
+
+
+def test_views_over_views_are_linked_into_one_circuit() -> None:
+    totals = output(TOTALS)
+    from tests.unit.views_stage import TABLES
+    from tidemill.views.sql.catalog import Table
+    from tidemill.views.sql.compile import compile_query
+
+    tables = {
+        **TABLES,
+        "totals": Table("totals", (Column("region", "string"), Column("total", "decimal(20,2)"))),
+    }
+    big = compile_query("SELECT region FROM totals WHERE total > 100", tables).output
+    linked = Circuit({"big": big, "totals": totals}).linked()
+    assert [one.table for one in linked.sources()] == ["orders", "customers"]
+    assert linked.outputs["totals"] in list(walk(linked.outputs["big"]))
+    assert isinstance(rewrite(linked.outputs["big"]), Output)

@@ -1,0 +1,205 @@
+"""What each rewrite does to the shape of a circuit; that it changes no result is shown with Spark."""
+
+# ruff: noqa: E501  # queries stand on one line
+
+import pytest
+
+from tests.unit.views_stage import kinds, output
+from tidemill.views.circuit.circuit import walk
+from tidemill.views.circuit.expr import Expr, call, column, text
+from tidemill.views.circuit.functions import Functions
+from tidemill.views.circuit.fuse import drop_distinct, fuse
+from tidemill.views.circuit.operators import Aggregate, Distinct, Filter, Join, Operator, Project, Source
+from tidemill.views.circuit.properties import append_only, unique
+from tidemill.views.circuit.prune import prune
+from tidemill.views.circuit.pushdown import push_down
+from tidemill.views.circuit.rewrite import rewrite
+from tidemill.views.circuit.tame import tame
+
+
+def only(root: Operator, kind: type) -> Operator:
+    (found,) = [one for one in walk(root) if isinstance(one, kind)]
+    return found
+
+
+def test_a_condition_moves_to_the_table_it_is_about() -> None:
+    made = push_down(
+        output(
+            "SELECT o.id FROM orders o JOIN customers c ON o.cust = c.id WHERE c.region = 'x' AND o.amount > 5"
+        ),
+        Functions(),
+    )
+    join = only(made, Join)
+    assert isinstance(join, Join)
+    assert isinstance(join.left, Filter)
+    assert isinstance(join.right, Filter)
+    assert isinstance(join.left.input, Source)
+
+
+def test_a_comma_join_gets_its_key_and_an_order_without_cross_products() -> None:
+    made = rewrite(
+        output(
+            "SELECT o.id FROM customers c, events e, orders o WHERE c.id = o.cust AND e.id = o.id AND e.kind = c.region"
+        )
+    )
+    joins = [one for one in walk(made) if isinstance(one, Join)]
+    assert [one.join for one in joins] == ["inner", "inner"]
+    assert [len(one.keys) for one in joins] == [1, 2]
+
+
+def test_a_condition_on_the_filled_side_of_an_outer_join_stays_above_it() -> None:
+    made = rewrite(
+        output("SELECT o.id FROM orders o LEFT JOIN customers c ON o.cust = c.id WHERE c.region = 'x'")
+    )
+    above = only(made, Filter)
+    assert isinstance(above, Filter)
+    assert any(isinstance(one, Join) for one in walk(above.input))
+
+
+def test_what_may_raise_stays_behind_the_filters_before_it() -> None:
+    made = rewrite(
+        output(
+            "SELECT o.id FROM orders o JOIN customers c ON o.cust = c.id WHERE c.region = 'x' AND 100 / o.amount > 1"
+        )
+    )
+    raising = [one for one in walk(made) if isinstance(one, Filter) and "/" in one.conditions[0].sql()]
+    assert len(raising) == 1
+    assert any(isinstance(one, Join) for one in walk(raising[0].input))
+
+
+def test_a_condition_does_not_tear_shared_operators_apart() -> None:
+    made = rewrite(
+        output(
+            """WITH v AS (SELECT cust, count(*) AS n FROM orders GROUP BY cust)
+               SELECT cust FROM v WHERE cust > 5 UNION ALL SELECT cust FROM v WHERE cust < 3"""
+        )
+    )
+    assert len([one for one in walk(made) if isinstance(one, Aggregate)]) == 1
+
+
+def test_a_condition_on_group_keys_moves_below_the_groups_and_one_on_sums_does_not() -> None:
+    made = rewrite(
+        output("SELECT cust, count(*) AS n FROM orders GROUP BY cust HAVING cust > 5 AND count(*) > 1")
+    )
+    assert kinds(made) == ["source", "filter", "aggregate", "filter", "output"]
+
+
+def test_columns_that_nobody_reads_are_left_out_before_state() -> None:
+    made = rewrite(output("SELECT region FROM orders o JOIN customers c ON o.cust = c.id WHERE o.amount > 1"))
+    join = only(made, Join)
+    assert isinstance(join, Join)
+    assert (join.left.width, join.right.width) == (1, 2)
+
+
+def test_aggregates_and_windows_that_nobody_reads_are_left_out() -> None:
+    made = prune(
+        output(
+            "SELECT a FROM (SELECT cust AS a, sum(amount) AS s, rank() OVER (ORDER BY cust) AS r FROM orders GROUP BY cust) q"
+        )
+    )
+    aggregate = only(made, Aggregate)
+    assert isinstance(aggregate, Aggregate)
+    assert aggregate.calls == ()
+    assert "window" not in kinds(made)
+
+
+def test_linear_chains_are_fused() -> None:
+    made = rewrite(
+        output(
+            "SELECT a + 1 AS b FROM (SELECT id AS a FROM (SELECT id, cust FROM orders) p WHERE cust > 1) q WHERE a > 2"
+        )
+    )
+    assert kinds(made) == ["source", "filter", "project", "output"]
+
+
+def test_an_expression_is_never_computed_twice_or_moved_into_a_branch() -> None:
+    nested = "SELECT CASE WHEN x > 1 THEN y END AS z FROM (SELECT id AS x, 1 / id AS y FROM orders) q"
+    assert kinds(fuse(output(nested), Functions())).count("project") == 2
+    twice = "SELECT r AS p, r AS q FROM (SELECT rand() AS r FROM orders) s"
+    assert kinds(fuse(output(twice), Functions())).count("project") == 2
+
+
+def test_distinct_is_dropped_where_rows_hold_a_key() -> None:
+    assert "distinct" not in kinds(drop_distinct(output("SELECT DISTINCT id, region FROM customers")))
+    assert "distinct" in kinds(drop_distinct(output("SELECT DISTINCT region FROM customers")))
+    assert "distinct" not in kinds(
+        drop_distinct(
+            output("SELECT DISTINCT cust, n FROM (SELECT cust, count(*) AS n FROM orders GROUP BY cust) q")
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("sql", "grows"),
+    [
+        ("SELECT id FROM orders WHERE amount > 1", True),
+        ("SELECT id FROM events", False),
+        ("SELECT a.id FROM orders a JOIN orders b ON a.id = b.cust", True),
+        ("SELECT a.id FROM orders a LEFT JOIN orders b ON a.id = b.cust", False),
+        ("SELECT DISTINCT cust FROM orders", True),
+        ("SELECT cust, count(*) AS n FROM orders GROUP BY cust", False),
+        ("SELECT id FROM orders WHERE day < current_date()", True),
+        ("SELECT id FROM orders WHERE day > current_date()", False),
+        ("SELECT id FROM orders WHERE cust NOT IN (SELECT id FROM orders)", False),
+    ],
+)
+def test_append_only_is_inherited_where_nothing_is_taken_back(sql: str, grows: bool) -> None:
+    made = output(sql)
+    assert append_only(made)[made] is grows
+
+
+@pytest.mark.parametrize(
+    ("sql", "keys"),
+    [
+        ("SELECT region, id FROM customers", {(1,)}),
+        ("SELECT region FROM customers", set()),
+        ("SELECT o.id, c.id AS c FROM orders o JOIN customers c ON o.cust = c.id", set()),
+        (
+            "SELECT e.id, c.region, c.id AS k FROM (SELECT DISTINCT id FROM events) e JOIN customers c ON e.id = c.id",
+            {(0,), (2,), (0, 2)},
+        ),
+        ("SELECT cust, count(*) AS n FROM orders GROUP BY cust", {(0,)}),
+        ("SELECT count(*) AS n FROM orders", {()}),
+        ("SELECT id FROM customers UNION ALL SELECT id FROM customers", set()),
+        ("SELECT cust, day, count(*) AS n FROM orders GROUP BY ROLLUP (cust, day)", set()),
+    ],
+)
+def test_keys_are_inherited_where_they_stay_unique(sql: str, keys: set[tuple[int, ...]]) -> None:
+    made = output(sql)
+    assert {tuple(sorted(key)) for key in unique(made)[made]} == keys
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("{} > 5", True),
+        ("{} BETWEEN 0.06 - 0.01 AND 0.06 + 0.01", True),
+        ("{} < DATE '1994-01-01' + INTERVAL '1' YEAR", True),
+        ("{} LIKE 'a-b%' AND {} IS NOT NULL", True),
+        ("{} IN ('x', 'y + z')", True),
+        ("{} = -1", True),
+        ("{} + 1 > 2", False),
+        ("100 / {} > 1", False),
+        ("2 > - {}", False),
+        ("{}[0] = 1", False),
+        ("{} :: int = 1", False),
+    ],
+)
+def test_only_what_cannot_raise_is_tame(sql: str, expected: bool) -> None:
+    pieces = sql.split("{}")
+    parts: list[str | int] = [pieces[0]]
+    for piece in pieces[1:]:
+        parts += [0, piece]
+    assert tame(Expr(tuple(part for part in parts if part != "")), Functions()) is expected
+
+
+def test_functions_are_tame_only_by_name() -> None:
+    assert tame(call("coalesce", column(0), text("1")), Functions())
+    assert not tame(call("element_at", column(0), text("1")), Functions())
+    assert not tame(call("rand"), Functions())
+
+
+def test_distinct_over_nothing_known_stays() -> None:
+    made = rewrite(output("SELECT DISTINCT kind FROM events"))
+    assert isinstance(only(made, Distinct), Distinct)
+    assert isinstance(only(made, Project), Project)
