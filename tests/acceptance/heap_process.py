@@ -2,6 +2,8 @@
 
     heap_process writer NUMBER     publishes appends to the datasets, one after the other, until it is ended
     heap_process runner NUMBER     tends, pulls, starts and finishes, until it is ended
+    heap_process bulk NUMBER       the same on the store's heap, a hundred in one transaction; it may kill
+                                   itself at a crash point (TIDEMILL_CRASH)
 
 Where the store and the heap are stands in the environment, because the URL of the heap holds a secret.
 """
@@ -13,6 +15,7 @@ import sys
 import msgspec
 
 from tests.unit.lots_stage import new_lot
+from tidemill import crash
 from tidemill.clock import SYSTEM
 from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
@@ -28,6 +31,7 @@ from tidemill.triggers.keys import TriggerKeys
 from tidemill.triggers.object_heap import ObjectHeap
 from tidemill.triggers.pull import Pull
 from tidemill.triggers.runs import Due, Ticket
+from tidemill.triggers.store_heap import StoreHeap
 from tidemill.triggers.tender import Tender
 
 STORE, HEAP = "HEAP_TEST_STORE", "HEAP_TEST_OBJECTS"
@@ -110,11 +114,34 @@ class Runner:
             self.store.run(lambda tx: runs.finish(tx, KEYS, LOTS, NODES, ticket, ticket.heads))
 
 
+def run_page(tx: Tx, node: Node, page: list[Due]) -> None:
+    for due in page:
+        ticket = start(tx, node, due)
+        if ticket is not None:
+            runs.finish(tx, KEYS, LOTS, NODES, ticket, ticket.heads)
+
+
+def run_in_bulk(store: Store, chance: random.Random) -> None:
+    heap = StoreHeap(store, KEYS)
+    tender, pull = Tender(store, CLUSTER, heap, poll_s=0.05), Pull(store, KEYS, heap)
+    name = f"{chance.getrandbits(64):016x}"
+    node = store.run(lambda tx: nodes.join(tx, NODES, Node(id=name, epoch=0), 1000 * TTL_US))
+    while True:
+        wait_s = tender.tick()
+        due = pull.due(500).due
+        for first in range(0, len(due), 100):
+            store.run(lambda tx, page=due[first : first + 100]: run_page(tx, node, page))
+        SYSTEM.sleep(0.0 if due else wait_s)
+
+
 def main(role: str, number: str) -> None:
+    crash.arm_from_environment()
     chance = random.Random(f"{role} {number}")
     with open_store(os.environ[STORE]) as store:
         if role == "writer":
             write(store, chance)
+        elif role == "bulk":
+            run_in_bulk(store, chance)
         else:
             Runner(store, open_heap(os.environ[HEAP]), chance).run()
 

@@ -14,11 +14,12 @@ from tests.acceptance import heap_process as program
 from tests.acceptance.heap_process import DATASETS, KEYS, LOTS, STARTS
 from tests.servers.process import Child, wait_until
 from tests.servers.s3 import S3Server
+from tidemill import crash
 from tidemill.clock import SYSTEM
 from tidemill.lots import datasets, events
 from tidemill.lots.datasets import Dataset
 from tidemill.lots.keys import DatasetId
-from tidemill.store import Store, open_store
+from tidemill.store import Store, Tx, open_store
 from tidemill.triggers import attach, subscriptions, templates
 from tidemill.triggers.due import NEVER
 from tidemill.triggers.heap import Heap
@@ -162,6 +163,39 @@ def test_in_twenty_seconds_of_deaths_no_write_is_unseen_no_cadence_broken_and_no
     tmp_path: Path, s3_server: S3Server
 ) -> None:
     run_for(20.0, tmp_path, s3_server)
+
+
+@pytest.mark.rule("HEAP-20", "HEAP-2")
+def test_five_thousand_subscribers_all_run_although_their_runners_are_killed_in_the_fan_out(
+    tmp_path: Path,
+) -> None:
+    url, many = f"sqlite://{tmp_path}/store.db", 5_000
+    terms = Terms(sources=(OTHER,))
+
+    def subscribe(tx: Tx, first: int) -> None:
+        for number in range(first, first + 200):
+            subscriptions.subscribe(tx, KEYS, LOTS, f"s{number:05}", terms)
+
+    with open_store(url) as store:
+        store.run(lambda tx: datasets.declare(tx, LOTS, Dataset(name=OTHER.name, schema="id INT")))
+        for first in range(0, many, 200):
+            store.run(lambda tx, first=first: subscribe(tx, first))
+        store.run(lambda tx: program.publish(tx, OTHER))
+        for number, point in enumerate(["tender.wake.after:20", "tender.push.after:4", ""]):
+            child = Child(
+                [sys.executable, "-m", program.__name__, "bulk", str(number)],
+                log=tmp_path / f"bulk-{number}.log",
+                env={**os.environ, program.STORE: url, crash.ENVIRONMENT: point},
+                cwd=Path(__file__).parents[2],
+            )
+            try:
+                done = (lambda child=child: not child.running) if point else (lambda: at_rest(store))
+                assert wait_until(done, timeout_s=LONG_S), (tmp_path / f"bulk-{number}.log").read_text()
+            finally:
+                child.end(signal.SIGKILL)
+            starts = store.run(lambda tx: len(tx.range(*STARTS.all())))
+            assert (starts < many) == bool(point), "killed in the middle"
+        assert all(row.tally.fence == 1 for row in rows(store).values()), "each ran once"
 
 
 @pytest.mark.crash

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from tidemill.events import Event
 from tidemill.lots import datasets
 from tidemill.lots.datasets import Dataset
 from tidemill.lots.keys import DatasetId
+from tidemill.objects import open_objects
 from tidemill.objects.memory import MemoryObjects
 from tidemill.store import Tx
 from tidemill.testing.heap_observer import HeapObserver
@@ -32,6 +34,7 @@ from tidemill.triggers import attach, flags, prune, runs, subscriptions, sweep, 
 from tidemill.triggers.due import NEVER, At, Now, next_due
 from tidemill.triggers.events import ItemsPruned, ItemsPushed, StrangeKey, UnreadyCollected
 from tidemill.triggers.heap import Heap, Item
+from tidemill.triggers.heaps import usual_heap
 from tidemill.triggers.object_heap import ObjectHeap
 from tidemill.triggers.patterns import Pattern
 from tidemill.triggers.pull import Pull
@@ -602,6 +605,15 @@ def test_runners_agree_on_one_heap_until_it_is_rebuilt() -> None:
         stage.new_tender().tick()
     with pytest.raises(UsageError):
         ObjectHeap(stage.objects, shards=0)
+
+
+def test_the_usual_heap_lies_in_the_bucket_where_there_is_one_and_else_in_the_store(tmp_path: Path) -> None:
+    stage = HeapStage("store")
+    bucket = open_objects("s3://key:secret@bucket/root?region=x", clock=stage.clock, probe=False)
+    folder = open_objects(str(tmp_path), clock=stage.clock)
+    assert isinstance(usual_heap(stage.store, stage.triggers, bucket), ObjectHeap)
+    for objects in (folder, stage.objects, None):
+        assert isinstance(usual_heap(stage.store, stage.triggers, objects), StoreHeap)
 
 
 @pytest.mark.rule("HEAP-20", "HEAP-2")
