@@ -83,7 +83,9 @@ def per_lot_ms(report: Report, folder: Path, before: int, lots: int) -> float:
     chance = random.Random(3)
     objects = LocalObjects(folder / "objects", SYSTEM, chance)
     keys = StepKeys("bench")
-    spec = ArcSpec(pipeline="bench", name="clean", reads=(SOURCE,), sinks=(PartSink(dataset=SINK),))
+    spec = ArcSpec(
+        pipeline="bench", name="clean", reads=(SOURCE,), sinks=(PartSink(dataset=SINK),), max_concurrent=4
+    )
     with open_store(f"sqlite://{folder}/store.db") as store:
         arc_keys = ArcKeys("bench")
 
@@ -119,7 +121,7 @@ def per_lot_ms(report: Report, folder: Path, before: int, lots: int) -> float:
             secret,
             presence,
             names={resource_of("bench")},
-            threads=1,
+            threads=4,
             objects=objects,
             tools=tools,
             chance=chance,

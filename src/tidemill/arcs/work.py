@@ -15,6 +15,7 @@ running, and is raised: the runner tries again.
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import TypeVar
@@ -27,6 +28,7 @@ from tidemill.arcs.asks import Ask, AskKind
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.events import ArcLotMissing, ArcLotPartial
 from tidemill.arcs.keys import ArcKeys
+from tidemill.arcs.line import Line, Turn
 from tidemill.arcs.lots import Began, Refused, Standing
 from tidemill.arcs.planning import Ordered, Plan
 from tidemill.arcs.states import ArcState, PartState, part_state, rollup
@@ -42,7 +44,7 @@ from tidemill.publish.door import Door
 from tidemill.publish.ids import new_attempt
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.parts import Parts
-from tidemill.publish.projections import Projections
+from tidemill.publish.projections import Showing
 from tidemill.publish.transaction import Ending
 from tidemill.publish.work import Made, Work, tasks_of
 from tidemill.store import Store, Tx
@@ -105,7 +107,7 @@ class ArcWork:
         chance: random.Random,
         *,
         emit: Emit = ignore,
-        projections: Projections | None = None,
+        projections: Showing | None = None,
     ) -> None:
         self._store = store
         self._keys = keys
@@ -123,28 +125,39 @@ class ArcWork:
     # --- several lots
 
     def run(self, spec: ArcSpec, ticket: Ticket, *, most: int = MOST_LOTS) -> list[Outcome]:
-        """What a started subscription has not seen yet, lot by lot in the order of the events (LOT-27).
+        """What a started subscription has not seen yet, in the order of the events (LOT-27).
+
+        As many lots as the arc may have under way are made beside each other; each ends behind those before
+        it, so that its sinks have them in the order of the input whatever each of them took.
 
         The last lot ends the run, in the transaction that ends the lot. A lot that fails is passed. When the
         arc may not work on more lots, the run ends where it is, and is tried again a little later. What is
         raised leaves the run as it is: the caller fails it, or lets it lapse.
         """
         page = self._events(spec, ticket, most)
-        progress = dict(ticket.progress)
-        found: list[Outcome] = []
-        for number, (source, event) in enumerate(page):
-            progress[source] = event.position
-            last = number == len(page) - 1
-            ending = Ending(ticket, dict(progress)) if last else None
-            outcome = self.work(spec, event.lot, ending=ending)
-            found.append(outcome)
-            if outcome.ended is Ended.FULL:
-                progress[source] = event.position - 1
-                self._step("give-up", lambda tx: self._stop(tx, ticket, progress))
-                break
         if not page:
-            self._step("finish", lambda tx: self._finish(tx, Ending(ticket, progress)))
-        return found
+            self._step("finish", lambda tx: self._finish(tx, Ending(ticket, dict(ticket.progress))))
+            return []
+        line = Line(ticket, page)
+        with ThreadPoolExecutor(min(spec.max_concurrent, len(page)), thread_name_prefix="lots") as pool:
+            lots_ = [pool.submit(self._in_line, spec, line, number) for number in range(len(page))]
+        if line.broken is not None:
+            raise line.broken
+        found = [one.result() for one in lots_]
+        if line.stopped_at is not None:
+            reached = line.progress_before(line.stopped_at)
+            self._step("give-up", lambda tx: self._stop(tx, ticket, reached))
+        return [one for one in found if one is not None]
+
+    def _in_line(self, spec: ArcSpec, line: Line, number: int) -> Outcome | None:
+        """One lot of a run. It is made beside the others, and ends behind those before it."""
+        with line.place(number) as turn:
+            if line.stopped_at is not None or line.broken is not None:
+                return None
+            outcome = self._work_on(spec, line.lot(number), turn, Ordered())
+            if outcome.ended is Ended.FULL:
+                line.stop(number)
+            return outcome
 
     def _events(
         self, spec: ArcSpec, ticket: Ticket, most: int
@@ -175,7 +188,7 @@ class ArcWork:
             batch=asked.order.batch,
             at_once=asked.order.at_once,
         )
-        outcome = self._work_on(spec, asked.lot, None, ordered)
+        outcome = self._work_on(spec, asked.lot, Turn(), ordered)
         if outcome.ended in (Ended.DONE, Ended.WAITING):
             self._step("withdraw", lambda tx: asks.withdraw(tx, self._keys, asked))
         return outcome
@@ -204,34 +217,34 @@ class ArcWork:
         - ending: the run that this lot is the last of; it is finished with the lot unless that is `FULL`.
         - replay: make it once more although it is complete, as its next generation.
         """
-        return self._work_on(spec, lot, ending, Ordered(replay=replay))
+        return self._work_on(spec, lot, Turn(ending), Ordered(replay=replay))
 
-    def _work_on(self, spec: ArcSpec, lot: str, ending: Ending | None, order: Ordered) -> Outcome:
+    def _work_on(self, spec: ArcSpec, lot: str, turn: Turn, order: Ordered) -> Outcome:
         with self._alone(spec.id, lot) as alone:
             if not alone:
-                return self._passed(spec, lot, Ended.ELSEWHERE, ending)
+                return self._passed(spec, lot, Ended.ELSEWHERE, turn)
             began: Began | Refused = Refused.CHANGED
             for _ in range(ROUNDS):
                 inputs = self._store.run(
                     lambda tx: planning.inputs(tx, self._keys, spec, lot, replay=order.replay)
                 )
                 if inputs.done:
-                    return self._passed(spec, lot, Ended.DONE, ending)
+                    return self._passed(spec, lot, Ended.DONE, turn)
                 if inputs.lacking and len(inputs.lacking) < len(spec.reads):
-                    return self._passed(spec, lot, Ended.WAITING, ending)
+                    return self._passed(spec, lot, Ended.WAITING, turn)
                 if inputs.lacking:
                     why = f"there is no lot {lot} of {', '.join(map(str, inputs.lacking))}"
-                    return self._missed(spec, lot, (), why, ending, order)
+                    return self._missed(spec, lot, (), why, turn, order)
                 try:
                     plan = planning.plan(self._manifests, spec, lot, inputs.lots, inputs.rows, order=order)
                 except (ManifestUnreadable, ObjectMissing) as error:
-                    return self._missed(spec, lot, inputs.lots, str(error), ending, order)
+                    return self._missed(spec, lot, inputs.lots, str(error), turn, order)
                 began = self._begin(plan)
                 if began is not Refused.CHANGED:
                     break
             if isinstance(began, Refused):
-                return self._refused(spec, lot, began, ending)
-            return self._make(plan, began, ending)
+                return self._refused(spec, lot, began, turn)
+            return self._make(plan, began, turn)
 
     @contextmanager
     def _alone(self, arc: str, lot: str) -> Iterator[bool]:
@@ -258,7 +271,7 @@ class ArcWork:
             self._show(wanted.spec, wanted.lot)
         return began
 
-    def _make(self, plan: Plan, began: Began, ending: Ending | None) -> Outcome:
+    def _make(self, plan: Plan, began: Began, turn: Turn) -> Outcome:
         wanted = plan.wanted
         spec, lot = wanted.spec, wanted.lot
         generation = began.hold.draft.generation
@@ -272,12 +285,12 @@ class ArcWork:
             made = self._work.make(began.hold, tasks_of(began.hold, tasks))
         if self._rolled_up(plan, made) is ArcState.COMPLETE:
             try:
-                return self._publish(plan, began, made, ending)
+                return self._publish(plan, began, made, turn)
             except LotConflict as conflict:  # another arc writes the same lots
-                return self._fail(spec, began, (), str(conflict), ending)
+                return self._fail(spec, began, (), str(conflict), turn)
         first = made.failed[0]
         why = f"part {first.task.part}: {first.kind}: {first.message}"
-        return self._fail(spec, began, tuple(end.task.part for end in made.failed), why, ending)
+        return self._fail(spec, began, tuple(end.task.part for end in made.failed), why, turn)
 
     def _rolled_up(self, plan: Plan, made: Made) -> ArcState:
         """What the parts' manifests make of the lot (LOT-13)."""
@@ -291,8 +304,9 @@ class ArcWork:
         telling.begun(self._emit, renewed, len(names))
         return renewed
 
-    def _publish(self, plan: Plan, began: Began, made: Made, ending: Ending | None) -> Outcome:
+    def _publish(self, plan: Plan, began: Began, made: Made, turn: Turn) -> Outcome:
         hold, spec = began.hold, plan.wanted.spec
+        ending = turn.ending()
         published = self._door.publish(
             hold, made.rows, move=lambda tx, _: lots.complete(tx, self._keys, hold), ending=ending
         )
@@ -316,10 +330,9 @@ class ArcWork:
             parts=len(plan.parts),
         )
 
-    def _fail(
-        self, spec: ArcSpec, began: Began, failed: tuple[str, ...], error: str, ending: Ending | None
-    ) -> Outcome:
+    def _fail(self, spec: ArcSpec, began: Began, failed: tuple[str, ...], error: str, turn: Turn) -> Outcome:
         draft = began.hold.draft
+        ending = turn.ending()
 
         def both(tx: Tx) -> None:
             lots.fail(tx, self._keys, began.hold, failed, error)
@@ -348,9 +361,11 @@ class ArcWork:
         lot: str,
         inputs: Sequence[InputLot],
         error: str,
-        ending: Ending | None,
+        turn: Turn,
         order: Ordered,
     ) -> Outcome:
+        ending = turn.ending()
+
         def both(tx: Tx) -> lots.AnyLot | Refused:
             answer = lots.miss(
                 tx,
@@ -380,14 +395,15 @@ class ArcWork:
         ended = Ended(answer.state.value)
         return Outcome(arc=spec.id, lot=lot, ended=ended, generation=generation, error=error)
 
-    def _refused(self, spec: ArcSpec, lot: str, why: Refused, ending: Ending | None) -> Outcome:
+    def _refused(self, spec: ArcSpec, lot: str, why: Refused, turn: Turn) -> Outcome:
         if why in (Refused.FULL, Refused.CHANGED):
             return Outcome(arc=spec.id, lot=lot, ended=Ended.FULL)
         ended = Ended.DONE if why is Refused.COMPLETE else Ended.ELSEWHERE
-        return self._passed(spec, lot, ended, ending)
+        return self._passed(spec, lot, ended, turn)
 
-    def _passed(self, spec: ArcSpec, lot: str, ended: Ended, ending: Ending | None) -> Outcome:
+    def _passed(self, spec: ArcSpec, lot: str, ended: Ended, turn: Turn) -> Outcome:
         """The lot needs nothing of us: done, or in the hands of somebody whose lease says so."""
+        ending = turn.ending()
         if ending is not None:
             self._step("pass", lambda tx: self._finish(tx, ending))
         return Outcome(arc=spec.id, lot=lot, ended=ended)
