@@ -33,6 +33,7 @@ from tidemill.runner.lines import Lines
 from tidemill.runner.part_futures import PartFutures
 from tidemill.runner.presence import Presence
 from tidemill.runner.program import Program
+from tidemill.runner.projecting import Projecting
 from tidemill.sources import windows
 from tidemill.sources.keys import SourceKeys
 from tidemill.sources.windows import Failed
@@ -133,6 +134,7 @@ class Loop:
         self._compute = compute
         self._grace_s = grace_s
         self._projections = Projections(store, keys, objects) if projections else None
+        self._projecting = Projecting(self._projections) if self._projections is not None else None
         self._closer = Closer(
             store, keys, Manifests(objects, clock), lambda: ids.new_attempt(clock, chance), emit=emit
         )
@@ -164,6 +166,8 @@ class Loop:
                     self.lines.ended.clear()
                     did = self.turn()
                     self.lines.check()
+                    if self._projecting is not None:
+                        self._projecting.check()
                     self._check()
                     if did:
                         continue
@@ -176,7 +180,11 @@ class Loop:
 
     def end(self, timeout_s: float = 30.0) -> bool:
         """Begin nothing any more; wait for the runs that are under way."""
-        return self.lines.end(timeout_s)
+        ended = self.lines.end(timeout_s)
+        if self._projecting is not None:
+            self._projecting.end()
+            self._projecting.check()
+        return ended
 
     def clean(self) -> None:
         """Remove what ended attempts left, and the futures of their parts."""
@@ -433,7 +441,7 @@ class _Life:
             loop.clock,
             loop.chance,
             emit=loop.emit,
-            projections=loop._projections,
+            projections=loop._projecting,
         )
         self.groups = GroupStep(
             loop.store,
