@@ -1,7 +1,7 @@
 """Tools for testing what is built on Tidemill, and backends written for it.
 
-The conformance suites need pytest and hypothesis, which nothing else here does: they are imported when they
-are asked for, and not before.
+The conformance suites need pytest and hypothesis, and the judge of views Spark, which nothing else here does:
+they are imported when they are asked for, and not before.
 """
 
 import importlib
@@ -13,21 +13,33 @@ if TYPE_CHECKING:
     from tidemill.testing.heap_conformance import HeapConformance
     from tidemill.testing.objects_conformance import LostAnswerConformance, ObjectsConformance
     from tidemill.testing.store_conformance import StoreConformance
+    from tidemill.views.certify.contents import Step
+    from tidemill.views.certify.judge import Case, Holding, Judge, Verdict
 
 _SUITES = {
+    "Case": "tidemill.views.certify.judge",
     "HeapConformance": "tidemill.testing.heap_conformance",
+    "Holding": "tidemill.views.certify.judge",
+    "Judge": "tidemill.views.certify.judge",
     "LostAnswerConformance": "tidemill.testing.objects_conformance",
     "ObjectsConformance": "tidemill.testing.objects_conformance",
+    "Step": "tidemill.views.certify.contents",
     "StoreConformance": "tidemill.testing.store_conformance",
+    "Verdict": "tidemill.views.certify.judge",
 }
 
 __all__ = [
+    "Case",
     "FakeClock",
     "HeapConformance",
+    "Holding",
+    "Judge",
     "LostAnswerConformance",
     "ObjectsConformance",
     "ShiftedClock",
+    "Step",
     "StoreConformance",
+    "Verdict",
 ]
 
 

@@ -1,0 +1,133 @@
+"""Certificates: a view's circuit was compared with its query, once for each code of it (DBSP-19).
+
+(C, "certificate", digest)     the verdict
+
+When a view is created its circuit, interpreted by plain Spark, is compared with the query itself on
+generated steps: duplicates, NULL, NaN, deletions, empty tables, a moved clock. A circuit that differs must
+not be run: the view stays on the rung *full*, which runs the query as it was written, and that is told. The
+verdict is kept under a digest of all that decides it, so that it is found again at the next start.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tidemill.events import Event
+from tidemill.spark import schema
+from tidemill.store import Space, Tx
+from tidemill.views.certify import generate
+from tidemill.views.certify.equality import equality_of
+from tidemill.views.certify.judge import Case, Judge, Verdict
+from tidemill.views.circuit.interpret import interpret
+from tidemill.views.circuit.operators import Opaque, Output
+from tidemill.views.circuit.render import Renderer
+from tidemill.views.circuit.rungs import rungs
+from tidemill.views.spark.clock import moments, reads_clock
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FORMAT = 1
+"""Of the generated steps and of the comparison: another one certifies every view anew."""
+
+
+class Certificate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What certification found.
+
+    - equal: the circuit gave what the query gave, after every step.
+    - why: what differed; or why there was nothing to compare.
+    - compared, loose: steps; loose are those in which Spark itself had several answers.
+    """
+
+    equal: bool
+    kind: str = "exact"
+    why: str = ""
+    compared: int = 0
+    loose: int = 0
+    raised: int = 0
+
+
+class ViewCertified(Event, frozen=True, kw_only=True):
+    """A view's circuit gave what plain Spark gives."""
+
+    pipeline: str
+    view: str
+    kind: str
+    steps: int
+
+
+class ViewNotCertified(Event, frozen=True, kw_only=True):
+    """A view's circuit gave something else than plain Spark: the view is recomputed in every step."""
+
+    pipeline: str
+    view: str
+    why: str
+
+
+_decoder = msgspec.msgpack.Decoder(Certificate)
+
+
+def digest_of(code: str, output: Output) -> str:
+    """What a certificate is kept under: the view's code, and the circuit that was made of it."""
+    return hashlib.sha256(repr((FORMAT, code, output.fingerprint)).encode()).hexdigest()[:32]
+
+
+def read(tx: Tx, cluster: str, digest: str) -> Certificate | None:
+    """A certificate; None where that code was never certified."""
+    raw = tx.get(_space(cluster)[digest])
+    return None if raw is None else _decoder.decode(raw)
+
+
+def write(tx: Tx, cluster: str, digest: str, certificate: Certificate) -> None:
+    """Keep a certificate."""
+    tx.set(_space(cluster)[digest], msgspec.msgpack.encode(certificate), quiet=True)
+
+
+def certify(
+    spark: "SparkSession", name: str, sql: str, output: Output, tables: Mapping[str, str], *, seed: int = 0
+) -> Certificate:
+    """Compare a view's circuit with its query, by one Spark job (a few more where values make it raise).
+
+    Args:
+        spark: a session with the pinned settings.
+        name: of the view.
+        sql: the query as it was written.
+        output: the circuit that would be run for it.
+        tables: the columns of what it reads.
+        seed: another one makes other rows.
+    """
+    kind = equality_of(output)
+    if _unsteady(output):
+        return Certificate(
+            equal=True, kind="none", why="it is not the same twice, so there is nothing to compare"
+        )
+    if isinstance(output.input, Opaque):
+        return Certificate(equal=True, kind=kind.name, why="its query is run as it is written")
+    case = Case(name, sql, lambda now: interpret(output, Renderer(moments(now))), kind)
+    clock = reads_clock(sql, [column for text in tables.values() for column in _columns(text)])
+    verdict: Verdict = Judge(spark, tables).run([case], generate.steps(tables, seed=seed, clock=clock))
+    why = "" if verdict else str(verdict.mismatches[0])
+    if verdict.raised == verdict.compared:
+        why = "it raises on every generated step, so nothing could be compared"
+    return Certificate(
+        equal=not why,
+        kind=kind.name,
+        why=why[:2000],
+        compared=verdict.compared,
+        loose=verdict.loose,
+        raised=verdict.raised,
+    )
+
+
+def _columns(ddl: str) -> list[str]:
+    return list(schema.parse(ddl).names)
+
+
+def _unsteady(output: Output) -> bool:
+    return not all(placed.steady for placed in rungs(output).values())
+
+
+def _space(cluster: str) -> Space:
+    return Space(cluster, "certificate")

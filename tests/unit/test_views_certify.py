@@ -1,0 +1,144 @@
+"""The comparison of certification, its classes and its generated steps: all that needs no Spark."""
+
+import datetime as dt
+
+import pytest
+
+from tidemill.errors import UsageError
+from tidemill.views.certify import generate
+from tidemill.views.certify.compare import Real, difference
+from tidemill.views.certify.contents import Contents, Step
+from tidemill.views.certify.equality import APPROX_BOUND, FLOAT_BOUND, Equality, equality_of
+from tidemill.views.circuit.operators import Column
+from tidemill.views.spark.clock import at_time, reads_clock
+from tidemill.views.sql.catalog import Table
+from tidemill.views.sql.compile import compile_query
+
+T = {"t": Table("t", (Column("a", "int"), Column("x", "double"), Column("ts", "timestamp")))}
+NAN = float("nan")
+AT = 1_700_000_000_123_456
+
+
+def real(value: float) -> Real:
+    return Real.of(value)
+
+
+def test_rows_are_compared_as_multisets() -> None:
+    assert difference([(1,), (1,), (None,)], [(None,), (1,), (1,)]) is None
+    once = difference([(1,), (1,)], [(1,)])
+    assert once is not None
+    assert once.missing == (((1,), 1),)
+    assert once.extra == ()
+    assert difference([], [(1,)]) is not None
+
+
+@pytest.mark.rule("DBSP-20")
+def test_exact_is_bit_for_bit_but_for_nan_and_zeros() -> None:
+    assert difference([(real(NAN), real(0.0))], [(real(-NAN), real(-0.0))]) is None
+    assert difference([(real(0.1 + 0.2),)], [(real(0.3),)]) is not None
+
+
+@pytest.mark.rule("DBSP-20")
+def test_floats_are_compared_within_their_bound_and_nothing_else_is() -> None:
+    float_class = Equality(FLOAT_BOUND)
+    rows = [("a", real(0.1 + 0.2)), ("b", real(1e12)), ("c", real(NAN))]
+    near = [("b", real(1e12 + 1)), ("c", real(NAN)), ("a", real(0.3))]
+    assert difference(rows, near, float_class) is None
+    assert difference(rows, [*near[:2], ("a", real(0.3001))], float_class) is not None
+    assert difference(rows, [*near[:2], ("z", real(0.3))], float_class) is not None
+    assert difference([(real(NAN),)], [(real(1.0),)], float_class) is not None
+    assert difference([(real(float("inf")),)], [(real(1e308),)], float_class) is not None
+    assert difference([("a", real(1.0))] * 2, [("a", real(1.0))], float_class) is not None
+    nested = [(("array", real(0.1 + 0.2), None),)]
+    assert difference(nested, [(("array", real(0.3), None),)], float_class) is None
+    assert difference(nested, [(("array", real(0.3)),)], float_class) is not None
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("SELECT a, count(*) AS n, max(x) AS m FROM t GROUP BY a", Equality()),
+        ("SELECT a, sum(x) AS s FROM t GROUP BY a", Equality(FLOAT_BOUND)),
+        ("SELECT a, stddev(x) OVER (PARTITION BY a) AS s FROM t", Equality(FLOAT_BOUND)),
+        ("SELECT approx_count_distinct(a) AS n FROM t", Equality(APPROX_BOUND)),
+        ("SELECT a, rank() OVER (ORDER BY x) AS r FROM t", Equality()),
+        ("SELECT a, row_number() OVER (ORDER BY x) AS r FROM t", Equality(ordered=True)),
+        ("SELECT a FROM t ORDER BY x LIMIT 3", Equality(ordered=True)),
+        ("SELECT collect_list(a) AS l FROM t", Equality(ordered=True)),
+        ("SELECT sum(a) OVER (ORDER BY x ROWS 2 PRECEDING) AS s FROM t", Equality(FLOAT_BOUND, ordered=True)),
+        ("SELECT sum(a) OVER (ORDER BY x RANGE 2 PRECEDING) AS s FROM t", Equality(FLOAT_BOUND)),
+    ],
+)
+@pytest.mark.rule("DBSP-20")
+def test_the_class_of_a_view_is_read_off_its_circuit(sql: str, expected: Equality) -> None:
+    assert equality_of(compile_query(sql, T).output) == expected
+
+
+def test_a_step_that_deletes_what_is_not_there_changes_nothing() -> None:
+    contents = Contents({"t": "a INT"})
+    contents.apply(Step(inserts={"t": [{"a": 1}, {"a": 1}]}))
+    with pytest.raises(UsageError):
+        contents.apply(Step(inserts={"t": [{"a": 2}]}, deletes={"t": [{"a": 3}]}))
+    contents.apply(Step(deletes={"t": [{"a": 1}]}))
+    assert contents.rows("t") == [{"a": 1}]
+
+
+@pytest.mark.rule("DBSP-19")
+def test_generated_steps_have_all_that_is_awkward() -> None:
+    ddl = {
+        "t": "a INT, x DOUBLE, s STRING, d DECIMAL(4,2), l ARRAY<INT>, m MAP<STRING, INT>, w STRUCT<f: INT>"
+    }
+    steps = generate.steps(ddl, rows=60, clock=True)
+    contents = Contents(ddl)
+    held = []
+    for step in steps:
+        contents.apply(step)  # what is deleted is there
+        held.append(contents.rows("t"))
+    assert held[0] == [], "empty tables"
+    rows = held[1]
+    assert {row["a"] for row in rows} >= {None, 0, 1}
+    assert any(row["x"] != row["x"] for row in rows)
+    assert len({repr(row) for row in rows}) < len(rows), "duplicates"
+    assert steps[2].deletes["t"]
+    assert steps[2].inserts["t"]
+    assert steps[3] == Step(now=steps[3].now), "time moves alone"
+    assert any(row["a"] == 2**31 - 1 for row in held[4])
+    assert generate.steps(ddl, seed=1) != generate.steps(ddl, seed=2)
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELECT now() AS n FROM t", f"SELECT timestamp_micros({AT}) AS n FROM t"),
+        ("SELECT current_timestamp AS n", f"SELECT timestamp_micros({AT}) AS n"),
+        ("SELECT CURRENT_DATE() - 1 AS n", f"SELECT CAST(timestamp_micros({AT}) AS DATE) - 1 AS n"),
+        ("SELECT localtimestamp() AS n", f"SELECT CAST(timestamp_micros({AT}) AS TIMESTAMP_NTZ) AS n"),
+        ("SELECT unix_timestamp() AS n", f"SELECT unix_timestamp(timestamp_micros({AT})) AS n"),
+        ("SELECT DATE 'epoch' AS n", "SELECT CAST(timestamp_micros(0) AS DATE) AS n"),
+        ("SELECT unix_timestamp(ts) AS n FROM t", "SELECT unix_timestamp(ts) AS n FROM t"),
+        (
+            "SELECT 'now()' AS s, t.now AS m FROM t -- now()",
+            "SELECT 'now()' AS s, t.now AS m FROM t -- now()",
+        ),
+        ("SELECT `now` AS s FROM t", "SELECT `now` AS s FROM t"),
+        ("SELECT current_date FROM (SELECT a AS current_date FROM t)", None),
+    ],
+)
+def test_the_time_of_the_step_is_written_into_the_query(sql: str, said: str | None) -> None:
+    assert at_time(sql, AT) == (said or sql)
+    assert reads_clock(sql) == (at_time(sql, AT) != sql)
+
+
+def test_a_column_with_the_name_of_the_clock_is_the_column() -> None:
+    sql = "SELECT current_date, current_date() AS d FROM t"
+    assert (
+        at_time(sql, 0, ["Current_Date"])
+        == "SELECT current_date, CAST(timestamp_micros(0) AS DATE) AS d FROM t"
+    )
+
+
+def test_moments_by_name_are_of_the_step() -> None:
+    day = int(dt.datetime(2024, 3, 1, tzinfo=dt.UTC).timestamp()) * 1_000_000
+    assert at_time("SELECT DATE 'tomorrow' AS d", day + 5) == (
+        f"SELECT CAST(timestamp_micros({day + 86_400_000_000}) AS DATE) AS d"
+    )
