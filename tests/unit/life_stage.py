@@ -1,0 +1,91 @@
+"""A stage for the life of lots: intervals that are published one by one, and an arc over two tables."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from tests.unit.arcs_stage import ArcStage
+from tests.unit.lots_stage import FIVE_MINUTES
+from tidemill.arcs import asks
+from tidemill.arcs.asks import Ask, AskKind, Order
+from tidemill.arcs.declarations import ArcSpec
+from tidemill.arcs.work import ArcWork, Outcome
+from tidemill.lots import lots as lot_rows
+from tidemill.lots.keys import DatasetId
+from tidemill.lots.manifest import StoredObject
+from tidemill.publish.attempts import Draft, Hold, Target
+from tidemill.publish.door import Door
+from tidemill.publish.ids import new_attempt
+from tidemill.publish.parts import PartDone, PartPlace, PartSink, PartTask, SinkWritten
+
+
+class LifeStage(ArcStage):
+    """An arc stage with two tables of five minutes, `clicks` and `rates`, and an arc `join` over both."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.clicks, self.rates, self.joined = (
+            self.dataset(name, unit=FIVE_MINUTES) for name in ("clicks", "rates", "joined")
+        )
+        self.parts.code["join"] = lambda rows: {"joined": sorted(rows)}
+
+    def join(self, **changes: Any) -> ArcSpec:
+        values = {
+            "pipeline": "shop",
+            "name": "join",
+            "reads": (self.clicks, self.rates),
+            "sinks": (PartSink(dataset=self.joined),),
+            "code": "join",
+            **changes,
+        }
+        return ArcSpec(**values)
+
+    def lot_of(self, dataset: DatasetId, lot: str, *rows: int, generation: int = 0) -> int:
+        """Publish one generation of a lot, with a manifest and data; its position."""
+        door = Door(self.store, self.keys.publish, self.living("writer"))
+        target = Target(dataset, lot, generation)
+        draft = Draft(
+            id=new_attempt(self.clock, self.chance),
+            author="writer",
+            lot=lot,
+            generation=generation,
+            targets=(target,),
+        )
+        hold = door.open(draft)
+        return door.publish(hold, [self.written(hold, rows)]).positions[0]
+
+    def written(self, hold: Hold, rows: Sequence[int]) -> lot_rows.LotRow:
+        """The row of an attempt whose data and manifest are written."""
+        (target,) = hold.draft.targets
+        sink = PartSink(dataset=target.dataset)
+        task = PartTask(
+            kind="append",
+            pipeline="",
+            author=hold.draft.author,
+            code="",
+            attempt=hold.draft.id,
+            lot=target.lot,
+            generation=target.generation,
+            key="",
+            sinks=(sink,),
+        )
+        stored: tuple[StoredObject, ...] = ()
+        if rows:
+            key = PartPlace("a", 1).data_prefix(task, sink) + "0.json"
+            info = self.objects.put(key, json.dumps(list(rows)).encode())
+            stored = (StoredObject(uri=info.key, size=info.size, rows=len(rows), format="json"),)
+        found = SinkWritten(dataset=target.dataset, objects=stored, rows=len(rows))
+        done = PartDone(task=task, written=(found,))
+        part = self.manifests.part_made(hold, done, alone=True, fingerprints={})
+        (row,) = self.manifests.finish(hold, [part], {})
+        return row
+
+    def enter(self, spec: ArcSpec, lot: str, kind: AskKind, batch: str = "b", at_once: int = 0) -> Ask | None:
+        return self.run(asks.enter, self.keys, spec.id, lot, Order(kind, batch, at_once))
+
+    def work_off(self, spec: ArcSpec, worker: ArcWork) -> list[Outcome]:
+        """Everything that was asked for, one after the other."""
+        found: list[Outcome] = []
+        while page := self.run(asks.workable, self.keys, [spec]):
+            found += [worker.work_off(spec, one) for one in page]
+        return found
