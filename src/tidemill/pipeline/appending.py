@@ -5,7 +5,8 @@ The attempt's row is there before the first object, so a crash at any moment lea
 that the cleaner finds. An append with a producer and a number may be repeated: it is taken once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -51,7 +52,7 @@ def append(
     body = body_of(decl, rows, operation)
     identity = None
     if producer is not None and seq is not None:
-        identity = Identity(producer, seq, body.digest())
+        identity = Identity(producer, seq, body.digest(site))
     dataset = spelled(decl.dataset)
     quarantine = quarantine_of(decl.id) if drops(decl.checks) else None
 
@@ -86,7 +87,7 @@ def made(site: Site, decl: DatasetDecl, body: "Body", hold: Hold) -> LotRow:
 def _made(site: Site, decl: DatasetDecl, body: "Body", hold: Hold) -> list[LotRow]:
     try:
         return _checked(site, decl, body, hold)
-    except CheckFailed as failed:
+    except (AppendRefused, CheckFailed) as failed:
         site.door.abandon(hold, failed.message)
         raise
 
@@ -139,7 +140,8 @@ class Body:
     def __init__(self, table: pa.Table) -> None:
         self._table = table
 
-    def digest(self) -> str:
+    def digest(self, site: Site) -> str:
+        """Of the rows as they were given (LOT-36)."""
         return given.digest(self._table)
 
     def write(
@@ -165,17 +167,31 @@ class Body:
 class _FrameBody(Body):
     """Rows that Spark has."""
 
-    def __init__(self, frame: "DataFrame") -> None:
+    def __init__(self, frame: "DataFrame", table: str) -> None:
         self._frame = frame
+        self._name = table
 
-    def digest(self) -> str:
-        return operations.digest(self._frame)
+    @contextmanager
+    def _readable(self, site: Site) -> Iterator[None]:
+        """Inside of it Spark computes the frame: what it says of a value that does not fit is a refusal."""
+        from pyspark.errors import PySparkException
+
+        try:
+            with site.spark():
+                yield
+        except PySparkException as error:
+            said = " ".join(str(error).split("\n\nJVM stacktrace")[0].split())[:600]
+            raise AppendRefused(f"the frame for {self._name} cannot be taken: {said}") from error
+
+    def digest(self, site: Site) -> str:
+        with self._readable(site):
+            return operations.digest(self._frame)
 
     def write(
         self, site: Site, prefix: str, bad_prefix: str, decl: DatasetDecl, checks: Sequence[Check]
     ) -> Checked:
         name, kind = decl.dataset.name, decl.dataset.kind
-        with site.spark():
+        with self._readable(site):
             return write_checked(
                 self._frame, site.storage, site.objects, prefix, bad_prefix, checks, table=name, kind=kind
             )
@@ -185,7 +201,8 @@ def body_of(decl: DatasetDecl, rows: Any, operation: operations.Operation) -> Bo
     """Rows as people have them, in the columns of their table; `AppendRefused` for those that do not fit."""
     declared = schema.parse(decl.schema)
     if operations.is_frame(rows):
-        return _FrameBody(operations.stored_frame(rows, schema.to_spark(declared), decl.dataset, operation))
+        frame = operations.stored_frame(rows, schema.to_spark(declared), decl.dataset, operation)
+        return _FrameBody(frame, decl.dataset.name)
     if is_session(rows):
         raise AppendRefused(f"a Spark session is not rows for {decl.dataset.name}")
     wanted = schema.to_arrow(declared)

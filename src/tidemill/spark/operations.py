@@ -3,6 +3,8 @@
     rows      nothing: the row is there
     changes   `_weight`: how often the row comes (above 0) or goes (below)
     keyed     `_op` ("upsert" or "delete") and `_ordinal`, the place in its append: raw, as they came
+
+Names that begin with an underscore are ours in these files; a declared column cannot have one of them.
 """
 
 from enum import StrEnum
@@ -15,8 +17,8 @@ from tidemill.lots.datasets import Dataset, Kind
 from tidemill.spark.queries import quoted
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructField, StructType
 
 WEIGHT: Final = "_weight"
 OP: Final = "_op"
@@ -98,10 +100,14 @@ def stored_frame(
             f"the frame for {dataset.name} has the column {', '.join(strange)}",
             hint=f"{dataset.name} has {', '.join(field.name for field in declared)}",
         )
+    given = {field.name: field.dataType for field in frame.schema.fields}
     columns = []
     for field in declared:
-        there = sf.col(quoted(field.name)) if field.name in frame.columns else sf.lit(None)
-        columns.append(there.cast(field.dataType).alias(field.name))
+        if field.name in given:
+            column = _whole(field, given[field.name], dataset.name)
+        else:
+            column = sf.lit(None).cast(field.dataType)
+        columns.append(column.alias(field.name))
     frame = frame.select(*columns)
     if dataset.kind is Kind.CHANGES:
         weight = -1 if operation is Operation.DELETE else 1
@@ -110,6 +116,23 @@ def stored_frame(
         frame = frame.withColumn(OP, sf.lit(operation.value))
         return frame.withColumn(ORDINAL, sf.monotonically_increasing_id())
     return frame
+
+
+def _whole(field: "StructField", given: "DataType", table: str) -> "Column":
+    """A column in its declared type; the job fails at a value that would be cut on the way there and back."""
+    from pyspark.sql import functions as sf
+    from pyspark.sql import types as st
+
+    column = sf.col(quoted(field.name))
+    cast = column.cast(field.dataType)
+    cuttable = isinstance(given, st.NumericType | st.DateType | st.TimestampType | st.TimestampNTZType)
+    if isinstance(field.dataType, st.FloatType | st.DoubleType) and not isinstance(given, st.IntegralType):
+        cuttable = False  # nobody counts on the last digit of a fraction there
+    if not cuttable or given.simpleString() == field.dataType.simpleString():
+        return cast  # texts are parsed by ANSI rules, which refuse what is none
+    said = f"column {field.name} for {table} is {given.simpleString()}, and one of its values does not fit "
+    refused = sf.raise_error(sf.lit(said + field.dataType.simpleString())).cast(field.dataType)
+    return sf.when(~cast.cast(given).eqNullSafe(column), refused).otherwise(cast)
 
 
 def digest(frame: "DataFrame") -> str:
