@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from tests.unit.views_stage import Change, Circuit, Row, expected
+from tests.unit.trace_stage import Change, Circuit, Row, expected
 from tidemill.views.trace.slices import ranges
 
 AMOUNTS = [None, 0.0, -0.0, 0.1, 0.2, 0.3, -0.1, 1.0, 1e16, -1e16, 1e300, -1e300, 5e-324, 3.3333, 1e-9]
