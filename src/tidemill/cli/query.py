@@ -20,9 +20,7 @@ from tidemill.pipeline import reading
 def query_command(output: Output, sql: str, file: str | None, limit: int) -> None:
     """Run a query of Spark SQL over the tables of a pipeline, all as of one moment."""
     with find(file) as pipeline:
-        frame = reading.query(pipeline, sql)
-        names = frame.columns
-        rows = [tuple(row) for row in frame.limit(limit + 1).collect()]
+        names, rows = reading.collected(pipeline, sql, limit + 1)
     more = len(rows) > limit
     rows = rows[:limit]
     output.result(

@@ -51,7 +51,7 @@ def load(target: str, folder: Path) -> "Pipeline":
         module = _import_file(folder / where) if where.endswith(".py") else _import_module(where, folder)
     except TidemillError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a file that ends its process is no reason to end ours
         raise PipelineNotFound(f"{target} cannot be imported: {_place(error)}") from error
     return _in_module(module, name, target)
 
@@ -121,6 +121,6 @@ def _in_module(module: ModuleType, name: str, target: str) -> "Pipeline":
     return next(iter(all_of_them.values()))
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"

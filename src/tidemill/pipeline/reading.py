@@ -4,8 +4,9 @@ A frame is of one moment: the position is read first, and everything up to it th
 change. What is published while the frame is used does not join it.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from tidemill.errors import DatasetUnknown, GroupUnknown, NothingYet, QueryError
 from tidemill.lots import datasets, events
@@ -46,9 +47,31 @@ def query(pipeline: "Pipeline", sql: str) -> "DataFrame":
         known = dict.fromkeys([*pipeline.names, *pipeline.quarantines])
         wanted = {queries.match(name, known) for name in names}
         frames = {name: reader.table(name) for name in wanted}
-        with queries.over(spark, sql, frames, f"q{pipeline.site.chance.getrandbits(64):x}") as found:
+        with (
+            _spoken(),
+            queries.over(spark, sql, frames, f"q{pipeline.site.chance.getrandbits(64):x}") as found,
+        ):
             # Spark has analysed it: what the names stood for may go now.
             return found
+
+
+def collected(pipeline: "Pipeline", sql: str, limit: int) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """The names of a query's columns, and its first rows."""
+    frame = query(pipeline, sql)
+    with pipeline.site.spark(), _spoken():
+        return frame.columns, [tuple(row) for row in frame.limit(limit).collect()]
+
+
+@contextmanager
+def _spoken() -> Iterator[None]:
+    """What Spark says of a query, without the plan behind it that helps nobody."""
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except PySparkException as error:
+        said = str(error).split("\n\nJVM stacktrace")[0].split(";\n'")[0].split("\n== ")[0]
+        raise QueryError(" ".join(said.split())[:600], hint="see the tables with `tidemill ls`") from error
 
 
 def changes(pipeline: "Pipeline", name: str, after: int) -> "DataFrame":
@@ -82,7 +105,7 @@ def columns(pipeline: "Pipeline", name: str) -> str:
         from tidemill.pipeline.appending import spelled
 
         return spelled(pipeline.datasets[name].dataset).schema
-    return _declared(pipeline, name).schema
+    return declared(pipeline, name).schema
 
 
 def _version(pipeline: "Pipeline", name: str) -> str:
@@ -90,7 +113,8 @@ def _version(pipeline: "Pipeline", name: str) -> str:
     return pipeline.datasets[of].dataset.version if of in pipeline.datasets else "1"
 
 
-def _declared(pipeline: "Pipeline", name: str) -> Dataset:
+def declared(pipeline: "Pipeline", name: str) -> Dataset:
+    """A table as the store has it; `NothingYet` before it is there."""
     site = pipeline.site
     dataset = DatasetId(name, _version(pipeline, name))
     try:
@@ -125,7 +149,7 @@ class _Reader:
         return content(self.spark, self.site.storage, dataset, self.inputs.at(dataset.id, head))
 
     def _declared(self, name: str) -> Dataset:
-        return _declared(self.pipeline, name)
+        return declared(self.pipeline, name)
 
     def view_table(self, name: str) -> str:
         """The manifest of a view's table now."""

@@ -1,0 +1,422 @@
+"""A pipeline through its public API: declared, planned, written to, run and read."""
+
+import decimal
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import tidemill as tm
+from tests import shop
+from tidemill.errors import AppendRefused, DeclarationError, NothingYet, QueryError, TidemillError
+from tidemill.pipeline.reading import query
+from tidemill.pipeline.tables import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+HERE = Path(__file__).name
+Declare = Callable[[tm.Pipeline], object]
+
+
+def line_of(text: str) -> int:
+    lines = Path(__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if text in line)
+
+
+def content(table: Table) -> list[tuple[Any, ...]]:
+    return sorted((tuple(row) for row in table.df().collect()), key=str)
+
+
+def changes(table: Table, after: int) -> list[tuple[Any, ...]]:
+    """What changed, with weight and position last."""
+    frame = table.changes(after)
+    names = [name for name in frame.columns if not name.startswith("_")]
+    return sorted((tuple(row) for row in frame.select(*names, "_weight", "_position").collect()), key=str)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+# --- declaring
+
+
+def same(df: "DataFrame") -> "DataFrame":
+    return df
+
+
+def arc(pipeline: tm.Pipeline, writes: str) -> None:
+    pipeline.arc(reads="orders", writes=writes, name="a")(same)
+
+
+def circle(pipeline: tm.Pipeline) -> None:
+    pipeline.arc(reads="b", writes="a", name="one")(same)
+    pipeline.arc(reads="a", writes="b", name="two")(same)
+
+
+WRONG: dict[str, tuple[Declare, str]] = {
+    "a name twice": (lambda p: p.dataset("orders", "x INT"), "a dataset orders already, see .*:"),
+    "a view of that name": (lambda p: p.view("orders", "SELECT 1 AS x"), "a dataset orders already"),
+    "types": (lambda p: p.dataset("t", "x STRIN"), "STRIN"),
+    "no columns": (lambda p: p.dataset("t", ""), "column|empty"),
+    "a column twice": (lambda p: p.dataset("t", "x INT, X INT"), "twice|duplicate|again|x"),
+    "a key it has not": (lambda p: p.dataset("t", "x INT", key="y"), "t has no column y"),
+    "our column": (lambda p: p.dataset("t", "_weight BIGINT"), "_weight"),
+    "an interval": (lambda p: p.dataset("t", "x INT", lots="five"), "five"),
+    "a reader of nothing": (lambda p: p.arc(reads="order", writes="t", name="a")(same), "a reads order"),
+    "a circle": (circle, "arcs in a circle: one -> two"),
+    "an arc twice": (lambda p: (arc(p, "x"), arc(p, "y")), "there is an arc a, see"),
+    "no parts": (lambda p: p.arc(reads="orders", writes="t", parts=0), "parts and max_concurrent 1"),
+    "one schema for two": (lambda p: p.arc(reads="orders", writes=("a", "b"), schema="x INT"), "one schema"),
+    "a partition it has not": (
+        lambda p: p.arc(reads="orders", writes="t", partition_by="zone", name="a")(same),
+        "t is partitioned by zone",
+    ),
+    "a view of nothing": (lambda p: p.view("v", "SELECT * FROM oders"), "oders"),
+    "a column of nothing": (lambda p: p.view("v", "SELECT amout FROM orders"), "amout"),
+    "not a query": (lambda p: p.view("v", "DROP TABLE orders"), "DROP|query"),
+    "views in a circle": (
+        lambda p: (p.view("v", "SELECT * FROM w"), p.view("w", "SELECT * FROM v")),
+        "views in a circle: v -> w",
+    ),
+    "a refresh": (lambda p: p.view("v", "SELECT 1 AS x", refresh="often"), "refresh='often'"),  # type: ignore[arg-type]
+    "groups": (
+        lambda p: (p.view("v", "SELECT id FROM orders", group="g"), p.view("w", "SELECT * FROM v")),
+        "w reads v of the group g",
+    ),
+    "a source of nothing": (lambda p: p.source("nothing", tm.folder("x/*.json")), "nothing is no dataset"),
+    "two sources": (
+        lambda p: [p.source("orders", tm.folder("x/*.json")) for _ in range(2)],
+        "orders has a source already, see",
+    ),
+    "another pipeline's": (
+        lambda p: p.arc(reads=tm.Pipeline("q", home="q").dataset("o", "x INT"), writes="t", name="a")(same),
+        "o belongs to the pipeline q",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_with_a_declaration_is_told_with_its_line(
+    what: str, home: Path, spark: "SparkSession"
+) -> None:
+    wrong, said = WRONG[what]
+
+    def declare(pipeline: tm.Pipeline) -> None:
+        wrong(pipeline)
+        pipeline.plan()
+
+    with tm.Pipeline("p", home=home, spark=spark) as pipeline:
+        pipeline.dataset("orders", "id BIGINT, amount DECIMAL(10,2)")
+        with pytest.raises(TidemillError, match=said) as raised:
+            declare(pipeline)
+        number = int(raised.value.message.partition(f"{HERE}:")[2].partition(":")[0] or 0)
+        assert line_of("def arc(pipeline") < number < line_of("def test_what_is_wrong"), raised.value.message
+        assert pipeline["orders"].position == 0
+
+
+def test_a_near_name_is_suggested_and_an_unknown_one_is_refused(home: Path) -> None:
+    pipeline = tm.Pipeline("p", home=home)
+    pipeline.dataset("orders", "id BIGINT")
+    with pytest.raises(DeclarationError, match="no table 'order'") as raised:
+        pipeline["order"]
+    assert raised.value.hint == "did you mean orders?"
+    for name in ("", "a/b", "a:b"):
+        with pytest.raises(DeclarationError, match="no name of a pipeline"):
+            tm.Pipeline(name)
+    assert not home.exists()  # declaring touches nothing
+
+
+# --- planning
+
+
+@pytest.mark.rule("LOT-44")
+def test_a_plan_says_what_is_new_the_same_changed_and_removed(home: Path, spark: "SparkSession") -> None:
+    def plan(factor: int, *, arcs: bool = True, view: str = "SELECT id FROM orders") -> dict[str, str]:
+        with tm.Pipeline("p", home=home, spark=spark) as pipeline:
+            orders = pipeline.dataset("orders", "id BIGINT")
+            if arcs:
+
+                @pipeline.arc(reads=orders, writes="out")
+                def copy(df: "DataFrame") -> "DataFrame":
+                    return df.selectExpr(f"id * {factor} AS id", "'x' AS `what kind`")
+
+            pipeline.view("v", view)
+            made = pipeline.plan()
+            found = {f"{one['what']} {one['name']}": one["status"] for one in made.describe()}
+            assert all(HERE in one["where"] for one in made.describe() if one["status"] != "removed")
+            assert all(name.split()[1] in repr(made) for name in found)
+            made.apply("test")
+            if arcs:
+                assert pipeline["out"].schema == "id bigint, `what kind` string"
+            return found
+
+    names = ("dataset orders", "dataset out", "arc copy", "views main")
+    assert plan(1) == dict.fromkeys(names, "new")
+    assert plan(1) == dict.fromkeys(names, "same")
+    assert plan(2) == {**dict.fromkeys(names, "same"), "arc copy": "changed"}
+    assert plan(2, view="SELECT id + 1 AS id FROM orders")["views main"] == "changed"
+    gone = plan(2, arcs=False, view="SELECT id + 1 AS id FROM orders")
+    assert gone == {"dataset orders": "same", "arc copy": "removed", "views main": "same"}
+
+
+@pytest.mark.rule("LOT-44")
+def test_a_declared_schema_overrides_what_spark_finds(home: Path, spark: "SparkSession") -> None:
+    with tm.Pipeline("p", home=home, spark=spark) as pipeline:
+        orders = pipeline.dataset("orders", "id BIGINT")
+
+        @pipeline.arc(reads=orders, writes="out", schema="n BIGINT, id BIGINT")
+        def counted(df: "DataFrame") -> "DataFrame":
+            if df.isEmpty():  # what an empty table says nothing about
+                return df
+            return df.selectExpr("id", "id + 1 AS n")
+
+        orders.append([(1,)])
+        assert pipeline.run().ok
+        assert content(pipeline["out"]) == [(2, 1)]
+
+
+# --- writing
+
+
+ROW = {
+    "id": 1,
+    "name": "a",
+    "amount": decimal.Decimal("12.30"),
+    "at": datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC),
+}
+SCHEMA = "id BIGINT, name STRING, amount DECIMAL(10,2), at TIMESTAMP"
+
+
+def forms(spark: "SparkSession") -> Iterator[tuple[str, Any]]:
+    yield "dictionaries", [ROW]
+    yield "tuples", [tuple(ROW.values())]
+    yield "a generator", (row for row in [ROW])
+    yield "text and float for a decimal", [{**ROW, "amount": 12.3}]
+    table = pa.Table.from_pylist([ROW])
+    yield "arrow", table
+    yield "a batch", table.to_batches()[0]
+    yield "other columns' order", table.select(["at", "amount", "name", "id"])
+    yield "narrower types", table.set_column(0, "id", pa.array([1], pa.int16()))
+    yield "pandas", pd.DataFrame([ROW])
+    yield "spark", spark.createDataFrame([tuple(ROW.values())], SCHEMA)
+    narrow = "SELECT CAST(1 AS TINYINT) AS id, '12.3' AS amount, TIMESTAMP '2024-01-02 03:04:05' AS at"
+    yield "spark, in other types", spark.sql(narrow + ", 'a' AS name")
+
+
+def test_rows_are_taken_in_every_form_and_are_the_same(home: Path, spark: "SparkSession") -> None:
+    with tm.Pipeline("p", home=home, spark=spark) as pipeline:
+        orders = pipeline.dataset("orders", SCHEMA)
+        count = 0
+        for count, (form, rows) in enumerate(forms(spark), 1):
+            assert orders.append(rows).position == count, form
+        found = [tuple(row) for row in orders.df().collect()]
+        assert len(found) == count
+        assert set(found) == {(1, "a", decimal.Decimal("12.30"), datetime(2024, 1, 2, 3, 4, 5))}  # noqa: DTZ001
+        assert orders.append([]).position == count + 1  # nothing is an answer too
+        assert [one.state for one in orders.lots()][-2:] == ["complete", "empty"]
+
+
+@pytest.mark.rule("LOT-36")
+def test_a_frame_of_spark_sent_again_is_taken_once_too(home: Path, spark: "SparkSession") -> None:
+    with tm.Pipeline("p", home=home, spark=spark) as pipeline:
+        orders = pipeline.dataset("orders", "id BIGINT")
+        first = orders.append(spark.range(5), producer="p", seq=1)
+        assert orders.append(spark.range(5).repartition(3), producer="p", seq=1) == first
+        with pytest.raises(TidemillError, match="used 1 for other rows"):
+            orders.append(spark.range(6), producer="p", seq=1)
+        assert orders.position == 1
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "a column nobody declared": ([{"id": 1, "size": 2}], "row 0 for orders has the column size"),
+    "a tuple too long": ([(1, "a", None, None, 5)], "row 0 for orders is"),
+    "a text for a number": ([{"id": 1}, {"id": "x"}], "column id of row 1 for orders: 'x' is no bigint"),
+    "too large": ([{"id": 2**63}], "column id of row 0"),
+    "more places than declared": ([{"amount": decimal.Decimal("1.234")}], "column amount of row 0"),
+    "a dictionary": ({"id": 1}, "dict is not rows"),
+    "a text": ("1,a", "str is not rows"),
+    "nothing": (None, "NoneType is not rows"),
+    "a number": ([1], "row 0 for orders is 1"),
+    "arrow with a fraction for a whole": (
+        pa.table({"id": pa.array([1.5])}),
+        "column id for orders is double",
+    ),
+    "pandas with other columns": (pd.DataFrame({"x": [1]}), "the frame for orders has the column x"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_rows_that_do_not_fit_are_refused_whole(what: str, home: Path) -> None:
+    rows, said = REFUSED[what]
+    with tm.Pipeline("p", home=home) as pipeline:
+        orders = pipeline.dataset("orders", SCHEMA)
+        with pytest.raises(AppendRefused, match=said):
+            orders.append(rows)
+        assert orders.position == 0
+
+
+@pytest.mark.parametrize(
+    ("column", "declared"),
+    [
+        ("CAST(1.5 AS DOUBLE)", "BIGINT"),
+        ("CAST(1.234 AS DECIMAL(10,3))", "DECIMAL(10,2)"),
+        ("CAST(4294967296 AS BIGINT)", "INT"),
+        ("TIMESTAMP '2024-01-01 10:00:00'", "DATE"),
+        ("'x'", "BIGINT"),
+        ("CAST(9007199254740993 AS BIGINT)", "DOUBLE"),
+    ],
+)
+def test_a_frame_of_spark_whose_values_would_be_cut_is_refused(
+    column: str, declared: str, home: Path, spark: "SparkSession"
+) -> None:
+    with tm.Pipeline("p", home=home, spark=spark) as pipeline:
+        orders = pipeline.dataset("orders", f"x {declared}")
+        with pytest.raises(AppendRefused, match="the frame for orders cannot be taken"):
+            orders.append(spark.sql(f"SELECT {column} AS x"))
+        assert orders.position == 0
+
+
+@pytest.mark.rule("LOT-40")
+def test_a_table_with_a_key_holds_the_last_write_of_each_key(home: Path, spark: "SparkSession") -> None:
+    with tm.Pipeline("p", home=home, spark=spark) as pipeline:
+        stock = pipeline.dataset("stock", "sku STRING, place INT, n BIGINT", key=["sku", "place"])
+        pipeline.view("total", "SELECT sku, sum(n) AS n FROM stock GROUP BY sku")
+        stock.upsert([("a", 1, 5), ("a", 2, 7), ("b", 1, 1), ("a", 1, 6)])
+        assert content(stock) == [("a", 1, 6), ("a", 2, 7), ("b", 1, 1)]
+        assert pipeline.run().ok
+        stock.delete([{"sku": "a", "place": 2, "n": 99}, ("b", 1)])
+        stock.upsert(spark.createDataFrame([("b", 1, 3)], "sku STRING, place INT, n BIGINT"))
+        assert content(stock) == [("a", 1, 6), ("b", 1, 3)]
+        assert pipeline.run().ok
+        assert content(pipeline["total"]) == [("a", 6), ("b", 3)]
+        with pytest.raises(AppendRefused, match="takes no append"):
+            stock.append([("c", 1, 1)])
+        with pytest.raises(QueryError, match="which has a key"):
+            stock.changes()
+
+
+@pytest.mark.rule("LOT-41")
+def test_a_table_with_deletes_takes_whole_rows_out_and_an_arc_may_follow_with_weights(
+    home: Path, spark: "SparkSession"
+) -> None:
+    with tm.Pipeline("p", home=home, spark=spark) as pipeline:
+        log = pipeline.dataset("log", "word STRING, n BIGINT", deletes=True)
+
+        @pipeline.arc(reads=log, writes="doubled", changes="raw")
+        def double(df: "DataFrame") -> "DataFrame":
+            return df.selectExpr("word", "2 * n AS n", "_weight")
+
+        pipeline.view("words", "SELECT word, count(*) AS many FROM doubled GROUP BY word")
+        log.append([("a", 1), ("a", 1), ("b", None)])
+        log.delete([("a", 1)])
+        assert content(log) == [("a", 1), ("b", None)]
+        assert pipeline.run().ok
+        assert content(pipeline["doubled"]) == [("a", 2), ("b", None)]
+        assert content(pipeline["words"]) == [("a", 1), ("b", 1)]
+        log.delete([("b", None)])
+        assert pipeline.run().ok
+        assert content(pipeline["words"]) == [("a", 1)]
+        assert changes(log, 1) == [("a", 1, -1, 2), ("b", None, -1, 3)]
+
+
+@pytest.mark.rule("LOT-42")
+@pytest.mark.rule("LOT-6")
+def test_appends_of_an_interval_become_one_lot_when_it_is_over(home: Path, spark: "SparkSession") -> None:
+    with tm.Pipeline("p", home=home, spark=spark) as pipeline:
+        ticks = pipeline.dataset("ticks", "id BIGINT", lots="PT1S")
+
+        @pipeline.arc(reads=ticks, writes="out")
+        def copy(df: "DataFrame") -> "DataFrame":
+            return df
+
+        receipts = [ticks.append([(n,)]) for n in range(3)]
+        assert all(receipt.position is None for receipt in receipts)
+        done = wait_for(pipeline, lambda: sum(one.rows for one in pipeline["out"].lots()) == 3)
+        assert done
+        lots = {one.lot: one for one in pipeline["out"].lots()}
+        assert {receipt.lot for receipt in receipts} <= set(lots)
+        assert [lot for lot, one in lots.items() if one.rows] == sorted({one.lot for one in receipts})
+        assert {one.state for one in lots.values()} <= {"complete", "empty"}
+        inputs = ticks.lots()
+        assert [one.lot for one in inputs][: len(lots)] == list(lots)  # the empty ones as well
+        assert content(ticks) == [(0,), (1,), (2,)]
+
+
+def wait_for(pipeline: tm.Pipeline, ready: Callable[[], bool], tries: int = 20) -> bool:
+    """Run until it is so; each run closes what is over by then."""
+    for _ in range(tries):
+        assert pipeline.run().ok
+        if ready():
+            return True
+        pipeline.site.clock.sleep(0.3)
+    return False
+
+
+# --- reading
+
+
+@pytest.mark.rule("LOT-36")
+def test_changes_snapshots_and_queries_are_of_one_moment(home: Path, spark: "SparkSession") -> None:
+    with tm.Pipeline("p", home=home, spark=spark) as pipeline:
+        orders = pipeline.dataset("orders", "id BIGINT, region STRING")
+        total = pipeline.view("total", "SELECT region, count(*) AS n FROM orders GROUP BY region")
+        with pytest.raises(NothingYet, match="orders holds nothing yet"):
+            orders.df()
+        with pytest.raises(NothingYet, match="the view total"):
+            total.df()
+        assert pipeline.snapshot() == {}
+        orders.append([(1, "n"), (2, "s")])
+        assert pipeline.run().ok
+        before = orders.df()
+        orders.append([(3, "n")])
+        assert pipeline.run().ok
+        assert sorted(row[0] for row in before.collect()) == [1, 2]  # of its moment
+        assert changes(orders, 1) == [(3, "n", 1, 2)]
+        assert orders.changes(after=2).count() == 0
+        step = total.position
+        assert changes(total, step - 1) == [("n", 1, -1, step), ("n", 2, 1, step)]
+        snapshot = pipeline.snapshot()
+        assert set(snapshot) == {"orders", "total"}
+        assert sum(row["n"] for row in snapshot["total"].collect()) == snapshot["orders"].count() == 3
+        found = query(pipeline, "SELECT o.id, t.n FROM Orders o JOIN total t USING (region) WHERE t.n > 1")
+        assert sorted(tuple(row) for row in found.collect()) == [(1, 2), (3, 2)]
+        assert spark.catalog.listTables() == []  # nothing of ours is left in the user's session
+        with pytest.raises(TidemillError, match="nowhere"):
+            query(pipeline, "SELECT * FROM nowhere")
+        assert "<td>1</td>" in orders._repr_html_()
+        assert repr(total) == "<View total of p>"
+
+
+# --- arcs over lots
+
+
+@pytest.mark.rule("LOT-27")
+@pytest.mark.rule("LOT-10")
+@pytest.mark.rule("LOT-6")
+def test_one_run_takes_many_lots_each_with_a_state_of_its_own_and_never_again(
+    home: Path, spark: "SparkSession"
+) -> None:
+    with tm.Pipeline("p", home=home, spark=spark) as pipeline:
+        orders = pipeline.dataset("orders", "id BIGINT")
+
+        @pipeline.arc(reads=orders, writes="out", max_concurrent=2)
+        def copy(df: "DataFrame") -> "DataFrame":
+            return df
+
+        for n in range(3):
+            orders.append([(n,)] if n != 1 else [])
+        report = pipeline.run()
+        assert (report.ok, report.arcs[0].complete) == (True, 3)
+        assert [one.state for one in pipeline["out"].lots()] == ["complete", "empty", "complete"]
+        assert [one.lot for one in pipeline["out"].lots()] == [one.lot for one in orders.lots()]
+        again = pipeline.run()
+        assert (again.ok, again.arcs) == (True, ())
+        shop.clean_up(pipeline)
+        assert content(pipeline["out"]) == [(0,), (2,)]

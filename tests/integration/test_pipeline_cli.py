@@ -1,0 +1,226 @@
+"""The commands of a pipeline: what they say to people and to programs, how they end; how it is found."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import shop
+from tidemill.cli import main
+from tidemill.errors import PipelineNotFound
+from tidemill.pipeline import loading
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FILE = """
+from pyspark.sql import SparkSession
+import tidemill as tm
+
+shop = tm.Pipeline("shop", home={home!r}, spark=SparkSession.getActiveSession())
+orders = shop.dataset("orders", "id BIGINT, region STRING")
+
+
+@shop.arc(reads=orders, writes="checked", retries=0)
+def check(df):
+    if df.where("region = 'bad'").count() and not {mended!r}:
+        raise ValueError("a bad region")
+    return df
+
+
+total = shop.view("total", "SELECT region, count(*) AS n FROM orders GROUP BY region")
+"""
+Capture = pytest.CaptureFixture[str]
+
+
+class Folder:
+    """A folder with a pipeline's file and configuration, in which commands are run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.write("shop.py", FILE.format(home=str(path / "home"), mended=""))
+        self.write("tidemill.toml", 'pipeline = "shop.py:shop"\n')
+
+    def write(self, name: str, text: str) -> None:
+        (self.path / name).parent.mkdir(exist_ok=True, parents=True)
+        (self.path / name).write_text(text)
+        loading.sys.modules.pop(f"tidemill_pipeline_{Path(name).stem}", None)
+
+    def ask(self, capsys: Capture, *words: str, code: int = 0) -> Any:
+        """A command with --json: its object, and its exit code as expected."""
+        capsys.readouterr()
+        assert main([*words, "--json"]) == code
+        out = capsys.readouterr().out
+        assert len(out.splitlines()) == 1
+        return json.loads(out)
+
+    def say(self, capsys: Capture, *words: str, code: int = 0) -> str:
+        """A command for people: what it says, on both outputs."""
+        capsys.readouterr()
+        assert main(list(words)) == code
+        said = capsys.readouterr()
+        return said.out + said.err
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return Folder(tmp_path)
+
+
+def test_the_commands_of_a_pipeline_from_its_plan_to_a_retry(
+    folder: Folder, spark: "SparkSession", capsys: Capture
+) -> None:
+    # nothing has happened yet
+    plan = folder.ask(capsys, "plan")
+    assert plan["pipeline"] == "shop"
+    stages = {(one["what"], one["name"]): one["status"] for one in plan["stages"]}
+    assert stages["dataset", "orders"] == stages["arc", "check"] == stages["views", "main"] == "new"
+    assert all("shop.py:" in one["where"] for one in plan["stages"])
+    assert "shop.py:" in folder.say(capsys, "plan")
+    status = folder.ask(capsys, "status")
+    assert {run["state"] for run in status["runs"]} == {"new"}
+    assert "never run" in folder.say(capsys, "status")
+    assert folder.ask(capsys, "lots", "orders") == {"table": "orders", "lots": []}
+    assert "orders has no lots yet" in folder.say(capsys, "lots", "orders")
+    missing = folder.ask(capsys, "query", "SELECT * FROM orders", code=1)
+    assert missing["error"]["code"]
+    assert "holds nothing yet" in missing["error"]["message"]
+    assert folder.ask(capsys, "retry") == {"asked": []}
+    assert "nothing is partial or missing" in folder.say(capsys, "retry")
+
+    # two lots, of which one fails
+    pipeline = loading.find()
+    orders = pipeline["orders"]
+    orders.append([(1, "n"), (2, "s")])  # type: ignore[attr-defined]
+    orders.append([(3, "bad")])  # type: ignore[attr-defined]
+    assert not pipeline.run().ok
+    good, bad = (one.lot for one in orders.lots())
+    status = folder.ask(capsys, "status", code=1)
+    assert status["ok"] is False
+    (arc,) = (run for run in status["runs"] if run["kind"] == "arc")
+    assert (arc["name"], arc["partial"], arc["behind"]) == ("check", 1, 0)
+    assert "a bad region" in arc["notes"][0]
+    said = folder.say(capsys, "status", code=1)
+    assert "1 partial" in said
+    assert "tidemill retry" in said
+    listed = folder.ask(capsys, "ls")["tables"]
+    assert {one["name"]: one["position"] for one in listed} | {"total": 0} == {
+        "orders": 2,
+        "checked": 1,
+        "total": 0,
+    }
+    assert "checked" in folder.say(capsys, "ls")
+    lots = folder.ask(capsys, "lots", "checked")["lots"]
+    assert {one["lot"]: one["state"] for one in lots} == {good: "complete", bad: "partial"}
+    drawn = folder.say(capsys, "lots", "checked")
+    assert "complete 1" in drawn
+    assert "partial 1" in drawn
+    assert "a bad region" in drawn
+    assert good in folder.say(capsys, "lots", "checked", "--list")
+    assert len(folder.ask(capsys, "lots", "total")["lots"]) >= 1
+
+    # reading
+    found = folder.ask(capsys, "query", "SELECT region, n FROM total ORDER BY region")
+    assert found == {"columns": ["region", "n"], "rows": [["bad", 1], ["n", 1], ["s", 1]], "more": False}
+    assert folder.ask(capsys, "query", "SELECT * FROM orders", "--limit", "2")["more"] is True
+    assert "region" in folder.say(capsys, "query", "SELECT * FROM total")
+    for sql in (
+        "SELECT * FROM nowhere",
+        "SELEC 1",
+        "SELECT nothing FROM orders",
+        "SELECT id / 0 FROM orders",
+    ):
+        assert folder.ask(capsys, "query", sql, code=1)["error"]["message"], sql
+
+    # what cannot be asked
+    assert folder.ask(capsys, "lots", "nowhere", code=1)["error"]["code"]
+    assert folder.ask(capsys, "retry", "nothing", code=1)["error"]["code"]
+    assert folder.ask(capsys, "retry", "check", good, code=1)["error"]["code"]
+    assert folder.ask(capsys, "lots", code=2)["error"]["code"] == "usage"
+    assert folder.ask(capsys, "query", "SELECT 1", "--limit", "0", code=2)["error"]["code"] == "usage"
+    pipeline.close()
+
+    # mended, and tried again: the code is another now, so the whole lot is made anew
+    folder.write("shop.py", FILE.format(home=str(folder.path / "home"), mended="yes"))
+    assert folder.ask(capsys, "retry") == {"asked": [{"arc": "check", "lot": bad}]}
+    assert "is tried again" in folder.say(capsys, "retry")
+    again = {one["name"]: one["status"] for one in folder.ask(capsys, "plan")["stages"]}
+    assert again["check"] == "changed"
+    pipeline = loading.find()
+    assert pipeline.run().ok
+    assert folder.ask(capsys, "status")["ok"] is True
+    assert [row[0] for row in shop.table(pipeline, "checked")] == [1, 2, 3]
+    pipeline.close()
+
+
+# --- finding
+
+OTHER = """
+import tidemill as tm
+one = tm.Pipeline("one")
+two = tm.Pipeline("two")
+number = 7
+"""
+
+
+def test_a_pipeline_is_found_by_a_file_by_a_module_and_by_the_configuration_above(folder: Folder) -> None:
+    folder.write("deep/er/x.txt", "")
+    folder.write("pack/__init__.py", "")
+    folder.write("pack/flow.py", "import tidemill as tm\nonly = tm.Pipeline('packed')\n")
+    assert loading.find(start=folder.path / "deep" / "er").name == "shop"
+    assert loading.find("shop.py").name == "shop"  # the one that it has
+    assert loading.find("shop.py:shop").name == "shop"
+    assert loading.find("pack.flow:only").name == "packed"
+    (folder.path / "tidemill.toml").unlink()
+    folder.write("pyproject.toml", '[tool.tidemill]\npipeline = "pack.flow"\n')
+    assert loading.find().name == "packed"
+    folder.write("other.py", OTHER)
+    assert loading.find("other.py:two").name == "two"
+
+
+@pytest.mark.parametrize(
+    ("files", "target", "said"),
+    [
+        ({"tidemill.toml": "pipeline = 3"}, None, r"tidemill\.toml names no pipeline"),
+        ({"tidemill.toml": "pipeline ="}, None, r"tidemill\.toml cannot be read"),
+        ({"tidemill.toml": 'pipeline = "gone.py:x"'}, None, r"there is no file .*gone\.py"),
+        ({"pyproject.toml": "[tool.tidemill]\nname = 1"}, None, r"pyproject\.toml names no pipeline"),
+        ({}, "gone.py", r"there is no file .*gone\.py"),
+        ({}, "gone.module:x", "gone.module:x cannot be imported: ModuleNotFoundError"),
+        ({"other.py": OTHER}, "other.py", "has not one pipeline but: one, two"),
+        ({"other.py": OTHER}, "other.py:number", "number is a int"),
+        ({"other.py": OTHER}, "other.py:three", "three is not there"),
+        ({"bad.py": "x = 1\n1 / 0\n"}, "bad.py", r"ZeroDivisionError: division by zero \(.*bad\.py:2\)"),
+        ({"bad.py": "def (\n"}, "bad.py", "SyntaxError"),
+        ({"bad.py": "import sys\nsys.exit(3)\n"}, "bad.py", "SystemExit|ended"),
+        ({"empty.py": ""}, "empty.py", "has not one pipeline but: none"),
+    ],
+)
+def test_a_pipeline_that_is_not_where_it_was_looked_for_is_told_with_the_reason(
+    files: dict[str, str], target: str | None, said: str, folder: Folder, capsys: Capture
+) -> None:
+    if target is None:
+        (folder.path / "tidemill.toml").unlink()
+    for name, text in files.items():
+        folder.write(name, text)
+    with pytest.raises(PipelineNotFound, match=said):
+        loading.find(target)
+    words = ["-f", target] if target else []
+    for command in (["ls"], ["status"], ["plan"], ["lots", "x"], ["retry"], ["query", "SELECT 1"]):
+        answer = folder.ask(capsys, *command, *words, code=1)
+        assert answer["error"]["code"] == "pipeline-not-found", command
+
+
+def test_a_run_of_a_pipeline_that_cannot_be_loaded_ends_with_the_reason(
+    folder: Folder, capsys: Capture
+) -> None:
+    folder.write("shop.py", "1 / 0\n")
+    answer = folder.ask(capsys, "run", code=1)
+    assert "ZeroDivisionError" in answer["error"]["message"]
+    assert "shop.py:1" in answer["error"]["message"]
+    folder.write("shop.py", "import os\nos._exit(7)\n")
+    assert "ended the process that imported it (7)" in folder.ask(capsys, "run", code=1)["error"]["message"]
+    assert folder.ask(capsys, "run", "--threads", "0", code=2)["error"]["code"] == "usage"
