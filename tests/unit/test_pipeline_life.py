@@ -1,0 +1,436 @@
+"""Gaps, backfills, replays, retries, pauses and corrections as users ask for them; without Spark."""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidemill as tm
+from tests.unit.life_stage import LifeStage
+from tidemill import crash
+from tidemill.arcs import asks
+from tidemill.arcs.asks import AskKind
+from tidemill.arcs.work import Ended
+from tidemill.cli import main
+from tidemill.clock import SYSTEM
+from tidemill.errors import (
+    AppendRefused,
+    BadLotId,
+    CorrectionRefused,
+    DeclarationError,
+    LotUnknown,
+    NoLots,
+    SubscriptionUnknown,
+    UsageError,
+)
+from tidemill.lots import lots as lot_rows
+from tidemill.lots.ids import Unit
+from tidemill.lots.keys import DatasetId
+from tidemill.objects import open_objects
+from tidemill.pipeline import graph, loading, orders
+from tidemill.pipeline.orders import Does
+from tidemill.pipeline.stages import DeclareArc
+from tidemill.store import open_store
+from tidemill.triggers import runs
+from tidemill.triggers.subscriptions import Scheduled
+
+FILE = """
+import tidemill as tm
+
+shop = tm.Pipeline("shop", home="home", cluster="c")
+orders = shop.dataset("orders", "id BIGINT")
+clicks = shop.dataset("clicks", "id BIGINT", lots="PT5M")
+rates = shop.dataset("rates", "id BIGINT", lots="PT5M")
+plain = shop.dataset("plain", "id BIGINT")
+keyed = shop.dataset("keyed", "id BIGINT, n BIGINT", key="id")
+
+@shop.arc(reads=orders, writes=("cleaned", "odd"), max_concurrent=3)
+def clean(df):
+    return df, df
+
+@shop.arc(reads="cleaned", writes="summed")
+def sum(df):
+    return df
+
+@shop.arc(reads=(clicks, rates), writes="joined")
+def join(clicks, rates):
+    return clicks
+
+shop.view("totals", "SELECT id FROM summed")
+shop.view("more", "SELECT id FROM totals JOIN odd USING (id)", group="main")
+"""
+
+
+class Scene:
+    """A pipeline in a file, and a stage on its store that does what runners would."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "shop.py").write_text(FILE)
+        self.target = f"{folder / 'shop.py'}:shop"
+        self.shop = loading.find(self.target)
+        place = self.shop.site.place
+        Path(place.home).mkdir()
+        self.store = open_store(place.store)  # its own: the command line closes the pipeline's
+        self.stage = LifeStage(self.store, open_objects(place.objects, clock=SYSTEM), scan=False)
+        self.node = self.stage.living("runner")
+        self.worker = self.stage.worker(self.node)
+        self.specs = {"clean": self.stage.clean(max_concurrent=3), "sum": self.stage.sum()}
+        for spec in self.specs.values():
+            self.stage.subscribe(spec.id, *spec.reads, most_failures=10)
+
+    def catch_up(self) -> list[tuple[str, str, str]]:
+        """Run everything that is due, then what was asked for; (arc, lot, how it ended)."""
+        found = []
+        while True:
+            done = [
+                one for spec in self.specs.values() for one in self.stage.drain(spec, self.worker, self.node)
+            ]
+            for ask in self.stage.run(asks.workable, self.stage.keys, list(self.specs.values())):
+                spec = next(one for one in self.specs.values() if one.id == ask.arc)
+                done.append(self.worker.work_off(spec, ask))
+            if not done:
+                return found
+            found += [(one.arc.partition("/")[2], one.lot, one.ended.value) for one in done]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    found = Scene(tmp_path)
+    with found.store, found.shop:
+        yield found
+
+
+# --- planning
+
+
+@pytest.mark.rule("LOT-31")
+def test_a_replay_is_planned_first_and_a_dry_run_changes_nothing(scene: Scene) -> None:
+    made = [scene.stage.append([n]) for n in range(4)]
+    scene.catch_up()
+    plan = scene.shop.replay("cleaned", first=made[1], last=made[2], dry_run=True)
+    assert [(one.arc, one.lot, one.does) for one in plan.lots] == [
+        ("clean", made[1], Does.AGAIN),
+        ("clean", made[2], Does.AGAIN),
+    ]
+    assert (plan.arc, plan.at_once, plan.batch) == ("clean", 3, "")
+    assert plan.follows == ("summed", "totals", "more")
+    assert scene.catch_up() == []
+    asked = scene.shop.replay("clean", [made[1]], at_once=1)
+    assert asked.batch
+    assert orders.left(scene.shop, asked) == 1
+    assert scene.catch_up() == [("clean", made[1], "complete"), ("sum", made[1], "complete")]
+    assert orders.left(scene.shop, asked) == 0
+    assert [row.generation for row in scene.stage.rows_of(scene.stage.summed)] == [0, 1, 0, 0]
+    assert "1 again" in str(asked)
+
+
+@pytest.mark.rule("LOT-31")
+def test_a_backfill_makes_what_is_not_there_from_as_far_up_as_it_has_to(scene: Scene) -> None:
+    stage = scene.stage
+    there, failed, skipped = stage.append([1]), stage.append([7]), stage.append([3])
+    stage.parts.failing[7] = 10
+    for name in ("clean", "sum"):
+        scene.shop.pause(name)
+    scene.shop.resume("clean", catch_up="none")
+    scene.shop.resume("sum")
+    scene.worker.work(scene.specs["clean"], there)
+    scene.worker.work(scene.specs["clean"], failed)
+    scene.catch_up()
+    stage.parts.failing.clear()
+    plan = scene.shop.backfill("summed", dry_run=True)
+    assert [(one.arc, one.lot, one.does.value, one.why) for one in plan.lots] == [
+        ("sum", there, "leave", "it is there"),
+        ("clean", failed, "make", "it is partial"),
+        ("sum", failed, "follow", "after clean"),
+        ("clean", skipped, "make", "it is absent"),
+        ("sum", skipped, "follow", "after clean"),
+    ]
+    scene.shop.backfill("summed")
+    scene.catch_up()
+    assert stage.table(stage.summed) == {there: [1], failed: [7], skipped: [3]}
+    assert scene.shop.gaps()
+    assert scene.shop.backfill("summed").asked == []  # nothing is left to be made
+
+
+@pytest.mark.rule("LOT-31")
+def test_a_range_without_lots_and_lots_that_nothing_makes_are_clear_errors(scene: Scene) -> None:
+    with pytest.raises(NoLots) as empty:
+        scene.shop.backfill("cleaned")
+    assert "nothing has arrived" in empty.value.hint
+    made = [scene.stage.append([n]) for n in range(2)]
+    with pytest.raises(NoLots) as outside:
+        scene.shop.backfill("cleaned", first="A00000000000000009")
+    assert "no lots for cleaned from A00000000000000009" in outside.value.message
+    assert outside.value.hint == f"there are lots from {made[0]} to {made[1]}"
+    with pytest.raises(LotUnknown, match="A00000000000000009"):
+        scene.shop.replay("cleaned", ["A00000000000000009"])
+    with pytest.raises(BadLotId, match="a range from"):
+        scene.shop.backfill("cleaned", first=made[1], last=made[0])
+    with pytest.raises(BadLotId):
+        scene.shop.backfill("cleaned", first="2023-01-01")
+    with pytest.raises(UsageError, match="written from outside"):
+        scene.shop.replay("orders", ["A00000000000000001"])
+    with pytest.raises(UsageError, match="is a view"):
+        scene.shop.backfill("totals")
+    with pytest.raises(UsageError, match="no arc or table"):
+        scene.shop.backfill("nothing")
+    with pytest.raises(UsageError, match="at once"):
+        scene.shop.backfill("cleaned", at_once=0)
+    with pytest.raises(UsageError, match="range"):
+        scene.shop.replay("cleaned", made, first=made[0])
+    assert scene.stage.run(asks.asked, scene.stage.keys) == []
+
+
+def test_a_replay_of_what_was_never_made_says_so_and_a_blocked_lot_names_what_is_not_there(
+    scene: Scene,
+) -> None:
+    lot = scene.stage.append([1])
+    (one,) = scene.shop.replay("cleaned", [lot], dry_run=True).lots
+    assert (one.does, one.why) == (Does.LEAVE, "it was never made: backfill it")
+    scene.stage.lot_of(scene.stage.clicks, "20230101PT5M000", 1)
+    (one,) = scene.shop.backfill("joined", ["20230101PT5M000"]).lots
+    assert one.does is Does.BLOCKED
+    assert one.why == "rates has no lot 20230101PT5M000, and no arc makes it"
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "expected"),
+    [
+        ("20230101PT5M003", "20230101PT5M004", ("20230101PT5M003", "20230101PT5M004")),
+        ("2023-01-01", "2023-01-02", ("20230101PT5M000", "20230102PT5M287")),
+        ("20230101", "20230101", ("20230101PT5M000", "20230101PT5M287")),
+        ("2023-01-01T04:12:00Z", "2023-01-01T05:00:00+01:00", ("20230101PT5M050", "20230101PT5M048")),
+        (date(2023, 1, 1), datetime(2023, 1, 1, 4, 12, tzinfo=UTC), ("20230101PT5M000", "20230101PT5M050")),
+        (None, "2023-01-01T00:07", ("", "20230101PT5M001")),
+        ("20230101PT1H001", None, ("20230101PT5M012", "")),
+    ],
+)
+def test_a_range_can_be_of_lots_days_or_moments(first: Any, last: Any, expected: tuple[str, str]) -> None:
+    unit = Unit.parse("PT5M")
+    if expected[1] and expected[1] < expected[0]:
+        with pytest.raises(BadLotId):
+            graph.span(unit, first, last)
+        return
+    found = graph.span(unit, first, last)
+    assert (found.first, found.last) == expected
+    with pytest.raises(BadLotId):
+        graph.span(unit, "yesterday", None)
+
+
+@pytest.mark.rule("LOT-31")
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_who_dies_while_asking_asks_again_and_nothing_is_made_twice(
+    scene: Scene, side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "PAGE", 2)
+    made = [scene.stage.append([n]) for n in range(5)]
+    scene.catch_up()
+    with crash.armed(f"orders.ask.{side}", visit=2), pytest.raises(crash.Crashed):
+        scene.shop.replay("sum", first=made[0])
+    told: list[tuple[int, int]] = []
+    plan = orders.plan(scene.shop, AskKind.REPLAY, "sum", first=made[0])
+    orders.ask(scene.shop, plan, lambda done, of: told.append((done, of)))
+    assert told == [(2, 5), (4, 5), (5, 5)]
+    scene.catch_up()
+    assert [row.generation for row in scene.stage.rows_of(scene.stage.summed)] == [1] * 5
+
+
+# --- retry, pause, gaps
+
+
+def test_a_retry_asks_for_what_failed_and_arms_an_arc_that_is_dead(scene: Scene) -> None:
+    stage = scene.stage
+    lot = stage.append([7])
+    stage.parts.failing[7] = 1
+    scene.catch_up()
+    assert scene.shop.retry() == [("clean", lot)]
+    assert scene.shop.retry("cleaned") == [("clean", lot)]
+    scene.catch_up()
+    assert scene.shop.retry() == []
+    assert scene.shop.gaps("summed")
+    spec = scene.specs["clean"]
+    stage.append([8])
+    for _ in range(10):
+        stage.page_all()
+        ticket = stage.start(scene.node, spec.id)
+        stage.run(runs.fail, stage.triggers, stage.cluster, ticket, backoff_us=0)
+    assert stage.row(spec.id).tally.dead
+    assert [gap.state.value for gap in scene.shop["cleaned"].gaps().gaps] == ["dead"]
+    scene.shop.retry("clean")
+    assert not stage.row(spec.id).tally.dead
+    assert [one[2] for one in scene.catch_up()] == ["complete", "complete"]
+
+
+@pytest.mark.rule("LOT-38")
+def test_what_is_paused_by_the_name_of_an_arc_or_table_runs_no_more_and_loses_nothing(scene: Scene) -> None:
+    first = scene.stage.append([1])
+    scene.catch_up()
+    assert scene.shop.pause("cleaned", "sum") == ["cleaned", "sum"]
+    second = scene.stage.append([2])
+    assert scene.catch_up() == []
+    assert scene.shop.resume("clean") == ["clean"]
+    assert [one[:2] for one in scene.catch_up()] == [("clean", second)]
+    scene.shop.resume("summed")
+    assert [one[:2] for one in scene.catch_up()] == [("sum", second)]
+    assert list(scene.stage.table(scene.stage.summed)) == [first, second]
+    with pytest.raises(UsageError, match="from outside"):
+        scene.shop.pause("orders")
+    with pytest.raises(SubscriptionUnknown, match="has not been run"):
+        scene.shop.pause("totals")
+
+
+@pytest.mark.rule("LOT-38")
+def test_an_arc_that_is_declared_disabled_is_paused_once_and_one_paused_by_hand_stays_so(
+    scene: Scene,
+) -> None:
+    site, stage = scene.shop.site, scene.stage
+    on, off = stage.clean(), stage.clean(enabled=False)
+    lot = stage.append([1])
+
+    def paused() -> bool:
+        return stage.row(on.id).tally.paused
+
+    DeclareArc(spec=off, where="x").apply(site, "n")
+    assert paused()
+    assert stage.drain(on, scene.worker, scene.node) == []
+    scene.shop.resume("clean")
+    DeclareArc(spec=off, where="x").apply(site, "n")
+    assert not paused()  # the declaration said so before, and somebody resumed it since
+    scene.shop.pause("clean")
+    DeclareArc(spec=on, where="x").apply(site, "n")
+    assert not paused()
+    scene.shop.pause("clean")
+    DeclareArc(spec=on, where="x").apply(site, "n")
+    assert paused()
+    assert isinstance(stage.row(on.id), Scheduled)
+    scene.shop.resume("clean")
+    assert [one.lot for one in stage.drain(on, scene.worker, scene.node)] == [lot]
+
+
+@pytest.mark.rule("LOT-32")
+def test_gaps_of_a_view_are_those_of_the_tables_it_is_made_from(scene: Scene) -> None:
+    scene.stage.append([1])
+    report = scene.shop.gaps("more")
+    assert [table.table for table in report.tables] == ["odd", "summed"]
+    assert not report
+    assert {gap.cause.table for gap in report.gaps} == {"odd", "cleaned"}
+    assert "summed: 1 gaps in 1 lots" in str(report)
+    assert [table.table for table in scene.shop.gaps().tables] == [
+        "orders",
+        "clicks",
+        "rates",
+        "plain",
+        "keyed",
+        "cleaned",
+        "odd",
+        "summed",
+        "joined",
+    ]
+    with pytest.raises(DeclarationError):
+        scene.shop.gaps("nothing")
+    scene.catch_up()
+    assert scene.shop.gaps("more")
+
+
+# --- corrections
+
+
+@pytest.mark.rule("LOT-30")
+def test_a_lot_of_a_dataset_is_replaced_and_taken_back_by_the_api(scene: Scene) -> None:
+    plain = scene.shop["plain"]
+    assert isinstance(plain, tm.Dataset)
+    lot = plain.append([{"id": 1}, {"id": 2}]).lot
+    receipt = plain.replace(lot, [(5,)])
+    assert (receipt.lot, receipt.position) == (lot, 2)
+    (shown,) = plain.lots()
+    assert (shown.generation, shown.rows, shown.state) == (1, 1, "complete")
+    plain.remove(lot, why="sent twice")
+    (shown,) = plain.lots()
+    assert (shown.generation, shown.rows, shown.state) == (2, 0, "removed")
+    row = scene.stage.run(lot_rows.current, scene.stage.lots, DatasetId("plain"), lot)
+    assert scene.shop.site.manifests.load(row.manifest).comment == "sent twice"
+    assert plain.replace(lot, []).position == 4
+    assert [one.state for one in plain.lots()] == ["empty"]
+    assert [event.generation for event in scene.stage.events(DatasetId("plain"))] == [0, 1, 2, 3]
+    with pytest.raises(LotUnknown):
+        plain.replace("A00000000000000077", [(1,)])
+    with pytest.raises(AppendRefused):
+        plain.replace(lot, [{"strange": 1}])
+    keyed = scene.shop["keyed"]
+    assert isinstance(keyed, tm.Dataset)
+    lot = keyed.upsert([{"id": 1, "n": 1}]).lot
+    for refused in (lambda: keyed.replace(lot, [(1, 2)]), lambda: keyed.remove(lot)):
+        with pytest.raises(CorrectionRefused) as told:
+            refused()
+        assert told.value.hint == "correct it by another upsert"
+
+
+# --- the command line
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
+    code = main([*arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+@pytest.mark.rule("LOT-32")
+def test_the_command_line_tells_gaps_as_a_table_and_as_json_with_exit_code_1(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage, file = scene.stage, scene.target
+    made = [stage.append([n]) for n in (1, 7, 3, 4)]
+    stage.parts.failing[7] = 10
+    scene.catch_up()
+    assert main(["gaps", "summed", "-f", file]) == 1
+    said = capsys.readouterr().out
+    assert made[1] in said
+    assert "cleaned (partial)" in said
+    assert "7 is bad" in " ".join(said.split())
+    assert "tidemill retry" in said
+    code, told = run(capsys, "gaps", "-f", file)
+    assert code == 1
+    by_name = {table["table"]: table for table in told["tables"]}
+    assert by_name["orders"]["gaps"] == 0
+    assert by_name["cleaned"]["counts"]["partial"] == 1
+    (gap,) = by_name["summed"]["lots"]
+    assert gap["lot"] == made[1] == by_name["summed"]["earliest_gap"]
+    assert (gap["state"], gap["cause"]["table"], gap["cause"]["state"]) == ("absent", "cleaned", "partial")
+    stage.parts.failing.clear()
+    assert run(capsys, "retry", "-f", file)[1] == {"asked": [{"arc": "clean", "lot": made[1]}]}
+    scene.catch_up()
+    assert main(["gaps", "-f", file]) == 0
+    assert run(capsys, "gaps", "-f", file)[1]["ok"] is True
+    assert run(capsys, "gaps", "nothing", "-f", file)[1]["error"]["code"]
+
+
+@pytest.mark.rule("LOT-31")
+def test_the_command_line_plans_and_asks_and_pauses(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    stage, file = scene.stage, scene.target
+    made = [stage.append([n]) for n in range(3)]
+    scene.catch_up()
+    code, told = run(capsys, "replay", "summed", "--from", made[1], "--dry-run", "-f", file)
+    assert (code, told["dry_run"], told["counts"]["again"], told["batch"]) == (0, True, 2, "")
+    assert stage.run(asks.asked, stage.keys) == []
+    assert main(["replay", "summed", made[0], "--at-once", "1", "-f", file]) == 0
+    assert "1 lot will be made by runners, 1 at once" in capsys.readouterr().out
+    assert scene.catch_up() == [("sum", made[0], Ended.COMPLETE.value)]
+    assert main(["replay", "summed", "-f", file]) == 2
+    capsys.readouterr()
+    code, told = run(capsys, "backfill", "summed", "--from", "A00000000000000009", "-f", file)
+    assert (code, told["error"]["code"]) == (1, "no-lots")
+    assert main(["backfill", "summed", "-f", file]) == 0
+    assert "nothing to be made" in capsys.readouterr().out
+    assert run(capsys, "pause", "clean", "-f", file) == (0, {"paused": ["clean"]})
+    stage.append([9])
+    assert scene.catch_up() == []
+    code, told = run(capsys, "resume", "clean", "--catch-up", "none", "-f", file)
+    assert (code, told) == (0, {"resumed": ["clean"]})
+    assert scene.catch_up() == []
+    code, told = run(capsys, "backfill", "cleaned", "-f", file)
+    assert (code, told["counts"]["make"]) == (0, 1)
+    assert len(scene.catch_up()) == 2
+    code, told = run(capsys, "backfill", "cleaned", "--wait", "-f", file)
+    assert (code, told["left"]) == (0, 0)
