@@ -26,6 +26,7 @@ COMMANDS = {
     "query": "tidemill.cli.query:query_command",
     "lots": "tidemill.cli.lots:lots_command",
     "gaps": "tidemill.cli.gaps:gaps_command",
+    "compact": "tidemill.cli.compact:compact_command",
     "retry": "tidemill.cli.orders:retry_command",
     "backfill": "tidemill.cli.orders:backfill_command",
     "replay": "tidemill.cli.orders:replay_command",

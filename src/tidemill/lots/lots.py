@@ -30,7 +30,27 @@ class LotRow(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""  # of the content, whatever the files
     position: int = 0  # of its event; given by `add`
     revision: int = 0  # how often its layout was revised (LOT-37)
+    files: int = 0  # that its manifest lists; 0 where nobody counted
 
+    @property
+    def crumbled(self) -> bool:
+        """Has it many files that are small? Then it is worth a look whether they can be fewer."""
+        return self.files >= MANY_FILES and self.size < self.files * SMALL_BYTES
+
+
+class Retired(msgspec.Struct, frozen=True, kw_only=True):
+    """A layout that was replaced: its files stay for readers that have begun with them."""
+
+    at: int  # store time, µs
+    dataset: DatasetId
+    lot: str
+    generation: int
+    revision: int
+    manifest: str
+
+
+MANY_FILES = 16
+SMALL_BYTES = 8 * 1024 * 1024
 
 _decoder = msgspec.msgpack.Decoder(LotRow)
 
@@ -69,23 +89,92 @@ def add(tx: Tx, keys: LotKeys, new: LotRow) -> int:
     )
     row = msgspec.structs.replace(new, position=event.position, revision=0)
     tx.set(key, msgspec.msgpack.encode(row), quiet=True)
+    _mark(tx, keys, row)
     return event.position
 
 
-def revise(tx: Tx, keys: LotKeys, seen: LotRow, manifest: str, digest: str) -> LotRow:
-    """Give a generation another layout of the same content: no event (LOT-37).
+def digested(tx: Tx, keys: LotKeys, seen: LotRow, digest: str) -> LotRow:
+    """Write down the digest of a generation's content, by whoever has read all of it."""
+    return _swap(tx, keys, seen, msgspec.structs.replace(seen, digest=digest))
 
-    `LotConflict` when the lot is no longer as seen, or the content differs.
+
+def revise(tx: Tx, keys: LotKeys, seen: LotRow, layout: LotRow) -> LotRow:
+    """Give a generation another layout of the same content: no event (LOT-37). The old one is retired.
+
+    `LotConflict` when the lot is no longer as seen, or the content differs. Only the manifest, its size and
+    its number of files are taken from `layout`; `digest` is what they hold.
     """
-    key = keys.lot[(*seen.dataset.parts, seen.lot)]
-    if not seen.digest or digest != seen.digest:
+    if not seen.digest or layout.digest != seen.digest or layout.rows != seen.rows:
         raise LotConflict(f"another layout of lot {seen.lot} of {seen.dataset} has other content")
+    row = msgspec.structs.replace(
+        seen,
+        manifest=layout.manifest,
+        size=layout.size,
+        files=layout.files,
+        revision=seen.revision + 1,
+    )
+    row = _swap(tx, keys, seen, row)
+    old = keys.retired[(tx.now(), *seen.dataset.parts, seen.lot, seen.generation, seen.revision)]
+    tx.set(old, seen.manifest.encode(), quiet=True)
+    tx.clear(keys.crumbled[(*seen.dataset.parts, seen.lot)], quiet=True)
+    return row
+
+
+def _swap(tx: Tx, keys: LotKeys, seen: LotRow, row: LotRow) -> LotRow:
+    key = keys.lot[(*seen.dataset.parts, seen.lot)]
     raw = tx.get(key, lock=True)
     if raw is None or _decoder.decode(raw) != seen:
         raise LotConflict(f"lot {seen.lot} of {seen.dataset} changed meanwhile")
-    row = msgspec.structs.replace(seen, manifest=manifest, revision=seen.revision + 1)
     tx.set(key, msgspec.msgpack.encode(row), quiet=True)
     return row
+
+
+def _mark(tx: Tx, keys: LotKeys, row: LotRow) -> None:
+    mark = keys.crumbled[(*row.dataset.parts, row.lot)]
+    if row.crumbled:
+        tx.set(mark, b"", quiet=True)
+    elif row.generation:  # the one before may have left a mark
+        tx.clear(mark, quiet=True)
+
+
+def crumbled(tx: Tx, keys: LotKeys, dataset: DatasetId, limit: int = 100) -> list[str]:
+    """A page of the lots of a dataset that have many small files."""
+    found = tx.range(*keys.crumbled.under(*dataset.parts), limit=limit, snapshot=True)
+    return [str(keys.crumbled.unpack(row.key)[2]) for row in found]
+
+
+def leave_crumbled(tx: Tx, keys: LotKeys, seen: LotRow) -> None:
+    """Its files cannot be fewer: look at it no more, unless it has changed meanwhile."""
+    if current(tx, keys, seen.dataset, seen.lot) == seen:
+        tx.clear(keys.crumbled[(*seen.dataset.parts, seen.lot)], quiet=True)
+
+
+def retired(tx: Tx, keys: LotKeys, until: int, limit: int = 100) -> list[Retired]:
+    """A page of the layouts that were replaced at or before a moment of the store's time, oldest first."""
+    lo, _ = keys.retired.all()
+    found = []
+    for row in tx.range(lo, keys.retired[until + 1,], limit=limit, snapshot=True):
+        at, name, version, lot, generation, revision = keys.retired.unpack(row.key)
+        found.append(
+            msgspec.convert(
+                {
+                    "at": at,
+                    "dataset": (name, version),
+                    "lot": lot,
+                    "generation": generation,
+                    "revision": revision,
+                    "manifest": row.value.decode(),
+                },
+                Retired,
+            )
+        )
+    return found
+
+
+def forget_retired(tx: Tx, keys: LotKeys, old: Retired) -> None:
+    """Its files are gone."""
+    place = (old.at, *old.dataset.parts, old.lot, old.generation, old.revision)
+    tx.clear(keys.retired[place], quiet=True)
 
 
 def current(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: str) -> LotRow | None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tidemill.pipeline.gaps import GapReport
     from tidemill.pipeline.overview import LotShown
     from tidemill.pipeline.pipeline import Pipeline
+    from tidemill.runner.compacting import Compacted
 
 
 class Table:
@@ -61,6 +62,16 @@ class Table:
         from tidemill.pipeline import overview
 
         return overview.lots_of(self.pipeline, self.name)
+
+    def compact(self, *lots: str) -> "list[Compacted]":
+        """Put the small files of each lot together, of these or of all: what was done, lot by lot.
+
+        The table stays what it is, for readers that have begun as well. A runner does the same by itself for
+        lots with many small files.
+        """
+        from tidemill.pipeline import compacting
+
+        return compacting.compact(self.pipeline, self.name, lots)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} of {self.pipeline.name}>"

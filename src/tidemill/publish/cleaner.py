@@ -8,6 +8,8 @@
 - Both are looked after again, at growing distances, because a zombie may still write: until its Spark
   application is gone, or a day has passed. Then an abandoned attempt is forgotten.
 
+- A layout of a lot that was replaced by another (LOT-37) is deleted when its readers' grace is over.
+
 Open attempts are never touched: they may be published, or their parts reused. Any number of cleaners may run
 at once, on any node: each step may be repeated.
 """
@@ -20,12 +22,13 @@ from tidemill import crash
 from tidemill.clock import Clock
 from tidemill.errors import AttemptUnknown, ManifestUnreadable, ObjectMissing
 from tidemill.events import Emit, ignore
+from tidemill.lots import lots
 from tidemill.lots.manifest import ManifestState
 from tidemill.objects.port import Objects
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Abandoned, Draft, Published
 from tidemill.publish.door import Door
-from tidemill.publish.events import AttemptAbandoned, AttemptCleaned
+from tidemill.publish.events import AttemptAbandoned, AttemptCleaned, LayoutRemoved
 from tidemill.publish.keys import PublishKeys
 from tidemill.publish.manifests import Manifests, attempt_in, data_of, manifest_keys
 from tidemill.store import Store
@@ -33,6 +36,7 @@ from tidemill.store import Store
 SECOND_US = 1_000_000
 KEEP_S = 24 * 3600.0
 GRACE_S = 600.0
+READERS_S = 24 * 3600.0
 FIRST_AGAIN_S = 60.0
 """After the first sweep; each later one is four times as far off."""
 
@@ -57,6 +61,7 @@ class Cleaner:
     - gone: can nothing of this attempt write any more? Asked before a sweep, which is then the last one.
     - drop: let go of what else an ended attempt has, such as the results of its parts; may be repeated.
     - grace_s: how long an attempt must be open before a dead node's one is given up.
+    - readers_s: how long a layout that was replaced stays for readers that have begun with it.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class Cleaner:
         emit: Emit = ignore,
         keep_s: float = KEEP_S,
         grace_s: float = GRACE_S,
+        readers_s: float = READERS_S,
     ) -> None:
         self._store = store
         self._keys = keys
@@ -83,11 +89,13 @@ class Cleaner:
         self._emit = emit
         self._keep_us = int(keep_s * SECOND_US)
         self._grace_us = int(grace_s * SECOND_US)
+        self._readers_us = int(readers_s * SECOND_US)
         self._after = ""  # the open attempt up to which we have looked
 
     def clean(self, limit: int = PAGE) -> bool:
         """One page of everything; True when there may be more to do now."""
         more = self.abandon_lost(limit)
+        more |= self.remove_retired(limit) == limit
         return self.sweep(limit) == limit or more
 
     def abandon_lost(self, limit: int = PAGE) -> bool:
@@ -116,6 +124,42 @@ class Cleaner:
             if removed:
                 self._emit(AttemptCleaned(attempt=ended.draft.id, objects=removed))
             self._settle(ended, now, last)
+        return len(page)
+
+    def remove_retired(self, limit: int = PAGE) -> int:
+        """Remove layouts that were replaced so long ago that nobody reads them any more; how many.
+
+        Data first and what lists it last, so that whoever goes on after a death knows what is left.
+        """
+        lots_keys = self._keys.lots
+        page = self._store.run(lambda tx: lots.retired(tx, lots_keys, tx.now() - self._readers_us, limit))
+        for old in page:
+            removed = 0
+            try:
+                root = self._manifests.load(old.manifest)
+            except ObjectMissing:
+                root = None  # somebody died behind this point
+            if root is not None:
+                data = [item.uri for item in root.objects]
+                for part in root.parts:
+                    with contextlib.suppress(ObjectMissing):  # somebody died between two of them
+                        data += [item.uri for item in self._manifests.load(part).objects]
+                self._delete("retire-data", data)
+                self._delete("retire-parts", root.parts)
+                self._delete("retire-manifest", [old.manifest])
+                removed = len(data) + len(root.parts) + 1
+            crash.point("publish.retired.before")
+            self._store.run(lambda tx, old=old: lots.forget_retired(tx, lots_keys, old))  # type: ignore[misc]
+            crash.point("publish.retired.after")
+            self._emit(
+                LayoutRemoved(
+                    dataset=str(old.dataset),
+                    lot=old.lot,
+                    generation=old.generation,
+                    revision=old.revision,
+                    objects=removed,
+                )
+            )
         return len(page)
 
     def _settle(self, ended: Published | Abandoned, now: int, last: bool) -> None:

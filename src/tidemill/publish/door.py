@@ -8,13 +8,13 @@ from typing import TypeVar
 
 from tidemill import crash
 from tidemill.cluster.nodes import Node
-from tidemill.lots import staging
+from tidemill.lots import lots, staging
 from tidemill.lots.ids import LotId
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.lots.manifest import InputLot
 from tidemill.lots.producers import Identity, Receipt
-from tidemill.publish import appends, attempts, corrections
+from tidemill.publish import appends, attempts, compactions, corrections
 from tidemill.publish.attempts import PARTS_PAGE, Abandoned, Draft, Hold, Open, Published
 from tidemill.publish.keys import PublishKeys
 from tidemill.publish.transaction import Ending, Move, publish
@@ -105,6 +105,21 @@ class Door:
     def commit_closing(self, hold: Hold, row: LotRow) -> int:
         """Publish the lot of a sealed interval."""
         return self._step("close", lambda tx: appends.commit_closing(tx, self._keys, hold, row))
+
+    def begin_compaction(self, seen: LotRow, inputs: Sequence[InputLot], attempt: str) -> Hold | None:
+        """Open the attempt at another layout of a lot."""
+        return self._step(
+            "compact-open",
+            lambda tx: compactions.begin(tx, self._keys, self._node, seen, inputs, attempt),
+        )
+
+    def digest_lot(self, seen: LotRow, digest: str) -> LotRow:
+        """Write down what a lot holds."""
+        return self._step("compact-digest", lambda tx: lots.digested(tx, self._keys.lots, seen, digest))
+
+    def commit_compaction(self, hold: Hold, seen: LotRow, layout: LotRow) -> LotRow:
+        """Swap a lot's layout."""
+        return self._step("compact-commit", lambda tx: compactions.commit(tx, self._keys, hold, seen, layout))
 
     def sweep_staging(self) -> None:
         """Remove the staging rows of closed intervals."""

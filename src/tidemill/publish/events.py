@@ -76,6 +76,27 @@ class ChecksFailed(Event, frozen=True):
     checks: dict[str, int]
 
 
+class LotCompacted(Event, frozen=True):
+    """A lot has another layout of the same content."""
+
+    dataset: str
+    lot: str
+    generation: int
+    revision: int
+    files_before: int
+    files: int
+
+
+class LayoutRemoved(Event, frozen=True):
+    """The files of a layout that was replaced are gone: its readers' grace is over."""
+
+    dataset: str
+    lot: str
+    generation: int
+    revision: int
+    objects: int
+
+
 class IntervalClosed(Event, frozen=True):
     """What was appended while an interval was open became its lot."""
 

@@ -160,6 +160,7 @@ class Manifests:
                     attempt=hold.draft.id,
                     rows=sum(sink.manifest.rows for sink in sinks),
                     size=sum(sink.manifest.size for sink in sinks),
+                    files=sum(len(sink.manifest.objects) for sink in sinks),
                 )
             )
         return rows
@@ -180,6 +181,7 @@ class Manifests:
             attempt=hold.draft.id,
             rows=rows,
             size=size,
+            files=len(parts),
         )
 
     def taken_back(self, hold: Hold, comment: str) -> LotRow:

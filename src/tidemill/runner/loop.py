@@ -21,6 +21,7 @@ from tidemill.cluster.keeper import Keeper
 from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost, StoreError, TidemillError
 from tidemill.events import Emit, ignore
+from tidemill.lots import lots
 from tidemill.objects import Objects
 from tidemill.publish import ids
 from tidemill.publish.cleaner import Cleaner
@@ -28,6 +29,7 @@ from tidemill.publish.closing import Closer
 from tidemill.publish.door import Door
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.projections import Projections
+from tidemill.runner.compacting import Compactor, Rewrite
 from tidemill.runner.leftovers import Leftovers
 from tidemill.runner.lines import Lines
 from tidemill.runner.part_futures import PartFutures
@@ -54,6 +56,7 @@ PAUSE_S = 0.5
 """How long a turn that found nothing waits for a hint."""
 
 CLEAN_EVERY_S = 30.0
+COMPACT_EVERY_S = 10.0
 LEFT_EVERY_S = 2.0
 POLL_EVERY_S = 1.0
 SPARE = 2
@@ -96,6 +99,7 @@ class Loop:
         check: raises when what we work with, our hands or our entry in the node list, has ended for good.
         lines: how many runs at once.
         heap: the cluster's; the one in its store if left out.
+        rewrite: writes the small files of a lot anew; left out, lots are not compacted here.
     """
 
     def __init__(
@@ -116,6 +120,7 @@ class Loop:
         grace_s: float = 600.0,
         projections: bool = True,
         heap: Heap | None = None,
+        rewrite: Rewrite | None = None,
     ) -> None:
         self.store = store
         self.keys = keys
@@ -142,7 +147,8 @@ class Loop:
         self._tender = Tender(store, keys.lots.cluster, heap, clock=clock, emit=emit)
         self._pull = Pull(store, keys.triggers, heap)
         self._life: _Life | None = None
-        self._clean_at = self._left_at = 0.0
+        self._clean_at = self._left_at = self._compact_at = 0.0
+        self._rewrite = rewrite
         self._poll_at: dict[str, float] = {}
         self._ask_at: dict[str, float] = {}
         self._stop = threading.Event()
@@ -208,6 +214,7 @@ class Loop:
             did |= self._work_off(life)
             did |= self._go_on(life)
             self._clean(life)
+            self._compact(life)
         except LeaseLost:
             return False  # joined again, or over: the next turn knows
         return did
@@ -293,6 +300,13 @@ class Loop:
         if now >= self._clean_at:
             self._clean_at = now + CLEAN_EVERY_S
             self.lines.begin("clean", partial(self._clean_one, life))
+
+    def _compact(self, life: "_Life") -> None:
+        """Lots of many small files, one after the other, when nothing else is to be done for a moment."""
+        now = self.clock.monotonic()
+        if life.compactor is not None and now >= self._compact_at:
+            self._compact_at = now + COMPACT_EVERY_S
+            self.lines.begin("compact", partial(self._compact_one, life.compactor), spare=SPARE)
 
     # --- in lines
 
@@ -402,11 +416,34 @@ class Loop:
                 RunFailed(name="clean", code=error.code, message=told, backoff_s=CLEAN_EVERY_S, failures=1)
             )
 
+    def _compact_one(self, compactor: Compactor) -> None:
+        """All that is marked now. One that fails is left for the next time: its lot is whole as it is."""
+        keys = self.keys.lots
+        for dataset in self.program.datasets:
+            for lot in self.store.run(partial(lots.crumbled, keys=keys, dataset=dataset)):
+                if self._stop.is_set():
+                    return
+                try:
+                    compactor.compact(dataset, lot)
+                except LeaseLost:
+                    return
+                except Exception as error:  # noqa: BLE001 - told, and tried again
+                    code = error.code if isinstance(error, TidemillError) else type(error).__name__
+                    self.emit(
+                        RunFailed(
+                            name=f"compact {dataset} {lot}",
+                            code=code,
+                            message=_told(error),
+                            backoff_s=COMPACT_EVERY_S,
+                            failures=1,
+                        )
+                    )
+
     # --- is there more to come?
 
     def settled(self) -> bool:
         """Is everything done that has arrived, by us or by others, but for what we have given up on?"""
-        if self.lines.busy - {"clean"}:
+        if self.lines.busy - {"clean", "compact"}:
             return False
         if any(not self.tally.settled.get(name) and self._patient(name) for name in self.program.sources):
             return False
@@ -451,6 +488,18 @@ class _Life:
             compute=loop._compute,
             emit=loop.emit,
         )
+        self.compactor = None
+        if loop._rewrite is not None:
+            self.compactor = Compactor(
+                loop.store,
+                loop.keys,
+                Manifests(loop.objects, loop.clock),
+                self.door,
+                lambda: ids.new_attempt(loop.clock, loop.chance),
+                loop._rewrite,
+                projections=loop._projections,
+                emit=loop.emit,
+            )
         self.cleaner = Cleaner(
             loop.store,
             loop.keys,

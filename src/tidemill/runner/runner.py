@@ -8,6 +8,7 @@ from tidemill.clock import Clock
 from tidemill.events import Emit, ignore
 from tidemill.futures.signing import ClusterKey
 from tidemill.objects import Objects
+from tidemill.runner.compacting import on_spark
 from tidemill.runner.hands import Hands
 from tidemill.runner.loop import Loop, Tally
 from tidemill.runner.making import Tools, make_part
@@ -84,6 +85,7 @@ class Runner:
             clock=clock,
             chance=chance,
             emit=emit,
+            rewrite=on_spark(spark, storage),
         )
 
     def _lend(self, stop: threading.Event) -> Tally:
@@ -112,6 +114,7 @@ class Runner:
             self.hands.check()
         except Exception:
             self.hands.stop()
+            self.loop.leave()
             raise
         except BaseException:
             self.hands.abandon()

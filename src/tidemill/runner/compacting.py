@@ -1,0 +1,214 @@
+"""Compacting: the small files of a lot become few large ones, and nobody notices (LOT-37).
+
+    look     the lot's row and what its manifest lists; nothing is done if files cannot be fewer
+    open     the attempt, before its first object
+    rewrite  the rows of all files into new ones; both are read, and their digests compared
+    digest   what the lot holds is written down in its row, if it was not
+    commit   one transaction: the row names the new manifest, the old layout is retired, the attempt has ended
+
+The generation stays, there is no event, and no subscriber is woken. Small files of several lots are never put
+together: a lot is what is replaced, read and removed as one. A process may die anywhere: what it wrote is
+found by the cleaner, and the lot is as it was or as it is to be.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from tidemill.errors import LotConflict, LotUnknown, WriteMismatch
+from tidemill.events import Emit, ignore
+from tidemill.lots import datasets, layout, lots
+from tidemill.lots.datasets import Dataset
+from tidemill.lots.keys import DatasetId
+from tidemill.lots.lots import LotRow
+from tidemill.lots.manifest import Manifest, StoredObject
+from tidemill.lots.states import LotState
+from tidemill.publish.attempts import Hold
+from tidemill.publish.door import Door
+from tidemill.publish.events import LotCompacted
+from tidemill.publish.keys import PublishKeys
+from tidemill.publish.manifests import Manifests
+from tidemill.publish.parts import PartDone, PartSink, PartTask, SinkWritten
+from tidemill.publish.projections import Projections
+from tidemill.spark.operations import stored_schema
+from tidemill.spark.rewriting import Rewritten, rewrite
+from tidemill.spark.storage import Storage
+from tidemill.spark.writing import TARGET_BYTES
+from tidemill.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession as Session
+
+Rewrite: TypeAlias = Callable[[Dataset, Sequence[StoredObject], str], Rewritten]
+"""Writes the rows of a dataset's objects into a folder of its own."""
+
+
+def on_spark(spark: "Session", storage: Storage) -> Rewrite:
+    """Rewriting by jobs of this session."""
+
+    def run(dataset: Dataset, items: Sequence[StoredObject], prefix: str) -> Rewritten:
+        schema = stored_schema(dataset.schema, dataset.kind)
+        return rewrite(spark, storage, schema, items, prefix)
+
+    return run
+
+
+class Compacted(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a lot's files."""
+
+    lot: str
+    generation: int
+    revision: int
+    files_before: int
+    files: int
+    size_before: int
+    size: int
+
+
+class Compactor:
+    """Compacts lots, as one node.
+
+    - rewrite: has it done; on Spark in the product.
+    - projections: shows the new manifest under the lot's plain name.
+    - target_bytes: files of less than half of it are small.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        keys: PublishKeys,
+        manifests: Manifests,
+        door: Door,
+        new_attempt: Callable[[], str],
+        rewrite: Rewrite,
+        *,
+        projections: Projections | None = None,
+        emit: Emit = ignore,
+        target_bytes: int = TARGET_BYTES,
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._manifests = manifests
+        self._door = door
+        self._new_attempt = new_attempt
+        self._rewrite = rewrite
+        self._projections = projections
+        self._emit = emit
+        self._target_bytes = target_bytes
+
+    def compact(self, of: DatasetId, lot: str) -> Compacted | None:
+        """Compact one lot; None when its files cannot be fewer, or somebody else is at it.
+
+        `WriteMismatch` when what was written is not what was read: then the lot stays as it is.
+        """
+        keys = self._keys.lots
+        # Both of one moment: a lot never has columns that its dataset has not.
+        dataset, seen = self._store.run(
+            lambda tx: (datasets.read(tx, keys, of), lots.current(tx, keys, of, lot))
+        )
+        if seen is None:
+            raise LotUnknown(f"there is no lot {lot} of {of}")
+        if seen.state is not LotState.COMPLETE:
+            return None
+        root = self._manifests.load(seen.manifest)
+        items = self._manifests.listed(seen.manifest)
+        if not can_be_fewer(items, self._target_bytes):
+            self._store.run(lambda tx: lots.leave_crumbled(tx, self._keys.lots, seen))
+            return None
+        hold = self._door.begin_compaction(seen, root.inputs, self._new_attempt())
+        if hold is None:
+            return None
+        try:
+            row = self._compacted(dataset, seen, root, items, hold)
+        except LotConflict as conflict:
+            self._door.abandon(hold, conflict.message)
+            return None
+        except Exception as error:
+            self._door.abandon(hold, f"{type(error).__name__}: {error}")
+            raise
+        if self._projections is not None:
+            self._projections.lot(dataset.id, lot)
+        done = Compacted(
+            lot=lot,
+            generation=row.generation,
+            revision=row.revision,
+            files_before=len(items),
+            files=row.files,
+            size_before=seen.size,
+            size=row.size,
+        )
+        self._emit(
+            LotCompacted(
+                dataset=str(dataset.id),
+                lot=lot,
+                generation=done.generation,
+                revision=done.revision,
+                files_before=done.files_before,
+                files=done.files,
+            )
+        )
+        return done
+
+    def _compacted(
+        self, dataset: Dataset, seen: LotRow, root: Manifest, items: Sequence[StoredObject], hold: Hold
+    ) -> LotRow:
+        self._manifests.intend(hold)
+        prefix = layout.data_prefix(*dataset.id.parts, seen.lot, hold.draft.id)
+        made = self._rewrite(dataset, items, prefix)
+        if made.after != made.before or made.written.rows != seen.rows:
+            raise WriteMismatch(
+                f"another layout of lot {seen.lot} of {dataset.id} has other content:"
+                f" {made.written.rows} rows of {seen.rows}"
+            )
+        # A digest is of rows of certain columns: the schema may be another one since it was written down.
+        digest = f"{dataset.fingerprint[:8]}:{made.before}"
+        if seen.digest.partition(":")[0] == digest.partition(":")[0] and seen.digest != digest:
+            raise WriteMismatch(f"lot {seen.lot} of {dataset.id} does not hold what was published")
+        if seen.digest != digest:
+            seen = self._door.digest_lot(seen, digest)
+        written = SinkWritten(
+            dataset=dataset.id,
+            objects=made.written.objects,
+            rows=made.written.rows,
+            checks=self._checks(root),
+        )
+        task = PartTask(
+            kind="compaction",
+            pipeline="",
+            author=hold.draft.author,
+            code="",
+            attempt=hold.draft.id,
+            lot=seen.lot,
+            generation=seen.generation,
+            key="",
+            sinks=(PartSink(dataset=dataset.id),),
+        )
+        prints = {dataset.id: dataset.fingerprint}
+        part = self._manifests.part_made(
+            hold, PartDone(task=task, written=(written,)), alone=True, fingerprints=prints
+        )
+        [new] = self._manifests.finish(hold, [part], prints)
+        return self._door.commit_compaction(hold, seen, msgspec.structs.replace(new, digest=digest))
+
+    def _checks(self, root: Manifest) -> dict[str, int]:
+        """What was counted when the lot was made: of a root that gathers appends, by each of them."""
+        if root.checks or not root.parts:
+            return root.checks
+        total: dict[str, int] = {}
+        for part in root.parts:
+            for name, count in self._manifests.load(part).checks.items():
+                total[name] = total.get(name, 0) + count
+        return total
+
+
+def can_be_fewer(items: Sequence[StoredObject], target_bytes: int) -> bool:
+    """Are there two small files with the same partition values?"""
+    seen = set()
+    for item in items:
+        if item.size < target_bytes // 2:
+            place = tuple(sorted(item.partition.items(), key=lambda one: one[0]))
+            if place in seen:
+                return True
+            seen.add(place)
+    return False

@@ -1,0 +1,119 @@
+"""Compaction on Spark: the same rows in fewer files, under the readers' hands (LOT-37)."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import tidemill as tm
+from tests.shop import clean_up
+from tidemill.cli import main
+from tidemill.errors import UsageError
+from tidemill.events import Event
+from tidemill.lots import lots
+from tidemill.lots.keys import DatasetId
+from tidemill.lots.lots import LotRow
+from tidemill.publish.cleaner import Cleaner
+from tidemill.publish.events import LotCompacted
+from tidemill.spark import digests
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FILE = """
+import tidemill as tm
+shop = tm.Pipeline("shop", home={home!r}, spark="local[2]")
+orders = shop.dataset("orders", "id BIGINT, tags MAP<STRING, INT>, deep STRUCT<a: ARRAY<DOUBLE>, b: STRING>")
+"""
+
+
+def rows_of(shop: tm.Pipeline, name: str) -> list[LotRow]:
+    site = shop.site
+    return site.store.run(lambda tx: lots.listed(tx, site.keys.lots, DatasetId(name)))
+
+
+def odd_rows(spark: "SparkSession", count: int) -> "DataFrame":
+    return spark.range(count).selectExpr(
+        "IF(id % 7 = 0, NULL, id) AS id",
+        "IF(id % 3 = 0, NULL, map('k', CAST(id AS INT), 'l', NULL)) AS tags",
+        "IF(id % 5 = 0, NULL, named_struct('a', array(NULL, id / 2, double('NaN')),"
+        " 'b', IF(id % 2 = 0, NULL, 'x'))) AS deep",
+    )
+
+
+@pytest.mark.rule("LOT-37")
+def test_small_files_come_together_while_a_reader_reads_and_the_old_ones_go_after_its_grace(
+    tmp_path: Path, spark: "SparkSession", capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "home"
+    (tmp_path / "shop.py").write_text(FILE.format(home=str(home)))
+    scope: dict[str, tm.Pipeline] = {}
+    exec(FILE.format(home=str(home)), scope)
+    with scope["shop"] as shop:
+        shop.use_spark(spark)
+        orders = shop["orders"]
+        assert isinstance(orders, tm.Dataset)
+        orders.append(odd_rows(spark, 200).repartition(20))
+        orders.append([{"id": 1}])
+        begun = orders.df()
+        held = digests.content(begun)
+        position = orders.position
+    assert main(["compact", "orders", "-f", f"{tmp_path / 'shop.py'}:shop", "--json"]) == 0
+    [done] = json.loads(capsys.readouterr().out.splitlines()[-1])["lots"]
+    assert (done["files_before"], done["files"], done["revision"]) == (20, 1, 1)
+    with scope["shop"] as shop:
+        orders = shop["orders"]
+        first, second = rows_of(shop, "orders")
+        assert (first.files, first.revision, second.files, second.revision) == (1, 1, 1, 0)
+        assert orders.position == position
+        assert orders.compact() == []
+        assert digests.content(begun) == digests.content(orders.df()) == held
+        site = shop.site
+        cleaner = Cleaner(site.store, site.keys, site.objects, site.door, site.clock, readers_s=0.0)
+        while cleaner.clean():
+            pass
+        assert digests.content(orders.df()) == held
+        data = [info.key for info in site.objects.list("data/")]
+        listed = [item.uri for row in (first, second) for item in site.manifests.listed(row.manifest)]
+        assert sorted(data) == sorted(listed)
+
+
+@pytest.mark.rule("LOT-37")
+def test_a_runner_compacts_lots_of_many_small_files_by_itself_each_lot_for_itself(
+    tmp_path: Path, spark: "SparkSession"
+) -> None:
+    shop = tm.Pipeline("shop", home=tmp_path / "home", spark=spark)
+    orders = shop.dataset("orders", "id BIGINT, name STRING", key="id")
+    told: list[Event] = []
+    with shop:
+        for n in range(2):
+            frame = spark.range(40).selectExpr("id % 30 AS id", f"concat(id, '-', {n}) AS name")
+            orders.upsert(frame.repartition(16))
+        before = {row["id"]: row["name"] for row in orders.df().collect()}
+        assert [row.crumbled for row in rows_of(shop, "orders")] == [True, True]
+        report = shop.run(emit=told.append)
+        assert report.ok, report
+        assert sum(isinstance(event, LotCompacted) for event in told) == 2
+        assert [(row.files, row.revision) for row in rows_of(shop, "orders")] == [(1, 1), (1, 1)]
+        assert {row["id"]: row["name"] for row in orders.df().collect()} == before  # in the same order
+        clean_up(shop)
+        shop.view("names", "SELECT name FROM orders")
+        with pytest.raises(UsageError, match="views keep few files by themselves"):
+            shop["names"].compact()
+
+
+def test_a_digest_tells_nulls_places_and_nested_values_apart(spark: "SparkSession") -> None:
+    def digest(sql: str) -> str:
+        return digests.content(spark.sql(f"SELECT * FROM VALUES {sql} AS t(a, b)"))
+
+    assert digest("(1, 2), (3, 4)") == digest("(3, 4), (1, 2)")
+    different = [
+        digest("(1, NULL), (3, 4)"),
+        digest("(NULL, 1), (3, 4)"),
+        digest("(1, NULL), (3, 4), (3, 4)"),
+        digest("(array(1, NULL), 1)"),
+        digest("(array(NULL, 1), 1)"),
+        digest("(array(1), 1)"),
+    ]
+    assert len(set(different)) == len(different)

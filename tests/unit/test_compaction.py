@@ -1,0 +1,373 @@
+"""Compaction: another layout of the same content, without Spark; on Spark in tests/integration."""
+
+import io
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.unit.lots_stage import Stage
+from tidemill import crash
+from tidemill.cluster.nodes import Node
+from tidemill.errors import LeaseLost, LotUnknown, WriteMismatch
+from tidemill.events import Event
+from tidemill.lots import datasets, events, layout, lots
+from tidemill.lots.datasets import Dataset
+from tidemill.lots.lots import MANY_FILES, LotRow
+from tidemill.lots.manifest import InputLot, StoredObject
+from tidemill.objects.memory import MemoryObjects
+from tidemill.publish import attempts
+from tidemill.publish.attempts import Draft, Hold, Target
+from tidemill.publish.cleaner import KEEP_S, READERS_S, Cleaner
+from tidemill.publish.door import Door
+from tidemill.publish.events import LayoutRemoved, LotCompacted
+from tidemill.publish.ids import new_attempt
+from tidemill.publish.keys import PublishKeys
+from tidemill.publish.manifests import Manifests
+from tidemill.publish.parts import PartDone, PartSink, PartTask, SinkWritten
+from tidemill.publish.projections import Projections
+from tidemill.runner.compacting import Compacted, Compactor, can_be_fewer
+from tidemill.spark.rewriting import Rewritten
+from tidemill.spark.writing import Written
+
+LOT = "A00000000000000001"
+LONG_US = 10**14
+ORDERS = Dataset(name="orders", schema="id BIGINT", fingerprint="f" * 32)
+INPUT = InputLot(dataset="raw", version="1", lot=LOT, generation=3)
+
+
+class Layouts:
+    """One store, objects in memory, a lot of small files, and a rewriter that needs no Spark."""
+
+    def __init__(self) -> None:
+        self.stage = Stage(scan=False)
+        self.clock = self.stage.clock
+        self.keys = PublishKeys("c")
+        self.objects = MemoryObjects(self.clock)
+        self.manifests = Manifests(self.objects, self.clock)
+        self.chance = random.Random(3)
+        self.told: list[Event] = []
+        self.store = self.stage.store
+        self.store.run(lambda tx: datasets.declare(tx, self.keys.lots, ORDERS))
+        self.node = self.join("n1")
+
+    def join(self, name: str) -> Node:
+        return self.stage.node(name, LONG_US)
+
+    def attempt(self) -> str:
+        return new_attempt(self.clock, self.chance)
+
+    def publish(self, files: int, *, generation: int = 0, parts: Sequence[str] = ("",)) -> LotRow:
+        """A lot whose rows are in so many files, with ids from 0 on; `parts` are those of its folders."""
+        door = Door(self.store, self.keys, self.node)
+        target = Target(ORDERS.id, LOT, generation)
+        draft = Draft(
+            id=self.attempt(),
+            author="arc",
+            lot=LOT,
+            generation=generation,
+            targets=(target,),
+            inputs=(INPUT,),
+        )
+        hold = door.open(draft)
+        self.manifests.intend(hold)
+        prefix = layout.data_prefix("orders", "1", LOT, draft.id)
+        items = [
+            self.put(
+                f"{prefix}{n}.parquet", [n, n + 1000], {"part": parts[n % len(parts)]} if parts[0] else {}
+            )
+            for n in range(files)
+        ]
+        made = self.manifests.part_made(
+            hold, _done(hold, items, {"positive": 2}), alone=True, fingerprints={}
+        )
+        [row] = self.manifests.finish(hold, [made], {})
+        door.publish(hold, [row])
+        return self.row
+
+    def put(self, key: str, ids: list[int], partition: dict[str, str | None]) -> StoredObject:
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table({"id": pa.array(ids, pa.int64())}), sink)
+        info = self.objects.put(key, sink.getvalue().to_pybytes())
+        return StoredObject(uri=key, size=info.size, rows=len(ids), etag=info.etag, partition=partition)
+
+    def rows(self, items: Sequence[StoredObject]) -> list[int]:
+        found: list[int] = []
+        for item in items:
+            found += pq.read_table(io.BytesIO(self.objects.get(item.uri)[0])).column("id").to_pylist()
+        return sorted(found)
+
+    def rewrite(self, dataset: Dataset, items: Sequence[StoredObject], prefix: str) -> Rewritten:
+        groups: dict[tuple[tuple[str, str | None], ...], list[StoredObject]] = {}
+        for item in items:
+            groups.setdefault(tuple(item.partition.items()), []).append(item)
+        made = [
+            self.put(f"{prefix}c{n}.parquet", self.rows(group), dict(place))
+            for n, (place, group) in enumerate(groups.items())
+        ]
+        before, after = (str(self.rows(one)) for one in (items, made))
+        return Rewritten(written=Written(tuple(made), len(self.rows(made))), before=before, after=after)
+
+    def compactor(self, node: Node | None = None, rewrite=None) -> Compactor:
+        return Compactor(
+            self.store,
+            self.keys,
+            self.manifests,
+            Door(self.store, self.keys, node or self.node),
+            self.attempt,
+            rewrite or self.rewrite,
+            projections=Projections(self.store, self.keys, self.objects),
+            emit=self.told.append,
+        )
+
+    def clean(self, node: Node | None = None, *, readers_s: float = READERS_S) -> None:
+        cleaner = Cleaner(
+            self.store,
+            self.keys,
+            self.objects,
+            Door(self.store, self.keys, node or self.node),
+            self.clock,
+            emit=self.told.append,
+            grace_s=0.0,
+            readers_s=readers_s,
+        )
+        while cleaner.clean():
+            pass
+
+    @property
+    def row(self) -> LotRow:
+        row = self.store.run(lambda tx: lots.current(tx, self.keys.lots, ORDERS.id, LOT))
+        assert row is not None
+        return row
+
+    def marks(self) -> list[str]:
+        return self.store.run(lambda tx: lots.crumbled(tx, self.keys.lots, ORDERS.id))
+
+    def listed(self) -> list[StoredObject]:
+        return self.manifests.listed(self.row.manifest)
+
+    def data(self) -> set[str]:
+        return {info.key for info in self.objects.list("data/")}
+
+
+def _done(hold: Hold, items: Sequence[StoredObject], checks: dict[str, int]) -> PartDone:
+    task = PartTask(
+        kind="arc",
+        pipeline="",
+        author="arc",
+        code="",
+        attempt=hold.draft.id,
+        lot=LOT,
+        key="",
+        sinks=(PartSink(dataset=ORDERS.id),),
+    )
+    rows = sum(item.rows or 0 for item in items)
+    return PartDone(
+        task=task, written=(SinkWritten(dataset=ORDERS.id, objects=tuple(items), rows=rows, checks=checks),)
+    )
+
+
+@pytest.mark.rule("LOT-37")
+def test_a_lot_has_fewer_files_under_the_same_generation_and_nobody_is_told():
+    stage = Layouts()
+    before = stage.publish(20)
+    old = stage.listed()
+    body = stage.manifests.load(before.manifest)
+    assert stage.marks() == [LOT]
+    done = stage.compactor().compact(ORDERS.id, LOT)
+    assert isinstance(done, Compacted)
+    assert (done.files_before, done.files, done.revision) == (20, 1, 1)
+    row = stage.row
+    assert (row.generation, row.position, row.rows) == (before.generation, before.position, before.rows)
+    assert row.size == sum(item.size for item in stage.listed())
+    assert row.files == 1
+    assert stage.rows(stage.listed()) == stage.rows(old)
+    now = stage.manifests.load(row.manifest)
+    assert (now.inputs, now.checks) == (body.inputs, body.checks) == ([INPUT], {"positive": 2})
+    assert stage.marks() == []
+    [event] = stage.store.run(lambda tx: events.read(tx, stage.keys.lots, ORDERS.id, 0, 10))
+    assert event.position == before.position
+    assert [type(one) for one in stage.told] == [LotCompacted]
+    shown = layout.projected_manifest_key("orders", "1", LOT, now.state)
+    assert stage.objects.get(shown)[0] == stage.objects.get(row.manifest)[0]
+    assert stage.compactor().compact(ORDERS.id, LOT) is None  # one file cannot be fewer
+
+
+@pytest.mark.rule("LOT-37")
+def test_the_old_files_stay_for_their_readers_grace_and_go_then():
+    stage = Layouts()
+    before = stage.publish(20)
+    reader = stage.listed()  # has begun with the old layout
+    rows = stage.rows(reader)
+    stage.compactor().compact(ORDERS.id, LOT)
+    for _ in range(3):
+        stage.clean()
+        assert stage.rows(reader) == rows
+        stage.clock.advance(READERS_S / 4)
+    stage.clock.advance(READERS_S / 4)
+    stage.clean()
+    assert stage.data() == {item.uri for item in stage.listed()}
+    assert stage.rows(stage.listed()) == rows
+    keys = {info.key for info in stage.objects.list("datasets/")}
+    assert before.manifest not in keys
+    assert stage.row.manifest in keys
+    assert [one.objects for one in stage.told if isinstance(one, LayoutRemoved)] == [21]
+    stage.clock.advance(KEEP_S)
+    stage.clean()  # the attempts before are swept for the last time
+    assert stage.rows(stage.listed()) == rows
+
+
+@pytest.mark.rule("LOT-37")
+def test_files_of_one_partition_come_together_and_those_of_several_do_not():
+    stage = Layouts()
+    stage.publish(20, parts=("a", "b"))
+    done = stage.compactor().compact(ORDERS.id, LOT)
+    assert done is not None
+    assert done.files == 2
+    assert sorted(str(item.partition["part"]) for item in stage.listed()) == ["a", "b"]
+
+
+@pytest.mark.rule("LOT-37")
+def test_a_lot_whose_files_cannot_be_fewer_is_looked_at_once():
+    stage = Layouts()
+    stage.publish(MANY_FILES, parts=[str(n) for n in range(MANY_FILES)])
+    assert stage.marks() == [LOT]
+    assert stage.compactor().compact(ORDERS.id, LOT) is None
+    assert stage.marks() == []
+    with pytest.raises(LotUnknown):
+        stage.compactor().compact(ORDERS.id, "A00000000000000009")
+    big = StoredObject(uri="x", size=1 << 40)
+    assert not can_be_fewer([big, big, StoredObject(uri="y", size=1)], 1 << 27)
+
+
+@pytest.mark.rule("LOT-37")
+def test_other_content_is_refused_and_the_lot_stays_as_it_is():
+    stage = Layouts()
+    before = stage.publish(20)
+
+    def losing(dataset: Dataset, items: Sequence[StoredObject], prefix: str) -> Rewritten:
+        return stage.rewrite(dataset, items[1:], prefix)
+
+    with pytest.raises(WriteMismatch, match="38 rows of 40"):
+        stage.compactor(rewrite=losing).compact(ORDERS.id, LOT)
+    assert stage.row == before
+    assert not stage.store.run(lambda tx: attempts.open_ids(tx, stage.keys))
+
+    def lying(dataset: Dataset, items: Sequence[StoredObject], prefix: str) -> Rewritten:
+        made = stage.rewrite(dataset, items, prefix)
+        return Rewritten(written=made.written, before=made.before, after="40:1:2")
+
+    with pytest.raises(WriteMismatch, match="other content"):
+        stage.compactor(rewrite=lying).compact(ORDERS.id, LOT)
+    assert stage.row == before
+    stage.clean()
+    assert stage.data() == {item.uri for item in stage.listed()}
+
+
+@pytest.mark.rule("LOT-37")
+def test_what_was_published_meanwhile_wins_and_of_two_compactions_one_does():
+    stage = Layouts()
+    stage.publish(20)
+
+    def overtaken(dataset: Dataset, items: Sequence[StoredObject], prefix: str) -> Rewritten:
+        made = stage.rewrite(dataset, items, prefix)
+        stage.publish(3, generation=1)
+        return made
+
+    assert stage.compactor(rewrite=overtaken).compact(ORDERS.id, LOT) is None
+    assert (stage.row.generation, stage.row.revision, stage.row.files) == (1, 0, 3)
+    assert stage.marks() == []
+    assert not stage.store.run(lambda tx: attempts.open_ids(tx, stage.keys))
+    other = stage.compactor(stage.join("n2"))
+
+    def meanwhile(dataset: Dataset, items: Sequence[StoredObject], prefix: str) -> Rewritten:
+        assert other.compact(ORDERS.id, LOT) is None  # somebody works on it, and lives
+        return stage.rewrite(dataset, items, prefix)
+
+    done = stage.compactor(rewrite=meanwhile).compact(ORDERS.id, LOT)
+    assert done is not None
+    assert stage.row.revision == 1
+
+
+@pytest.mark.rule("LOT-37")
+def test_a_zombie_swaps_nothing_after_its_attempt_was_given_up():
+    stage = Layouts()
+    before = stage.publish(20)
+    other = stage.join("n2")
+
+    def paused(dataset: Dataset, items: Sequence[StoredObject], prefix: str) -> Rewritten:
+        made = stage.rewrite(dataset, items, prefix)
+        stage.stage.kill(stage.node)
+        assert stage.compactor(other).compact(ORDERS.id, LOT) is not None
+        return made
+
+    with pytest.raises(LeaseLost):
+        stage.compactor(rewrite=paused).compact(ORDERS.id, LOT)
+    assert stage.row.revision == 1
+    assert stage.row.position == before.position
+    stage.clean(other, readers_s=0.0)
+    assert stage.data() == {item.uri for item in stage.listed()}
+
+
+@pytest.mark.rule("LOT-37")
+def test_after_a_death_at_any_point_the_lot_is_whole_and_the_next_life_leaves_what_a_calm_one_does():
+    def live(stage: Layouts, node: Node) -> None:
+        stage.compactor(node).compact(ORDERS.id, LOT)
+        stage.clean(node, readers_s=0.0)
+
+    def seen(stage: Layouts) -> tuple[object, ...]:
+        row = stage.row
+        return row.generation, row.position, row.rows, row.files, row.revision, stage.rows(stage.listed())
+
+    calm = Layouts()
+    calm.publish(20)
+    visits: Counter[str] = Counter()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(crash, "point", lambda name: visits.update([name]))
+        live(calm, calm.node)
+    steps = {name.rpartition(".")[0] for name in visits}
+    assert steps >= {
+        "publish.compact-open",
+        "publish.intent",
+        "publish.compact-digest",
+        "publish.part-manifest",
+        "publish.compact-commit",
+        "publish.project-lot",
+        "publish.retire-data",
+        "publish.retire-manifest",
+        "publish.retired",
+    }
+    for point, count in sorted(visits.items()):
+        for visit in range(1, count + 1):
+            stage = Layouts()
+            stage.publish(20)
+            rows = stage.rows(stage.listed())
+            with crash.armed(point, visit=visit), pytest.raises(crash.Crashed):
+                live(stage, stage.node)
+            assert stage.rows(stage.listed()) == rows, point  # whole at every moment
+            stage.stage.kill(stage.node)
+            node = stage.join("n2")
+            stage.clean(node, readers_s=0.0)
+            live(stage, node)
+            assert seen(stage) == seen(calm), point
+            assert stage.data() == {item.uri for item in stage.listed()}, point
+            assert not stage.store.run(lambda tx, keys=stage.keys: attempts.open_ids(tx, keys)), point
+            left = stage.store.run(lambda tx, keys=stage.keys: lots.retired(tx, keys.lots, LONG_US))
+            assert (left, stage.marks()) == ([], []), point
+
+
+def test_the_digest_is_written_down_and_what_was_damaged_since_is_not_spread():
+    stage = Layouts()
+    stage.publish(20)
+    first = stage.compactor(rewrite=stage.rewrite)
+
+    row = stage.row
+    other = f"{'f' * 8}:of other rows"
+    row = stage.store.run(lambda tx: lots.digested(tx, stage.keys.lots, row, other))
+    with pytest.raises(WriteMismatch, match="does not hold what was published"):
+        first.compact(ORDERS.id, LOT)
+    stage.store.run(lambda tx: lots.digested(tx, stage.keys.lots, row, "other-columns:of other rows"))
+    assert first.compact(ORDERS.id, LOT) is not None  # the schema is another one since
