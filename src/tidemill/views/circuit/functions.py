@@ -66,10 +66,11 @@ CLOCK = names("""
     curdate current_date current_time current_timestamp localtime localtimestamp now
     """)
 
-# Another value for every row or every run, though nothing changed.
+# Another value for every row or every run, though nothing changed (aes_encrypt draws its own vector).
 RANDOM = names("""
+    aes_encrypt
     input_file_block_length input_file_block_start input_file_name monotonically_increasing_id rand randn
-    random randstr shuffle spark_partition_id uniform uuid
+    random randstr shuffle spark_partition_id tablesample uniform uuid
     """)
 
 # The answer depends on who asks and where; reflect calls any method there is.
@@ -87,7 +88,7 @@ GROUPING = names("grouping grouping_id")
 TIME_WINDOWS = names("session_window window window_time")
 
 SCALARS = names("""
-    abs acos acosh add_months aes_decrypt aes_encrypt aggregate and approx_top_k_estimate array array_append
+    abs acos acosh add_months aes_decrypt aggregate and approx_top_k_estimate array array_append
     array_compact array_contains array_distinct array_except array_insert array_intersect array_join array_max
     array_min array_position array_prepend array_remove array_repeat array_size array_sort array_union
     arrays_overlap ascii asin asinh assert_true atan atan2 atanh base64 between bigint bin binary bit_count

@@ -19,6 +19,8 @@ from tidemill.views.sql.parser import Query
 from tidemill.views.sql.queries import Queries, opaque
 from tidemill.views.sql.scope import Relation
 
+MISTAKES = (AssertionError, AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -69,6 +71,12 @@ def compile_query(
             raise _said(error) from None
         reason = error.reason if isinstance(error, Unsupported) else error.message.splitlines()[0]
         relation = _kept(front, shown, reason)
+    except MISTAKES as error:
+        # A bug of ours must not keep anybody from having a view of a query that Spark understands.
+        if shown is None:
+            raise
+        said = f"a mistake in Tidemill, please report it ({type(error).__name__}: {error})"
+        relation = _kept(front, shown, said)
     if refusal is not None:
         raise refusal
     return _checked(front, relation, shown)

@@ -284,6 +284,8 @@ def values(front: Front, node: exp.Values) -> Relation:
     rows = []
     for row in node.expressions:
         inner = row.expressions if isinstance(row, exp.Tuple) else [row]
+        if any(isinstance(one, exp.Alias) for one in inner):
+            raise Unsupported("rows of VALUES without parentheses")  # the table's name is read as the row's
         rows.append(tuple(stage.expr(one) for one in inner))
     widths = {len(row) for row in rows}
     if len(widths) != 1:

@@ -115,7 +115,7 @@ class Stage:
             return None
         if name in TIMES:
             return self._whole(node, Expr((TIMES[name],), frozenset({name})))
-        if name == "unix_timestamp" and not list(node.iter_expressions()):
+        if name == "unix_timestamp" and len(self.front.query.tokens_of(node)) == 3:  # without an argument
             parts = joined(("unix_timestamp(", Now.TIMESTAMP, ")"))
             return self._whole(node, Expr(parts, frozenset({name, "now"})))
         if name in CLOCK or name in NAME_SENSITIVE:

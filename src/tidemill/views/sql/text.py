@@ -103,7 +103,7 @@ def called(query: Query, node: exp.Expr) -> str | None:
     """The name of the function that a node calls:
     the word before parentheses that hold all the rest of it.
     """
-    if not isinstance(node, exp.Func | exp.Any | exp.SubqueryPredicate):
+    if not isinstance(node, exp.Func | exp.Any | exp.SubqueryPredicate) or not query.placed(node):
         return None
     tokens = query.tokens_of(node)
     if not tokens or not _is_word(tokens[0]):
@@ -129,6 +129,8 @@ def functions_of(query: Query, start: int, end: int) -> set[str]:
             found.add(name)
         elif _is_word(token) and token.text.lower().startswith(("current_", "local", "session_user", "user")):
             found.add(token.text.lower())
+        elif token.token_type == TokenType.TABLE_SAMPLE:
+            found.add("tablesample")
     return found
 
 

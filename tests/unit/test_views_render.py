@@ -1,0 +1,88 @@
+"""Operators as SQL: what the interpreter writes, and what it puts in for the clock and for ties."""
+
+import doctest
+
+from tests.unit.views_stage import output
+from tidemill.views.circuit import types
+from tidemill.views.circuit.circuit import Circuit
+from tidemill.views.circuit.expr import Expr, Now, both, call, column, joined, text
+from tidemill.views.circuit.interpret import interpret, interpreted
+from tidemill.views.circuit.operators import Column
+from tidemill.views.circuit.render import Renderer, quoted
+
+
+def test_the_clock_of_a_step_is_put_in_everywhere_and_strings_are_left_alone() -> None:
+    made = output(
+        "SELECT id, 'now()' AS s, unix_timestamp() AS u FROM events WHERE at < now() AND at > current_date"
+    )
+    said = interpret(
+        made, Renderer({Now.TIMESTAMP: "TIMESTAMP '2024-01-01 00:00:00'", Now.DATE: "DATE '2024-01-01'"})
+    )
+    assert "current_" not in said
+    assert "'now()'" in said
+    assert said.count("TIMESTAMP '2024-01-01 00:00:00'") == 2
+    assert said.count(" DATE '2024-01-01'") == 1
+
+
+def test_ties_are_broken_where_order_decides_and_nowhere_else() -> None:
+    over = "OVER (PARTITION BY kind ORDER BY at"
+    for call, frame, broken in [
+        ("row_number()", "", True),
+        ("lag(id)", "", True),
+        ("sum(id)", "ROWS UNBOUNDED PRECEDING", True),
+        ("rank()", "", False),
+        ("sum(id)", "", False),
+        ("sum(id)", "RANGE UNBOUNDED PRECEDING", False),
+    ]:
+        made = output(f"SELECT {call} {over} {frame}) AS n FROM events")
+        said = interpret(made, Renderer(ties=lambda columns: f"xxhash64({', '.join(columns)})"))
+        assert ("xxhash64(" in said) is broken, (call, frame)
+    limited = interpret(
+        output("SELECT id FROM events LIMIT 3"), Renderer(ties=lambda c: f"hash({', '.join(c)})")
+    )
+    assert "ORDER BY hash(c0) LIMIT 3" in limited
+
+
+def test_names_are_quoted_whatever_is_in_them() -> None:
+    assert quoted("a`b c") == "`a``b c`"
+
+
+def test_every_view_of_a_circuit_has_its_query() -> None:
+    made = output("SELECT id FROM events")
+    assert interpreted(Circuit({"a": made, "b": made})) == {"a": interpret(made), "b": interpret(made)}
+
+
+def test_types_come_from_one_question() -> None:
+    asked = []
+
+    def ask(sql: str) -> list[Column]:
+        asked.append(sql)
+        return [
+            Column("s0", "struct<c0:bigint,c1:string>"),
+            Column("s1", "struct<c0:bigint>"),
+            Column("s2", "struct<c0:bigint>"),
+        ]
+
+    from tidemill.views.sql.catalog import Table
+    from tidemill.views.sql.compile import compile_query
+
+    table = Table("t", (Column("a", "bigint"), Column("b", "string")))
+    made = compile_query("SELECT a FROM t", {"t": table}).output
+    found = types.types(made, ask)
+    assert found[made] == ("bigint",)
+    assert len(asked) == 1
+    assert doctest.testmod(types).failed == 0
+
+
+def test_expressions_are_put_together_with_the_parentheses_they_need() -> None:
+    total = both(column(0), "+", text("1"))
+    assert str(total) == "c0 + 1"
+    assert str(both(total, "*", column(1))) == "(c0 + 1) * c1"
+    assert (
+        str(call("f", total, column(2)).with_columns(lambda i: total if i == 2 else column(i)))
+        == "f(c0 + 1, (c0 + 1))"
+    )
+    assert total.renumbered(lambda i: i + 5).columns == {5}
+    assert joined(["a", "b", 1, "", "c"]) == ("ab", 1, "c")
+    assert Expr((3,)).column == 3
+    assert total.column is None
