@@ -157,13 +157,18 @@ def test_a_plan_says_what_is_new_the_same_changed_and_removed(home: Path, spark:
                 assert pipeline["out"].schema == "id bigint, `what kind` string"
             return found
 
-    names = ("dataset orders", "dataset out", "arc copy", "views main")
+    names = ("dataset orders", "dataset out", "arc copy", "views main", "circuit v")
     assert plan(1) == dict.fromkeys(names, "new")
     assert plan(1) == dict.fromkeys(names, "same")
     assert plan(2) == {**dict.fromkeys(names, "same"), "arc copy": "changed"}
     assert plan(2, view="SELECT id + 1 AS id FROM orders")["views main"] == "changed"
     gone = plan(2, arcs=False, view="SELECT id + 1 AS id FROM orders")
-    assert gone == {"dataset orders": "same", "arc copy": "removed", "views main": "same"}
+    assert gone == {
+        "dataset orders": "same",
+        "arc copy": "removed",
+        "views main": "same",
+        "circuit v": "same",
+    }
 
 
 @pytest.mark.rule("LOT-44")

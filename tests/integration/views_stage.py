@@ -41,6 +41,8 @@ class Code:
     sql: str
     datasets: Mapping[str, DatasetId]
     views: tuple[str, ...] = ()
+    function: Any = None
+    reads: tuple[str, ...] = ()
 
 
 class ViewStage(StepStage):

@@ -24,6 +24,7 @@ COMMANDS = {
     "status": "tidemill.cli.status:status_command",
     "ls": "tidemill.cli.status:ls_command",
     "query": "tidemill.cli.query:query_command",
+    "explain": "tidemill.cli.explain:explain_command",
     "lots": "tidemill.cli.lots:lots_command",
     "gaps": "tidemill.cli.gaps:gaps_command",
     "compact": "tidemill.cli.compact:compact_command",

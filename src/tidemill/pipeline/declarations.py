@@ -75,13 +75,27 @@ class ArcDecl:
 
 @dataclass(frozen=True, kw_only=True)
 class ViewDecl:
-    """A query whose result is kept up to date."""
+    """A query whose result is kept up to date; or a function over frames of what it reads (DBSP-18).
+
+    - reads: of a function, in the order of its arguments.
+    - linear, keyed_by: what a function is declared to be, so that it need not always be run on whole tables.
+    """
 
     name: str
-    sql: str
+    sql: str = ""
+    function: Callable[..., Any] | None = field(default=None, repr=False)
+    reads: tuple[str, ...] = ()
+    linear: bool = False
+    keyed_by: tuple[str, ...] = ()
     group: str
     refresh: Refresh = "auto"
     line: Line
+
+    @property
+    def declared(self) -> str:
+        """What a function is declared to be."""
+        by = f"keyed by {', '.join(self.keyed_by)}" if self.keyed_by else "full"
+        return "linear" if self.linear else by
 
 
 AnyDecl = DatasetDecl | SourceDecl | ArcDecl | ViewDecl

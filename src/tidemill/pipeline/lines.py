@@ -48,3 +48,30 @@ def _shown(file: str) -> str:
         return str(path.resolve().relative_to(Path.cwd()))
     except (ValueError, OSError):
         return str(path)
+
+
+def within(line: Line, text: str, row: int, column: int = 0) -> str:
+    """Where in the user's file a place of a text is that is declared at a line.
+
+    The text is looked for as it stands, behind the line first: a text that was put together is not found, and
+    then the place is that of the declaration.
+
+    Args:
+        line: of the declaration.
+        text: as it was declared.
+        row: of the text, counted from 1.
+        column: the same; 0 if that is not known.
+    """
+    try:
+        source = Path(line.file).read_text()
+    except (OSError, UnicodeDecodeError):
+        return str(line)
+    begins = sum(len(one) for one in source.splitlines(keepends=True)[: line.number - 1])
+    at = source.find(text, begins)
+    at = source.find(text) if at < 0 else at
+    if at < 0:
+        return str(line)
+    before = source[:at]
+    first, margin = before.count("\n"), len(before) - (before.rfind("\n") + 1)
+    place = column + (margin if row == 1 else 0)
+    return f"{Line(line.file, first + row)}" + (f":{place}" if column else "")

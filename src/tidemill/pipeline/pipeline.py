@@ -270,20 +270,62 @@ class Pipeline:
         except TidemillError as error:
             raise DeclarationError(f"{line}: {error.message}", hint=error.hint) from error
 
-    def view(self, name: str, sql: str, *, refresh: Refresh = "auto", group: str = GROUP) -> View:
+    def view(
+        self,
+        name: str,
+        query: "str | Callable[..., DataFrame]",
+        *,
+        reads: Readable | Sequence[Readable] = (),
+        linear: bool = False,
+        keyed_by: str | Sequence[str] = (),
+        full: bool = False,
+        refresh: Refresh = "auto",
+        group: str = GROUP,
+    ) -> View:
         """A query whose result is kept as a table, up to date with what it reads.
 
         Args:
             name: of the view.
-            sql: one query of Spark SQL over tables of this pipeline.
+            query: one query of Spark SQL over tables of this pipeline; or a function from DataFrames of the
+                tables in `reads` to one DataFrame, declared to be one of `linear`, `keyed_by` and `full`.
+            reads: of a function, the tables it is given, in the order of its arguments.
+            linear: the function maps rows one by one: what it makes of two tables together is what it makes
+                of each.
+            keyed_by: columns of the result; the function computes the rows of each value of them from the
+                rows of that value alone.
+            full: the function needs whole tables.
             refresh: `auto`; `incremental` refuses what would have to be recomputed; `full` always recomputes.
             group: views of one group are taken from step to step together; another group has its own pace.
         """
         line = here()
         if refresh not in ("auto", "incremental", "full"):
             raise DeclarationError(f"{line}: refresh={refresh!r}", hint="auto, incremental or full")
+        tables = (reads,) if isinstance(reads, Table | str) else tuple(reads)
+        keys = (keyed_by,) if isinstance(keyed_by, str) else tuple(keyed_by)
+        said = [linear, bool(keys), full]
+        if isinstance(query, str):
+            if tables or any(said):
+                raise DeclarationError(
+                    f"{line}: reads=, linear=, keyed_by= and full= are for functions",
+                    hint="a query says itself what it reads",
+                )
+        elif said.count(True) != 1 or not tables:
+            raise DeclarationError(
+                f"{line}: the view {name} is a function, and must say what it reads and what it is",
+                hint="reads=[…] and one of linear=True, keyed_by=[…], full=True",
+            )
         self._new_table(name, line)
-        self.views[name] = ViewDecl(name=name, sql=sql, group=group, refresh=refresh, line=line)
+        self.views[name] = ViewDecl(
+            name=name,
+            sql=query if isinstance(query, str) else "",
+            function=None if isinstance(query, str) else query,
+            reads=tuple(self._name_of(table) for table in tables),
+            linear=linear,
+            keyed_by=keys,
+            group=group,
+            refresh=refresh,
+            line=line,
+        )
         return View(self, name)
 
     def _new_table(self, name: str, line: object) -> None:

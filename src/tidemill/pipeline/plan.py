@@ -19,13 +19,16 @@ import msgspec
 from tidemill.arcs import declarations as arc_rows
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
-from tidemill.errors import DeclarationError, TidemillError
+from tidemill.errors import DeclarationError, QueryError, TidemillError
+from tidemill.events import Emit, ignore
 from tidemill.futures.code_digests import code_digest
 from tidemill.lots.checks import QUARANTINE_SCHEMA, Check, drops, quarantine_of
 from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.ids import Unit
 from tidemill.lots.keys import DatasetId
+from tidemill.pipeline import circuits
 from tidemill.pipeline.appending import spelled
+from tidemill.pipeline.certifying import CertifyView
 from tidemill.pipeline.declarations import ArcDecl, SinkDecl, ViewDecl
 from tidemill.pipeline.lines import Line
 from tidemill.pipeline.stages import (
@@ -45,6 +48,10 @@ from tidemill.spark import queries, schema
 from tidemill.spark.checking import verify
 from tidemill.spark.operations import WEIGHT, stored_schema
 from tidemill.spark.sessions import PINNED
+from tidemill.views.certify import certificates
+from tidemill.views.circuit.explain import Explained
+from tidemill.views.spark.full import result_of
+from tidemill.views.sql.catalog import Table
 from tidemill.views.steps.groups import GroupSpec, ViewSpec
 
 if TYPE_CHECKING:
@@ -61,6 +68,7 @@ class Plan:
     program: Program
     stages: tuple[Stage, ...]
     site: "Site" = field(repr=False)
+    made: Mapping[str, circuits.Made] = field(default_factory=dict, repr=False)
 
     def status(self) -> list[tuple[Stage, Status]]:
         """Each stage, and whether it is new, as it was, or changed."""
@@ -71,10 +79,16 @@ class Plan:
         """For people and programs: what each stage is about."""
         return [{**stage.describe(), "status": status.value} for stage, status in self.status()]
 
-    def apply(self, holder: str) -> None:
+    def apply(self, holder: str, emit: Emit = ignore) -> None:
         """Carry the plan out. May be repeated, and by several processes at once."""
         for stage in self.stages:
-            stage.apply(self.site, holder)
+            told = stage.apply(self.site, holder)
+            if told is not None:
+                emit(told)
+
+    def explained(self, view: str) -> Explained:
+        """The circuit of a view, down to the datasets it comes from."""
+        return circuits.explained(self.made, view)
 
     def __repr__(self) -> str:
         lines = [
@@ -106,6 +120,7 @@ class _Planner:
         self.known: dict[str, _Known] = {}
         self.stages: list[Stage] = []
         self.datasets: dict[DatasetId, Dataset] = {}
+        self.circuits: dict[str, circuits.Made] = {}
 
     def plan(self) -> Plan:
         for decl in self.pipeline.datasets.values():
@@ -140,7 +155,7 @@ class _Planner:
             sources=sources,
             groups={f"views:{self.pipeline.name}/{one.spec.name}": one for one in groups},
         )
-        return Plan(program, tuple(self.stages), self.pipeline.site)
+        return Plan(program, tuple(self.stages), self.pipeline.site, self.circuits)
 
     def _add(self, dataset: Dataset, line: Line, *, made_by: str = "") -> None:
         self.datasets[dataset.id] = dataset
@@ -352,7 +367,7 @@ class _Planner:
                 groups.setdefault(decl.group, []).append(self._view(decl))
         programs = [
             GroupProgram(
-                spec=GroupSpec(name=name, views=tuple(self._spec(view) for view in members)),
+                spec=GroupSpec(name=name, views=tuple(_spec(view) for view in members)),
                 views=tuple(members),
             )
             for name, members in groups.items()
@@ -365,7 +380,27 @@ class _Planner:
                     views=tuple((view.name, view.where, view.sql) for one in programs for view in one.views),
                 )
             )
+        self.stages += self._certified([view for one in programs for view in one.views])
         return programs
+
+    def _certified(self, views: Sequence[ViewProgram]) -> Iterator[CertifyView]:
+        """The comparison of each circuit with its query, as far as it was made before."""
+        site = self.pipeline.site
+        for view in views:
+            if view.name not in self.circuits:
+                continue
+            output = self.circuits[view.name].output
+            digest = certificates.digest_of(view.code, output)
+            yield CertifyView(
+                pipeline=self.pipeline.name,
+                view=view.name,
+                sql=view.sql,
+                where=view.where,
+                digest=digest,
+                output=output,
+                tables={name: self.known[name].ddl for name in (*view.datasets, *view.views)},
+                known=site.store.run(partial(certificates.read, cluster=site.place.cluster, digest=digest)),
+            )
 
     def _ordered(self) -> list[ViewDecl]:
         """Views behind the views they read."""
@@ -386,21 +421,28 @@ class _Planner:
         return found
 
     def _reads(self, view: ViewDecl) -> list[str]:
-        with _at(view.line):
+        if view.function is not None:
+            return list(view.reads)
+        with circuits.pointing(view.line, view.sql):
             return [table.name for table in queries.table_names(view.sql)]
 
     def _view(self, decl: ViewDecl) -> ViewProgram:
-        names = dict.fromkeys(queries.match(name, self.known) for name in self._reads(decl))
-        frames = {name: self.spark.createDataFrame([], self.known[name].ddl) for name in names}
-        try:
-            with queries.over(self.spark, decl.sql, frames, f"plan{len(self.known)}") as frame:
-                ddl = _ddl(frame)
-        except TidemillError:
-            raise
-        except Exception as error:
+        with circuits.pointing(decl.line, decl.sql):
+            read = self._reads(decl)
+            if decl.function is None:
+                tables = {name: self._table(name, known) for name, known in self.known.items()}
+                schemas = {name: known.ddl for name, known in self.known.items()}
+                made = circuits.make(self.spark, decl.sql, tables, schemas, f"plan{len(self.known)}")
+                self.circuits[decl.name] = made
+            names = dict.fromkeys(queries.match(name, self.known) for name in read)
+            ddl = self._result(decl, list(names))
+        if decl.refresh == "incremental":
+            circuits.refuse_incremental(self.circuits[decl.name].output if decl.sql else None, decl.line)
+        missing = [name for name in decl.keyed_by if name not in schema.parse(ddl).names]
+        if missing:
             raise DeclarationError(
-                f"view {decl.name}: {_short(error)}", hint="see Spark's words above"
-            ) from error
+                f"view {decl.name} is keyed by {missing[0]}, which it has not", hint=f"it has {ddl}"
+            )
         used = tuple(name for name in names if self.known[name].dataset is None)
         for name in used:
             if self.pipeline.views[name].group != decl.group:
@@ -411,17 +453,50 @@ class _Planner:
         self.known[decl.name] = _Known(None, ddl, retracts=True)
         bases = {name: one.dataset.id for name in names if (one := self.known[name]).dataset is not None}
         return ViewProgram(
-            name=decl.name, sql=decl.sql, schema=ddl, datasets=bases, views=used, where=str(decl.line)
+            name=decl.name,
+            sql=decl.sql,
+            schema=ddl,
+            datasets=bases,
+            views=used,
+            where=str(decl.line),
+            code=_view_code(decl, ddl),
+            function=decl.function,
+            reads=tuple(queries.match(name, self.known) for name in decl.reads),
         )
 
-    def _spec(self, view: ViewProgram) -> ViewSpec:
-        code = hashlib.sha256(repr((view.sql, view.schema, sorted(PINNED.items()))).encode())
-        return ViewSpec(
-            name=view.name,
-            code=code.hexdigest()[:32],
-            reads=tuple(view.datasets.values()),
-            uses=view.views,
-        )
+    def _table(self, name: str, known: _Known) -> Table:
+        key = () if known.dataset is None else known.dataset.key
+        return circuits.table_of(self.spark, name, known.ddl, key=key, append_only=not known.retracts)
+
+    def _result(self, decl: ViewDecl, names: Sequence[str]) -> str:
+        """The columns of a view, by Spark's analysis on empty tables."""
+        frames = {name: self.spark.createDataFrame([], self.known[name].ddl) for name in names}
+        try:
+            if decl.function is not None:
+                given = [frames[queries.match(name, self.known)] for name in decl.reads]
+                return _ddl(result_of(decl.name, decl.function, given))
+            with queries.over(self.spark, decl.sql, frames, f"plan{len(self.known)}") as frame:
+                return _ddl(frame)
+        except TidemillError:
+            raise
+        except Exception as error:
+            raise DeclarationError(
+                f"view {decl.name}: {_short(error)}", hint="see Spark's words above"
+            ) from error
+
+
+def _view_code(decl: ViewDecl, ddl: str) -> str:
+    """The digest of all that decides a view's result: its query or function, its columns, pinned settings."""
+    what: object = decl.sql
+    if decl.function is not None:
+        what = (code_digest(decl.function).hex(), decl.reads, decl.declared)
+    return hashlib.sha256(repr((what, ddl, sorted(PINNED.items()))).encode()).hexdigest()[:32]
+
+
+def _spec(view: ViewProgram) -> ViewSpec:
+    return ViewSpec(
+        name=view.name, code=view.code, reads=tuple(view.datasets.values()), uses=tuple(view.views)
+    )
 
 
 def _code(arc: ArcDecl) -> str:
@@ -448,7 +523,7 @@ def _at(line: Line) -> Iterator[None]:
     try:
         yield
     except TidemillError as error:
-        if error.message.startswith(f"{line}: "):
+        if isinstance(error, QueryError) or error.message.startswith(f"{line}: "):
             raise
         raise DeclarationError(f"{line}: {error.message}", hint=error.hint) from error
 

@@ -68,7 +68,7 @@ def run_as(
     site = pipeline.site
     began = site.clock.monotonic()
     plan = pipeline.plan()
-    plan.apply(presence.node.id)
+    plan.apply(presence.node.id, emit)
     with site.spark() as spark:
         runner = Runner(
             site.store,

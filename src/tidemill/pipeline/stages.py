@@ -14,6 +14,7 @@ from tidemill.arcs.keys import ArcKeys
 from tidemill.clock import Clock
 from tidemill.cluster.leases import Busy
 from tidemill.errors import ArcUnknown, DatasetUnknown, StoreBusy, SubscriptionChanged
+from tidemill.events import Event
 from tidemill.lots import datasets, staging
 from tidemill.lots.datasets import Dataset
 from tidemill.sources.declarations import SourceSpec
@@ -46,7 +47,9 @@ class Stage(Protocol):
 
     def status(self, tx: Tx, keys: StepKeys) -> Status: ...
 
-    def apply(self, site: "Site", holder: str) -> None: ...
+    def apply(self, site: "Site", holder: str) -> Event | None:
+        """Carry it out; what there is to tell about that."""
+        ...
 
     def describe(self) -> dict[str, str]: ...
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from tidemill.pipeline.gaps import GapReport
+    from tidemill.pipeline.explaining import Explanation
     from tidemill.pipeline.overview import LotShown
     from tidemill.pipeline.pipeline import Pipeline
     from tidemill.runner.compacting import Compacted
@@ -149,5 +150,11 @@ class View(Table):
 
     @property
     def sql(self) -> str:
-        """Its query."""
+        """Its query; empty for one that is a function."""
         return self.pipeline.views[self.name].sql
+
+    def explain(self) -> "Explanation":
+        """How it is kept: its operators, the rung each could have and why, and how it compared with Spark."""
+        from tidemill.pipeline import explaining
+
+        return explaining.explain(self.pipeline, self.name)

@@ -40,7 +40,11 @@ class SourceProgram:
 
 @dataclass(frozen=True, kw_only=True)
 class ViewProgram:
-    """A view: its query, and the tables by the names the query has for them."""
+    """A view: its query, and the tables by the names the query has for them.
+
+    - function, reads: instead of a query, a function over frames of these tables, in this order.
+    - code: the digest of all that decides its result.
+    """
 
     name: str
     sql: str
@@ -48,6 +52,9 @@ class ViewProgram:
     datasets: Mapping[str, DatasetId]
     views: tuple[str, ...]
     where: str
+    code: str
+    function: Callable[..., Any] | None = field(default=None, repr=False)
+    reads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

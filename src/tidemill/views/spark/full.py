@@ -7,16 +7,18 @@ The views of a group are computed in their order, each from the datasets at the 
 tables of the others as of this very step; one whose inputs did not change is left alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from tidemill.errors import CodeDiffers
+from tidemill.errors import CodeDiffers, ViewRefused
 from tidemill.lots.datasets import Dataset
 from tidemill.lots.keys import DatasetId
 from tidemill.spark import queries
 from tidemill.spark.operations import WEIGHT
 from tidemill.spark.reading import naming
 from tidemill.views.spark import contents, rows
+from tidemill.views.spark.clock import at_time, reads_clock
 from tidemill.views.spark.tables import Place, Tables, schema_text
 from tidemill.views.steps.commits import Batch, Output
 from tidemill.views.steps.groups import GroupSpec, ViewSpec
@@ -34,6 +36,16 @@ class ViewCode(Protocol):
 
     @property
     def sql(self) -> str: ...
+
+    @property
+    def function(self) -> "Callable[..., DataFrame] | None":
+        """What computes it instead of a query, from frames of what it reads."""
+        ...
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The tables a function is given, in this order."""
+        ...
 
     @property
     def datasets(self) -> Mapping[str, DatasetId]:
@@ -91,7 +103,7 @@ class FullViews:
                 frames[name] = self._tables.content(spark, tables[name])
             place = Place(pipeline=batch.pipeline, view=view.name, lot=batch.lot, attempt=attempt)
             before = tables.get(view.name, "")
-            output = step(spark, self._tables, place, self._code(view.name).sql, frames, before)
+            output = step(spark, self._tables, place, self._code(view.name), frames, before, batch.now)
             if output.changes or output.table != before:
                 outputs.append(output)
                 changed.add(view.name)
@@ -104,7 +116,13 @@ class FullViews:
             or view.name not in batch.tables
             or not batch.moved.isdisjoint(view.reads)
             or not changed.isdisjoint(view.uses)
+            or self._reads_clock(view.name)
         )
+
+    def _reads_clock(self, view: str) -> bool:
+        """Then every step has another result for it, whatever its inputs did."""
+        code = self._code(view)
+        return code.function is None and reads_clock(code.sql)
 
     def _base(self, spark: "SparkSession", batch: Batch, dataset: DatasetId) -> "DataFrame":
         slices = self._inputs.at(dataset, batch.positions[dataset])
@@ -121,18 +139,20 @@ def step(
     spark: "SparkSession",
     tables: Tables,
     place: Place,
-    sql: str,
+    code: ViewCode,
     frames: "Mapping[str, DataFrame]",
     before: str,
+    now: int,
 ) -> Output:
     """One view's step: the result of its query now, minus its table before, and the table that follows.
 
     - frames: what the query reads, by its names for them.
     - before: the manifest of its table; empty if it has none. A table of other columns is begun anew: then
       the changes are all of the new rows, and consumers are told to read it whole.
+    - now: the time of the step, µs since 1970: what `now()` gives.
     """
     tag = f"{place.attempt}_{place.lot}".replace(".", "_")
-    with queries.over(spark, sql, frames, tag) as result, naming(tables.storage):
+    with _result(spark, code, frames, now, tag) as result, naming(tables.storage):
         schema = result.schema
         rows.check_columns(place.view, schema)
         kept = before if before and schema_text(tables.schema(before)) == schema_text(schema) else ""
@@ -145,6 +165,35 @@ def step(
             table = tables.extended(place, kept, changes, schema)
     size = sum(item.size for item in written.objects)
     return Output(view=place.view, table=table, changes=changes, rows=written.rows, size=size)
+
+
+@contextmanager
+def _result(
+    spark: "SparkSession", code: ViewCode, frames: "Mapping[str, DataFrame]", now: int, tag: str
+) -> "Iterator[DataFrame]":
+    """What a view is now, of whole tables."""
+    if code.function is not None:
+        yield result_of(code.name, code.function, [frames[name] for name in code.reads])
+        return
+    text = at_time(code.sql, now, {name for frame in frames.values() for name in frame.columns})
+    with queries.over(spark, text, frames, tag) as result:
+        if text == code.sql:
+            yield result
+            return
+        # A column without a name is called by its text, and the text has the time in it now.
+        with queries.over(spark, code.sql, frames, f"{tag}_names") as written:
+            names = written.columns
+        yield result.toDF(*names)
+
+
+def result_of(view: str, function: "Callable[..., DataFrame]", frames: "Sequence[DataFrame]") -> "DataFrame":
+    """What a function makes of frames; `ViewRefused` when that is no frame."""
+    made = function(*frames)
+    if not hasattr(made, "selectExpr"):
+        raise ViewRefused(
+            f"the function of view {view} returned {type(made).__name__}", hint="it returns one DataFrame"
+        )
+    return made
 
 
 def _changes(spark: "SparkSession", tables: Tables, result: "DataFrame", before: str) -> "DataFrame":

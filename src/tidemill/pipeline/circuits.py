@@ -1,0 +1,136 @@
+"""A view's circuit at plan: the query resolved against the tables that are known, and errors that point.
+
+Spark analyses the query on empty tables; names and syntax are complained about by our own front, which knows
+the place in the query. Where the query's text stands in the user's file, that place is a line of the file.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from tidemill.errors import NotIncremental, QueryError, QueryRefused
+from tidemill.pipeline.lines import Line, within
+from tidemill.spark import queries
+from tidemill.spark.sessions import PINNED
+from tidemill.views.circuit.circuit import Circuit
+from tidemill.views.circuit.explain import Explained, explain
+from tidemill.views.circuit.ids import Pins
+from tidemill.views.circuit.operators import Column, Output
+from tidemill.views.circuit.rewrite import rewrite
+from tidemill.views.circuit.rungs import rungs
+from tidemill.views.sql.catalog import Analyse, Table
+from tidemill.views.sql.compile import compile_query
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Kind = TypeVar("Kind", bound=QueryError)
+_PLACE = re.compile(r"line (\d+),? pos (\d+)")
+
+
+@dataclass(frozen=True)
+class Made:
+    """A view's circuit as it would be run, and what there is to say about it."""
+
+    output: Output
+    notes: tuple[str, ...]
+
+
+def table_of(
+    spark: "SparkSession", name: str, ddl: str, *, key: Sequence[str] = (), append_only: bool
+) -> Table:
+    """A table as queries are resolved against it."""
+    return Table(name, _columns(spark.createDataFrame([], ddl).schema), tuple(key), append_only)
+
+
+def _columns(struct: object) -> tuple[Column, ...]:
+    return tuple(
+        Column(field.name, field.dataType.simpleString())
+        for field in struct.fields  # type: ignore[attr-defined]
+    )
+
+
+def make(
+    spark: "SparkSession", sql: str, tables: Mapping[str, Table], ddl: Mapping[str, str], tag: str
+) -> Made:
+    """The circuit of a query, rewritten as it would be run; a `QueryError` that points says what is wrong.
+
+    Args:
+        spark: asked for types, and for what it refuses.
+        sql: the query.
+        tables: what it may read.
+        ddl: the columns of each, as Spark writes them.
+        tag: unique among the queries of this moment.
+    """
+    compiled = compile_query(sql, tables, _analysis(spark, ddl, tag))
+    return Made(rewrite(compiled.output), compiled.notes)
+
+
+def _analysis(spark: "SparkSession", ddl: Mapping[str, str], tag: str) -> Analyse:
+    from pyspark.errors import PySparkException
+
+    def analyse(sql: str, _: Mapping[str, Table]) -> Sequence[Column]:
+        names = {queries.match(one.name, ddl) for one in queries.table_names(sql)}
+        frames = {name: spark.createDataFrame([], ddl[name]) for name in names}
+        try:
+            with queries.over(spark, sql, frames, tag) as frame:
+                return _columns(frame.schema)
+        except PySparkException as error:
+            raise _refusal(str(error), sql) from None
+
+    return analyse
+
+
+def _refusal(said: str, sql: str) -> QueryRefused:
+    """What Spark says, without its plans; where it names a place, the place in the text it was given."""
+    place = _PLACE.search(said)
+    for end in ("\n\nJVM stacktrace", "== SQL ==", ";\n'"):
+        said = said.partition(end)[0]
+    text = " ".join(said.split())
+    error = QueryRefused(_PLACE.sub("", text).strip(" ;,")[:600])
+    if place and int(place[1]) <= sql.count("\n") + 1:
+        # Names of tables were longer in the text that Spark was given: the line is sure, the column is not.
+        error.line = int(place[1])
+    return error
+
+
+@contextmanager
+def pointing(line: Line, sql: str) -> Iterator[None]:
+    """What is wrong with a query is told with its place in the user's file, as far as that can be found."""
+    try:
+        yield
+    except QueryError as error:
+        raise _pointed(error, line, sql) from error
+
+
+def _pointed(error: Kind, line: Line, sql: str) -> Kind:
+    where = within(line, sql, error.line, error.column) if error.line else str(line)
+    told = type(error)(f"{where}: {error.message}", hint=error.hint)
+    for name, value in vars(error).items():
+        if name not in vars(told):
+            setattr(told, name, value)
+    return told
+
+
+def explained(made: Mapping[str, Made], view: str) -> Explained:
+    """What there is to say about a view, down to the datasets: `made` are the circuits of all views."""
+    whole = Circuit({name: one.output for name, one in made.items()}).linked()
+    notes = {view: made[view].notes}
+    return explain(Circuit({view: whole.outputs[view]}, notes), Pins(settings=PINNED))
+
+
+def refuse_incremental(output: Output | None, line: Line) -> None:
+    """`NotIncremental`, with every reason: whatever the circuit could be, steps are recomputed today."""
+    reasons = [
+        f"{op.kind}: {'not the same twice: ' if not placed.steady else ''}{placed.reason}"
+        for op, placed in (rungs(output) if output is not None else {}).items()
+        if not placed.incremental
+    ]
+    said = "; ".join(dict.fromkeys(reasons)) or "no operator of it stands in the way, but"
+    raise NotIncremental(
+        f"{line}: the view would be recomputed in every step: {said}"
+        + ("" if reasons else " this release recomputes every view"),
+        hint="refresh='auto' keeps it as well as can be; explain() says what each operator could be",
+    )

@@ -1,0 +1,82 @@
+"""What there is to say about a view: its circuit, the rung each operator could have, and how it runs now."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tidemill.errors import DeclarationError
+from tidemill.views.certify.certificates import Certificate
+from tidemill.views.circuit import drawing
+from tidemill.views.circuit.explain import Explained
+
+if TYPE_CHECKING:
+    from tidemill.pipeline.pipeline import Pipeline
+
+NOW = "runs now: every step recomputes the query and stores what differs from its table"
+COULD = "its circuit, with the rung each operator could have"
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation:
+    """A view explained: as text for people, JSON for programs, or a drawing.
+
+    - certificate: what the comparison with plain Spark found; None before the view was run.
+    - declared: of a view that is a function, what it was declared to be.
+    """
+
+    view: str
+    circuit: Explained | None
+    certificate: Certificate | None = None
+    declared: str = ""
+
+    @property
+    def certified(self) -> str:
+        """The comparison with plain Spark, in words."""
+        found = self.certificate
+        if self.circuit is None:
+            return f"a function, declared {self.declared}"
+        if found is None:
+            return "not yet compared with plain Spark: that is done when it is first run"
+        if not found.equal:
+            return f"NOT equal to plain Spark: {found.why}"
+        return found.why or f"equal to plain Spark ({found.kind}) after {found.compared} generated steps"
+
+    def text(self) -> str:
+        """For people."""
+        head = [f"{self.view}", f"  {NOW}", f"  certified: {self.certified}"]
+        if self.circuit is not None:
+            head += [f"  {COULD}:", *(f"  {line}" for line in self.circuit.text().splitlines())]
+        return "\n".join(head)
+
+    def json(self) -> dict[str, object]:
+        """For programs: everything that the text says."""
+        return {
+            "view": self.view,
+            "runs": "full",
+            "certified": None if self.certificate is None else self.certificate.equal,
+            "why": self.certified,
+            "circuit": None if self.circuit is None else self.circuit.json(),
+        }
+
+    def drawing(self) -> str:
+        """The circuit as a picture: the text of an SVG file."""
+        if self.circuit is None:
+            raise DeclarationError(f"{self.view} is a function: it has no circuit to draw")
+        return drawing.draw(self.circuit)
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_svg_(self) -> str | None:
+        return None if self.circuit is None else self.drawing()
+
+
+def explain(pipeline: "Pipeline", view: str) -> Explanation:
+    """Plan a pipeline, and explain one of its views."""
+    from tidemill.pipeline.certifying import CertifyView
+
+    plan = pipeline.plan()
+    declared = pipeline.views[view].declared
+    stages = {one.view: one for one in plan.stages if isinstance(one, CertifyView)}
+    if view not in stages:
+        return Explanation(view, None, declared=declared)
+    return Explanation(view, plan.explained(view), stages[view].known)
