@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
     from tidemill.pipeline.report import Report
     from tidemill.pipeline.tables import Dataset, Table, View
+    from tidemill.sources.bucket import bucket
     from tidemill.sources.folder import folder
+    from tidemill.sources.pushing import http_push
     from tidemill.spark.sessions import SparkSettings
 
 __version__ = "0.1.0"
@@ -30,10 +32,12 @@ __all__ = [
     "View",
     "__version__",
     "as_completed",
+    "bucket",
     "connect",
     "expect",
     "folder",
     "gather",
+    "http_push",
     "not_null",
     "rows",
     "unique",
@@ -51,10 +55,12 @@ _HOMES = {
     "TidemillError": "tidemill.errors",
     "View": "tidemill.pipeline.tables",
     "as_completed": "tidemill.futures.gathering",
+    "bucket": "tidemill.sources.bucket",
     "connect": "tidemill.futures.client",
     "expect": "tidemill.lots.checks",
     "folder": "tidemill.sources.folder",
     "gather": "tidemill.futures.gathering",
+    "http_push": "tidemill.sources.pushing",
     "not_null": "tidemill.lots.checks",
     "rows": "tidemill.lots.checks",
     "unique": "tidemill.lots.checks",

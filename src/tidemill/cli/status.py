@@ -40,6 +40,8 @@ def status_command(output: Output, file: str | None) -> int:
             )
         output.people.print(table if status.runs else Text(f"{status.pipeline} has nothing that runs"))
         for one in status.runs:
+            if one.address:
+                output.people.print(Text.assemble((f"{one.name}: ", "bold"), f"POST {one.address}"))
             for note in one.notes:
                 output.people.print(Text.assemble((f"{one.name}: ", "bold"), (note, "red")))
         if any(one.partial or one.missing for one in status.runs):

@@ -12,8 +12,12 @@ from tidemill.lots.checks import Check
 from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.lines import Line
+from tidemill.pipeline.pace import FASTEST, Pace
+from tidemill.sources.bucket import BucketSpec
 from tidemill.sources.folder import FolderSpec
+from tidemill.sources.pushing import PushSpec
 
+AnySource = FolderSpec | BucketSpec | PushSpec
 Changes = Literal["linear", "raw"]
 Refresh = Literal["auto", "incremental", "full"]
 
@@ -42,7 +46,7 @@ class SourceDecl:
     """What arrives for a dataset from outside."""
 
     dataset: str
-    spec: FolderSpec
+    spec: AnySource
     line: Line
     checks: tuple[Check, ...] = ()
 
@@ -69,6 +73,7 @@ class ArcDecl:
     parts: int = 8
     max_concurrent: int = 1
     changes: Changes | None = None
+    pace: Pace = FASTEST
     enabled: bool = True
     line: Line
 

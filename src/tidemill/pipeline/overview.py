@@ -11,13 +11,15 @@ import msgspec
 from tidemill.arcs import lots as arc_lots
 from tidemill.arcs.keys import ArcKeys
 from tidemill.arcs.lots import Missing, Partial, Running, Standing
-from tidemill.errors import DatasetUnknown, GroupUnknown
+from tidemill.errors import DatasetUnknown, GroupUnknown, UsageError
 from tidemill.lots import datasets, events, lots
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
-from tidemill.sources import windows
+from tidemill.pipeline.incoming import settled_push
+from tidemill.sources import push_host, windows
 from tidemill.sources.declarations import source_id
 from tidemill.sources.keys import SourceKeys
+from tidemill.sources.pushing import PushSpec
 from tidemill.sources.windows import Failed
 from tidemill.store import Tx
 from tidemill.triggers import subscriptions
@@ -70,11 +72,22 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
     missing: int = 0
     step: int = 0
     notes: tuple[str, ...] = ()
+    address: str = ""  # where rows are pushed to
 
     @property
     def troubled(self) -> bool:
         """Is there something that will not come right by itself?"""
         return bool(self.partial or self.missing or self.notes)
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """Where rows are pushed to; the URL is empty while nobody receives."""
+
+    url: str
+    token: str
+
+    def __repr__(self) -> str:
+        return f"<Address {self.url or 'of nobody'}>"
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -322,12 +335,34 @@ def _source_run(pipeline: "Pipeline", dataset: str) -> RunShown:
     site = pipeline.site
     keys, name = SourceKeys(site.place.cluster), source_id(pipeline.name, dataset)
     left = site.store.run(lambda tx: windows.open_windows(tx, keys, name))
+    receiver = _receiver(pipeline, dataset)
     failed = [one for one in left if isinstance(one, Failed)]
     return RunShown(
         name=dataset,
         kind="source",
         state="scheduled" if left else "waiting",
         behind=len(left),
+        node=receiver[0],
+        address=receiver[1],
         failures=len(failed),
         notes=tuple(f"window {one.about.number}: {one.kind}: {one.message}" for one in failed[:5]),
     )
+
+
+def _receiver(pipeline: "Pipeline", dataset: str) -> tuple[str, str]:
+    """The node that receives what is pushed, and where; nothing while nobody does."""
+    spec = pipeline.sources[dataset].spec
+    if not isinstance(spec, PushSpec):
+        return "", ""
+    keys, name = SourceKeys(pipeline.site.place.cluster), source_id(pipeline.name, dataset)
+    found = pipeline.site.store.run(lambda tx: push_host.receiver(tx, keys, name))
+    return (found[0], f"{found[1]}/{spec.path or dataset}") if found is not None else ("", "")
+
+
+def address_of(pipeline: "Pipeline", dataset: str) -> Address:
+    """Where rows of a dataset are pushed to now, and the token to show."""
+    decl = pipeline.sources.get(dataset)
+    if decl is None or not isinstance(decl.spec, PushSpec):
+        raise UsageError(f"nothing is pushed to {dataset}", hint=f"source({dataset}, tm.http_push())")
+    spec = settled_push(pipeline, dataset, decl.spec)
+    return Address(url=_receiver(pipeline, dataset)[1], token=spec.token)

@@ -30,6 +30,7 @@ from tidemill.lots.datasets import Kind
 from tidemill.lots.ids import Unit
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.declarations import (
+    AnySource,
     ArcDecl,
     Changes,
     DatasetDecl,
@@ -39,9 +40,10 @@ from tidemill.pipeline.declarations import (
     ViewDecl,
 )
 from tidemill.pipeline.lines import Line, folder, here
+from tidemill.pipeline.pace import Duration, pace_of
 from tidemill.pipeline.site import Site
 from tidemill.pipeline.tables import Dataset, Table, View
-from tidemill.sources.folder import FolderSpec
+from tidemill.sources.pushing import PushSpec
 from tidemill.spark.sessions import SparkSettings
 
 if TYPE_CHECKING:
@@ -154,8 +156,10 @@ class Pipeline:
         self.datasets[name] = decl
         return Dataset(self, name)
 
-    def source(self, dataset: Dataset | str, source: FolderSpec, *, checks: Sequence[Check] = ()) -> None:
-        """What arrives there becomes lots of this dataset, each file once.
+    def source(self, dataset: Dataset | str, source: AnySource, *, checks: Sequence[Check] = ()) -> None:
+        """What arrives there becomes lots of this dataset, each file, row or message once.
+
+        Into a dataset with a key rows are upserted, in the order in which they arrive.
 
         >>> shop.source(orders, tm.folder("landing/orders/*.json"))  # doctest: +SKIP
 
@@ -167,8 +171,12 @@ class Pipeline:
             raise DeclarationError(f"{line}: {name} is no dataset of {self.name}", hint="declare it first")
         if name in self.sources:
             raise DeclarationError(f"{line}: {name} has a source already, see {self.sources[name].line}")
-        if self.datasets[name].dataset.kind is not Kind.ROWS:
+        if self.datasets[name].dataset.kind is Kind.CHANGES:
             raise DeclarationError(f"{line}: {name} takes changes, and a source brings rows")
+        if not isinstance(source, AnySource):
+            raise DeclarationError(
+                f"{line}: {source!r:.80} is no source", hint="tm.folder(…), tm.bucket(…) or tm.http_push(…)"
+            )
         try:
             expected = expectations.of([*self.datasets[name].checks, *checks])
         except TidemillError as error:
@@ -186,6 +194,9 @@ class Pipeline:
         parts: int = 8,
         max_concurrent: int = 4,
         changes: Changes | None = None,
+        cadence: Duration = None,
+        debounce: Duration = None,
+        max_wait: Duration = None,
         enabled: bool = True,
         name: str | None = None,
         checks: Sequence[Check] | Mapping[str, Sequence[Check]] = (),
@@ -201,6 +212,9 @@ class Pipeline:
             retries: how often a part that failed is tried again by itself.
             parts: into how many parts a lot is split at most.
             max_concurrent: how many of its lots may be under way at once; they are published in order.
+            cadence: consecutive runs start at least so far apart: seconds, or a duration like `PT5M`.
+            debounce: it runs when nothing has come for so long, but no later than after `max_wait`.
+            max_wait: the longest that a lot waits for a debounce.
             changes: for a table that can retract rows: `"raw"` gives and takes `_weight`.
             enabled: whether it is run; one that is not loses nothing, and is run for all of it when it is.
             name: of the arc; the function's by default.
@@ -224,6 +238,11 @@ class Pipeline:
         if retries < 0 or parts < 1 or max_concurrent < 1:
             raise DeclarationError(f"{line}: retries is 0 or more, parts and max_concurrent 1 or more")
 
+        try:
+            pace = pace_of(cadence, debounce, max_wait)
+        except DeclarationError as error:
+            raise DeclarationError(f"{line}: {error.message}", hint=error.hint) from None
+
         def declare(function: F) -> F:
             called = name or getattr(function, "__name__", "")
             if not called or "/" in called:
@@ -241,6 +260,7 @@ class Pipeline:
                 parts=parts,
                 max_concurrent=max_concurrent,
                 changes=changes,
+                pace=pace,
                 enabled=enabled,
                 line=line,
             )
@@ -368,7 +388,7 @@ class Pipeline:
         """The tables for what does not fit, or was taken out by checks, and where what they belong to is
         declared. They are there though nobody declares them.
         """
-        found = {name: one.line for name, one in self.sources.items()}
+        found = {name: one.line for name, one in self.sources.items() if not isinstance(one.spec, PushSpec)}
         found |= {name: one.line for name, one in self.datasets.items() if expectations.drops(one.checks)}
         for arc in self.arcs.values():
             found |= {sink.name: arc.line for sink in arc.sinks if expectations.drops(sink.checks)}

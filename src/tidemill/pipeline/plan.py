@@ -22,14 +22,15 @@ from tidemill.arcs.keys import ArcKeys
 from tidemill.errors import DeclarationError, QueryError, TidemillError
 from tidemill.events import Emit, ignore
 from tidemill.futures.code_digests import code_digest
-from tidemill.lots.checks import QUARANTINE_SCHEMA, Check, drops, quarantine_of
+from tidemill.lots.checks import QUARANTINE_SCHEMA, Check, drops, quarantine_of, strict
 from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.ids import Unit
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline import circuits
 from tidemill.pipeline.appending import spelled
 from tidemill.pipeline.certifying import CertifyView
-from tidemill.pipeline.declarations import ArcDecl, SinkDecl, ViewDecl
+from tidemill.pipeline.declarations import ArcDecl, SinkDecl, SourceDecl, ViewDecl
+from tidemill.pipeline.incoming import converter, settled_push
 from tidemill.pipeline.lines import Line
 from tidemill.pipeline.stages import (
     DeclareArc,
@@ -42,8 +43,18 @@ from tidemill.pipeline.stages import (
 )
 from tidemill.publish.parts import PartSink
 from tidemill.runner.making import results_of
-from tidemill.runner.program import ArcProgram, GroupProgram, Program, SourceProgram, ViewProgram
+from tidemill.runner.program import (
+    ArcProgram,
+    GroupProgram,
+    Program,
+    SourceProgram,
+    StreamProgram,
+    ViewProgram,
+)
+from tidemill.sources.bucket import BucketSpec
 from tidemill.sources.declarations import SourceSpec, source_id
+from tidemill.sources.folder import FolderSpec
+from tidemill.sources.pushing import PushSpec
 from tidemill.spark import queries, schema
 from tidemill.spark.checking import verify
 from tidemill.spark.operations import WEIGHT, stored_schema
@@ -144,7 +155,7 @@ class _Planner:
                 self._refuse_intervals(dataset, decl.checks)
                 if drops(decl.checks) and decl.dataset.name not in self.pipeline.sources:
                     self._quarantine(dataset.id, None, decl.line, f"checks of {dataset.name}")
-        sources = {one.spec.id: one for one in self._sources()}
+        sources = {one.id: one for one in self._sources()}
         arcs = {one.spec.id: one for one in self._arcs()}
         groups = self._groups()
         self.stages += self._removed(arcs)
@@ -193,33 +204,61 @@ class _Planner:
 
     # --- sources
 
-    def _sources(self) -> Iterator[SourceProgram]:
+    def _sources(self) -> Iterator[SourceProgram | StreamProgram]:
         for decl in self.pipeline.sources.values():
             with _at(decl.line):
                 known = self.known[decl.dataset].dataset
                 assert known is not None
                 self._expected(known, decl.checks)
-                quarantine = self._quarantine(known.id, None, decl.line, f"source of {decl.dataset}")
                 if known.unit is not None:
                     raise DeclarationError(
-                        f"{decl.dataset} has intervals, and a folder makes a lot of what it finds",
-                        hint="leave lots= out for a dataset that has a folder as its source",
+                        f"{decl.dataset} has intervals, and a source makes a lot of what it finds",
+                        hint="leave lots= out for a dataset that has a source",
                     )
-                folder = decl.spec.below(self.pipeline.base)
-                spec = SourceSpec(
-                    id=source_id(self.pipeline.name, decl.dataset),
-                    pipeline=self.pipeline.name,
-                    dataset=known.id,
-                    schema=known.schema,
-                    kind=known.kind,
-                    key=known.key,
-                    reading=folder.reading,
-                    policy=folder.policy,
-                    quarantine=quarantine,
-                    checks=decl.checks,
+                if isinstance(decl.spec, PushSpec):
+                    if drops(decl.checks):
+                        self._quarantine(known.id, None, decl.line, f"checks of {known.name}")
+                    yield self._pushed(decl, decl.spec, known)
+                else:
+                    yield self._files(decl, decl.spec.below(self.pipeline.base), known)
+
+    def _files(self, decl: SourceDecl, place: FolderSpec | BucketSpec, known: Dataset) -> SourceProgram:
+        spec = SourceSpec(
+            id=source_id(self.pipeline.name, decl.dataset),
+            pipeline=self.pipeline.name,
+            dataset=known.id,
+            schema=known.schema,
+            kind=known.kind,
+            key=known.key,
+            reading=place.reading,
+            policy=place.policy,
+            quarantine=self._quarantine(known.id, None, decl.line, f"source of {decl.dataset}"),
+            checks=decl.checks,
+        )
+        detail = f"{spec.reading.format.value} files in {place.root}"
+        self.stages.append(DeclareSource(dataset=known.name, detail=detail, where=str(decl.line)))
+        return SourceProgram(spec=spec, place=place, where=str(decl.line))
+
+    def _pushed(self, decl: SourceDecl, spec: PushSpec, known: Dataset) -> StreamProgram:
+        self._without_spark(decl.checks)
+        place = settled_push(self.pipeline, decl.dataset, spec)
+        self.stages.append(DeclareSource(dataset=known.name, detail=place.shown, where=str(decl.line)))
+        return StreamProgram(
+            id=source_id(self.pipeline.name, decl.dataset),
+            dataset=known,
+            place=place,
+            convert=converter(known, strict(decl.checks)),
+            where=str(decl.line),
+        )
+
+    @staticmethod
+    def _without_spark(checks: Sequence[Check]) -> None:
+        for one in checks:
+            if one.kind == "expect":
+                raise DeclarationError(
+                    f"the check {one.name} is an expression of Spark, and these rows are written without it",
+                    hint="check it in an arc that reads them",
                 )
-                self.stages.append(DeclareSource(spec=spec, root=folder.root, where=str(decl.line)))
-                yield SourceProgram(spec=spec, folder=folder, where=str(decl.line))
 
     # --- arcs
 
@@ -320,7 +359,7 @@ class _Planner:
             self._expected(dataset, sink.checks)
             if drops(sink.checks):
                 self._quarantine(dataset.id, first.unit, arc.line, f"checks of {sink.name}")
-        self.stages.append(DeclareArc(spec=spec, where=str(arc.line)))
+        self.stages.append(DeclareArc(spec=spec, where=str(arc.line), pace=arc.pace))
         return program
 
     def _analysed(self, arc: ArcDecl, program: ArcProgram, inputs: Sequence[_Known]) -> list[str]:

@@ -17,10 +17,9 @@ from tidemill.errors import ArcUnknown, DatasetUnknown, StoreBusy, SubscriptionC
 from tidemill.events import Event
 from tidemill.lots import datasets, staging
 from tidemill.lots.datasets import Dataset
-from tidemill.sources.declarations import SourceSpec
+from tidemill.pipeline.pace import FASTEST, Pace
 from tidemill.store import Store, Tx
 from tidemill.triggers import flags, subscriptions
-from tidemill.triggers.subscriptions import Terms
 from tidemill.views.steps import groups
 from tidemill.views.steps.groups import GroupSpec
 from tidemill.views.steps.keys import StepKeys
@@ -91,8 +90,8 @@ class DeclareDataset:
 class DeclareSource:
     """What arrives from outside; it has no row of its own before it takes something."""
 
-    spec: SourceSpec
-    root: str
+    dataset: str
+    detail: str
     where: str
 
     def status(self, tx: Tx, keys: StepKeys) -> Status:
@@ -102,8 +101,8 @@ class DeclareSource:
         """Nothing: its dataset is declared by a stage of its own."""
 
     def describe(self) -> dict[str, str]:
-        detail = f"{self.spec.reading.format.value} files in {self.root} -> {self.spec.dataset.name}"
-        return {"what": "source", "name": self.spec.dataset.name, "detail": detail, "where": self.where}
+        detail = f"{self.detail} -> {self.dataset}"
+        return {"what": "source", "name": self.dataset, "detail": detail, "where": self.where}
 
 
 @dataclass(frozen=True)
@@ -112,6 +111,7 @@ class DeclareArc:
 
     spec: ArcSpec
     where: str
+    pace: Pace = FASTEST
 
     def status(self, tx: Tx, keys: StepKeys) -> Status:
         try:
@@ -126,7 +126,7 @@ class DeclareArc:
         def step(tx: Tx) -> bool:
             try:
                 subscriptions.subscribe(
-                    tx, site.keys.triggers, site.keys.lots, self.spec.id, Terms(sources=self.spec.reads)
+                    tx, site.keys.triggers, site.keys.lots, self.spec.id, self.pace.terms(self.spec.reads)
                 )
             except SubscriptionChanged as error:
                 raise SubscriptionChanged(

@@ -14,9 +14,9 @@ from tidemill.spark.operations import Operation
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from tidemill.pipeline.gaps import GapReport
     from tidemill.pipeline.explaining import Explanation
-    from tidemill.pipeline.overview import LotShown
+    from tidemill.pipeline.gaps import GapReport
+    from tidemill.pipeline.overview import Address, LotShown
     from tidemill.pipeline.pipeline import Pipeline
     from tidemill.runner.compacting import Compacted
 
@@ -138,6 +138,12 @@ class Dataset(Table):
             why: for whoever looks at it later.
         """
         return correcting.remove(self.pipeline.site, self._decl, lot, why=why)
+
+    def address(self) -> "Address":
+        """Where its rows are pushed to now (`tm.http_push`), and the token that senders show."""
+        from tidemill.pipeline import overview
+
+        return overview.address_of(self.pipeline, self.name)
 
     def _write(self, rows: Any, operation: Operation, producer: str | None, seq: int | None) -> Receipt:
         return appending.append(

@@ -29,6 +29,7 @@ from tidemill.publish.closing import Closer
 from tidemill.publish.door import Door
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.projections import Projections
+from tidemill.runner.arrivals import POLL_EVERY_S, Arrival, Ground, arrival
 from tidemill.runner.compacting import Compactor, Rewrite
 from tidemill.runner.leftovers import Leftovers
 from tidemill.runner.lines import Lines
@@ -36,10 +37,7 @@ from tidemill.runner.part_futures import PartFutures
 from tidemill.runner.presence import Presence
 from tidemill.runner.program import Program
 from tidemill.runner.projecting import Projecting
-from tidemill.sources import windows
 from tidemill.sources.keys import SourceKeys
-from tidemill.sources.windows import Failed
-from tidemill.sources.work import SourceWork
 from tidemill.store import Store, Tx
 from tidemill.triggers import runs, subscriptions
 from tidemill.triggers.events import RunFailed, RunLapsed, RunStarted
@@ -58,7 +56,6 @@ PAUSE_S = 0.5
 CLEAN_EVERY_S = 30.0
 COMPACT_EVERY_S = 10.0
 LEFT_EVERY_S = 2.0
-POLL_EVERY_S = 1.0
 SPARE = 2
 """Lines that are left to what arrives, however much was asked for."""
 
@@ -147,6 +144,7 @@ class Loop:
         self._tender = Tender(store, keys.lots.cluster, heap, clock=clock, emit=emit)
         self._pull = Pull(store, keys.triggers, heap)
         self._life: _Life | None = None
+        self._watching = False
         self._clean_at = self._left_at = self._compact_at = 0.0
         self._rewrite = rewrite
         self._poll_at: dict[str, float] = {}
@@ -164,6 +162,7 @@ class Loop:
         return self._run(stop or self._stop, watch=True)
 
     def _run(self, stop: threading.Event, *, watch: bool) -> Tally:
+        self._watching = watch
         bells = [self.keys.triggers.bell, self.arc_keys.bell]
         with self.store.watch(bells) as bell:
             hush = bell.notify(self.lines.ended.set)
@@ -187,10 +186,16 @@ class Loop:
     def end(self, timeout_s: float = 30.0) -> bool:
         """Begin nothing any more; wait for the runs that are under way."""
         ended = self.lines.end(timeout_s)
+        self.leave()
         if self._projecting is not None:
             self._projecting.end()
             self._projecting.check()
         return ended
+
+    def leave(self) -> None:
+        """Receive and fetch nothing any more."""
+        if self._life is not None:
+            self._life.close()
 
     def clean(self) -> None:
         """Remove what ended attempts left, and the futures of their parts."""
@@ -224,6 +229,8 @@ class Loop:
         node = self.presence.node
         if self._life is None or self._life.node.epoch != node.epoch:
             self._lapse(node)
+            if self._life is not None:
+                self._life.close()
             self._life = _Life(self, node)
         return self._life
 
@@ -360,19 +367,12 @@ class Loop:
 
     def _poll_one(self, life: "_Life", name: str) -> None:
         """Take what is new at a source, and work on what was taken, by us or by somebody who is gone."""
-        source = life.sources[name]
         try:
-            looked = source.look()
-            ended = source.work()
-            left = self.store.run(lambda tx: windows.open_windows(tx, self._source_keys, name))
-            said = [f"{one.kind}: {one.message}" for one in left if isinstance(one, Failed)]
-            self.tally.failures[name] = said * PATIENCE if said else []
-            if looked is not None:
-                self.tally.files += looked.taken
-            waits = looked is None or not looked.whole or looked.waiting_s is not None
-            self.tally.settled[name] = not waits and all(isinstance(one, Failed) for one in left)
-            if ended:
-                self._poll_at[name] = 0.0  # there may be more
+            polled = life.arrivals[name].poll()
+            self.tally.failures[name] = list(polled.failed) * PATIENCE
+            self.tally.files += polled.taken
+            self.tally.settled[name] = polled.settled
+            self._poll_at[name] = self.clock.monotonic() + polled.wait_s
         except LeaseLost:
             return
         except Exception as error:  # noqa: BLE001 - told, and tried again
@@ -510,22 +510,34 @@ class _Life:
             emit=loop.emit,
             grace_s=loop._grace_s,
         )
-        self.sources: Mapping[str, SourceWork] = {
-            name: SourceWork(
-                source.spec,
-                source.folder.listing(),
-                store=loop.store,
-                keys=loop._source_keys,
-                node=node,
-                objects=loop.objects,
-                parts=loop.parts,
-                clock=loop.clock,
-                chance=loop.chance,
-                keeper=Keeper(loop.store, node.id, clock=loop.clock, chance=loop.chance),
-                emit=loop.emit,
-            )
-            for name, source in loop.program.sources.items()
+        self._keeper = Keeper(loop.store, node.id, clock=loop.clock, chance=loop.chance)
+        ground = Ground(
+            store=loop.store,
+            keys=loop._source_keys,
+            objects=loop.objects,
+            node=node,
+            parts=loop.parts,
+            keeper=self._keeper,
+            clock=loop.clock,
+            chance=loop.chance,
+            emit=loop.emit,
+            watching=lambda: loop._watching,
+        )
+        self.arrivals: Mapping[str, Arrival] = {
+            name: arrival(ground, source) for name, source in loop.program.sources.items()
         }
+        if self.arrivals:
+            self._keeper.start()
+
+    def close(self) -> None:
+        """Receive and fetch no more; other nodes may."""
+        try:
+            for one in self.arrivals.values():
+                with contextlib.suppress(LeaseLost, StoreError):  # then it runs out by itself
+                    one.close()
+        finally:
+            if self.arrivals:
+                self._keeper.stop()
 
 
 def _told(error: Exception) -> str:

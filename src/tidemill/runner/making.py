@@ -15,7 +15,7 @@ from tidemill.lots.checks import quarantine_of
 from tidemill.objects import Objects
 from tidemill.publish.parts import PartPlace, PartSink, PartTask, SinkWritten
 from tidemill.runner import turns
-from tidemill.runner.program import ArcProgram, Program
+from tidemill.runner.program import ArcProgram, Program, SourceProgram
 from tidemill.sources.part import run_window
 from tidemill.spark import schema
 from tidemill.spark.checking import write_checked
@@ -132,7 +132,7 @@ def fitted(arc: ArcProgram, sink: str, frame: "DataFrame", wanted: str) -> "Data
 
 def _ingested(tools: Tools, task: PartTask, place: PartPlace) -> Sequence[SinkWritten]:
     source = tools.program.sources.get(task.author)
-    if source is None:
+    if not isinstance(source, SourceProgram):
         raise CodeDiffers(f"this runner has no source {task.author}")
-    listing = source.folder.listing()
+    listing = source.place.listing()
     return run_window(tools.spark, tools.storage, source.spec, listing, task, place)

@@ -13,8 +13,10 @@ from tidemill.arcs.declarations import ArcSpec
 from tidemill.lots.checks import Check
 from tidemill.lots.datasets import Dataset
 from tidemill.lots.keys import DatasetId
+from tidemill.sources.bucket import BucketSpec
 from tidemill.sources.declarations import SourceSpec
 from tidemill.sources.folder import FolderSpec
+from tidemill.sources.pushing import PushSpec
 from tidemill.spark.operations import stored_schema
 from tidemill.views.steps.groups import GroupSpec
 
@@ -31,10 +33,28 @@ class ArcProgram:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceProgram:
-    """A source and where it looks."""
+    """A source of files, and where they are."""
 
     spec: SourceSpec
-    folder: FolderSpec
+    place: FolderSpec | BucketSpec
+    where: str
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamProgram:
+    """A source of rows that are in no files.
+
+    - convert: a list of dictionaries, or a table, as a table of the declared columns; raises what is wrong.
+    """
+
+    id: str
+    dataset: Dataset
+    place: PushSpec
+    convert: Callable[[Any], Any] = field(repr=False)
     where: str
 
 
@@ -72,7 +92,7 @@ class Program:
     pipeline: str
     datasets: Mapping[DatasetId, Dataset]
     arcs: Mapping[str, ArcProgram]
-    sources: Mapping[str, SourceProgram]
+    sources: Mapping[str, SourceProgram | StreamProgram]
     groups: Mapping[str, GroupProgram]
 
     def schema(self, dataset: DatasetId) -> str:

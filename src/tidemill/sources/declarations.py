@@ -6,7 +6,7 @@ import msgspec
 
 from tidemill.errors import BadSource
 from tidemill.lots.checks import QUARANTINE_SCHEMA, Check, quarantine_of
-from tidemill.lots.datasets import Kind
+from tidemill.lots.datasets import Drift, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.spark.formats import Reading
 
@@ -65,6 +65,8 @@ class SourceSpec(msgspec.Struct, frozen=True, kw_only=True):
     - quarantine: where records go that do not fit, and rows that checks take out; its lots have the ids of
       the dataset's.
     - checks: what is expected of the rows of a window (LOT-33).
+    - drift: what becomes of columns that are not declared (LOT-34). Where they are added, a task is told the
+      columns of its moment, and publishing a window adds those that it found.
     """
 
     id: str
@@ -79,13 +81,14 @@ class SourceSpec(msgspec.Struct, frozen=True, kw_only=True):
     quarantine: DatasetId
     retries: int = 3
     checks: tuple[Check, ...] = ()
+    drift: Drift = Drift.FREEZE
 
     @property
     def code(self) -> str:
         """The digest of everything that decides what becomes of a file."""
         parts = (self.schema, self.kind, self.key, self.reading, self.partition_by, self.quarantine)
-        if self.checks:
-            parts = (*parts, self.checks)  # type: ignore[assignment]
+        if self.checks or self.drift is not Drift.FREEZE:
+            parts = (*parts, self.checks, self.drift)  # type: ignore[assignment]
         return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:32]
 
 

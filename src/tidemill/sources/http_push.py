@@ -100,7 +100,7 @@ class PushServer:
             raise BadSource(
                 "the token is too short", hint=f"{TOKEN_LETTERS} letters at least, drawn by chance"
             )
-        if not public and not _is_loopback(host):
+        if not public and not is_loopback(host):
             raise BadSource(
                 f"{host} is not loopback", hint="pass public=True, behind a proxy that speaks TLS"
             )
@@ -115,6 +115,11 @@ class PushServer:
     def url(self) -> str:
         host, port = self._server.server_address[:2]
         return f"http://{host!s}:{port}"
+
+    @property
+    def receives(self) -> bool:
+        """Is every dataset still received here? One whose lease is lost is not."""
+        return all(not endpoint.receiver.closed for endpoint in self.endpoints.values())
 
     def start(self) -> None:
         threading.Thread(
@@ -322,7 +327,8 @@ def _error(code: str, message: str, hint: str) -> dict[str, Any]:
     return {"error": {"code": code, "message": message, "hint": hint}}
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Does nobody but this machine reach it?"""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -53,7 +53,12 @@ def run_window(
             partition_by=rows_sink.partition_by,
         ),
         Columns(
-            schema=spec.schema, kind=spec.kind, key=spec.key, checks=spec.checks, table=spec.dataset.name
+            schema=task.options.get("schema", spec.schema),
+            kind=spec.kind,
+            key=spec.key,
+            checks=spec.checks,
+            table=spec.dataset.name,
+            drift=spec.drift,
         ),
         spec.reading,
         files,
@@ -67,6 +72,7 @@ def run_window(
             objects=done.rows.objects,
             rows=done.rows.rows,
             checks={"files": len(files), "quarantined": done.quarantined.rows, **done.checks},
+            schema=done.schema,
         ),
         SinkWritten(dataset=bad_sink.dataset, objects=done.quarantined.objects, rows=done.quarantined.rows),
     )

@@ -7,8 +7,12 @@ writes its own.
 
 from collections.abc import Callable
 
+import msgspec
+
+from tidemill.cluster import leases
 from tidemill.cluster.keeper import Held, Keeper
 from tidemill.events import Emit, ignore
+from tidemill.sources import leasing
 from tidemill.sources.events import PushBegan, PushEnded
 from tidemill.sources.http_push import PushServer
 from tidemill.sources.keys import SourceKeys
@@ -52,17 +56,22 @@ class PushHost:
         """Become or stay the one that receives, if that can be; True when we are."""
         if self._held is not None and not self._held.alive():
             self._stop("its lease was lost")
+        if self._held is not None and self._server is not None and not self._server.receives:
+            self._let_go("it received no more")
         if self._held is None:
-            held = self._keeper.acquire(self._keys.receiving(self._source))
-            if not isinstance(held, Held):
+            held = leasing.acquire(self._keeper, self._keys.receiving(self._source))
+            if held is None:
                 return False
             self._begin(held)
         return self._held is not None
 
     def close(self) -> None:
         """Let another node receive; what waits here is published and answered first."""
+        self._let_go("it was asked to")
+
+    def _let_go(self, why: str) -> None:
         held = self._held
-        self._stop("it was asked to")
+        self._stop(why)
         if held is not None:
             self._keeper.release(held)
 
@@ -75,7 +84,7 @@ class PushHost:
 
         def tell(tx: Tx) -> None:
             held.fence(tx)
-            tx.set(self._keys.address[self._source], server.url.encode())
+            tx.set(self._keys.address[self._source], msgspec.msgpack.encode((held.epoch, server.url)))
 
         self._store.run(tell)
         server.start()
@@ -92,4 +101,13 @@ class PushHost:
 def address(tx: Tx, keys: SourceKeys, source: str) -> str | None:
     """Where the last node that received listens; None before the first."""
     raw = tx.get(keys.address[source])
-    return None if raw is None else raw.decode()
+    return None if raw is None else msgspec.msgpack.decode(raw, type=tuple[int, str])[1]
+
+
+def receiver(tx: Tx, keys: SourceKeys, source: str) -> tuple[str, str] | None:
+    """The node that receives now, and where; None while nobody does, or has not said where yet."""
+    lease, raw = leases.read(tx, keys.receiving(source)), tx.get(keys.address[source])
+    if lease is None or raw is None or lease.expires_at <= tx.now():
+        return None
+    epoch, url = msgspec.msgpack.decode(raw, type=tuple[int, str])
+    return (lease.holder, url) if epoch == lease.epoch else None

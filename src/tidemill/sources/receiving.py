@@ -126,6 +126,12 @@ class Receiver:
             target=self._run, name=f"tidemill-receive-{dataset.name}", daemon=True
         )
 
+    @property
+    def closed(self) -> bool:
+        """Is nothing taken any more, asked to or not?"""
+        with self._lock:
+            return self._closed
+
     def start(self) -> None:
         self._thread.start()
 

@@ -19,8 +19,6 @@ import msgspec
 
 from tidemill import crash
 from tidemill.clock import Clock
-from tidemill.cluster import leases
-from tidemill.cluster.keeper import Held as Lease
 from tidemill.cluster.keeper import Keeper
 from tidemill.cluster.nodes import Node
 from tidemill.errors import AttemptDamaged
@@ -37,7 +35,7 @@ from tidemill.publish.ids import new_attempt
 from tidemill.publish.opening import open_or_adopt
 from tidemill.publish.parts import PartFailed, PartInput, Parts, PartSink, PartTask
 from tidemill.publish.work import Work, tasks_of
-from tidemill.sources import windows
+from tidemill.sources import leasing, windows
 from tidemill.sources.declarations import QUARANTINE_SCHEMA, SourceSpec
 from tidemill.sources.events import (
     FilesLeftOut,
@@ -131,11 +129,8 @@ class SourceWork:
             return self._sharing.look(fresh_s=fresh_s)
         if self._keeper is None:
             return self._looker.look()
-        key = self._keys.looking(self.spec.id)
-        lease = self._keeper.acquire(key)
-        if not isinstance(lease, Lease) and self._step("lapse", lambda tx: _lapse(tx, key, self._node.id)):
-            lease = self._keeper.acquire(key)
-        if not isinstance(lease, Lease):
+        lease = leasing.acquire(self._keeper, self._keys.looking(self.spec.id))
+        if lease is None:
             return None
         try:
             return self._looker.look(fence=lease.fence)
@@ -296,14 +291,6 @@ class SourceWork:
         answer = self._store.run(fn)
         crash.point(f"sources.{name}.after")
         return answer
-
-
-def _lapse(tx: Tx, key: bytes, node: str) -> bool:
-    """End what an earlier life of this node was killed with: nobody else goes by our name, and one look at a
-    time is ours. Should the earlier one still look, its next write is refused.
-    """
-    held = leases.read(tx, key)
-    return held is not None and held.holder == node and leases.release(tx, key, held)
 
 
 def begin(tx: Tx, keys: SourceKeys, node: Node, spec: SourceSpec, number: int, attempt: str) -> Begun | None:
