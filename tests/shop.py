@@ -287,9 +287,16 @@ def _progress(shop: tm.Pipeline, arc: str) -> Mapping[DatasetId, int]:
 
 def _names(shop: tm.Pipeline) -> list[str]:
     """All keys, without what is drawn anew for every try."""
-    found = [info.key for info in shop.site.objects.list("")]
-    return sorted(
-        re.sub(r"part-\d+-[0-9a-f-]+", "part", re.sub("attempt=[^/]+", "attempt=T", key))
-        for key in found
-        if "/state=removed/" not in key
+    drawn = (
+        ("attempt=[^/]+", "attempt=T"),
+        (r"part=(\d+)-[^/]+", r"part=\1"),
+        (r"part-\d+-[0-9a-f-]+", "part"),
     )
+    found = []
+    for info in shop.site.objects.list(""):
+        key = info.key
+        for pattern, name in drawn:
+            key = re.sub(pattern, name, key)
+        if "/state=removed/" not in key:
+            found.append(key)
+    return sorted(found)

@@ -1,0 +1,94 @@
+"""A runner that is paused in the middle of a part until another has done its work, and then goes on."""
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import shop
+from tests.servers.process import wait_until
+from tidemill import crash
+from tidemill.pipeline import running
+from tidemill.runner.presence import OwnPresence
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TTL_S = 4.0  # about the least: a claim needs some 2.5 s of its node's lease
+LONG_S = 100.0
+
+
+class Paused:
+    """A runner in a thread that stops at a crash point, with the thread that renews its lease."""
+
+    def __init__(self, pipeline: Any, point: str, visit: int, patch: pytest.MonkeyPatch) -> None:
+        self.pipeline = pipeline
+        self.there = threading.Event()
+        self.go = threading.Event()
+        self.ended: BaseException | object = None
+        self._left = visit
+        self._point = point
+        self._presence: list[OwnPresence] = []
+        patch.setattr(crash, "point", self._pass)
+        patch.setattr(running, "OwnPresence", self._made)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _made(self, *arguments: Any, **options: Any) -> OwnPresence:
+        self._presence.append(OwnPresence(*arguments, **options))
+        return self._presence[-1]
+
+    def _pass(self, name: str) -> None:
+        if name != self._point or self.there.is_set():
+            return
+        self._left -= 1
+        if self._left == 0:
+            self._presence[0]._over.set()  # as SIGSTOP would: nobody renews the lease meanwhile
+            self.there.set()
+            assert self.go.wait(LONG_S)
+
+    def _run(self) -> None:
+        try:
+            self.ended = running.run(self.pipeline, ttl_s=TTL_S)
+        except BaseException as error:  # noqa: BLE001 - looked at by the test
+            self.ended = error
+
+    def end(self) -> None:
+        self.go.set()
+        self._thread.join(LONG_S)
+        assert not self._thread.is_alive()
+
+
+@pytest.mark.rule("LOT-17")
+@pytest.mark.rule("LOT-9")
+@pytest.mark.parametrize(
+    ("point", "visit"),
+    [
+        ("spark.write.before", 3),  # the last sink of the first arc's part: its first sink is written
+        ("publish.part-manifest.before", 4),  # a manifest of the first arc: it lands after its successor's
+        ("publish.commit.before", 2),  # all is written, and only the word is missing
+    ],
+)
+def test_a_runner_that_goes_on_after_its_successor_published_doubles_nothing(
+    point: str, visit: int, tmp_path: Path, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    landing, home = tmp_path / "landing", tmp_path / "home"
+    shop.land(landing, "a", 0)
+    with (
+        shop.declare(home, landing, spark) as first,
+        shop.declare(home, landing, spark) as second,
+    ):
+        paused = Paused(first, point, visit, monkeypatch)
+        try:
+            assert wait_until(paused.there.is_set, timeout_s=LONG_S)
+            assert second["odd"].position == 0
+            assert second.run().ok  # waits until the lease of the first is over, and does its work
+            assert shop.held(second) == shop.expected(range(6))
+        finally:
+            paused.end()
+        assert shop.held(second) == shop.expected(range(6))
+        shop.clean_up(second)
+        assert shop.orphans(second) == []
+        shop.seen(second)
+        assert second.run().arcs == ()  # there is nothing left to do
