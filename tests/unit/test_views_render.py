@@ -26,7 +26,7 @@ def test_the_clock_of_a_step_is_put_in_everywhere_and_strings_are_left_alone() -
 
 def test_ties_are_broken_where_order_decides_and_nowhere_else() -> None:
     over = "OVER (PARTITION BY kind ORDER BY at"
-    for call, frame, broken in [
+    for said_of, frame, broken in [
         ("row_number()", "", True),
         ("lag(id)", "", True),
         ("sum(id)", "ROWS UNBOUNDED PRECEDING", True),
@@ -34,9 +34,9 @@ def test_ties_are_broken_where_order_decides_and_nowhere_else() -> None:
         ("sum(id)", "", False),
         ("sum(id)", "RANGE UNBOUNDED PRECEDING", False),
     ]:
-        made = output(f"SELECT {call} {over} {frame}) AS n FROM events")
+        made = output(f"SELECT {said_of} {over} {frame}) AS n FROM events")
         said = interpret(made, Renderer(ties=lambda columns: f"xxhash64({', '.join(columns)})"))
-        assert ("xxhash64(" in said) is broken, (call, frame)
+        assert ("xxhash64(" in said) is broken, (said_of, frame)
     limited = interpret(
         output("SELECT id FROM events LIMIT 3"), Renderer(ties=lambda c: f"hash({', '.join(c)})")
     )
