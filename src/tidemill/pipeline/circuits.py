@@ -24,7 +24,7 @@ from tidemill.views.sql.catalog import Analyse, Table
 from tidemill.views.sql.compile import compile_query
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 Kind = TypeVar("Kind", bound=QueryError)
 _PLACE = re.compile(r"line (\d+),? pos (\d+)")
@@ -38,11 +38,9 @@ class Made:
     notes: tuple[str, ...]
 
 
-def table_of(
-    spark: "SparkSession", name: str, ddl: str, *, key: Sequence[str] = (), append_only: bool
-) -> Table:
-    """A table as queries are resolved against it."""
-    return Table(name, _columns(spark.createDataFrame([], ddl).schema), tuple(key), append_only)
+def table_of(name: str, frame: "DataFrame", *, key: Sequence[str] = (), append_only: bool) -> Table:
+    """A table as queries are resolved against it, from an empty frame of it."""
+    return Table(name, _columns(frame.schema), tuple(key), append_only)
 
 
 def _columns(struct: object) -> tuple[Column, ...]:
@@ -53,7 +51,7 @@ def _columns(struct: object) -> tuple[Column, ...]:
 
 
 def make(
-    spark: "SparkSession", sql: str, tables: Mapping[str, Table], ddl: Mapping[str, str], tag: str
+    spark: "SparkSession", sql: str, tables: Mapping[str, Table], frames: "Mapping[str, DataFrame]", tag: str
 ) -> Made:
     """The circuit of a query, rewritten as it would be run; a `QueryError` that points says what is wrong.
 
@@ -61,22 +59,22 @@ def make(
         spark: asked for types, and for what it refuses.
         sql: the query.
         tables: what it may read.
-        ddl: the columns of each, as Spark writes them.
+        frames: an empty frame of each.
         tag: unique among the queries of this moment.
     """
-    compiled = compile_query(sql, tables, _analysis(spark, ddl, tag))
+    compiled = compile_query(sql, tables, _analysis(spark, frames, tag))
     return Made(rewrite(compiled.output), compiled.notes)
 
 
-def _analysis(spark: "SparkSession", ddl: Mapping[str, str], tag: str) -> Analyse:
+def _analysis(spark: "SparkSession", frames: "Mapping[str, DataFrame]", tag: str) -> Analyse:
     from pyspark.errors import PySparkException
 
     def analyse(sql: str, _: Mapping[str, Table]) -> Sequence[Column]:
-        names = {queries.match(one.name, ddl) for one in queries.table_names(sql)}
-        frames = {name: spark.createDataFrame([], ddl[name]) for name in names}
         try:
             with queries.over(spark, sql, frames, tag) as frame:
                 return _columns(frame.schema)
+        except QueryError as error:
+            raise QueryRefused(error.message, hint=error.hint) from None
         except PySparkException as error:
             raise _refusal(str(error), sql) from None
 

@@ -132,6 +132,7 @@ class _Planner:
         self.stages: list[Stage] = []
         self.datasets: dict[DatasetId, Dataset] = {}
         self.circuits: dict[str, circuits.Made] = {}
+        self.frames: dict[str, DataFrame] = {}
 
     def plan(self) -> Plan:
         for decl in self.pipeline.datasets.values():
@@ -470,8 +471,8 @@ class _Planner:
             read = self._reads(decl)
             if decl.function is None:
                 tables = {name: self._table(name, known) for name, known in self.known.items()}
-                schemas = {name: known.ddl for name, known in self.known.items()}
-                made = circuits.make(self.spark, decl.sql, tables, schemas, f"plan{len(self.known)}")
+                frames = {name: self._frame(name) for name in self.known}
+                made = circuits.make(self.spark, decl.sql, tables, frames, f"plan{len(self.known)}")
                 self.circuits[decl.name] = made
             names = dict.fromkeys(queries.match(name, self.known) for name in read)
             ddl = self._result(decl, list(names))
@@ -505,11 +506,17 @@ class _Planner:
 
     def _table(self, name: str, known: _Known) -> Table:
         key = () if known.dataset is None else known.dataset.key
-        return circuits.table_of(self.spark, name, known.ddl, key=key, append_only=not known.retracts)
+        return circuits.table_of(name, self._frame(name), key=key, append_only=not known.retracts)
+
+    def _frame(self, name: str) -> "DataFrame":
+        """An empty frame of a table; made once, since Spark is asked for it."""
+        if name not in self.frames:
+            self.frames[name] = self.spark.createDataFrame([], self.known[name].ddl)
+        return self.frames[name]
 
     def _result(self, decl: ViewDecl, names: Sequence[str]) -> str:
         """The columns of a view, by Spark's analysis on empty tables."""
-        frames = {name: self.spark.createDataFrame([], self.known[name].ddl) for name in names}
+        frames = {name: self._frame(name) for name in names}
         try:
             if decl.function is not None:
                 given = [frames[queries.match(name, self.known)] for name in decl.reads]

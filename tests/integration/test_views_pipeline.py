@@ -1,0 +1,257 @@
+"""Views through the public API: errors with their place, an honest explain, functions, the time of a step."""
+
+import datetime as dt
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import tidemill as tm
+from tidemill.cli import main
+from tidemill.errors import (
+    DeclarationError,
+    NameAmbiguous,
+    NameUnknown,
+    NotIncremental,
+    QueryError,
+    QueryRefused,
+    ViewRefused,
+)
+from tidemill.events import Event
+from tidemill.pipeline import circuits
+from tidemill.views.certify.certificates import ViewCertified, ViewNotCertified
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ORDERS = "id BIGINT, region STRING, amount DOUBLE, at TIMESTAMP"
+HERE = Path(__file__).name
+
+
+@pytest.fixture
+def shop(tmp_path: Path, spark: "SparkSession") -> Iterator[tm.Pipeline]:
+    with tm.Pipeline("shop", home=tmp_path / "home", spark=spark) as pipeline:
+        pipeline.dataset("orders", ORDERS)
+        pipeline.dataset("regions", "region STRING, name STRING", key="region")
+        yield pipeline
+
+
+def rows(table: Any) -> list[tuple[Any, ...]]:
+    return sorted((tuple(row) for row in table.df().collect()), key=repr)
+
+
+def line_of(text: str) -> int:
+    return next(n for n, line in enumerate(Path(__file__).read_text().splitlines(), 1) if text in line)
+
+
+# --- errors
+
+
+def test_an_unknown_column_is_shown_in_the_users_file(shop: tm.Pipeline) -> None:
+    shop.view(
+        "totals",
+        """
+        SELECT region, sum(amuont) AS total  -- here
+        FROM orders GROUP BY region""",
+    )
+    with pytest.raises(NameUnknown) as caught:
+        shop.plan()
+    line = line_of("sum(amuont) AS total")
+    column = "        SELECT region, sum(amuont)".index("amuont") + 1
+    assert f"{HERE}:{line}:{column}: there is no column amuont" in caught.value.message
+    assert caught.value.hint == "did you mean amount?"
+    assert (caught.value.line, caught.value.near) == (2, ("amount",))
+
+
+@pytest.mark.parametrize(
+    ("sql", "kind", "said"),
+    [
+        ("SELECT id FROM oders", NameUnknown, "oders"),
+        ("SELECT region FROM orders o JOIN regions r ON o.region = r.region", NameAmbiguous, "region may be"),
+        ("SELECT FROM WHERE", QueryError, "line 1"),
+        ("SELECT id FROM orders WHERE", QueryError, "line 1"),
+        ("SELECT no_such(id) AS x FROM orders", QueryRefused, "no_such"),
+        ("SELECT sum(region) + id AS x FROM orders", QueryRefused, "GROUP|group"),
+    ],
+)
+def test_a_query_that_is_none_is_told_with_its_line_and_nothing_is_stored(
+    shop: tm.Pipeline, sql: str, kind: type[QueryError], said: str
+) -> None:
+    shop.view("v", sql)
+    with pytest.raises(kind, match=said) as caught:
+        shop.plan()
+    assert HERE in caught.value.message
+    assert not isinstance(caught.value, DeclarationError)
+    assert shop["v"].position == 0
+
+
+def test_a_view_that_reads_itself_is_refused(shop: tm.Pipeline) -> None:
+    shop.view("v", "SELECT id FROM v UNION SELECT id FROM orders")
+    with pytest.raises(DeclarationError, match="circle"):
+        shop.plan()
+
+
+@pytest.mark.rule("DBSP-17")
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELECT id, rand() AS r FROM orders", "rand"),
+        ("SELECT id, now() AS n FROM orders", "clock"),
+        ("SELECT o.id FROM orders o JOIN regions r ON o.region < r.region", "no equality"),
+        ("SELECT region, count(*) AS n FROM orders GROUP BY region", "this release recomputes every view"),
+    ],
+)
+def test_incremental_refuses_instead_of_recomputing(shop: tm.Pipeline, sql: str, said: str) -> None:
+    shop.view("v", sql, refresh="incremental")
+    with pytest.raises(NotIncremental, match=said) as caught:
+        shop.plan()
+    assert HERE in caught.value.message
+
+
+# --- explain
+
+
+def test_explain_says_what_each_operator_could_be_and_that_steps_are_recomputed(
+    shop: tm.Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop.view("big", "SELECT id, region FROM orders WHERE amount > 10")
+    view = shop.view(
+        "named",
+        "SELECT r.name, count(*) AS n FROM big b JOIN regions r ON b.region = r.region GROUP BY r.name",
+    )
+    found = view.explain()
+    text = repr(found)
+    assert "every step recomputes" in text
+    assert "not yet compared" in text
+    assert "amount > 10" in text, "down to the datasets, through the other view"
+    kinds = {one["kind"]: one["rung"] for one in found.json()["circuit"]["operators"]}  # type: ignore[index]
+    assert kinds["inner join"] == "native"
+    assert kinds["filter"] == "linear"
+    assert found.drawing().startswith("<svg")
+    shop["orders"].append([(1, "n", 20.0, None)])  # type: ignore[attr-defined]
+    shop["regions"].upsert([("n", "north")])  # type: ignore[attr-defined]
+    assert shop.run().ok
+    assert "equal to plain Spark (exact)" in view.explain().text()
+    assert rows(view) == [("north", 1)], "a view over a view, in one step"
+    monkeypatch.setattr("tidemill.cli.explain.find", lambda file: shop)
+    picture = tmp_path / "named.svg"
+    assert main(["explain", "named", "--json", "--draw", str(picture)]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["runs"] == "full"
+    assert told["certified"] is True
+    assert picture.read_text().startswith("<svg")
+    assert main(["explain", "orders"]) == 1
+
+
+# --- certification
+
+
+@pytest.mark.rule("DBSP-19")
+def test_a_view_is_certified_once_for_its_code_and_a_mismatch_is_loud(
+    shop: tm.Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Event] = []
+    shop.view("totals", "SELECT region, count(*) AS n FROM orders GROUP BY region")
+    shop["orders"].append([(1, "n", 2.0, None)])  # type: ignore[attr-defined]
+    assert shop.run(emit=told.append).ok
+    assert [one.view for one in told if isinstance(one, ViewCertified)] == ["totals"]
+    told.clear()
+    assert shop.run(emit=told.append).ok
+    assert not [one for one in told if isinstance(one, ViewCertified)], "not again"
+
+    honest = circuits.make
+
+    def wrong(spark: Any, sql: str, *rest: Any) -> circuits.Made:
+        """A normaliser that forgets rows whose region is NULL."""
+        return honest(spark, sql.replace("FROM orders", "FROM orders WHERE region IS NOT NULL"), *rest)
+
+    monkeypatch.setattr(circuits, "make", wrong)
+    assert shop.run(emit=told.append).ok
+    (loud,) = [one for one in told if isinstance(one, ViewNotCertified)]
+    assert loud.view == "totals"
+    assert "missing (None," in loud.why
+    (line,) = [one for one in shop.plan().describe() if one["what"] == "circuit"]
+    assert "NOT equal to plain Spark" in line["detail"]
+    assert rows(shop["totals"]) == [("n", 1)], "the query itself is what is run"
+    assert "NOT equal" in shop["totals"].explain().text()  # type: ignore[attr-defined]
+
+
+# --- the clock
+
+
+def test_now_is_the_time_of_the_step(tmp_path: Path, spark: "SparkSession") -> None:
+    with tm.Pipeline("p", home=tmp_path / "home", spark=spark) as pipeline:
+        orders = pipeline.dataset("orders", "id BIGINT, at TIMESTAMP")
+        other = pipeline.dataset("other", "id BIGINT")
+        view = pipeline.view(
+            "recent",
+            "SELECT id, now() AS n, current_date() AS d, current_timestamp, now() = current_timestamp() AS s,"
+            " at < now() AS past FROM orders",
+        )
+        pipeline.view("elsewhere", "SELECT count(*) AS n FROM other")
+        orders.append(
+            [(1, dt.datetime(2020, 1, 1, tzinfo=dt.UTC)), (2, dt.datetime(2999, 1, 1, tzinfo=dt.UTC))]
+        )
+        assert pipeline.run().ok
+        first = rows(view)
+        assert view.df().columns == ["id", "n", "d", "current_timestamp()", "s", "past"]
+        assert [(row[0], row[4], row[5]) for row in first] == [(1, True, True), (2, True, False)]
+        assert len({row[1] for row in first} | {row[3] for row in first}) == 1
+        assert first[0][1].date() == first[0][2]
+        other.append([(1,)])
+        assert pipeline.run().ok
+        second = rows(view)
+        assert second[0][1] > first[0][1], "another step of the group is another time"
+        gone = [row for row in view.changes(after=1).collect() if row["_weight"] < 0]
+        assert {row["n"] for row in gone} == {first[0][1]}, "what was stored is what is taken back"
+
+
+# --- functions
+
+
+@pytest.mark.rule("DBSP-18")
+def test_a_view_may_be_a_function_that_is_declared(shop: tm.Pipeline) -> None:
+    def biggest(orders: "DataFrame", regions: "DataFrame") -> "DataFrame":
+        return orders.join(regions, "region").groupBy("region").agg({"amount": "max"}).toDF("region", "most")
+
+    shop.view("doubled", lambda df: df.selectExpr("id", "amount * 2 AS twice"), reads="orders", linear=True)
+    shop.view("most", biggest, reads=["orders", "regions"], keyed_by="region")
+    shop.view("n", lambda df: df.groupBy().count(), reads=[shop["doubled"]], full=True)
+    shop["orders"].append([(1, "n", 2.0, None), (2, "n", 5.0, None)])  # type: ignore[attr-defined]
+    shop["regions"].upsert([("n", "north")])  # type: ignore[attr-defined]
+    assert shop.run().ok
+    assert rows(shop["doubled"]) == [(1, 4.0), (2, 10.0)]
+    assert rows(shop["most"]) == [("n", 5.0)]
+    assert rows(shop["n"]) == [(2,)]
+    shop["regions"].delete([("n",)])  # type: ignore[attr-defined]
+    assert shop.run().ok
+    assert rows(shop["most"]) == []
+    assert "declared keyed by region" in repr(shop["most"].explain())  # type: ignore[attr-defined]
+
+
+@pytest.mark.rule("DBSP-18")
+def test_a_function_says_what_it_reads_and_what_it_is(shop: tm.Pipeline) -> None:
+    def same(df: "DataFrame") -> "DataFrame":
+        return df
+
+    for wrong in (
+        {"linear": True},
+        {"reads": "orders"},
+        {"reads": "orders", "linear": True, "full": True},
+    ):
+        with pytest.raises(DeclarationError, match="is a function"):
+            shop.view("v", same, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(DeclarationError, match="are for functions"):
+        shop.view("v", "SELECT 1 AS x", full=True)
+    shop.view("v", same, reads="orders", keyed_by="colour")
+    with pytest.raises(DeclarationError, match="keyed by colour"):
+        shop.plan()
+
+
+def test_a_function_that_returns_no_frame_is_told_with_its_line(shop: tm.Pipeline) -> None:
+    shop.view("v", lambda df: df.count(), reads="orders", full=True)
+    with pytest.raises((ViewRefused, DeclarationError), match="returned int") as caught:
+        shop.plan()
+    assert HERE in caught.value.message
