@@ -203,3 +203,23 @@ def test_distinct_over_nothing_known_stays() -> None:
     made = rewrite(output("SELECT DISTINCT kind FROM events"))
     assert isinstance(only(made, Distinct), Distinct)
     assert isinstance(only(made, Project), Project)
+
+
+def test_a_condition_does_not_pass_a_value_that_is_not_the_same_twice() -> None:
+    made = rewrite(
+        output("SELECT * FROM (SELECT id, monotonically_increasing_id() AS m FROM orders) q WHERE id > 5")
+    )
+    assert kinds(made) == ["source", "project", "filter", "output"]
+    clock = rewrite(output("SELECT * FROM (SELECT id, now() AS t FROM orders) q WHERE id > 5"))
+    assert kinds(clock) == ["source", "filter", "project", "output"]
+
+
+def test_two_calls_of_rand_are_two_operators_and_a_shared_one_is_one() -> None:
+    twice = output("SELECT uuid() AS u FROM orders UNION ALL SELECT uuid() AS u FROM orders")
+    assert kinds(twice).count("project") == 2
+    shared = output("WITH v AS (SELECT uuid() AS u FROM orders) SELECT u FROM v UNION ALL SELECT u FROM v")
+    assert [
+        one.kind for one in walk(shared) if isinstance(one, Project) and "uuid" in one.expressions[0].calls
+    ] == ["project"]
+    same = output("SELECT upper(kind) AS u FROM events UNION ALL SELECT upper(kind) AS u FROM events")
+    assert kinds(same).count("project") == 1

@@ -96,7 +96,9 @@ class Pushing:
         return filtered(replace(op, left=left, right=right), rest)
 
     def _project(self, op: Project, conditions: Sequence[Expr]) -> Operator:
-        moving = [one for one in conditions if self._passes(one, op.expressions)]
+        # A value that is not the same twice must meet the rows it was written for.
+        fixed = not all(steady(expr, self.functions) or expr.reads_clock for expr in op.expressions)
+        moving = [one for one in conditions if not fixed and self._passes(one, op.expressions)]
         rest = [one for one in conditions if one not in moving]
         below = [one.with_columns(lambda i: op.expressions[i]) for one in moving]
         return filtered(replace(op, input=self.pushed(op.input, below)), rest)

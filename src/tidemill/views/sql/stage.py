@@ -71,7 +71,18 @@ class Stage:
                 raise Unsupported(f"nothing is known of the function {name}; declare it with the view")
         if not correlated and any(place < 0 for place in made.columns):
             raise Unsupported("a column of the query around a subquery stands where it cannot be taken apart")
-        return made
+        return self._occurrence(made, start)
+
+    def _occurrence(self, made: Expr, start: int) -> Expr:
+        """Two calls of rand() are two values, though they look alike: each but the first is given a number.
+
+        Otherwise the subtrees around them would be taken for one, and shared.
+        """
+        random = self.front.functions.random
+        if not any(random(name) for name in made.calls):
+            return made
+        before = sum(1 for one in self.front.query.tokens if one.start < start and random(one.text.lower()))
+        return Expr(joined((*made.parts, f" /* {before + 1} */")), made.calls) if before else made
 
     def _find(self, node: exp.Expr, holes: list[Hole]) -> None:
         hole = self.hole(node)
