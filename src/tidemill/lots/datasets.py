@@ -1,11 +1,15 @@
 """Datasets: what is declared of a table before its first lot (LOT-1, LOT-4, LOT-41).
 
 A declaration is made by every process that imports the pipeline, so an equal one is a no-op; a different one
-is refused with what changed, because lots that are published already were made under the first.
+is refused with what changed, because lots that are published already were made under the first. Columns alone
+may change, where the dataset is declared so (`Drift.EVOLVE`): the columns before are kept, each under its
+revision, and old lots are read with the new ones (LOT-34).
 """
 
 import hashlib
+from collections.abc import Callable
 from enum import StrEnum
+from typing import TypeAlias
 
 import msgspec
 
@@ -24,6 +28,14 @@ class Kind(StrEnum):
     KEYED = "keyed"  # raw operations, upsert or delete by key (LOT-40)
 
 
+class Drift(StrEnum):
+    """What becomes of data whose columns are not the declared ones (LOT-34)."""
+
+    FREEZE = "freeze"  # columns are what they are: others are left out and counted, unfit records set aside
+    EVOLVE = "evolve"  # new columns are added, types may become wider
+    RESCUE = "rescue"  # what does not fit is kept beside the row, as JSON in a column of its own
+
+
 class Dataset(msgspec.Struct, frozen=True, kw_only=True):
     """A declaration.
 
@@ -31,6 +43,8 @@ class Dataset(msgspec.Struct, frozen=True, kw_only=True):
     - key: the key columns of a keyed dataset.
     - deletes: may producers delete? Append-only is the default (LOT-41).
     - schema: as the user wrote it; the fingerprint is what is compared.
+    - drift: what becomes of data with other columns.
+    - revision: how often its columns have changed.
     """
 
     name: str
@@ -41,6 +55,8 @@ class Dataset(msgspec.Struct, frozen=True, kw_only=True):
     deletes: bool = False
     schema: str = ""
     fingerprint: str = ""
+    drift: Drift = Drift.FREEZE
+    revision: int = 0
 
     def __post_init__(self) -> None:
         layout.quote(self.name)  # BadName: a name that no key could carry
@@ -76,8 +92,16 @@ def fingerprint(schema: str) -> str:
     return hashlib.sha256(" ".join(schema.split()).encode()).hexdigest()[:32]
 
 
-def declare(tx: Tx, keys: LotKeys, dataset: Dataset) -> Dataset:
-    """Enter a dataset, or find it as it was declared; `DatasetChanged` says what is different."""
+Evolve: TypeAlias = Callable[[Dataset, Dataset], Dataset]
+"""From a dataset as it is known, and as it is declared now, to the known one with the columns of both;
+`DatasetChanged` when there is no such thing. Columns are understood by a room above."""
+
+
+def declare(tx: Tx, keys: LotKeys, dataset: Dataset, evolve: Evolve | None = None) -> Dataset:
+    """Enter a dataset, or find it as it was declared; `DatasetChanged` says what is different.
+
+    - evolve: for one that may have other columns than before; what is returned has them all.
+    """
     if not dataset.fingerprint:
         dataset = msgspec.structs.replace(dataset, fingerprint=fingerprint(dataset.schema))
     key = keys.dataset[dataset.id.parts]
@@ -86,10 +110,33 @@ def declare(tx: Tx, keys: LotKeys, dataset: Dataset) -> Dataset:
         tx.set(key, msgspec.msgpack.encode(dataset))
         return dataset
     known = _decoder.decode(raw)
-    changes = differences(known, dataset)
+    same_columns = msgspec.structs.replace(dataset, schema=known.schema, fingerprint=known.fingerprint)
+    evolves = dataset.drift is Drift.EVOLVE and evolve is not None
+    changes = differences(known, same_columns if evolves else dataset)
     if changes:
         raise DatasetChanged(f"dataset {dataset.id} is declared differently: {'; '.join(changes)}")
+    if evolves and evolve is not None and known.fingerprint != dataset.fingerprint:
+        return _revised(tx, keys, known, evolve(known, dataset))
+    if known.drift is not dataset.drift:  # a policy for what comes, not about what is there
+        known = msgspec.structs.replace(known, drift=dataset.drift)
+        tx.set(key, msgspec.msgpack.encode(known))
     return known
+
+
+def _revised(tx: Tx, keys: LotKeys, known: Dataset, new: Dataset) -> Dataset:
+    if new.fingerprint == known.fingerprint and new.drift is known.drift:
+        return known  # whoever declares less has not seen what was added
+    if new.fingerprint != known.fingerprint:
+        tx.set(keys.columns[(*known.id.parts, known.revision)], known.schema.encode())
+        new = msgspec.structs.replace(new, revision=known.revision + 1)
+    tx.set(keys.dataset[known.id.parts], msgspec.msgpack.encode(new))
+    return new
+
+
+def columns(tx: Tx, keys: LotKeys, dataset: DatasetId) -> list[str]:
+    """The columns a dataset had and has, by revision."""
+    found = [row.value.decode() for row in tx.range(*keys.columns.under(*dataset.parts), limit=1000)]
+    return [*found, read(tx, keys, dataset).schema]
 
 
 def differences(known: Dataset, new: Dataset) -> list[str]:
@@ -111,7 +158,9 @@ def _shown(value: object) -> str:
 
 
 def read(tx: Tx, keys: LotKeys, dataset: DatasetId) -> Dataset:
-    """A declaration; `DatasetUnknown` when there is none. It never changes, so any process may keep it."""
+    """A declaration; `DatasetUnknown` when there is none. Only its columns ever change, and only where they
+    may; everything else of it any process may keep.
+    """
     raw = tx.get(keys.dataset[dataset.parts], lock=tx.mode == "take")
     if raw is None:
         raise DatasetUnknown(f"there is no dataset {dataset}")

@@ -1,6 +1,7 @@
 """The lots room's layout in the store: everything under the cluster's name.
 
 (C, "dataset", name, version)                  what was declared
+(C, "columns", name, version, revision)        the columns it had before they changed
 (C, "head", name, version)                     the position of the newest event; its lock orders publications
 (C, "append-number", name, version)            the last append that was given a number
 (C, "lot", name, version, lot)                 the newest published generation of a lot
@@ -41,6 +42,7 @@ class LotKeys:
     def __init__(self, cluster: str) -> None:
         self.cluster = cluster
         self.dataset = Space(cluster, "dataset")
+        self.columns = Space(cluster, "columns")
         self.head = Space(cluster, "head")
         self.append_number = Space(cluster, "append-number")
         self.lot = Space(cluster, "lot")

@@ -70,7 +70,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     objects: list[StoredObject] = []
     parts: list[str] = []  # keys of the parts' own manifests, in a root manifest (LOT-8)
     schema_fingerprint: str = ""
-    schema: str = ""  # Spark's JSON of the columns, where no dataset declares them: of a view's table
+    schema: str = (
+        ""  # the columns, where no dataset declared them: a view's (Spark's JSON), or new ones (DDL)
+    )
     checks: dict[str, int] = {}
     digest: str = ""  # of the content, whatever the files
     created_at: str = ""  # ISO 8601, UTC

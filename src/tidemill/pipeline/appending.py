@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pyarrow as pa
 
 from tidemill.errors import AppendRefused, CheckFailed, UsageError
@@ -26,6 +25,7 @@ from tidemill.publish.parts import PartDone, PartSink, PartTask, SinkWritten
 from tidemill.spark import operations, schema
 from tidemill.spark.checking import Checked, refuse, write_checked
 from tidemill.spark.checking_arrow import check_table
+from tidemill.spark.drift import effective, evolved
 from tidemill.spark.writing import Written, write_table
 from tidemill.store import Tx
 
@@ -57,7 +57,7 @@ def append(
     quarantine = quarantine_of(decl.id) if drops(decl.checks) else None
 
     def declare(tx: Tx) -> None:
-        datasets.declare(tx, site.keys.lots, dataset)
+        datasets.declare(tx, site.keys.lots, dataset, evolved)
         if quarantine is not None:
             bad = Dataset(name=quarantine.name, version=quarantine.version, schema=QUARANTINE_SCHEMA)
             datasets.declare(tx, site.keys.lots, spelled(bad))
@@ -130,8 +130,7 @@ def _checked(site: Site, decl: DatasetDecl, body: "Body", hold: Hold) -> list[Lo
 
 def spelled(dataset: Dataset) -> Dataset:
     """A declaration with its schema in the one spelling that is compared and stored."""
-    columns = schema.parse(dataset.schema)
-    return msgspec.structs.replace(dataset, schema=str(columns), fingerprint=columns.fingerprint)
+    return effective(dataset)
 
 
 class Body:
@@ -151,7 +150,7 @@ class Body:
         table, name, kind = self._table, decl.dataset.name, decl.dataset.kind
         if any(one.kind == "expect" for one in checks):  # expressions are Spark's
             with site.spark() as spark:
-                wanted = operations.stored_schema(str(schema.parse(decl.schema)), kind)
+                wanted = operations.stored_schema(spelled(decl.dataset).schema, kind)
                 frame = spark.createDataFrame(table).to(schema.to_spark(schema.parse(wanted).stored()))
                 return write_checked(
                     frame, site.storage, site.objects, prefix, bad_prefix, checks, table=name, kind=kind
@@ -199,7 +198,7 @@ class _FrameBody(Body):
 
 def body_of(decl: DatasetDecl, rows: Any, operation: operations.Operation) -> Body:
     """Rows as people have them, in the columns of their table; `AppendRefused` for those that do not fit."""
-    declared = schema.parse(decl.schema)
+    declared = schema.parse(spelled(decl.dataset).schema)
     if operations.is_frame(rows):
         frame = operations.stored_frame(rows, schema.to_spark(declared), decl.dataset, operation)
         return _FrameBody(frame, decl.dataset.name)

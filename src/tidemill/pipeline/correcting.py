@@ -15,6 +15,7 @@ from tidemill.pipeline.appending import body_of, made, spelled
 from tidemill.pipeline.declarations import DatasetDecl
 from tidemill.pipeline.site import Site
 from tidemill.publish.attempts import Hold
+from tidemill.spark.drift import evolved
 from tidemill.spark.operations import Operation
 
 
@@ -43,7 +44,7 @@ def _refuse_keyed(decl: DatasetDecl, lot: str) -> None:
 
 def _begun(site: Site, decl: DatasetDecl, lot: str, *, remove: bool = False) -> Hold:
     dataset = spelled(decl.dataset)
-    site.store.run(lambda tx: datasets.declare(tx, site.keys.lots, dataset))
+    site.store.run(lambda tx: datasets.declare(tx, site.keys.lots, dataset, evolved))
     return site.door.begin_correction(decl.id, lot, site.new_attempt(), remove=remove)
 
 

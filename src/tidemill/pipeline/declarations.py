@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tidemill.lots.checks import Check
-from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.datasets import Dataset, Drift, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.lines import Line
 from tidemill.pipeline.pace import FASTEST, Pace
@@ -59,6 +59,7 @@ class SinkDecl:
     partition_by: tuple[str, ...] = ()
     schema: str | None = None
     checks: tuple[Check, ...] = ()
+    drift: Drift = Drift.FREEZE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from tidemill.clock import SYSTEM, Clock
 from tidemill.errors import DeclarationError, TidemillError
@@ -26,7 +26,7 @@ from tidemill.futures.home import CLUSTER, Place
 from tidemill.lots import checks as expectations
 from tidemill.lots.checks import Check, quarantine_of
 from tidemill.lots.datasets import Dataset as Declared
-from tidemill.lots.datasets import Kind
+from tidemill.lots.datasets import Drift, Kind
 from tidemill.lots.ids import Unit
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.declarations import (
@@ -57,8 +57,15 @@ if TYPE_CHECKING:
     from tidemill.pipeline.switches import CatchUpWord
 
 F = TypeVar("F", bound=Callable[..., Any])
+Drifts = Literal["freeze", "evolve", "rescue"]
 Readable: TypeAlias = Table | str
 GROUP = "main"
+
+
+def _drift(text: str) -> Drift:
+    if text not in list(Drift):
+        raise DeclarationError(f"drift={text!r}", hint="freeze, evolve or rescue")
+    return Drift(text)
 
 
 class Pipeline:
@@ -123,6 +130,7 @@ class Pipeline:
         lots: str | None = None,
         version: str = "1",
         checks: Sequence[Check] = (),
+        drift: Drifts = "freeze",
     ) -> Dataset:
         """A table that is written by appends, or by a source.
 
@@ -134,6 +142,9 @@ class Pipeline:
             lots: how long an interval is (`"PT5M"`); without it every append is a lot.
             version: another version is another table.
             checks: what is expected of the rows of every lot: `[tm.not_null("id"), tm.expect("amount > 0")]`.
+            drift: what becomes of other columns, in files and in this declaration. `freeze`: they are left
+                out and counted, and the declaration cannot change. `evolve`: new columns are added, and types
+                may become wider. `rescue`: what does not fit is kept as JSON in the column `_rescued`.
         """
         keys = (key,) if isinstance(key, str) else tuple(key or ())
         kind = Kind.KEYED if keys else Kind.CHANGES if deletes else Kind.ROWS
@@ -147,6 +158,7 @@ class Pipeline:
                 key=keys,
                 deletes=bool(keys) or deletes,
                 schema=schema,
+                drift=_drift(drift),
             )
             expected = expectations.of(checks)
         except TidemillError as error:
@@ -200,6 +212,7 @@ class Pipeline:
         enabled: bool = True,
         name: str | None = None,
         checks: Sequence[Check] | Mapping[str, Sequence[Check]] = (),
+        drift: Literal["freeze", "evolve"] = "freeze",
     ) -> Callable[[F], F]:
         """A function from a lot to a lot: it is given a Spark DataFrame of one part of one lot.
 
@@ -219,6 +232,7 @@ class Pipeline:
             enabled: whether it is run; one that is not loses nothing, and is run for all of it when it is.
             name: of the arc; the function's by default.
             checks: what is expected of the rows of every lot it makes; of several tables: by name.
+            drift: whether its tables may have more columns, and wider types, when the function returns them.
         """
         line = here()
         tables = (reads,) if isinstance(reads, Table | str) else tuple(reads)
@@ -232,7 +246,9 @@ class Pipeline:
                     f"{line}: one schema for {len(names)} tables", hint="writes={name: schema}"
                 )
             sinks = tuple(SinkDecl(name=one, partition_by=by, schema=schema) for one in names)
-        sinks = self._checked(sinks, checks, line)
+        if drift not in ("freeze", "evolve"):
+            raise DeclarationError(f"{line}: drift={drift!r}", hint="what an arc makes can freeze or evolve")
+        sinks = tuple(replace(sink, drift=Drift(drift)) for sink in self._checked(sinks, checks, line))
         if not sinks or not tables:
             raise DeclarationError(f"{line}: an arc reads a table and writes one")
         if retries < 0 or parts < 1 or max_concurrent < 1:

@@ -19,11 +19,12 @@ import msgspec
 from tidemill.arcs import declarations as arc_rows
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
-from tidemill.errors import DeclarationError, QueryError, TidemillError
+from tidemill.errors import DatasetUnknown, DeclarationError, QueryError, TidemillError
 from tidemill.events import Emit, ignore
 from tidemill.futures.code_digests import code_digest
+from tidemill.lots import datasets
 from tidemill.lots.checks import QUARANTINE_SCHEMA, Check, drops, quarantine_of, strict
-from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.datasets import Dataset, Drift, Kind
 from tidemill.lots.ids import Unit
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline import circuits
@@ -57,6 +58,7 @@ from tidemill.sources.folder import FolderSpec
 from tidemill.sources.pushing import PushSpec
 from tidemill.spark import queries, schema
 from tidemill.spark.checking import verify
+from tidemill.spark.drift import evolved
 from tidemill.spark.operations import WEIGHT, stored_schema
 from tidemill.spark.sessions import PINNED
 from tidemill.views.certify import certificates
@@ -137,8 +139,7 @@ class _Planner:
     def plan(self) -> Plan:
         for decl in self.pipeline.datasets.values():
             with _at(decl.line):
-                dataset = spelled(decl.dataset)
-                self._add(dataset, decl.line)
+                dataset = self._add(spelled(decl.dataset), decl.line)
                 names = schema.parse(dataset.schema).names
                 missing = [name for name in dataset.key if name not in names]
                 if missing:
@@ -146,7 +147,7 @@ class _Planner:
                         f"{dataset.name} has no column {missing[0]} to be its key",
                         hint=f"it has {dataset.schema}",
                     )
-                ours = [name for name in names if name.startswith("_")]
+                ours = [name for name in schema.parse(decl.schema).names if name.startswith("_")]
                 if ours:
                     raise DeclarationError(
                         f"{dataset.name} has the column {ours[0]}",
@@ -169,10 +170,23 @@ class _Planner:
         )
         return Plan(program, tuple(self.stages), self.pipeline.site, self.circuits)
 
-    def _add(self, dataset: Dataset, line: Line, *, made_by: str = "") -> None:
+    def _add(self, dataset: Dataset, line: Line, *, made_by: str = "") -> Dataset:
+        """A table, with the columns it has by now where they may be more than are declared (LOT-34)."""
+        if dataset.drift is Drift.EVOLVE:
+            dataset = self._evolved(dataset)
         self.datasets[dataset.id] = dataset
         self.known[dataset.name] = _Known(dataset, dataset.schema, dataset.kind is not Kind.ROWS)
         self.stages.append(DeclareDataset(dataset=dataset, where=str(line), made_by=made_by))
+        return dataset
+
+    def _evolved(self, dataset: Dataset) -> Dataset:
+        site = self.pipeline.site
+        try:
+            known = site.store.run(lambda tx: datasets.read(tx, site.keys.lots, dataset.id))
+        except DatasetUnknown:
+            return dataset
+        grown = evolved(known, dataset)
+        return msgspec.structs.replace(dataset, schema=grown.schema, fingerprint=grown.fingerprint)
 
     # --- checks
 
@@ -228,9 +242,10 @@ class _Planner:
             id=source_id(self.pipeline.name, decl.dataset),
             pipeline=self.pipeline.name,
             dataset=known.id,
-            schema=known.schema,
+            schema=spelled(self.pipeline.datasets[decl.dataset].dataset).schema,
             kind=known.kind,
             key=known.key,
+            drift=known.drift,
             reading=place.reading,
             policy=place.policy,
             quarantine=self._quarantine(known.id, None, decl.line, f"source of {decl.dataset}"),
@@ -353,10 +368,14 @@ class _Planner:
                     f"{sink.name} is partitioned by {missing[0]}, which it has not", hint=f"it has {ddl}"
                 )
             dataset = Dataset(
-                name=sink.name, unit=first.unit, kind=kind, deletes=kind is Kind.CHANGES, schema=ddl
+                name=sink.name,
+                unit=first.unit,
+                kind=kind,
+                deletes=kind is Kind.CHANGES,
+                schema=ddl,
+                drift=sink.drift,
             )
-            dataset = spelled(dataset)
-            self._add(dataset, arc.line, made_by=f"arc {arc.name}")
+            dataset = self._add(spelled(dataset), arc.line, made_by=f"arc {arc.name}")
             self._expected(dataset, sink.checks)
             if drops(sink.checks):
                 self._quarantine(dataset.id, first.unit, arc.line, f"checks of {sink.name}")

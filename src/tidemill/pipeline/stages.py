@@ -13,11 +13,12 @@ from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
 from tidemill.clock import Clock
 from tidemill.cluster.leases import Busy
-from tidemill.errors import ArcUnknown, DatasetUnknown, StoreBusy, SubscriptionChanged
+from tidemill.errors import ArcUnknown, DatasetChanged, DatasetUnknown, StoreBusy, SubscriptionChanged
 from tidemill.events import Event
 from tidemill.lots import datasets, staging
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import Dataset, Drift
 from tidemill.pipeline.pace import FASTEST, Pace
+from tidemill.spark.drift import evolved
 from tidemill.store import Store, Tx
 from tidemill.triggers import flags, subscriptions
 from tidemill.views.steps import groups
@@ -66,11 +67,18 @@ class DeclareDataset:
             known = datasets.read(tx, keys.lots, self.dataset.id)
         except DatasetUnknown:
             return Status.NEW
-        return Status.CHANGED if datasets.differences(known, self.dataset) else Status.SAME
+        changed = datasets.differences(known, self.dataset) or known.drift is not self.dataset.drift
+        return Status.CHANGED if changed else Status.SAME
 
     def apply(self, site: "Site", holder: str) -> None:
         def step(tx: Tx) -> None:
-            datasets.declare(tx, site.keys.lots, self.dataset)
+            try:
+                datasets.declare(tx, site.keys.lots, self.dataset, evolved)
+            except DatasetChanged as error:
+                hint = error.hint
+                if self.dataset.drift is not Drift.EVOLVE:
+                    hint += "; drift='evolve' takes new columns and wider types"
+                raise DatasetChanged(f"{self.where}: {error.message}", hint=hint) from error
             if self.dataset.unit is not None and not self.made_by:
                 staging.begin(tx, site.keys.lots, self.dataset.id)
 

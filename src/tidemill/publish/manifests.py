@@ -100,6 +100,7 @@ class Manifests:
                 objects=list(objects),
                 checks={} if found is None else found.checks,
                 fingerprint=fingerprints.get(target.dataset, ""),
+                schema="" if found is None else found.schema,
             )
             key = _key(hold, target, body)
             self._put("part-manifest", key, body)
@@ -222,6 +223,7 @@ class Manifests:
         parts: list[str] | None = None,
         checks: dict[str, int] | None = None,
         fingerprint: str = "",
+        schema: str = "",
     ) -> Manifest:
         draft = work.draft if isinstance(work, Hold) else work
         return Manifest(
@@ -237,6 +239,7 @@ class Manifests:
             objects=objects or [],
             parts=parts or [],
             schema_fingerprint=fingerprint,
+            schema=schema,
             checks=checks or {},
             created_at=datetime.fromtimestamp(self._clock.wall(), UTC).isoformat(),
         )

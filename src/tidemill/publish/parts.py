@@ -73,12 +73,13 @@ class PartPlace(msgspec.Struct, frozen=True):
 
 
 class SinkWritten(msgspec.Struct, frozen=True, kw_only=True):
-    """What a part wrote to one sink."""
+    """What a part wrote to one sink; `schema` are its columns, if they are more than was known (LOT-34)."""
 
     dataset: DatasetId
     objects: tuple[StoredObject, ...] = ()
     rows: int = 0
     checks: dict[str, int] = {}
+    schema: str = ""
 
 
 class PartDone(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,7 +51,6 @@ class Work:
         self._keys = keys
         self._parts = parts
         self._emit = emit
-        self._fingerprints: dict[DatasetId, str] = {}
 
     def make(self, hold: Hold, tasks: Sequence[PartTask], *, adopted: bool = False) -> Made:
         """Have every part made that is not yet.
@@ -85,12 +84,10 @@ class Work:
         return Made(parts=parts, rows=tuple(self.manifests.finish(hold, parts, fingerprints)))
 
     def _schemas(self, hold: Hold) -> dict[DatasetId, str]:
-        wanted = {target.dataset for target in hold.draft.targets} - self._fingerprints.keys()
-        if wanted:  # a declaration never changes
-            self._fingerprints |= self._store.run(
-                lambda tx: {one: datasets.read(tx, self._keys.lots, one).fingerprint for one in wanted}
-            )
-        return self._fingerprints
+        wanted = {target.dataset for target in hold.draft.targets}
+        return self._store.run(
+            lambda tx: {one: datasets.read(tx, self._keys.lots, one).fingerprint for one in wanted}
+        )
 
 
 def tasks_of(hold: Hold, tasks: Sequence[PartTask]) -> list[PartTask]:

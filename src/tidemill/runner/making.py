@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tidemill import crash
 from tidemill.errors import ArcResult, BadSchema, CodeDiffers
 from tidemill.lots.checks import quarantine_of
+from tidemill.lots.datasets import Drift
 from tidemill.objects import Objects
 from tidemill.publish.parts import PartPlace, PartSink, PartTask, SinkWritten
 from tidemill.runner import turns
@@ -19,6 +20,7 @@ from tidemill.runner.program import ArcProgram, Program, SourceProgram
 from tidemill.sources.part import run_window
 from tidemill.spark import schema
 from tidemill.spark.checking import write_checked
+from tidemill.spark.drift import widens
 from tidemill.spark.operations import is_frame
 from tidemill.spark.reading import read_objects
 from tidemill.spark.sessions import tagged
@@ -62,7 +64,8 @@ def _computed(tools: Tools, task: PartTask, place: PartPlace) -> list[SinkWritte
     for sink, frame in zip(task.sinks, results, strict=True):
         turns.check()
         wanted = tools.program.schema(sink.dataset)
-        out = fitted(arc, sink.dataset.name, frame, wanted)
+        evolves = tools.program.datasets[sink.dataset].drift is Drift.EVOLVE
+        out = fitted(arc, sink.dataset.name, frame, wanted, evolves=evolves)
         bad = PartSink(dataset=sink.quarantine or quarantine_of(sink.dataset))
         made = write_checked(
             out,
@@ -111,13 +114,20 @@ def results_of(arc: ArcProgram, returned: Any) -> "list[DataFrame]":
     return found
 
 
-def fitted(arc: ArcProgram, sink: str, frame: "DataFrame", wanted: str) -> "DataFrame":
-    """A frame with exactly the columns of its sink, in their order; `ArcResult` if it has others."""
+def fitted(
+    arc: ArcProgram, sink: str, frame: "DataFrame", wanted: str, *, evolves: bool = False
+) -> "DataFrame":
+    """A frame with exactly the columns of its sink, in their order; `ArcResult` if it has others.
+
+    - evolves: the sink may have columns that the function does not return any more, and wider types.
+    """
     try:
         there = {one.name: one.type for one in schema.of_spark(frame.schema).stored().columns}
     except BadSchema as error:
         raise ArcResult(f"arc {arc.spec.name} ({arc.where}): {error.message}") from error
     expected = {one.name: one.type for one in schema.parse(wanted).stored().columns}
+    if evolves:
+        frame, there = _widened(frame, there, schema.parse(wanted).stored())
     problems = [f"{name} is missing" for name in expected if name not in there]
     problems += [f"{name} is not in {sink}" for name in there if name not in expected]
     problems += [
@@ -128,6 +138,24 @@ def fitted(arc: ArcProgram, sink: str, frame: "DataFrame", wanted: str) -> "Data
     if problems:
         raise ArcResult(f"arc {arc.spec.name} ({arc.where}) returned other columns: {'; '.join(problems)}")
     return frame.select(*[schema.quoted(name) for name in expected])
+
+
+def _widened(
+    frame: "DataFrame", there: "dict[str, schema.Type]", wanted: schema.Schema
+) -> "tuple[DataFrame, dict[str, schema.Type]]":
+    """A frame with the columns that its table has beside, as NULL, and with the types that became wider."""
+    from pyspark.sql import functions as sf
+
+    kinds = {field.name: field.dataType for field in schema.to_spark(wanted).fields}
+    for one in wanted.columns:
+        if one.name not in there:
+            frame = frame.withColumn(one.name, sf.lit(None).cast(kinds[one.name]))
+        elif widens(there[one.name], one.type):
+            frame = frame.withColumn(one.name, sf.col(schema.quoted(one.name)).cast(kinds[one.name]))
+        else:
+            continue
+        there = {**there, one.name: one.type}
+    return frame, there
 
 
 def _ingested(tools: Tools, task: PartTask, place: PartPlace) -> Sequence[SinkWritten]:

@@ -75,6 +75,23 @@ class WindowPublished(Event, frozen=True):
     rows: int
 
 
+class ColumnsDrifted(Event, frozen=True):
+    """Records had columns that are not declared, or values that are not of their type, and are in a lot.
+
+    - unknown: records of which columns were left out.
+    - rescued: records of which something was kept as JSON beside the row.
+    - added: columns that the dataset has from now on.
+    """
+
+    source: str
+    window: int
+    dataset: str
+    lot: str
+    unknown: int = 0
+    rescued: int = 0
+    added: tuple[str, ...] = ()
+
+
 class RecordsQuarantined(Event, frozen=True):
     """Records that do not fit, and files that cannot be read, are in a lot of the quarantine dataset."""
 

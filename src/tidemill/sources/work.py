@@ -21,11 +21,10 @@ from tidemill import crash
 from tidemill.clock import Clock
 from tidemill.cluster.keeper import Keeper
 from tidemill.cluster.nodes import Node
-from tidemill.errors import AttemptDamaged
+from tidemill.errors import AttemptDamaged, DatasetChanged
 from tidemill.events import Emit, ignore
 from tidemill.lots import datasets, lots
-from tidemill.lots.datasets import Dataset, Kind
-from tidemill.lots.lots import LotRow
+from tidemill.lots.datasets import Dataset, Drift, Kind
 from tidemill.lots.manifest import StoredObject
 from tidemill.objects.port import Objects
 from tidemill.publish import attempts
@@ -34,10 +33,11 @@ from tidemill.publish.door import Door
 from tidemill.publish.ids import new_attempt
 from tidemill.publish.opening import open_or_adopt
 from tidemill.publish.parts import PartFailed, PartInput, Parts, PartSink, PartTask
-from tidemill.publish.work import Work, tasks_of
+from tidemill.publish.work import Made, Work, tasks_of
 from tidemill.sources import leasing, windows
 from tidemill.sources.declarations import QUARANTINE_SCHEMA, SourceSpec
 from tidemill.sources.events import (
+    ColumnsDrifted,
     FilesLeftOut,
     RecordsQuarantined,
     WindowFailed,
@@ -49,6 +49,8 @@ from tidemill.sources.listing import Found, Listing
 from tidemill.sources.looking import Looked, Looker
 from tidemill.sources.sharing import Sharing
 from tidemill.sources.windows import Held
+from tidemill.spark import ddl as schemas
+from tidemill.spark.drift import evolved
 from tidemill.store import Store, Tx
 
 T = TypeVar("T")
@@ -63,6 +65,7 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[Found, ...]
     adopted: bool
     over: bool
+    schema: str = ""
 
 
 class SourceWork:
@@ -177,7 +180,12 @@ class SourceWork:
                 begun = self._begin(number)
                 continue
             if not made.failed:
-                self._publish(begun, made.rows)
+                try:
+                    self._publish(begun, made)
+                except DatasetChanged as other:  # another window added a column of that name, of another type
+                    self._give_up(begun, other.message)
+                    begun = self._begin(number)
+                    continue
                 return True
             changed = self._changed(begun.files)
             if not changed:
@@ -213,13 +221,20 @@ class SourceWork:
                 PartSink(dataset=spec.quarantine),
             ),
             retries=spec.retries,
+            options={"schema": begun.schema} if begun.schema else {},
         )
 
-    def _publish(self, begun: Begun, rows: Sequence[LotRow]) -> None:
-        lot = begun.hold.draft.lot
-        published = self._door.publish(
-            begun.hold, rows, move=lambda tx, _: acknowledge(tx, self._keys, begun.held)
-        )
+    def _publish(self, begun: Begun, made: Made) -> None:
+        lot, rows = begun.hold.draft.lot, made.rows
+        columns = made.parts[0].sinks[0].manifest.schema
+
+        def move(tx: Tx, _: object) -> None:
+            acknowledge(tx, self._keys, begun.held)
+            if columns:
+                grow(tx, self._keys, self.spec, columns)
+
+        published = self._door.publish(begun.hold, rows, move=move)
+        self._tell_drift(begun, made, columns)
         by_dataset = {row.dataset: row for row in rows}
         self._emit(
             WindowPublished(
@@ -240,6 +255,24 @@ class SourceWork:
                     dataset=self.spec.quarantine.name,
                     lot=lot,
                     records=bad.rows,
+                )
+            )
+
+    def _tell_drift(self, begun: Begun, made: Made, columns: str) -> None:
+        counts = made.parts[0].sinks[0].manifest.checks
+        unknown, rescued = counts.get("unknown_columns", 0), counts.get("rescued", 0)
+        known = set(schemas.parse(begun.schema or self.spec.schema).names)
+        added = [name for name in schemas.parse(columns).names if name not in known] if columns else []
+        if unknown or rescued or added:
+            self._emit(
+                ColumnsDrifted(
+                    source=self.spec.id,
+                    window=begun.held.about.number,
+                    dataset=self.spec.dataset.name,
+                    lot=begun.hold.draft.lot,
+                    unknown=unknown,
+                    rescued=rescued,
+                    added=tuple(added),
                 )
             )
 
@@ -317,7 +350,20 @@ def begin(tx: Tx, keys: SourceKeys, node: Node, spec: SourceSpec, number: int, a
         return None
     held = windows.hold(tx, keys, node, window, opened.hold.draft.id, lot)
     over = isinstance(window, Held)
-    return Begun(held=held, hold=opened.hold, files=tuple(files), adopted=opened.adopted, over=over)
+    schema = ""
+    if spec.drift is Drift.EVOLVE:
+        schema = datasets.read(tx, keys.publish.lots, spec.dataset).schema
+    return Begun(
+        held=held, hold=opened.hold, files=tuple(files), adopted=opened.adopted, over=over, schema=schema
+    )
+
+
+def grow(tx: Tx, keys: SourceKeys, spec: SourceSpec, columns: str) -> None:
+    """The dataset has the columns that a window found, from the moment on in which they are published."""
+    known = datasets.read(tx, keys.publish.lots, spec.dataset)
+    schema = schemas.parse(columns)
+    new = msgspec.structs.replace(known, schema=columns, fingerprint=schema.fingerprint, drift=Drift.EVOLVE)
+    datasets.declare(tx, keys.publish.lots, new, evolved)
 
 
 def acknowledge(tx: Tx, keys: SourceKeys, held: Held) -> None:

@@ -8,8 +8,8 @@ import bz2
 import csv
 import gzip
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from tidemill.spark.culprits import ForeignFile
@@ -24,9 +24,13 @@ _EXTRA = "_tidemill_extra_"
 
 @dataclass(frozen=True)
 class Header:
-    """The columns of a file, in its order: declared ones with their types, others under names of ours."""
+    """The columns of a file, in its order: declared ones with their types, others under names of ours.
+
+    - unknown: from these names of ours to the file's own.
+    """
 
     schema: "StructType"
+    unknown: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -119,16 +123,17 @@ def _understood(names: Sequence[str], schema: "StructType") -> tuple[Header | No
 
     exact = {field.name: field for field in schema.fields}
     folded = {field.name.casefold(): field for field in schema.fields}
-    fields, seen = [], set()
+    fields, seen, unknown = [], set(), {}
     for place, name in enumerate(names):
-        field = exact.get(name) or folded.get(name.casefold())
-        if field is None:
+        declared = exact.get(name) or folded.get(name.casefold())
+        if declared is None:
             fields.append(StructField(f"{_EXTRA}{place}", StringType()))
+            unknown[f"{_EXTRA}{place}"] = name
             continue
-        if field.name in seen:
+        if declared.name in seen:
             return None, f"its header names {name!r} twice"
-        seen.add(field.name)
-        fields.append(StructField(field.name, field.dataType))
+        seen.add(declared.name)
+        fields.append(StructField(declared.name, declared.dataType))
     if not seen:
         return None, f"its header has none of the columns: {', '.join(names)[:300]}"
-    return Header(StructType(fields)), ""
+    return Header(StructType(fields), unknown), ""

@@ -6,7 +6,11 @@ cannot be read go to quarantine as a whole, or, if they are packed and cut, with
 
 **Strict.** Spark takes `{"a": 1}{"a": 2}` for one record and drops the second; here such a line is wrong, as
 is an object followed by anything. A number where a text is declared is its text; everything else that is not
-of the declared type is wrong. Columns that a record lacks are NULL, those that are not declared are left out.
+of the declared type is wrong. Columns that a record lacks are NULL.
+
+**Drift.** Columns that are not declared are left out, and the records that have some are counted (`freeze`);
+or they are added to the declared ones (`evolve`); or they are kept as JSON in a column of their own, with the
+values that are not of their type (`rescue`). See `drifting`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,11 +22,22 @@ import msgspec
 
 from tidemill.errors import BadSource, SourceFileChanged, SourceMiscounted
 from tidemill.lots.checks import Check
-from tidemill.lots.datasets import Kind
+from tidemill.lots.datasets import Drift, Kind
 from tidemill.spark import culprits, headers, operations, ordinals, salvage
 from tidemill.spark import schema as schemas
 from tidemill.spark.checking import Checked, write_checked
+from tidemill.spark.columns import Schema
 from tidemill.spark.culprits import ForeignFile, plain
+from tidemill.spark.drift import RESCUED, added
+from tidemill.spark.drifting import (
+    discovered,
+    footers_unknown,
+    is_no_object,
+    rescued_columns,
+    rescued_csv,
+    rescued_json,
+    unknown_json,
+)
 from tidemill.spark.faults import CORRUPT, csv_options, is_wrong_json, json_options, named, what_is_wrong
 from tidemill.spark.formats import Format, Reading
 from tidemill.spark.salvage import Salvage
@@ -38,17 +53,19 @@ if TYPE_CHECKING:
 BAD_SCHEMA: Final = "file STRING, line BIGINT, record STRING, error STRING"
 _FILE, _BLOCK, _ID, _TEXT = "_tidemill_file", "_tidemill_block", "_tidemill_id", "_tidemill_text"
 _PARSED, _WRONG, _PLACE = "_tidemill_parsed", "_tidemill_wrong", "_tidemill_place"
+_UNKNOWN, _RESCUED = "_tidemill_unknown", "_tidemill_rescued"
 
 Write = Callable[["DataFrame", str], Written]
 """Keeps the rows of a frame; the text names a folder of this try alone (empty for the first)."""
 
 
 class Ingested(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of some files; how many rows failed each check."""
+    """What became of some files; how many rows failed each check, and the columns, if there are more now."""
 
     rows: Written
     quarantined: Written = Written()
     checks: dict[str, int] = {}
+    schema: str = ""
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +84,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
     key: tuple[str, ...] = ()
     checks: tuple[Check, ...] = ()
     table: str = ""
+    drift: Drift = Drift.FREEZE
 
 
 def ingest(
@@ -92,7 +110,15 @@ def ingest(
         options: what Spark needs to reach them.
         open_file: the bytes of a file by its path.
     """
-    columns = schemas.to_spark(schemas.analysed(spark, dataset.schema))
+    declared = schemas.analysed(spark, dataset.schema)
+    if dataset.drift is Drift.RESCUE:
+        declared = Schema(tuple(one for one in declared.columns if one.name != RESCUED))
+    columns = schemas.to_spark(declared)
+    found: list[schemas.Column] = []
+    if dataset.drift is Drift.EVOLVE or (dataset.drift is Drift.RESCUE and not reading.by_lines):
+        found = discovered(spark, columns, reading, files, options=options, open_file=open_file)
+    grown = added(declared, found) if dataset.drift is Drift.EVOLVE else declared
+    columns = schemas.to_spark(grown)
     if reading.format is Format.TEXT and [one.dataType.simpleString() for one in columns] != ["string"]:
         raise BadSource(
             f"lines of text for the columns {', '.join(columns.names)}",
@@ -120,14 +146,23 @@ def ingest(
         return write_frame(frame, storage, storage.objects, place.bad + folder)
 
     reader = Ingest(
-        spark, columns, reading, options=options, open_file=open_file, kind=dataset.kind, key=dataset.key
+        spark,
+        columns,
+        reading,
+        options=options,
+        open_file=open_file,
+        kind=dataset.kind,
+        key=dataset.key,
+        drift=dataset.drift,
+        beside=found if dataset.drift is Drift.RESCUE else (),
     )
     done = reader.run(files, write_rows, write_bad)
     out = checked.quarantined
     return Ingested(
         rows=done.rows,
         quarantined=Written(done.quarantined.objects + out.objects, done.quarantined.rows + out.rows),
-        checks=checked.counts,
+        checks={**done.checks, **checked.counts},
+        schema=str(grown) if grown != declared else "",
     )
 
 
@@ -142,6 +177,8 @@ class Ingest:
         open_file: the bytes of a file by its path, for headers and for what is left of a cut one.
         kind: of the dataset; what comes from a file is appended, or an upsert where there is a key.
         key: its key columns; a record without one of them is wrong (LOT-40).
+        drift: what becomes of columns that are not declared.
+        beside: such columns, where they are read to be rescued.
     """
 
     def __init__(
@@ -154,6 +191,8 @@ class Ingest:
         open_file: Callable[[str], BinaryIO],
         kind: Kind = Kind.ROWS,
         key: Sequence[str] = (),
+        drift: Drift = Drift.FREEZE,
+        beside: Sequence[schemas.Column] = (),
     ) -> None:
         self._spark = spark
         self._schema = schema
@@ -162,6 +201,8 @@ class Ingest:
         self._open = open_file
         self._kind = kind
         self._key = tuple(key)
+        self._rescues = drift is Drift.RESCUE
+        self._beside = tuple(beside)
 
     def run(self, files: Sequence[ForeignFile], write_rows: Write, write_bad: Write) -> Ingested:
         """Write what fits with one function and what does not with the other."""
@@ -187,9 +228,20 @@ class Ingest:
                 tries += 1
         seen = {} if frame is None else counted.get
         faults = _Faults(refused, cut, int(seen.get("bad", 0)), int(seen.get("keyless", 0)))
+        drifted = {
+            "unknown_columns": int(seen.get("unknown", 0)) + self._in_footers(sound),
+            "rescued": int(seen.get("rescued", 0)),
+        }
+        checks = {name: count for name, count in drifted.items() if count}
         if not faults.total:
-            return Ingested(rows=written)
-        return Ingested(rows=written, quarantined=self._quarantine(groups, faults, write_bad))
+            return Ingested(rows=written, checks=checks)
+        return Ingested(rows=written, quarantined=self._quarantine(groups, faults, write_bad), checks=checks)
+
+    def _in_footers(self, files: Sequence[ForeignFile]) -> int:
+        """Rows of Parquet files with columns that are left out."""
+        if self._reading.format is not Format.PARQUET or self._rescues:
+            return 0
+        return footers_unknown(files, self._schema, self._open)
 
     # --- files
 
@@ -254,9 +306,13 @@ class Ingest:
             counted,  # type: ignore[arg-type]
             sf.count_if(wrong).alias("bad"),
             sf.count_if(~wrong & keyless).alias("keyless"),
+            sf.count_if(~wrong & sf.col(_UNKNOWN)).alias("unknown"),
+            sf.count_if(~wrong & sf.col(_RESCUED).isNotNull()).alias("rescued"),
         )
         rows = observed.where(~wrong & ~keyless)
         columns = [sf.col(f"{_PARSED}.{named(name)}") for name in self._schema.names]
+        if self._rescues:
+            columns.append(sf.col(_RESCUED).alias(RESCUED))
         if self._kind is Kind.CHANGES:
             columns.append(sf.lit(1).cast("bigint").alias(operations.WEIGHT))
         if self._kind is Kind.KEYED:
@@ -291,11 +347,19 @@ class Ingest:
         text = sf.col(_TEXT)
         if self._reading.format is Format.TEXT:
             parsed = sf.struct(text.alias(self._schema.names[0]))
-            return lines.withColumns({_PARSED: parsed, _WRONG: ~sf.is_valid_utf8(text)})
+            return lines.withColumns({_PARSED: parsed, _WRONG: ~sf.is_valid_utf8(text), **_nothing()})
         parsed = sf.from_json(text, _with_corrupt(self._schema), json_options(self._reading))
         corrupt = sf.col(_PARSED).isNull() | sf.col(f"{_PARSED}.{CORRUPT}").isNotNull()
         frame = lines.where(sf.trim(text) != "").withColumn(_PARSED, parsed)
-        return frame.withColumn(_WRONG, corrupt | is_wrong_json(text) | ~sf.is_valid_utf8(text))
+        broken = is_wrong_json(text) | ~sf.is_valid_utf8(text)
+        if self._rescues:
+            left = rescued_json(text, sf.col(_PARSED), self._schema)
+            rescued = frame.withColumns({_RESCUED: left, _UNKNOWN: sf.expr("false")})
+            return rescued.withColumn(_WRONG, broken | is_no_object(text))
+        unknown = unknown_json(text, self._schema.names)
+        return frame.withColumns(
+            {_WRONG: corrupt | broken, _UNKNOWN: unknown, _RESCUED: sf.lit(None).cast("string")}
+        )
 
     def _structured(self, group: headers.Group, *, cut: bool) -> "DataFrame":
         """As `_records`, by Spark's own reader of a format."""
@@ -305,12 +369,12 @@ class Ingest:
         reader, uris = self._reader(cut=cut), [file.read_uri for file in group.files]
         columns: list[Column]
         if reading.format is Format.PARQUET:
-            frame = reader.schema(self._schema).parquet(*uris)
+            frame = reader.schema(self._wider(self._schema)).parquet(*uris)
             columns = [sf.col(named(name)) for name in self._schema.names]
             text: Column = sf.lit(None).cast("string")
         else:
             schema = self._schema if group.header is None else group.header.schema
-            reader = reader.schema(_with_corrupt(schema))
+            reader = reader.schema(_with_corrupt(self._wider(schema)))
             if reading.format is Format.CSV:
                 frame = reader.options(**csv_options(reading)).csv(uris)
             else:
@@ -324,13 +388,26 @@ class Ingest:
             ]
             text = sf.col(CORRUPT)
         places = [ordinals.place(reading.format).alias(_PLACE)] if self._kind is Kind.KEYED else []
+        wrong, rescued = text.isNotNull(), rescued_columns(self._beside)
+        if self._rescues and reading.format is Format.CSV:
+            rescued, wrong = rescued_csv(group.header or headers.Header(self._schema), text, reading)
+        unknown = bool(group.header and group.header.unknown) and not self._rescues
         return frame.select(
             *places,
             sf.struct(*columns).alias(_PARSED),
-            text.isNotNull().alias(_WRONG),
+            wrong.alias(_WRONG),
+            sf.lit(unknown).alias(_UNKNOWN),
+            rescued.alias(_RESCUED),
             sf.col("_metadata.file_path").alias(_FILE),
             text.alias(_TEXT),
         )
+
+    def _wider(self, schema: "StructType") -> "StructType":
+        """With the columns that are read to be rescued."""
+        from pyspark.sql.types import StructType
+
+        beside = schemas.to_spark(Schema(self._beside)).fields if self._beside else []
+        return StructType([*schema.fields, *beside])
 
     def _lines(self, files: Sequence[ForeignFile], *, cut: bool) -> "DataFrame":
         from pyspark.sql import functions as sf
@@ -480,6 +557,13 @@ def _split(
             files = tuple(file for file in group.files if (file.path in cut) is is_cut)
             if files:
                 yield headers.Group(group.header, files), is_cut
+
+
+def _nothing() -> "dict[str, Column]":
+    """Of a record that cannot have columns beside the declared ones."""
+    from pyspark.sql import functions as sf
+
+    return {_UNKNOWN: sf.expr("false"), _RESCUED: sf.lit(None).cast("string")}
 
 
 def _with_corrupt(schema: "StructType") -> "StructType":
