@@ -135,14 +135,13 @@ def _join(op: Join, _: Mapping[Operator, bool]) -> Placed:
         return Placed(
             Rung.KEYED, "no equality between the sides: the change meets all of the other one", scan=True
         )
-    by = "by " + ", ".join(("<=> " if key.null_safe else "") + key.left.sql() for key in op.keys)
     if op.join == "null-aware anti":
-        return Placed(Rung.KEYED, f"NOT IN, {by}: Spark computes the keys that changed")
+        return Placed(Rung.KEYED, "NOT IN with a key: Spark computes the keys that changed")
     if op.residual and op.join != "inner":
         return Placed(
-            Rung.KEYED, f"{op.join} {by} with a further condition: Spark computes the keys that changed"
+            Rung.KEYED, f"{op.join} join with a further condition: Spark computes the keys that changed"
         )
-    return Placed(Rung.NATIVE, f"an index of each side {by}")
+    return Placed(Rung.NATIVE, "an index of each side by its key")
 
 
 def _sets(_op: Distinct | SetOp, _: Mapping[Operator, bool]) -> Placed:
@@ -151,14 +150,13 @@ def _sets(_op: Distinct | SetOp, _: Mapping[Operator, bool]) -> Placed:
 
 def _aggregate(op: Aggregate, grows: Mapping[Operator, bool]) -> Placed:
     slow = [call for call in op.calls if not _native(call)]
-    by = ", ".join(expr.sql() for expr in op.groups)
     if slow:
         named = ", ".join(sorted({_called(call) for call in slow}))
         if not op.groups:
             return Placed(Rung.KEYED, f"{named} of everything: one group holds all rows", scan=True)
-        return Placed(Rung.KEYED, f"{named}: Spark computes the groups that changed, by {by}")
+        return Placed(Rung.KEYED, f"{named}: Spark computes the groups that changed")
     extremes = sorted({call.name for call in op.calls if call.name in EXTREMES})
-    said = f"sums by {by}" if op.groups else "sums of everything"
+    said = "sums of each group" if op.groups else "sums of everything"
     if extremes:
         kept = "the best one" if grows[op.input] else "the best 16, refilled when they are used up"
         said += f"; {' and '.join(extremes)} keep {kept} of each group"
@@ -177,8 +175,7 @@ def _called(call: AggregateCall) -> str:
 def _window(op: Window, _: Mapping[Operator, bool]) -> Placed:
     if not op.partition:
         return Placed(Rung.KEYED, "a window without PARTITION BY: one partition holds all rows", scan=True)
-    by = ", ".join(expr.sql() for expr in op.partition)
-    return Placed(Rung.KEYED, f"Spark computes the partitions that changed, by {by}")
+    return Placed(Rung.KEYED, "Spark computes the partitions that changed")
 
 
 def _top(op: TopK, _: Mapping[Operator, bool]) -> Placed:
