@@ -170,7 +170,11 @@ def table(shop: tm.Pipeline, name: str) -> list[tuple[Any, ...]]:
         assert len(rows) == row.rows == sum(item.rows or 0 for item in items)
         assert row.size == sum(item.size for item in items)
         found += rows
-    return sorted(found)
+    return sorted(found, key=_order)
+
+
+def _order(row: tuple[Any, ...]) -> list[tuple[bool, Any]]:
+    return [(value is not None, value) for value in row]
 
 
 def read(site: Site, items: Iterable[StoredObject]) -> list[tuple[Any, ...]]:

@@ -1,6 +1,7 @@
 """A pipeline through its public API: declared, planned, written to, run and read."""
 
 import decimal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -301,6 +302,8 @@ def test_a_table_with_a_key_holds_the_last_write_of_each_key(home: Path, spark: 
         assert content(stock) == [("a", 1, 6), ("b", 1, 3)]
         assert pipeline.run().ok
         assert content(pipeline["total"]) == [("a", 6), ("b", 3)]
+        raw = Counter((row[0], row[3]) for row in shop.table(pipeline, "stock"))  # operations, as they came
+        assert raw == {("a", "upsert"): 3, ("a", "delete"): 1, ("b", "upsert"): 2, ("b", "delete"): 1}
         with pytest.raises(AppendRefused, match="takes no append"):
             stock.append([("c", 1, 1)])
         with pytest.raises(QueryError, match="which has a key"):

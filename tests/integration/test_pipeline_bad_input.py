@@ -17,6 +17,7 @@ from tidemill.errors import (
     ProducerConflict,
     TidemillError,
 )
+from tidemill.lots import layout
 from tidemill.pipeline import loading
 from tidemill.pipeline.report import ArcReport
 from tidemill.pipeline.tables import Table
@@ -42,7 +43,6 @@ def rows(table: Table) -> list[tuple[Any, ...]]:
 # --- sources
 
 
-@pytest.mark.rule("LOT-6")
 def test_a_file_cut_in_half_loses_only_its_torn_record(tmp_path: Path, spark: "SparkSession") -> None:
     landing = tmp_path / "landing"
     shop.land(landing, "whole", 0, 4)
@@ -334,6 +334,11 @@ def test_names_of_tables_columns_arcs_and_views_may_be_any_text(
             frame = pipeline[name].df()
             assert frame.columns == list(NASTY)
             assert sorted((tuple(row) for row in frame.collect()), key=str) == want, name
+        keys = [layout.parse_key(info.key) for info in pipeline.site.objects.list("")]
+        for kind in ("data", "datasets"):
+            found = {key["name"] for key in keys if key["kind"] == kind}
+            assert found >= {table, "öut =/", "öther"}, kind
+        assert {key["arc"] for key in keys if key["kind"] == "arcs"} == {"cléan 'it' = \"x\""}
         outside = [path for path in tmp_path.rglob("*") if not path.is_relative_to(tmp_path / "home")]
         assert outside == []
 
