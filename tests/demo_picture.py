@@ -4,6 +4,7 @@ usage: python -m tests.demo_picture
 """
 
 import io
+import random
 import re
 import sys
 import tempfile
@@ -11,8 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tidemill.cli.demo_nodes import PLAN, TTL_S, Demo
-from tidemill.cli.demo_screen import WIDTH, Screen
+from tidemill.cli.demo_mill import WIDTH, Mill, Picture, sum_up
 from tidemill.clock import SYSTEM
 
 PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "demo.svg"
@@ -22,11 +22,11 @@ LINES = 34
 def main() -> None:
     """Run the demo, then draw what a terminal would show at its end."""
     console = Console(file=io.StringIO(), record=True, width=WIDTH, height=LINES, force_terminal=True)
-    screen = Screen(console, PLAN, TTL_S)
-    with tempfile.TemporaryDirectory() as home:
-        summary = Demo(Path(home), watch=screen.show, tell=screen.tell, clock=SYSTEM).run(kept=False)
-    console.print(screen._draw())
-    screen.sum_up(summary)
+    picture = Picture(console, SYSTEM)
+    with tempfile.TemporaryDirectory() as folder:
+        summary = Mill(Path(folder), picture, SYSTEM, random.Random(7)).run(kept=False)
+    console.print(picture.drawn())
+    sum_up(console, summary)
     if not summary.ok:
         raise SystemExit("the demo failed: no picture of that")
     svg = console.export_svg(title="tidemill demo", unique_id="demo")

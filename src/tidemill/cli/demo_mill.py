@@ -70,7 +70,7 @@ class Picture:
         self._log: list[tuple[float, str, str]] = []
         self._lots: dict[str, Sequence[LotShown]] = {}
         self._live = (
-            Live(console=console, refresh_per_second=8, get_renderable=self._draw)
+            Live(console=console, refresh_per_second=8, get_renderable=self.drawn)
             if console.is_terminal and console.width >= WIDTH
             else None
         )
@@ -97,7 +97,8 @@ class Picture:
         if self._live is None:
             self.console.print(Text(f"{at:6.1f} s  {text}"))
 
-    def _draw(self) -> RenderableType:
+    def drawn(self) -> RenderableType:
+        """What a terminal shows at this moment."""
         at = self.clock.monotonic() - self._began
         lines: list[RenderableType] = []
         for name in TABLES:
