@@ -8,7 +8,7 @@ copies no data and its one transaction is as small for ten thousand appends as f
 from collections.abc import Callable
 from functools import partial
 
-from tidemill.errors import IntervalConflict, LotConflict
+from tidemill.errors import IntervalConflict, LotConflict, ObjectError
 from tidemill.events import Emit, ignore
 from tidemill.lots import datasets, staging
 from tidemill.lots.ids import LotId
@@ -65,6 +65,9 @@ class Closer:
         except (IntervalConflict, LotConflict) as error:
             door.abandon(hold, error.message)
             return False
+        except ObjectError as error:  # tried again by an attempt of its own: this one must not stay open
+            door.abandon(hold, error.message)
+            raise
         self._emit(
             IntervalClosed(
                 dataset=str(dataset), lot=str(lot), position=position, appends=len(staged), rows=rows

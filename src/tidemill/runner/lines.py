@@ -8,6 +8,8 @@ import queue
 import threading
 from collections.abc import Callable
 
+from tidemill.clock import SYSTEM
+
 Job = Callable[[], None]
 
 
@@ -57,9 +59,10 @@ class Lines:
             self._most = 0
         for _ in self._threads:
             self._work.put(None)
+        by = SYSTEM.monotonic() + timeout_s
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(timeout_s)
+                thread.join(max(0.0, by - SYSTEM.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
     def _serve(self) -> None:
@@ -70,6 +73,6 @@ class Lines:
             except BaseException as error:  # noqa: BLE001 - told by `check`
                 self._broken = self._broken or error
             finally:
-                with self._lock:
+                with self._lock:  # both at once: who finds it gone from `busy` is told that it has ended
                     self._names.discard(name)
-                self.ended.set()
+                    self.ended.set()

@@ -19,7 +19,7 @@ from tidemill.arcs.work import FULL_BACKOFF_S, ArcWork, Ended, Outcome
 from tidemill.clock import Clock, backoff
 from tidemill.cluster.keeper import Keeper
 from tidemill.cluster.nodes import Node
-from tidemill.errors import LeaseLost, StoreError, TidemillError
+from tidemill.errors import LeaseLost, ObjectError, StoreError, TidemillError
 from tidemill.events import Emit, ignore
 from tidemill.lots import lots
 from tidemill.objects import Objects
@@ -63,7 +63,13 @@ IDLE = frozenset({Ended.DONE, Ended.ELSEWHERE, Ended.FULL, Ended.WAITING})
 """Ends of work on a lot in which nothing was made."""
 
 PATIENCE = 3
-"""How often a run may fail in one catching up before it is left for later."""
+"""How often a run may fail in one catching up before it is left for later. Who watches never gives up."""
+
+MOST_SAID = 20
+"""Failures in a row that are remembered of one thing: somebody may watch for months."""
+
+CLOSING = "intervals"
+AWAY_S = 5.0
 
 
 def _fine() -> None:
@@ -145,7 +151,9 @@ class Loop:
         self._pull = Pull(store, keys.triggers, heap)
         self._life: _Life | None = None
         self._watching = False
-        self._clean_at = self._left_at = self._compact_at = 0.0
+        self._clean_at = self._left_at = self._compact_at = self._close_at = 0.0
+        self._unfinished: set[tuple[str, str]] = set()  # lots that were asked for, whose work broke off
+        self._away = 0  # turns in a row in which the store did not answer
         self._rewrite = rewrite
         self._poll_at: dict[str, float] = {}
         self._ask_at: dict[str, float] = {}
@@ -163,25 +171,42 @@ class Loop:
 
     def _run(self, stop: threading.Event, *, watch: bool) -> Tally:
         self._watching = watch
+        self._stop = stop  # lines ask it too
         bells = [self.keys.triggers.bell, self.arc_keys.bell]
         with self.store.watch(bells) as bell:
             hush = bell.notify(self.lines.ended.set)
             try:
                 while not stop.is_set():
                     self.lines.ended.clear()
-                    did = self.turn()
+                    did = self._turned()
                     self.lines.check()
                     if self._projecting is not None:
                         self._projecting.check()
                     self._check()
                     if did:
                         continue
-                    if not watch and self.settled():
+                    # A line that ended since the turn began may have published what nobody was woken for.
+                    if not watch and self.settled() and not self.lines.ended.is_set():
                         break
                     self.clock.wait(self.lines.ended, PAUSE_S)
             finally:
                 hush()
         return self.tally
+
+    def _turned(self) -> bool:
+        """A turn; who watches outlasts a store that is away."""
+        try:
+            did = self.turn()
+            self._away = 0
+            return did
+        except StoreError as error:
+            if not self._watching:
+                raise
+            self._away += 1
+            pause_s = backoff(self._away, self.chance, first_s=0.05, most_s=AWAY_S)
+            self._tell("turn", error, pause_s, self._away)
+            self.clock.wait(self._stop, pause_s)
+            return False
 
     def end(self, timeout_s: float = 30.0) -> bool:
         """Begin nothing any more; wait for the runs that are under way."""
@@ -250,7 +275,15 @@ class Loop:
         return self._tender.tick() == 0.0
 
     def _close(self, life: "_Life") -> bool:
-        closed = self._closer.close_due(life.door)
+        if self.clock.monotonic() < self._close_at:
+            return False
+        try:
+            closed = self._closer.close_due(life.door)
+        except ObjectError as error:  # told, and tried again; other work goes on
+            pause_s = self._failed(CLOSING, error, None)
+            self._close_at = self.clock.monotonic() + pause_s
+            return False
+        self.tally.failures.pop(CLOSING, None)
         self.tally.closed += closed
         return closed > 0
 
@@ -264,7 +297,7 @@ class Loop:
         return name in self.program.arcs or name in self.program.groups
 
     def _patient(self, name: str) -> bool:
-        return len(self.tally.failures.get(name, ())) < PATIENCE
+        return self._watching or len(self.tally.failures.get(name, ())) < PATIENCE
 
     def _poll(self, life: "_Life") -> bool:
         now, did = self.clock.monotonic(), False
@@ -342,9 +375,11 @@ class Loop:
         except Exception as error:  # noqa: BLE001 - told, and tried again
             self._failed(due.name, error, ticket)
 
-    def _failed(self, name: str, error: Exception, ticket: Ticket | None) -> None:
+    def _failed(self, name: str, error: Exception, ticket: Ticket | None) -> float:
+        """Tell, and put the run off; for how many seconds."""
         said = self.tally.failures.setdefault(name, [])
         said.append(_told(error))
+        del said[:-MOST_SAID]
         pause_s = backoff(len(said), self.chance, first_s=0.2, most_s=60.0)
         if ticket is not None:
             keys = self.keys
@@ -355,13 +390,17 @@ class Loop:
                         tx, keys.triggers, keys.cluster, ticket, backoff_us=pause_us, why=_told(error)
                     )
                 )
+        self._tell(name, error, pause_s, len(said))
+        return pause_s
+
+    def _tell(self, name: str, error: Exception, pause_s: float, failures: int = 1) -> None:
         self.emit(
             RunFailed(
                 name=name,
                 code=getattr(error, "code", type(error).__name__),
                 message=_told(error),
                 backoff_s=pause_s,
-                failures=len(said),
+                failures=failures,
             )
         )
 
@@ -391,6 +430,7 @@ class Loop:
         except LeaseLost:
             return
         except Exception as error:  # noqa: BLE001 - told; the lot is found again as one that nobody works on
+            self._unfinished.add((ask.arc, ask.lot))
             self._failed(ask.arc, error, None)
 
     def _work_one(self, life: "_Life", arc: str, lot: str) -> None:
@@ -398,6 +438,9 @@ class Loop:
             outcome = life.arcs.work(self.program.arcs[arc].spec, lot)
             if outcome.ended not in IDLE:
                 self.tally.outcomes.append(outcome)
+            if (arc, lot) in self._unfinished and outcome.ended is not Ended.FULL:
+                self._unfinished.discard((arc, lot))
+                self.tally.failures.pop(arc, None)
         except LeaseLost:
             return
         except Exception as error:  # noqa: BLE001 - told, and tried again
@@ -410,17 +453,19 @@ class Loop:
             self.parts.forget_ended()
         except LeaseLost:
             return
-        except TidemillError as error:
-            told = _told(error)
-            self.emit(
-                RunFailed(name="clean", code=error.code, message=told, backoff_s=CLEAN_EVERY_S, failures=1)
-            )
+        except Exception as error:  # noqa: BLE001 - told, and tried again
+            self._tell("clean", error, CLEAN_EVERY_S)
 
     def _compact_one(self, compactor: Compactor) -> None:
         """All that is marked now. One that fails is left for the next time: its lot is whole as it is."""
         keys = self.keys.lots
         for dataset in self.program.datasets:
-            for lot in self.store.run(partial(lots.crumbled, keys=keys, dataset=dataset)):
+            try:
+                marked = self.store.run(partial(lots.crumbled, keys=keys, dataset=dataset))
+            except StoreError as error:
+                self._tell("compact", error, COMPACT_EVERY_S)
+                return
+            for lot in marked:
                 if self._stop.is_set():
                     return
                 try:
@@ -428,16 +473,7 @@ class Loop:
                 except LeaseLost:
                     return
                 except Exception as error:  # noqa: BLE001 - told, and tried again
-                    code = error.code if isinstance(error, TidemillError) else type(error).__name__
-                    self.emit(
-                        RunFailed(
-                            name=f"compact {dataset} {lot}",
-                            code=code,
-                            message=_told(error),
-                            backoff_s=COMPACT_EVERY_S,
-                            failures=1,
-                        )
-                    )
+                    self._tell(f"compact {dataset} {lot}", error, COMPACT_EVERY_S)
 
     # --- is there more to come?
 
@@ -446,6 +482,10 @@ class Loop:
         if self.lines.busy - {"clean", "compact"}:
             return False
         if any(not self.tally.settled.get(name) and self._patient(name) for name in self.program.sources):
+            return False
+        if self.tally.failures.get(CLOSING) and self._patient(CLOSING):
+            return False
+        if any(self._patient(arc) for arc, _ in self._unfinished):
             return False
         names = [*self.program.arcs, *self.program.groups]
         rows = self.store.run(lambda tx: [subscriptions.read(tx, self.keys.triggers, name) for name in names])

@@ -1,0 +1,242 @@
+"""The loop of a runner, without Spark: parts are made in this process."""
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.unit.arcs_stage import ArcStage
+from tests.unit.lots_stage import FIVE_MINUTES
+from tidemill.clock import SYSTEM, poll
+from tidemill.errors import ObjectUnavailable, StoreUnavailable
+from tidemill.events import Event
+from tidemill.lots import staging
+from tidemill.objects.memory import MemoryObjects
+from tidemill.publish import attempts
+from tidemill.publish.closing import Closer
+from tidemill.publish.door import Door
+from tidemill.publish.ids import new_attempt
+from tidemill.publish.manifests import Manifests
+from tidemill.publish.parts import PartTask
+from tidemill.runner.loop import Loop
+from tidemill.runner.program import ArcProgram, Program
+from tidemill.store.memory import MemoryStore
+from tidemill.triggers.events import RunFailed
+from tidemill.views.steps.commits import Batch, Output
+from tidemill.views.steps.keys import StepKeys
+
+NOTHING: Callable[..., Any] = lambda *_: None  # noqa: E731 - the port has the functions
+
+
+class Here:
+    """A node that lives as long as the test."""
+
+    def __init__(self, stage: ArcStage) -> None:
+        self.node = stage.living("runner")
+
+    def alive(self) -> bool:
+        return True
+
+    def accepts(self) -> bool:
+        return True
+
+    def left_s(self) -> float:
+        return 60.0
+
+    def check(self) -> None:
+        pass
+
+
+class Parts:
+    """The stage's port, with what a loop asks of durable futures beside."""
+
+    def __init__(self, stage: ArcStage) -> None:
+        self.run = stage.parts.run
+
+    def forget(self, attempt: str) -> int:
+        return 0
+
+    def forget_ended(self) -> int:
+        return 0
+
+
+class LoopStage(ArcStage):
+    """Two arcs, `clean` and `sum`, one behind the other, and loops that run them."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore(clock=SYSTEM, chance=random.Random(7)), scan=False)
+        self.specs = [self.clean(), self.sum()]
+        for spec in self.specs:
+            self.subscribe(spec.id, *spec.reads)
+
+    def loop(self, kind: type[Loop] = Loop, emit: Callable[[Event], None] | None = None) -> Loop:
+        arcs = {spec.id: ArcProgram(spec=spec, function=NOTHING, where="here") for spec in self.specs}
+        return kind(
+            self.store,
+            StepKeys("c"),
+            self.objects,
+            Here(self),
+            Program(pipeline="shop", datasets={}, arcs=arcs, sources={}, groups={}),
+            Parts(self),  # type: ignore[arg-type] # what the loop uses of it
+            self.compute,
+            clock=SYSTEM,
+            chance=random.Random(5),
+            emit=emit or self.told.append,
+            projections=False,
+        )
+
+    def compute(self, batch: Batch, attempt: str) -> tuple[Output, ...]:
+        raise AssertionError("there are no views")
+
+
+def until(ready: Callable[[], bool]) -> None:
+    assert poll(ready, SYSTEM, every_s=0.005, timeout_s=20)
+
+
+def test_what_a_run_published_at_the_very_end_of_a_turn_is_not_left_behind() -> None:
+    stage, go = LoopStage(), threading.Event()
+    lot = stage.append([1, 2, 3])
+
+    class Late(Loop):
+        """The run of `clean` ends when all of the turn but the question whether it was the last is over."""
+
+        turns = 0
+
+        def _compact(self, life: Any) -> None:
+            self.turns += "arc:shop/clean" in self.lines.busy
+            if self.turns == 2:  # the one that began it is followed by another in any case
+                go.set()
+                until(lambda: "arc:shop/clean" not in self.lines.busy)
+
+    def hold(_: PartTask) -> None:
+        go.wait(20)
+
+    stage.parts.between = hold
+    loop = stage.loop(Late)
+    loop.catch_up()
+    loop.end()
+    assert stage.rows(stage.summed, lot) == [1, 2, 3]
+
+
+def test_a_loop_that_watches_goes_on_with_an_arc_however_often_it_has_failed() -> None:
+    stage, stop = LoopStage(), threading.Event()
+    lot = stage.append([1, 2, 3])
+    broken = 4
+
+    def trouble(_: PartTask) -> None:
+        nonlocal broken
+        broken -= 1
+        if broken:
+            stage.parts.between = trouble
+            raise OSError("the network is down")
+
+    stage.parts.between = trouble
+    loop = stage.loop()
+    thread = threading.Thread(target=loop.watch, args=(stop,), daemon=True)
+    thread.start()
+    until(lambda: stage.rows(stage.summed, lot) == [1, 2, 3])
+    stop.set()
+    thread.join(20)
+    loop.end()
+    assert not loop.tally.failures
+
+
+def test_a_loop_that_catches_up_leaves_what_keeps_failing_for_later() -> None:
+    stage = LoopStage()
+    stage.append([1, 2, 3])
+
+    def trouble(_: PartTask) -> None:
+        stage.parts.between = trouble
+        raise OSError("the network is down")
+
+    stage.parts.between = trouble
+    loop = stage.loop()
+    tally = loop.catch_up()
+    loop.end()
+    assert len(tally.failures["arc:shop/clean"]) == 3
+
+
+def test_a_store_that_is_away_for_a_moment_does_not_end_a_loop_that_watches() -> None:
+    stage, stop = LoopStage(), threading.Event()
+
+    class Away(Loop):
+        left = 3
+
+        def _tend(self) -> bool:
+            if self.left:
+                self.left -= 1
+                raise StoreUnavailable("it restarts")
+            return super()._tend()
+
+    loop = stage.loop(Away)
+    thread = threading.Thread(target=loop.watch, args=(stop,), daemon=True)
+    thread.start()
+    lot = stage.append([1, 2, 3])
+    until(lambda: stage.rows(stage.summed, lot) == [1, 2, 3])
+    stop.set()
+    thread.join(20)
+    loop.end()
+    told = [one for one in stage.told if isinstance(one, RunFailed)]
+    assert [one.message for one in told] == ["it restarts"] * 3
+
+
+def test_a_loop_that_catches_up_says_that_the_store_is_away() -> None:
+    stage = LoopStage()
+
+    class Away(Loop):
+        def _tend(self) -> bool:
+            raise StoreUnavailable("it is gone")
+
+    loop = stage.loop(Away)
+    with pytest.raises(StoreUnavailable):
+        loop.catch_up()
+    loop.end()
+
+
+def test_an_interval_that_cannot_be_written_is_told_and_tried_again_without_stopping_other_work() -> None:
+    stage = LoopStage()
+    lot = stage.append([1, 2, 3])
+    loop, closer = stage.loop(), Troubled(2)
+    loop._closer = closer  # type: ignore[assignment] # what the loop uses of it
+    tally = loop.catch_up()
+    loop.end()
+    assert stage.rows(stage.summed, lot) == [1, 2, 3]
+    assert closer.left == 0
+    assert not tally.failures
+    assert [one.name for one in stage.told if isinstance(one, RunFailed)] == ["intervals"] * 2
+
+
+class Troubled:
+    """Closes intervals where storage does not answer, so often."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def close_due(self, door: object) -> int:
+        if self.left:
+            self.left -= 1
+            raise ObjectUnavailable("storage does not answer")
+        return 0
+
+
+def test_a_closing_that_fails_leaves_no_attempt_open() -> None:
+    stage = ArcStage()
+    clicks = stage.dataset("clicks", unit=FIVE_MINUTES)
+    stage.run(staging.begin, stage.lots, clicks)
+    stage.clock.advance(600)
+
+    class Full(MemoryObjects):
+        def put(self, key: str, data: Any, **options: Any) -> Any:
+            raise ObjectUnavailable("storage does not answer")
+
+    door = Door(stage.store, stage.keys.publish, stage.living())
+    manifests = Manifests(Full(stage.clock), stage.clock)
+    closer = Closer(
+        stage.store, stage.keys.publish, manifests, lambda: new_attempt(stage.clock, stage.chance)
+    )
+    for _ in range(3):
+        with pytest.raises(ObjectUnavailable):
+            closer.close_due(door)
+    assert stage.run(attempts.open_ids, stage.keys.publish) == []
