@@ -1,0 +1,240 @@
+"""Files with other columns than were declared, under each policy; lots of both read together (LOT-34)."""
+
+import io
+import json
+import random
+from collections.abc import Mapping
+from datetime import date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import tidemill as tm
+from tidemill import crash
+from tidemill.clock import SYSTEM
+from tidemill.errors import DatasetChanged
+from tidemill.events import Event
+from tidemill.lots import datasets
+from tidemill.lots.datasets import Drift
+from tidemill.lots.keys import DatasetId
+from tidemill.objects.local import LocalObjects
+from tidemill.sources.events import ColumnsDrifted
+from tidemill.spark.culprits import ForeignFile
+from tidemill.spark.drift import widens
+from tidemill.spark.formats import Format, Reading
+from tidemill.spark.ingest import Columns, Ingested, Place, ingest
+from tidemill.spark.reading import read_objects
+from tidemill.spark.schema import Simple, to_arrow
+from tidemill.spark.schema import parse as parse_schema
+from tidemill.spark.storage import Storage
+from tidemill.spark.writing import write_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LINES = [
+    {"id": 1, "amount": 5},
+    {"id": 2, "amount": 6, "more": 2.5, "deep": {"x": [1, None]}},
+    {"id": 3, "amount": "many", "more": 3.5},
+]
+JSON_LINES = "".join(json.dumps(line) + "\n" for line in LINES) + "not json\n"
+CSV = "more,id,amount\n,1,5\n2.5,2,6\n3.5,3,many\n9,9\n"
+
+
+def parquet(**columns: Any) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
+
+
+class Files:
+    """Files in a folder, read by themselves: no store."""
+
+    def __init__(self, spark: "SparkSession", folder: Path) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.objects = LocalObjects(folder / "objects", SYSTEM, random.Random(1))
+        self.turn = 0
+
+    def read(self, form: Format, drift: Drift, bodies: Mapping[str, bytes], schema: str) -> Ingested:
+        self.turn += 1
+        files = []
+        for name, body in bodies.items():
+            path = self.folder / f"{self.turn}-{name}"
+            path.write_bytes(body)
+            files.append(ForeignFile(str(path), f"file://{path}", len(body)))
+        place = Place(rows=f"rows{self.turn}/", bad=f"bad{self.turn}/")
+        dataset = Columns(schema=schema, drift=drift, table="orders")
+        return ingest(
+            self.spark,
+            Storage(self.objects),
+            place,
+            dataset,
+            Reading(format=form),
+            files,
+            options={},
+            open_file=self.open,
+        )
+
+    def open(self, path: str) -> BinaryIO:
+        return Path(path).open("rb")
+
+    def rows(self, done: Ingested) -> dict[int, dict[str, Any]]:
+        """The rows as they are in the files, by id."""
+        found: dict[int, dict[str, Any]] = {}
+        for item in done.rows.objects:
+            table = pq.read_table(self.folder / "objects" / item.uri)
+            found |= {row["id"]: row for row in table.to_pylist()}
+        assert len(found) == done.rows.rows
+        return found
+
+
+@pytest.fixture(scope="module")
+def files(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files(spark, tmp_path_factory.mktemp("drift"))
+
+
+@pytest.mark.rule("LOT-34")
+def test_frozen_columns_stay_what_is_more_is_counted_and_what_does_not_fit_is_set_aside(files: Files) -> None:
+    done = files.read(Format.JSON, Drift.FREEZE, {"a.json": JSON_LINES.encode()}, "id BIGINT, amount INT")
+    assert files.rows(done) == {1: {"id": 1, "amount": 5}, 2: {"id": 2, "amount": 6}}
+    assert (done.quarantined.rows, done.checks, done.schema) == (2, {"unknown_columns": 1}, "")
+    done = files.read(Format.CSV, Drift.FREEZE, {"a.csv": CSV.encode()}, "id BIGINT, amount INT")
+    assert sorted(files.rows(done)) == [1, 2]
+    assert (done.quarantined.rows, done.checks) == (2, {"unknown_columns": 2})
+    body = parquet(id=[1, 2, 3], more=["a", "b", "c"])
+    done = files.read(Format.PARQUET, Drift.FREEZE, {"a.parquet": body}, "id BIGINT")
+    assert files.rows(done) == {n: {"id": n} for n in (1, 2, 3)}
+    assert done.checks == {"unknown_columns": 3}
+
+
+@pytest.mark.rule("LOT-34")
+def test_evolving_columns_grow_by_what_files_bring_in_the_types_they_bring_it_in(files: Files) -> None:
+    done = files.read(Format.JSON, Drift.EVOLVE, {"a.json": JSON_LINES.encode()}, "id BIGINT, amount INT")
+    assert parse_schema(done.schema) == parse_schema(
+        "id BIGINT, amount INT, deep STRUCT<x: ARRAY<BIGINT>>, more DOUBLE"
+    )
+    assert files.rows(done) == {
+        1: {"id": 1, "amount": 5, "deep": None, "more": None},
+        2: {"id": 2, "amount": 6, "deep": {"x": [1, None]}, "more": 2.5},
+    }
+    assert (done.quarantined.rows, done.checks) == (2, {})
+    done = files.read(Format.CSV, Drift.EVOLVE, {"a.csv": CSV.encode()}, "id BIGINT, amount INT")
+    assert done.schema == "id bigint, amount int, more string"
+    assert files.rows(done)[2] == {"id": 2, "amount": 6, "more": "2.5"}
+    bodies = {
+        "a.parquet": parquet(id=[1], more=["a"], odd=[1]),
+        "b.parquet": parquet(id=[2], odd=["one"], day=pa.array([1], pa.date32())),
+        "c.parquet": b"PAR1 broken",
+    }
+    done = files.read(Format.PARQUET, Drift.EVOLVE, bodies, "id BIGINT")
+    assert done.schema == "id bigint, more string, day date"  # what two files disagree about is left out
+    assert sorted(files.rows(done)) == [1, 2]
+    assert (done.quarantined.rows, done.checks) == (1, {"unknown_columns": 2})
+
+
+@pytest.mark.rule("LOT-34")
+def test_what_is_rescued_is_json_beside_the_row_and_only_what_is_no_record_is_set_aside(files: Files) -> None:
+    schema = "id BIGINT, amount INT, _rescued STRING"
+    done = files.read(Format.JSON, Drift.RESCUE, {"a.json": JSON_LINES.encode()}, schema)
+    rows = files.rows(done)
+    assert (rows[1]["amount"], rows[1]["_rescued"]) == (5, None)
+    assert rows[2]["amount"] == 6
+    assert json.loads(rows[2]["_rescued"]) == {"more": "2.5", "deep": '{"x":[1,null]}'}
+    assert rows[3]["amount"] is None
+    assert json.loads(rows[3]["_rescued"]) == {"amount": "many", "more": "3.5"}
+    assert (done.quarantined.rows, done.checks) == (1, {"rescued": 2})
+    done = files.read(Format.CSV, Drift.RESCUE, {"a.csv": CSV.encode()}, schema)
+    rows = files.rows(done)
+    assert rows[1]["_rescued"] is None
+    assert json.loads(rows[2]["_rescued"]) == {"more": "2.5"}
+    assert json.loads(rows[3]["_rescued"]) == {"amount": "many", "more": "3.5"}
+    assert done.quarantined.rows == 1  # two values for three columns: nobody knows which
+    body = parquet(id=[1, 2], more=[None, "b"])
+    done = files.read(Format.PARQUET, Drift.RESCUE, {"a.parquet": body}, "id BIGINT, _rescued STRING")
+    assert {n: row["_rescued"] for n, row in files.rows(done).items()} == {1: None, 2: '{"more":"b"}'}
+
+
+@pytest.mark.rule("LOT-34")
+def test_files_of_every_narrower_type_are_read_as_the_wider_one_by_spark(files: Files) -> None:
+    values: dict[str, Any] = {
+        "tinyint": 3,
+        "smallint": 4,
+        "int": 5,
+        "bigint": 6,
+        "float": 0.5,
+        "decimal(5,2)": "1.25",
+    }
+    wider = ["smallint", "int", "bigint", "double", "decimal(10,0)", "decimal(20,0)", "decimal(24,4)"]
+    pairs = [(old, new) for old in values for new in wider if widens(Simple(old), Simple(new))]
+    assert len(pairs) == 22, pairs
+    pairs.append(("date", "timestamp_ntz"))
+    values["date"] = date(2026, 1, 2)
+    narrow = parse_schema(", ".join(f"c{n} {old}" for n, (old, _) in enumerate(pairs)))
+    arrow = to_arrow(narrow)
+    columns = [pa.array([values[old]]).cast(arrow.field(n).type) for n, (old, _) in enumerate(pairs)]
+    written = write_table(pa.table(columns, schema=arrow), files.objects, "narrow/")
+    wide = ", ".join(f"c{n} {new}" for n, (_, new) in enumerate(pairs)) + ", added DATE"
+    [row] = read_objects(files.spark, Storage(files.objects), wide, written.objects).collect()
+    assert [float(value) for value in row[:-2]] == [float(values[old]) for old, _ in pairs[:-1]]
+    assert row[-2] == datetime(2026, 1, 2)  # noqa: DTZ001 - a type without a zone
+    assert row["added"] is None
+
+
+def declared(tmp_path: Path, spark: "SparkSession", schema: str, drift: Any) -> tm.Pipeline:
+    shop = tm.Pipeline("shop", home=tmp_path / "home", spark=spark)
+    orders = shop.dataset("orders", schema, drift=drift)
+    shop.source(orders, tm.folder(f"{tmp_path}/landing/*.json", settle_s=0.0))
+
+    @shop.arc(reads=orders, writes="copies", drift="evolve")
+    def copy(df: "DataFrame") -> "DataFrame":
+        return df
+
+    return shop
+
+
+def land(tmp_path: Path, name: str, **line: Any) -> None:
+    (tmp_path / "landing").mkdir(exist_ok=True)
+    (tmp_path / "landing" / name).write_text(json.dumps(line) + "\n")
+
+
+@pytest.mark.rule("LOT-34")
+def test_a_column_that_arrives_is_published_with_its_lot_and_a_changed_declaration_is_planned(
+    tmp_path: Path, spark: "SparkSession"
+) -> None:
+    told: list[Event] = []
+    land(tmp_path, "a.json", id=1)
+    with declared(tmp_path, spark, "id INT", "evolve") as shop:
+        assert shop.run(emit=told.append).ok
+    land(tmp_path, "b.json", id=2, city="Bonn")
+    with (
+        declared(tmp_path, spark, "id INT", "evolve") as shop,
+        crash.armed("publish.commit.before"),
+        pytest.raises(crash.Crashed),
+    ):
+        shop.run()
+    with declared(tmp_path, spark, "id INT", "evolve") as shop:
+        assert shop["orders"].df().columns == ["id"]  # neither the rows nor their column
+        assert shop.run(emit=told.append).ok
+        assert sorted(map(tuple, shop["orders"].df().collect()), key=str) == [(1, None), (2, "Bonn")]
+        assert shop["copies"].df().columns == ["id"]  # it was planned before
+    assert [event.added for event in told if isinstance(event, ColumnsDrifted)] == [("city",)]
+    with declared(tmp_path, spark, "id BIGINT, city STRING", "evolve") as shop:
+        status = {one["name"]: one["status"] for one in shop.plan().describe() if one["what"] == "dataset"}
+        assert (status["orders"], status["copies"]) == ("changed", "changed")
+        land(tmp_path, "c.json", id=2**40, city="Ulm")
+        assert shop.run().ok
+        found = {row["id"]: row["city"] for row in shop["orders"].df().collect()}
+        assert found == {1: None, 2: "Bonn", 2**40: "Ulm"}
+        copies = {row["id"]: row["city"] for row in shop["copies"].df().collect()}
+        assert copies == {1: None, 2: None, 2**40: "Ulm"}
+        site = shop.site
+        known = site.store.run(lambda tx: datasets.columns(tx, site.keys.lots, DatasetId("orders")))
+        assert known == ["id int", "id int, city string", "id bigint, city string"]
+    with declared(tmp_path, spark, "id BIGINT", "freeze") as shop:
+        plan = shop.plan()
+        with pytest.raises(DatasetChanged, match=r"test_drift_spark\.py:\d+: dataset orders@1 is declared"):
+            plan.apply("n")
