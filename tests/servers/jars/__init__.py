@@ -1,0 +1,16 @@
+"""Jars that `make servers` fetches for the tests; users bring their own."""
+
+from pathlib import Path
+
+from tests.servers.process import ServerUnavailable
+
+_CACHE = Path(__file__).parents[3] / ".cache" / "jars"
+
+
+def fetched(name: str) -> list[Path]:
+    """The jars of `jars/{name}/pom.xml`; `ServerUnavailable`, with the reason, where they are not."""
+    folder = _CACHE / name
+    found = sorted(folder.glob("*.jar"))
+    if not found or not (folder / ".fetched").exists():
+        raise ServerUnavailable(f"no jars of {name}: `make servers` fetches them where Maven can")
+    return found
