@@ -119,8 +119,9 @@ class Census:
         end = max(str(late), turn)
         if begin >= end:
             return set()
-        found = ids.spelled(LotId.parse(begin), LotId.parse(end))
-        return {one for one in found if one < end and self.span.holds(one)}
+        found = set(ids.spelled(LotId.parse(begin), LotId.parse(end)))
+        found.discard(end)
+        return found if not self.span.last else {one for one in found if one <= self.span.last}
 
     # --- what there is
 
@@ -129,21 +130,22 @@ class Census:
         if table not in self._published:
             if table in self.makers:  # what is under way is read before what is published
                 self.unfinished(self.makers[table].id)
-            self._published[table] = {one.lot: one.state for one in self._briefs(table)}
+            found: dict[str, LotState] = {}
+            for page in self._pages(table):
+                found.update({one.lot: one.state for one in page})
+            self._published[table] = found
         return self._published[table]
 
     def answered(self, table: DatasetId, lot: str) -> bool:
         """Is this lot there, complete or empty, or taken back?"""
         return lot in self.published(table)
 
-    def _briefs(self, table: DatasetId) -> Iterator[lots.LotBrief]:
-        after = ""
+    def _pages(self, table: DatasetId) -> Iterator[Sequence[lots.LotBrief]]:
+        after, first = "", self.span.first
         while True:
-            read = partial(
-                lots.briefs, keys=self.keys.publish.lots, dataset=table, after=after, last=self.span.last
-            )
-            page = self.store.run(partial(read, limit=PAGE))
-            yield from (one for one in page if one.lot >= self.span.first)
+            read = partial(lots.briefs, keys=self.keys.publish.lots, dataset=table, limit=PAGE)
+            page = self.store.run(partial(read, after=after, first=first, last=self.span.last))
+            yield page
             if len(page) < PAGE:
                 return
             after = page[-1].lot

@@ -144,12 +144,14 @@ def spelled(first: LotId, last: LotId) -> Iterator[str]:
         for day in range(first.day, last.day + 1):
             yield str(LotId(day, DAY, 0))
         return
+    unit, most, digits = str(first.unit), first.unit.per_day - 1, first.unit.digits
+    ordinals = [f"{ordinal:0{digits}}" for ordinal in range(most + 1)]
     for day in range(first.day, last.day + 1):
         begin = first.ordinal if day == first.day else 0
-        end = last.ordinal if day == last.day else first.unit.per_day - 1
-        start = f"{EPOCH + timedelta(days=day):%Y%m%d}{first.unit}"
-        for ordinal in range(begin, end + 1):
-            yield f"{start}{ordinal:0{first.unit.digits}}"
+        end = last.ordinal if day == last.day else most
+        start = f"{EPOCH + timedelta(days=day):%Y%m%d}{unit}"
+        for ordinal in ordinals[begin : end + 1]:
+            yield start + ordinal
 
 
 class AppendId(msgspec.Struct, frozen=True, order=True):

@@ -213,10 +213,19 @@ _brief = msgspec.msgpack.Decoder(LotBrief)
 
 
 def briefs(
-    tx: Tx, keys: LotKeys, dataset: DatasetId, after: str = "", *, last: str = "", limit: int = 5000
+    tx: Tx,
+    keys: LotKeys,
+    dataset: DatasetId,
+    after: str = "",
+    *,
+    first: str = "",
+    last: str = "",
+    limit: int = 5000,
 ) -> list[LotBrief]:
-    """A large page of a dataset's lots behind one id, up to `last` if it is given: as time goes."""
+    """A large page of a dataset's lots behind one id, from `first` to `last` if given: as time goes."""
     lo, hi = keys.lot.under(*dataset.parts)
+    if first:
+        lo = keys.lot[(*dataset.parts, first)]
     if after:
         lo = keys.lot[(*dataset.parts, after)] + b"\x00"
     if last:

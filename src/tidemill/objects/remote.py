@@ -17,6 +17,7 @@ import os
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Store = S3Store | GCSStore | AzureStore
 
+_PAGE = 1000  # objects in one answer of a listing
 _TRIES = 8  # some four seconds of waiting in between
 _PART_BYTES = 16 * 1024 * 1024  # larger bodies of a plain put go up in parts
 _NEAR_BYTES = 256 * 1024  # ranges this close are fetched as one
@@ -250,16 +252,32 @@ class RemoteObjects(Objects):
         def page(store: Store, _: str) -> "Sequence[ObjectMeta]":
             nonlocal stream
             if stream is None:
-                stream = iter(store.list(folder, offset=offset, chunk_size=1000))
+                stream = iter(store.list(folder, offset=offset, chunk_size=_PAGE))
             try:
                 return next(stream, ())
             except BaseException:
                 stream = None  # the next try begins behind the last page
                 raise
 
-        while found := self._ask("list", prefix, page):
-            offset = found[-1]["path"]
-            yield from found
+        def fetched() -> "Sequence[ObjectMeta]":
+            nonlocal offset
+            found = self._ask("list", prefix, page)
+            if found:
+                offset = found[-1]["path"]
+            return found
+
+        found = fetched()
+        if len(found) < _PAGE:  # most listings: there is hardly more
+            while found:
+                yield from found
+                found = fetched()
+            return
+        # The provider looks for the next page while this one is gone through.
+        with ThreadPoolExecutor(1, thread_name_prefix="objects-list") as ahead:
+            while found:
+                coming = ahead.submit(fetched)
+                yield from found
+                found = coming.result()
 
     def _entries(
         self, folder: str, skip: Callable[[str, str], None] | None = None

@@ -1,0 +1,1 @@
+"""What it costs to know what is missing, and what is new."""

@@ -1,0 +1,125 @@
+"""Looking for new files in a bucket that has 100,000, beside listing that bucket and doing nothing with it.
+
+The server is a real one on loopback. Ours is what a runner does at every poll of a source: list, compare with
+what was taken, and take the ten that are new, which lie anywhere among the others. The plain listing is the
+object library's own, page by page, counting. Both take turns. The look before which nothing is remembered, of
+a runner that has just started, stands beside them.
+"""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from obstore.store import S3Store
+
+from bench.comparison import rounded
+from bench.report import Report, at_most
+from tests.servers.s3 import S3Server, SeaweedS3
+from tidemill.clock import SYSTEM
+from tidemill.objects import open_objects
+from tidemill.sources.bucket import bucket
+from tidemill.sources.keys import SourceKeys
+from tidemill.sources.looking import Looker
+from tidemill.store.sqlite import SqliteStore
+
+FILES, QUICK_FILES = 100_000, 2_000
+NEW = 10
+WRITERS = 32
+DAYS = 100
+SOURCE = "source:bench/orders"
+
+
+def measure(report: Report, folder: Path) -> None:
+    files = QUICK_FILES if report.quick else FILES
+    with SeaweedS3() as server, SqliteStore(folder / "listing.db") as store:
+        scene = _Scene(server, store)
+        report.say(f"putting {files:,} files into a bucket")
+        scene.put([_name(number, files) for number in range(files)])
+        report.say("taking them")
+        first = time.perf_counter()
+        taken = scene.looker().look()
+        first = time.perf_counter() - first
+        assert taken.taken == files, taken
+        started = time.perf_counter()
+        looker = scene.looker()
+        looker.look()
+        started = time.perf_counter() - started
+        ours, plain, number = [], [], 0
+        for turn in range(report.repetitions + 1):
+            scene.put(
+                [f"{_name((turn * 7919 + n * 9973) % files, files)}-new-{turn}.json" for n in range(NEW)]
+            )
+            number += NEW
+            took, found = _timed(looker.look)
+            assert (found.listed, found.taken) == (files + number, NEW), found
+            listed_s, listed = _timed(scene.plain)
+            assert listed == files + number
+            if turn:  # the first of each warms it up
+                ours.append(took)
+                plain.append(listed_s)
+    pairs = [one / other for one, other in zip(ours, plain, strict=True)]
+    raw = {
+        "files": files,
+        "new": NEW,
+        "ours_s": [rounded(one) for one in ours],
+        "plain_s": [rounded(one) for one in plain],
+        "ratio_of_each_pair": [rounded(one) for one in pairs],
+        "first_look_of_a_runner_s": rounded(started),
+        "look_that_takes_all_s": rounded(first),
+    }
+    report.figure("listing_vs_plain", sorted(pairs)[len(pairs) // 2], raw, target=at_most(1.3))
+
+
+def _name(number: int, files: int) -> str:
+    """Files of some days, in folders."""
+    return f"day={number * DAYS // files:03}/orders-{number:07}.json"
+
+
+def _timed(call: Any) -> tuple[float, Any]:
+    began = time.perf_counter()
+    found = call()
+    return time.perf_counter() - began, found
+
+
+class _Scene:
+    """A bucket, what is put into it, and who looks at it."""
+
+    def __init__(self, server: S3Server, store: SqliteStore) -> None:
+        self._store = store
+        name = server.new_bucket()
+        self._url = (
+            f"s3://{server.access_key}:{server.secret_key}@{name}"
+            f"?endpoint={server.endpoint}&region={server.region}&listing=flat"
+        )
+        self._plain = S3Store(
+            name,
+            config={
+                "aws_access_key_id": server.access_key,
+                "aws_secret_access_key": server.secret_key,
+                "aws_endpoint_url": server.endpoint,
+                "aws_region": server.region,
+                "aws_virtual_hosted_style_request": False,
+            },
+            client_options={"allow_http": True},
+        )
+        where, _, settings = self._url.partition("?")
+        self._spec = bucket(f"{where}/landing/**/*.json?{settings}")
+        self._objects = open_objects(self._url, clock=SYSTEM, probe=False)
+
+    def put(self, names: list[str]) -> None:
+        def one(name: str) -> None:
+            self._objects.put(f"landing/{name}", b'{"id": 1}\n')
+
+        with ThreadPoolExecutor(WRITERS) as pool:
+            list(pool.map(one, names))
+
+    def looker(self) -> Looker:
+        listing = self._spec.listing()
+        return Looker(
+            SOURCE, listing, self._spec.policy, store=self._store, keys=SourceKeys("bench"), clock=SYSTEM
+        )
+
+    def plain(self) -> int:
+        """The library's own listing: as many requests as there are thousands of files, nothing else."""
+        return sum(len(page) for page in self._plain.list("landing/", chunk_size=1000))
