@@ -19,6 +19,7 @@ from tidemill.spark.operations import WEIGHT
 from tidemill.spark.reading import naming
 from tidemill.views.spark import contents, rows
 from tidemill.views.spark.clock import at_time, reads_clock
+from tidemill.views.spark.digests import text_of
 from tidemill.views.spark.tables import Place, Tables, schema_text
 from tidemill.views.steps.commits import Batch, Output
 from tidemill.views.steps.groups import GroupSpec, ViewSpec
@@ -164,7 +165,15 @@ def step(
         else:
             table = tables.extended(place, kept, changes, schema)
     size = sum(item.size for item in written.objects)
-    return Output(view=place.view, table=table, changes=changes, rows=written.rows, size=size)
+    return Output(
+        view=place.view,
+        table=table,
+        changes=changes,
+        rows=written.rows,
+        size=size,
+        digest=text_of(tables.digest(changes)),
+        content=text_of(tables.digest(table)),
+    )
 
 
 @contextmanager

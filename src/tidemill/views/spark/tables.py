@@ -16,7 +16,7 @@ import msgspec
 
 from tidemill import crash
 from tidemill.clock import Clock
-from tidemill.errors import ViewRefused
+from tidemill.errors import ViewRefused, WriteMismatch
 from tidemill.lots import layout, manifest
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import Manifest, ManifestState
@@ -24,7 +24,8 @@ from tidemill.spark.operations import WEIGHT
 from tidemill.spark.reading import POSITION, read_objects, read_positioned
 from tidemill.spark.storage import Storage
 from tidemill.spark.writing import Written, write_frame
-from tidemill.views.spark import rows
+from tidemill.views.kernels.digest import together
+from tidemill.views.spark import digests, rows
 from tidemill.views.steps.commits import StepRow
 from tidemill.views.steps.inputs import ManifestReader
 from tidemill.views.steps.keys import changes_of, table_of
@@ -108,15 +109,25 @@ class Tables:
     def write_changes(self, place: Place, df: "DataFrame", schema: "StructType") -> tuple[str, Written]:
         """Compute and keep a step's changes; the key of their manifest, empty when there are none."""
         target = changes_of(place.pipeline, place.view)
-        written = write_frame(df, self.storage, self.storage.objects, _prefix(place, target))
+        frame, digest = digests.observed(df)
+        written = write_frame(frame, self.storage, self.storage.objects, _prefix(place, target))
         if not written.rows:
             return "", written
-        return self._put(place, target, written=written, schema=schema), written
+        return self._put(place, target, written=written, schema=schema, digest=digest()), written
 
     def extended(self, place: Place, before: str, changes: str, schema: "StructType") -> str:
         """The table as it was, with a step's changes; `before` is empty for a new one."""
         parts = [*(self._manifests.load(before).parts if before else ()), *([changes] if changes else ())]
-        return self._put(place, table_of(place.pipeline, place.view), parts=parts, schema=schema)
+        target, content = table_of(place.pipeline, place.view), self._after(before, changes)
+        return self._put(place, target, parts=parts, schema=schema, digest=content)
+
+    def _after(self, before: str, changes: str) -> int:
+        """The digest of a table after changes: digests add up."""
+        return together([self.digest(before), self.digest(changes)])
+
+    def digest(self, key: str) -> int:
+        """The digest that a manifest of a table or of changes states; 0 for none."""
+        return digests.number_of(self._manifests.load(key).digest) if key else 0
 
     def is_long(self, table: str) -> bool:
         """Has the tail grown so long that reading it costs too much?"""
@@ -129,12 +140,20 @@ class Tables:
         keys = [*self._manifests.load(before).parts, changes]
         objects = [item for key in keys for item in self._manifests.load(key).objects]
         df = rows.netted(read_objects(spark, self.storage, stored(schema), objects), schema)
-        target = table_of(place.pipeline, place.view)
-        written = write_frame(df, self.storage, self.storage.objects, _prefix(place, target))
+        target, content = table_of(place.pipeline, place.view), self._after(before, changes)
+        frame, digest = digests.observed(df)
+        written = write_frame(frame, self.storage, self.storage.objects, _prefix(place, target))
+        if digest() != content:
+            raise WriteMismatch(
+                f"the table of {place.view} was written with the digest {digests.text_of(digest())},"
+                f" and its steps come to {digests.text_of(content)}"
+            )
         parts = []
         if written.rows:
-            parts.append(self._put(place, target, part="base", written=written, schema=schema))
-        return self._put(place, target, parts=parts, schema=schema)
+            parts.append(
+                self._put(place, target, part="base", written=written, schema=schema, digest=content)
+            )
+        return self._put(place, target, parts=parts, schema=schema, digest=content)
 
     def _put(
         self,
@@ -145,6 +164,7 @@ class Tables:
         part: str = "",
         parts: Sequence[str] | None = None,
         written: Written | None = None,
+        digest: int,
     ) -> str:
         state = ManifestState.COMPLETE if parts or written else ManifestState.EMPTY
         body = Manifest(
@@ -157,6 +177,7 @@ class Tables:
             objects=list(written.objects) if written else [],
             parts=list(parts or ()),
             schema=schema_text(schema),
+            digest=digests.text_of(digest),
             created_at=datetime.fromtimestamp(self._clock.wall(), UTC).isoformat(),
         )
         key = layout.manifest_key(

@@ -78,6 +78,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
 
     - changes: the manifest of its changes; empty when it has none.
     - table: the manifest that lists what makes up its table.
+    - digest: of the changes; content: of the table after them, the sum of all digests so far (DBSP-42).
     """
 
     view: str
@@ -85,6 +86,8 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     changes: str = ""
     rows: int = 0  # of the changes
     size: int = 0
+    digest: str = ""
+    content: str = ""
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
