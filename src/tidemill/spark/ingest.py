@@ -32,28 +32,22 @@ from tidemill.spark.drift import RESCUED, added
 from tidemill.spark.drifting import (
     discovered,
     footers_unknown,
-    is_no_object,
-    rescued_columns,
-    rescued_csv,
-    rescued_json,
-    unknown_json,
 )
-from tidemill.spark.faults import CORRUPT, csv_options, is_wrong_json, json_options, named, what_is_wrong
+from tidemill.spark.faults import named, what_is_wrong
 from tidemill.spark.formats import Format, Reading
+from tidemill.spark.records import BLOCK, FILE, LEFT, PARSED, PLACE, TEXT, UNKNOWN, WRONG, Records
 from tidemill.spark.salvage import Salvage
 from tidemill.spark.storage import Storage
 from tidemill.spark.writing import Written, write_frame
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     Session: TypeAlias = SparkSession  # for rooms that do not name pyspark
 
 BAD_SCHEMA: Final = "file STRING, line BIGINT, record STRING, error STRING"
-_FILE, _BLOCK, _ID, _TEXT = "_tidemill_file", "_tidemill_block", "_tidemill_id", "_tidemill_text"
-_PARSED, _WRONG, _PLACE = "_tidemill_parsed", "_tidemill_wrong", "_tidemill_place"
-_UNKNOWN, _RESCUED = "_tidemill_unknown", "_tidemill_rescued"
+_ID: Final = "_tidemill_id"
 
 Write = Callable[["DataFrame", str], Written]
 """Keeps the rows of a frame; the text names a folder of this try alone (empty for the first)."""
@@ -115,7 +109,9 @@ def ingest(
         declared = Schema(tuple(one for one in declared.columns if one.name != RESCUED))
     columns = schemas.to_spark(declared)
     found: list[schemas.Column] = []
-    if dataset.drift is Drift.EVOLVE or (dataset.drift is Drift.RESCUE and not reading.by_lines):
+    # Of lines, and of CSV, what is rescued is seen record by record.
+    rescues = dataset.drift is Drift.RESCUE and reading.format is not Format.CSV and not reading.by_lines
+    if dataset.drift is Drift.EVOLVE or rescues:
         found = discovered(spark, columns, reading, files, options=options, open_file=open_file)
     grown = added(declared, found) if dataset.drift is Drift.EVOLVE else declared
     columns = schemas.to_spark(grown)
@@ -154,7 +150,7 @@ def ingest(
         kind=dataset.kind,
         key=dataset.key,
         drift=dataset.drift,
-        beside=found if dataset.drift is Drift.RESCUE else (),
+        beside=found if rescues else (),
     )
     done = reader.run(files, write_rows, write_bad)
     out = checked.quarantined
@@ -197,12 +193,13 @@ class Ingest:
         self._spark = spark
         self._schema = schema
         self._reading = reading
-        self._options = dict(options)
         self._open = open_file
         self._kind = kind
         self._key = tuple(key)
         self._rescues = drift is Drift.RESCUE
-        self._beside = tuple(beside)
+        self._from = Records(
+            spark, schema, reading, options=options, kind=kind, rescues=self._rescues, beside=beside
+        )
 
     def run(self, files: Sequence[ForeignFile], write_rows: Write, write_bad: Write) -> Ingested:
         """Write what fits with one function and what does not with the other."""
@@ -274,7 +271,7 @@ class Ingest:
         if again is None:
             raise error  # it can be read by itself: another try is due
         left = salvage.of_gzip(file.path, self._open) if self._reading.by_lines else None
-        if left is not None and left.lines and left.lines == self._lines([file], cut=True).count():
+        if left is not None and left.lines and left.lines == self._from.lines([file], cut=True).count():
             cut[file.path] = left
             groups.append(headers.Group(_header_of(file, self._schema, self._reading, self._open), (file,)))
         else:
@@ -284,7 +281,7 @@ class Ingest:
         """What reading this file alone ends with; None when nothing is wrong."""
         header = _header_of(file, self._schema, self._reading, self._open)
         try:
-            frame = self._records(headers.Group(header, (file,)), cut=False)
+            frame = self._from.of(headers.Group(header, (file,)), cut=False)
             frame.write.format("noop").mode("overwrite").save()
         except Exception as error:  # noqa: BLE001 - the answer
             return error
@@ -300,133 +297,39 @@ class Ingest:
         everything = self._everything(groups, cut)
         if everything is None:
             return None
-        wrong, keyless = sf.col(_WRONG), self._keyless()
+        wrong, keyless = sf.col(WRONG), self._keyless()
         # The observation stands between parsing and its use, so that a record is parsed once.
         observed = everything.observe(
             counted,  # type: ignore[arg-type]
             sf.count_if(wrong).alias("bad"),
             sf.count_if(~wrong & keyless).alias("keyless"),
-            sf.count_if(~wrong & sf.col(_UNKNOWN)).alias("unknown"),
-            sf.count_if(~wrong & sf.col(_RESCUED).isNotNull()).alias("rescued"),
+            sf.count_if(~wrong & sf.col(UNKNOWN)).alias("unknown"),
+            sf.count_if(~wrong & sf.col(LEFT).isNotNull()).alias("rescued"),
         )
         rows = observed.where(~wrong & ~keyless)
-        columns = [sf.col(f"{_PARSED}.{named(name)}") for name in self._schema.names]
+        columns = [sf.col(f"{PARSED}.{named(name)}") for name in self._schema.names]
         if self._rescues:
-            columns.append(sf.col(_RESCUED).alias(RESCUED))
+            columns.append(sf.col(LEFT).alias(RESCUED))
         if self._kind is Kind.CHANGES:
             columns.append(sf.lit(1).cast("bigint").alias(operations.WEIGHT))
         if self._kind is Kind.KEYED:
             files = [file for group in groups for file in group.files]
-            rows = ordinals.with_files(rows, _FILE, files, self._spark)
+            rows = ordinals.with_files(rows, FILE, files, self._spark)
             columns.append(sf.lit(operations.Operation.UPSERT.value).alias(operations.OP))
-            columns.append(ordinals.ordinal(_PLACE).alias(operations.ORDINAL))
+            columns.append(ordinals.ordinal(PLACE).alias(operations.ORDINAL))
         return rows.select(*columns)
 
     def _everything(self, groups: Sequence[headers.Group], cut: Mapping[str, Salvage]) -> "DataFrame | None":
         """All records of all files; None when there is no file."""
-        frames = [self._records(part, cut=is_cut) for part, is_cut in _split(groups, cut)]
+        frames = [self._from.of(part, cut=is_cut) for part, is_cut in _split(groups, cut)]
         return reduce(lambda one, other: one.unionByName(other), frames) if frames else None
 
     def _keyless(self) -> "Column":
         """Does a record lack a part of its key?"""
         from pyspark.sql import functions as sf
 
-        missing = [sf.col(f"{_PARSED}.{named(name)}").isNull() for name in self._key]
+        missing = [sf.col(f"{PARSED}.{named(name)}").isNull() for name in self._key]
         return reduce(lambda one, other: one | other, missing, sf.expr("false"))
-
-    def _records(self, group: headers.Group, *, cut: bool) -> "DataFrame":
-        """Records as (parsed, is it wrong?, file, text of a wrong one)."""
-        if self._reading.by_lines and self._reading.format is not Format.CSV:
-            return self._parsed(self._lines(group.files, cut=cut)).drop(_BLOCK)
-        return self._structured(group, cut=cut)
-
-    def _parsed(self, lines: "DataFrame") -> "DataFrame":
-        """Lines that are records, with what they say and whether they are wrong."""
-        from pyspark.sql import functions as sf
-
-        text = sf.col(_TEXT)
-        if self._reading.format is Format.TEXT:
-            parsed = sf.struct(text.alias(self._schema.names[0]))
-            return lines.withColumns({_PARSED: parsed, _WRONG: ~sf.is_valid_utf8(text), **_nothing()})
-        parsed = sf.from_json(text, _with_corrupt(self._schema), json_options(self._reading))
-        corrupt = sf.col(_PARSED).isNull() | sf.col(f"{_PARSED}.{CORRUPT}").isNotNull()
-        frame = lines.where(sf.trim(text) != "").withColumn(_PARSED, parsed)
-        broken = is_wrong_json(text) | ~sf.is_valid_utf8(text)
-        if self._rescues:
-            left = rescued_json(text, sf.col(_PARSED), self._schema)
-            rescued = frame.withColumns({_RESCUED: left, _UNKNOWN: sf.expr("false")})
-            return rescued.withColumn(_WRONG, broken | is_no_object(text))
-        unknown = unknown_json(text, self._schema.names)
-        return frame.withColumns(
-            {_WRONG: corrupt | broken, _UNKNOWN: unknown, _RESCUED: sf.lit(None).cast("string")}
-        )
-
-    def _structured(self, group: headers.Group, *, cut: bool) -> "DataFrame":
-        """As `_records`, by Spark's own reader of a format."""
-        from pyspark.sql import functions as sf
-
-        reading = self._reading
-        reader, uris = self._reader(cut=cut), [file.read_uri for file in group.files]
-        columns: list[Column]
-        if reading.format is Format.PARQUET:
-            frame = reader.schema(self._wider(self._schema)).parquet(*uris)
-            columns = [sf.col(named(name)) for name in self._schema.names]
-            text: Column = sf.lit(None).cast("string")
-        else:
-            schema = self._schema if group.header is None else group.header.schema
-            reader = reader.schema(_with_corrupt(self._wider(schema)))
-            if reading.format is Format.CSV:
-                frame = reader.options(**csv_options(reading)).csv(uris)
-            else:
-                frame = reader.options(**json_options(reading), multiLine="true").json(uris)
-            there = set(schema.names)
-            columns = [
-                sf.col(named(field.name))
-                if field.name in there
-                else sf.lit(None).cast(field.dataType).alias(field.name)
-                for field in self._schema.fields
-            ]
-            text = sf.col(CORRUPT)
-        places = [ordinals.place(reading.format).alias(_PLACE)] if self._kind is Kind.KEYED else []
-        wrong, rescued = text.isNotNull(), rescued_columns(self._beside)
-        if self._rescues and reading.format is Format.CSV:
-            rescued, wrong = rescued_csv(group.header or headers.Header(self._schema), text, reading)
-        unknown = bool(group.header and group.header.unknown) and not self._rescues
-        return frame.select(
-            *places,
-            sf.struct(*columns).alias(_PARSED),
-            wrong.alias(_WRONG),
-            sf.lit(unknown).alias(_UNKNOWN),
-            rescued.alias(_RESCUED),
-            sf.col("_metadata.file_path").alias(_FILE),
-            text.alias(_TEXT),
-        )
-
-    def _wider(self, schema: "StructType") -> "StructType":
-        """With the columns that are read to be rescued."""
-        from pyspark.sql.types import StructType
-
-        beside = schemas.to_spark(Schema(self._beside)).fields if self._beside else []
-        return StructType([*schema.fields, *beside])
-
-    def _lines(self, files: Sequence[ForeignFile], *, cut: bool) -> "DataFrame":
-        from pyspark.sql import functions as sf
-
-        places = [ordinals.place(self._reading.format).alias(_PLACE)] if self._kind is Kind.KEYED else []
-        return (
-            self._reader(cut=cut)
-            .text([file.read_uri for file in files])
-            .select(
-                *places,
-                sf.col("value").alias(_TEXT),
-                sf.col("_metadata.file_path").alias(_FILE),
-                sf.col("_metadata.file_block_start").alias(_BLOCK),
-            )
-        )
-
-    def _reader(self, *, cut: bool) -> "DataFrameReader":
-        reader = self._spark.read.options(**self._options)
-        return reader.option("ignoreCorruptFiles", "true" if cut else "false")
 
     # --- what does not fit
 
@@ -454,11 +357,11 @@ class Ingest:
 
         everything = self._everything(groups, cut)
         assert everything is not None
-        found = self._unpruned(everything).where(~sf.col(_WRONG) & self._keyless())
+        found = self._unpruned(everything).where(~sf.col(WRONG) & self._keyless())
         files = [file for group in groups for file in group.files]
-        columns = [sf.col(f"{_PARSED}.{named(name)}").alias(name) for name in self._schema.names]
+        columns = [sf.col(f"{PARSED}.{named(name)}").alias(name) for name in self._schema.names]
         record = sf.to_json(sf.struct(*columns), {"ignoreNullFields": "false"})
-        return ordinals.with_files(found, _FILE, files, self._spark).select(
+        return ordinals.with_files(found, FILE, files, self._spark).select(
             "file",
             sf.lit(None).cast("bigint").alias("line"),
             record.alias("record"),
@@ -474,29 +377,29 @@ class Ingest:
         from pyspark.sql import functions as sf
 
         if self._reading.by_lines:
-            counted = self._lines(group.files, cut=cut)
+            counted = self._from.lines(group.files, cut=cut)
         else:
-            counted = self._unpruned(self._records(group, cut=cut)).withColumn(_BLOCK, sf.lit(0))
+            counted = self._unpruned(self._from.of(group, cut=cut)).withColumn(BLOCK, sf.lit(0))
         counted = counted.withColumn(_ID, sf.monotonically_increasing_id())
         places = self._places(counted, group.files)
-        located = counted.join(sf.broadcast(places), [_FILE, _BLOCK])
+        located = counted.join(sf.broadcast(places), [FILE, BLOCK])
         located = located.withColumn("line", sf.col(_ID) + sf.col("shift"))
         if not self._reading.by_lines:
-            wrong = located.where(_WRONG)
+            wrong = located.where(WRONG)
         elif self._reading.format is Format.CSV:
             # A line is wrong by its text alone: the wrong ones are those with the text of a wrong record,
             # but for the header, which is no record.
-            texts = self._unpruned(self._structured(group, cut=cut)).where(_WRONG).select(_FILE, _TEXT)
+            texts = self._unpruned(self._from.structured(group, cut=cut)).where(WRONG).select(FILE, TEXT)
             lines = located if group.header is None else located.where(sf.col("line") != sf.col("first"))
-            wrong = lines.join(texts.distinct(), [_FILE, _TEXT], "left_semi")
+            wrong = lines.join(texts.distinct(), [FILE, TEXT], "left_semi")
         else:
-            wrong = self._parsed(located).where(_WRONG)
+            wrong = self._from.parsed(located).where(WRONG)
         schema = self._schema if group.header is None else group.header.schema
         return wrong.select(
             sf.col("file"),
             sf.col("line"),
-            sf.make_valid_utf8(_TEXT).alias("record"),
-            what_is_wrong(sf.col(_TEXT), schema, self._reading).alias("error"),
+            sf.make_valid_utf8(TEXT).alias("record"),
+            what_is_wrong(sf.col(TEXT), schema, self._reading).alias("error"),
         )
 
     def _places(self, counted: "DataFrame", files: Sequence[ForeignFile]) -> "DataFrame":
@@ -504,8 +407,8 @@ class Ingest:
         from pyspark.sql import functions as sf
 
         # A text that is NULL is that of a record that is not wrong.
-        filled = sf.min(sf.when(sf.coalesce(sf.trim(_TEXT), sf.lit("x")) != "", sf.col(_ID)))
-        blocks = counted.groupBy(_FILE, _BLOCK).agg(sf.min(_ID), sf.count(sf.lit(1)), filled)
+        filled = sf.min(sf.when(sf.coalesce(sf.trim(TEXT), sf.lit("x")) != "", sf.col(_ID)))
+        blocks = counted.groupBy(FILE, BLOCK).agg(sf.min(_ID), sf.count(sf.lit(1)), filled)
         rows = sorted((tuple(row) for row in blocks.collect()), key=lambda row: (row[0], row[1]))
         names = {plain(file.uri): file.path for file in files}
         before: dict[str, int] = {}
@@ -521,7 +424,7 @@ class Ingest:
             for (path, block), shift in shifts.items()
         ]
         return self._spark.createDataFrame(
-            found, f"{_FILE} STRING, {_BLOCK} BIGINT, shift BIGINT, file STRING, first BIGINT"
+            found, f"{FILE} STRING, {BLOCK} BIGINT, shift BIGINT, file STRING, first BIGINT"
         )
 
     def _unpruned(self, records: "DataFrame") -> "DataFrame":
@@ -529,7 +432,7 @@ class Ingest:
         from pyspark.sql import Observation
         from pyspark.sql import functions as sf
 
-        nulls = [sf.col(f"{_PARSED}.{named(name)}").isNull().cast("int") for name in self._schema.names]
+        nulls = [sf.col(f"{PARSED}.{named(name)}").isNull().cast("int") for name in self._schema.names]
         return records.observe(
             Observation(), sf.max(reduce(lambda one, other: one + other, nulls)).alias("n")
         )
@@ -557,20 +460,6 @@ def _split(
             files = tuple(file for file in group.files if (file.path in cut) is is_cut)
             if files:
                 yield headers.Group(group.header, files), is_cut
-
-
-def _nothing() -> "dict[str, Column]":
-    """Of a record that cannot have columns beside the declared ones."""
-    from pyspark.sql import functions as sf
-
-    return {_UNKNOWN: sf.expr("false"), _RESCUED: sf.lit(None).cast("string")}
-
-
-def _with_corrupt(schema: "StructType") -> "StructType":
-    from pyspark.sql.types import StringType, StructField, StructType
-
-    fields = [StructField(field.name, field.dataType) for field in schema.fields]
-    return StructType([*fields, StructField(CORRUPT, StringType())])
 
 
 def _header_of(
