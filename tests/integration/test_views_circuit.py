@@ -72,15 +72,15 @@ def test_queries_of_every_kind_and_every_trap_equal_their_circuits(spark: Any, m
     for name, output in made.hand.items():
         fast = rewrite(output)
         assert rewrite(fast) == fast, f"rewriting {name} twice is rewriting it once"
-        every.append((HAND[name], output, *([fast] if fast != output else [])))
+        every.append((HAND[name], fast))
     with views_oracle.stage(spark, views_oracle.ROWS):
         wrong = views_oracle.differences(spark, every)
     assert not wrong, told(wrong)
 
 
-def test_over_empty_tables_too(spark: Any, made: Made) -> None:
+def test_over_empty_tables_too_and_before_any_rewrite(spark: Any, made: Made) -> None:
     with views_oracle.stage(spark, {}):
-        wrong = views_oracle.differences(spark, [(HAND[n], rewrite(o)) for n, o in made.hand.items()])
+        wrong = views_oracle.differences(spark, [(HAND[n], o) for n, o in made.hand.items()])
     assert not wrong, told(wrong)
 
 
