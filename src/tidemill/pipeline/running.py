@@ -5,6 +5,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from tidemill.cluster.leases import RENEW_EVERY_S, TTL_S
+from tidemill.crash import Crashed
 from tidemill.events import Emit, ignore
 from tidemill.pipeline import report
 from tidemill.pipeline.report import Report
@@ -47,8 +48,11 @@ def run(
         presence.start()
         try:
             found = run_as(pipeline, presence, watch=watch, emit=emit, stop=stop)
-        except BaseException:
+        except Crashed:
             presence.abandon()
+            raise
+        except BaseException:  # interrupted, say: whoever comes next waits for no lease of ours
+            presence.close()
             raise
         presence.close()
         return found

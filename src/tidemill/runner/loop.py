@@ -68,6 +68,7 @@ PATIENCE = 3
 MOST_SAID = 20
 """Failures in a row that are remembered of one thing: somebody may watch for months."""
 
+LET_GO_US = 200_000
 CLOSING = "intervals"
 AWAY_S = 5.0
 
@@ -150,6 +151,8 @@ class Loop:
         self._tender = Tender(store, keys.lots.cluster, heap, clock=clock, emit=emit)
         self._pull = Pull(store, keys.triggers, heap)
         self._life: _Life | None = None
+        self._broken_off = False
+        self.dead = False  # taken for killed: writes nothing any more
         self._watching = False
         self._clean_at = self._left_at = self._compact_at = self._close_at = 0.0
         self._unfinished: set[tuple[str, str]] = set()  # lots that were asked for, whose work broke off
@@ -208,14 +211,21 @@ class Loop:
             self.clock.wait(self._stop, pause_s)
             return False
 
-    def end(self, timeout_s: float = 30.0) -> bool:
-        """Begin nothing any more; wait for the runs that are under way."""
+    def end(self, timeout_s: float = 30.0, *, drop: bool = False) -> bool:
+        """Begin nothing any more; wait for the runs that are under way.
+
+        - drop: at once: no further step of a group, and nothing that is only shown.
+        """
+        self._broken_off = drop
         ended = self.lines.end(timeout_s)
         self.leave()
         if self._projecting is not None:
-            self._projecting.end()
+            self._projecting.end(drop=drop)
             self._projecting.check()
         return ended
+
+    def _stops(self) -> bool:
+        return self._broken_off or self._stop.is_set()
 
     def leave(self) -> None:
         """Receive and fetch nothing any more."""
@@ -367,13 +377,27 @@ class Loop:
                 arc = self.program.arcs[due.name]
                 self.tally.outcomes += life.arcs.run(arc.spec, ticket)
             else:
-                stepped = life.groups.run(ticket, self._stop.is_set)
+                stepped = life.groups.run(ticket, self._stops)
                 self.tally.steps[due.name] = self.tally.steps.get(due.name, 0) + stepped.jobs
             self.tally.failures.pop(due.name, None)
         except LeaseLost:
-            return  # whoever has it now goes on
+            self._let_go(ticket)
         except Exception as error:  # noqa: BLE001 - told, and tried again
             self._failed(due.name, error, ticket)
+
+    def _let_go(self, ticket: Ticket | None) -> None:
+        """What we worked with is ours no more. If the run still is, it must not stay ours with nobody at it:
+        whoever comes next goes on, at once.
+        """
+        if ticket is None or self.dead:
+            return
+        keys = self.keys
+        with contextlib.suppress(LeaseLost, StoreError):  # then whoever has it now goes on
+            self.store.run(
+                lambda tx: runs.fail(
+                    tx, keys.triggers, keys.cluster, ticket, backoff_us=LET_GO_US, counted=False
+                )
+            )
 
     def _failed(self, name: str, error: Exception, ticket: Ticket | None) -> float:
         """Tell, and put the run off; for how many seconds."""
@@ -466,7 +490,7 @@ class Loop:
                 self._tell("compact", error, COMPACT_EVERY_S)
                 return
             for lot in marked:
-                if self._stop.is_set():
+                if self._stops():
                     return
                 try:
                     compactor.compact(dataset, lot)

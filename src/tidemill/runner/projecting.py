@@ -14,6 +14,8 @@ from tidemill.lots.keys import DatasetId
 from tidemill.publish.projections import Projections, ReadState
 
 MOST_WAITING = 1000
+DROP_S = 2.0
+"""How long an end at once waits for what is being shown."""
 
 
 class Projecting:
@@ -68,10 +70,12 @@ class Projecting:
                 self._broken = error
                 return
 
-    def end(self) -> None:
-        """Show what waits, and no more."""
+    def end(self, *, drop: bool = False) -> None:
+        """Show what waits, and no more; or, to end at once, not even that: the cleaner looks at it."""
         with self._changed:
             self._over = True
+            if drop:
+                self._waiting.clear()
             self._changed.notify()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(DROP_S if drop else None)

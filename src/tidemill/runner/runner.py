@@ -1,10 +1,12 @@
 """A runner in one process: hands that make parts, a loop that starts runs, one Spark session for both."""
 
+import contextlib
 import random
 import threading
 from typing import TYPE_CHECKING
 
 from tidemill.clock import Clock
+from tidemill.crash import Crashed
 from tidemill.events import Emit, ignore
 from tidemill.futures.signing import ClusterKey
 from tidemill.objects import Objects
@@ -15,16 +17,21 @@ from tidemill.runner.making import Tools, make_part
 from tidemill.runner.part_futures import PartFutures, resource_of
 from tidemill.runner.presence import Presence
 from tidemill.runner.program import Program
-from tidemill.spark.sessions import interrupt
+from tidemill.spark.sessions import interrupt, tagged
 from tidemill.spark.storage import Storage
 from tidemill.store import Store
 from tidemill.views.spark.full import FullViews
 from tidemill.views.spark.tables import Tables
+from tidemill.views.steps.commits import Batch, Output
 from tidemill.views.steps.inputs import Inputs, ManifestReader
 from tidemill.views.steps.keys import StepKeys
+from tidemill.views.steps.stepper import Compute
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+ENDING_TRIES = 5
+"""Seconds that runs have to end in when they are broken off."""
 
 
 class Runner:
@@ -73,6 +80,7 @@ class Runner:
         )
         self._clock = clock
         self.presence = presence
+        self._steps = Steps(spark, _views(spark, storage, store, keys, program, clock))
         self.loop = Loop(
             store,
             keys,
@@ -80,7 +88,7 @@ class Runner:
             presence,
             program,
             parts,
-            _views(spark, storage, store, keys, program, clock),
+            self._steps,
             check=self._check,
             clock=clock,
             chance=chance,
@@ -99,7 +107,8 @@ class Runner:
         self.loop.lines.check()
 
     def run(self, *, watch: bool, starts: bool = True, stop: threading.Event | None = None) -> Tally:
-        """Run. What stands for the death of this process is raised, with everything dropped as it is.
+        """Run. What stands for the death of this process is raised, with everything dropped as it is; after
+        anything else that ends it, an interruption say, nothing is left claimed and no thread is left.
 
         - watch: stay for what arrives.
         - starts: start runs, or only make parts of runs that others have started.
@@ -112,16 +121,48 @@ class Runner:
                 tally = self._lend(stop or threading.Event())
             self.loop.end()
             self.hands.check()
-        except Exception:
-            self.hands.stop()
-            self.loop.leave()
-            raise
-        except BaseException:
+        except Crashed:
+            self.loop.dead = True
             self.hands.abandon()
             self.loop.end(5.0)
             raise
+        except BaseException:  # an error, or somebody interrupts us: end soon, with nothing left claimed
+            self._break_off()
+            raise
         self.hands.drain()
         return tally
+
+    def _break_off(self) -> None:
+        self.hands.stop()  # whoever waits for parts is told
+        for _ in range(ENDING_TRIES):
+            self._steps.interrupt()  # again, because the next job of a step is not interrupted with this one
+            with contextlib.suppress(Exception):  # what ended us is raised, not what follows from it
+                if self.loop.end(1.0, drop=True):
+                    return
+
+
+class Steps:
+    """Computes the steps of views under a tag of their own each, so that they can be interrupted."""
+
+    def __init__(self, spark: "SparkSession", compute: Compute) -> None:
+        self._spark = spark
+        self._compute = compute
+        self._tags: set[str] = set()
+
+    def __call__(self, batch: Batch, attempt: str) -> tuple[Output, ...]:
+        tag = f"tidemill-{attempt}"
+        self._tags.add(tag)
+        try:
+            with tagged(self._spark, tag):
+                return self._compute(batch, attempt)
+        finally:
+            self._tags.discard(tag)
+
+    def interrupt(self) -> None:
+        """End the jobs of the steps that are being computed."""
+        for tag in list(self._tags):
+            with contextlib.suppress(Exception):  # Spark may be gone with what ended us
+                interrupt(self._spark, tag)
 
 
 def _views(

@@ -1,0 +1,89 @@
+"""Somebody presses Ctrl-C while a pipeline runs: it ends soon, and leaves nothing that is claimed."""
+
+import _thread
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import tidemill as tm
+from tidemill.clock import SYSTEM, poll
+from tidemill.cluster import nodes
+from tidemill.cluster.keys import ClusterKeys
+from tidemill.futures import edges
+from tidemill.futures.keys import FutureKeys
+from tidemill.futures.rows import Claimed
+from tidemill.store import Tx
+from tidemill.triggers import subscriptions
+from tidemill.triggers.subscriptions import Scheduled
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SOON_S = 20.0
+
+
+def interrupt() -> None:
+    """As Ctrl-C does, once: from a thread of the runner; the plan, in the main one, goes on."""
+    if threading.current_thread() is not threading.main_thread():
+        _thread.interrupt_main()
+
+
+def left_of(shop: tm.Pipeline) -> list[str]:
+    """What a run left that others would have to wait for."""
+    site = shop.site
+    keys, cluster = FutureKeys(site.place.cluster), ClusterKeys(site.place.cluster)
+
+    def read(tx: Tx) -> list[str]:
+        found = [node.id for node in nodes.read_all(tx, cluster) if node.kind == "runner"]
+        for row in tx.range(*keys.future.all()):
+            one = keys.future.unpack(row.key)[0]
+            assert isinstance(one, bytes)
+            future = edges.read(tx, keys, one)
+            if isinstance(future, Claimed) or (future is not None and future.tally.reaps):
+                found.append(f"future {one.hex()}")
+        for row in tx.range(*site.keys.triggers.subscription.all()):
+            subscription = subscriptions.decode(row.value)
+            if isinstance(subscription, Scheduled) and subscription.run is not None:
+                found.append(str(site.keys.triggers.subscription.unpack(row.key)))
+        return found
+
+    return site.store.run(read)
+
+
+def threads() -> set[str]:
+    return {one.name for one in threading.enumerate() if one.name.startswith(("line-", "hand", "projecting"))}
+
+
+@pytest.mark.parametrize("where", ["arc", "view"])
+def test_an_interrupted_run_ends_soon_leaves_nothing_claimed_and_can_be_repeated(
+    spark: "SparkSession", tmp_path: Path, where: str
+) -> None:
+    slow = True
+
+    def work(of: str, df: "DataFrame") -> "DataFrame":
+        if slow and of == where and threading.current_thread() is not threading.main_thread():
+            interrupt()
+            spark.range(10**13).selectExpr("sum(id % 7)").collect()  # until it is interrupted
+        return df.where("id > 0")
+
+    with tm.Pipeline("shop", home=tmp_path / "home", spark=spark) as shop:
+        orders = shop.dataset("orders", "id BIGINT")
+
+        @shop.arc(reads=orders, writes="clean", schema="id BIGINT")
+        def clean(df: "DataFrame") -> "DataFrame":
+            return work("arc", df)
+
+        shop.view("seen", lambda df: work("view", df), reads="clean", full=True)
+        orders.append([(0,), (1,), (2,)])
+        before = threads()
+        began = SYSTEM.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            shop.run()
+        assert SYSTEM.monotonic() - began < SOON_S
+        assert poll(lambda: threads() <= before, SYSTEM, every_s=0.05, timeout_s=SOON_S), threads()
+        assert left_of(shop) == []
+        slow = False
+        assert shop.run().ok
+        assert sorted(row.id for row in shop["seen"].df().collect()) == [1, 2]
