@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tidemill.pipeline.tables import Dataset, Table, View
     from tidemill.sources.bucket import bucket
     from tidemill.sources.folder import folder
+    from tidemill.sources.polling import http_poll
     from tidemill.sources.pushing import http_push
     from tidemill.spark.sessions import SparkSettings
 
@@ -37,6 +38,7 @@ __all__ = [
     "expect",
     "folder",
     "gather",
+    "http_poll",
     "http_push",
     "not_null",
     "rows",
@@ -60,6 +62,7 @@ _HOMES = {
     "expect": "tidemill.lots.checks",
     "folder": "tidemill.sources.folder",
     "gather": "tidemill.futures.gathering",
+    "http_poll": "tidemill.sources.polling",
     "http_push": "tidemill.sources.pushing",
     "not_null": "tidemill.lots.checks",
     "rows": "tidemill.lots.checks",

@@ -113,6 +113,8 @@
     │   ├── SourceUnavailable         its folder or bucket cannot be listed (now)
     │   ├── SourceFileChanged         a file is not what was listed any more, or is gone
     │   ├── SourceMiscounted          what was read twice was not the same
+    │   ├── PollRefused               an answer that is not what it says, or not what was asked for
+    │   ├── MarkGone                  what a source had come to is not there any more
     │   ├── PushRefused               a request whose body is not rows of its dataset
     │   └── PushBusy                  more requests wait than are kept
     ├── TraceError                    something about the state of a view; the kinds below say what
@@ -755,6 +757,16 @@ class SourceFileChanged(SourceError):
 class SourceMiscounted(SourceError):
     code = "source-miscounted"
     hint = "nothing was published; if no file changes while it is read, report this with the files' format"
+
+
+class PollRefused(SourceError):
+    code = "poll-refused"
+    hint = "nothing was taken; see what the address answers, and what the source was declared to take"
+
+
+class MarkGone(SourceError):
+    code = "mark-gone"
+    hint = "what is missing cannot be had any more; say where to go on: on_gone=…"
 
 
 class PushRefused(SourceError):

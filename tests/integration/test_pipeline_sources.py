@@ -11,6 +11,7 @@ import pytest
 import tidemill as tm
 from tests.servers.process import wait_until
 from tests.unit.push_stage import lines, post
+from tests.unit.test_sources_polling import Web, web
 from tidemill.errors import BadSource, DeclarationError, UsageError
 from tidemill.pipeline import overview
 from tidemill.pipeline.overview import RunShown
@@ -18,6 +19,7 @@ from tidemill.pipeline.overview import RunShown
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+__all__ = ["web"]  # a fixture
 HERE = Path(__file__).name
 TOKEN = "a-token-of-this-test"
 
@@ -112,6 +114,25 @@ def test_files_for_a_table_with_a_key_are_upserts_in_the_order_they_arrive(
     assert found == [(1, "c"), (2, "b"), (3, "e")]
     (bad,) = shop["orders_quarantine"].df().collect()
     assert '"x"' in bad.record, "a row without its key"
+
+
+@pytest.mark.rule("LOT-35")
+def test_a_web_address_is_asked_once_by_a_run_that_catches_up(shop: tm.Pipeline, web: Web) -> None:
+    orders = shop.dataset("orders", "id BIGINT, name STRING, at TIMESTAMP")
+    shop.source(orders, tm.http_poll(f"{web.url}?key=secret", every_s=3600))
+    web.says([{"id": 1, "at": "2026-01-02T03:04:05Z"}, {"id": "no"}], ETag='"1"')
+    assert shop.run().ok
+    assert len(web.asked) == 1
+    web.says(b"<html>", "text/html")
+    report = shop.run()
+    assert not report.ok
+    assert "text/html" in report.failures["source:shop/orders"]
+    web.says([{"id": 2}])
+    assert shop.run().ok
+    assert sorted(row.id for row in orders.df().collect()) == [1, 2]
+    assert [row.record for row in shop["orders_quarantine"].df().collect()] == ['{"id": "no"}']
+    (shown,) = [one for one in shop.plan().describe() if one["what"] == "source"]
+    assert shown["detail"] == f"{web.url} -> orders"
 
 
 def test_sources_are_shown_in_the_plan_with_their_line_and_without_their_secrets(shop: tm.Pipeline) -> None:

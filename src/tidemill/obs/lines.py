@@ -20,10 +20,14 @@ from tidemill.publish.events import (
     PartEnded,
 )
 from tidemill.sources.events import (
+    BatchDrawn,
+    BatchReceived,
     FileChanged,
     FilesFound,
     FileSkipped,
     FilesLeftOut,
+    MarkSkipped,
+    PushBegan,
     RecordsQuarantined,
     WindowFailed,
     WindowPublished,
@@ -99,6 +103,30 @@ def _(event: WindowTaken) -> Line | None:
 def _(event: WindowPublished) -> Line:
     text = f"lot {event.lot}: {_count(event.rows, 'row')} of {_count(event.files, 'file')}"
     return Line(_short(event.source), text, Weight.GOOD)
+
+
+@line_of.register
+def _(event: BatchReceived) -> Line:
+    text = f"lot {event.lot}: {_count(event.rows, 'row')} of {_count(event.requests, 'request')}"
+    return Line(_short(event.source), text, Weight.GOOD)
+
+
+@line_of.register
+def _(event: PushBegan) -> Line:
+    return Line(_short(event.source), f"rows are received at {event.url}", Weight.GOOD)
+
+
+@line_of.register
+def _(event: BatchDrawn) -> Line:
+    bad = f", {_count(event.bad, 'record')} quarantined" if event.bad else ""
+    text = f"lot {event.lot}: {_count(event.rows, 'row')}{bad}"
+    return Line(_short(event.source), text, Weight.WARNING if bad else Weight.GOOD)
+
+
+@line_of.register
+def _(event: MarkSkipped) -> Line:
+    text = f"{event.mark} was at {event.before}, which is gone; it goes on at {event.after}"
+    return Line(_short(event.source), text, Weight.WARNING)
 
 
 @line_of.register

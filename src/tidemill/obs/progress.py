@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 from tidemill.arcs.events import ArcLotBegan, ArcLotComplete, ArcLotMissing, ArcLotPartial
 from tidemill.events import Event
 from tidemill.publish.events import IntervalClosed, PartEnded
-from tidemill.sources.events import FilesFound, RecordsQuarantined, WindowFailed, WindowPublished
+from tidemill.sources.events import (
+    BatchDrawn,
+    BatchReceived,
+    FilesFound,
+    RecordsQuarantined,
+    WindowFailed,
+    WindowPublished,
+)
 from tidemill.triggers.events import RunFailed, RunStarted
 from tidemill.views.steps.events import StepCommitted
 
@@ -56,6 +63,11 @@ class Progress:
             case WindowPublished():
                 bar = self._bar(event.source, "source")
                 bar.done += 1
+                bar.rows += event.rows
+            case BatchDrawn() | BatchReceived():
+                bar = self._bar(event.source, "source")
+                bar.done += 1
+                bar.known += 1
                 bar.rows += event.rows
             case RecordsQuarantined():
                 bar = self._bar(event.source, "source")

@@ -15,9 +15,10 @@ from tidemill.pipeline.lines import Line
 from tidemill.pipeline.pace import FASTEST, Pace
 from tidemill.sources.bucket import BucketSpec
 from tidemill.sources.folder import FolderSpec
+from tidemill.sources.polling import PollSpec
 from tidemill.sources.pushing import PushSpec
 
-AnySource = FolderSpec | BucketSpec | PushSpec
+AnySource = FolderSpec | BucketSpec | PushSpec | PollSpec
 Changes = Literal["linear", "raw"]
 Refresh = Literal["auto", "incremental", "full"]
 

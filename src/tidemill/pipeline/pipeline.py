@@ -187,7 +187,7 @@ class Pipeline:
             raise DeclarationError(f"{line}: {name} takes changes, and a source brings rows")
         if not isinstance(source, AnySource):
             raise DeclarationError(
-                f"{line}: {source!r:.80} is no source", hint="tm.folder(…), tm.bucket(…) or tm.http_push(…)"
+                f"{line}: {source!r:.80} is no source", hint="tm.folder(…), tm.bucket(…), tm.http_push(…), …"
             )
         try:
             expected = expectations.of([*self.datasets[name].checks, *checks])

@@ -55,6 +55,7 @@ from tidemill.runner.program import (
 from tidemill.sources.bucket import BucketSpec
 from tidemill.sources.declarations import SourceSpec, source_id
 from tidemill.sources.folder import FolderSpec
+from tidemill.sources.polling import PollSpec
 from tidemill.sources.pushing import PushSpec
 from tidemill.spark import queries, schema
 from tidemill.spark.checking import verify
@@ -234,6 +235,8 @@ class _Planner:
                     if drops(decl.checks):
                         self._quarantine(known.id, None, decl.line, f"checks of {known.name}")
                     yield self._pushed(decl, decl.spec, known)
+                elif isinstance(decl.spec, PollSpec):
+                    yield self._drawn(decl, decl.spec, known)
                 else:
                     yield self._files(decl, decl.spec.below(self.pipeline.base), known)
 
@@ -265,6 +268,19 @@ class _Planner:
             place=place,
             convert=converter(known, strict(decl.checks)),
             where=str(decl.line),
+        )
+
+    def _drawn(self, decl: SourceDecl, spec: PollSpec, known: Dataset) -> StreamProgram:
+        self._without_spark(decl.checks)
+        self.stages.append(DeclareSource(dataset=known.name, detail=spec.shown, where=str(decl.line)))
+        return StreamProgram(
+            id=source_id(self.pipeline.name, decl.dataset),
+            dataset=known,
+            place=spec,
+            convert=converter(known),
+            where=str(decl.line),
+            quarantine=self._quarantine(known.id, None, decl.line, f"source of {decl.dataset}"),
+            checks=decl.checks,
         )
 
     @staticmethod

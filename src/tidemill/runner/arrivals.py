@@ -17,10 +17,14 @@ from tidemill.events import Emit
 from tidemill.objects import Objects
 from tidemill.publish.parts import Parts
 from tidemill.runner.program import SourceProgram, StreamProgram
-from tidemill.sources import windows
+from tidemill.sources import leasing, windows
+from tidemill.sources.drawing import Drawer
 from tidemill.sources.http_push import Endpoint, PushServer
 from tidemill.sources.keys import SourceKeys
+from tidemill.sources.poller import Poller
+from tidemill.sources.polling import PollSpec
 from tidemill.sources.push_host import PushHost
+from tidemill.sources.pushing import PushSpec
 from tidemill.sources.receiving import Receiver
 from tidemill.sources.windows import Failed
 from tidemill.sources.work import SourceWork
@@ -81,7 +85,9 @@ def arrival(ground: Ground, source: SourceProgram | StreamProgram) -> Arrival:
     """What takes from a source, by its kind."""
     if isinstance(source, SourceProgram):
         return FileArrival(ground, source)
-    return PushArrival(ground, source)
+    if isinstance(source.place, PushSpec):
+        return PushArrival(ground, source, source.place)
+    return PollArrival(ground, source, source.place)
 
 
 class FileArrival:
@@ -125,9 +131,10 @@ class FileArrival:
 class PushArrival:
     """Rows that are pushed: received while the runner watches; one that catches up waits for none."""
 
-    def __init__(self, ground: Ground, source: StreamProgram) -> None:
+    def __init__(self, ground: Ground, source: StreamProgram, spec: PushSpec) -> None:
         self._ground = ground
         self._source = source
+        self._spec = spec
         self._lock = threading.Lock()  # closed by the loop, while a line may be at it
         self._closed = False
         self._host = PushHost(
@@ -152,7 +159,7 @@ class PushArrival:
             self._host.close()
 
     def _server(self, held: Held) -> PushServer:
-        ground, source, spec = self._ground, self._source, self._source.place
+        ground, source, spec = self._ground, self._source, self._spec
         receiver = Receiver(
             source.id,
             source.dataset,
@@ -175,3 +182,61 @@ class PushArrival:
         )
         receiver.start()
         return server
+
+
+class PollArrival:
+    """A web address that is asked for what is new, by the one node that has its lease."""
+
+    def __init__(self, ground: Ground, source: StreamProgram, spec: PollSpec) -> None:
+        self._ground = ground
+        self._key = ground.keys.fetching(source.id)
+        self._every_s = spec.every_s
+        self._poller = Poller(
+            spec, drawer(ground, source), source.convert, clock=ground.clock, emit=ground.emit
+        )
+        self._lock = threading.Lock()
+        self._closed = False
+        self._held: Held | None = None
+        self._due = 0.0
+
+    def poll(self) -> Polled:
+        """Ask, if it is ours to ask and the pause is over. One that catches up asks once."""
+        with self._lock:
+            if self._closed:
+                return Polled()
+            if self._held is None or not self._held.alive():
+                self._held = leasing.acquire(self._ground.keeper, self._key)
+            if self._held is None:
+                return Polled()  # another node asks
+            now = self._ground.clock.monotonic()
+            if now < self._due:
+                return Polled(wait_s=min(POLL_EVERY_S, self._due - now))
+            drawn = self._poller.poll(self._held.fence)
+            self._due = self._ground.clock.monotonic() + self._every_s
+            return Polled(taken=bool(drawn.lot), wait_s=min(POLL_EVERY_S, self._every_s))
+
+    def close(self) -> None:
+        """Let another node ask."""
+        with self._lock:
+            self._closed = True
+            held, self._held = self._held, None
+        if held is not None:
+            self._ground.keeper.release(held)
+
+
+def drawer(ground: Ground, source: StreamProgram) -> Drawer:
+    """What publishes the batches of a source."""
+    assert source.quarantine is not None
+    return Drawer(
+        source.id,
+        source.dataset,
+        source.quarantine,
+        checks=source.checks,
+        store=ground.store,
+        keys=ground.keys,
+        node=ground.node,
+        objects=ground.objects,
+        clock=ground.clock,
+        chance=random.Random(ground.chance.getrandbits(64)),
+        emit=ground.emit,
+    )

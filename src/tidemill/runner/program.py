@@ -16,6 +16,7 @@ from tidemill.lots.keys import DatasetId
 from tidemill.sources.bucket import BucketSpec
 from tidemill.sources.declarations import SourceSpec
 from tidemill.sources.folder import FolderSpec
+from tidemill.sources.polling import PollSpec
 from tidemill.sources.pushing import PushSpec
 from tidemill.spark.operations import stored_schema
 from tidemill.views.steps.groups import GroupSpec
@@ -49,13 +50,16 @@ class StreamProgram:
     """A source of rows that are in no files.
 
     - convert: a list of dictionaries, or a table, as a table of the declared columns; raises what is wrong.
+    - quarantine: where what does not fit goes; None where whoever sends it is told.
     """
 
     id: str
     dataset: Dataset
-    place: PushSpec
+    place: PushSpec | PollSpec
     convert: Callable[[Any], Any] = field(repr=False)
     where: str
+    quarantine: DatasetId | None = None
+    checks: tuple[Check, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,6 +121,24 @@ class BatchReceived(Event, frozen=True):
     rows: int
 
 
+class BatchDrawn(Event, frozen=True):
+    """What was fetched is in a lot, and `bad` records of it in the quarantine dataset."""
+
+    source: str
+    lot: str
+    rows: int
+    bad: int
+
+
+class MarkSkipped(Event, frozen=True):
+    """What a source had come to is not there any more, and it goes on elsewhere, as it was told to."""
+
+    source: str
+    mark: str
+    before: str
+    after: str
+
+
 class PushBegan(Event, frozen=True):
     """A node receives what is pushed to a source, at this address."""
 

@@ -8,6 +8,8 @@
 (C, "source-stretches", source)                  the stretches that nodes share its listing by
 (C, "source-address", source)                 where rows are pushed to, while somebody receives
 (C, "source-seen", source, generation, stretch) when a stretch was last looked at
+(C, "source-mark", source, name)              how far a source has come: an ETag, an offset
+(C, "source-tending", source, node)           which nodes share a topic, and when each said so
 """
 
 from tidemill.publish.keys import PublishKeys
@@ -27,6 +29,12 @@ class SourceKeys:
         self.arranged = Space(cluster, "source-stretches")
         self.address = Space(cluster, "source-address")
         self.seen = Space(cluster, "source-seen")
+        self.mark = Space(cluster, "source-mark")
+        self.tending = Space(cluster, "source-tending")
+
+    def fetching(self, source: str) -> bytes:
+        """The lease of whoever asks for what is new."""
+        return self.publish.cluster.lease["source-fetch", source]
 
     def receiving(self, source: str) -> bytes:
         """The lease of whoever receives what is pushed."""

@@ -1,0 +1,94 @@
+"""Records that are fetched, made into rows one by one: what does not fit is set aside, with the reason."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from tidemill.errors import TidemillError
+
+BAD: pa.Schema = pa.schema(
+    [
+        ("file", pa.string()),
+        ("line", pa.int64()),
+        ("record", pa.string()),
+        ("error", pa.string()),
+        ("check", pa.string()),
+    ]
+)
+"""The columns of a quarantine table."""
+
+Convert = Callable[[Any], pa.Table]
+_MOST_TEXT = 64 << 10
+
+
+class Record(NamedTuple):
+    """A JSON object as it arrived, and where: a topic's partition and an offset, say."""
+
+    file: str
+    line: int
+    text: bytes | None
+
+
+class Sifted(NamedTuple):
+    """Rows of the declared columns, and what did not fit."""
+
+    rows: pa.Table
+    bad: pa.Table
+
+
+def sift(records: Sequence[Record], convert: Convert, key: Sequence[str] = ()) -> Sifted:
+    """Make rows of records.
+
+    Args:
+        records: in the order in which they arrived, which rows keep.
+        convert: makes a table of dictionaries, or says what is wrong with one of them.
+        key: columns that no row is without.
+    """
+    good: list[tuple[Record, dict[str, Any]]] = []
+    bad: list[tuple[Record, str]] = []
+    for record in records:
+        try:
+            good.append((record, _parsed(record.text)))
+        except (ValueError, RecursionError) as error:
+            bad.append((record, f"no JSON object: {error}"))
+    tables: list[pa.Table] = []
+    waiting = [good] if good else []
+    while waiting:
+        some = waiting.pop()
+        try:
+            tables.append(convert([_with_key(row, key) for _, row in some]))
+        except (TidemillError, _NoKey) as error:
+            if len(some) == 1:
+                bad.append((some[0][0], str(error).partition("\n")[0]))
+            else:  # halves, the first one on top: however many are bad, each costs a few steps
+                waiting += [some[len(some) // 2 :], some[: len(some) // 2]]
+    bad.sort(key=lambda one: (one[0].file, one[0].line))
+    rows = pa.concat_tables(tables) if tables else convert([])
+    return Sifted(rows, pa.Table.from_pylist([_kept(*one) for one in bad], schema=BAD))
+
+
+class _NoKey(Exception):
+    """A record without a value in a column of the key."""
+
+
+def _with_key(row: dict[str, Any], key: Sequence[str]) -> dict[str, Any]:
+    for name in key:
+        if row.get(name) is None:
+            raise _NoKey(f"the key column {name} is NULL")
+    return row
+
+
+def _parsed(text: bytes | None) -> dict[str, Any]:
+    if text is None:
+        raise ValueError("there is no value")
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"it is a {type(found).__name__}")  # noqa: TRY004 - told as any other wrong record is
+    return found
+
+
+def _kept(record: Record, error: str) -> dict[str, Any]:
+    text = None if record.text is None else record.text[:_MOST_TEXT].decode(errors="replace")
+    return {"file": record.file, "line": record.line, "record": text, "error": error[:2000], "check": None}

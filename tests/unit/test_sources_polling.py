@@ -1,0 +1,362 @@
+"""Asking a web address for what is new: a real server that tells the truth, lies, drips or hangs."""
+
+import gzip
+import io
+import json
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.unit.push_stage import SCHEMA, SOURCE, PushStage
+from tidemill import crash
+from tidemill.clock import SYSTEM
+from tidemill.cluster.keeper import Held
+from tidemill.crash import Crashed
+from tidemill.errors import (
+    AppendRefused,
+    BadSource,
+    CheckFailed,
+    LeaseLost,
+    MarkGone,
+    PollRefused,
+    SourceUnavailable,
+)
+from tidemill.lots import datasets
+from tidemill.lots.checks import QUARANTINE_SCHEMA, not_null, quarantine_of
+from tidemill.lots.datasets import Dataset
+from tidemill.publish.manifests import Manifests
+from tidemill.sources.drawing import Drawer
+from tidemill.sources.events import MarkSkipped
+from tidemill.sources.poller import Poller
+from tidemill.sources.polling import http_poll
+from tidemill.sources.records import Record, sift
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+Reply = Callable[[BaseHTTPRequestHandler], None]
+
+
+class Web:
+    """A server whose answer a test decides."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, str]] = []
+        self.reply: Reply = lambda _: None
+        web = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                web.asked.append({name.lower(): value for name, value in self.headers.items()})
+                web.reply(self)
+                self.close_connection = True
+
+            def log_message(self, *_: Any) -> None: ...
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, *_: Any) -> None: ...
+
+        self.server: socketserver.TCPServer = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/orders"
+
+    def says(self, body: Any, kind: str = JSON, status: int = 200, **headers: str) -> None:
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+
+        def reply(handler: BaseHTTPRequestHandler) -> None:
+            handler.send_response(status)
+            told = {"Content-Type": kind, "Content-Length": str(len(raw))}
+            for name, value in {**told, **{k.replace("_", "-"): v for k, v in headers.items()}}.items():
+                handler.send_header(name, value)
+            handler.end_headers()
+            handler.wfile.write(raw)
+
+        self.reply = reply
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    web = Web()
+    thread = threading.Thread(target=lambda: web.server.serve_forever(0.01), daemon=True)
+    thread.start()
+    yield web
+    web.server.shutdown()
+    web.server.server_close()
+    thread.join()
+
+
+class Stage(PushStage):
+    """One dataset, its quarantine, and nodes that ask for it."""
+
+    def __init__(self, **declared: Any) -> None:
+        super().__init__(**declared)
+        self.bad_id = quarantine_of(self.dataset.id)
+        bad = Dataset(name=self.bad_id.name, schema=QUARANTINE_SCHEMA)
+        self.store.run(lambda tx: datasets.declare(tx, self.keys.publish.lots, bad))
+        self.held = self.lease("n0")
+
+    def lease(self, name: str) -> Held:
+        held = self.keeper(name).acquire(self.keys.fetching(SOURCE))
+        assert isinstance(held, Held)
+        return held
+
+    def drawer(self, name: str = "n0", **options: Any) -> Drawer:
+        return Drawer(
+            SOURCE,
+            self.dataset,
+            self.bad_id,
+            store=self.store,
+            keys=self.keys,
+            node=self.node(name),
+            objects=self.objects,
+            clock=SYSTEM,
+            chance=self.chance,
+            emit=self.told.append,
+            **options,
+        )
+
+    def poller(self, url: str, *, drawer: Drawer | None = None, **options: Any) -> Poller:
+        spec = http_poll(url, **{"timeout_s": 5.0, **options})
+        return Poller(spec, drawer or self.drawer(), convert, clock=SYSTEM, emit=self.told.append)
+
+    def quarantined(self) -> list[dict[str, Any]]:
+        manifests = Manifests(self.objects, SYSTEM)
+        items = [one for row in self.stage.rows_of(self.bad_id) for one in manifests.listed(row.manifest)]
+        found: list[dict[str, Any]] = []
+        for item in items:
+            found += pq.read_table(io.BytesIO(self.objects.get(item.uri)[0])).to_pylist()
+        return found
+
+
+def convert(rows: Any) -> pa.Table:
+    try:
+        return pa.Table.from_pylist(rows, SCHEMA)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise AppendRefused(str(error)) from None
+
+
+def orders(*ids: Any) -> list[dict[str, Any]]:
+    return [{"id": one, "name": f"n{one}"} for one in ids]
+
+
+@pytest.mark.rule("LOT-35", "CLU-22")
+def test_each_version_of_an_answer_becomes_one_lot_known_by_its_etag_or_its_content(web: Web) -> None:
+    stage = Stage()
+    poller = stage.poller(web.url)
+    web.says(orders(1, 2), ETag='"a"')
+    assert poller.poll(stage.held.fence).rows == 2
+    assert "if-none-match" not in web.asked[-1]
+    web.says(b"", status=304)
+    assert not poller.poll(stage.held.fence).lot
+    assert web.asked[-1]["if-none-match"] == '"a"'
+    web.says(orders(1, 2), ETag='"b"')
+    assert not poller.poll(stage.held.fence).lot, "another name for the same content"
+    web.says(orders(1, 2))
+    assert not poller.poll(stage.held.fence).lot, "no name at all"
+    packed = gzip.compress(b'{"id":3,"name":"n3"}\n{"id":"x"}\n')
+    web.says(packed, NDJSON, Content_Encoding="gzip", Last_Modified="Mon, 02 Jan 2006 15:04:05 GMT")
+    assert poller.poll(stage.held.fence)[1:] == (1, 1)
+    web.says({"id": 4, "name": "n4"}, "application/hal+json")
+    assert poller.poll(stage.held.fence).rows == 1, "one object"
+    assert web.asked[-1]["if-modified-since"] == "Mon, 02 Jan 2006 15:04:05 GMT"
+    assert stage.ids() == [1, 2, 3, 4]
+    (bad,) = stage.quarantined()
+    assert (bad["line"], bad["record"]) == (2, '{"id":"x"}')
+    assert bad["file"] == web.url
+
+
+@pytest.mark.rule("LOT-35")
+def test_lines_that_are_added_are_taken_once_and_a_half_one_waits(web: Web) -> None:
+    stage = Stage()
+    poller = stage.poller(web.url, follow="lines")
+    log = b""
+
+    def ranged(handler: BaseHTTPRequestHandler) -> None:
+        first = int(handler.headers.get("Range", "bytes=0-")[6:-1])
+        status, body = (206, log[first:]) if first < len(log) else (416, b"")
+        told = f"bytes {first}-{len(log) - 1}/{len(log)}" if status == 206 else f"bytes */{len(log)}"
+        handler.send_response(status)
+        for name, value in (("Content-Range", told), ("Content-Length", str(len(body)))):
+            handler.send_header(name, value)
+        handler.send_header("Content-Type", NDJSON)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    web.reply = ranged
+    log = b'{"id":1,"name":"n1"}\n{"id":2,'
+    assert poller.poll(stage.held.fence).rows == 1
+    assert not poller.poll(stage.held.fence).lot
+    log += b'"name":"n2"}\n'
+    assert poller.poll(stage.held.fence).rows == 1
+    assert not poller.poll(stage.held.fence).lot, "416 at its end: nothing is new"
+    assert stage.ids() == [1, 2]
+    web.says(log + b'{"id":3,"name":"n3"}\n', NDJSON)
+    assert poller.poll(stage.held.fence).rows == 1, "a server that knows no ranges"
+    web.says(log[:10], NDJSON)
+    with pytest.raises(MarkGone, match="63 bytes, and now has 10"):
+        poller.poll(stage.held.fence)
+    again = stage.poller(web.url, follow="lines", on_gone="restart")
+    assert not again.poll(stage.held.fence).lot
+    assert [(one.before, one.after) for one in stage.told if isinstance(one, MarkSkipped)] == [("63", "0")]
+    web.says(b'{"id":9,"name":"n9"}\n', NDJSON)
+    assert again.poll(stage.held.fence).rows == 1
+    assert stage.ids() == [1, 2, 3, 9]
+
+
+def _raw(text: bytes) -> Reply:
+    return lambda handler: (handler.wfile.write(text), None)[1]
+
+
+def _drips(handler: BaseHTTPRequestHandler) -> None:
+    """A header now and then, for ever."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+    for number in range(1000):
+        handler.wfile.write(b"X-%d: y\r\n" % number)
+        if SYSTEM.wait(threading.Event(), 0.05):
+            return
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+LIES: dict[str, tuple[Reply, str]] = {
+    "no JSON": (_raw(HEAD + b"Content-Length: 7\r\n\r\n[1, 2, "), "the body is no JSON"),
+    "a page": (
+        _raw(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 2\r\n\r\n[]"),
+        "text/html",
+    ),
+    "shorter than it says": (_raw(HEAD + b"Content-Length: 50\r\n\r\n[]"), "ended|Incomplete"),
+    "larger than the limit": (_raw(HEAD + b"Content-Length: 5000000\r\n\r\n"), "5,000,000 bytes, 100,000 at"),
+    "without end": (_raw(HEAD + b"\r\n" + b"[" * 200_000), "more than 100,000"),
+    "no gzip": (_raw(HEAD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n[]"), "says it is gzip"),
+    "a bomb": (
+        _raw(HEAD + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(b"[" + b" " * 9_000_000 + b"]")),
+        "more than 100,000 bytes when unpacked",
+    ),
+    "another encoding": (_raw(HEAD + b"Content-Encoding: br\r\nContent-Length: 2\r\n\r\n[]"), "'br'"),
+    "an error": (_raw(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"), "answers 500"),
+    "not for us": (_raw(b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n"), "answers 403"),
+    "a file": (_raw(b"HTTP/1.1 302 Go\r\nLocation: file:///etc/passwd\r\n\r\n"), "no web address"),
+    "a circle": (_raw(b"HTTP/1.1 302 Go\r\nLocation: /orders\r\n\r\n"), "on and on"),
+    "no HTTP": (_raw(b"220 smtp ready\r\n"), "BadStatusLine"),
+    "nothing": (_raw(b""), "RemoteDisconnected|BadStatusLine"),
+    "drips": (_drips, "no answer within 0.4 s"),
+    "hangs": (lambda _: (SYSTEM.wait(threading.Event(), 2.0), None)[1], "no answer within 0.4 s"),
+}
+
+
+@pytest.mark.rule("LOT-35")
+@pytest.mark.parametrize("lie", LIES)
+def test_a_target_that_hangs_or_lies_is_told_of_and_nothing_is_lost(web: Web, lie: str) -> None:
+    stage = Stage()
+    web.reply, said = LIES[lie]
+    slow = {"timeout_s": 0.4} if lie in ("hangs", "drips") else {}
+    poller = stage.poller(web.url, body_bytes=100_000, **slow)
+    with pytest.raises((PollRefused, SourceUnavailable), match=said):
+        poller.poll(stage.held.fence)
+    assert stage.ids() == []
+    web.says(orders(1))
+    assert poller.poll(stage.held.fence).rows == 1
+    assert stage.ids() == [1]
+
+
+def test_what_we_were_given_to_show_is_not_sent_to_another_host(web: Web) -> None:
+    stage = Stage()
+    other = Web()
+    thread = threading.Thread(target=lambda: other.server.serve_forever(0.01), daemon=True)
+    thread.start()
+    other.says(orders(1))
+    web.reply = _raw(b"HTTP/1.1 302 Go\r\nLocation: " + other.url.encode() + b"\r\n\r\n")
+    stage.poller(web.url, headers={"Authorization": "Bearer s"}).poll(stage.held.fence)
+    assert web.asked[0]["authorization"] == "Bearer s"
+    assert "authorization" not in other.asked[0]
+    other.server.shutdown()
+    other.server.server_close()
+    assert stage.ids() == [1]
+
+
+@pytest.mark.rule("CLU-20", "CLU-22")
+def test_a_node_that_lost_the_lease_publishes_nothing_of_what_it_fetched(web: Web) -> None:
+    stage = Stage()
+    web.says(orders(1))
+    old = stage.poller(web.url)
+    stage.keeper("n0").release(stage.held)
+    new = stage.lease("n1")
+    with pytest.raises(LeaseLost):
+        old.poll(stage.held.fence)
+    assert stage.poller(web.url, drawer=stage.drawer("n1")).poll(new.fence).rows == 1
+    assert stage.ids() == [1]
+
+
+@pytest.mark.rule("CLU-22")
+def test_wherever_a_node_is_killed_each_answer_is_in_exactly_one_lot(web: Web) -> None:
+    web.says(orders(1, 2))
+    with crash.recorded() as points:
+        stage = Stage()
+        stage.poller(web.url).poll(stage.held.fence)
+    assert {"sources.draw.before", "sources.draw.after"} < points
+    for point in sorted(points):
+        stage = Stage()
+        with crash.armed(point), pytest.raises(Crashed):
+            stage.poller(web.url).poll(stage.held.fence)
+        stage.poller(web.url, drawer=stage.drawer("n1")).poll(stage.held.fence)
+        assert stage.ids() == [1, 2], point
+
+
+def test_checks_take_rows_out_or_keep_a_batch_back(web: Web) -> None:
+    stage = Stage()
+    web.says([{"id": 1, "name": "n1"}, {"id": 2}])
+    strict = stage.poller(web.url, drawer=stage.drawer(checks=(not_null("name"),)))
+    with pytest.raises(CheckFailed):
+        strict.poll(stage.held.fence)
+    assert stage.ids() == []
+    drops = stage.drawer(checks=(not_null("name", on_fail="drop"),))
+    assert stage.poller(web.url, drawer=drops).poll(stage.held.fence)[1:] == (1, 1)
+    assert [row["check"] for row in stage.quarantined()] == ["not_null(name)"]
+
+
+def test_one_bad_record_of_many_is_found_and_the_order_of_the_others_is_kept() -> None:
+    texts = [json.dumps({"id": n, "name": "x"}).encode() for n in range(1000)]
+    texts[17], texts[500], texts[999] = b"[]", b'{"id": "x"}', b"\xff"
+    calls = []
+
+    def counted(rows: Any) -> pa.Table:
+        calls.append(len(rows))
+        return convert(rows)
+
+    found = sift([Record("t", number, text) for number, text in enumerate(texts)], counted)
+    assert found.rows.column("id").to_pylist() == [n for n in range(1000) if n not in (17, 500, 999)]
+    assert found.bad.column("line").to_pylist() == [17, 500, 999]
+    assert len(calls) < 30
+    keyed = sift([Record("t", 1, b'{"name": "x"}'), Record("t", 2, None)], convert, ("id",))
+    assert keyed.bad.column("error").to_pylist() == [
+        "the key column id is NULL",
+        "no JSON object: there is no value",
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"url": "ftp://x/y"},
+        {"url": "http://user:pass@x/y"},
+        {"every_s": 0},
+        {"follow": "all"},
+        {"format": "xml"},
+        {"follow": "lines", "format": "json"},
+        {"timeout_s": 0},
+        {"headers": {"X": "a\r\nb"}},
+        {"on_gone": "latest"},
+        {"body_bytes": 0},
+    ],
+    ids=str,
+)
+def test_a_poll_source_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(BadSource):
+        http_poll(**{"url": "http://x/y", **options})
