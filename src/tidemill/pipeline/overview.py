@@ -71,13 +71,15 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
     partial: int = 0
     missing: int = 0
     step: int = 0
+    paused: bool = False
+    dead: bool = False  # it failed too often, and is not run any more
     notes: tuple[str, ...] = ()
     address: str = ""  # where rows are pushed to
 
     @property
     def troubled(self) -> bool:
         """Is there something that will not come right by itself?"""
-        return bool(self.partial or self.missing or self.notes)
+        return bool(self.partial or self.missing or self.dead or self.notes)
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
@@ -295,6 +297,8 @@ def _subscription(tx: Tx, pipeline: "Pipeline", name: str) -> tuple[RunShown, in
         state="scheduled" if state == "waiting" and behind else state,
         node=run.node if run is not None else "",
         failures=row.tally.failures,
+        paused=row.tally.paused,
+        dead=row.tally.dead,
         behind=behind,
     )
     return shown, behind
