@@ -21,6 +21,7 @@ from tidemill.sources import leasing, windows
 from tidemill.sources.drawing import Drawer
 from tidemill.sources.http_push import Endpoint, PushServer
 from tidemill.sources.keys import SourceKeys
+from tidemill.sources.looking import Looked
 from tidemill.sources.poller import Poller
 from tidemill.sources.polling import PollSpec
 from tidemill.sources.push_host import PushHost
@@ -96,6 +97,8 @@ class FileArrival:
     def __init__(self, ground: Ground, source: SourceProgram) -> None:
         self._ground = ground
         self._source = source.spec.id
+        self._rest_s = 2 * source.spec.policy.settle_s + POLL_EVERY_S
+        self._rest_by: float | None = None  # when all that our first look found has come to rest
         self._work = SourceWork(
             source.spec,
             source.place.listing(),
@@ -113,16 +116,25 @@ class FileArrival:
     def poll(self) -> Polled:
         """Take what is new, and work on what was taken, by us or by somebody who is gone."""
         fresh_s = POLL_EVERY_S if self._ground.watching() else 0.0
+        if self._rest_by is None:
+            self._rest_by = self._ground.clock.monotonic() + self._rest_s
         looked = self._work.look(fresh_s=fresh_s)
         ended = self._work.work()
         left = self._ground.store.run(lambda tx: windows.open_windows(tx, self._ground.keys, self._source))
-        waits = looked is None or not looked.whole or looked.waiting_s is not None
+        waits = looked is None or not looked.whole or self._rests(looked)
         return Polled(
             taken=looked.taken if looked is not None else 0,
             settled=not waits and all(isinstance(one, Failed) for one in left),
             failed=tuple(f"{one.kind}: {one.message}" for one in left if isinstance(one, Failed)),
             wait_s=0.0 if ended else POLL_EVERY_S,  # there may be more
         )
+
+    def _rests(self, looked: Looked) -> bool:
+        """Is there a file that may come to rest soon? What was there at first has by now; one that somebody
+        goes on writing, or that came later, is for the next time: it would keep who catches up for ever.
+        """
+        assert self._rest_by is not None
+        return looked.waiting_s is not None and self._ground.clock.monotonic() < self._rest_by
 
     def close(self) -> None:
         """Nothing: a look gives its lease back, and windows lapse with the node."""
