@@ -245,3 +245,18 @@ def test_the_batch_of_a_lot_stays_with_it_when_another_node_takes_it_over():
     assert heir.work(spec, lot).generation == 1
     assert seen == [{"batch": 1}]
     assert stage.run(asks.left, stage.keys, spec.id, "batch") == {"waiting": 0, "running": 0}
+
+
+def test_a_run_that_waits_for_its_cadence_keeps_no_place_and_one_that_is_due_soon_does():
+    stage = LifeStage()
+    spec, node = stage.clean(), stage.living()
+    worker = stage.worker(node)
+    stage.subscribe(spec.id, stage.orders, cadence_us=60 * SECOND_US)
+    lot = stage.append([1])
+    stage.drain(spec, worker, node)
+    stage.enter(spec, lot, AskKind.REPLAY)
+    stage.append([2])
+    stage.page_all()
+    assert len(stage.run(asks.workable, stage.keys, [spec])) == 1
+    stage.clock.advance(57)
+    assert stage.run(asks.workable, stage.keys, [spec]) == []

@@ -156,6 +156,8 @@ def withdraw(tx: Tx, keys: ArcKeys, asked: Ask) -> None:
 
 
 def left(tx: Tx, keys: ArcKeys, arc: str, batch: str, limit: int = 10_000) -> Mapping[str, int]:
-    """How many lots of a batch still wait, and how many run: for whoever watches it."""
+    """How many lots of a batch still wait, among the first that are asked for, and how many run: for whoever
+    watches it.
+    """
     waiting = sum(one.order.batch == batch for one in asked(tx, keys, limit=limit, arc=arc))
     return {"waiting": waiting, "running": lots.crowd(tx, keys, arc).batches.get(batch, 0)}

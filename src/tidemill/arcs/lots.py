@@ -18,7 +18,7 @@ from tidemill.arcs.keys import ArcKeys
 from tidemill.arcs.states import ArcEdge, ArcState, step
 from tidemill.cluster import nodes
 from tidemill.cluster.nodes import Node
-from tidemill.errors import ArcLotConflict, LeaseLost
+from tidemill.errors import ArcLotConflict, AttemptUnknown, LeaseLost, LotUnknown
 from tidemill.lots import lots as published
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import InputLot
@@ -32,6 +32,8 @@ from tidemill.triggers.subscriptions import Scheduled
 WORDS = 1000
 MOST_NAMED = 100
 MOST_RUNNING = 1000
+SOON_US = 5_000_000
+"""A run that is due within this has a place kept for it; one that waits for its cadence has not."""
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True, tag="running"):
@@ -229,6 +231,24 @@ def due(
     if not isinstance(row, Complete):
         return generation
     return generation + 1 if replay or row.inputs != tuple(inputs) else None
+
+
+def overtaken(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> bool:
+    """Is a lot being made, or was it made last, from generations of its inputs that are not current any more?
+
+    One that is not begun yet is not: whoever begins it takes what is current.
+    """
+    last = newest(tx, keys, spec.id, lot)
+    if last is None or isinstance(last[1], Missing):
+        return False
+    row = last[1]
+    try:
+        current = attempts.resolved(tx, keys.publish, [(dataset, lot) for dataset in spec.reads])
+        if isinstance(row, Complete):
+            return row.inputs != current
+        return attempts.read(tx, keys.publish, row.attempt).draft.inputs != current
+    except (LotUnknown, AttemptUnknown):
+        return False
 
 
 def begin(
@@ -467,7 +487,7 @@ def crowd(tx: Tx, keys: ArcKeys, arc: str, *, beside: tuple[str, int] | None = N
         else:
             live += 1
     own = subscriptions.read(tx, keys.publish.triggers, arc)
-    awaited = isinstance(own, Scheduled) and not own.tally.parked
+    awaited = isinstance(own, Scheduled) and not own.tally.parked and own.next_run <= tx.now() + SOON_US
     return Crowd(live=live, batches=batches, awaited=awaited)
 
 
