@@ -222,7 +222,7 @@ class ArcWork:
     def _work_on(self, spec: ArcSpec, lot: str, turn: Turn, order: Ordered) -> Outcome:
         with self._alone(spec.id, lot) as alone:
             if not alone:
-                return self._passed(spec, lot, Ended.ELSEWHERE, turn)
+                return self._elsewhere(spec, lot, turn)
             began: Began | Refused = Refused.CHANGED
             for _ in range(ROUNDS):
                 inputs = self._store.run(
@@ -398,8 +398,17 @@ class ArcWork:
     def _refused(self, spec: ArcSpec, lot: str, why: Refused, turn: Turn) -> Outcome:
         if why in (Refused.FULL, Refused.CHANGED):
             return Outcome(arc=spec.id, lot=lot, ended=Ended.FULL)
-        ended = Ended.DONE if why is Refused.COMPLETE else Ended.ELSEWHERE
-        return self._passed(spec, lot, ended, turn)
+        if why is Refused.RUNNING:
+            return self._elsewhere(spec, lot, turn)
+        return self._passed(spec, lot, Ended.DONE, turn)
+
+    def _elsewhere(self, spec: ArcSpec, lot: str, turn: Turn) -> Outcome:
+        """Somebody else works on the lot. It is passed, unless they make it from what its inputs were before:
+        then nobody would make it from what they are, so it is tried again later.
+        """
+        if self._store.run(lambda tx: lots.overtaken(tx, self._keys, spec, lot)):
+            return Outcome(arc=spec.id, lot=lot, ended=Ended.FULL)
+        return self._passed(spec, lot, Ended.ELSEWHERE, turn)
 
     def _passed(self, spec: ArcSpec, lot: str, ended: Ended, turn: Turn) -> Outcome:
         """The lot needs nothing of us: done, or in the hands of somebody whose lease says so."""

@@ -1,0 +1,38 @@
+"""An input is corrected while its lot is being made from what it was before, outside of the subscription."""
+
+import pytest
+
+from tests.unit.arcs_stage import ArcStage
+from tidemill.arcs.work import Ended
+from tidemill.publish.parts import PartTask
+from tidemill.triggers import wakes
+
+
+@pytest.mark.rule("LOT-30")
+@pytest.mark.parametrize("same_node", [True, False])
+def test_a_correction_that_comes_while_a_retry_runs_is_not_passed_over(same_node: bool) -> None:
+    stage = ArcStage()
+    spec = stage.clean(max_concurrent=4)
+    stage.subscribe(spec.id, stage.orders)
+    node, other = stage.living("n"), stage.living("m")
+    worker = stage.worker(node)
+    second = worker if same_node else stage.worker(other)
+    lot = stage.append([1, 2])
+    stage.parts.failing[1] = 1
+    assert [one.ended for one in stage.drain(spec, worker, node)] == [Ended.PARTIAL]
+    asked = stage.ask(spec, lot)
+
+    def corrected(_: PartTask) -> None:
+        stage.correct(lot, 1, [7])
+        stage.run(wakes.wake, stage.triggers, stage.orders)
+        stage.page_all()
+        ticket = stage.start(node if same_node else other, spec.id)
+        assert ticket is not None
+        found = second.run(spec, ticket)
+        assert Ended.COMPLETE not in [one.ended for one in found if one.lot == lot]
+
+    stage.parts.between = corrected
+    assert worker.work_off(spec, asked).ended is Ended.COMPLETE
+    stage.clock.advance(2)
+    stage.drain(spec, worker, node)
+    assert stage.rows(stage.cleaned, lot) == [7]
