@@ -14,6 +14,7 @@ from tidemill.errors import ObjectUnavailable, StoreUnavailable
 from tidemill.events import Event
 from tidemill.lots import staging
 from tidemill.objects.memory import MemoryObjects
+from tidemill.pipeline import report as reporting
 from tidemill.publish import attempts
 from tidemill.publish.closing import Closer
 from tidemill.publish.door import Door
@@ -193,6 +194,27 @@ def test_a_loop_that_catches_up_says_that_the_store_is_away() -> None:
     with pytest.raises(StoreUnavailable):
         loop.catch_up()
     loop.end()
+
+
+def test_who_catches_up_does_not_wait_for_hours_until_an_arc_may_run_again() -> None:
+    stage = LoopStage()
+    stage.subscribe("arc:shop/sum", stage.cleaned, cadence_us=3_600_000_000)
+    first = stage.append([1])
+    loop = stage.loop()
+    assert loop.catch_up().later == {}
+    loop.end()
+    second = stage.append([2])
+    loop = stage.loop()
+    tally = loop.catch_up()
+    loop.end()
+    assert stage.rows(stage.summed, first) == [1]
+    assert stage.rows(stage.cleaned, second) == [2]
+    assert stage.rows(stage.summed, second) is None
+    assert tally.later.keys() == {"arc:shop/sum"}
+    assert 3000 < tally.later["arc:shop/sum"] <= 3600
+    report = reporting.of("shop", tally, 1.0)
+    assert report.ok
+    assert "sum is to run in 3,6" in str(report)
 
 
 def test_an_interval_that_cannot_be_written_is_told_and_tried_again_without_stopping_other_work() -> None:

@@ -20,7 +20,10 @@ class ArcReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run did. True when everything that has arrived is processed."""
+    """What a run did. True when everything that has arrived is processed, but for what is to run later.
+
+    - later: in how many seconds those are to run that their own pace, or a barrier, puts off.
+    """
 
     pipeline: str
     seconds: float
@@ -29,6 +32,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     arcs: tuple[ArcReport, ...] = ()
     steps: dict[str, int] = {}
     failures: dict[str, str] = {}
+    later: dict[str, float] = {}
 
     @property
     def ok(self) -> bool:
@@ -49,6 +53,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             lines.append(f"  {arc.arc}: {', '.join(words)}")
             lines += [f"    {lot}: {error}" for lot, error in arc.errors.items()]
         lines += [f"  {group}: {count} steps" for group, count in self.steps.items() if count]
+        lines += [f"  {name} is to run in {seconds:,.0f} s" for name, seconds in self.later.items()]
         lines += [f"  {name} failed: {error}" for name, error in self.failures.items()]
         return "\n".join(lines)
 
@@ -81,5 +86,6 @@ def of(pipeline: str, tally: Tally, seconds: float) -> Report:
         lots=tally.closed + sum(arc.complete for arc in found),
         arcs=tuple(sorted(found, key=lambda one: one.arc)),
         steps={name.partition("/")[2]: count for name, count in tally.steps.items()},
+        later={name.partition("/")[2]: in_s for name, in_s in tally.later.items()},
         failures={name: said[-1] for name, said in tally.failures.items() if said},
     )

@@ -68,6 +68,11 @@ PATIENCE = 3
 MOST_SAID = 20
 """Failures in a row that are remembered of one thing: somebody may watch for months."""
 
+FAR_US = 60_000_000
+"""Who catches up waits for what is to run within this time. What its pace, or a barrier, puts off for longer
+is left to a later run, and told.
+"""
+
 LET_GO_US = 200_000
 CLOSING = "intervals"
 AWAY_S = 5.0
@@ -85,6 +90,7 @@ class Tally:
     failures: dict[str, list[str]] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
     settled: dict[str, bool] = field(default_factory=dict)  # sources: has everything been taken?
+    later: dict[str, float] = field(default_factory=dict)  # what has something to do, and in how many seconds
     files: int = 0
     closed: int = 0
 
@@ -512,10 +518,17 @@ class Loop:
         if any(self._patient(arc) for arc, _ in self._unfinished):
             return False
         names = [*self.program.arcs, *self.program.groups]
-        rows = self.store.run(lambda tx: [subscriptions.read(tx, self.keys.triggers, name) for name in names])
+        rows, now = self.store.run(
+            lambda tx: ([subscriptions.read(tx, self.keys.triggers, name) for name in names], tx.now())
+        )
+        later = {}
         for name, row in zip(names, rows, strict=True):
-            if isinstance(row, Scheduled) and not row.tally.parked and self._patient(name):
+            if not isinstance(row, Scheduled) or row.tally.parked or not self._patient(name):
+                continue
+            if row.run is not None or row.tally.failures or row.next_run <= now + FAR_US:
                 return False
+            later[name] = (row.next_run - now) / 1e6
+        self.tally.later = later
         return not self.store.run(self._asked)
 
     def _asked(self, tx: Tx) -> bool:
