@@ -6,7 +6,8 @@ reaches Spark as it was written. Names that a CTE of the query defines are left 
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -29,7 +30,8 @@ class TableName(NamedTuple):
     aliased: bool
 
 
-def table_names(sql: str) -> list[TableName]:
+@functools.lru_cache(maxsize=1024)
+def table_names(sql: str) -> tuple[TableName, ...]:
     """The tables a query reads, place by place in the order of the text; `QueryError` if it is no query."""
     try:
         parsed = sqlglot.parse(sql, dialect="spark")
@@ -48,7 +50,7 @@ def table_names(sql: str) -> list[TableName]:
             )
         where = table.this.meta
         found.append(TableName(table.name, where["start"], where["end"] + 1, bool(table.alias)))
-    return sorted(found, key=lambda one: one.start)
+    return tuple(sorted(found, key=lambda one: one.start))
 
 
 @contextlib.contextmanager
@@ -61,19 +63,28 @@ def over(
     - tag: unique among the queries of this moment; names the temporary views.
     """
     views: dict[str, str] = {}
-    text, last = [], 0
-    for table in table_names(sql):
-        name = match(table.name, frames)
-        view = views.setdefault(name, f"tidemill_{tag}_{len(views)}")
-        text += [sql[last : table.start], view, "" if table.aliased else f" AS {quoted(table.name)}"]
-        last = table.end
+
+    def view_of(name: str) -> str:
+        return views.setdefault(match(name, frames), f"tidemill_{tag}_{len(views)}")
+
+    text = renamed(sql, view_of)
     try:
         for name, view in views.items():
             frames[name].createOrReplaceTempView(view)
-        yield spark.sql("".join(text) + sql[last:])
+        yield spark.sql(text)
     finally:
         for view in views.values():
             spark.catalog.dropTempView(view)
+
+
+def renamed(sql: str, view_of: Callable[[str], str]) -> str:
+    """The query with other names for its tables; what it calls their columns by stays as it was."""
+    text, last = [], 0
+    for table in table_names(sql):
+        view = view_of(table.name)
+        text += [sql[last : table.start], view, "" if table.aliased else f" AS {quoted(table.name)}"]
+        last = table.end
+    return "".join(text) + sql[last:]
 
 
 def match(name: str, known: Mapping[str, object]) -> str:

@@ -50,11 +50,23 @@ class Contents:
         self._rows = after
         self.now = self.now if step.now is None else step.now
 
+    @property
+    def tables(self) -> Mapping[str, object]:
+        """The tables by name."""
+        return self._rows
+
     def copy(self) -> "Contents":
         """The same, which later steps do not move."""
         other = Contents({})
         other._columns, other._rows, other.now = self._columns, dict(self._rows), self.now
         return other
+
+    def same(self, other: "Contents") -> bool:
+        """Do they hold the same, at the same time?"""
+        return self.now == other.now and all(
+            len(rows) == len(other._rows[name]) and all(map(_same, rows, other._rows[name]))
+            for name, rows in self._rows.items()
+        )
 
     def rows(self, table: str) -> list[Row]:
         """What a table holds."""

@@ -12,6 +12,7 @@ rows are demanded as it gives, and the step is counted as `loose`.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, TypeAlias
 
 from tidemill.spark import queries, schema
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Written: TypeAlias = Callable[[int], str]
+_NUMBERS = count()
 
 
 @dataclass(frozen=True)
@@ -97,10 +99,10 @@ class Judge:
     Args:
         spark: a session with the pinned settings.
         tables: the columns of the tables that queries read, by name, as Spark writes them.
-        batch: how many frames one job computes at most.
+        batch: about how many results one job computes.
     """
 
-    def __init__(self, spark: "SparkSession", tables: Mapping[str, str], *, batch: int = 48) -> None:
+    def __init__(self, spark: "SparkSession", tables: Mapping[str, str], *, batch: int = 40) -> None:
         self._spark = spark
         self._tables = dict(tables)
         self._batch = batch
@@ -110,45 +112,48 @@ class Judge:
         """Judge every case after every step; the tables begin empty."""
         verdict = Verdict()
         contents = Contents(self._tables)
-        stack = ExitStack()
+        columns = {name for text in self._tables.values() for name in schema.parse(text).names}
         waiting: list[_Question] = []
-        with stack:
+        asked = 0
+        before: Contents | None = None
+        with ExitStack() as stack:
+            frames = _Frames(self._spark, contents, f"judge{id(self):x}", stack)
             for number, step in enumerate(steps):
                 contents.apply(step)
-                frames = _Frames(self._spark, contents)
-                for case in cases:
-                    waiting.append(self._question(stack, case, number, step, frames, contents.now))
-                    if sum(len(one.asked) for one in waiting) >= self._batch:
+                if before is None or not contents.same(before):
+                    frames = _Frames(self._spark, contents, f"judge{id(self):x}_{number}", stack)
+                    cases_now = cases
+                else:
+                    # Plain Spark has said already what a query gives: only what is maintained is asked again.
+                    cases_now = [case for case in cases if isinstance(case.held, Holding)]
+                    verdict.compared += len(cases) - len(cases_now)
+                before = contents.copy()
+                for case in cases_now:
+                    waiting.append(self._question(case, number, step, frames, columns))
+                    asked += len(waiting[-1].asked)
+                    if asked >= self._batch:
                         self._answer(waiting, verdict)
-                        waiting.clear()
-            self._answer(waiting, verdict)
+                        waiting, asked = [], 0
+            if waiting:
+                self._answer(waiting, verdict)
         return verdict
 
     def _question(
-        self, stack: ExitStack, case: Case, number: int, step: Step, frames: "_Frames", now: int
+        self, case: Case, number: int, step: Step, frames: "_Frames", columns: set[str]
     ) -> "_Question":
-        names = {one for text in self._tables.values() for one in _names(text)}
-        sql = at_time(case.sql, now, names)
-        asked = [lambda: self._query(stack, sql, frames.forward)]
+        sql = at_time(case.sql, frames.now, columns)
+        asked = [frames.query(sql)]
         if isinstance(case.held, Holding):
-            held = case.held.after
-            asked.append(lambda: held(step))
+            asked.append(frames.named(case.held.after(step)))
         else:
-            text = case.held if isinstance(case.held, str) else case.held(now)
-            asked.append(lambda: self._query(stack, text, frames.forward))
+            asked.append(frames.query(case.held if isinstance(case.held, str) else case.held(frames.now)))
         if case.equality.ordered:
-            asked.append(lambda: self._query(stack, sql, frames.backward))
-        return _Question(case, number, [_made(one) for one in asked])
-
-    def _query(self, stack: ExitStack, sql: str, frames: "Callable[[str], DataFrame]") -> "DataFrame":
-        self._number += 1
-        named = {name: frames(name) for name in self._tables if name in _read(sql, self._tables)}
-        return stack.enter_context(queries.over(self._spark, sql, named, f"judge{id(self):x}_{self._number}"))
+            asked.append(frames.query(sql, backwards=True))
+        return _Question(case, number, asked)
 
     def _answer(self, questions: Sequence["_Question"], verdict: Verdict) -> None:
-        frames = [made for one in questions for made in one.asked if not isinstance(made, Exception)]
         try:
-            found = iter(results.collected(frames))
+            found = iter(results.collected(self._spark, [text for one in questions for text in one.asked]))
         except Exception as error:
             if not _of_spark(error):
                 raise
@@ -158,11 +163,19 @@ class Judge:
                 self._answer(questions[:half], verdict)
                 self._answer(questions[half:], verdict)
             else:
-                self._judge(questions[0], [_alone(made) for made in questions[0].asked], verdict)
+                (one,) = questions
+                self._judge(one, [self._alone(text) for text in one.asked], verdict)
             return
         for one in questions:
-            given = [made if isinstance(made, Exception) else next(found) for made in one.asked]
-            self._judge(one, given, verdict)
+            self._judge(one, [next(found) for _ in one.asked], verdict)
+
+    def _alone(self, text: str) -> "list[Row] | Exception":
+        try:
+            return results.collected(self._spark, [text])[0]
+        except Exception as error:
+            if not _of_spark(error):
+                raise
+            return error
 
     def _judge(
         self, question: "_Question", given: "Sequence[list[Row] | Exception]", verdict: Verdict
@@ -195,62 +208,45 @@ class Judge:
 class _Question:
     case: Case
     step: int
-    asked: "list[DataFrame | Exception]"
+    asked: list[str]
 
 
 class _Frames:
-    """The tables after one step, each made a frame when a query reads it."""
+    """The tables after one step, each a temporary view of a name of its own, made when a query reads it."""
 
-    def __init__(self, spark: "SparkSession", contents: Contents) -> None:
+    def __init__(self, spark: "SparkSession", contents: Contents, tag: str, stack: ExitStack) -> None:
+        self.now = contents.now
         self._spark = spark
         self._contents = contents.copy()
-        self._made: dict[tuple[str, bool], DataFrame] = {}
+        self._tag = tag
+        self._stack = stack
+        self._made: dict[tuple[str, bool], str] = {}
 
-    def forward(self, table: str) -> "DataFrame":
-        return self._of(table, backwards=False)
+    def query(self, sql: str, *, backwards: bool = False) -> str:
+        """A query over them; `backwards` has their rows in the opposite order."""
+        return queries.renamed(sql.rstrip().rstrip(";"), lambda name: self._view(name, backwards=backwards))
 
-    def backward(self, table: str) -> "DataFrame":
-        return self._of(table, backwards=True)
+    def named(self, frame: "DataFrame") -> str:
+        """A query of all rows of a frame."""
+        view = f"{self._tag}_held{next(_NUMBERS)}"
+        frame.createOrReplaceTempView(view)
+        self._stack.callback(self._spark.catalog.dropTempView, view)
+        return f"SELECT * FROM {view}"  # noqa: S608
 
-    def _of(self, table: str, *, backwards: bool) -> "DataFrame":
+    def _view(self, name: str, *, backwards: bool) -> str:
+        table = queries.match(name, self._contents.tables)
         key = (table, backwards)
         if key not in self._made:
-            self._made[key] = self._contents.frame(self._spark, table, backwards=backwards)
+            view = f"{self._tag}_{len(self._made)}"
+            self._contents.frame(self._spark, table, backwards=backwards).createOrReplaceTempView(view)
+            self._stack.callback(self._spark.catalog.dropTempView, view)
+            self._made[key] = view
         return self._made[key]
-
-
-def _made(ask: "Callable[[], DataFrame]") -> "DataFrame | Exception":
-    """Spark may evaluate constants, and raise, when a query is analysed."""
-    try:
-        return ask()
-    except Exception as error:
-        if not _of_spark(error):
-            raise
-        return error
-
-
-def _alone(frame: "DataFrame | Exception") -> "list[Row] | Exception":
-    if isinstance(frame, Exception):
-        return frame
-    try:
-        return results.collected([frame])[0]
-    except Exception as error:
-        if not _of_spark(error):
-            raise
-        return error
 
 
 def _of_spark(error: Exception) -> bool:
     """Did a query raise? A mistake of ours is none of its results."""
     return type(error).__module__.startswith(("pyspark.", "py4j."))
-
-
-def _read(sql: str, tables: Mapping[str, str]) -> set[str]:
-    return {queries.match(one.name, tables) for one in queries.table_names(sql)}
-
-
-def _names(ddl: str) -> list[str]:
-    return list(schema.parse(ddl).names)
 
 
 def _said(error: Exception) -> str:
