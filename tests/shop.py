@@ -20,6 +20,7 @@ from tidemill.arcs.keys import ArcKeys
 from tidemill.lots import events, lots
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import StoredObject
+from tidemill.pipeline.declarations import Refresh
 from tidemill.pipeline.site import Site
 from tidemill.publish import attempts
 from tidemill.publish.cleaner import Cleaner
@@ -50,12 +51,14 @@ def declare(
     upto: Upto = "views",
     notes: str = "",
     max_files: int = 500,
+    refresh: Refresh = "auto",
     **options: Any,
 ) -> tm.Pipeline:
     """The pipeline, or its first stages.
 
     - notes: a file in which the arcs' functions say by whom they were called: once for the plan of each
       process, and once for each part.
+    - refresh: of the view; one that is always recomputed need not be certified in every new home.
     """
     shop = tm.Pipeline(NAME, home=home, spark=spark, **options)
     orders = shop.dataset("orders", "id BIGINT, region STRING, amount BIGINT")
@@ -81,6 +84,7 @@ def declare(
             VIEW,
             "SELECT region, sum(amount) AS amount, count(*) AS n FROM"
             " (SELECT region, amount FROM doubled UNION ALL SELECT region, amount FROM odd) GROUP BY region",
+            refresh=refresh,
         )
     return shop
 

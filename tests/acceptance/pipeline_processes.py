@@ -45,6 +45,7 @@ class Place:
             "home": str(folder / "home"),
             "landing": str(self.landing),
             "notes": str(self.notes),
+            "refresh": "full",
             **options,
         }
         if store:

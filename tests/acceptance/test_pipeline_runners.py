@@ -13,7 +13,7 @@ from tests.acceptance.pipeline_processes import Place, Run
 from tests.servers.fixtures import _or_skip
 from tests.servers.spark import SparkConnectServer, SparkStandalone, small_spark
 
-FILES, ROWS = 6, 4
+FILES, ROWS = 5, 4
 IDS = [range(10 * n, 10 * n + ROWS) for n in range(FILES)]
 
 

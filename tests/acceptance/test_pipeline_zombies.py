@@ -76,8 +76,8 @@ def test_a_runner_that_goes_on_after_its_successor_published_doubles_nothing(
     landing, home = tmp_path / "landing", tmp_path / "home"
     shop.land(landing, "a", 0)
     with (
-        shop.declare(home, landing, spark) as first,
-        shop.declare(home, landing, spark) as second,
+        shop.declare(home, landing, spark, refresh="full") as first,
+        shop.declare(home, landing, spark, refresh="full") as second,
     ):
         paused = Paused(first, point, visit, monkeypatch)
         try:
