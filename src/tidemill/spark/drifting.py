@@ -131,12 +131,22 @@ def _agreed(files: Iterable[list[Column]]) -> list[Column]:
 # --- record by record
 
 
-def unknown_json(text: "Expression", names: Sequence[str]) -> "Expression":
-    """Has this object names that are not declared?"""
+def unknown_json(text: "Expression", parsed: "Expression", names: Sequence[str]) -> "Expression":
+    """Has this object names that are not declared?
+
+    A name brings a colon with it. If there are no more colons than columns that are not NULL, all names are
+    known, and the object is not taken apart a second time.
+    """
     from pyspark.sql import functions as sf
 
+    colons = sf.octet_length(text) - sf.octet_length(sf.replace(text, sf.lit(":"), sf.lit("")))
+    there = reduce(
+        lambda left, right: left + right,
+        [parsed.getField(name).isNotNull().cast("int") for name in names],
+    )
     keys = sf.coalesce(sf.json_object_keys(text), sf.array().cast("array<string>"))
-    return sf.size(sf.array_except(keys, sf.array(*[sf.lit(name) for name in names]))) > 0
+    strange = sf.size(sf.array_except(keys, sf.array(*[sf.lit(name) for name in names]))) > 0
+    return sf.when(colons > there, strange).otherwise(sf.expr("false"))
 
 
 def is_no_object(text: "Expression") -> "Expression":

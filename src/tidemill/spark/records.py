@@ -90,7 +90,7 @@ class Records:
             left = rescued_json(text, sf.col(PARSED), self._schema)
             rescued = frame.withColumns({LEFT: left, UNKNOWN: sf.expr("false")})
             return rescued.withColumn(WRONG, broken | is_no_object(text))
-        unknown = unknown_json(text, self._schema.names)
+        unknown = unknown_json(text, sf.col(PARSED), self._schema.names)
         return frame.withColumns(
             {WRONG: corrupt | broken, UNKNOWN: unknown, LEFT: sf.lit(None).cast("string")}
         )
