@@ -260,3 +260,19 @@ def test_a_run_that_waits_for_its_cadence_keeps_no_place_and_one_that_is_due_soo
     assert len(stage.run(asks.workable, stage.keys, [spec])) == 1
     stage.clock.advance(57)
     assert stage.run(asks.workable, stage.keys, [spec]) == []
+
+
+def test_a_retry_does_not_wait_behind_a_large_batch(monkeypatch):
+    monkeypatch.setattr(asks, "PAGE", 3)
+    stage = LifeStage()
+    spec, worker = stage.clean(), stage.worker(stage.living())
+    made = [stage.append([n]) for n in range(6)]
+    stage.parts.failing[5] = 1
+    for lot in made:
+        worker.work(spec, lot)
+    for lot in made[:5]:
+        stage.enter(spec, lot, AskKind.REPLAY, at_once=1)
+    retry = stage.ask(spec, made[5])
+    assert stage.run(asks.workable, stage.keys, [spec]) == [retry]
+    assert worker.work_off(spec, retry).ended is Ended.COMPLETE
+    assert [one.lot for one in stage.work_off(spec, worker)] == made[:5]

@@ -128,9 +128,25 @@ def workable(tx: Tx, keys: ArcKeys, specs: Iterable[ArcSpec]) -> list[Ask]:
         return []
     found: list[Ask] = []
     for spec in specs:
-        page = asked(tx, keys, arc=spec.id)
+        page = asked(tx, keys, arc=spec.id, limit=PAGE)
         if page and not paused(tx, keys, spec.id):
+            if len(page) == PAGE:
+                page = list(dict.fromkeys([*_retries(tx, keys, spec.id), *page]))
             found += chosen(page, spec, lots.crowd(tx, keys, spec.id))
+    return found
+
+
+def _retries(tx: Tx, keys: ArcKeys, arc: str) -> list[Ask]:
+    """Retries that were asked for, found by the lots that failed: they do not wait behind a large batch."""
+    failed = [keys.trouble.unpack(row.key) for row in tx.range(*keys.trouble.under(arc), limit=PAGE)]
+    found = []
+    for (_, lot, generation), raw in zip(
+        failed, tx.get_many([keys.ask[place] for place in failed]), strict=True
+    ):
+        assert isinstance(generation, int)
+        row = None if raw is None else _row.decode(raw)
+        if row is not None and not row.order.batch:
+            found.append(Ask(arc=arc, lot=str(lot), generation=generation, at=row.at, order=row.order))
     return found
 
 
