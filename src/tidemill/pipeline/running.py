@@ -13,6 +13,7 @@ from tidemill.runner.part_futures import resource_of
 from tidemill.runner.presence import OwnPresence, Presence
 from tidemill.runner.runner import Runner
 from tidemill.runner.slots import slot
+from tidemill.spark.sessions import pin
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
@@ -74,6 +75,7 @@ def run_as(
     plan = pipeline.plan()
     plan.apply(presence.node.id, emit)
     with site.spark() as spark:
+        pin(spark)  # planning has called functions of the user's
         runner = Runner(
             site.store,
             site.keys,

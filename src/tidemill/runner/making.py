@@ -23,7 +23,7 @@ from tidemill.spark.checking import write_checked
 from tidemill.spark.drift import widens
 from tidemill.spark.operations import is_frame
 from tidemill.spark.reading import read_objects
-from tidemill.spark.sessions import tagged
+from tidemill.spark.sessions import kept, tagged
 from tidemill.spark.storage import Storage
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def _computed(tools: Tools, task: PartTask, place: PartPlace) -> list[SinkWritte
         for one in task.inputs
     ]
     crash.point("runner.function.before")
-    results = results_of(arc, arc.function(*frames))
+    with kept(tools.spark):
+        results = results_of(arc, arc.function(*frames))
     written = []
     for sink, frame in zip(task.sinks, results, strict=True):
         turns.check()

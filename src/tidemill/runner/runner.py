@@ -17,12 +17,12 @@ from tidemill.runner.making import Tools, make_part
 from tidemill.runner.part_futures import PartFutures, resource_of
 from tidemill.runner.presence import Presence
 from tidemill.runner.program import Program
-from tidemill.spark.sessions import interrupt, tagged
+from tidemill.spark.sessions import interrupt, kept, tagged
 from tidemill.spark.storage import Storage
 from tidemill.store import Store
 from tidemill.views.spark.full import FullViews
 from tidemill.views.spark.tables import Tables
-from tidemill.views.steps.commits import Batch, Output
+from tidemill.views.steps.commits import Aside, Batch, Output
 from tidemill.views.steps.inputs import Inputs, ManifestReader
 from tidemill.views.steps.keys import StepKeys
 from tidemill.views.steps.stepper import Compute
@@ -149,11 +149,11 @@ class Steps:
         self._compute = compute
         self._tags: set[str] = set()
 
-    def __call__(self, batch: Batch, attempt: str) -> tuple[Output, ...]:
+    def __call__(self, batch: Batch, attempt: str) -> tuple[Output | Aside, ...]:
         tag = f"tidemill-{attempt}"
         self._tags.add(tag)
         try:
-            with tagged(self._spark, tag):
+            with tagged(self._spark, tag), kept(self._spark):
                 return self._compute(batch, attempt)
         finally:
             self._tags.discard(tag)

@@ -264,6 +264,25 @@ def adopt(session: "SparkSession") -> Iterator["SparkSession"]:
                         session.conf.set(name, was)
 
 
+@contextmanager
+def kept(session: "SparkSession") -> Iterator[None]:
+    """For code of a user's: whatever it sets of what is pinned, the session is pinned again behind it.
+
+    A session serves everything that a runner runs, so one function that sets, say, the time zone for itself
+    would change what others after it make.
+    """
+    try:
+        yield
+    finally:
+        pin(session)
+
+
+def pin(session: "SparkSession") -> None:
+    """Set what is pinned."""
+    for name, value in PINNED.items():
+        session.conf.set(name, value)
+
+
 def _is_connect(session: object) -> bool:
     return type(session).__module__.startswith("pyspark.sql.connect.")
 
