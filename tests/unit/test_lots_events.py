@@ -112,13 +112,17 @@ def test_a_new_layout_of_the_same_content_is_no_event():
     orders = stage.dataset(unit=FIVE_MINUTES)
     stage.add(orders, L0, digest="d")
     seen = stage.run(lots.current, stage.lots, orders, L0)
-    row = stage.run(lots.revise, stage.lots, seen, "compacted", "d")
-    assert (row.manifest, row.revision) == ("compacted", 1)
+    new = msgspec.structs.replace(seen, manifest="compacted", size=5, files=1)
+    row = stage.run(lots.revise, stage.lots, seen, new)
+    assert (row.manifest, row.revision, row.size, row.files) == ("compacted", 1, 5, 1)
     assert stage.run(lots.current, stage.lots, orders, L0) == row
     assert len(stage.events(orders)) == 1
     for stale, digest in ((seen, "d"), (row, "other"), (msgspec.structs.replace(row, digest=""), "")):
+        again = msgspec.structs.replace(stale, manifest="again", digest=digest)
         with pytest.raises(LotConflict):
-            stage.run(lots.revise, stage.lots, stale, "again", digest)
+            stage.run(lots.revise, stage.lots, stale, again)
+    [old] = stage.run(lots.retired, stage.lots, 10**15)
+    assert (old.manifest, old.revision) == (seen.manifest, 0)
 
 
 @pytest.mark.rule("LOT-5")

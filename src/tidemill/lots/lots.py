@@ -89,7 +89,7 @@ def add(tx: Tx, keys: LotKeys, new: LotRow) -> int:
     )
     row = msgspec.structs.replace(new, position=event.position, revision=0)
     tx.set(key, msgspec.msgpack.encode(row), quiet=True)
-    _mark(tx, keys, row)
+    _mark(tx, keys, old, row)
     return event.position
 
 
@@ -129,11 +129,11 @@ def _swap(tx: Tx, keys: LotKeys, seen: LotRow, row: LotRow) -> LotRow:
     return row
 
 
-def _mark(tx: Tx, keys: LotKeys, row: LotRow) -> None:
+def _mark(tx: Tx, keys: LotKeys, old: LotRow | None, row: LotRow) -> None:
     mark = keys.crumbled[(*row.dataset.parts, row.lot)]
     if row.crumbled:
         tx.set(mark, b"", quiet=True)
-    elif row.generation:  # the one before may have left a mark
+    elif old is not None and old.crumbled:
         tx.clear(mark, quiet=True)
 
 
