@@ -2,10 +2,13 @@
 
 import datetime as dt
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import tidemill as tm
@@ -21,7 +24,10 @@ from tidemill.errors import (
 )
 from tidemill.events import Event
 from tidemill.pipeline import circuits
+from tidemill.publish.manifests import Manifests
 from tidemill.views.certify.certificates import ViewCertified, ViewNotCertified
+from tidemill.views.steps import commits
+from tidemill.views.steps.events import RowsSetAside
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -255,3 +261,116 @@ def test_a_function_that_returns_no_frame_is_told_with_its_line(shop: tm.Pipelin
     with pytest.raises((ViewRefused, DeclarationError), match="returned int") as caught:
         shop.plan()
     assert HERE in caught.value.message
+
+
+# --- datasets that change
+
+
+@pytest.mark.rule("DBSP-8", "LOT-30")
+def test_a_replaced_lot_is_as_if_the_first_generation_had_never_been(shop: tm.Pipeline) -> None:
+    """Through two views, one over the other, and again when the lot is taken back."""
+    shop.view("big", "SELECT id, region, amount FROM orders WHERE amount > 1")
+    view = shop.view(
+        "totals",
+        "SELECT region, count(*) AS n, max(amount) AS most, collect_set(id) AS ids FROM big GROUP BY region",
+    )
+    orders = shop["orders"]
+    assert isinstance(orders, tm.Dataset)
+    first = orders.append([(1, "n", 5.0, None), (2, "s", 9.0, None)])
+    orders.append([(3, "n", 2.0, None)])
+    assert shop.run().ok
+    orders.replace(str(first.lot), [(1, "n", 1.0, None), (4, "w", 7.0, None)])
+    assert shop.run().ok
+    assert rows(view) == [("n", 1, 2.0, [3]), ("w", 1, 7.0, [4])]
+    net: dict[Any, int] = {}
+    for row in view.changes().collect():
+        key = (row["region"], row["n"], row["most"], tuple(row["ids"]))
+        net[key] = net.get(key, 0) + row["_weight"]
+    assert {key for key, weight in net.items() if weight} == {("n", 1, 2.0, (3,)), ("w", 1, 7.0, (4,))}
+    orders.remove(str(first.lot))
+    assert shop.run().ok
+    assert rows(view) == [("n", 1, 2.0, [3])]
+    assert rows(shop["big"]) == [(3, "n", 2.0)]
+
+
+@pytest.mark.rule("DBSP-21")
+def test_a_deletion_of_a_row_that_is_not_there_is_set_aside_told_and_netted_later(
+    tmp_path: Path, spark: "SparkSession"
+) -> None:
+    told: list[Event] = []
+    with tm.Pipeline("p", home=tmp_path / "home", spark=spark) as pipeline:
+        stock = pipeline.dataset("stock", "item STRING, n INT", deletes=True)
+        view = pipeline.view("counts", "SELECT item, count(*) AS n, sum(n) AS total FROM stock GROUP BY item")
+        stock.append([("a", 1), ("a", 1)])
+        stock.delete([("a", 1), ("b", 2), ("b", 2), (None, None)])
+        assert pipeline.run(emit=told.append).ok
+        assert rows(view) == [("a", 1, 1)], "what is not there takes nothing away"
+        (aside,) = [one for one in told if isinstance(one, RowsSetAside)]
+        assert aside.rows == {"stock": 2}, "two different rows"
+        (row,) = [one for one in step_rows(pipeline) if one.aside is not None]
+        assert row.aside is not None
+        kept = [
+            (*tuple(one.values())[:2], one["_weight"])
+            for item in Manifests(pipeline.site.objects, pipeline.site.clock).listed(row.aside.manifest)
+            for one in pq.read_table(pa.BufferReader(pipeline.site.objects.get(item.uri)[0])).to_pylist()
+        ]
+        assert sorted(kept, key=repr) == [("b", 2, -2), (None, None, -1)]
+        told.clear()
+        stock.append([("b", 2), ("b", 2), ("b", 2), (None, None)])
+        assert pipeline.run(emit=told.append).ok
+        assert rows(view) == [("a", 1, 1), ("b", 1, 2)], "two insertions met their deletions"
+        assert not [one for one in told if isinstance(one, RowsSetAside)]
+
+
+def step_rows(pipeline: tm.Pipeline) -> list[commits.StepRow]:
+    site = pipeline.site
+    return site.store.run(lambda tx: commits.rows(tx, site.keys, pipeline.name, "main", 0, 1 << 60))
+
+
+@pytest.mark.rule("LOT-40")
+def test_a_keyed_dataset_is_in_views_what_was_written_last(shop: tm.Pipeline) -> None:
+    """Upserts and deletes by key, several of one key in a step, seen through a view and its changes."""
+    view = shop.view("named", "SELECT name, count(*) AS n FROM regions GROUP BY name")
+    regions = shop["regions"]
+    assert isinstance(regions, tm.Dataset)
+    regions.upsert([("n", "north"), ("s", "south"), ("n", "nord")])
+    assert shop.run().ok
+    assert rows(view) == [("nord", 1), ("south", 1)]
+    regions.upsert([("n", "south")])
+    regions.delete([("s",), ("x",)])
+    regions.upsert([("s", None)])
+    assert shop.run().ok
+    assert rows(view) == [("south", 1), (None, 1)]
+    last = {(row["name"], row["n"]): row["_weight"] for row in view.changes(after=1).collect()}
+    assert last == {("nord", 1): -1, (None, 1): 1}, "only what is other than before"
+
+
+# --- money
+
+
+def test_transfers_between_accounts_come_to_nothing_after_every_step(
+    tmp_path: Path, spark: "SparkSession"
+) -> None:
+    """Ten accounts, many transfers of one unit: credits, debits and balances move, their total never does."""
+    chance = random.Random(5)
+    with tm.Pipeline("bank", home=tmp_path / "home", spark=spark) as bank:
+        moves = bank.dataset("moves", "source INT, target INT, amount BIGINT")
+        bank.view("credits", "SELECT target AS account, sum(amount) AS amount FROM moves GROUP BY target")
+        bank.view("debits", "SELECT source AS account, sum(amount) AS amount FROM moves GROUP BY source")
+        bank.view(
+            "balance",
+            "SELECT account, coalesce(c.amount, 0L) - coalesce(d.amount, 0L) AS amount"
+            " FROM credits c FULL JOIN debits d USING (account)",
+        )
+        total = bank.view("total", "SELECT sum(amount) AS amount FROM balance")
+        balances: dict[int, int] = {}
+        for _ in range(2):
+            made = [(chance.randrange(10), chance.randrange(10), 1) for _ in range(50_000)]
+            for source, target, _ in made:
+                balances[source] = balances.get(source, 0) - 1
+                balances[target] = balances.get(target, 0) + 1
+            moves.append(made)
+            assert bank.run().ok
+            assert rows(total) == [(0,)]
+            assert rows(bank["balance"]) == sorted(balances.items(), key=repr)
+        assert [row["amount"] for row in total.changes().collect()] == [0], "and it never was another"

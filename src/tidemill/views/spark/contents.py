@@ -44,6 +44,21 @@ def _declared(df: "DataFrame", *ours: str) -> "StructType":
     return st.StructType([field for field in df.schema.fields if field.name not in ours])
 
 
+def below_zero(
+    spark: "SparkSession", storage: Storage, dataset: Dataset, slices: Sequence[Slice]
+) -> "tuple[DataFrame, StructType]":
+    """Rows of a dataset of changes that were deleted more often than they came, and its columns (DBSP-21).
+
+    No reader sees them; the same sum has them no more when their insertion arrives.
+    """
+    from pyspark.sql import functions as sf
+
+    objects = [item for one in slices for item in one.objects]
+    df = read_objects(spark, storage, stored_schema(dataset.schema, dataset.kind), objects)
+    schema = _declared(df, WEIGHT)
+    return rows.netted(rows.identified(df, schema), schema).where(sf.col(WEIGHT) < 0), schema
+
+
 def _summed(df: "DataFrame") -> "DataFrame":
     schema = _declared(df, WEIGHT)
     return rows.repeated(rows.netted(rows.identified(df, schema), schema), schema)

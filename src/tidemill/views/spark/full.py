@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from tidemill.errors import CodeDiffers, ViewRefused
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.spark import queries
 from tidemill.spark.operations import WEIGHT
@@ -21,7 +21,7 @@ from tidemill.views.spark import contents, rows
 from tidemill.views.spark.clock import at_time, reads_clock
 from tidemill.views.spark.digests import text_of
 from tidemill.views.spark.tables import Place, Tables, schema_text
-from tidemill.views.steps.commits import Batch, Output
+from tidemill.views.steps.commits import Aside, Batch, Output
 from tidemill.views.steps.groups import GroupSpec, ViewSpec
 from tidemill.views.steps.inputs import Inputs
 
@@ -84,7 +84,7 @@ class FullViews:
         self._views = views
         self._specs = specs
 
-    def __call__(self, batch: Batch, attempt: str) -> tuple[Output, ...]:
+    def __call__(self, batch: Batch, attempt: str) -> tuple[Output | Aside, ...]:
         if self._specs is not None and batch.spec not in self._specs:
             raise CodeDiffers(f"this runner has other code for the views of group {batch.spec.name!r}")
         spark = self._session()
@@ -109,7 +109,27 @@ class FullViews:
                 outputs.append(output)
                 changed.add(view.name)
             tables[view.name] = output.table
-        return tuple(outputs)
+        aside = self._aside(spark, batch, attempt, bases)
+        return tuple(outputs) if aside is None else (*outputs, aside)
+
+    def _aside(
+        self, spark: "SparkSession", batch: Batch, attempt: str, read: "Mapping[DatasetId, DataFrame]"
+    ) -> Aside | None:
+        """What the datasets that moved had deleted, and have not: set aside, and told."""
+        wanted = [one for one in read if self._datasets[one].kind is Kind.CHANGES and one in batch.moved]
+        if not wanted:
+            return None
+        frames = {
+            one.name: contents.below_zero(
+                spark,
+                self._tables.storage,
+                self._datasets[one],
+                self._inputs.at(one, batch.positions[one]),
+            )
+            for one in wanted
+        }
+        with naming(self._tables.storage):
+            return self._tables.set_aside(batch.pipeline, batch.spec.name, batch.lot, attempt, frames)
 
     def _concerned(self, view: ViewSpec, batch: Batch, changed: set[str]) -> bool:
         return (

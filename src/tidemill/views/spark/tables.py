@@ -8,7 +8,7 @@ Reading nets the base with its tail. Everything is read through manifests, nothi
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +26,9 @@ from tidemill.spark.storage import Storage
 from tidemill.spark.writing import Written, write_frame
 from tidemill.views.kernels.digest import together
 from tidemill.views.spark import digests, rows
-from tidemill.views.steps.commits import StepRow
+from tidemill.views.steps.commits import Aside, StepRow
 from tidemill.views.steps.inputs import ManifestReader
-from tidemill.views.steps.keys import changes_of, table_of
+from tidemill.views.steps.keys import changes_of, quarantine_of, table_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -154,6 +154,34 @@ class Tables:
                 self._put(place, target, part="base", written=written, schema=schema, digest=content)
             )
         return self._put(place, target, parts=parts, schema=schema, digest=content)
+
+    def set_aside(
+        self,
+        pipeline: str,
+        group: str,
+        lot: str,
+        attempt: str,
+        frames: "Mapping[str, tuple[DataFrame, StructType]]",
+    ) -> Aside | None:
+        """Keep what a step sets aside, by dataset; None where that is nothing."""
+        target = quarantine_of(pipeline, group)
+        place = Place(pipeline=pipeline, view=group, lot=lot, attempt=attempt)
+        parts, counts = [], {}
+        schema: StructType | None = None
+        for number, (name, (df, columns)) in enumerate(sorted(frames.items())):
+            frame, digest = digests.observed(df)
+            prefix = f"{_prefix(place, target)}{number}/"
+            written = write_frame(frame, self.storage, self.storage.objects, prefix)
+            if written.rows:
+                counts[name], schema = written.rows, columns
+                parts.append(
+                    self._put(place, target, part=name, written=written, schema=columns, digest=digest())
+                )
+        if schema is None:
+            return None
+        content = together(self.digest(part) for part in parts)
+        root = self._put(place, target, parts=parts, schema=schema, digest=content)
+        return Aside(manifest=root, rows=counts)
 
     def _put(
         self,

@@ -28,6 +28,7 @@ from tidemill.views.steps.keys import (
     changes_of,
     group_id,
     group_source,
+    quarantine_of,
     step_log,
     step_lot,
     table_of,
@@ -90,6 +91,19 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     content: str = ""
 
 
+class Aside(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step set aside of its inputs: rows whose weight would be negative, as of this step (DBSP-21).
+
+    They are in no view, and are netted when their insertion arrives.
+
+    - manifest: a root; each part is of one dataset, by its name.
+    - rows: how many, by dataset.
+    """
+
+    manifest: str
+    rows: dict[str, int]
+
+
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     """One commit: the group went from `after` to `step`. Views that are not named did not change."""
 
@@ -97,6 +111,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     after: int
     attempt: str = ""
     outputs: tuple[Output, ...] = ()
+    aside: Aside | None = None
     epoch: int  # of the run that committed it, as its fence
     fence: int
     at: int  # store time, µs
@@ -170,10 +185,13 @@ def open_step(tx: Tx, keys: StepKeys, ticket: Ticket, batch: Batch, attempt: str
         id=attempt,
         author=author,
         lot=batch.lot,
-        targets=tuple(
-            Target(of(batch.pipeline, view.name), batch.lot)
-            for view in batch.spec.views
-            for of in (changes_of, table_of)
+        targets=(
+            *(
+                Target(of(batch.pipeline, view.name), batch.lot)
+                for view in batch.spec.views
+                for of in (changes_of, table_of)
+            ),
+            Target(quarantine_of(batch.pipeline, batch.spec.name), batch.lot),
         ),
     )
     return attempts.begin(tx, keys, ticket.node, draft)
@@ -187,6 +205,7 @@ def commit(
     hold: Hold | None,
     outputs: Sequence[Output],
     *,
+    aside: Aside | None = None,
     ends: bool,
 ) -> StepRow:
     """The group goes on to the batch's step.
@@ -202,6 +221,7 @@ def commit(
         after=batch.after,
         attempt="" if hold is None else hold.draft.id,
         outputs=tuple(outputs),
+        aside=aside,
         epoch=ticket.epoch,
         fence=ticket.fence,
         at=tx.now(),
@@ -232,7 +252,8 @@ def commit(
             for key in (
                 (named[view.name].changes, named[view.name].table) if view.name in named else ("", "")
             )
-        ],
+        ]
+        + ["" if aside is None else aside.manifest],
         move=move,
         ending=ending,
     )

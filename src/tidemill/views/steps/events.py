@@ -23,6 +23,18 @@ class StepCommitted(Event, frozen=True, kw_only=True):
     rows: int
 
 
+class RowsSetAside(Event, frozen=True, kw_only=True):
+    """Rows were deleted of a dataset in which they are not: no view has them, they wait for their insertion.
+
+    - rows: how many, by dataset.
+    """
+
+    pipeline: str
+    group: str
+    step: int
+    rows: dict[str, int]
+
+
 class StepAbandoned(Event, frozen=True, kw_only=True):
     """A step's computation failed; it is run again."""
 

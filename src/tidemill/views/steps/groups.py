@@ -22,8 +22,8 @@ from tidemill.views.steps import records
 from tidemill.views.steps.keys import StepKeys, group_id, group_source, step_log
 from tidemill.views.steps.records import Record
 
-MOST_VIEWS = MOST_TARGETS // 2
-"""A step's attempt has two targets for each view: its changes and its table."""
+MOST_VIEWS = (MOST_TARGETS - 1) // 2
+"""A step's attempt has two targets for each view (its changes, its table), and one for what is set aside."""
 
 
 SPEC_BYTES = 32 * 1024

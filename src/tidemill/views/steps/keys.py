@@ -59,6 +59,11 @@ def table_of(pipeline: str, view: str) -> DatasetId:
     return DatasetId(_view(pipeline, view), "table")
 
 
+def quarantine_of(pipeline: str, group: str) -> DatasetId:
+    """What a group's steps set aside lies under: rows deleted where they are not (DBSP-21)."""
+    return DatasetId(group_id(pipeline, group), "quarantine")
+
+
 def _view(pipeline: str, view: str) -> str:
     name = f"view:{pipeline}/{view}"
     layout.quote(name)  # BadName: one that no key could carry

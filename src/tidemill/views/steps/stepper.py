@@ -24,8 +24,8 @@ from tidemill.publish.attempts import Hold
 from tidemill.store import Store, Tx
 from tidemill.triggers.runs import Ticket
 from tidemill.views.steps import commits
-from tidemill.views.steps.commits import Batch, Output
-from tidemill.views.steps.events import RecordWritten, StepAbandoned, StepCommitted
+from tidemill.views.steps.commits import Aside, Batch, Output
+from tidemill.views.steps.events import RecordWritten, RowsSetAside, StepAbandoned, StepCommitted
 from tidemill.views.steps.keys import StepKeys
 from tidemill.views.steps.records import Record
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 class Compute(Protocol):
     """Makes the outputs of a batch: objects and manifests, all under the attempt; nothing in the store."""
 
-    def __call__(self, batch: Batch, attempt: str) -> tuple[Output, ...]: ...
+    def __call__(self, batch: Batch, attempt: str) -> tuple[Output | Aside, ...]: ...
 
 
 class Stepped(msgspec.Struct, frozen=True):
@@ -102,15 +102,25 @@ class GroupStep:
         return Stepped(step, done, jobs)
 
     def _apply(self, ticket: Ticket, batch: Batch) -> None:
-        hold, outputs = None, tuple[Output, ...]()
+        hold, outputs, aside = None, tuple[Output, ...](), None
         if batch.concerns:
             attempt = self._new_attempt()
             hold = self._step("open", lambda tx: commits.open_step(tx, self._keys, ticket, batch, attempt))
-            outputs = self._computed(batch, hold)
+            made = self._computed(batch, hold)
+            outputs = tuple(one for one in made if isinstance(one, Output))
+            aside = next((one for one in made if isinstance(one, Aside)), None)
         row = self._step(
             "commit" if batch.concerns else "pass",
-            lambda tx: commits.commit(tx, self._keys, ticket, batch, hold, outputs, ends=not batch.more),
+            lambda tx: commits.commit(
+                tx, self._keys, ticket, batch, hold, outputs, aside=aside, ends=not batch.more
+            ),
         )
+        if aside is not None:
+            self._emit(
+                RowsSetAside(
+                    pipeline=self._pipeline, group=batch.spec.name, step=row.step, rows=dict(aside.rows)
+                )
+            )
         self._emit(
             StepCommitted(
                 pipeline=self._pipeline,
@@ -123,7 +133,7 @@ class GroupStep:
             )
         )
 
-    def _computed(self, batch: Batch, hold: Hold) -> tuple[Output, ...]:
+    def _computed(self, batch: Batch, hold: Hold) -> tuple[Output | Aside, ...]:
         try:
             return self._compute(batch, hold.draft.id)
         except Exception as error:
