@@ -86,6 +86,7 @@ class Connection:
         self.outcomes = Outcomes(store, self.keys, self.cluster, self.signer, values, clock, chance)
         self.membership = self._joined() if own else None
         self._over = threading.Event()
+        self._broken: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="tidemill-client", daemon=True)
         self._thread.start()
 
@@ -149,12 +150,20 @@ class Connection:
             self.handles.hold_again()
 
     def _run(self) -> None:
-        while not self._over.is_set():
-            wait_s = TICK_S
-            if self.membership is not None:
-                wait_s = min(wait_s, self.membership.tick())
-            self.handles.tick()
-            self.clock.wait(self._over, max(0.01, wait_s))
+        try:
+            while not self._over.is_set():
+                wait_s = TICK_S
+                if self.membership is not None:
+                    wait_s = min(wait_s, self.membership.tick())
+                self.handles.tick()
+                self.clock.wait(self._over, max(0.01, wait_s))
+        except BaseException as error:  # noqa: BLE001 - told by `check`: our entry runs out from now on
+            self._broken = error
+
+    def check(self) -> None:
+        """Raise what ended the keeping of our entry: every write would be refused, and nobody knew why."""
+        if self._broken is not None:
+            raise self._broken
 
     def live_workers(self) -> list[Node]:
         """The workers whose lease runs."""

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tidemill.errors import AppendRefused, CheckFailed, UsageError
+from tidemill.errors import (
+    AppendRefused,
+    AttemptUnknown,
+    CheckFailed,
+    LeaseLost,
+    StoreUnavailable,
+    UsageError,
+)
 from tidemill.lots import datasets, layout
 from tidemill.lots.checks import QUARANTINE_SCHEMA, Check, drops, quarantine_of, strict
 from tidemill.lots.datasets import Dataset, Kind
@@ -20,7 +27,8 @@ from tidemill.lots.producers import Identity, Receipt
 from tidemill.pipeline import rows as given
 from tidemill.pipeline.declarations import DatasetDecl
 from tidemill.pipeline.site import Site, is_session
-from tidemill.publish.attempts import Hold
+from tidemill.publish import attempts
+from tidemill.publish.attempts import Hold, Published
 from tidemill.publish.parts import PartDone, PartSink, PartTask, SinkWritten
 from tidemill.spark import operations, schema
 from tidemill.spark.checking import Checked, refuse, write_checked
@@ -31,6 +39,9 @@ from tidemill.store import Tx
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+LEASES = 3
+"""How often an append is made anew because the lease of this process was lost on the way."""
 
 
 def append(
@@ -63,12 +74,29 @@ def append(
             datasets.declare(tx, site.keys.lots, spelled(bad))
 
     site.store.run(declare)
-    door = site.door
-    attempt = site.new_attempt()
-    hold = door.begin_append(decl.id, attempt, identity, quarantine)
-    if isinstance(hold, Receipt):
-        return hold
-    return _written(site, decl, body, hold, identity)
+    for _ in range(LEASES):
+        node = site.node
+        attempt = site.new_attempt()
+        try:
+            hold = site.door.begin_append(decl.id, attempt, identity, quarantine)
+            if isinstance(hold, Receipt):
+                return hold
+            return _written(site, decl, body, hold, identity)
+        except LeaseLost:  # this machine slept, say: nothing was published, unless the attempt says so
+            if not site.store.run(lambda tx, attempt=attempt: _is_unpublished(tx, site, attempt)):  # type: ignore[misc]
+                raise
+            site.wait_to_join_again(node)
+    raise StoreUnavailable(
+        f"the lease of this process was lost {LEASES} times while {decl.dataset.name} was written",
+        hint="append less at once, or see why this process comes to a halt",
+    )
+
+
+def _is_unpublished(tx: Tx, site: Site, attempt: str) -> bool:
+    try:
+        return not isinstance(attempts.read(tx, site.keys, attempt), Published)
+    except AttemptUnknown:
+        return True
 
 
 def _written(site: Site, decl: DatasetDecl, body: "Body", hold: Hold, identity: Identity | None) -> Receipt:

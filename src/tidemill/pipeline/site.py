@@ -6,8 +6,11 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Union
 
-from tidemill.clock import Clock
-from tidemill.errors import UsageError
+from tidemill.clock import Clock, poll
+from tidemill.cluster.leases import TTL_S
+from tidemill.cluster.membership import Membership
+from tidemill.cluster.nodes import Node
+from tidemill.errors import StoreUnavailable, UsageError
 from tidemill.futures.connection import Connection
 from tidemill.futures.home import Place
 from tidemill.objects import Objects
@@ -92,9 +95,29 @@ class Site:
     @property
     def door(self) -> Door:
         """The way to publish, as this process."""
+        return Door(self.store, self.keys, self.node)
+
+    @property
+    def node(self) -> Node:
+        """As whom this process publishes."""
+        return self._membership.node
+
+    @property
+    def _membership(self) -> Membership:
+        self.connection.check()
         membership = self.connection.membership
         assert membership is not None
-        return Door(self.store, self.keys, membership.node)
+        return membership
+
+    def wait_to_join_again(self, lost: Node) -> None:
+        """Until we are in the node list under another epoch than this one, which was lost."""
+        membership = self._membership
+
+        def again() -> bool:
+            return membership.alive() and membership.node.epoch != lost.epoch
+
+        if not poll(again, self.clock, every_s=0.1, timeout_s=TTL_S):
+            raise StoreUnavailable(f"{lost.id} could not join the node list of its cluster again")
 
     def new_attempt(self) -> str:
         return ids.new_attempt(self.clock, self.chance)
