@@ -10,7 +10,7 @@ import pytest
 from tests.unit.arcs_stage import ArcStage
 from tests.unit.lots_stage import FIVE_MINUTES
 from tidemill.clock import SYSTEM, poll
-from tidemill.errors import ObjectUnavailable, StoreUnavailable
+from tidemill.errors import ObjectUnavailable, StoreUnavailable, ViewRefused
 from tidemill.events import Event
 from tidemill.lots import staging
 from tidemill.objects.memory import MemoryObjects
@@ -23,9 +23,11 @@ from tidemill.publish.manifests import Manifests
 from tidemill.publish.parts import PartTask
 from tidemill.runner.loop import Loop
 from tidemill.runner.program import ArcProgram, Program
+from tidemill.runner.runner import Steps
 from tidemill.store.memory import MemoryStore
 from tidemill.triggers.events import RunFailed
 from tidemill.views.steps.commits import Batch, Output
+from tidemill.views.steps.groups import GroupSpec
 from tidemill.views.steps.keys import StepKeys
 
 NOTHING: Callable[..., Any] = lambda *_: None  # noqa: E731 - the port has the functions
@@ -262,3 +264,46 @@ def test_a_closing_that_fails_leaves_no_attempt_open() -> None:
         with pytest.raises(ObjectUnavailable):
             closer.close_due(door)
     assert stage.run(attempts.open_ids, stage.keys.publish) == []
+
+
+class NoSpark:
+    """What a step asks of a session, beside computing."""
+
+    def __init__(self) -> None:
+        self.sparkContext = self
+        self.conf = self
+        self.tags: list[str] = []
+
+    def addJobTag(self, tag: str) -> None:  # noqa: N802 - Spark's name
+        self.tags.append(tag)
+
+    def removeJobTag(self, tag: str) -> None:  # noqa: N802 - Spark's name
+        self.tags.remove(tag)
+
+    def set(self, name: str, value: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_a_view_whose_function_wants_to_end_the_process_is_one_that_failed(error: BaseException) -> None:
+    spark: Any = NoSpark()
+
+    def compute(batch: Batch, attempt: str) -> tuple[Output, ...]:
+        raise error
+
+    steps = Steps(spark, compute)
+    batch = Batch(
+        pipeline="shop",
+        spec=GroupSpec(name="main", views=()),
+        after=0,
+        step=1,
+        moved=frozenset(),
+        positions={},
+        stale=frozenset(),
+        tables={},
+        now=0,
+        more=False,
+    )
+    with pytest.raises(ViewRefused, match="'main' ended with"):
+        steps(batch, "a1")
+    assert not spark.tags

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.clock import Clock
 from tidemill.crash import Crashed
+from tidemill.errors import ViewRefused
 from tidemill.events import Emit, ignore
 from tidemill.futures.signing import ClusterKey
 from tidemill.objects import Objects
@@ -155,6 +156,14 @@ class Steps:
         try:
             with tagged(self._spark, tag), kept(self._spark):
                 return self._compute(batch, attempt)
+        except (
+            SystemExit,
+            KeyboardInterrupt,
+        ) as error:  # a function's own: signals reach the main thread alone
+            raise ViewRefused(
+                f"a function of the views of group {batch.spec.name!r} ended with {type(error).__name__}",
+                hint="it returns one DataFrame, or raises an Exception",
+            ) from error
         finally:
             self._tags.discard(tag)
 
