@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tidemill.pipeline.tables import Dataset, Table, View
     from tidemill.sources.bucket import bucket
     from tidemill.sources.folder import folder
+    from tidemill.sources.kafka import kafka
     from tidemill.sources.polling import http_poll
     from tidemill.sources.pushing import http_push
     from tidemill.spark.sessions import SparkSettings
@@ -40,6 +41,7 @@ __all__ = [
     "gather",
     "http_poll",
     "http_push",
+    "kafka",
     "not_null",
     "rows",
     "unique",
@@ -64,6 +66,7 @@ _HOMES = {
     "gather": "tidemill.futures.gathering",
     "http_poll": "tidemill.sources.polling",
     "http_push": "tidemill.sources.pushing",
+    "kafka": "tidemill.sources.kafka",
     "not_null": "tidemill.lots.checks",
     "rows": "tidemill.lots.checks",
     "unique": "tidemill.lots.checks",

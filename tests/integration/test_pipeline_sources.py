@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import tidemill as tm
+from tests.servers.kafka import KafkaServer
 from tests.servers.process import wait_until
 from tests.unit.push_stage import lines, post
 from tests.unit.test_sources_polling import Web, web
@@ -133,6 +134,27 @@ def test_a_web_address_is_asked_once_by_a_run_that_catches_up(shop: tm.Pipeline,
     assert [row.record for row in shop["orders_quarantine"].df().collect()] == ['{"id": "no"}']
     (shown,) = [one for one in shop.plan().describe() if one["what"] == "source"]
     assert shown["detail"] == f"{web.url} -> orders"
+
+
+@pytest.mark.rule("LOT-35")
+def test_a_topic_is_read_to_its_end_by_a_run_that_catches_up(
+    shop: tm.Pipeline, kafka_server: KafkaServer
+) -> None:
+    topic = kafka_server.new_topic(3)
+    orders = shop.dataset("orders", "id BIGINT, name STRING")
+    shop.source(orders, tm.kafka(kafka_server.brokers, topic, linger_s=0.2))
+    kafka_server.send(topic, [(n % 3, b'{"id": %d}' % n) for n in range(30)])
+    assert shop.run().ok
+    kafka_server.send(topic, [(0, b'{"id": 30}'), (0, b"[]")])
+    assert shop.run().ok
+    assert sorted(row.id for row in orders.df().collect()) == list(range(31))
+    (bad,) = shop["orders_quarantine"].df().collect()
+    assert (bad.file, bad.line) == (f"{topic}/0", 11)
+    kafka_server.send(topic, [(1, b'{"id": 31}')])
+    kafka_server.forget(topic, 1, 11)
+    report = shop.run()
+    assert not report.ok
+    assert "was read up to 10" in report.failures["source:shop/orders"]
 
 
 def test_sources_are_shown_in_the_plan_with_their_line_and_without_their_secrets(shop: tm.Pipeline) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
+from tests.servers.kafka import KafkaServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.process import ServerUnavailable
 from tests.servers.s3 import RcloneS3, S3rver, S3Server, SeaweedS3
@@ -69,6 +70,13 @@ def s3_server() -> Iterator[S3Server]:
 def careless_s3(request: pytest.FixtureRequest) -> Iterator[S3Server]:
     """Two S3 servers that ignore conditions, one after the other."""
     with _or_skip(CARELESS[request.param]) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def kafka_server() -> Iterator[KafkaServer]:
+    """A Kafka broker; tests make topics of their own."""
+    with _or_skip(KafkaServer) as server:
         yield server
 
 

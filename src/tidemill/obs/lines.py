@@ -27,6 +27,7 @@ from tidemill.sources.events import (
     FileSkipped,
     FilesLeftOut,
     MarkSkipped,
+    PartitionStuck,
     PushBegan,
     RecordsQuarantined,
     WindowFailed,
@@ -121,6 +122,11 @@ def _(event: BatchDrawn) -> Line:
     bad = f", {_count(event.bad, 'record')} quarantined" if event.bad else ""
     text = f"lot {event.lot}: {_count(event.rows, 'row')}{bad}"
     return Line(_short(event.source), text, Weight.WARNING if bad else Weight.GOOD)
+
+
+@line_of.register
+def _(event: PartitionStuck) -> Line:
+    return Line(_short(event.source), event.message, Weight.ERROR)
 
 
 @line_of.register

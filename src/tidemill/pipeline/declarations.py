@@ -15,10 +15,11 @@ from tidemill.pipeline.lines import Line
 from tidemill.pipeline.pace import FASTEST, Pace
 from tidemill.sources.bucket import BucketSpec
 from tidemill.sources.folder import FolderSpec
+from tidemill.sources.kafka import KafkaSpec
 from tidemill.sources.polling import PollSpec
 from tidemill.sources.pushing import PushSpec
 
-AnySource = FolderSpec | BucketSpec | PushSpec | PollSpec
+AnySource = FolderSpec | BucketSpec | PushSpec | PollSpec | KafkaSpec
 Changes = Literal["linear", "raw"]
 Refresh = Literal["auto", "incremental", "full"]
 

@@ -29,7 +29,7 @@ from tidemill.lots.ids import Unit
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline import circuits
 from tidemill.pipeline.appending import spelled
-from tidemill.pipeline.certifying import CertifyView
+from tidemill.pipeline.certifying import CertifyView, certify_arc
 from tidemill.pipeline.declarations import ArcDecl, SinkDecl, SourceDecl, ViewDecl
 from tidemill.pipeline.incoming import converter, settled_push
 from tidemill.pipeline.lines import Line
@@ -55,6 +55,7 @@ from tidemill.runner.program import (
 from tidemill.sources.bucket import BucketSpec
 from tidemill.sources.declarations import SourceSpec, source_id
 from tidemill.sources.folder import FolderSpec
+from tidemill.sources.kafka import KafkaSpec
 from tidemill.sources.polling import PollSpec
 from tidemill.sources.pushing import PushSpec
 from tidemill.spark import queries, schema
@@ -235,7 +236,7 @@ class _Planner:
                     if drops(decl.checks):
                         self._quarantine(known.id, None, decl.line, f"checks of {known.name}")
                     yield self._pushed(decl, decl.spec, known)
-                elif isinstance(decl.spec, PollSpec):
+                elif isinstance(decl.spec, PollSpec | KafkaSpec):
                     yield self._drawn(decl, decl.spec, known)
                 else:
                     yield self._files(decl, decl.spec.below(self.pipeline.base), known)
@@ -259,7 +260,7 @@ class _Planner:
         return SourceProgram(spec=spec, place=place, where=str(decl.line))
 
     def _pushed(self, decl: SourceDecl, spec: PushSpec, known: Dataset) -> StreamProgram:
-        self._without_spark(decl.checks)
+        self._without_spark(known, decl.checks)
         place = settled_push(self.pipeline, decl.dataset, spec)
         self.stages.append(DeclareSource(dataset=known.name, detail=place.shown, where=str(decl.line)))
         return StreamProgram(
@@ -270,8 +271,8 @@ class _Planner:
             where=str(decl.line),
         )
 
-    def _drawn(self, decl: SourceDecl, spec: PollSpec, known: Dataset) -> StreamProgram:
-        self._without_spark(decl.checks)
+    def _drawn(self, decl: SourceDecl, spec: PollSpec | KafkaSpec, known: Dataset) -> StreamProgram:
+        self._without_spark(known, decl.checks)
         self.stages.append(DeclareSource(dataset=known.name, detail=spec.shown, where=str(decl.line)))
         return StreamProgram(
             id=source_id(self.pipeline.name, decl.dataset),
@@ -284,7 +285,12 @@ class _Planner:
         )
 
     @staticmethod
-    def _without_spark(checks: Sequence[Check]) -> None:
+    def _without_spark(dataset: Dataset, checks: Sequence[Check]) -> None:
+        if dataset.drift is not Drift.FREEZE:
+            raise DeclarationError(
+                f"{dataset.name} has drift={dataset.drift.value!r}: what comes in no files fits it, or not",
+                hint="leave drift= out, or let them come in files",
+            )
         for one in checks:
             if one.kind == "expect":
                 raise DeclarationError(
@@ -375,7 +381,10 @@ class _Planner:
             where=str(arc.line),
             checks={sink.name: sink.checks for sink in arc.sinks},
         )
-        kind = Kind.CHANGES if arc.changes == "raw" else Kind.ROWS
+        weighted = arc.changes == "linear" and any(one.retracts for one in inputs)
+        if weighted:
+            self._linear(arc, program, inputs)
+        kind = Kind.CHANGES if arc.changes == "raw" or weighted else Kind.ROWS
         for sink, ddl in zip(arc.sinks, self._analysed(arc, program, inputs), strict=True):
             names = schema.parse(ddl).names
             missing = [name for name in sink.partition_by if name not in names]
@@ -402,7 +411,8 @@ class _Planner:
         """The schemas of an arc's sinks: as declared, or what Spark makes of the function (LOT-44)."""
         if all(sink.schema is not None for sink in arc.sinks):
             return [str(schema.parse(sink.schema or "")) for sink in arc.sinks]
-        frames = [self._empty(one) for one in inputs]
+        bare = arc.changes == "linear"
+        frames = [self.spark.createDataFrame([], one.ddl) if bare else self._empty(one) for one in inputs]
         try:
             results = results_of(program, arc.function(*frames))
             found = [_ddl(frame.drop(WEIGHT) if arc.changes == "raw" else frame) for frame in results]
@@ -414,6 +424,26 @@ class _Planner:
                 hint="mend the function, or give the schema of what it returns: schema='…'",
             ) from error
         return [_declared(sink, ddl) for sink, ddl in zip(arc.sinks, found, strict=True)]
+
+    def _linear(self, arc: ArcDecl, program: ArcProgram, inputs: Sequence[_Known]) -> None:
+        """An arc that says it is linear is tried out on generated rows, once for its code (LOT-41)."""
+        if len(inputs) != 1:
+            raise DeclarationError(
+                f"arc {arc.name} reads {', '.join(arc.reads)}: linear is about one table",
+                hint="write a view instead: it follows every change",
+            )
+
+        def made(df: "DataFrame") -> "list[DataFrame]":
+            return results_of(program, arc.function(df))
+
+        found = certify_arc(
+            self.pipeline.site, self.spark, arc.name, program.spec.code, made, arc.reads[0], inputs[0].ddl
+        )
+        if not found.equal:
+            raise DeclarationError(
+                f"arc {arc.name} is declared linear, and is not: {found.why}",
+                hint="changes='raw' gives and takes _weight; or write a view: it follows every change",
+            )
 
     def _empty(self, known: _Known) -> "DataFrame":
         kind = Kind.ROWS if known.dataset is None else known.dataset.kind

@@ -18,8 +18,11 @@ from tidemill.objects import Objects
 from tidemill.publish.parts import Parts
 from tidemill.runner.program import SourceProgram, StreamProgram
 from tidemill.sources import leasing, windows
+from tidemill.sources.consuming import TopicReader
 from tidemill.sources.drawing import Drawer
+from tidemill.sources.holdings import Holdings
 from tidemill.sources.http_push import Endpoint, PushServer
+from tidemill.sources.kafka import KafkaSpec
 from tidemill.sources.keys import SourceKeys
 from tidemill.sources.looking import Looked
 from tidemill.sources.poller import Poller
@@ -88,7 +91,9 @@ def arrival(ground: Ground, source: SourceProgram | StreamProgram) -> Arrival:
         return FileArrival(ground, source)
     if isinstance(source.place, PushSpec):
         return PushArrival(ground, source, source.place)
-    return PollArrival(ground, source, source.place)
+    if isinstance(source.place, PollSpec):
+        return PollArrival(ground, source, source.place)
+    return KafkaArrival(ground, source, source.place)
 
 
 class FileArrival:
@@ -234,6 +239,42 @@ class PollArrival:
             held, self._held = self._held, None
         if held is not None:
             self._ground.keeper.release(held)
+
+
+class KafkaArrival:
+    """A topic whose partitions nodes share. One that catches up reads to the end of those it has."""
+
+    def __init__(self, ground: Ground, source: StreamProgram, spec: KafkaSpec) -> None:
+        self._watching = ground.watching
+        self._lock = threading.Lock()
+        self._closed = False
+        holdings = Holdings(
+            source.id,
+            store=ground.store,
+            keys=ground.keys,
+            node=ground.node,
+            chance=random.Random(ground.chance.getrandbits(64)),
+            ttl_s=ground.keeper.ttl_s,
+        )
+        self._reader = TopicReader(spec, drawer(ground, source), source.convert, holdings, emit=ground.emit)
+
+    def poll(self) -> Polled:
+        with self._lock:
+            if self._closed:
+                return Polled()
+            found = self._reader.consume()
+        idle_s = 0.1 if self._watching() else POLL_EVERY_S  # a look waits for messages by itself
+        return Polled(
+            taken=bool(found.drawn.lot),
+            settled=found.caught_up,
+            failed=found.stuck,
+            wait_s=0.0 if found.drawn.lot else idle_s,
+        )
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._reader.close()
 
 
 def drawer(ground: Ground, source: StreamProgram) -> Drawer:

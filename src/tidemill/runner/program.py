@@ -16,6 +16,7 @@ from tidemill.lots.keys import DatasetId
 from tidemill.sources.bucket import BucketSpec
 from tidemill.sources.declarations import SourceSpec
 from tidemill.sources.folder import FolderSpec
+from tidemill.sources.kafka import KafkaSpec
 from tidemill.sources.polling import PollSpec
 from tidemill.sources.pushing import PushSpec
 from tidemill.spark.operations import stored_schema
@@ -55,7 +56,7 @@ class StreamProgram:
 
     id: str
     dataset: Dataset
-    place: PushSpec | PollSpec
+    place: PushSpec | PollSpec | KafkaSpec
     convert: Callable[[Any], Any] = field(repr=False)
     where: str
     quarantine: DatasetId | None = None

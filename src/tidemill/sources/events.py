@@ -139,6 +139,14 @@ class MarkSkipped(Event, frozen=True):
     after: str
 
 
+class PartitionStuck(Event, frozen=True):
+    """What a partition had come to is not there any more, and somebody has to say where it goes on."""
+
+    source: str
+    mark: str
+    message: str
+
+
 class PushBegan(Event, frozen=True):
     """A node receives what is pushed to a source, at this address."""
 

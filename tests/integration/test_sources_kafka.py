@@ -1,0 +1,252 @@
+"""A topic as a source, against a real broker: each message in one lot, partitions shared by nodes."""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.servers.kafka import KafkaServer
+from tests.unit.push_stage import SOURCE
+from tests.unit.test_sources_polling import Stage, convert
+from tidemill import crash
+from tidemill.cluster.nodes import Node
+from tidemill.crash import Crashed
+from tidemill.errors import BadSource, LeaseLost, MissingDriver, SourceUnavailable
+from tidemill.lots.datasets import Kind
+from tidemill.sources.consuming import Consumed, TopicReader
+from tidemill.sources.drawing import Drawer
+from tidemill.sources.events import MarkSkipped, PartitionStuck
+from tidemill.sources.holdings import Holdings
+from tidemill.sources.kafka import kafka
+
+TTL_S = 30.0
+
+
+class Topic(Stage):
+    """A dataset and nodes that read a topic for it; the store's time is the test's."""
+
+    def __init__(self, server: KafkaServer, partitions: int = 4, **declared: Any) -> None:
+        super().__init__(**declared)
+        self.server = server
+        self.count = partitions
+        self.topic = server.new_topic(partitions)
+
+    def send(self, *ids: int) -> None:
+        made = [(n % self.count, json.dumps({"id": n, "name": f"n{n}"}).encode()) for n in ids]
+        self.server.send(self.topic, list(made))
+
+    def reader(self, name: str, *, again: Node | None = None, **options: Any) -> TopicReader:
+        node = again or self.node(name)
+        spec = kafka(self.server.brokers, self.topic, **{"linger_s": 0.2, **options})
+        drawer = Drawer(
+            SOURCE,
+            self.dataset,
+            self.bad_id,
+            store=self.store,
+            keys=self.keys,
+            node=node,
+            objects=self.objects,
+            clock=self.stage.clock,
+            chance=self.chance,
+            emit=self.told.append,
+        )
+        holdings = Holdings(
+            SOURCE, store=self.store, keys=self.keys, node=node, chance=self.chance, ttl_s=TTL_S
+        )
+        return TopicReader(spec, drawer, convert, holdings, emit=self.told.append)
+
+
+def until(act: Callable[[], Consumed], ready: Callable[[Consumed], object]) -> Consumed:
+    for _ in range(100):
+        found = act()
+        if ready(found):
+            return found
+    raise AssertionError(found)
+
+
+def drain(*readers: TopicReader) -> None:
+    for reader in readers:
+        until(reader.consume, lambda found: found.caught_up)
+
+
+@pytest.mark.rule("LOT-35", "CLU-22")
+def test_each_message_is_in_one_lot_and_its_offset_moves_with_it(kafka_server: KafkaServer) -> None:
+    topic = Topic(kafka_server, 2)
+    topic.send(*range(20))
+    topic.server.send(topic.topic, [(0, b"no JSON"), (1, None), (1, b'{"id": "x"}')])
+    reader = topic.reader("a", max_records=7)
+    drain(reader)
+    assert topic.ids() == list(range(20))
+    bad = sorted((row["file"], row["line"], row["record"]) for row in topic.quarantined())
+    name = topic.topic
+    assert bad == [(f"{name}/0", 10, "no JSON"), (f"{name}/1", 10, None), (f"{name}/1", 11, '{"id": "x"}')]
+    reader.close()
+    topic.send(*range(20, 24))
+    again = topic.reader("b")
+    drain(again)
+    again.close()
+    assert topic.ids() == list(range(24)), "another node goes on where the first one was"
+
+
+@pytest.mark.rule("CLU-20", "CLU-21", "CLU-22")
+def test_partitions_are_shared_revoked_before_they_are_assigned_and_a_leavers_taken_over(
+    kafka_server: KafkaServer,
+) -> None:
+    topic = Topic(kafka_server)
+    topic.send(*range(40))
+    one, two = topic.reader("one"), topic.reader("two")
+    one.consume()
+    assert len(one.holdings.mine) == 4, "who is alone has all"
+    for first in range(40, 140, 20):  # a rebalance in the middle of what arrives
+        topic.send(*range(first, first + 20))
+        one.consume()
+        two.consume()
+        assert not one.holdings.mine.keys() & two.holdings.mine.keys(), "nobody has what another has"
+    assert sorted([len(one.holdings.mine), len(two.holdings.mine)]) == [2, 2]
+    drain(one, two)
+    assert topic.ids() == list(range(140))
+
+    topic.send(*range(140, 160))
+    topic.stage.clock.advance(TTL_S / 2)
+    two.consume()
+    assert len(two.holdings.mine) == 2, "one is late, and still there"
+    topic.stage.clock.advance(TTL_S / 2 + 1)
+    until(two.consume, lambda _: len(two.holdings.mine) == 4)  # one is gone
+    drain(two)
+    assert topic.ids() == list(range(160))
+    one.consume()  # it comes back, and finds that its partitions are another's
+    assert len(one.holdings.mine) == 0
+    assert topic.ids() == list(range(160))
+    two.close()
+    drain(one)
+    assert len(one.holdings.mine) == 4, "what is handed back is there at once"
+    one.close()
+
+
+@pytest.mark.rule("CLU-22")
+def test_a_node_that_was_paused_publishes_nothing_of_what_it_had_fetched(kafka_server: KafkaServer) -> None:
+    topic = Topic(kafka_server, 1)
+    paused, other = topic.reader("paused"), topic.reader("other")
+    drain(paused)
+    topic.send(*range(10))
+    fetched = paused._fetched
+
+    def slow() -> Any:
+        found = fetched()
+        if found[1]:
+            topic.stage.clock.advance(2 * TTL_S)  # its time is over, and it does not know
+            until(other.consume, lambda one: one.drawn.lot)
+        return found
+
+    paused._fetched = slow  # type: ignore[method-assign]
+    with pytest.raises(LeaseLost):
+        until(paused.consume, lambda one: one.drawn.lot)
+    assert topic.ids() == list(range(10))
+    other.close()
+    paused.close()
+
+
+@pytest.mark.rule("CLU-22")
+def test_wherever_a_node_is_killed_each_message_is_in_exactly_one_lot(kafka_server: KafkaServer) -> None:
+    with crash.recorded() as points:
+        topic = Topic(kafka_server, 1)
+        topic.send(1, 2)
+        reader = topic.reader("a")
+        drain(reader)
+        reader.close()
+    mine = sorted(point for point in points if point.startswith(("sources.", "publish.")))
+    assert {"sources.take-partition.after", "sources.draw.before", "sources.mark.after"} < set(mine)
+    topic, sent = Topic(kafka_server, 1), 0
+    node = topic.node("a")
+    for point in mine:
+        topic.send(sent)
+        sent += 1
+        reader = topic.reader("a", again=node)
+        with crash.armed(point):
+            try:
+                drain(reader)
+                reader.close()
+            except Crashed:
+                reader._consumer.close() if reader._consumer is not None else None
+        node = topic.node("a")  # its next life
+    last = topic.reader("a", again=node)
+    drain(last)
+    last.close()
+    assert topic.ids() == list(range(sent))
+
+
+@pytest.mark.parametrize("policy", ["fail", "earliest", "latest"])
+def test_an_offset_that_is_gone_stops_its_partition_or_is_skipped_as_told(
+    kafka_server: KafkaServer, policy: str
+) -> None:
+    topic = Topic(kafka_server, 2)
+    topic.send(0, 1)
+    reader = topic.reader("a")
+    drain(reader)
+    reader.close()
+    topic.send(*range(2, 12))
+    topic.server.forget(topic.topic, 0, 4)  # 0, 2, 4 and 6; only 0 was read
+    told = topic.reader("a", on_gone=policy)
+    found = until(told.consume, lambda found: found.caught_up)
+    odd = [1, 3, 5, 7, 9, 11]
+    if policy == "fail":
+        (stuck,) = found.stuck
+        assert f"{topic.topic}/0 was read up to 1, and there are 4 to 6" in stuck
+        assert "on_gone='earliest'" in stuck
+        assert [one.mark for one in topic.told if isinstance(one, PartitionStuck)] == ["000000"]
+        assert topic.ids() == [0, *odd], "the other partition goes on"
+    else:
+        skipped = [(one.before, one.after) for one in topic.told if isinstance(one, MarkSkipped)]
+        assert skipped == [("1", "4" if policy == "earliest" else "6")]
+        assert topic.ids() == sorted([0, *odd, *([8, 10] if policy == "earliest" else [])])
+    told.close()
+
+
+def test_a_topic_may_begin_with_what_comes(kafka_server: KafkaServer) -> None:
+    topic = Topic(kafka_server, 1, key=("id",), kind=Kind.KEYED, deletes=True)
+    topic.send(1)
+    reader = topic.reader("a", start="latest")
+    drain(reader)
+    reader.close()
+    topic.send(2)
+    topic.server.send(topic.topic, [(0, b'{"name": "no key"}')])
+    again = topic.reader("b", start="latest")
+    drain(again)
+    again.close()
+    assert topic.ids() == [2], "where it began was settled by the first look"
+    assert [row["error"] for row in topic.quarantined()] == ["the key column id is NULL"]
+
+
+def test_brokers_and_topics_that_are_not_there_are_told_of(
+    kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = Topic(kafka_server, 1)
+    topic.topic = "nothing"
+    lost = topic.reader("a")
+    with pytest.raises(SourceUnavailable, match="topic nothing at"):
+        lost.consume()
+    lost.close()
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    with pytest.raises(MissingDriver, match=r"tidemill\[kafka\]"):
+        topic.reader("b").consume()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"brokers": " "},
+        {"brokers": "a:1,,b:2"},
+        {"topic": "a/b"},
+        {"start": "middle"},
+        {"on_gone": "ignore"},
+        {"max_records": 0},
+        {"linger_s": 0},
+        {"settings": {"group.id": "mine"}},
+    ],
+    ids=str,
+)
+def test_a_topic_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(BadSource):
+        kafka(**{"brokers": "localhost:9092", "topic": "orders", **options})
