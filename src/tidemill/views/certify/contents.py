@@ -84,7 +84,11 @@ class Contents:
         table_ = pa.Table.from_pylist(given, arrow).append_column(
             "__n", pa.array(range(len(rows)), pa.int64())
         )
-        frame = spark.createDataFrame(table_)
+        if rows:
+            frame = spark.createDataFrame(table_)
+        else:  # of no rows Spark Connect infers no columns
+            ddl = [str(schema.Schema(tuple(kept)))] if kept else []
+            frame = spark.createDataFrame([], ", ".join([*ddl, "__n BIGINT"]))
         names = {one.name for one in kept}
         given_as = {one.name: quoted(one.name) if one.name in names else "NULL" for one in columns.columns}
         return frame.selectExpr(
