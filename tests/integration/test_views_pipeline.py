@@ -374,3 +374,33 @@ def test_transfers_between_accounts_come_to_nothing_after_every_step(
             assert rows(total) == [(0,)]
             assert rows(bank["balance"]) == sorted(balances.items(), key=repr)
         assert [row["amount"] for row in total.changes().collect()] == [0], "and it never was another"
+
+
+# --- arcs over what changes
+
+
+@pytest.mark.rule("LOT-41")
+def test_a_linear_arc_follows_deletions_and_one_that_is_not_is_refused(
+    tmp_path: Path, spark: "SparkSession"
+) -> None:
+    with tm.Pipeline("p", home=tmp_path / "home", spark=spark) as pipeline:
+        stock = pipeline.dataset("stock", "item STRING, n INT", deletes=True)
+
+        @pipeline.arc(reads=stock, writes="split", changes="linear")
+        def split(df: "DataFrame") -> "DataFrame":
+            assert "_weight" not in df.columns
+            return df.where("n > 0").selectExpr("item", "explode(sequence(1, n)) AS place")
+
+        stock.append([("a", 2), ("b", 1), ("c", 0)])
+        assert pipeline.run().ok
+        stock.delete([("a", 2)])
+        stock.append([("c", 1)])
+        assert pipeline.run().ok
+        assert rows(pipeline["split"]) == [("b", 1), ("c", 1)]
+
+        @pipeline.arc(reads=stock, writes="counted", changes="linear")
+        def counted(df: "DataFrame") -> "DataFrame":
+            return df.groupBy("item").count()
+
+        with pytest.raises(DeclarationError, match="counted is declared linear, and is not"):
+            pipeline.plan()

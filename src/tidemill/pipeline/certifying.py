@@ -1,18 +1,25 @@
 """Certification as a stage of a plan: a view's circuit against its query, when the view is new (DBSP-19)."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tidemill.events import Event
 from tidemill.pipeline.stages import Status
 from tidemill.store import Tx
-from tidemill.views.certify import certificates
+from tidemill.views.certify import certificates, generate
 from tidemill.views.certify.certificates import Certificate, ViewCertified, ViewNotCertified
+from tidemill.views.certify.compare import difference
+from tidemill.views.certify.contents import Contents, Row, Step
+from tidemill.views.certify.results import collected
 from tidemill.views.circuit.operators import Output
 from tidemill.views.steps.keys import StepKeys
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
     from tidemill.pipeline.site import Site
 
 
@@ -60,3 +67,61 @@ class CertifyView:
         else:
             detail = f"NOT equal to plain Spark, so it is recomputed in every step: {found.why}"
         return {"what": "circuit", "name": self.view, "detail": " ".join(detail.split()), "where": self.where}
+
+
+def certify_arc(
+    site: "Site",
+    spark: "SparkSession",
+    code: str,
+    made: "Callable[[DataFrame], Sequence[DataFrame]]",
+    table: str,
+    ddl: str,
+) -> Certificate:
+    """Is a function linear? What it makes of rows in two halves must be what it makes of all, and of nothing
+    nothing; on generated rows, once for its code.
+
+    Args:
+        site: where certificates are kept.
+        spark: the session.
+        code: the digest of its function.
+        made: the function, with a frame for each of its tables.
+        table: what it reads.
+        ddl: the columns of that.
+    """
+    digest = hashlib.sha256(repr((certificates.FORMAT, "linear", code, ddl)).encode()).hexdigest()[:32]
+    cluster = site.place.cluster
+    known = site.store.run(lambda tx: certificates.read(tx, cluster, digest))
+    if known is not None:
+        return known
+    contents = Contents({table: ddl})
+    for step in generate.steps({table: ddl})[:2]:
+        contents.apply(step)
+    whole = contents.frame(spark, table)
+    rows = contents.rows(table)
+    frames = [whole, *(_frame(spark, table, ddl, some) for some in (rows[::2], rows[1::2], []))]
+    results = [made(frame) for frame in frames]
+    texts = []
+    with ExitStack() as stack:
+        for number, frame in enumerate(one for result in zip(*results, strict=True) for one in result):
+            view = f"tidemill_linear_{digest}_{number}"
+            frame.createOrReplaceTempView(view)
+            stack.callback(spark.catalog.dropTempView, view)
+            texts.append(f"SELECT * FROM {view}")  # noqa: S608
+        found = collected(spark, texts)
+    why = ""
+    for first in range(0, len(found), 4):
+        all_rows, one, other, nothing = found[first : first + 4]
+        differs = difference(all_rows, [*one, *other])
+        if differs is not None:
+            why = f"of all rows it makes something else than of two halves of them: {differs}"
+        elif nothing:
+            why = f"it makes {len(nothing)} rows of an empty table"
+    verdict = Certificate(equal=not why, why=why[:1000], compared=len(rows))
+    site.store.run(lambda tx: certificates.write(tx, cluster, digest, verdict))
+    return verdict
+
+
+def _frame(spark: "SparkSession", table: str, ddl: str, rows: "Sequence[Row]") -> "DataFrame":
+    contents = Contents({table: ddl})
+    contents.apply(Step(inserts={table: rows}))
+    return contents.frame(spark, table)
