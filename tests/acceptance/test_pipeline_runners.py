@@ -77,7 +77,7 @@ def test_a_spark_worker_that_is_killed_in_the_middle_changes_nothing(tmp_path: P
 
 
 def test_the_same_pipeline_through_spark_connect(tmp_path: Path, spark_connect: SparkConnectServer) -> None:
-    place = Place(tmp_path, small_spark())
+    place = Place(tmp_path, small_spark(), refresh="auto")  # certified there as well
     shop.land(place.landing, "a", 0, 6)
     run = Run(place, "--spark", spark_connect.url)
     try:
