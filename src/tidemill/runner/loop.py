@@ -157,7 +157,7 @@ class Loop:
         self._tender = Tender(store, keys.lots.cluster, heap, clock=clock, emit=emit)
         self._pull = Pull(store, keys.triggers, heap)
         self._life: _Life | None = None
-        self._broken_off = False
+        self._ending = False
         self.dead = False  # taken for killed: writes nothing any more
         self._watching = False
         self._clean_at = self._left_at = self._compact_at = self._close_at = 0.0
@@ -220,9 +220,11 @@ class Loop:
     def end(self, timeout_s: float = 30.0, *, drop: bool = False) -> bool:
         """Begin nothing any more; wait for the runs that are under way.
 
-        - drop: at once: no further step of a group, and nothing that is only shown.
+        What could go on for long, compaction lot by lot, ends with what it is at.
+
+        - drop: leave out what is only shown.
         """
-        self._broken_off = drop
+        self._ending = True
         ended = self.lines.end(timeout_s)
         self.leave()
         if self._projecting is not None:
@@ -231,7 +233,7 @@ class Loop:
         return ended
 
     def _stops(self) -> bool:
-        return self._broken_off or self._stop.is_set()
+        return self._ending or self._stop.is_set()
 
     def leave(self) -> None:
         """Receive and fetch nothing any more."""
