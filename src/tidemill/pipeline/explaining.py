@@ -21,12 +21,14 @@ class Explanation:
 
     - certificate: what the comparison with plain Spark found; None before the view was run.
     - declared: of a view that is a function, what it was declared to be.
+    - always_full: whether its refresh is `full`.
     """
 
     view: str
     circuit: Explained | None
     certificate: Certificate | None = None
     declared: str = ""
+    always_full: bool = False
 
     @property
     def certified(self) -> str:
@@ -34,6 +36,8 @@ class Explanation:
         found = self.certificate
         if self.circuit is None:
             return f"a function, declared {self.declared}"
+        if self.always_full:
+            return "refresh='full': always recomputed, by plain Spark itself"
         if found is None:
             return "not yet compared with plain Spark: that is done when it is first run"
         if not found.equal:
@@ -74,9 +78,10 @@ def explain(pipeline: "Pipeline", view: str) -> Explanation:
     """Plan a pipeline, and explain one of its views."""
     from tidemill.pipeline.certifying import CertifyView
 
-    plan = pipeline.plan()
-    declared = pipeline.views[view].declared
-    stages = {one.view: one for one in plan.stages if isinstance(one, CertifyView)}
-    if view not in stages:
-        return Explanation(view, None, declared=declared)
-    return Explanation(view, plan.explained(view), stages[view].known)
+    plan, decl = pipeline.plan(), pipeline.views[view]
+    if decl.function is not None:
+        return Explanation(view, None, declared=decl.declared)
+    known = next(
+        (one.known for one in plan.stages if isinstance(one, CertifyView) and one.view == view), None
+    )
+    return Explanation(view, plan.explained(view), known, always_full=decl.refresh == "full")

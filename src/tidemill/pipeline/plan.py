@@ -437,7 +437,7 @@ class _Planner:
             return results_of(program, arc.function(df))
 
         found = certify_arc(
-            self.pipeline.site, self.spark, arc.name, program.spec.code, made, arc.reads[0], inputs[0].ddl
+            self.pipeline.site, self.spark, program.spec.code, made, arc.reads[0], inputs[0].ddl
         )
         if not found.equal:
             raise DeclarationError(

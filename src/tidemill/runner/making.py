@@ -15,7 +15,7 @@ from tidemill.lots.checks import quarantine_of
 from tidemill.lots.datasets import Drift
 from tidemill.objects import Objects
 from tidemill.publish.parts import PartPlace, PartSink, PartTask, SinkWritten
-from tidemill.runner import turns
+from tidemill.runner import linear, turns
 from tidemill.runner.program import ArcProgram, Program, SourceProgram
 from tidemill.sources.part import run_window
 from tidemill.spark import schema
@@ -60,7 +60,7 @@ def _computed(tools: Tools, task: PartTask, place: PartPlace) -> list[SinkWritte
     ]
     crash.point("runner.function.before")
     with kept(tools.spark):
-        results = results_of(arc, arc.function(*frames))
+        results = _results(arc, frames)
     written = []
     for sink, frame in zip(task.sinks, results, strict=True):
         turns.check()
@@ -88,6 +88,13 @@ def _computed(tools: Tools, task: PartTask, place: PartPlace) -> list[SinkWritte
             out_of = made.quarantined
             written.append(SinkWritten(dataset=sink.quarantine, objects=out_of.objects, rows=out_of.rows))
     return written
+
+
+def _results(arc: ArcProgram, frames: "Sequence[DataFrame]") -> "list[DataFrame]":
+    if len(frames) != 1 or not linear.is_linear(arc, frames[0]):
+        return results_of(arc, arc.function(*frames))
+    come, go = (results_of(arc, arc.function(half)) for half in linear.halves(frames[0]))
+    return [linear.joined(one, other) for one, other in zip(come, go, strict=True)]
 
 
 def results_of(arc: ArcProgram, returned: Any) -> "list[DataFrame]":
