@@ -7,6 +7,7 @@ reaches Spark as it was written. Names that a CTE of the query defines are left 
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -19,6 +20,8 @@ from tidemill.errors import QueryError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_numbers = itertools.count()
 
 
 class TableName(NamedTuple):
@@ -60,12 +63,13 @@ def over(
     """The result of a query over these frames. It must be consumed inside of the `with`.
 
     - frames: by table name; which of two names that differ in case alone is meant is decided by case.
-    - tag: unique among the queries of this moment; names the temporary views.
+    - tag: names the temporary views, for people; two queries of one tag at a time do not meet.
     """
+    number = next(_numbers)
     views: dict[str, str] = {}
 
     def view_of(name: str) -> str:
-        return views.setdefault(match(name, frames), f"tidemill_{tag}_{len(views)}")
+        return views.setdefault(match(name, frames), f"tidemill_{tag}_{number}_{len(views)}")
 
     text = renamed(sql, view_of)
     try:

@@ -1,0 +1,48 @@
+"""Queries over frames: what their table names stand for, without Spark."""
+
+from typing import Any
+
+from tidemill.spark import queries
+
+
+class Session:
+    """Temporary views by name, and the text that a query reaches Spark with."""
+
+    def __init__(self) -> None:
+        self.views: dict[str, str] = {}
+        self.catalog = self
+
+    def sql(self, text: str) -> str:
+        return text
+
+    def dropTempView(self, name: str) -> None:  # noqa: N802 - Spark's name
+        del self.views[name]
+
+
+class Frame:
+    def __init__(self, session: Session, rows: str) -> None:
+        self._session = session
+        self._rows = rows
+
+    def createOrReplaceTempView(self, name: str) -> None:  # noqa: N802 - Spark's name
+        self._session.views[name] = self._rows
+
+
+def test_two_queries_at_once_do_not_meet_although_both_are_called_the_same() -> None:
+    session: Any = Session()
+
+    def asked(rows: str) -> Any:
+        frames: Any = {"orders": Frame(session, rows)}
+        return queries.over(session, "SELECT * FROM orders", frames, "plan1")
+
+    with asked("mine") as first:
+        with asked("yours") as second:
+            found = [
+                rows
+                for text in (first, second)
+                for view, rows in session.views.items()
+                if f" {view} " in text
+            ]
+            assert found == ["mine", "yours"]
+        assert list(session.views.values()) == ["mine"]
+    assert not session.views
