@@ -27,7 +27,6 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tidemill.cli import demo_shop
 from tidemill.cli.lots import MARKS
 from tidemill.cli.output import Output, json_option
 from tidemill.clock import SYSTEM, Clock
@@ -36,6 +35,7 @@ from tidemill.pipeline import loading
 from tidemill.pipeline.overview import LotShown
 from tidemill.pipeline.pipeline import Pipeline
 
+SHOP = Path(__file__).with_name("demo_shop.py")
 FILES, ROWS = 24, 200
 REGIONS = ("north", "south", "east", "west")
 DAYS = ("2026-03-01", "2026-03-02", "2026-03-03")
@@ -137,7 +137,7 @@ class Mill:
 
     def _write(self) -> None:
         """The pipeline's file, and the files that have arrived."""
-        shutil.copy(demo_shop.__file__, self.folder / "shop.py")
+        shutil.copy(SHOP, self.folder / "shop.py")
         (self.folder / "tidemill.toml").write_text('pipeline = "shop.py:shop"\n')
         landing = self.folder / "landing"
         landing.mkdir()
@@ -281,9 +281,7 @@ def sum_up(console: Console, summary: Summary) -> None:
         console.print(Text(f"  look around: cd {summary.home} && tidemill status", style="dim"))
 
 
-@click.command(
-    short_help="Files become lots, an arc and a view follow; killed in the middle, nothing is lost."
-)
+@click.command(short_help="Files become lots, an arc and a view follow; killed, nothing is lost.")
 @click.option("--keep", is_flag=True, help="Keep the folder, to look around in it with the other commands.")
 @click.option("--nodes", is_flag=True, help="Show the cluster instead: three nodes, a leader, one killed.")
 @json_option
