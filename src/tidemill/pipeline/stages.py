@@ -13,11 +13,20 @@ from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
 from tidemill.clock import Clock
 from tidemill.cluster.leases import Busy
-from tidemill.errors import ArcUnknown, DatasetChanged, DatasetUnknown, StoreBusy, SubscriptionChanged
+from tidemill.errors import (
+    ArcUnknown,
+    AttemptUnknown,
+    DatasetChanged,
+    DatasetUnknown,
+    DeclarationError,
+    StoreBusy,
+    SubscriptionChanged,
+)
 from tidemill.events import Event
-from tidemill.lots import datasets, staging
+from tidemill.lots import datasets, events, lots, staging
 from tidemill.lots.datasets import Dataset, Drift
 from tidemill.pipeline.pace import FASTEST, Pace
+from tidemill.publish import attempts
 from tidemill.spark.drift import evolved
 from tidemill.store import Store, Tx
 from tidemill.triggers import flags, subscriptions
@@ -141,11 +150,35 @@ class DeclareArc:
                     f"{self.where}: arc {self.spec.name} read other tables before",
                     hint="give it another name: it is another arc",
                 ) from error
+            self._refuse_taken(tx, keys)
             self._switch(tx, site, keys)
             return arc_rows.declare(tx, keys, self.spec)
 
         if site.store.run(step):
             _retry_all(site.store, keys, self.spec.id)
+
+    def _refuse_taken(self, tx: Tx, keys: ArcKeys) -> None:
+        """A new arc whose first lot is there already, made by another: one that was renamed, most likely. It
+        would make every lot once more, and each would be refused at its end.
+        """
+        try:
+            arc_rows.read(tx, keys, self.spec.id)
+            return
+        except ArcUnknown:
+            pass
+        lots_keys = keys.publish.lots
+        first = events.first_unseen(tx, lots_keys, self.spec.reads[0], 0)
+        if first is None:
+            return
+        for sink in self.spec.sinks:
+            row = lots.current(tx, lots_keys, sink.dataset, first.lot)
+            if row is not None:
+                raise DeclarationError(
+                    f"{self.where}: arc {self.spec.name} is new, and lots of {sink.dataset.name} that it"
+                    f" would make are there, made by {_author(tx, keys, row.attempt)}",
+                    hint="an arc keeps its lots by its name: name='…' gives it the one it had; a new arc"
+                    " writes another table",
+                )
 
     def _switch(self, tx: Tx, site: "Site", keys: ArcKeys) -> None:
         """Pause or resume it where the declaration says something else than before; else it stays as it is,
@@ -164,6 +197,13 @@ class DeclareArc:
         reads = ", ".join(one.name for one in self.spec.reads)
         sinks = ", ".join(one.dataset.name for one in self.spec.sinks)
         return {"what": "arc", "name": self.spec.name, "detail": f"{reads} -> {sinks}", "where": self.where}
+
+
+def _author(tx: Tx, keys: ArcKeys, attempt: str) -> str:
+    try:
+        return attempts.read(tx, keys.publish, attempt).draft.author
+    except AttemptUnknown:
+        return "somebody else"
 
 
 def _retry_all(store: Store, keys: ArcKeys, arc: str) -> None:
