@@ -128,8 +128,10 @@ def test_a_web_address_is_asked_once_by_a_run_that_catches_up(shop: tm.Pipeline,
     report = shop.run()
     assert not report.ok
     assert "text/html" in report.failures["source:shop/orders"]
+    assert "text/html" in source_of(shop, "orders").notes[0]
     web.says([{"id": 2}])
     assert shop.run().ok
+    assert overview.status_of(shop).ok
     assert sorted(row.id for row in orders.df().collect()) == [1, 2]
     assert [row.record for row in shop["orders_quarantine"].df().collect()] == ['{"id": "no"}']
     (shown,) = [one for one in shop.plan().describe() if one["what"] == "source"]
@@ -155,6 +157,7 @@ def test_a_topic_is_read_to_its_end_by_a_run_that_catches_up(
     report = shop.run()
     assert not report.ok
     assert "was read up to 10" in report.failures["source:shop/orders"]
+    assert "was read up to 10" in source_of(shop, "orders").notes[0]
 
 
 def test_sources_are_shown_in_the_plan_with_their_line_and_without_their_secrets(shop: tm.Pipeline) -> None:

@@ -18,6 +18,7 @@ from tidemill.lots.lots import LotRow
 from tidemill.pipeline.incoming import settled_push
 from tidemill.sources import push_host, windows
 from tidemill.sources.declarations import source_id
+from tidemill.sources.drawing import troubles
 from tidemill.sources.keys import SourceKeys
 from tidemill.sources.pushing import PushSpec
 from tidemill.sources.windows import Failed
@@ -339,6 +340,7 @@ def _source_run(pipeline: "Pipeline", dataset: str) -> RunShown:
     site = pipeline.site
     keys, name = SourceKeys(site.place.cluster), source_id(pipeline.name, dataset)
     left = site.store.run(lambda tx: windows.open_windows(tx, keys, name))
+    stuck = site.store.run(lambda tx: troubles(tx, keys, name))
     receiver = _receiver(pipeline, dataset)
     failed = [one for one in left if isinstance(one, Failed)]
     return RunShown(
@@ -348,8 +350,11 @@ def _source_run(pipeline: "Pipeline", dataset: str) -> RunShown:
         behind=len(left),
         node=receiver[0],
         address=receiver[1],
-        failures=len(failed),
-        notes=tuple(f"window {one.about.number}: {one.kind}: {one.message}" for one in failed[:5]),
+        failures=len(failed) + len(stuck),
+        notes=(
+            *(f"window {one.about.number}: {one.kind}: {one.message}" for one in failed[:5]),
+            *stuck,
+        ),
     )
 
 

@@ -173,6 +173,7 @@ class TopicReader:
         if moves:  # where it begins is settled now: what arrives from now on is not lost
             self._drawer.publish(sift([], self._convert), moves, partial(self.holdings.fence, names))
         self._opened().assign([TopicPartition(self.spec.topic, int(name), at) for name, at in first.items()])
+        self._drawer.tell({name: self._stuck.get(name, "") for name in names})
         self._assigned = frozenset(names)
 
     def _place(self, name: str, raw: bytes | None, low: int, high: int) -> int | None:

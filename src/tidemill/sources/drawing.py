@@ -7,7 +7,7 @@ that has moved nothing, and the next one fetches the same again; one that comes 
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -96,11 +96,29 @@ class Drawer:
         self._emit = emit
         self._door = Door(store, keys.publish, node)
         self._manifests = Manifests(objects, clock)
+        self._said: dict[str, str] = {}  # what is known to be told of a mark
 
     def marks(self, names: Sequence[str]) -> list[bytes | None]:
         """How far we have come, in this order."""
         found = self._store.run(lambda tx: tx.get_many([self._keys.mark[self.source, one] for one in names]))
         return list(found)
+
+    def tell(self, troubles: Mapping[str, str]) -> None:
+        """Keep in the store why marks do not move, for everybody to see; an empty text when they do."""
+        news = {mark: said[:2000] for mark, said in troubles.items() if self._said.get(mark) != said[:2000]}
+        if not news:
+            return
+
+        def write(tx: Tx) -> None:
+            for mark, said in news.items():
+                key = self._keys.trouble[self.source, mark]
+                if said:
+                    tx.set(key, said.encode(), quiet=True)
+                elif tx.get(key) is not None:
+                    tx.clear(key)
+
+        self._store.run(write)
+        self._said |= news
 
     def publish(self, sifted: Sifted, moves: Sequence[Move], fence: Fence) -> Drawn:
         """Publish a batch and move its marks; without rows, only the marks.
@@ -185,3 +203,9 @@ def _padded(found: pa.Table) -> pa.Table:
     """Rows that checks took out, with the columns of records that could not be read."""
     missing = {"file": pa.nulls(found.num_rows, pa.string()), "line": pa.nulls(found.num_rows, pa.int64())}
     return pa.table([missing[name] if name in missing else found[name] for name in BAD.names], schema=BAD)
+
+
+def troubles(tx: Tx, keys: SourceKeys, source: str, limit: int = 5) -> list[str]:
+    """Why marks of a source do not move, of some of them."""
+    rows = tx.range(*keys.trouble.under(source), limit=limit, snapshot=True)
+    return [f"{keys.trouble.unpack(row.key)[1]!s}: {row.value.decode()}" for row in rows]

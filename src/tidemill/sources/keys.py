@@ -9,6 +9,7 @@
 (C, "source-address", source)                 where rows are pushed to, while somebody receives
 (C, "source-seen", source, generation, stretch) when a stretch was last looked at
 (C, "source-mark", source, name)              how far a source has come: an ETag, an offset
+(C, "source-trouble", source, name)           why a mark does not move, in words, while it does not
 (C, "source-tending", source, node)           which nodes share a topic, and when each said so
 """
 
@@ -30,6 +31,7 @@ class SourceKeys:
         self.address = Space(cluster, "source-address")
         self.seen = Space(cluster, "source-seen")
         self.mark = Space(cluster, "source-mark")
+        self.trouble = Space(cluster, "source-trouble")
         self.tending = Space(cluster, "source-tending")
 
     def fetching(self, source: str) -> bytes:

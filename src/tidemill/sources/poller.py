@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from tidemill.clock import Clock
-from tidemill.errors import MarkGone, PollRefused, SourceUnavailable
+from tidemill.errors import MarkGone, PollRefused, SourceUnavailable, TidemillError
 from tidemill.events import Emit, ignore
 from tidemill.sources import exchange
 from tidemill.sources.drawing import Drawer, Drawn, Fence, Move
@@ -58,6 +58,15 @@ class Poller:
 
     def poll(self, fence: Fence) -> Drawn:
         """Ask, and publish what is new, under the lease that `fence` stands for."""
+        try:
+            drawn = self._polled(fence)
+        except TidemillError as error:
+            self._drawer.tell({MARK: error.message})
+            raise
+        self._drawer.tell({MARK: ""})
+        return drawn
+
+    def _polled(self, fence: Fence) -> Drawn:
         (raw,) = self._drawer.marks([MARK])
         taken = Taken() if raw is None else msgspec.msgpack.decode(raw, type=Taken)
         answer = self._ask(taken)
