@@ -135,6 +135,7 @@ class Here:
             store=self.store,
             keys=self.keys,
             node=node,
+            clock=SYSTEM,
             chance=self.chance,
             ttl_s=self.given["ttl_s"],
         )

@@ -39,7 +39,7 @@ class Topic(Stage):
 
     def reader(self, name: str, *, again: Node | None = None, **options: Any) -> TopicReader:
         node = again or self.node(name)
-        spec = kafka(self.server.brokers, self.topic, **{"linger_s": 0.2, **options})
+        spec = kafka(self.server.brokers, self.topic, **{"linger_s": 0.1, **options})
         drawer = Drawer(
             SOURCE,
             self.dataset,
@@ -53,7 +53,13 @@ class Topic(Stage):
             emit=self.told.append,
         )
         holdings = Holdings(
-            SOURCE, store=self.store, keys=self.keys, node=node, chance=self.chance, ttl_s=TTL_S
+            SOURCE,
+            store=self.store,
+            keys=self.keys,
+            node=node,
+            clock=self.stage.clock,
+            chance=self.chance,
+            ttl_s=TTL_S,
         )
         return TopicReader(spec, drawer, convert, holdings, emit=self.told.append)
 

@@ -253,6 +253,7 @@ class KafkaArrival:
             store=ground.store,
             keys=ground.keys,
             node=ground.node,
+            clock=ground.clock,
             chance=random.Random(ground.chance.getrandbits(64)),
             ttl_s=ground.keeper.ttl_s,
         )

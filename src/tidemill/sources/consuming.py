@@ -83,6 +83,7 @@ class TopicReader:
             drawn = self._batch() if self._marks else Drawn("", 0, 0)
         except BaseException:
             self._assigned = frozenset({""})  # where we stand is read again, from the store
+            self.holdings.hurry()
             raise
         caught_up = (
             not drawn.lot

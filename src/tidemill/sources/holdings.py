@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from tidemill import crash
+from tidemill.clock import Clock
 from tidemill.cluster import partitions, shares
 from tidemill.cluster.leases import SECOND_US, TTL_S
 from tidemill.cluster.nodes import Node
@@ -24,6 +25,9 @@ from tidemill.sources.keys import SourceKeys
 from tidemill.store import Store, Tx
 
 T = TypeVar("T")
+RENEWALS = 5
+"""So often in a ttl a node reports, and renews what it holds."""
+
 MOST_AT_ONCE = 64
 """Partitions that are taken or renewed in one call."""
 
@@ -51,6 +55,7 @@ class Holdings:
         store: Store,
         keys: SourceKeys,
         node: Node,
+        clock: Clock,
         chance: random.Random,
         ttl_s: float = TTL_S,
     ) -> None:
@@ -60,7 +65,9 @@ class Holdings:
         self._node = node
         self._chance = chance
         self._ttl_s = ttl_s
+        self._clock = clock
         self._made = 0
+        self._due = 0.0
         self.mine: dict[str, Partition] = {}
         self.all_held = False  # by anybody, when we last looked
 
@@ -77,9 +84,12 @@ class Holdings:
         if len(names) > self._made:
             self._step("share", lambda tx: self._create(tx, names))
             self._made = len(names)
-        self.mine = self._step("renew", self._renew)
-        for _ in range(MOST_AT_ONCE):
+        standings, nodes, now = self._store.run(self._look)
+        if self._clock.monotonic() >= self._due or self._is_asked(standings):
+            self.mine = self._step("renew", self._renew)
+            self._due = self._clock.monotonic() + self._ttl_s / RENEWALS
             standings, nodes, now = self._store.run(self._look)
+        for _ in range(MOST_AT_ONCE):
             self.all_held = all(one.holder and one.expires_at > now for one in standings)
             choice = shares.choose(
                 standings,
@@ -96,11 +106,19 @@ class Holdings:
                 if part is None:
                     return  # another was faster
                 self.mine[part.id] = part
+                standings, nodes, now = self._store.run(self._look)
             elif isinstance(choice, Ask):
                 self._step("ask", lambda tx, name=choice.id: self._ask(tx, name))  # type: ignore[misc]
                 return
             else:
                 return
+
+    def _is_asked(self, standings: Sequence[Standing]) -> bool:
+        return any(one.id in self.mine and one.wanted_by not in ("", self.holder) for one in standings)
+
+    def hurry(self) -> None:
+        """Look after what we hold with the next call, whatever the time: something was not as we thought."""
+        self._due = 0.0
 
     def fence(self, names: Sequence[str], tx: Tx) -> None:
         """Refuse the transaction unless we hold all of these."""
