@@ -14,7 +14,7 @@ ARGS ?=
 
 # --- verbs ------------------------------------------------------------------------------------------------
 
-.PHONY: help demo test check format crash bench docs constraints clean servers
+.PHONY: help demo test check format crash fuzz bench docs constraints clean servers
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ format: $(VENV)/.installed  ## mend what ruff can mend
 
 crash: servers  ## the long runs: real processes, killed again and again
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -o faulthandler_timeout=3600 -m crash $(ARGS)
+
+fuzz: $(VENV)/.installed  ## generated queries against plain Spark (ARGS="--seconds 600", or --seed N --count 1)
+	@$(BIN)/python -m tests.fuzz_views $(ARGS)
 
 bench: $(VENV)/.postgres  ## the measurements behind the claims, one JSON object each
 	@$(BIN)/python -m bench.store --json $(ARGS)

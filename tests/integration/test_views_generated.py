@@ -1,0 +1,57 @@
+"""Generated queries: the circuit of each, interpreted by Spark, gives after every step what the query gives.
+
+`make fuzz` (`tests.fuzz_views`) draws others, for as long as it is told.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from tests.integration import views_oracle
+from tests.integration.views_generator import DDL, Generator
+from tidemill.testing import Case, Judge, Step
+from tidemill.views.certify import generate
+from tidemill.views.certify.equality import equality_of
+from tidemill.views.circuit.circuit import walk
+from tidemill.views.circuit.interpret import interpret
+from tidemill.views.circuit.operators import KINDS, Opaque
+from tidemill.views.circuit.rewrite import rewrite
+from tidemill.views.sql.catalog import Table
+
+SEEDS = range(300)
+STEPS = [*generate.steps(DDL, seed=7)[:3], Step()]
+
+
+@pytest.fixture(scope="module")
+def tables(spark: Any) -> Iterator[dict[str, Table]]:
+    with views_oracle.stage(spark, {}, DDL) as found:
+        yield found
+
+
+def cases(spark: Any, tables: dict[str, Table], seeds: Sequence[int]) -> tuple[list[Case], set[type], int]:
+    """The circuits of queries; which kinds of operators they have, and how many are kept whole."""
+    found, kinds, whole = [], set[type](), 0
+    for seed in seeds:
+        sql = Generator(seed).query()
+        output = rewrite(views_oracle.compiled(spark, tables, sql).output)
+        mine = {type(op) for op in walk(output)}
+        kinds |= mine
+        whole += Opaque in mine
+        found.append(Case(f"seed {seed}", sql, interpret(output), equality_of(output)))
+    return found, kinds, whole
+
+
+@pytest.mark.rule("DBSP-15", "DBSP-20")
+@pytest.mark.parametrize("part", range(3))
+def test_generated_queries_equal_their_circuits_after_every_step(
+    spark: Any, tables: dict[str, Table], part: int
+) -> None:
+    given, kinds, whole = cases(spark, tables, SEEDS[part::3])
+    verdict = Judge(spark, DDL, batch=40).run(given, STEPS)
+    assert verdict, str(verdict)
+    assert verdict.compared == len(given) * len(STEPS)
+    assert verdict.raised == 0
+    assert verdict.loose < verdict.compared / 10
+    assert len(kinds) >= len(KINDS) - 4
+    assert whole < len(given) / 5
