@@ -36,7 +36,7 @@ def main() -> int:
     with views_oracle.stage(spark, {}, DDL) as tables:
         for done in itertools.count(0, BATCH):
             if SYSTEM.monotonic() >= ends if given.count is None else done >= given.count:
-                sys.stdout.write(f"{done} queries, all equal to plain Spark\n")
+                sys.stdout.write(f"{min(done, given.count or done)} queries, all equal to plain Spark\n")
                 return 0
             some = BATCH if given.count is None else min(BATCH, given.count - done)
             found, _, _ = cases(spark, tables, range(first + done, first + done + some))
