@@ -8,6 +8,7 @@ A process is either a driver of its own or a client of Spark Connect, never both
 that for the whole process.
 """
 
+import logging
 import os
 import re
 import sys
@@ -51,6 +52,7 @@ _LOCAL: Final[Mapping[str, str]] = {
 _LOG_SETTINGS = Path(__file__).parent / "log4j2.properties"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _opening = threading.Lock()
+_QUERY_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 class SparkSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +114,20 @@ def open_session(settings: SparkSettings | None = None) -> "SparkSession":
         session = _connect(settings) if settings.remote else _start(settings)
     require(session)
     return session
+
+
+@contextmanager
+def expecting_errors() -> Iterator[None]:
+    """Pyspark logs every error that it raises as JSON on stderr: not where errors are part of the work."""
+    loggers = [logging.getLogger(name) for name in _QUERY_LOGGERS]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, was in zip(loggers, before, strict=True):
+            logger.disabled = was
 
 
 def _connect(settings: SparkSettings) -> "SparkSession":
