@@ -4,9 +4,9 @@ Three spellings of one object, and each is exact for every name there can be (`=
 script):
 
     key         data/name=D/…/by.city=New York/part-0.parquet        ours, in manifests
-    uri         file:///root/data/name=D/…/by.city=New York/part-0…  handed to Spark: not encoded, except
+    uri         file:///base/data/name=D/…/by.city=New York/part-0…  handed to Spark: not encoded, except
                                                                      that characters of patterns are escaped
-    file_path   file:/root/data/name=D/…/by.city=New%20York/part-0…  `_metadata.file_path`, a java.net.URI
+    file_path   file:/base/data/name=D/…/by.city=New%20York/part-0…  `_metadata.file_path`, a java.net.URI
 
 Spark reaches objects by its own means (Hadoop's file systems). Credentials that are in the URL of the objects
 are handed to it as options of each read and write: never in a session's settings, in an argument of a process
