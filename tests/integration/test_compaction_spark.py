@@ -1,6 +1,7 @@
 """Compaction on Spark: the same rows in fewer files, under the readers' hands (LOT-37)."""
 
 import json
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,7 +93,14 @@ def test_a_runner_compacts_lots_of_many_small_files_by_itself_each_lot_for_itsel
             orders.upsert(frame.repartition(16))
         before = {row["id"]: row["name"] for row in orders.df().collect()}
         assert [row.crumbled for row in rows_of(shop, "orders")] == [True, True]
-        report = shop.run(emit=told.append)
+        over = threading.Event()
+
+        def tell(event: Event) -> None:
+            told.append(event)
+            if sum(isinstance(one, LotCompacted) for one in told) == 2:
+                over.set()
+
+        report = shop.run(watch=True, emit=tell, stop=over)
         assert report.ok, report
         assert sum(isinstance(event, LotCompacted) for event in told) == 2
         assert [(row.files, row.revision) for row in rows_of(shop, "orders")] == [(1, 1), (1, 1)]

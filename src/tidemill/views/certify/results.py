@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from tidemill.errors import BadSchema
 from tidemill.spark import schema
 from tidemill.spark.schema import Array, Map, Struct, Type
 from tidemill.views.certify.compare import Real, Row
@@ -32,15 +33,25 @@ def collected(spark: "SparkSession", texts: Sequence[str]) -> list[list[Row]]:
     # Each on lines of its own: a query may end in a comment.
     parts = [f"SELECT {place} AS place, {said} FROM (\n{text}\n)" for place, text in enumerate(texts)]  # noqa: S608
     found: list[list[Row]] = [[] for _ in texts]
+    kinds: dict[int, Type] = {}
     for place, text, kind in spark.sql("\nUNION ALL\n".join(parts)).collect():
         body = json.loads(text, parse_float=str, parse_constant=str)
-        found[place].append(_value(_kind(kind), body))
+        if place not in kinds:
+            known = _kind(kind)
+            if not isinstance(known, Struct) or {one.name for one in known.fields} != body.keys():
+                # Spark does not quote names there: one that is not a plain word has to be asked for.
+                known = Struct(schema.of_spark(spark.sql(texts[place]).schema).columns)
+            kinds[place] = known
+        found[place].append(_value(kinds[place], body))
     return found
 
 
 @lru_cache(maxsize=1024)
-def _kind(text: str) -> Type:
-    return schema.parse(f"r {text}").columns[0].type
+def _kind(text: str) -> Type | None:
+    try:
+        return schema.parse(f"r {text}").columns[0].type
+    except BadSchema:
+        return None
 
 
 def _value(kind: Type, value: Any) -> Any:
