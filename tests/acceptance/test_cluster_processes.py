@@ -156,8 +156,15 @@ def test_when_the_leader_is_killed_another_leads_and_its_work_moves(
 def test_a_node_paused_for_two_ttls_writes_nothing_under_its_old_epochs(
     tmp_path: Path, stack: ExitStack
 ) -> None:
-    paused = paused_and_resumed(Fleet(f"sqlite://{tmp_path}/store.db", tmp_path, stack, ttl_s=1.5))
-    assert any("deadline" in one["why"] for one in paused.events("WriteRefused")), "it stopped by itself"
+    refused: list[str] = []
+    for number in range(3):  # it may be stopped right behind its own check, and then the store refuses it
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        paused = paused_and_resumed(Fleet(f"sqlite://{folder}/store.db", folder, stack, ttl_s=1.5))
+        refused += [one["why"] for one in paused.events("WriteRefused")]
+        if any("deadline" in why for why in refused):
+            return
+    pytest.fail(f"it never stopped by itself: {refused}")
 
 
 @pytest.mark.rule("CLU-7", "CLU-26")

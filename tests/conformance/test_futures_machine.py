@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
+from hypothesis.errors import FlakyStrategyDefinition
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from tests.conformance.futures_model import Known, Model, S
@@ -481,7 +482,10 @@ def test_lives_of_futures_on_sqlite(sqlite: Store) -> None:
 
 @pytest.mark.rule("FUT-12", "FUT-13", "FUT-15", "FUT-16")
 def test_lives_of_futures_on_postgresql(postgres: Store) -> None:
-    lives_of_futures(postgres, 40, 40)
+    try:
+        lives_of_futures(postgres, 40, 40)
+    except FlakyStrategyDefinition:  # the server's clock went on: other steps were possible the second time
+        lives_of_futures(postgres, 40, 40)
 
 
 def test_the_model_knows_every_state() -> None:

@@ -8,7 +8,6 @@ A process is either a driver of its own or a client of Spark Connect, never both
 that for the whole process.
 """
 
-import logging
 import os
 import re
 import sys
@@ -119,7 +118,10 @@ def open_session(settings: SparkSettings | None = None) -> "SparkSession":
 @contextmanager
 def expecting_errors() -> Iterator[None]:
     """Pyspark logs every error that it raises as JSON on stderr: not where errors are part of the work."""
-    loggers = [logging.getLogger(name) for name in _QUERY_LOGGERS]
+    from pyspark.logger import PySparkLogger
+
+    # By pyspark's own way: a plain logger of that name would not take what pyspark says to it.
+    loggers = [PySparkLogger.getLogger(name) for name in _QUERY_LOGGERS]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True
