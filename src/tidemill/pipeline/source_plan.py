@@ -1,0 +1,106 @@
+"""Planning of sources: what arrives from outside, and the tables it goes into."""
+
+from collections.abc import Iterator, Sequence
+
+from tidemill.errors import DeclarationError
+from tidemill.lots.checks import Check, drops, strict
+from tidemill.lots.datasets import Dataset, Drift
+from tidemill.pipeline.appending import spelled
+from tidemill.pipeline.catalog import Catalog, at
+from tidemill.pipeline.declarations import SourceDecl
+from tidemill.pipeline.incoming import converter, settled_push
+from tidemill.pipeline.stages import DeclareSource
+from tidemill.runner.program import SourceProgram, StreamProgram
+from tidemill.sources.bucket import BucketSpec
+from tidemill.sources.declarations import SourceSpec, source_id
+from tidemill.sources.folder import FolderSpec
+from tidemill.sources.kafka import KafkaSpec
+from tidemill.sources.polling import PollSpec
+from tidemill.sources.pushing import PushSpec
+
+
+class SourcePlanner:
+    """Plans the sources of a pipeline."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self.pipeline = catalog.pipeline
+
+    def plan(self) -> Iterator[SourceProgram | StreamProgram]:
+        for decl in self.pipeline.sources.values():
+            with at(decl.line):
+                known = self.catalog.known[decl.dataset].dataset
+                assert known is not None
+                self.catalog.expected(known, decl.checks)
+                if known.unit is not None:
+                    raise DeclarationError(
+                        f"{decl.dataset} has intervals, and a source makes a lot of what it finds",
+                        hint="leave lots= out for a dataset that has a source",
+                    )
+                if isinstance(decl.spec, PushSpec):
+                    if drops(decl.checks):
+                        self.catalog.quarantine(known.id, None, decl.line, f"checks of {known.name}")
+                    yield self._pushed(decl, decl.spec, known)
+                elif isinstance(decl.spec, PollSpec | KafkaSpec):
+                    yield self._drawn(decl, decl.spec, known)
+                else:
+                    yield self._files(decl, decl.spec.below(self.pipeline.base), known)
+
+    def _files(self, decl: SourceDecl, place: FolderSpec | BucketSpec, known: Dataset) -> SourceProgram:
+        spec = SourceSpec(
+            id=source_id(self.pipeline.name, decl.dataset),
+            pipeline=self.pipeline.name,
+            dataset=known.id,
+            schema=spelled(self.pipeline.datasets[decl.dataset].dataset).schema,
+            kind=known.kind,
+            key=known.key,
+            drift=known.drift,
+            reading=place.reading,
+            policy=place.policy,
+            quarantine=self.catalog.quarantine(known.id, None, decl.line, f"source of {decl.dataset}"),
+            checks=decl.checks,
+        )
+        detail = f"{spec.reading.format.value} files in {place.root}"
+        self.catalog.stages.append(DeclareSource(dataset=known.name, detail=detail, where=str(decl.line)))
+        return SourceProgram(spec=spec, place=place, where=str(decl.line))
+
+    def _pushed(self, decl: SourceDecl, spec: PushSpec, known: Dataset) -> StreamProgram:
+        self._without_spark(known, decl.checks)
+        place = settled_push(self.pipeline, decl.dataset, spec)
+        self.catalog.stages.append(
+            DeclareSource(dataset=known.name, detail=place.shown, where=str(decl.line))
+        )
+        return StreamProgram(
+            id=source_id(self.pipeline.name, decl.dataset),
+            dataset=known,
+            place=place,
+            convert=converter(known, strict(decl.checks)),
+            where=str(decl.line),
+        )
+
+    def _drawn(self, decl: SourceDecl, spec: PollSpec | KafkaSpec, known: Dataset) -> StreamProgram:
+        self._without_spark(known, decl.checks)
+        self.catalog.stages.append(DeclareSource(dataset=known.name, detail=spec.shown, where=str(decl.line)))
+        return StreamProgram(
+            id=source_id(self.pipeline.name, decl.dataset),
+            dataset=known,
+            place=spec,
+            convert=converter(known),
+            where=str(decl.line),
+            quarantine=self.catalog.quarantine(known.id, None, decl.line, f"source of {decl.dataset}"),
+            checks=decl.checks,
+        )
+
+    @staticmethod
+    def _without_spark(dataset: Dataset, checks: Sequence[Check]) -> None:
+        if dataset.drift is not Drift.FREEZE:
+            raise DeclarationError(
+                f"{dataset.name} has drift={dataset.drift.value!r}: what comes in no files fits it, or not",
+                hint="leave drift= out, or let them come in files",
+            )
+        for one in checks:
+            if one.kind == "expect":
+                raise DeclarationError(
+                    f"the check {one.name} is an expression of Spark, and these rows are written without it",
+                    hint="check it in an arc that reads them",
+                )

@@ -1,0 +1,174 @@
+"""Planning of views: their queries by Spark's own analysis, their circuits, and the groups they make."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from tidemill.errors import DeclarationError, TidemillError
+from tidemill.futures.code_digests import code_digest
+from tidemill.pipeline import circuits
+from tidemill.pipeline.catalog import Catalog, Known, at, ddl_of, short
+from tidemill.pipeline.certifying import CertifyView
+from tidemill.pipeline.declarations import ViewDecl
+from tidemill.pipeline.stages import DeclareGroups
+from tidemill.runner.program import GroupProgram, ViewProgram
+from tidemill.spark import queries, schema
+from tidemill.spark.sessions import PINNED
+from tidemill.views.certify import certificates
+from tidemill.views.spark.full import result_of
+from tidemill.views.sql.catalog import Table
+from tidemill.views.steps.groups import GroupSpec, ViewSpec
+
+
+class ViewPlanner:
+    """Plans the views of a pipeline, each behind those it reads."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self.pipeline = catalog.pipeline
+        self.circuits: dict[str, circuits.Made] = {}
+
+    def plan(self) -> list[GroupProgram]:
+        views = self._ordered()
+        groups: dict[str, list[ViewProgram]] = {}
+        for decl in views:
+            with at(decl.line):
+                groups.setdefault(decl.group, []).append(self._view(decl))
+        programs = [
+            GroupProgram(
+                spec=GroupSpec(name=name, views=tuple(_spec(view) for view in members)),
+                views=tuple(members),
+            )
+            for name, members in groups.items()
+        ]
+        if programs:
+            self.catalog.stages.append(
+                DeclareGroups(
+                    pipeline=self.pipeline.name,
+                    groups=tuple(one.spec for one in programs),
+                    views=tuple((view.name, view.where, view.sql) for one in programs for view in one.views),
+                )
+            )
+        self.catalog.stages += self._certified([view for one in programs for view in one.views])
+        return programs
+
+    def _certified(self, views: Sequence[ViewProgram]) -> Iterator[CertifyView]:
+        """The comparison of each circuit with its query, as far as it was made before."""
+        site = self.pipeline.site
+        for view in views:
+            if view.name not in self.circuits or self.pipeline.views[view.name].refresh == "full":
+                continue  # what is always recomputed is plain Spark itself
+            output = self.circuits[view.name].output
+            digest = certificates.digest_of(view.code, output)
+            yield CertifyView(
+                pipeline=self.pipeline.name,
+                view=view.name,
+                sql=view.sql,
+                where=view.where,
+                digest=digest,
+                output=output,
+                tables={name: self.catalog.known[name].ddl for name in (*view.datasets, *view.views)},
+                known=site.store.run(partial(certificates.read, cluster=site.place.cluster, digest=digest)),
+            )
+
+    def _ordered(self) -> list[ViewDecl]:
+        """Views behind the views they read."""
+        left = dict(self.pipeline.views)
+        found: list[ViewDecl] = []
+        while left:
+            ready = [
+                view
+                for view in left.values()
+                if not {name.lower() for name in self._reads(view)} & {name.lower() for name in left}
+            ]
+            if not ready:
+                view = next(iter(left.values()))
+                raise DeclarationError(
+                    f"{view.line}: views in a circle: {' -> '.join(left)}", hint="no view reads itself"
+                )
+            found += [left.pop(view.name) for view in ready]
+        return found
+
+    def _reads(self, view: ViewDecl) -> list[str]:
+        if view.function is not None:
+            return list(view.reads)
+        with circuits.pointing(view.line, view.sql):
+            return [table.name for table in queries.table_names(view.sql)]
+
+    def _view(self, decl: ViewDecl) -> ViewProgram:
+        with circuits.pointing(decl.line, decl.sql):
+            read = self._reads(decl)
+            if decl.function is None:
+                tables = {name: self._table(name, known) for name, known in self.catalog.known.items()}
+                frames = {name: self.catalog.frame(name) for name in self.catalog.known}
+                made = circuits.make(
+                    self.catalog.spark, decl.sql, tables, frames, f"plan{len(self.catalog.known)}"
+                )
+                self.circuits[decl.name] = made
+            names = dict.fromkeys(queries.match(name, self.catalog.known) for name in read)
+            ddl = self._result(decl, list(names))
+        if decl.refresh == "incremental":
+            circuits.refuse_incremental(self.circuits[decl.name].output if decl.sql else None, decl.line)
+        missing = [name for name in decl.keyed_by if name not in schema.parse(ddl).names]
+        if missing:
+            raise DeclarationError(
+                f"view {decl.name} is keyed by {missing[0]}, which it has not", hint=f"it has {ddl}"
+            )
+        used = tuple(name for name in names if self.catalog.known[name].dataset is None)
+        for name in used:
+            if self.pipeline.views[name].group != decl.group:
+                raise DeclarationError(
+                    f"view {decl.name} reads {name} of the group {self.pipeline.views[name].group}",
+                    hint="a view and what it reads step together: put them into one group",
+                )
+        self.catalog.known[decl.name] = Known(None, ddl, retracts=True)
+        bases = {
+            name: one.dataset.id for name in names if (one := self.catalog.known[name]).dataset is not None
+        }
+        return ViewProgram(
+            name=decl.name,
+            sql=decl.sql,
+            schema=ddl,
+            datasets=bases,
+            views=used,
+            where=str(decl.line),
+            code=_view_code(decl, ddl),
+            function=decl.function,
+            reads=tuple(queries.match(name, self.catalog.known) for name in decl.reads),
+        )
+
+    def _table(self, name: str, known: Known) -> Table:
+        key = () if known.dataset is None else known.dataset.key
+        return circuits.table_of(name, self.catalog.frame(name), key=key, append_only=not known.retracts)
+
+    def _result(self, decl: ViewDecl, names: Sequence[str]) -> str:
+        """The columns of a view, by Spark's analysis on empty tables."""
+        frames = {name: self.catalog.frame(name) for name in names}
+        try:
+            if decl.function is not None:
+                given = [frames[queries.match(name, self.catalog.known)] for name in decl.reads]
+                return ddl_of(result_of(decl.name, decl.function, given))
+            with queries.over(
+                self.catalog.spark, decl.sql, frames, f"plan{len(self.catalog.known)}"
+            ) as frame:
+                return ddl_of(frame)
+        except TidemillError:
+            raise
+        except Exception as error:
+            raise DeclarationError(
+                f"view {decl.name}: {short(error)}", hint="see Spark's words above"
+            ) from error
+
+
+def _view_code(decl: ViewDecl, ddl: str) -> str:
+    """The digest of all that decides a view's result: its query or function, its columns, pinned settings."""
+    what: object = decl.sql
+    if decl.function is not None:
+        what = (code_digest(decl.function).hex(), decl.reads, decl.declared)
+    return hashlib.sha256(repr((what, ddl, sorted(PINNED.items()))).encode()).hexdigest()[:32]
+
+
+def _spec(view: ViewProgram) -> ViewSpec:
+    return ViewSpec(
+        name=view.name, code=view.code, reads=tuple(view.datasets.values()), uses=tuple(view.views)
+    )
