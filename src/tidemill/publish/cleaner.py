@@ -15,7 +15,7 @@ at once, on any node: each step may be repeated.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TypeAlias
 
 from tidemill import crash
@@ -44,6 +44,7 @@ PAGE = 100
 
 Gone: TypeAlias = Callable[[Draft], bool]
 Drop: TypeAlias = Callable[[Draft], None]
+Lists: TypeAlias = Callable[[str], Collection[str] | None]
 
 
 def unknown(_: Draft) -> bool:
@@ -55,11 +56,18 @@ def nothing(_: Draft) -> None:
     """An attempt that left nothing but objects."""
 
 
+def no_others(_: str) -> Collection[str] | None:
+    """Whatever a published attempt names is a manifest."""
+    return None
+
+
 class Cleaner:
     """Removes what ended attempts left.
 
     - gone: can nothing of this attempt write any more? Asked before a sweep, which is then the last one.
     - drop: let go of what else an ended attempt has, such as the results of its parts; may be repeated.
+    - lists: the objects that a file lists which a published attempt names and which is no manifest, such as a
+      version file; None for a manifest. `ObjectMissing` or `ManifestUnreadable` if that cannot be said.
     - grace_s: how long an attempt must be open before a dead node's one is given up.
     - readers_s: how long a layout that was replaced stays for readers that have begun with it.
     """
@@ -74,6 +82,7 @@ class Cleaner:
         *,
         gone: Gone = unknown,
         drop: Drop = nothing,
+        lists: Lists = no_others,
         emit: Emit = ignore,
         keep_s: float = KEEP_S,
         grace_s: float = GRACE_S,
@@ -86,6 +95,7 @@ class Cleaner:
         self._door = door
         self._gone = gone
         self._drop = drop
+        self._lists = lists
         self._emit = emit
         self._keep_us = int(keep_s * SECOND_US)
         self._grace_us = int(grace_s * SECOND_US)
@@ -209,6 +219,9 @@ class Cleaner:
         """
         if not manifest:  # an optional sink that was left out
             return set()
+        others = self._lists(manifest)
+        if others is not None:
+            return {manifest, *others}
         root = self._manifests.load(manifest)
         kept = {manifest, *root.parts}
         if read:

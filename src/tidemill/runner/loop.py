@@ -31,6 +31,7 @@ from tidemill.publish.manifests import Manifests
 from tidemill.publish.projections import Projections
 from tidemill.runner.arrivals import POLL_EVERY_S, Arrival, Ground, arrival
 from tidemill.runner.compacting import Compactor, Rewrite
+from tidemill.runner.graces import Graces
 from tidemill.runner.leftovers import Leftovers
 from tidemill.runner.lines import Lines
 from tidemill.runner.part_futures import PartFutures
@@ -48,6 +49,7 @@ from tidemill.triggers.store_heap import StoreHeap
 from tidemill.triggers.subscriptions import Scheduled
 from tidemill.triggers.tender import Tender
 from tidemill.views.steps.keys import StepKeys
+from tidemill.views.steps.listing import listed
 from tidemill.views.steps.stepper import Compute, GroupStep
 
 PAUSE_S = 0.5
@@ -164,6 +166,7 @@ class Loop:
         self._unfinished: set[tuple[str, str]] = set()  # lots that were asked for, whose work broke off
         self._away = 0  # turns in a row in which the store did not answer
         self._rewrite = rewrite
+        self._graces = Graces(store, self.arc_keys, [one.spec for one in program.arcs.values()])
         self._poll_at: dict[str, float] = {}
         self._ask_at: dict[str, float] = {}
         self._stop = threading.Event()
@@ -260,6 +263,7 @@ class Loop:
             did |= self._poll(life)
             did |= self._start(life)
             did |= self._work_off(life)
+            did |= self._end_graces(life)
             did |= self._go_on(life)
             self._clean(life)
             self._compact(life)
@@ -330,7 +334,8 @@ class Loop:
         now, did = self.clock.monotonic(), False
         for ask in self._workable():
             if now >= self._ask_at.get(ask.arc, 0.0):
-                work = partial(self._work_off_one, life, ask)
+                make = partial(life.arcs.work_off, self.program.arcs[ask.arc].spec, ask)
+                work = partial(self._ordered_one, ask.arc, ask.lot, make)
                 did |= self.lines.begin(f"{ask.arc} {ask.lot}", work, spare=SPARE)
         return did
 
@@ -338,6 +343,15 @@ class Loop:
         """What was asked for and can be begun, of arcs that we have not given up on."""
         specs = [one.spec for name, one in self.program.arcs.items() if self._patient(name)]
         return self.store.run(lambda tx: asks.workable(tx, self.arc_keys, specs))
+
+    def _end_graces(self, life: "_Life") -> bool:
+        """Lots that have waited long enough for their last source."""
+        now, did = self.clock.monotonic(), False
+        for spec, lot in self._graces.over():
+            if now >= self._ask_at.get(spec.id, 0.0) and self._patient(spec.id):
+                work = partial(life.arcs.end_grace, spec, lot)
+                did |= self.lines.begin(f"{spec.id} {lot}", partial(self._ordered_one, spec.id, lot, work))
+        return did
 
     def _go_on(self, life: "_Life") -> bool:
         """Lots that run by nobody, and that no run is at: a retry's, whose node is gone."""
@@ -452,18 +466,19 @@ class Loop:
             pause_s = backoff(failures, self.chance, first_s=0.5, most_s=60.0)
             self._poll_at[name] = self.clock.monotonic() + pause_s
 
-    def _work_off_one(self, life: "_Life", ask: Ask) -> None:
+    def _ordered_one(self, arc: str, lot: str, work: Callable[[], Outcome]) -> None:
+        """A lot outside of its subscription's runs: one that was asked for, or whose grace is over."""
         try:
-            outcome = life.arcs.work_off(self.program.arcs[ask.arc].spec, ask)
+            outcome = work()
             if outcome.ended in (Ended.ELSEWHERE, Ended.FULL):  # others are at it: not at once again
-                self._ask_at[ask.arc] = self.clock.monotonic() + FULL_BACKOFF_S
+                self._ask_at[arc] = self.clock.monotonic() + FULL_BACKOFF_S
             elif outcome.ended not in IDLE:
                 self.tally.outcomes.append(outcome)
         except LeaseLost:
             return
         except Exception as error:  # noqa: BLE001 - told; the lot is found again as one that nobody works on
-            self._unfinished.add((ask.arc, ask.lot))
-            self._failed(ask.arc, error, None)
+            self._unfinished.add((arc, lot))
+            self._failed(arc, error, None)
 
     def _work_one(self, life: "_Life", arc: str, lot: str) -> None:
         try:
@@ -530,6 +545,11 @@ class Loop:
             if row.run is not None or row.tally.failures or row.next_run <= now + FAR_US:
                 return False
             later[name] = (row.next_run - now) / 1e6
+        for name, left_us in self._graces.left_us().items():
+            if self._patient(name):
+                if left_us <= FAR_US:
+                    return False
+                later[name] = min(left_us / 1e6, later.get(name, left_us / 1e6))
         self.tally.later = later
         return not self.store.run(self._asked)
 
@@ -586,6 +606,7 @@ class _Life:
             self.door,
             loop.clock,
             drop=Leftovers(loop.store, loop.arc_keys, loop.parts, loop._projections),
+            lists=partial(listed, loop.objects),
             emit=loop.emit,
             grace_s=loop._grace_s,
         )

@@ -29,6 +29,8 @@ from tidemill.views.steps.keys import (
     group_id,
     group_source,
     quarantine_of,
+    state_of,
+    state_prefix,
     step_log,
     step_lot,
     table_of,
@@ -46,8 +48,10 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """The records behind `after`, up to `step`.
 
     - moved: the base datasets of the group that have input in them.
-    - positions: up to where the group's base datasets belong to steps, at `step`.
+    - before, positions: up to where the group's base datasets belong to steps, at `after` and at `step`; what
+      lies between them is the batch's input.
     - stale: views to be made anew in it.
+    - version: the version file of the group's state at `after`, or of an earlier step; empty if it has none.
     - now: of the last record.
     - more: there are records behind it.
     """
@@ -62,6 +66,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     tables: dict[str, str]
     now: int
     more: bool
+    before: dict[DatasetId, int] = {}
+    version: str = ""
 
     @property
     def concerns(self) -> bool:
@@ -104,14 +110,24 @@ class Aside(msgspec.Struct, frozen=True, kw_only=True):
     rows: dict[str, int]
 
 
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step made of the group's state: the version file that lists it now."""
+
+    version: str
+
+
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One commit: the group went from `after` to `step`. Views that are not named did not change."""
+    """One commit: the group went from `after` to `step`. Views that are not named did not change.
+
+    - version: the version file that this step made; empty when it made none.
+    """
 
     step: int
     after: int
     attempt: str = ""
     outputs: tuple[Output, ...] = ()
     aside: Aside | None = None
+    version: str = ""
     epoch: int  # of the run that committed it, as its fence
     fence: int
     at: int  # store time, µs
@@ -149,11 +165,13 @@ def next_batch(tx: Tx, keys: StepKeys, pipeline: str, group_name: str, *, most: 
         after=group.step,
         step=step,
         moved=frozenset(moved),
+        before=records.positions_at(tx, keys, pipeline, group.spec.bases, group.step),
         positions=records.positions_at(tx, keys, pipeline, group.spec.bases, step),
         stale=stale,
         tables=group.tables,
         now=now,
         more=step < records.last(tx, keys, pipeline).number,
+        version=group.version,
     )
 
 
@@ -192,6 +210,7 @@ def open_step(tx: Tx, keys: StepKeys, ticket: Ticket, batch: Batch, attempt: str
                 for of in (changes_of, table_of)
             ),
             Target(quarantine_of(batch.pipeline, batch.spec.name), batch.lot),
+            Target(state_of(batch.pipeline, batch.spec.name), batch.lot),
         ),
     )
     return attempts.begin(tx, keys, ticket.node, draft)
@@ -206,22 +225,26 @@ def commit(
     outputs: Sequence[Output],
     *,
     aside: Aside | None = None,
+    state: State | None = None,
     ends: bool,
 ) -> StepRow:
-    """The group goes on to the batch's step.
+    """The group goes on to the batch's step, and from its version file to the next.
 
     - hold, outputs: of the attempt; None and nothing for a batch that does not concern the group.
+    - state: what the attempt made of the group's state; without it the version file stays the one it was.
     - ends: this is the run's last commit: its subscription is finished with it.
     """
     group = _stand(tx, keys, ticket, batch)
     if (hold is None) == batch.concerns:
         raise StepConflict(f"step {batch.step} of {ticket.name} has no attempt, or should have none")
+    _check_state(batch, hold, state)
     row = StepRow(
         step=batch.step,
         after=batch.after,
         attempt="" if hold is None else hold.draft.id,
         outputs=tuple(outputs),
         aside=aside,
+        version="" if state is None else state.version,
         epoch=ticket.epoch,
         fence=ticket.fence,
         at=tx.now(),
@@ -236,7 +259,9 @@ def commit(
     def move(tx: Tx) -> None:
         name = batch.spec.name
         tx.set(keys.step[batch.pipeline, name, batch.step], msgspec.msgpack.encode(row), quiet=True)
-        groups.write(tx, keys, batch.pipeline, Group(spec=batch.spec, step=batch.step, made=made))
+        version = group.version if state is None else state.version
+        moved = Group(spec=batch.spec, step=batch.step, made=made, version=version)
+        groups.write(tx, keys, batch.pipeline, moved)
 
     ending = Ending(ticket, {step_log(batch.pipeline): batch.step, **batch.positions}) if ends else None
     named = {one.view: one for one in outputs}
@@ -253,7 +278,7 @@ def commit(
                 (named[view.name].changes, named[view.name].table) if view.name in named else ("", "")
             )
         ]
-        + ["" if aside is None else aside.manifest],
+        + ["" if aside is None else aside.manifest, "" if state is None else state.version],
         move=move,
         ending=ending,
     )
@@ -300,6 +325,17 @@ def table_at(tx: Tx, keys: StepKeys, pipeline: str, group: str, view: str, step:
                     return output.table
         hi = found[-1].key
     return None
+
+
+def _check_state(batch: Batch, hold: Hold | None, state: State | None) -> None:
+    """A version file is named by the attempt that wrote it: nobody else's is kept for us."""
+    if state is None:
+        return
+    attempt = "" if hold is None else hold.draft.id
+    if not attempt or not state.version.startswith(
+        state_prefix(batch.pipeline, batch.spec.name, batch.lot, attempt)
+    ):
+        raise StepConflict(f"{state.version} is no version file of attempt {attempt or 'none'}")
 
 
 def _stand(tx: Tx, keys: StepKeys, ticket: Ticket, batch: Batch) -> Group:

@@ -22,8 +22,9 @@ from tidemill.views.steps import records
 from tidemill.views.steps.keys import StepKeys, group_id, group_source, step_log
 from tidemill.views.steps.records import Record
 
-MOST_VIEWS = (MOST_TARGETS - 1) // 2
-"""A step's attempt has two targets for each view (its changes, its table), and one for what is set aside."""
+MOST_VIEWS = (MOST_TARGETS - 2) // 2
+"""A step's attempt has two targets for each view (its changes, its table), one for what is set aside, and one
+for the group's state."""
 
 
 SPEC_BYTES = 32 * 1024
@@ -66,11 +67,16 @@ class Made(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """A group's row."""
+    """A group's row.
+
+    - version: the key of the version file that lists its state; empty while it has none. The file itself says
+      to which step it is current: it may be behind the group's (DBSP-41).
+    """
 
     spec: GroupSpec
     step: int
     made: tuple[Made, ...] = ()
+    version: str = ""
 
     @property
     def tables(self) -> dict[str, str]:

@@ -64,6 +64,16 @@ def quarantine_of(pipeline: str, group: str) -> DatasetId:
     return DatasetId(group_id(pipeline, group), "quarantine")
 
 
+def state_of(pipeline: str, group: str) -> DatasetId:
+    """What a group's state lies under: bundles of runs, and the version files that list them."""
+    return DatasetId(group_id(pipeline, group), "state")
+
+
+def state_prefix(pipeline: str, group: str, lot: str, attempt: str) -> str:
+    """The folder that one attempt at a step writes its state into, and nobody else."""
+    return layout.data_prefix(*state_of(pipeline, group).parts, lot, attempt)
+
+
 def _view(pipeline: str, view: str) -> str:
     name = f"view:{pipeline}/{view}"
     layout.quote(name)  # BadName: one that no key could carry

@@ -24,7 +24,7 @@ from tidemill.publish.attempts import Hold
 from tidemill.store import Store, Tx
 from tidemill.triggers.runs import Ticket
 from tidemill.views.steps import commits
-from tidemill.views.steps.commits import Aside, Batch, Output
+from tidemill.views.steps.commits import Aside, Batch, Output, State
 from tidemill.views.steps.events import RecordWritten, RowsSetAside, StepAbandoned, StepCommitted
 from tidemill.views.steps.keys import StepKeys
 from tidemill.views.steps.records import Record
@@ -33,9 +33,12 @@ T = TypeVar("T")
 
 
 class Compute(Protocol):
-    """Makes the outputs of a batch: objects and manifests, all under the attempt; nothing in the store."""
+    """Makes the outputs of a batch: objects and manifests, all under the attempt; nothing in the store.
 
-    def __call__(self, batch: Batch, attempt: str) -> tuple[Output | Aside, ...]: ...
+    At most one `Aside` and one `State` are among them.
+    """
+
+    def __call__(self, batch: Batch, attempt: str) -> tuple[Output | Aside | State, ...]: ...
 
 
 class Stepped(msgspec.Struct, frozen=True):
@@ -102,17 +105,18 @@ class GroupStep:
         return Stepped(step, done, jobs)
 
     def _apply(self, ticket: Ticket, batch: Batch) -> None:
-        hold, outputs, aside = None, tuple[Output, ...](), None
+        hold, outputs, aside, state = None, tuple[Output, ...](), None, None
         if batch.concerns:
             attempt = self._new_attempt()
             hold = self._step("open", lambda tx: commits.open_step(tx, self._keys, ticket, batch, attempt))
             made = self._computed(batch, hold)
             outputs = tuple(one for one in made if isinstance(one, Output))
             aside = next((one for one in made if isinstance(one, Aside)), None)
+            state = next((one for one in made if isinstance(one, State)), None)
         row = self._step(
             "commit" if batch.concerns else "pass",
             lambda tx: commits.commit(
-                tx, self._keys, ticket, batch, hold, outputs, aside=aside, ends=not batch.more
+                tx, self._keys, ticket, batch, hold, outputs, aside=aside, state=state, ends=not batch.more
             ),
         )
         if aside is not None:
@@ -133,7 +137,7 @@ class GroupStep:
             )
         )
 
-    def _computed(self, batch: Batch, hold: Hold) -> tuple[Output | Aside, ...]:
+    def _computed(self, batch: Batch, hold: Hold) -> tuple[Output | Aside | State, ...]:
         try:
             return self._compute(batch, hold.draft.id)
         except Exception as error:

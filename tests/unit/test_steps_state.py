@@ -1,0 +1,275 @@
+"""The group's state in the commit: from (n, file m) to (n + 1, m') in one transaction, or not at all."""
+
+import msgspec
+import pytest
+
+from tests.unit.steps_stage import P, StepStage, outputs, spec
+from tidemill import crash
+from tidemill.errors import LeaseLost, StepConflict
+from tidemill.lots.keys import DatasetId
+from tidemill.objects.memory import MemoryObjects
+from tidemill.publish.cleaner import FIRST_AGAIN_S, KEEP_S, Cleaner
+from tidemill.publish.door import Door
+from tidemill.views.steps import commits
+from tidemill.views.steps.commits import Batch, Output, State, StepRow
+from tidemill.views.steps.groups import Group
+from tidemill.views.steps.keys import group_id, state_of, state_prefix
+from tidemill.views.steps.listing import listed
+from tidemill.views.trace.version import Added, Entry, Version, read_version, write_version
+
+
+class StateStage(StepStage):
+    """Groups whose steps keep one trace: each step adds a bundle, and a twin of it that nobody lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.objects = MemoryObjects(self.clock)
+
+    def stateful(self, batch: Batch, attempt: str) -> tuple[Output | State, ...]:
+        self.computed.append((batch, attempt))
+        prefix = state_prefix(P, batch.spec.name, batch.lot, attempt)
+        version = read_version(self.objects, batch.version) if batch.version else Version.empty(["t"], step=0)
+        assert version.step == batch.after
+        crash.point("test.bundle.before")
+        for twin in ("bundle-1", "bundle-2"):
+            self.objects.put(prefix + twin, b"runs")
+        added = [Added("t", Entry(prefix + "bundle-1", 0, 255, 0, 4, 1, 1))]
+        key = prefix + "version.json"
+        write_version(self.objects, key, version.apply(batch.step, added).version)
+        return (*outputs(batch, attempt), State(version=key))
+
+    def files(self) -> set[str]:
+        return {info.key for info in self.objects.list("data/")}
+
+    def cleaner(self) -> Cleaner:
+        door = Door(self.store, self.keys, self.node("cleaner"))
+        return Cleaner(
+            self.store,
+            self.keys,
+            self.objects,
+            door,
+            self.clock,
+            lists=lambda key: listed(self.objects, key),
+            emit=lambda event: None,
+            grace_s=1.0,
+        )
+
+
+@pytest.fixture
+def stage() -> StateStage:
+    return StateStage()
+
+
+def run_all(stage: StateStage, node: object, *names: str, compute: object = None) -> None:
+    for _ in range(100):
+        if not [one for one in names if stage.step(node, one, compute=compute or stage.stateful) is not None]:
+            return
+
+
+@pytest.mark.rule("DBSP-39")
+def test_the_version_file_moves_with_the_step_and_stays_in_one_that_makes_none(stage: StateStage) -> None:
+    a, b, node = stage.dataset("a"), stage.dataset("b"), stage.node("n")
+    stage.declare(spec("g", a), spec("h", b))
+    run_all(stage, node, "g", "h")
+    first = stage.group("g").version
+    assert first.startswith(state_prefix(P, "g", "S00000000000000001", "t0001"))
+    assert stage.computed[0][0].version == ""
+    stage.publish(b)
+    run_all(stage, node, "h", "g")  # passed by g: it moves nothing but its step
+    assert (stage.group("g").step, stage.group("g").version) == (2, first)
+    assert stage.rows_of_group("g")[-1].version == ""
+    stage.publish(a)
+    stage.step(node, "g", compute=stage.compute)  # concerns it, and keeps no state: behind, and known to be
+    assert (stage.group("g").step, stage.group("g").version) == (3, first)
+    assert read_version(stage.objects, stage.group("g").version).step == 1
+    assert stage.computed[-1][0].version == first
+
+
+@pytest.mark.rule("DBSP-8")
+def test_a_batch_says_from_where_to_where_its_datasets_are_its_input(stage: StateStage) -> None:
+    a, b, node = stage.dataset("a"), stage.dataset("b"), stage.node("n")
+    stage.declare(spec("g", a, b), spec("h", a))
+    stage.settle(node, "g", "h")
+    stage.publish(a)
+    stage.publish(a)
+    stage.publish(b)
+    stage.settle(node, "g")
+    stage.publish(b)
+    stage.settle(node, "g")
+    stage.settle(node, "h")
+    seen = [(one.spec.name, one.before, one.positions) for one, _ in stage.computed]
+    assert seen == [
+        ("g", {a: 0, b: 0}, {a: 0, b: 0}),
+        ("h", {a: 0}, {a: 0}),
+        ("g", {a: 0, b: 0}, {a: 2, b: 1}),
+        ("g", {a: 2, b: 1}, {a: 2, b: 2}),
+        ("h", {a: 0}, {a: 2}),
+    ]
+
+
+@pytest.mark.rule("DBSP-39")
+@pytest.mark.rule("DBSP-35")
+def test_a_version_file_of_another_attempt_or_a_zombies_is_not_committed(stage: StateStage) -> None:
+    a, node, other = stage.dataset("a"), stage.node("n"), stage.node("m")
+    stage.publish(a)
+    stage.declare(spec("g", a))
+    ticket = stage.begin(node, "g")
+    batch = stage.run(commits.next_batch, stage.keys, P, "g")
+    hold = stage.run(commits.open_step, stage.keys, ticket, batch, "mine")
+    named = State(version=state_prefix(P, "g", batch.lot, "mine") + "version.json")
+    for strange in ("elsewhere", state_prefix(P, "g", batch.lot, "other") + "version.json"):
+        with pytest.raises(StepConflict, match="no version file of attempt mine"):
+            stage.run(
+                commits.commit,
+                stage.keys,
+                ticket,
+                batch,
+                hold,
+                outputs(batch, "mine"),
+                state=State(version=strange),
+                ends=True,
+            )
+    stage.kill(node)
+    stage.look(group_id(P, "g"))
+    run_all(stage, other, "g")
+    committed = stage.group("g").version
+    with pytest.raises(LeaseLost):
+        stage.run(
+            commits.commit,
+            stage.keys,
+            ticket,
+            batch,
+            hold,
+            outputs(batch, "mine"),
+            state=named,
+            ends=True,
+        )
+    assert stage.group("g").version == committed != named.version
+
+
+def test_rows_of_a_release_without_state_are_read(stage: StateStage) -> None:
+    row = {
+        "step": 3,
+        "after": 2,
+        "attempt": "t",
+        "outputs": [],
+        "epoch": 1,
+        "fence": 1,
+        "at": 1,
+        "wall_at": 1,
+    }
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(row), type=StepRow).version == ""
+    group = {"spec": {"name": "g", "views": []}, "step": 3, "made": []}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(group), type=Group).version == ""
+
+
+@pytest.mark.rule("DBSP-37")
+def test_bundles_that_no_version_lists_are_removed_and_those_of_an_abandoned_attempt_all(
+    stage: StateStage,
+) -> None:
+    a, node = stage.dataset("a"), stage.node("n")
+    stage.publish(a)
+    stage.declare(spec("g", a))
+    with crash.armed("views.commit.before"), pytest.raises(crash.Crashed):
+        stage.step(node, "g", compute=stage.stateful)
+    dead = {key for key in stage.files() if "attempt=t0001" in key}
+    assert len(dead) == 3
+    cleaner = stage.cleaner()
+    cleaner.clean()
+    assert dead <= stage.files()  # still open
+    stage.kill(node)
+    stage.look(group_id(P, "g"))
+    other = stage.node("m")
+    run_all(stage, other, "g")
+    stage.publish(a)
+    run_all(stage, other, "g")
+    while cleaner.clean():
+        pass
+    left = stage.files()
+    assert not dead & left
+    assert {key.rpartition("/")[2] for key in left} == {"bundle-1", "version.json"}
+    assert read_version(stage.objects, stage.group("g").version).files() < left
+    version = stage.group("g").version
+    body, _ = stage.objects.get(version)
+    twin = version.replace("version.json", "bundle-7")
+    stage.objects.put(twin, b"late")  # a zombie task of a published attempt
+    stage.objects.put(version, b"{}\n")  # damaged: no reason to delete anything
+    stage.clock.advance(FIRST_AGAIN_S)
+    while cleaner.clean():
+        pass
+    assert stage.files() == left | {twin}
+    stage.objects.put(version, body)
+    stage.clock.advance(KEEP_S)
+    while cleaner.clean():
+        pass
+    assert stage.files() == left
+    assert listed(stage.objects, "datasets/name=x/version=state/lot=l/manifest.json") is None
+
+
+def history(point: str | None, visit: int) -> tuple[StateStage, bool]:
+    """A fixed history, with the process dying at one visit to one point."""
+    stage = StateStage()
+    a, b = stage.dataset("a"), stage.dataset("b")
+    died = False
+
+    def act(life: str) -> None:
+        nonlocal died
+        node = stage.node(life)
+        try:
+            run_all(stage, node, "g")
+        except crash.Crashed:
+            died = True
+            stage.check()
+            group = stage.group("g")  # whatever happened, its version is there and lists what is there
+            if group.version:
+                assert read_version(stage.objects, group.version).files() <= stage.files()
+                assert read_version(stage.objects, group.version).step == group.step
+            stage.kill(node)
+            stage.look(group_id(P, "g"))
+            node = stage.node(life + "'")
+            run_all(stage, node, "g")
+        stage.kill(node)
+
+    def all_of_it() -> None:
+        stage.publish(a)
+        stage.declare(spec("g", a, b))
+        act("x")
+        for number, dataset in enumerate((b, a)):
+            stage.publish(dataset)
+            act(f"y{number}")
+
+    if point is None:
+        all_of_it()
+    else:
+        with crash.armed(point, visit=visit):
+            all_of_it()
+    stage.clock.advance(2)
+    cleaner = stage.cleaner()
+    while cleaner.clean():
+        pass
+    return stage, died
+
+
+@pytest.mark.rule("DBSP-38")
+@pytest.mark.rule("DBSP-39")
+def test_killed_before_or_after_every_write_the_state_is_that_of_the_committed_step() -> None:
+    with crash.recorded() as seen:
+        calm, _ = history(None, 0)
+    points = {one for one in seen if one.startswith(("views.", "test."))}
+    assert {"views.trace.before_version", "views.commit.before", "views.commit.after"} <= points
+    for point in sorted(points):
+        for visit in (1, 2, 3):
+            stage, died = history(point, visit)
+            version = read_version(stage.objects, stage.group("g").version)
+            assert version.step == stage.group("g").step == calm.group("g").step, (point, visit)
+            assert len(version.files()) == 3
+            named = {row.version for row in stage.rows_of_group("g")}
+            assert stage.files() == named | version.files(), (point, visit)
+            if not died:
+                break
+        assert visit > 1 or died
+
+
+def test_the_states_folder_is_the_groups_own() -> None:
+    assert state_of(P, "g") == DatasetId("views:shop/g", "state")
+    assert state_prefix(P, "g", "S1", "t").endswith("/version=state/lot=S1/attempt=t/")
