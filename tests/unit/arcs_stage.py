@@ -155,6 +155,7 @@ class ArcStage(Stage):
         self.orders, self.cleaned, self.odd, self.summed = (
             self.dataset(name) for name in ("orders", "cleaned", "odd", "summed")
         )
+        self.tables = [self.orders, self.cleaned, self.odd, self.summed]
         self.told: list[Event] = []
         self.manifests = Manifests(self.objects, self.clock)
 
@@ -292,7 +293,7 @@ class ArcStage(Stage):
     def orphans(self) -> list[str]:
         """Data that no published manifest lists, manifests of no published lot, and rows of ended work."""
         live: set[str] = set()
-        for dataset in (self.orders, self.cleaned, self.odd, self.summed):
+        for dataset in self.tables:
             for event in self.events(dataset):
                 row = self.store.run(
                     lambda tx, event=event, dataset=dataset: lots.resolve(

@@ -27,6 +27,7 @@ class LifeStage(ArcStage):
         self.clicks, self.rates, self.joined = (
             self.dataset(name, unit=FIVE_MINUTES) for name in ("clicks", "rates", "joined")
         )
+        self.tables += [self.clicks, self.rates, self.joined]
         self.parts.code["join"] = lambda rows: {"joined": sorted(rows)}
 
     def join(self, **changes: Any) -> ArcSpec:

@@ -156,6 +156,12 @@ def paused(tx: Tx, keys: ArcKeys, arc: str) -> bool:
     return row is not None and row.tally.paused
 
 
+def parked(tx: Tx, keys: ArcKeys, arc: str) -> bool:
+    """Is nothing of this arc begun by itself: paused, given up, or not declared any more?"""
+    row = subscriptions.read(tx, keys.publish.triggers, arc)
+    return row is None or row.tally.parked
+
+
 def chosen(page: Sequence[Ask], spec: ArcSpec, crowd: Crowd) -> list[Ask]:
     """Those of a page for which there is room beside what runs, if each of them is begun."""
     found = []

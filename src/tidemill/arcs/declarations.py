@@ -16,6 +16,7 @@ from tidemill.lots.keys import DatasetId
 from tidemill.publish.attempts import MOST_TARGETS
 from tidemill.publish.parts import PartSink
 from tidemill.store import Tx
+from tidemill.triggers.terms import AfterGrace
 
 _BOUNDS = {"parts": (1, 100), "retries": (0, 1000), "max_concurrent": (1, 1000)}
 
@@ -33,6 +34,8 @@ class ArcSpec(msgspec.Struct, frozen=True, kw_only=True):
     - code: the digest of the function: a part is reused only if it was made by the same.
     - changes: how it treats rows that come and go (LOT-41).
     - enabled: whether it is run, when that is first declared so; a pause or a resumption comes after it.
+    - grace_us, after_grace: how long a lot waits for the last of several sources, from the first on, and what
+      follows then (LOT-28).
     - on_empty: an empty lot is published as empty without running anything, or the function is run on it.
     """
 
@@ -48,6 +51,8 @@ class ArcSpec(msgspec.Struct, frozen=True, kw_only=True):
     on_empty: Literal["publish", "run"] = "publish"
     version: str = "1"
     enabled: bool = True
+    grace_us: int = 0
+    after_grace: AfterGrace = AfterGrace.WAIT
     options: dict[str, str] = {}
 
     def __post_init__(self) -> None:
@@ -62,11 +67,21 @@ class ArcSpec(msgspec.Struct, frozen=True, kw_only=True):
             )
         if set(sinks) & set(self.reads):
             raise BadArc(f"arc {self.name!r} writes to what it reads", hint="write to another dataset")
+        if self.grace_us < 0 or (self.after_grace is not AfterGrace.WAIT and not self.has_barrier):
+            raise BadArc(
+                f"arc {self.name!r} has a grace of {self.grace_us} µs, and reads {_named(self.reads)}",
+                hint="a grace is for the last of several sources",
+            )
         for field, (least, most) in _BOUNDS.items():
             if not least <= getattr(self, field) <= most:
                 raise BadArc(
                     f"arc {self.name!r} has {field}={getattr(self, field)}", hint=f"{least} to {most}"
                 )
+
+    @property
+    def has_barrier(self) -> bool:
+        """Do its lots wait until several sources have closed them?"""
+        return len(self.reads) > 1
 
     @property
     def id(self) -> str:

@@ -12,6 +12,7 @@ from functools import partial
 
 import msgspec
 
+from tidemill.arcs import barriers
 from tidemill.arcs import lots as arc_lots
 from tidemill.arcs.census import Census
 from tidemill.arcs.declarations import ArcSpec
@@ -23,6 +24,7 @@ from tidemill.lots.states import LotState
 from tidemill.store import Tx
 from tidemill.triggers import subscriptions
 from tidemill.triggers.subscriptions import Scheduled
+from tidemill.triggers.terms import AfterGrace
 
 MOST_TOLD = 1000
 """Of an arc's lots that are told with what went wrong."""
@@ -91,6 +93,7 @@ class Gaps:
         self._lines: dict[str, _Line] = {}
         self._notes: dict[tuple[str, str], str] = {}
         self._noted: set[str] = set()
+        self._waiting: dict[str, dict[str, str]] = {}
         self._causes: dict[tuple[str, str, GapState, str], Cause] = {}
 
     def of(self, table: DatasetId) -> Coverage:
@@ -123,7 +126,8 @@ class Gaps:
             return self._told(table.name, "", GapState.ABSENT, "its interval is over, and not closed")
         unfinished = census.unfinished(spec.id).get(lot)
         lacking = census.lacking(spec, lot)
-        if unfinished is not None and not (lacking and unfinished[0] is ArcState.MISSING):
+        begun = unfinished is not None and (unfinished[0] is not ArcState.MISSING or not lacking)
+        if unfinished is not None and (begun or spec.after_grace is AfterGrace.SKIP):
             self._note(spec, [lot])
             why = self._notes.get((spec.id, lot), "")
             return self._told(table.name, spec.name, GapState(unfinished[0].value), why)
@@ -132,13 +136,24 @@ class Gaps:
                 return self._cause(source, lot)
         if lacking:
             there = ", ".join(one.name for one in spec.reads if one not in lacking)
-            return self._told(lacking[0].name, "", GapState.ABSENT, f"{there} has it, this has not")
+            why = self._awaited(spec).get(lot, f"{there} has it, this has not")
+            return self._told(lacking[0].name, "", GapState.ABSENT, why)
         line = self._line(spec)
         return self._told(table.name, spec.name, line.state, line.why)
 
     def _told(self, table: str, arc: str, state: GapState, why: str) -> Cause:
         """One value for one cause, however many lots it has."""
         return self._causes.setdefault((table, arc, state, why), Cause(table, arc, state, why))
+
+    def _awaited(self, spec: ArcSpec) -> dict[str, str]:
+        """What is said of lots that wait at a barrier, of so many; read once for each arc."""
+        if spec.id not in self._waiting:
+            now = self._census.store.run(lambda tx: tx.now())
+            found = self._census.store.run(
+                partial(barriers.awaiting, keys=self._census.keys, spec=spec, limit=MOST_TOLD)
+            )
+            self._waiting[spec.id] = {one.lot: barriers.words(one, spec, now) for one in found}
+        return self._waiting[spec.id]
 
     def _line(self, spec: ArcSpec) -> _Line:
         """Why an arc has not made a lot whose inputs are there, by its subscription."""

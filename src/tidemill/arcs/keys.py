@@ -5,6 +5,8 @@
 (C, "arc-running", id, lot, generation)        those that run, with who runs them
 (C, "arc-trouble", id, lot, generation)        those that are partial or missing
 (C, "arc-ask", id, lot, generation)            those that somebody asked for: retry, replay, backfill
+(C, "arc-barrier", id, lot)                    those that wait for a source, with since when
+(C, "arc-grace", id, since, lot)               the same, longest first
 (C, "arc-bell")                                no row: hinted at when something was asked for
 """
 
@@ -22,4 +24,6 @@ class ArcKeys:
         self.running = Space(cluster, "arc-running")
         self.trouble = Space(cluster, "arc-trouble")
         self.ask = Space(cluster, "arc-ask")
+        self.barrier = Space(cluster, "arc-barrier")
+        self.grace = Space(cluster, "arc-grace")
         self.bell = Space(cluster)["arc-bell"]

@@ -18,9 +18,8 @@ from tidemill.arcs.keys import ArcKeys
 from tidemill.arcs.states import ArcEdge, ArcState, step
 from tidemill.cluster import nodes
 from tidemill.cluster.nodes import Node
-from tidemill.errors import ArcLotConflict, AttemptUnknown, LeaseLost, LotUnknown
+from tidemill.errors import ArcLotConflict, AttemptUnknown, LeaseLost
 from tidemill.lots import lots as published
-from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import InputLot
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Draft, Hold, Target
@@ -78,12 +77,13 @@ class Partial(msgspec.Struct, frozen=True, kw_only=True, tag="partial"):
         return ArcState.PARTIAL
 
 
-class Missing(msgspec.Struct, frozen=True, kw_only=True, tag="missing"):
-    """There is nothing of it."""
+class Missing(msgspec.Struct, frozen=True, kw_only=True, tag="missing", omit_defaults=True):
+    """There is nothing of it; `skipped`: by its arc's own policy, so that only an order makes it."""
 
     error: str
     at: int
     tries: int
+    skipped: bool = False
 
     @property
     def state(self) -> ArcState:
@@ -243,12 +243,22 @@ def overtaken(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> bool:
         return False
     row = last[1]
     try:
-        current = attempts.resolved(tx, keys.publish, [(dataset, lot) for dataset in spec.reads])
+        current = present(tx, keys, spec, lot)
         if isinstance(row, Complete):
             return row.inputs != current
         return attempts.read(tx, keys.publish, row.attempt).draft.inputs != current
-    except (LotUnknown, AttemptUnknown):
+    except AttemptUnknown:
         return False
+
+
+def present(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> tuple[InputLot, ...]:
+    """The generations that a lot would be made from now: of every source that has it."""
+    rows = [published.current(tx, keys.publish.lots, dataset, lot) for dataset in spec.reads]
+    return tuple(
+        InputLot(dataset=row.dataset.name, version=row.dataset.version, lot=lot, generation=row.generation)
+        for row in rows
+        if row is not None
+    )
 
 
 def begin(
@@ -261,8 +271,7 @@ def begin(
     """
     spec, lot = wanted.spec, wanted.lot
     nodes.check(tx, keys.publish.cluster, node)
-    reads = [(DatasetId(one.dataset, one.version), one.lot) for one in wanted.inputs]
-    if attempts.resolved(tx, keys.publish, reads) != wanted.inputs:
+    if present(tx, keys, spec, lot) != wanted.inputs:
         return Refused.CHANGED
     generation = due(tx, keys, spec.id, lot, wanted.inputs, replay=wanted.replay)
     if generation is None or not _is_asked(tx, keys, spec.id, lot, generation, wanted.generation):
@@ -287,6 +296,8 @@ def begin(
         return Refused.RUNNING
     tries = 1 if row is None else row.tries + (not isinstance(row, Running))
     _run(tx, keys, node, opened.hold, row, tries, wanted.batch)
+    if spec.has_barrier:
+        no_longer_awaited(tx, keys, spec.id, lot, begun=True)
     return Began(opened=opened, tries=tries)
 
 
@@ -316,9 +327,11 @@ def renew(tx: Tx, keys: ArcKeys, began: Began, parts: Sequence[str], attempt: st
     return Began(opened=Opened(hold=hold, abandoned=(gone,)), tries=row.tries)
 
 
-def complete(tx: Tx, keys: ArcKeys, hold: Hold) -> None:
+def complete(tx: Tx, keys: ArcKeys, hold: Hold, *, barrier: bool = False) -> None:
     """Running -> complete, in the transaction that publishes the attempt, and has fenced it."""
     draft = hold.draft
+    if barrier:
+        no_longer_awaited(tx, keys, draft.author, draft.lot)
     row = _run_by(tx, keys, draft)
     new = Complete(attempt=draft.id, inputs=draft.inputs, at=tx.now(), tries=row.tries)
     _write(tx, keys, draft.author, draft.lot, draft.generation, row, [ArcEdge.COMPLETE], new)
@@ -344,7 +357,7 @@ def miss(
     tx: Tx,
     keys: ArcKeys,
     node: Node,
-    arc: str,
+    spec: ArcSpec,
     lot: str,
     inputs: Sequence[InputLot],
     error: str,
@@ -356,10 +369,13 @@ def miss(
 
     Nothing was written, so the lot is missing; one that is partial stays so, with what a retry may reuse.
     """
+    arc = spec.id
     nodes.check(tx, keys.publish.cluster, node)
     generation = due(tx, keys, arc, lot, inputs, replay=replay)
     if generation is None or not _is_asked(tx, keys, arc, lot, generation, asked):
         return Refused.COMPLETE
+    if spec.has_barrier:
+        no_longer_awaited(tx, keys, arc, lot, begun=True)
     row = read(tx, keys, arc, lot, generation)
     if isinstance(row, Running) and _held(tx, keys, row) and row.node != node.id:
         return Refused.RUNNING
@@ -372,6 +388,28 @@ def miss(
         attempts.abandon_left(tx, keys.publish, row.attempt, error, node)
     new = Missing(error=error[:WORDS], at=tx.now(), tries=tries)
     return _write(tx, keys, arc, lot, generation, row, [*edges, ArcEdge.MISS], new)
+
+
+def skip(tx: Tx, keys: ArcKeys, arc: str, lot: str, why: str) -> Missing | None:
+    """It is given up before it began; None when it has begun, or was given up already."""
+    last = newest(tx, keys, arc, lot)
+    if last is not None and not (isinstance(last[1], Missing) and not last[1].skipped):
+        return None
+    generation, row = last or (0, None)
+    tries = 1 if row is None else row.tries + 1
+    new = Missing(error=why[:WORDS], at=tx.now(), tries=tries, skipped=True)
+    _write(tx, keys, arc, lot, generation, row, [_beginning(row), ArcEdge.MISS], new)
+    return new
+
+
+def no_longer_awaited(tx: Tx, keys: ArcKeys, arc: str, lot: str, *, begun: bool = False) -> None:
+    """Its sources are not waited for any more (`barriers`); `begun`: that they were is kept until its end."""
+    raw = tx.get(keys.barrier[arc, lot])
+    if raw is None:
+        return
+    tx.clear(keys.grace[arc, msgspec.msgpack.decode(raw, type=int), lot], quiet=True)
+    if not begun:
+        tx.clear(keys.barrier[arc, lot], quiet=True)
 
 
 def clean(tx: Tx, keys: ArcKeys, arc: str, lot: str, why: str = "cleaned up on request") -> Missing:

@@ -4,14 +4,12 @@ Nothing is decided here. `lots.begin` looks at the inputs once more, in the tran
 plan whose inputs are others by then is made again.
 """
 
-from collections.abc import Sequence
-
 import msgspec
 
-from tidemill.arcs import lots, parts
+from tidemill.arcs import barriers, lots, parts
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.lots import Wanted
+from tidemill.arcs.lots import Missing, Wanted
 from tidemill.arcs.parts import Part
 from tidemill.lots import lots as lot_rows
 from tidemill.lots.keys import DatasetId
@@ -37,14 +35,18 @@ NOBODY = Ordered()
 class Inputs(msgspec.Struct, frozen=True):
     """The inputs of a lot at this moment: their generations, and where each of them is.
 
-    - lacking: sources that have no such lot (yet); then there is nothing else.
+    - lacking: sources that have no such lot (yet).
+    - enough: it may be made of what is there: no source lacks it, or its grace is over.
     - done: all that is to be made of these is made.
+    - skipped: it was given up, by its arc's own policy.
     """
 
     lots: tuple[InputLot, ...] = ()
     rows: tuple[LotRow, ...] = ()
     lacking: tuple[DatasetId, ...] = ()
+    enough: bool = False
     done: bool = False
+    skipped: bool = False
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -58,46 +60,48 @@ def inputs(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str, *, replay: bool = Fal
     """What a lot would be made from now."""
     found = {dataset: lot_rows.current(tx, keys.publish.lots, dataset, lot) for dataset in spec.reads}
     lacking = tuple(dataset for dataset, row in found.items() if row is None)
-    if lacking:
-        return Inputs(lacking=lacking)
     rows = tuple(row for row in found.values() if row is not None)
+    last = lots.newest(tx, keys, spec.id, lot) if spec.has_barrier else None
+    newest = None if last is None else last[1]
     named = tuple(
         InputLot(dataset=row.dataset.name, version=row.dataset.version, lot=lot, generation=row.generation)
         for row in rows
     )
-    done = lots.due(tx, keys, spec.id, lot, named, replay=replay) is None
-    return Inputs(named, rows, done=done)
+    enough = not lacking or (bool(rows) and barriers.is_over(tx, keys, spec, lot, newest))
+    done = enough and lots.due(tx, keys, spec.id, lot, named, replay=replay) is None
+    skipped = isinstance(newest, Missing) and newest.skipped
+    return Inputs(named, rows, lacking, enough=enough, done=done, skipped=skipped)
 
 
 def plan(
     manifests: Manifests,
     spec: ArcSpec,
     lot: str,
-    inputs: tuple[InputLot, ...],
-    rows: Sequence[LotRow],
+    inputs: Inputs,
     *,
     order: Ordered = NOBODY,
 ) -> Plan:
-    """How a lot is split, by the objects that its inputs' manifests list."""
-    read = [
-        parts.part_input(
-            row.dataset, manifests.listed(row.manifest) if row.state is LotState.COMPLETE else []
-        )
-        for row in rows
-    ]
+    """How a lot is split, by the objects that its inputs' manifests list. Of a source that has no such lot
+    nothing is read: it is there, and empty.
+    """
+    found = {row.dataset: row for row in inputs.rows}
+    read = []
+    for dataset in spec.reads:
+        row = found.get(dataset)
+        filled = row is not None and row.state is LotState.COMPLETE
+        read.append(parts.part_input(dataset, manifests.listed(row.manifest) if row and filled else []))
     empty = not any(one.objects for one in read)
-    found = () if empty and spec.on_empty == "publish" else parts.split(read, spec.parts)
-    names = tuple(part.name for part in found)
+    split = () if empty and spec.on_empty == "publish" else parts.split(read, spec.parts)
     return Plan(
         Wanted(
             spec=spec,
             lot=lot,
-            inputs=inputs,
-            parts=names,
+            inputs=inputs.lots,
+            parts=tuple(part.name for part in split),
             replay=order.replay,
             generation=order.generation,
             batch=order.batch,
             at_once=order.at_once,
         ),
-        found,
+        split,
     )

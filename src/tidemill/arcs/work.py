@@ -23,7 +23,7 @@ from typing import TypeVar
 import msgspec
 
 from tidemill import crash
-from tidemill.arcs import asks, lots, parts, planning, telling
+from tidemill.arcs import asks, barriers, lots, parts, planning, telling
 from tidemill.arcs.asks import Ask, AskKind
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.events import ArcLotMissing, ArcLotPartial
@@ -33,6 +33,7 @@ from tidemill.arcs.lots import Began, Refused, Standing
 from tidemill.arcs.planning import Ordered, Plan
 from tidemill.arcs.states import ArcState, PartState, part_state, rollup
 from tidemill.clock import Clock
+from tidemill.cluster import nodes
 from tidemill.cluster.nodes import Node
 from tidemill.errors import AttemptDamaged, LotConflict, ManifestUnreadable, ObjectMissing
 from tidemill.events import Emit, ignore
@@ -50,6 +51,7 @@ from tidemill.publish.work import Made, Work, tasks_of
 from tidemill.store import Store, Tx
 from tidemill.triggers import runs
 from tidemill.triggers.runs import Ticket
+from tidemill.triggers.terms import AfterGrace
 
 T = TypeVar("T")
 
@@ -70,7 +72,9 @@ class Ended(StrEnum):
     MISSING = "missing"
     DONE = "done"  # it was complete already
     ELSEWHERE = "elsewhere"  # somebody else works on it
-    WAITING = "waiting"  # not every source has closed the interval: the last one's event brings it here again
+    WAITING = (
+        "waiting"  # for a source that has not closed it: its event, or the end of a grace, brings it back
+    )
     FULL = "full"  # the arc works on as many lots as it may: try again later
 
 
@@ -193,6 +197,25 @@ class ArcWork:
             self._step("withdraw", lambda tx: asks.withdraw(tx, self._keys, asked))
         return outcome
 
+    def end_grace(self, spec: ArcSpec, lot: str) -> Outcome:
+        """Do what follows for a lot whose grace is over (LOT-28): make it of what is there, or give it up.
+
+        Nothing, when its last source has closed it meanwhile, or somebody was faster.
+        """
+        if spec.after_grace is AfterGrace.PARTIAL:
+            return self._work_on(spec, lot, Turn(), Ordered())
+
+        def step(tx: Tx) -> lots.Missing | None:
+            nodes.check(tx, self._keys.publish.cluster, self._node)
+            return barriers.skip(tx, self._keys, spec, lot)
+
+        row = self._step("skip", step)
+        if row is None:
+            return Outcome(arc=spec.id, lot=lot, ended=Ended.DONE)
+        self._emit(ArcLotMissing(arc=spec.id, lot=lot, generation=0, error=row.error))
+        self._show(spec, lot)
+        return Outcome(arc=spec.id, lot=lot, ended=Ended.MISSING, error=row.error)
+
     def left(self) -> list[Standing]:
         """Running lots on which nobody works: their node is gone, or it is this one, and the work ended in an
         error. Lots of a subscription's run are met again by its next run; this finds all others, such as
@@ -228,15 +251,17 @@ class ArcWork:
                 inputs = self._store.run(
                     lambda tx: planning.inputs(tx, self._keys, spec, lot, replay=order.replay)
                 )
-                if inputs.done:
+                if inputs.done or (inputs.skipped and order.generation is None):
                     return self._passed(spec, lot, Ended.DONE, turn)
-                if inputs.lacking and len(inputs.lacking) < len(spec.reads):
-                    return self._passed(spec, lot, Ended.WAITING, turn)
-                if inputs.lacking:
+                if inputs.rows and not inputs.enough:
+                    if self._step("wait", lambda tx: barriers.wait(tx, self._keys, spec, lot)):
+                        return self._passed(spec, lot, Ended.WAITING, turn)
+                    continue  # the last source has closed it meanwhile
+                if not inputs.rows:
                     why = f"there is no lot {lot} of {', '.join(map(str, inputs.lacking))}"
                     return self._missed(spec, lot, (), why, turn, order)
                 try:
-                    plan = planning.plan(self._manifests, spec, lot, inputs.lots, inputs.rows, order=order)
+                    plan = planning.plan(self._manifests, spec, lot, inputs, order=order)
                 except (ManifestUnreadable, ObjectMissing) as error:
                     return self._missed(spec, lot, inputs.lots, str(error), turn, order)
                 began = self._begin(plan)
@@ -308,7 +333,10 @@ class ArcWork:
         hold, spec = began.hold, plan.wanted.spec
         ending = turn.ending()
         published = self._door.publish(
-            hold, made.rows, move=lambda tx, _: lots.complete(tx, self._keys, hold), ending=ending
+            hold,
+            made.rows,
+            move=lambda tx, _: lots.complete(tx, self._keys, hold, barrier=spec.has_barrier),
+            ending=ending,
         )
         draft = hold.draft
         positions = {
@@ -371,7 +399,7 @@ class ArcWork:
                 tx,
                 self._keys,
                 self._node,
-                spec.id,
+                spec,
                 lot,
                 inputs,
                 error,
