@@ -109,6 +109,8 @@ class ArcPlanner:
             code=_code(arc),
             changes=arc.changes or "",
             enabled=arc.enabled,
+            grace_us=int(arc.grace.grace_s * 1e6),
+            after_grace=arc.grace.then,
         )
         program = ArcProgram(
             spec=spec,

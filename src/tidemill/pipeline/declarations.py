@@ -12,7 +12,7 @@ from tidemill.lots.checks import Check
 from tidemill.lots.datasets import Dataset, Drift, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.lines import Line
-from tidemill.pipeline.pace import FASTEST, Pace
+from tidemill.pipeline.pace import FASTEST, WAITING, Grace, Pace
 from tidemill.sources.bucket import BucketSpec
 from tidemill.sources.folder import FolderSpec
 from tidemill.sources.kafka import KafkaSpec
@@ -85,6 +85,7 @@ class ArcDecl:
 class ViewDecl:
     """A query whose result is kept up to date; or a function over frames of what it reads (DBSP-18).
 
+    grace: Grace = WAITING
     - reads: of a function, in the order of its arguments.
     - linear, keyed_by: what a function is declared to be, so that it need not always be run on whole tables.
     """

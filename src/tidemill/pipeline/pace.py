@@ -8,7 +8,7 @@ import msgspec
 
 from tidemill.errors import DeclarationError
 from tidemill.lots.keys import DatasetId
-from tidemill.triggers.terms import Terms
+from tidemill.triggers.terms import AfterGrace, Terms
 
 Duration: TypeAlias = float | str | timedelta | None
 """Seconds, a timedelta, or text like `PT5M`; None where nothing was said."""
@@ -40,6 +40,30 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 FASTEST = Pace()
 """As soon as there is something."""
+
+
+class Grace(msgspec.Struct, frozen=True, kw_only=True):
+    """How long an arc waits for the last of its tables, from the first on, and what follows (LOT-28)."""
+
+    grace_s: float = 0.0
+    then: AfterGrace = AfterGrace.WAIT
+
+
+WAITING = Grace()
+"""For ever."""
+
+
+def grace_of(grace: Duration, then: str, tables: int) -> Grace:
+    """A grace from what a user says, for an arc that reads so many tables."""
+    if then not in set(AfterGrace):
+        raise DeclarationError(f"after_grace={then!r}", hint=", ".join(AfterGrace))
+    if grace is not None and tables < 2:
+        raise DeclarationError(
+            "grace= of an arc that reads one table", hint="it is how long the last of several is waited for"
+        )
+    if grace is None and then != AfterGrace.WAIT:
+        raise DeclarationError(f"after_grace={then!r} without grace=", hint="grace='PT10M': after how long")
+    return Grace(grace_s=_seconds("grace", grace) or 0.0, then=AfterGrace(then))
 
 
 def pace_of(cadence: Duration, debounce: Duration = None, max_wait: Duration = None) -> Pace:

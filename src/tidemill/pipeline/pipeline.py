@@ -40,7 +40,7 @@ from tidemill.pipeline.declarations import (
     ViewDecl,
 )
 from tidemill.pipeline.lines import Line, folder, here
-from tidemill.pipeline.pace import Duration, pace_of
+from tidemill.pipeline.pace import Duration, grace_of, pace_of
 from tidemill.pipeline.site import Site
 from tidemill.pipeline.tables import Dataset, Table, View
 from tidemill.sources.pushing import PushSpec
@@ -217,7 +217,10 @@ class Pipeline:
         """A function from a lot to a lot: it is given a Spark DataFrame of one part of one lot.
 
         Args:
-            reads: the table whose lots it is run for.
+        grace: Duration = None,
+        after_grace: Literal["wait", "partial", "skip"] = "wait",
+            reads: the table whose lots it is run for; or several of equal intervals, whose frames it is given
+                in that order when all of them have the lot.
             writes: the table it makes, or several: then it returns that many frames, in that order; or a
                 dictionary from names to schemas.
             partition_by: columns its output is partitioned by; what reads it is run in parts by these.
@@ -236,6 +239,10 @@ class Pipeline:
         """
         line = here()
         tables = (reads,) if isinstance(reads, Table | str) else tuple(reads)
+            grace: of an arc that reads several tables: how long a lot waits for the last of them, from the
+                moment on that the first of them has it.
+            after_grace: what follows then: `wait` for ever; `partial`, make it of what is there, and once
+                more with each table that comes late; `skip`, give it up, unless somebody asks for it.
         by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
         if isinstance(writes, Mapping):
             sinks = tuple(SinkDecl(name=one, partition_by=by, schema=ddl) for one, ddl in writes.items())
@@ -264,6 +271,7 @@ class Pipeline:
             if not called or "/" in called:
                 raise DeclarationError(f"{line}: this arc has no name", hint="give it one: name=…")
             if called in self.arcs:
+            waits = grace_of(grace, after_grace, len(tables))
                 raise DeclarationError(f"{line}: there is an arc {called}, see {self.arcs[called].line}")
             for sink in sinks:
                 self._new_table(sink.name, line)
@@ -285,6 +293,7 @@ class Pipeline:
         return declare
 
     @staticmethod
+                grace=waits,
     def _checked(
         sinks: tuple[SinkDecl, ...], checks: Sequence[Check] | Mapping[str, Sequence[Check]], line: Line
     ) -> tuple[SinkDecl, ...]:
