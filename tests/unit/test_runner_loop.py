@@ -279,7 +279,7 @@ def test_compaction_ends_with_the_lot_it_is_at_when_a_run_ends(monkeypatch: pyte
             begun.append(lot)
             loop.end(0.0)
 
-    loop._compact_one(Slow())  # type: ignore[arg-type] # what the loop uses of it
+    loop.upkeep.compact(Slow())  # type: ignore[arg-type] # what the loop uses of it
     assert begun == ["a"]
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 import msgspec
 
 from tidemill.arcs.work import Ended, Outcome
-from tidemill.runner.loop import Tally
+from tidemill.runner.tally import Tally
 
 
 class ArcReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,36 +8,34 @@ given to a line. Nothing here needs a leader: every step is a transaction that i
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 
 from tidemill.arcs import asks
 from tidemill.arcs.asks import Ask
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.work import FULL_BACKOFF_S, ArcWork, Ended, Outcome
+from tidemill.arcs.work import FULL_BACKOFF_S, Ended, Outcome
 from tidemill.clock import Clock, backoff
-from tidemill.cluster.keeper import Keeper
 from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost, ObjectError, StoreError, TidemillError
 from tidemill.events import Emit, ignore
-from tidemill.lots import lots
 from tidemill.objects import Objects
 from tidemill.publish import ids
-from tidemill.publish.cleaner import Cleaner
 from tidemill.publish.closing import Closer
-from tidemill.publish.door import Door
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.projections import Projections
-from tidemill.runner.arrivals import POLL_EVERY_S, Arrival, Ground, arrival
-from tidemill.runner.compacting import Compactor, Rewrite
+from tidemill.runner import upkeep
+from tidemill.runner.arrivals import POLL_EVERY_S
+from tidemill.runner.compacting import Rewrite
 from tidemill.runner.graces import Graces
-from tidemill.runner.leftovers import Leftovers
+from tidemill.runner.life import Life
 from tidemill.runner.lines import Lines
 from tidemill.runner.part_futures import PartFutures
 from tidemill.runner.presence import Presence
 from tidemill.runner.program import Program
 from tidemill.runner.projecting import Projecting
+from tidemill.runner.tally import Tally
+from tidemill.runner.upkeep import Upkeep
 from tidemill.sources.keys import SourceKeys
 from tidemill.store import Store, Tx
 from tidemill.triggers import runs, subscriptions
@@ -49,14 +47,11 @@ from tidemill.triggers.store_heap import StoreHeap
 from tidemill.triggers.subscriptions import Scheduled
 from tidemill.triggers.tender import Tender
 from tidemill.views.steps.keys import StepKeys
-from tidemill.views.steps.listing import listed
-from tidemill.views.steps.stepper import Compute, GroupStep
+from tidemill.views.steps.stepper import Compute
 
 PAUSE_S = 0.5
 """How long a turn that found nothing waits for a hint."""
 
-CLEAN_EVERY_S = 30.0
-COMPACT_EVERY_S = 10.0
 LEFT_EVERY_S = 2.0
 SPARE = 2
 """Lines that are left to what arrives, however much was asked for."""
@@ -82,19 +77,6 @@ AWAY_S = 5.0
 
 def _fine() -> None:
     """For a loop whose hands are elsewhere."""
-
-
-@dataclass
-class Tally:
-    """What a loop has done so far. Written by its lines, read by anybody."""
-
-    outcomes: list[Outcome] = field(default_factory=list)
-    failures: dict[str, list[str]] = field(default_factory=dict)
-    steps: dict[str, int] = field(default_factory=dict)
-    settled: dict[str, bool] = field(default_factory=dict)  # sources: has everything been taken?
-    later: dict[str, float] = field(default_factory=dict)  # what has something to do, and in how many seconds
-    files: int = 0
-    closed: int = 0
 
 
 class Loop:
@@ -137,7 +119,7 @@ class Loop:
         self.store = store
         self.keys = keys
         self.arc_keys = ArcKeys(keys.lots.cluster)
-        self._source_keys = SourceKeys(keys.lots.cluster)
+        self.source_keys = SourceKeys(keys.lots.cluster)
         self.objects = objects
         self.presence = presence
         self.program = program
@@ -148,28 +130,39 @@ class Loop:
         self.tally = Tally()
         self.lines = Lines(lines)
         self._check = check
-        self._compute = compute
-        self._grace_s = grace_s
-        self._projections = Projections(store, keys, objects) if projections else None
-        self._projecting = Projecting(self._projections) if self._projections is not None else None
+        self.compute = compute
+        self.grace_s = grace_s
+        self.projections = Projections(store, keys, objects) if projections else None
+        self.projecting = Projecting(self.projections) if self.projections is not None else None
         self._closer = Closer(
             store, keys, Manifests(objects, clock), lambda: ids.new_attempt(clock, chance), emit=emit
         )
         heap = heap if heap is not None else StoreHeap(store, keys.triggers)
         self._tender = Tender(store, keys.lots.cluster, heap, clock=clock, emit=emit)
         self._pull = Pull(store, keys.triggers, heap)
-        self._life: _Life | None = None
+        self._life: Life | None = None
         self._ending = False
         self.dead = False  # taken for killed: writes nothing any more
-        self._watching = False
-        self._clean_at = self._left_at = self._compact_at = self._close_at = 0.0
+        self.watching = False
+        self._left_at = self._close_at = 0.0
         self._unfinished: set[tuple[str, str]] = set()  # lots that were asked for, whose work broke off
         self._away = 0  # turns in a row in which the store did not answer
-        self._rewrite = rewrite
+        self.rewrite = rewrite
         self._graces = Graces(store, self.arc_keys, [one.spec for one in program.arcs.values()])
         self._poll_at: dict[str, float] = {}
         self._ask_at: dict[str, float] = {}
         self._stop = threading.Event()
+        self.upkeep = Upkeep(
+            store,
+            keys.lots,
+            lambda: list(self.program.datasets),
+            parts,
+            self.lines,
+            spare=SPARE,
+            stops=self._stops,
+            tell=self._tell,
+            clock=clock,
+        )
 
     # --- running
 
@@ -182,7 +175,7 @@ class Loop:
         return self._run(stop or self._stop, watch=True)
 
     def _run(self, stop: threading.Event, *, watch: bool) -> Tally:
-        self._watching = watch
+        self.watching = watch
         self._stop = stop  # lines ask it too
         bells = [self.keys.triggers.bell, self.arc_keys.bell]
         with self.store.watch(bells) as bell:
@@ -192,8 +185,8 @@ class Loop:
                     self.lines.ended.clear()
                     did = self._turned()
                     self.lines.check()
-                    if self._projecting is not None:
-                        self._projecting.check()
+                    if self.projecting is not None:
+                        self.projecting.check()
                     self._check()
                     if did:
                         continue
@@ -212,7 +205,7 @@ class Loop:
             self._away = 0
             return did
         except StoreError as error:
-            if not self._watching:
+            if not self.watching:
                 raise
             self._away += 1
             pause_s = backoff(self._away, self.chance, first_s=0.05, most_s=AWAY_S)
@@ -230,9 +223,9 @@ class Loop:
         self._ending = True
         ended = self.lines.end(timeout_s)
         self.leave()
-        if self._projecting is not None:
-            self._projecting.end(drop=drop)
-            self._projecting.check()
+        if self.projecting is not None:
+            self.projecting.end(drop=drop)
+            self.projecting.check()
         return ended
 
     def _stops(self) -> bool:
@@ -265,20 +258,19 @@ class Loop:
             did |= self._work_off(life)
             did |= self._end_graces(life)
             did |= self._go_on(life)
-            self._clean(life)
-            self._compact(life)
+            self.upkeep.turn(life)
         except LeaseLost:
             return False  # joined again, or over: the next turn knows
         return did
 
-    def _now(self) -> "_Life":
+    def _now(self) -> Life:
         """Everything that acts as our node, under its epoch of this moment."""
         node = self.presence.node
         if self._life is None or self._life.node.epoch != node.epoch:
             self._lapse(node)
             if self._life is not None:
                 self._life.close()
-            self._life = _Life(self, node)
+            self._life = Life(self, node)
         return self._life
 
     def _lapse(self, node: Node) -> None:
@@ -296,7 +288,7 @@ class Loop:
         """Wake subscribers, see after runs whose node is gone, and push what is due; every runner does."""
         return self._tender.tick() == 0.0
 
-    def _close(self, life: "_Life") -> bool:
+    def _close(self, life: Life) -> bool:
         if self.clock.monotonic() < self._close_at:
             return False
         try:
@@ -309,7 +301,7 @@ class Loop:
         self.tally.closed += closed
         return closed > 0
 
-    def _start(self, life: "_Life") -> bool:
+    def _start(self, life: Life) -> bool:
         did = False
         for one in self._pull.due(wanted=lambda name: self._known(name) and self._patient(name)).due:
             did |= self.lines.begin(one.name, partial(self._run_one, life, one))
@@ -319,9 +311,9 @@ class Loop:
         return name in self.program.arcs or name in self.program.groups
 
     def _patient(self, name: str) -> bool:
-        return self._watching or len(self.tally.failures.get(name, ())) < PATIENCE
+        return self.watching or len(self.tally.failures.get(name, ())) < PATIENCE
 
-    def _poll(self, life: "_Life") -> bool:
+    def _poll(self, life: Life) -> bool:
         now, did = self.clock.monotonic(), False
         for name in self.program.sources:
             if now >= self._poll_at.get(name, 0.0):
@@ -329,7 +321,7 @@ class Loop:
                 did |= self.lines.begin(name, partial(self._poll_one, life, name))
         return did
 
-    def _work_off(self, life: "_Life") -> bool:
+    def _work_off(self, life: Life) -> bool:
         """Begin what was asked for, as far as there is room; some lines are left to what arrives."""
         now, did = self.clock.monotonic(), False
         for ask in self._workable():
@@ -344,7 +336,7 @@ class Loop:
         specs = [one.spec for name, one in self.program.arcs.items() if self._patient(name)]
         return self.store.run(lambda tx: asks.workable(tx, self.arc_keys, specs))
 
-    def _end_graces(self, life: "_Life") -> bool:
+    def _end_graces(self, life: Life) -> bool:
         """Lots that have waited long enough for their last source."""
         now, did = self.clock.monotonic(), False
         for spec, lot in self._graces.over():
@@ -353,7 +345,7 @@ class Loop:
                 did |= self.lines.begin(f"{spec.id} {lot}", partial(self._ordered_one, spec.id, lot, work))
         return did
 
-    def _go_on(self, life: "_Life") -> bool:
+    def _go_on(self, life: Life) -> bool:
         """Lots that run by nobody, and that no run is at: a retry's, whose node is gone."""
         now, did = self.clock.monotonic(), False
         if now < self._left_at:
@@ -367,22 +359,9 @@ class Loop:
                 )
         return did
 
-    def _clean(self, life: "_Life") -> None:
-        now = self.clock.monotonic()
-        if now >= self._clean_at:
-            self._clean_at = now + CLEAN_EVERY_S
-            self.lines.begin("clean", partial(self._clean_one, life))
-
-    def _compact(self, life: "_Life") -> None:
-        """Lots of many small files, one after the other, when nothing else is to be done for a moment."""
-        now = self.clock.monotonic()
-        if life.compactor is not None and now >= self._compact_at:
-            self._compact_at = now + COMPACT_EVERY_S
-            self.lines.begin("compact", partial(self._compact_one, life.compactor), spare=SPARE)
-
     # --- in lines
 
-    def _run_one(self, life: "_Life", due: Due) -> None:
+    def _run_one(self, life: Life, due: Due) -> None:
         keys = self.keys
         ticket = None
         try:
@@ -450,7 +429,7 @@ class Loop:
             )
         )
 
-    def _poll_one(self, life: "_Life", name: str) -> None:
+    def _poll_one(self, life: Life, name: str) -> None:
         """Take what is new at a source, and work on what was taken, by us or by somebody who is gone."""
         try:
             polled = life.arrivals[name].poll()
@@ -480,7 +459,7 @@ class Loop:
             self._unfinished.add((arc, lot))
             self._failed(arc, error, None)
 
-    def _work_one(self, life: "_Life", arc: str, lot: str) -> None:
+    def _work_one(self, life: Life, arc: str, lot: str) -> None:
         try:
             outcome = life.arcs.work(self.program.arcs[arc].spec, lot)
             if outcome.ended not in IDLE:
@@ -493,40 +472,11 @@ class Loop:
         except Exception as error:  # noqa: BLE001 - told, and tried again
             self._failed(arc, error, None)
 
-    def _clean_one(self, life: "_Life") -> None:
-        try:
-            while life.cleaner.clean():
-                pass
-            self.parts.forget_ended()
-        except LeaseLost:
-            return
-        except Exception as error:  # noqa: BLE001 - told, and tried again
-            self._tell("clean", error, CLEAN_EVERY_S)
-
-    def _compact_one(self, compactor: Compactor) -> None:
-        """All that is marked now. One that fails is left for the next time: its lot is whole as it is."""
-        keys = self.keys.lots
-        for dataset in self.program.datasets:
-            try:
-                marked = self.store.run(partial(lots.crumbled, keys=keys, dataset=dataset))
-            except StoreError as error:
-                self._tell("compact", error, COMPACT_EVERY_S)
-                return
-            for lot in marked:
-                if self._stops():
-                    return
-                try:
-                    compactor.compact(dataset, lot)
-                except LeaseLost:
-                    return
-                except Exception as error:  # noqa: BLE001 - told, and tried again
-                    self._tell(f"compact {dataset} {lot}", error, COMPACT_EVERY_S)
-
     # --- is there more to come?
 
     def settled(self) -> bool:
         """Is everything done that has arrived, by us or by others, but for what we have given up on?"""
-        if self.lines.busy - {"clean", "compact"}:
+        if self.lines.busy - upkeep.NAMES:
             return False
         if any(not self.tally.settled.get(name) and self._patient(name) for name in self.program.sources):
             return False
@@ -560,84 +510,6 @@ class Loop:
             for name in self.program.arcs
             if self._patient(name)
         )
-
-
-class _Life:
-    """What acts as our node under one epoch of it."""
-
-    def __init__(self, loop: Loop, node: Node) -> None:
-        self.node = node
-        self.door = Door(loop.store, loop.keys, node)
-        self.arcs = ArcWork(
-            loop.store,
-            loop.arc_keys,
-            loop.objects,
-            node,
-            loop.parts,
-            loop.clock,
-            loop.chance,
-            emit=loop.emit,
-            projections=loop._projecting,
-        )
-        self.groups = GroupStep(
-            loop.store,
-            loop.keys,
-            loop.program.pipeline,
-            new_attempt=lambda: ids.new_attempt(loop.clock, loop.chance),
-            compute=loop._compute,
-            emit=loop.emit,
-        )
-        self.compactor = None
-        if loop._rewrite is not None:
-            self.compactor = Compactor(
-                loop.store,
-                loop.keys,
-                Manifests(loop.objects, loop.clock),
-                self.door,
-                lambda: ids.new_attempt(loop.clock, loop.chance),
-                loop._rewrite,
-                projections=loop._projections,
-                emit=loop.emit,
-            )
-        self.cleaner = Cleaner(
-            loop.store,
-            loop.keys,
-            loop.objects,
-            self.door,
-            loop.clock,
-            drop=Leftovers(loop.store, loop.arc_keys, loop.parts, loop._projections),
-            lists=partial(listed, loop.objects),
-            emit=loop.emit,
-            grace_s=loop._grace_s,
-        )
-        self._keeper = Keeper(loop.store, node.id, clock=loop.clock, chance=loop.chance)
-        ground = Ground(
-            store=loop.store,
-            keys=loop._source_keys,
-            objects=loop.objects,
-            node=node,
-            parts=loop.parts,
-            keeper=self._keeper,
-            clock=loop.clock,
-            chance=loop.chance,
-            emit=loop.emit,
-            watching=lambda: loop._watching,
-        )
-        self.arrivals: Mapping[str, Arrival] = {
-            name: arrival(ground, source) for name, source in loop.program.sources.items()
-        }
-        if self.arrivals:
-            self._keeper.start()
-
-    def close(self) -> None:
-        """Receive and fetch no more; other nodes may."""
-        try:
-            for one in self.arrivals.values():
-                with contextlib.suppress(LeaseLost, StoreError):  # then it runs out by itself
-                    one.close()
-        finally:
-            if self.arrivals:
-                self._keeper.stop()
 
 
 def _told(error: Exception) -> str:

@@ -13,11 +13,12 @@ from tidemill.futures.signing import ClusterKey
 from tidemill.objects import Objects
 from tidemill.runner.compacting import on_spark
 from tidemill.runner.hands import Hands
-from tidemill.runner.loop import Loop, Tally
+from tidemill.runner.loop import Loop
 from tidemill.runner.making import Tools, make_part
 from tidemill.runner.part_futures import PartFutures, resource_of
 from tidemill.runner.presence import Presence
 from tidemill.runner.program import Program
+from tidemill.runner.tally import Tally
 from tidemill.spark.sessions import interrupt, kept, tagged
 from tidemill.spark.storage import Storage
 from tidemill.store import Store

@@ -38,6 +38,7 @@ def next_due(
     closed: Mapping[Source, int],
     now: int,
     *,
+    gate: Source | None = None,
     barrier: bool = False,
     grace_us: int | None = None,
     newest: Mapping[Source, int] | None = None,
@@ -48,6 +49,7 @@ def next_due(
 
     - heads, progress: the newest position of each source, and the one up to which it was processed.
     - closed: since when the first unseen lot of a source has been there; a barrier and a debounce need it.
+    - gate: run when this source has something new, whatever the others have.
     - barrier: run when every source has something new; a source that has nothing does not make it spin.
     - grace_us: how long a barrier waits for the others; None for ever.
     - newest: since when the newest lot of a source has been there; a debounce needs it.
@@ -55,7 +57,7 @@ def next_due(
       most.
     """
     new = [source for source in progress if heads.get(source, 0) > progress[source]]
-    if not new:
+    if not new or (gate is not None and gate not in new):
         return Nothing()
     time = now
     if barrier and len(new) < len(progress):

@@ -178,12 +178,26 @@ def finish(
                 hint="progress only grows, up to what was published",
             )
         progress.append(reached)
+    _pass_gate(row, ticket, progress)
     tally = msgspec.structs.replace(
         row.tally, epoch=row.tally.epoch + 1, progress=tuple(progress), failures=0, why="", dead=False
     )
     new = subscriptions.settled(tx, tally, subscriptions.decide(tx, lots, tally, heads))
     edge = SubscriptionEdge.REST if isinstance(new, Waiting) else SubscriptionEdge.AGAIN
     return subscriptions.enter(tx, keys, ticket.name, row, [edge], new)
+
+
+def _pass_gate(row: Scheduled, ticket: Ticket, progress: list[int]) -> None:
+    """What opened its gate counts as seen when all is that was there then; a run that ended before that goes
+    on at once.
+    """
+    gate, sources = row.tally.terms.gate, row.tally.terms.sources
+    if gate is None:
+        return
+    reached = dict(zip(sources, progress, strict=True))
+    if all(reached[one] >= ticket.heads[one] for one in sources if one != gate):
+        at = sources.index(gate)
+        progress[at] = max(progress[at], ticket.heads[gate])
 
 
 def fail(

@@ -184,7 +184,8 @@ def subscribe(
 
     The heads are read in this transaction, so what is published meanwhile is either seen here or by the
     waking that follows it. An equal one is a no-op; other sources are refused (`SubscriptionChanged`), other
-    terms hold from the next run on.
+    terms hold from the next run on. One with another gate takes the place of the old: it goes on where that
+    was, and a run of the old one finishes nothing any more.
 
     - progress: where to begin; at the beginning if left out.
     - attach: begin as scheduled in any case (INV3): what has nothing to do is sent to rest by its first
@@ -197,8 +198,10 @@ def subscribe(
     if old is not None:
         if old.tally.terms == terms:
             return old
-        if old.tally.terms.sources != terms.sources:
+        if old.tally.terms.tables != terms.tables:
             raise SubscriptionChanged(f"subscription {name!r} has other sources")
+        if old.tally.terms.sources != terms.sources:
+            return _regated(tx, keys, lots, name, old, terms)
         changed = msgspec.structs.replace(old, tally=msgspec.structs.replace(old.tally, terms=terms))
         place(tx, keys, name, old, changed)
         return changed
@@ -211,6 +214,24 @@ def subscribe(
     if isinstance(new, Scheduled):
         edges.append(SubscriptionEdge.WAKE)
     return enter(tx, keys, name, None, edges, new)
+
+
+def _regated(tx: Tx, keys: TriggerKeys, lots: LotKeys, name: str, old: AnyRow, terms: Terms) -> AnyRow:
+    """The subscription under another gate: what it has seen, its last start and its flags stay."""
+    before = old.tally
+    take_away(tx, keys, name, old, SubscriptionEdge.REMOVE)
+    seen = {source: position for source, position in before.seen.items() if source in terms.tables}
+    tally = _born(tx, keys, lots, name, terms, seen, ready=True, template=before.template)
+    tally = msgspec.structs.replace(
+        tally,
+        last_start=before.last_start,
+        failures=before.failures,
+        why=before.why,
+        paused=before.paused,
+        dead=before.dead,
+    )
+    row = Scheduled(tally, earliest(tally, tx.now()))
+    return enter(tx, keys, name, None, [SubscriptionEdge.ATTACH], row)
 
 
 def _born(
@@ -242,6 +263,8 @@ def _born(
         tx.set(keys.subscriber[(*source.parts, name)], b"", quiet=True)
     floor = tx.get(keys.floor[name])
     epoch = 1 if floor is None else msgspec.msgpack.decode(floor, type=int) + 1
+    if terms.gate is not None:  # what it let through before is over
+        begin = {terms.gate: events.head(tx, lots, terms.gate), **begin}
     if begin:
         heads = events.heads(tx, lots, terms.sources)
         if any(not 0 <= position <= heads.get(source, -1) for source, position in begin.items()):
@@ -318,6 +341,7 @@ def decide(
         tally.seen,
         closed,
         tx.now(),
+        gate=terms.gate,
         barrier=terms.barrier,
         grace_us=grace_us,
         newest=newest,

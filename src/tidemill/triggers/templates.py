@@ -12,6 +12,7 @@ import msgspec
 
 from tidemill.errors import BadTemplate, TemplateChanged, TemplateUnknown
 from tidemill.lots import datasets, layout
+from tidemill.lots.checks import quarantine_of
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.store import Tx
 from tidemill.triggers import subscriptions
@@ -24,6 +25,7 @@ PAGE = 100
 MOST = 1000
 """Templates of one cluster: all are looked at when one is declared."""
 
+ASIDE = quarantine_of(DatasetId("")).name
 WRITES = 800
 """A page ends early when its transaction has so many writes: children may have many sources."""
 
@@ -61,7 +63,12 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return None if part is None or self.target is None else self.target.fill(part)
 
     def matches(self, dataset: DatasetId) -> bool:
-        return dataset.version == self.version and self.pattern.match(dataset.name) is not None
+        """Whether there is a child for this dataset. What was set aside of a table is matched only by a
+        pattern that ends so.
+        """
+        pattern = self.pattern
+        aside = dataset.name.endswith(ASIDE) and not pattern.suffix.endswith(ASIDE)
+        return dataset.version == self.version and not aside and pattern.match(dataset.name) is not None
 
 
 _decoder = msgspec.msgpack.Decoder(Template)
@@ -69,17 +76,17 @@ _decoder = msgspec.msgpack.Decoder(Template)
 
 def declare(tx: Tx, keys: TriggerKeys, template: Template) -> Template:
     """Enter a template, or find it. An equal one is a no-op; one with other terms gives them to its children;
-    another pattern or target is refused. One that would write what it reads, or what leads back to it by way
+    another pattern, target or table is refused. One that would write what it reads, or what leads back to it by way
     of others, is refused (`BadTemplate`).
     """
     old = find(tx, keys, template.name)
     if old == template:
         return old
-    if old is not None and (old.reads, old.writes, old.version, old.terms.sources) != (
+    if old is not None and (old.reads, old.writes, old.version, old.terms.tables) != (
         template.reads,
         template.writes,
         template.version,
-        template.terms.sources,
+        template.terms.tables,
     ):
         raise TemplateChanged(f"template {template.name!r} is declared differently")
     layout.quote(template.name)
@@ -122,6 +129,19 @@ def remove(tx: Tx, keys: TriggerKeys, name: str) -> bool:
     tx.clear(keys.template[name], quiet=True)
     tx.clear(keys.templating[name], quiet=True)
     return True
+
+
+def remove_children(tx: Tx, keys: TriggerKeys, name: str, limit: int = PAGE) -> bool:
+    """Remove a page of the children of a template that was removed; True when there may be more."""
+    _, hi = keys.subscription.all()
+    page = tx.range(keys.subscription[f"{name}["], hi, limit=limit, snapshot=True)
+    for row in page:
+        child = str(keys.subscription.unpack(row.key)[0])
+        if not child.startswith(f"{name}["):
+            return False
+        if subscriptions.decode(row.value).tally.template == name:
+            subscriptions.remove(tx, keys, child)
+    return len(page) == limit
 
 
 def find(tx: Tx, keys: TriggerKeys, name: str) -> Template | None:

@@ -31,6 +31,8 @@ class CatchUp(StrEnum):
 class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was asked for.
 
+    - gate: of its sources the one that it waits for, a schedule say: what the others have is processed when
+      the gate has something. Left out, each of them counts.
     - cadence_us: consecutive starts are at least so far apart (HEAP-1); 0 for as fast as can be.
     - debounce_us, max_wait_us: it starts when its sources have been quiet for so long, or its first unseen
       lot has waited for so long, whichever is sooner.
@@ -42,6 +44,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     sources: tuple[DatasetId, ...]
+    gate: DatasetId | None = None
     cadence_us: int = 0
     barrier: bool = False
     grace_us: int | None = None
@@ -61,11 +64,21 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise UsageError(f"{name} is {value}", hint="0 or more, or None")
+        if self.gate is not None and (self.barrier or self.debounce_us or self.gate not in self.sources):
+            raise UsageError(
+                f"a gate of {self.gate} among {', '.join(map(str, self.sources))}",
+                hint="it is one of the sources, and neither a barrier nor a debounce goes with it",
+            )
         if self.max_wait_us is not None and self.max_wait_us < self.debounce_us:
             raise UsageError(
                 f"a max wait of {self.max_wait_us} µs with a debounce of {self.debounce_us} µs",
                 hint="a max wait is at least its debounce: it bounds how long a busy source is waited for",
             )
+
+    @property
+    def tables(self) -> tuple[DatasetId, ...]:
+        """The sources that it processes: all but a gate."""
+        return tuple(one for one in self.sources if one != self.gate)
 
     @property
     def longest_wait_us(self) -> int:
