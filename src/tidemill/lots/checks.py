@@ -9,7 +9,8 @@ A check that fails is told and counted (`warn`), takes the rows that fail out of
 quarantine table (`drop`), or keeps the lot from being published (`fail`, unless told otherwise). What is
 counted is in the lot's manifest, under the name of the check.
 
-Only rows that come are checked: a deletion, or the retraction of a row, is let through.
+Only rows that come are checked: a deletion, or the retraction of a row, is let through. One check nobody
+declares: a write by key has a key, be it an upsert or a deletion (LOT-40).
 """
 
 from collections.abc import Sequence
@@ -21,8 +22,9 @@ import msgspec
 from tidemill.errors import BadCheck
 from tidemill.lots.keys import DatasetId
 
-RESERVED: Final = frozenset({"files", "quarantined", "unknown_columns", "rescued"})
-"""What sources count beside checks, in the same place."""
+KEY: Final = "key"
+RESERVED: Final = frozenset({"files", "quarantined", "unknown_columns", "rescued", KEY})
+"""What is counted beside checks that are declared, in the same place."""
 
 QUARANTINE_SCHEMA: Final = "file STRING, line BIGINT, record STRING, error STRING, check STRING"
 """Of a quarantine table. `file` and `line` are of records that a source could not read: `line` counts from 1;
@@ -42,7 +44,10 @@ class OnFail(StrEnum):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One check; made by the functions of this module."""
+    """One check; made by the functions of this module.
+
+    - all_operations: it is of rows that go as well.
+    """
 
     kind: Kind
     name: str
@@ -51,6 +56,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     expression: str = ""
     at_least: int | None = None
     at_most: int | None = None
+    all_operations: bool = False
 
     @property
     def of_rows(self) -> bool:
@@ -68,7 +74,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         named = ", ".join(self.columns)
         match self.kind:
             case "not_null":
-                return f"{named} is NULL"
+                return f"NULL in the key {named}" if self.all_operations else f"{named} is NULL"
             case "unique":
                 return f"{named} is there more than once"
             case "expect":
@@ -96,6 +102,11 @@ def not_null(*columns: str, on_fail: Action = "fail", name: str | None = None) -
     'not_null(id)'
     """
     return _check("not_null", name or f"not_null({', '.join(columns)})", on_fail, columns)
+
+
+def has_key(*columns: str) -> Check:
+    """No write of a keyed dataset is without its key, deletions included; one that is, is taken out."""
+    return Check(kind="not_null", name=KEY, on_fail=OnFail.DROP, columns=columns, all_operations=True)
 
 
 def unique(*columns: str, on_fail: Action = "fail", name: str | None = None) -> Check:

@@ -41,6 +41,8 @@ class Dataset(msgspec.Struct, frozen=True, kw_only=True):
 
     - unit: the length of its intervals; None for one lot per append.
     - key: the key columns of a keyed dataset.
+    - order_by: of a keyed dataset, columns that say which of two writes of a key is the newer one, instead of
+      which came later; of two that are equal there the later one counts (LOT-40).
     - deletes: may producers delete? Append-only is the default (LOT-41).
     - schema: as the user wrote it; the fingerprint is what is compared.
     - drift: what becomes of data with other columns.
@@ -57,6 +59,7 @@ class Dataset(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str = ""
     drift: Drift = Drift.FREEZE
     revision: int = 0
+    order_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         layout.quote(self.name)  # BadName: a name that no key could carry
@@ -68,6 +71,21 @@ class Dataset(msgspec.Struct, frozen=True, kw_only=True):
         if self.kind is Kind.ROWS and self.deletes:
             raise BadDataset(
                 f"{self.name!r} takes deletes, but its lots hold rows", hint="deletes need lots of changes"
+            )
+        if self.order_by and not self.key:
+            raise BadDataset(
+                f"{self.name!r} is ordered by {', '.join(self.order_by)}, and has no key",
+                hint="order_by= says which write of a key is the newest: give a key",
+            )
+        for what, names in (("key", self.key), ("order_by", self.order_by)):
+            twice = [name for number, name in enumerate(names) if name in names[:number]]
+            if twice:
+                raise BadDataset(f"{self.name!r} has {twice[0]} twice in {what}", hint="name it once")
+        both = [name for name in self.order_by if name in self.key]
+        if both:
+            raise BadDataset(
+                f"{self.name!r} is ordered by {both[0]}, which is in its key",
+                hint="all writes of a key are equal there: order them by a time or a version",
             )
 
     @property
@@ -142,8 +160,9 @@ def columns(tx: Tx, keys: LotKeys, dataset: DatasetId) -> list[str]:
 def differences(known: Dataset, new: Dataset) -> list[str]:
     """What two declarations of one dataset disagree about, for people."""
     found = []
-    for name, label in (("unit", "lots"), ("kind", "kind"), ("key", "key"), ("deletes", "deletes")):
+    for name in ("unit", "kind", "key", "order_by", "deletes"):
         old, now = getattr(known, name), getattr(new, name)
+        label = "lots" if name == "unit" else name
         if old != now:
             found.append(f"{label} was {_shown(old)}, now {_shown(now)}")
     if known.fingerprint != new.fingerprint:

@@ -24,6 +24,7 @@ from tidemill.lots.checks import QUARANTINE_SCHEMA, Check, drops, quarantine_of,
 from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.lots import LotRow
 from tidemill.lots.producers import Identity, Receipt
+from tidemill.pipeline import keyed
 from tidemill.pipeline import rows as given
 from tidemill.pipeline.declarations import DatasetDecl
 from tidemill.pipeline.site import Site, is_session
@@ -65,7 +66,7 @@ def append(
     if producer is not None and seq is not None:
         identity = Identity(producer, seq, body.digest(site))
     dataset = spelled(decl.dataset)
-    quarantine = quarantine_of(decl.id) if drops(decl.checks) else None
+    quarantine = quarantine_of(decl.id) if drops(decl.expected) else None
 
     def declare(tx: Tx) -> None:
         datasets.declare(tx, site.keys.lots, dataset, evolved)
@@ -129,7 +130,7 @@ def _checked(site: Site, decl: DatasetDecl, body: "Body", hold: Hold) -> list[Lo
         layout.data_prefix(one.dataset.name, one.dataset.version, one.lot, hold.draft.id)
         for one in hold.draft.targets[1:]
     )
-    checks = decl.checks if bad_prefix else strict(decl.checks)
+    checks = decl.expected if bad_prefix else strict(decl.expected)
     checked = body.write(site, prefix, bad_prefix, decl, checks)
     sinks = [one.dataset for one in hold.draft.targets]
     done = PartDone(
@@ -227,6 +228,7 @@ class _FrameBody(Body):
 def body_of(decl: DatasetDecl, rows: Any, operation: operations.Operation) -> Body:
     """Rows as people have them, in the columns of their table; `AppendRefused` for those that do not fit."""
     declared = schema.parse(spelled(decl.dataset).schema)
+    keyed.check_columns(decl.dataset)
     if operations.is_frame(rows):
         frame = operations.stored_frame(rows, schema.to_spark(declared), decl.dataset, operation)
         return _FrameBody(frame, decl.dataset.name)
@@ -234,30 +236,7 @@ def body_of(decl: DatasetDecl, rows: Any, operation: operations.Operation) -> Bo
         raise AppendRefused(f"a Spark session is not rows for {decl.dataset.name}")
     wanted = schema.to_arrow(declared)
     if operation is operations.Operation.DELETE and decl.dataset.kind is Kind.KEYED:
-        wanted_keys = pa.schema([field for field in wanted if field.name in decl.dataset.key])
-        table = given.to_table(_keys_only(rows, wanted_keys.names), wanted_keys, decl.dataset.name)
-        full = [
-            table.column(field.name) if field.name in wanted_keys.names else pa.nulls(len(table), field.type)
-            for field in wanted
-        ]
-        table = pa.table(full, schema=wanted)
+        table = keyed.deletions(decl.dataset, rows, wanted)
     else:
         table = given.to_table(rows, wanted, decl.dataset.name)
     return Body(operations.stored_table(table, decl.dataset, operation))
-
-
-def _keys_only(rows: Any, names: list[str]) -> Any:
-    """What is deleted by key may be given as whole rows, as keys, or, if the key is one column, as values."""
-    if isinstance(rows, list | tuple | set | frozenset):
-        return [_key_of(row, names) for row in rows]
-    if isinstance(rows, pa.Table):
-        return rows.select([name for name in rows.column_names if name in names])
-    return rows
-
-
-def _key_of(row: Any, names: list[str]) -> Any:
-    if isinstance(row, dict):
-        return {name: value for name, value in row.items() if name in names}
-    if len(names) == 1 and not isinstance(row, list | tuple):
-        return (row,)
-    return row

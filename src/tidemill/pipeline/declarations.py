@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tidemill.lots.checks import Check
+from tidemill.lots.checks import Check, has_key
 from tidemill.lots.datasets import Dataset, Drift, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.lines import Line
@@ -36,6 +36,14 @@ class DatasetDecl:
     @property
     def id(self) -> DatasetId:
         return self.dataset.id
+
+    @property
+    def expected(self) -> tuple[Check, ...]:
+        """What every append must pass: the checks, and that each row has its key (LOT-40). Sources see to
+        keys themselves, where they still know the file and the line.
+        """
+        key = self.dataset.key
+        return (*self.checks, has_key(*key)) if key else self.checks
 
     @property
     def retracts(self) -> bool:

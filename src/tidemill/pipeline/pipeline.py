@@ -126,6 +126,7 @@ class Pipeline:
         schema: str,
         *,
         key: str | Sequence[str] | None = None,
+        order_by: str | Sequence[str] | None = None,
         deletes: bool = False,
         lots: str | None = None,
         version: str = "1",
@@ -137,7 +138,12 @@ class Pipeline:
         Args:
             name: any text.
             schema: its columns, as Spark writes them: `"id BIGINT, amount DECIMAL(10,2)"`.
-            key: columns whose values name a row: then rows are upserted and deleted by key.
+            key: columns whose values name a row: then rows are upserted and deleted by key. What has a NULL
+                there goes to the quarantine table.
+            order_by: with a key, columns that say which of two writes of a key is the newer one, such as a
+                time or a version: what is older than the row that is there, or than its deletion, changes
+                nothing. Without it, and of two that are equal, the one that came later counts. As Spark
+                sorts, NULL is older than all.
             deletes: whether `delete(rows)` is allowed; append-only is the default.
             lots: how long an interval is (`"PT5M"`); without it every append is a lot.
             version: another version is another table.
@@ -147,6 +153,7 @@ class Pipeline:
                 may become wider. `rescue`: what does not fit is kept as JSON in the column `_rescued`.
         """
         keys = (key,) if isinstance(key, str) else tuple(key or ())
+        order = (order_by,) if isinstance(order_by, str) else tuple(order_by or ())
         kind = Kind.KEYED if keys else Kind.CHANGES if deletes else Kind.ROWS
         line = here()
         try:
@@ -156,6 +163,7 @@ class Pipeline:
                 unit=None if lots is None else Unit.parse(lots),
                 kind=kind,
                 key=keys,
+                order_by=order,
                 deletes=bool(keys) or deletes,
                 schema=schema,
                 drift=_drift(drift),
@@ -414,7 +422,7 @@ class Pipeline:
         declared. They are there though nobody declares them.
         """
         found = {name: one.line for name, one in self.sources.items() if not isinstance(one.spec, PushSpec)}
-        found |= {name: one.line for name, one in self.datasets.items() if expectations.drops(one.checks)}
+        found |= {name: one.line for name, one in self.datasets.items() if expectations.drops(one.expected)}
         for arc in self.arcs.values():
             found |= {sink.name: arc.line for sink in arc.sinks if expectations.drops(sink.checks)}
         return {quarantine_of(DatasetId(name)).name: line for name, line in found.items()}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tidemill.errors import DeclarationError
 from tidemill.events import Emit, ignore
 from tidemill.lots.checks import drops
-from tidemill.pipeline import circuits
+from tidemill.pipeline import circuits, keyed
 from tidemill.pipeline.appending import spelled
 from tidemill.pipeline.arc_plan import ArcPlanner
 from tidemill.pipeline.catalog import Catalog, at
@@ -90,13 +90,8 @@ def _plan_datasets(catalog: Catalog) -> None:
     for decl in catalog.pipeline.datasets.values():
         with at(decl.line):
             dataset = catalog.add(spelled(decl.dataset), decl.line)
-            names = schema.parse(dataset.schema).names
-            missing = [name for name in dataset.key if name not in names]
-            if missing:
-                raise DeclarationError(
-                    f"{dataset.name} has no column {missing[0]} to be its key",
-                    hint=f"it has {dataset.schema}",
-                )
+            keyed.check_columns(dataset)
+            keyed.check_types(catalog.spark, dataset)
             ours = [name for name in schema.parse(decl.schema).names if name.startswith("_")]
             if ours:
                 raise DeclarationError(
@@ -105,5 +100,5 @@ def _plan_datasets(catalog: Catalog) -> None:
                 )
             catalog.expected(dataset, decl.checks)
             catalog.refuse_intervals(dataset, decl.checks)
-            if drops(decl.checks) and decl.dataset.name not in catalog.pipeline.sources:
+            if drops(decl.expected) and decl.dataset.name not in catalog.pipeline.sources:
                 catalog.quarantine(dataset.id, None, decl.line, f"checks of {dataset.name}")

@@ -38,7 +38,7 @@ class SourcePlanner:
                         hint="leave lots= out for a dataset that has a source",
                     )
                 if isinstance(decl.spec, PushSpec):
-                    if drops(decl.checks):
+                    if drops((*decl.checks, *self.pipeline.datasets[decl.dataset].expected)):
                         self.catalog.quarantine(known.id, None, decl.line, f"checks of {known.name}")
                     yield self._pushed(decl, decl.spec, known)
                 elif isinstance(decl.spec, PollSpec | KafkaSpec):

@@ -19,7 +19,7 @@ import msgspec
 from tidemill.errors import LotConflict, LotUnknown, WriteMismatch
 from tidemill.events import Emit, ignore
 from tidemill.lots import datasets, layout, lots
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.lots.manifest import Manifest, StoredObject
@@ -28,7 +28,7 @@ from tidemill.publish.attempts import Hold
 from tidemill.publish.door import Door
 from tidemill.publish.events import LotCompacted
 from tidemill.publish.keys import PublishKeys
-from tidemill.publish.manifests import Manifests
+from tidemill.publish.manifests import Manifests, attempt_in
 from tidemill.publish.parts import PartDone, PartSink, PartTask, SinkWritten
 from tidemill.publish.projections import Projections
 from tidemill.spark.operations import stored_schema
@@ -113,7 +113,7 @@ class Compactor:
             return None
         root = self._manifests.load(seen.manifest)
         items = self._manifests.listed(seen.manifest)
-        if not can_be_fewer(items, self._target_bytes):
+        if not can_be_fewer(items, self._target_bytes) or _gathers(dataset, items):
             self._store.run(lambda tx: lots.leave_crumbled(tx, self._keys.lots, seen))
             return None
         hold = self._door.begin_compaction(seen, root.inputs, self._new_attempt())
@@ -200,6 +200,13 @@ class Compactor:
             for name, count in self._manifests.load(part).checks.items():
                 total[name] = total.get(name, 0) + count
         return total
+
+
+def _gathers(dataset: Dataset, items: Sequence[StoredObject]) -> bool:
+    """Do the files say what came before what? Those of a keyed lot that gathers several appends do: which of
+    two writes of a key is the later one is told by the append it is in (LOT-40).
+    """
+    return dataset.kind is Kind.KEYED and len({attempt_in(item.uri) for item in items}) > 1
 
 
 def can_be_fewer(items: Sequence[StoredObject], target_bytes: int) -> bool:

@@ -151,9 +151,11 @@ def _marked(df: "DataFrame", checks: Sequence[Check], names: dict[str, str], kin
     from pyspark.sql import functions as sf
 
     comes = _comes(kind)
-    plain = {
-        names[one.name]: comes & ~sf.coalesce(_holds(one), sf.expr("false")) for one in checks if one.of_rows
-    }
+    plain = {}
+    for one in checks:
+        if one.of_rows:
+            fails = ~sf.coalesce(_holds(one), sf.expr("false"))
+            plain[names[one.name]] = fails if one.all_operations else comes & fails
     marked = df.withColumns(plain) if plain else df
     repeated = [one for one in checks if one.kind == "unique"]
     if not repeated:

@@ -40,7 +40,8 @@ def check_table(table: pa.Table, checks: Sequence[Check], kind: Kind = Kind.ROWS
         if one.kind == "expect":
             raise BadCheck(f"the check {one.name} is an expression, which needs Spark")
         if one.kind == "not_null":
-            failed[one.name] = pc.and_(comes, pc.invert(_told(table, one.columns)))
+            missing = pc.invert(_told(table, one.columns))
+            failed[one.name] = missing if one.all_operations else pc.and_(comes, missing)
     # As on Spark: what is taken out already is not compared with what stays.
     stays = comes
     for one in checks:

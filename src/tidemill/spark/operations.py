@@ -7,6 +7,7 @@
 Names that begin with an underscore are ours in these files; a declared column cannot have one of them.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -103,7 +104,9 @@ def stored_frame(
     given = {field.name: field.dataType for field in frame.schema.fields}
     columns = []
     for field in declared:
-        if field.name in given:
+        if operation is Operation.DELETE and field.name in dataset.order_by:
+            column = _told(field, given, dataset)
+        elif field.name in given:
             column = _whole(field, given[field.name], dataset.name)
         else:
             column = sf.lit(None).cast(field.dataType)
@@ -116,6 +119,25 @@ def stored_frame(
         frame = frame.withColumn(OP, sf.lit(operation.value))
         return frame.withColumn(ORDINAL, sf.monotonically_increasing_id())
     return frame
+
+
+def _told(field: "StructField", given: "Mapping[str, DataType]", dataset: Dataset) -> "Column":
+    """What says which place a deletion has among the writes of its key; the job fails where it is NULL."""
+    from pyspark.sql import functions as sf
+
+    if field.name not in given:
+        raise untold(dataset, field.name)
+    column = _whole(field, given[field.name], dataset.name)
+    refused = sf.raise_error(sf.lit(untold(dataset, field.name).message)).cast(field.dataType)
+    return sf.when(sf.col(quoted(field.name)).isNull(), refused).otherwise(column)
+
+
+def untold(dataset: Dataset, name: str) -> AppendRefused:
+    """A deletion does not say which place it has among the writes of its key (LOT-40)."""
+    return AppendRefused(
+        f"a deletion from {dataset.name} has no {name}",
+        hint=f"give {', '.join((*dataset.key, *dataset.order_by))}: writes of a key are ordered by {name}",
+    )
 
 
 def _whole(field: "StructField", given: "DataType", table: str) -> "Column":

@@ -2,13 +2,17 @@
 
 rows      the rows of all its objects
 changes   each row as often as the sum of its weights says
-keyed     of each key the last write, by position and then by its place in the append
+keyed     of each key the newest write: by the columns that order its writes, if there are such; then by
+          position, by append (a lot of an interval gathers several), and by the place in its append
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.manifest import StoredObject
+from tidemill.publish.manifests import attempt_in
 from tidemill.spark.operations import OP, ORDINAL, WEIGHT, Operation, stored_schema
 from tidemill.spark.queries import quoted
 from tidemill.spark.reading import POSITION, read_objects, read_positioned
@@ -34,8 +38,8 @@ def content(
         return read_objects(spark, storage, schema, objects)
     if dataset.kind is Kind.CHANGES:
         return _summed(read_objects(spark, storage, schema, objects))
-    placed = read_positioned(spark, storage, schema, [(one.position, one.objects) for one in slices])
-    return _last_writes(placed, dataset.key)
+    placed = read_positioned(spark, storage, schema, list(enumerate(_appends(slices))))
+    return _last_writes(placed, dataset)
 
 
 def _declared(df: "DataFrame", *ours: str) -> "StructType":
@@ -64,13 +68,25 @@ def _summed(df: "DataFrame") -> "DataFrame":
     return rows.repeated(rows.netted(rows.identified(df, schema), schema), schema)
 
 
-def _last_writes(df: "DataFrame", key: Sequence[str]) -> "DataFrame":
+def _appends(slices: Sequence[Slice]) -> list[list[StoredObject]]:
+    """The objects of a keyed dataset, append by append, in the order in which they came. Each append was
+    written under an attempt of its own, which its objects' names carry; manifests list them in order.
+    """
+    found: list[list[StoredObject]] = []
+    for one in sorted(slices, key=lambda one: one.position):
+        for _, objects in groupby(one.objects, key=lambda item: attempt_in(item.uri)):
+            found.append(list(objects))
+    return found
+
+
+def _last_writes(df: "DataFrame", dataset: Dataset) -> "DataFrame":
     from pyspark.sql import functions as sf
 
     schema = _declared(df, OP, ORDINAL, POSITION)
     whole = sf.struct(*rows.columns_of(schema), sf.col(OP))
-    order = sf.struct(sf.col(POSITION), sf.col(ORDINAL))
-    last = df.groupBy(*[sf.col(quoted(name)).alias(f"_k{n}") for n, name in enumerate(key)]).agg(
+    newest = [sf.col(quoted(name)).alias(f"_o{n}") for n, name in enumerate(dataset.order_by)]
+    order = sf.struct(*newest, sf.col(POSITION), sf.col(ORDINAL))
+    last = df.groupBy(*[sf.col(quoted(name)).alias(f"_k{n}") for n, name in enumerate(dataset.key)]).agg(
         sf.max_by(whole, order).alias("_last")
     )
     there = last.where(sf.col("_last")[OP] != Operation.DELETE.value)
