@@ -38,13 +38,13 @@ from tidemill.runner.tally import Tally
 from tidemill.runner.upkeep import Upkeep
 from tidemill.sources.keys import SourceKeys
 from tidemill.store import Store, Tx
-from tidemill.triggers import runs, subscriptions
+from tidemill.triggers import runs, schedules, subscriptions, templates
 from tidemill.triggers.events import RunFailed, RunLapsed, RunStarted
 from tidemill.triggers.heap import Heap
 from tidemill.triggers.pull import Pull
 from tidemill.triggers.runs import Due, Ticket
 from tidemill.triggers.store_heap import StoreHeap
-from tidemill.triggers.subscriptions import Scheduled
+from tidemill.triggers.subscriptions import AnyRow, Scheduled, Waiting
 from tidemill.triggers.tender import Tender
 from tidemill.views.steps.keys import StepKeys
 from tidemill.views.steps.stepper import Compute
@@ -155,7 +155,7 @@ class Loop:
         self.upkeep = Upkeep(
             store,
             keys.lots,
-            lambda: list(self.program.datasets),
+            lambda: list(self.program.all_datasets()),
             parts,
             self.lines,
             spare=SPARE,
@@ -303,12 +303,9 @@ class Loop:
 
     def _start(self, life: Life) -> bool:
         did = False
-        for one in self._pull.due(wanted=lambda name: self._known(name) and self._patient(name)).due:
+        for one in self._pull.due(wanted=lambda name: self.program.knows(name) and self._patient(name)).due:
             did |= self.lines.begin(one.name, partial(self._run_one, life, one))
         return did
-
-    def _known(self, name: str) -> bool:
-        return name in self.program.arcs or name in self.program.groups
 
     def _patient(self, name: str) -> bool:
         return self.watching or len(self.tally.failures.get(name, ())) < PATIENCE
@@ -323,17 +320,17 @@ class Loop:
 
     def _work_off(self, life: Life) -> bool:
         """Begin what was asked for, as far as there is room; some lines are left to what arrives."""
-        now, did = self.clock.monotonic(), False
+        now, did, arcs = self.clock.monotonic(), False, self.program.all_arcs()
         for ask in self._workable():
             if now >= self._ask_at.get(ask.arc, 0.0):
-                make = partial(life.arcs.work_off, self.program.arcs[ask.arc].spec, ask)
+                make = partial(life.arcs.work_off, arcs[ask.arc].spec, ask)
                 work = partial(self._ordered_one, ask.arc, ask.lot, make)
                 did |= self.lines.begin(f"{ask.arc} {ask.lot}", work, spare=SPARE)
         return did
 
     def _workable(self) -> list[Ask]:
         """What was asked for and can be begun, of arcs that we have not given up on."""
-        specs = [one.spec for name, one in self.program.arcs.items() if self._patient(name)]
+        specs = [one.spec for name, one in self.program.all_arcs().items() if self._patient(name)]
         return self.store.run(lambda tx: asks.workable(tx, self.arc_keys, specs))
 
     def _end_graces(self, life: Life) -> bool:
@@ -353,7 +350,7 @@ class Loop:
         self._left_at = now + LEFT_EVERY_S
         busy = self.lines.busy
         for one in life.arcs.left():
-            if one.arc in self.program.arcs and one.arc not in busy:
+            if one.arc not in busy and self.program.knows(one.arc):
                 did |= self.lines.begin(
                     f"{one.arc} {one.lot}", partial(self._work_one, life, one.arc, one.lot)
                 )
@@ -365,6 +362,9 @@ class Loop:
         keys = self.keys
         ticket = None
         try:
+            arc = self.program.arc(due.name)  # a template's child is made before its first run begins
+            if arc is None and due.name not in self.program.groups:
+                return  # its dataset is not there any more
             ticket = self.store.run(
                 lambda tx: runs.start(
                     tx, keys.triggers, keys.lots, keys.cluster, life.node, due.name, due.epoch
@@ -374,8 +374,7 @@ class Loop:
                 return  # somebody else was faster
             behind = sum(ticket.heads[one] - ticket.progress[one] for one in ticket.progress)
             self.emit(RunStarted(name=due.name, epoch=due.epoch, behind=behind))
-            if due.name in self.program.arcs:
-                arc = self.program.arcs[due.name]
+            if arc is not None:
                 self.tally.outcomes += life.arcs.run(arc.spec, ticket)
             else:
                 stepped = life.groups.run(ticket, self._stops)
@@ -461,7 +460,10 @@ class Loop:
 
     def _work_one(self, life: Life, arc: str, lot: str) -> None:
         try:
-            outcome = life.arcs.work(self.program.arcs[arc].spec, lot)
+            program = self.program.arc(arc)
+            if program is None:
+                return
+            outcome = life.arcs.work(program.spec, lot)
             if outcome.ended not in IDLE:
                 self.tally.outcomes.append(outcome)
             if (arc, lot) in self._unfinished and outcome.ended is not Ended.FULL:
@@ -484,12 +486,13 @@ class Loop:
             return False
         if any(self._patient(arc) for arc, _ in self._unfinished):
             return False
-        names = [*self.program.arcs, *self.program.groups]
-        rows, now = self.store.run(
-            lambda tx: ([subscriptions.read(tx, self.keys.triggers, name) for name in names], tx.now())
-        )
+        rows, now = self.store.run(lambda tx: (self._rows(tx), tx.now()))
         later = {}
-        for name, row in zip(names, rows, strict=True):
+        for name, row in rows.items():
+            if isinstance(row, Waiting):
+                opens_us = self.store.run(partial(self._opens_us, row=row))
+                if opens_us is not None:
+                    later[name] = opens_us / 1e6
             if not isinstance(row, Scheduled) or row.tally.parked or not self._patient(name):
                 continue
             if row.run is not None or row.tally.failures or row.next_run <= now + FAR_US:
@@ -503,11 +506,23 @@ class Loop:
         self.tally.later = later
         return not self.store.run(self._asked)
 
+    def _rows(self, tx: Tx) -> dict[str, AnyRow | None]:
+        """The subscriptions of all that is ours: children too that nobody has met yet."""
+        names = [*self.program.arcs, *self.program.groups]
+        found = {name: subscriptions.read(tx, self.keys.triggers, name) for name in names}
+        for template in self.program.children.templates:
+            found |= templates.children(tx, self.keys.triggers, template)
+        return found
+
+    def _opens_us(self, tx: Tx, row: Waiting) -> int | None:
+        """How long it is until the gate opens behind which something waits; None when nothing does."""
+        return schedules.opens_us(tx, self.keys.triggers, self.keys.lots, row.tally)
+
     def _asked(self, tx: Tx) -> bool:
         """Is anything left that was asked for, and that is to be worked off by somebody?"""
         return any(
             asks.asked(tx, self.arc_keys, limit=1, arc=name) and not asks.paused(tx, self.arc_keys, name)
-            for name in self.program.arcs
+            for name in self.program.all_arcs()
             if self._patient(name)
         )
 

@@ -51,7 +51,7 @@ def make_part(task: PartTask) -> Sequence[SinkWritten]:
 
 
 def _computed(tools: Tools, task: PartTask, place: PartPlace) -> list[SinkWritten]:
-    arc = tools.program.arcs.get(task.author)
+    arc = tools.program.arc(task.author)
     if arc is None or arc.spec.code != task.code:
         raise CodeDiffers(f"this runner has {'other code' if arc else 'no code'} for {task.author}")
     frames = [
@@ -65,7 +65,7 @@ def _computed(tools: Tools, task: PartTask, place: PartPlace) -> list[SinkWritte
     for sink, frame in zip(task.sinks, results, strict=True):
         turns.check()
         wanted = tools.program.schema(sink.dataset)
-        evolves = tools.program.datasets[sink.dataset].drift is Drift.EVOLVE
+        evolves = tools.program.dataset(sink.dataset).drift is Drift.EVOLVE
         out = fitted(arc, sink.dataset.name, frame, wanted, evolves=evolves)
         bad = PartSink(dataset=sink.quarantine or quarantine_of(sink.dataset))
         made = write_checked(
@@ -76,7 +76,7 @@ def _computed(tools: Tools, task: PartTask, place: PartPlace) -> list[SinkWritte
             place.data_prefix(task, bad),
             arc.checks.get(sink.dataset.name, ()),
             table=sink.dataset.name,
-            kind=tools.program.datasets[sink.dataset].kind,
+            kind=tools.program.dataset(sink.dataset).kind,
             partition_by=sink.partition_by,
         )
         written.append(

@@ -13,6 +13,7 @@ from tidemill.arcs.declarations import ArcSpec
 from tidemill.lots.checks import Check
 from tidemill.lots.datasets import Dataset
 from tidemill.lots.keys import DatasetId
+from tidemill.runner.children import Children
 from tidemill.sources.bucket import BucketSpec
 from tidemill.sources.declarations import SourceSpec
 from tidemill.sources.folder import FolderSpec
@@ -92,15 +93,36 @@ class GroupProgram:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """One pipeline."""
+    """One pipeline. What is planned stands in its fields; `children` come to it while it runs."""
 
     pipeline: str
     datasets: Mapping[DatasetId, Dataset]
     arcs: Mapping[str, ArcProgram]
     sources: Mapping[str, SourceProgram | StreamProgram]
     groups: Mapping[str, GroupProgram]
+    children: Children = field(default_factory=Children, repr=False)
+
+    def knows(self, name: str) -> bool:
+        """Is a subscription of this name ours to run?"""
+        return name in self.arcs or name in self.groups or self.children.template_of(name) is not None
+
+    def arc(self, id_: str) -> ArcProgram | None:
+        """An arc of ours; a template's child is made when it is first asked for."""
+        return self.arcs.get(id_) or self.children.find(id_)
+
+    def all_arcs(self) -> dict[str, ArcProgram]:
+        """Those that were planned, and those that came since."""
+        return {**self.arcs, **self.children.arcs}
+
+    def all_datasets(self) -> dict[DatasetId, Dataset]:
+        """All tables of lots, of what was planned and of what came since."""
+        return {**self.children.datasets, **self.datasets}
+
+    def dataset(self, id_: DatasetId) -> Dataset:
+        """A table of lots."""
+        return self.datasets[id_] if id_ in self.datasets else self.children.datasets[id_]
 
     def schema(self, dataset: DatasetId) -> str:
         """The columns of a dataset's files, as DDL."""
-        declared = self.datasets[dataset]
+        declared = self.dataset(dataset)
         return stored_schema(declared.schema, declared.kind)

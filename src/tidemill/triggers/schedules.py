@@ -18,6 +18,7 @@ from tidemill.store import Tx
 from tidemill.triggers import wakes
 from tidemill.triggers.cron import Cron, next_after, zone_of
 from tidemill.triggers.keys import TriggerKeys
+from tidemill.triggers.subscriptions import Tally
 from tidemill.triggers.terms import CatchUp
 
 LATE_US = 60_000_000
@@ -26,6 +27,7 @@ LATE_US = 60_000_000
 MOST_MISSED = 1000
 """Times that one transaction goes through; the next one goes on."""
 
+SOURCE = "cron "
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -60,7 +62,7 @@ _decoder = msgspec.msgpack.Decoder(Entry)
 
 def source(name: str) -> DatasetId:
     """What a subscription to a schedule reads."""
-    return DatasetId(f"cron {name}")
+    return DatasetId(SOURCE + name)
 
 
 def declare(tx: Tx, keys: TriggerKeys, lots: LotKeys, schedule: Schedule) -> Entry:
@@ -92,6 +94,20 @@ def find(tx: Tx, keys: TriggerKeys, name: str) -> Entry | None:
     """A schedule with its next time."""
     raw = tx.get(keys.cron[name])
     return None if raw is None else _decoder.decode(raw)
+
+
+def opens_us(tx: Tx, keys: TriggerKeys, lots: LotKeys, tally: Tally) -> int | None:
+    """How long it is until the gate of a subscription opens, by a schedule, for what it has not seen (µs);
+    None for one without, and when there is nothing behind it.
+    """
+    gate = tally.terms.gate
+    if gate is None or not gate.name.startswith(SOURCE):
+        return None
+    heads = events.heads(tx, lots, tally.terms.tables)
+    if all(heads[one] <= tally.seen[one] for one in tally.terms.tables):
+        return None
+    entry = find(tx, keys, gate.name.removeprefix(SOURCE))
+    return None if entry is None else max(0, entry.next_at - tx.wall())
 
 
 def due(tx: Tx, keys: TriggerKeys, limit: int = 100) -> list[str]:

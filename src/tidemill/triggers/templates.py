@@ -18,7 +18,7 @@ from tidemill.store import Tx
 from tidemill.triggers import subscriptions
 from tidemill.triggers.keys import TriggerKeys
 from tidemill.triggers.patterns import Pattern
-from tidemill.triggers.subscriptions import Scheduled
+from tidemill.triggers.subscriptions import AnyRow, Scheduled
 from tidemill.triggers.terms import Terms
 
 PAGE = 100
@@ -35,6 +35,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     - reads: a pattern of datasets, e.g. `raw_*`.
     - writes: what a child writes, e.g. `clean_{name}`; empty for one that writes no dataset.
+    - also: what else it writes.
     - version: of the datasets it reads.
     - terms: of each child; its sources come behind the one that matches.
     """
@@ -42,6 +43,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     reads: str
     writes: str = ""
+    also: tuple[str, ...] = ()
     version: str = "1"
     terms: Terms = Terms(sources=())
 
@@ -52,6 +54,11 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def target(self) -> Pattern | None:
         return Pattern.parse_target(self.writes) if self.writes else None
+
+    @property
+    def targets(self) -> list[Pattern]:
+        """All that its children write."""
+        return [Pattern.parse_target(one) for one in (self.writes, *self.also) if one]
 
     def child(self, dataset: DatasetId) -> str:
         """The name of the child for a dataset."""
@@ -76,50 +83,50 @@ _decoder = msgspec.msgpack.Decoder(Template)
 
 def declare(tx: Tx, keys: TriggerKeys, template: Template) -> Template:
     """Enter a template, or find it. An equal one is a no-op; one with other terms gives them to its children;
-    another pattern, target or table is refused. One that would write what it reads, or what leads back to it by way
-    of others, is refused (`BadTemplate`).
+    another pattern, target or table is refused. One that would write what it reads, or what leads back to it
+    by way of others, is refused (`BadTemplate`).
     """
     old = find(tx, keys, template.name)
     if old == template:
         return old
-    if old is not None and (old.reads, old.writes, old.version, old.terms.tables) != (
+    if old is not None and (old.reads, old.writes, old.also, old.version, old.terms.tables) != (
         template.reads,
         template.writes,
+        template.also,
         template.version,
         template.terms.tables,
     ):
         raise TemplateChanged(f"template {template.name!r} is declared differently")
     layout.quote(template.name)
-    _check_circles(template, listed(tx, keys, limit=MOST))
+    check_circles(template, listed(tx, keys, limit=MOST))
     tx.set(keys.template[template.name], msgspec.msgpack.encode(template), quiet=True)
     tx.set(keys.templating[template.name], b"", quiet=True)
     tx.hint(keys.bell)
     return template
 
 
-def _check_circles(new: Template, others: list[Template]) -> None:
+def check_circles(new: Template, others: list[Template]) -> None:
     """Follow what is written to whoever reads it; `BadTemplate` when that leads back to the new one."""
-    pattern, target = new.pattern, new.target
-    if target is None:
-        return
-    if target.meets(pattern):
-        raise BadTemplate(
-            f"template {new.name!r} reads {new.reads!r} and writes {new.writes!r}, which it would read again",
-            hint="give its targets another beginning or ending than its sources have",
-        )
-    seen, front = set[str](), [target]
+    pattern, front = new.pattern, new.targets
+    for target, text in zip(front, [one for one in (new.writes, *new.also) if one], strict=True):
+        if target.meets(pattern):
+            raise BadTemplate(
+                f"template {new.name!r} reads {new.reads!r} and writes {text!r}, which it would read again",
+                hint="give its targets another beginning or ending than its sources have",
+            )
+    seen = set[str]()
     while front:
         written = front.pop()
         for other in others:
-            if other.name in (new.name, *seen) or other.target is None or not written.meets(other.pattern):
+            if other.name in (new.name, *seen) or not written.meets(other.pattern):
                 continue
             seen.add(other.name)
-            if other.target.meets(pattern):
+            if any(target.meets(pattern) for target in other.targets):
                 raise BadTemplate(
                     f"template {new.name!r} would read what it writes, by way of {other.name!r}",
                     hint="templates must not go round in a circle",
                 )
-            front.append(other.target)
+            front += other.targets
 
 
 def remove(tx: Tx, keys: TriggerKeys, name: str) -> bool:
@@ -133,15 +140,25 @@ def remove(tx: Tx, keys: TriggerKeys, name: str) -> bool:
 
 def remove_children(tx: Tx, keys: TriggerKeys, name: str, limit: int = PAGE) -> bool:
     """Remove a page of the children of a template that was removed; True when there may be more."""
-    _, hi = keys.subscription.all()
-    page = tx.range(keys.subscription[f"{name}["], hi, limit=limit, snapshot=True)
-    for row in page:
-        child = str(keys.subscription.unpack(row.key)[0])
-        if not child.startswith(f"{name}["):
-            return False
-        if subscriptions.decode(row.value).tally.template == name:
-            subscriptions.remove(tx, keys, child)
-    return len(page) == limit
+    lo, hi = keys.subscription[f"{name}["], keys.subscription[f"{name}\\"]
+    page = tx.range(lo, hi, limit=limit, snapshot=True)
+    ours = [row.key for row in page if subscriptions.decode(row.value).tally.template == name]
+    for key in ours:
+        subscriptions.remove(tx, keys, str(keys.subscription.unpack(key)[0]))
+    return bool(ours) and len(page) == limit
+
+
+def children(tx: Tx, keys: TriggerKeys, name: str) -> dict[str, AnyRow]:
+    """The children of a template that there are."""
+    lo, hi = keys.subscription[f"{name}["], keys.subscription[f"{name}\\"]  # the character behind the bracket
+    found: dict[str, AnyRow] = {}
+    while page := tx.range(lo, hi, limit=PAGE, snapshot=True):
+        for row in page:
+            decoded = subscriptions.decode(row.value)
+            if decoded.tally.template == name:
+                found[str(keys.subscription.unpack(row.key)[0])] = decoded
+        lo = page[-1].key + b"\x00"
+    return found
 
 
 def find(tx: Tx, keys: TriggerKeys, name: str) -> Template | None:
