@@ -44,6 +44,8 @@ def status_command(output: Output, file: str | None) -> int:
                 output.people.print(Text.assemble((f"{one.name}: ", "bold"), f"POST {one.address}"))
             for note in one.notes:
                 output.people.print(Text.assemble((f"{one.name}: ", "bold"), (note, "red")))
+            for note in one.awaits:
+                output.people.print(Text.assemble((f"{one.name}: ", "bold"), (note, "yellow")))
         if any(one.partial or one.missing or one.dead for one in status.runs):
             output.people.print(Text("hint: mend the cause, then `tidemill retry`", style="dim"))
     return 1 if troubled else 0

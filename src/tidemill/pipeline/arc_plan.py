@@ -109,7 +109,7 @@ class ArcPlanner:
             code=_code(arc),
             changes=arc.changes or "",
             enabled=arc.enabled,
-            grace_us=int(arc.grace.grace_s * 1e6),
+            grace_us=arc.grace.grace_us,
             after_grace=arc.grace.then,
         )
         program = ArcProgram(

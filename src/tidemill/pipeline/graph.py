@@ -35,6 +35,8 @@ def specs(pipeline: "Pipeline") -> list[ArcSpec]:
             reads=tuple(id_of(pipeline, name) for name in arc.reads),
             sinks=tuple(PartSink(dataset=id_of(pipeline, sink.name)) for sink in arc.sinks),
             max_concurrent=arc.max_concurrent,
+            grace_us=arc.grace.grace_us,
+            after_grace=arc.grace.then,
         )
         for arc in pipeline.arcs.values()
         if not any(name in pipeline.views for name in arc.reads)

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from tidemill.arcs import barriers
+from tidemill.arcs import declarations as arc_rows
 from tidemill.arcs import lots as arc_lots
 from tidemill.arcs.keys import ArcKeys
 from tidemill.arcs.lots import Missing, Partial, Running, Standing
-from tidemill.errors import DatasetUnknown, GroupUnknown, UsageError
+from tidemill.errors import ArcUnknown, DatasetUnknown, GroupUnknown, UsageError
 from tidemill.lots import datasets, events, lots
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
@@ -75,6 +77,7 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool = False
     dead: bool = False  # it failed too often, and is not run any more
     notes: tuple[str, ...] = ()
+    awaits: tuple[str, ...] = ()  # lots that wait for a source, with what is awaited, and what follows when
     address: str = ""  # where rows are pushed to
 
     @property
@@ -173,6 +176,7 @@ def lots_of(pipeline: "Pipeline", name: str) -> list[LotShown]:
         return list(published.values())
     standing = {one.lot: one for one in _standings(pipeline, f"arc:{pipeline.name}/{arc.name}")}
     expected = {row.lot for read in arc.reads if read not in pipeline.views for row in _rows(pipeline, read)}
+    waits = _awaited(pipeline, arc.name)
     found = []
     for lot in sorted({*published, *standing, *expected}):
         if lot in published:
@@ -182,8 +186,23 @@ def lots_of(pipeline: "Pipeline", name: str) -> list[LotShown]:
         elif lot in standing:
             found.append(_unpublished(standing[lot]))
         else:
-            found.append(LotShown(lot=lot, state="waiting"))
+            found.append(LotShown(lot=lot, state="waiting", note=waits.get(lot, "")))
     return found
+
+
+def _awaited(pipeline: "Pipeline", arc: str, limit: int = PAGE) -> dict[str, str]:
+    """Of an arc over several tables: what its lots wait for, those that wait longest first."""
+    keys, name = ArcKeys(pipeline.site.place.cluster), f"arc:{pipeline.name}/{arc}"
+
+    def read(tx: Tx) -> dict[str, str]:
+        try:
+            spec = arc_rows.read(tx, keys, name)
+        except ArcUnknown:
+            return {}
+        found = barriers.awaiting(tx, keys, spec, limit) if spec.has_barrier else []
+        return {one.lot: barriers.words(one, spec, tx.now()) for one in found}
+
+    return pipeline.site.store.run(read)
 
 
 def _rows(pipeline: "Pipeline", name: str) -> Iterator[LotRow]:
@@ -318,7 +337,10 @@ def _arc_run(pipeline: "Pipeline", name: str) -> RunShown:
             notes=tuple(f"{one.lot}: {_unpublished(one).note}" for one in troubled[:5]),
         )
 
-    return pipeline.site.store.run(read)
+    waits = _awaited(pipeline, name, 5)
+    return msgspec.structs.replace(
+        pipeline.site.store.run(read), awaits=tuple(f"{lot}: {words}" for lot, words in waits.items())
+    )
 
 
 def _group_run(pipeline: "Pipeline", group: str) -> RunShown:

@@ -48,6 +48,10 @@ class Grace(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float = 0.0
     then: AfterGrace = AfterGrace.WAIT
 
+    @property
+    def grace_us(self) -> int:
+        return int(self.grace_s * 1e6)
+
 
 WAITING = Grace()
 """For ever."""
