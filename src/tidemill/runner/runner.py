@@ -24,7 +24,7 @@ from tidemill.spark.storage import Storage
 from tidemill.store import Store
 from tidemill.views.spark.full import FullViews
 from tidemill.views.spark.tables import Tables
-from tidemill.views.steps.commits import Aside, Batch, Output, State
+from tidemill.views.steps.commits import Batch, Part
 from tidemill.views.steps.inputs import Inputs, ManifestReader
 from tidemill.views.steps.keys import StepKeys
 from tidemill.views.steps.stepper import Compute
@@ -151,7 +151,7 @@ class Steps:
         self._compute = compute
         self._tags: set[str] = set()
 
-    def __call__(self, batch: Batch, attempt: str) -> tuple[Output | Aside | State, ...]:
+    def __call__(self, batch: Batch, attempt: str) -> tuple[Part, ...]:
         tag = f"tidemill-{attempt}"
         self._tags.add(tag)
         try:

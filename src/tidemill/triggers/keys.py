@@ -17,6 +17,8 @@
 (C, "heap", at, id, epoch)               the items of a heap that lies in the store
 (C, "cron", id)                          a schedule
 (C, "cron-due", wall, id)                schedules by their next time
+(C, "alarm", name, version)              when a source moves next though nobody writes to it
+(C, "alarm-due", wall, name, version)    alarms by their time
 """
 
 from tidemill.store import Space
@@ -44,3 +46,5 @@ class TriggerKeys:
         self.heap = Space(cluster, "heap")
         self.cron = Space(cluster, "cron")
         self.cron_due = Space(cluster, "cron-due")
+        self.alarm = Space(cluster, "alarm")
+        self.alarm_due = Space(cluster, "alarm-due")

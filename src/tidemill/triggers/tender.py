@@ -15,9 +15,9 @@ from tidemill.clock import SYSTEM, Clock
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.errors import HeapDiffers
 from tidemill.events import Emit, ignore
-from tidemill.lots.keys import LotKeys
+from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.store import Store, Tx
-from tidemill.triggers import attach, prune, runs, schedules, sweep, templates, wakes
+from tidemill.triggers import alarms, attach, prune, runs, schedules, sweep, templates, wakes
 from tidemill.triggers.due import NEVER
 from tidemill.triggers.events import (
     CronMissed,
@@ -116,11 +116,17 @@ class Tender:
     # --- rounds
 
     def fire(self) -> None:
-        """Write the times of schedules that have come."""
+        """Write the times of schedules and of alarms that have come."""
         for name in self.store.run(lambda tx: schedules.due(tx, self.keys)):
             fired = self._fire(name)
             if fired.left_out:
                 self._emit(CronMissed(name=name, left_out=fired.left_out))
+
+        for source in self.store.run(lambda tx: alarms.due(tx, self.keys)):
+            self._ring(source)
+
+    def _ring(self, source: DatasetId) -> bool:
+        return self._step("ring", lambda tx: alarms.fire(tx, self.keys, self._lots, source))
 
     def _fire(self, name: str) -> schedules.Fired:
         return self._step("fire", lambda tx: schedules.fire(tx, self.keys, self._lots, name))

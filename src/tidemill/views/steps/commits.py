@@ -8,6 +8,7 @@ commits it, a zombie commits nothing, and a step is never adopted but run again.
 """
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import msgspec
 
@@ -19,12 +20,13 @@ from tidemill.publish import attempts, stepping
 from tidemill.publish.attempts import Draft, Hold, Target
 from tidemill.publish.transaction import Ending
 from tidemill.store import Tx
-from tidemill.triggers import runs
+from tidemill.triggers import alarms, runs
 from tidemill.triggers.runs import Ticket
 from tidemill.views.steps import groups, records
 from tidemill.views.steps.groups import Group, GroupSpec, Made
 from tidemill.views.steps.keys import (
     StepKeys,
+    alarm_of,
     changes_of,
     group_id,
     group_source,
@@ -114,6 +116,19 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """What a step made of the group's state: the version file that lists it now."""
 
     version: str
+
+
+class Alarm(msgspec.Struct, frozen=True, kw_only=True):
+    """When the group has another result though nothing is published (wall time, µs); None for never (DBSP-22).
+
+    A computation that gives none leaves the alarm as it was.
+    """
+
+    at: int | None
+
+
+Part: TypeAlias = Output | Aside | State | Alarm
+"""What a computation of a step gives: each of these once at most, outputs once for each view."""
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,12 +241,14 @@ def commit(
     *,
     aside: Aside | None = None,
     state: State | None = None,
+    alarm: Alarm | None = None,
     ends: bool,
 ) -> StepRow:
     """The group goes on to the batch's step, and from its version file to the next.
 
     - hold, outputs: of the attempt; None and nothing for a batch that does not concern the group.
     - state: what the attempt made of the group's state; without it the version file stays the one it was.
+    - alarm: when the next step is due by time alone.
     - ends: this is the run's last commit: its subscription is finished with it.
     """
     group = _stand(tx, keys, ticket, batch)
@@ -262,6 +279,8 @@ def commit(
         version = group.version if state is None else state.version
         moved = Group(spec=batch.spec, step=batch.step, made=made, version=version)
         groups.write(tx, keys, batch.pipeline, moved)
+        if alarm is not None:
+            alarms.set_at(tx, keys.triggers, alarm_of(batch.pipeline, name), alarm.at)
 
     ending = Ending(ticket, {step_log(batch.pipeline): batch.step, **batch.positions}) if ends else None
     named = {one.view: one for one in outputs}

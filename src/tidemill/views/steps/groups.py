@@ -16,10 +16,11 @@ from tidemill.lots import events
 from tidemill.lots.keys import DatasetId
 from tidemill.publish.attempts import MOST_TARGETS
 from tidemill.store import Tx
-from tidemill.triggers import subscriptions
+from tidemill.triggers import alarms, schedules, subscriptions
 from tidemill.triggers.subscriptions import MOST_SOURCES, Terms
+from tidemill.triggers.terms import CatchUp
 from tidemill.views.steps import records
-from tidemill.views.steps.keys import StepKeys, group_id, group_source, step_log
+from tidemill.views.steps.keys import StepKeys, alarm_of, group_id, group_source, step_log
 from tidemill.views.steps.records import Record
 
 MOST_VIEWS = (MOST_TARGETS - 2) // 2
@@ -46,11 +47,21 @@ class ViewSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A group as it was declared; `cadence_us` is the shortest of its views'."""
+    """A group as it was declared.
+
+    - cadence_us, debounce_us, max_wait_us: the shortest of its views'.
+    - gated: its runs wait for its schedule.
+    - most_failures, catch_up: as `Terms` has them.
+    """
 
     name: str
     views: tuple[ViewSpec, ...]
     cadence_us: int = 0
+    debounce_us: int = 0
+    max_wait_us: int | None = None
+    gated: bool = False
+    most_failures: int = 0
+    catch_up: CatchUp = CatchUp.ALL
 
     @property
     def bases(self) -> tuple[DatasetId, ...]:
@@ -121,6 +132,8 @@ def declare(tx: Tx, keys: StepKeys, pipeline: str, spec: GroupSpec) -> Group:
     _check(spec)
     for dataset in spec.bases:
         records.add_base(tx, keys, pipeline, dataset)
+    if alarm_of(pipeline, spec.name) in spec.bases:
+        alarms.declare(tx, keys.lots, alarm_of(pipeline, spec.name))
     raw = tx.get(keys.group[pipeline, spec.name])
     if raw is None:
         group = Group(spec=spec, step=records.last(tx, keys, pipeline).number)
@@ -145,6 +158,7 @@ def remove(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> bool:
     if tx.get(keys.group[pipeline, group]) is None:
         return False
     subscriptions.remove(tx, keys.triggers, group_id(pipeline, group))
+    alarms.set_at(tx, keys.triggers, alarm_of(pipeline, group), None)
     tx.clear(keys.group[pipeline, group], quiet=True)
     tx.clear_range(*keys.step.under(pipeline, group))
     tx.clear(keys.circuit[pipeline], quiet=True)
@@ -170,12 +184,20 @@ def declare_circuit(tx: Tx, keys: StepKeys, pipeline: str, version: str, holder:
 def _subscribe(tx: Tx, keys: StepKeys, pipeline: str, group: Group) -> None:
     name = group_id(pipeline, group.spec.name)
     log, bases = step_log(pipeline), group.spec.bases
-    terms = Terms(sources=(log, *bases), cadence_us=group.spec.cadence_us)
-    old = subscriptions.read(tx, keys.triggers, name)
-    if old is not None and old.tally.terms.sources != terms.sources:
-        subscriptions.remove(tx, keys.triggers, name)
+    spec = group.spec
+    gate = schedules.source(name) if spec.gated else None
+    terms = Terms(
+        sources=(log, *bases) if gate is None else (log, *bases, gate),
+        gate=gate,
+        cadence_us=spec.cadence_us,
+        debounce_us=spec.debounce_us,
+        max_wait_us=spec.max_wait_us,
+        most_failures=spec.most_failures,
+        catch_up=spec.catch_up,
+    )
     seen = records.positions_at(tx, keys, pipeline, bases, group.step)
-    subscriptions.subscribe(tx, keys.triggers, keys.lots, name, terms, {log: group.step, **seen})
+    at = {log: group.step, **seen}
+    subscriptions.subscribe(tx, keys.triggers, keys.lots, name, terms, at, attach=True, instead=True)
 
 
 def _check(spec: GroupSpec) -> None:

@@ -74,6 +74,11 @@ def state_prefix(pipeline: str, group: str, lot: str, attempt: str) -> str:
     return layout.data_prefix(*state_of(pipeline, group).parts, lot, attempt)
 
 
+def alarm_of(pipeline: str, group: str) -> DatasetId:
+    """A group's alarm as an input of its steps: its head moves when a view has another result by time alone."""
+    return DatasetId(group_id(pipeline, group), "alarm")
+
+
 def _view(pipeline: str, view: str) -> str:
     name = f"view:{pipeline}/{view}"
     layout.quote(name)  # BadName: one that no key could carry

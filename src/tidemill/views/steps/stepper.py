@@ -24,7 +24,7 @@ from tidemill.publish.attempts import Hold
 from tidemill.store import Store, Tx
 from tidemill.triggers.runs import Ticket
 from tidemill.views.steps import commits
-from tidemill.views.steps.commits import Aside, Batch, Output, State
+from tidemill.views.steps.commits import Alarm, Aside, Batch, Output, Part, State
 from tidemill.views.steps.events import RecordWritten, RowsSetAside, StepAbandoned, StepCommitted
 from tidemill.views.steps.keys import StepKeys
 from tidemill.views.steps.records import Record
@@ -38,7 +38,7 @@ class Compute(Protocol):
     At most one `Aside` and one `State` are among them.
     """
 
-    def __call__(self, batch: Batch, attempt: str) -> tuple[Output | Aside | State, ...]: ...
+    def __call__(self, batch: Batch, attempt: str) -> tuple[Part, ...]: ...
 
 
 class Stepped(msgspec.Struct, frozen=True):
@@ -105,7 +105,7 @@ class GroupStep:
         return Stepped(step, done, jobs)
 
     def _apply(self, ticket: Ticket, batch: Batch) -> None:
-        hold, outputs, aside, state = None, tuple[Output, ...](), None, None
+        hold, outputs, aside, state, alarm = None, tuple[Output, ...](), None, None, None
         if batch.concerns:
             attempt = self._new_attempt()
             hold = self._step("open", lambda tx: commits.open_step(tx, self._keys, ticket, batch, attempt))
@@ -113,10 +113,20 @@ class GroupStep:
             outputs = tuple(one for one in made if isinstance(one, Output))
             aside = next((one for one in made if isinstance(one, Aside)), None)
             state = next((one for one in made if isinstance(one, State)), None)
+            alarm = next((one for one in made if isinstance(one, Alarm)), None)
         row = self._step(
             "commit" if batch.concerns else "pass",
             lambda tx: commits.commit(
-                tx, self._keys, ticket, batch, hold, outputs, aside=aside, state=state, ends=not batch.more
+                tx,
+                self._keys,
+                ticket,
+                batch,
+                hold,
+                outputs,
+                aside=aside,
+                state=state,
+                alarm=alarm,
+                ends=not batch.more,
             ),
         )
         if aside is not None:
@@ -137,7 +147,7 @@ class GroupStep:
             )
         )
 
-    def _computed(self, batch: Batch, hold: Hold) -> tuple[Output | Aside | State, ...]:
+    def _computed(self, batch: Batch, hold: Hold) -> tuple[Part, ...]:
         try:
             return self._compute(batch, hold.draft.id)
         except Exception as error:
