@@ -2,8 +2,8 @@
 
 An alarm is set by whoever it is to wake, in the transaction that ends its run, and has one next time at most.
 When that has come its source's head moves, in one transaction with the alarm's end, and its subscribers are
-woken as by any publication: so everything holds for it that holds for writes. Whoever tends fires them; of two
-that try, one does.
+woken as by any publication: so everything holds for it that holds for writes. Whoever tends fires them; of
+two that try, one does.
 
 Times are the store's wall time, as those of schedules are. One that is set back only makes an alarm late.
 """

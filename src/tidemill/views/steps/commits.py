@@ -119,7 +119,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True):
-    """When the group has another result though nothing is published (wall time, µs); None for never (DBSP-22).
+    """When the group has another result by time alone (wall time, µs); None for never (DBSP-22).
 
     A computation that gives none leaves the alarm as it was.
     """

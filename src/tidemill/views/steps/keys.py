@@ -75,7 +75,7 @@ def state_prefix(pipeline: str, group: str, lot: str, attempt: str) -> str:
 
 
 def alarm_of(pipeline: str, group: str) -> DatasetId:
-    """A group's alarm as an input of its steps: its head moves when a view has another result by time alone."""
+    """A group's alarm as an input of its steps: its head moves when a view changes by time alone."""
     return DatasetId(group_id(pipeline, group), "alarm")
 
 
