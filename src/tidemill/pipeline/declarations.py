@@ -74,7 +74,10 @@ class SinkDecl:
 
 @dataclass(frozen=True, kw_only=True)
 class ArcDecl:
-    """A function from lots to lots."""
+    """A function from lots to lots; or a template, if the first table it reads is a pattern.
+
+    - template: of a template's child, that template.
+    """
 
     name: str
     reads: tuple[str, ...]
@@ -85,7 +88,9 @@ class ArcDecl:
     max_concurrent: int = 1
     changes: Changes | None = None
     pace: Pace = FASTEST
+    grace: Grace = WAITING
     enabled: bool = True
+    template: str = ""
     line: Line
 
 
@@ -93,7 +98,6 @@ class ArcDecl:
 class ViewDecl:
     """A query whose result is kept up to date; or a function over frames of what it reads (DBSP-18).
 
-    grace: Grace = WAITING
     - reads: of a function, in the order of its arguments.
     - linear, keyed_by: what a function is declared to be, so that it need not always be run on whole tables.
     """
@@ -106,6 +110,7 @@ class ViewDecl:
     keyed_by: tuple[str, ...] = ()
     group: str
     refresh: Refresh = "auto"
+    pace: Pace = FASTEST
     line: Line
 
     @property

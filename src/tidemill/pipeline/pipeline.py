@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from tidemill.pipeline.gaps import GapReport
     from tidemill.pipeline.graph import Bound
     from tidemill.pipeline.orders import OrderPlan
+    from tidemill.pipeline.pace import CatchUpWord
     from tidemill.pipeline.plan import Plan
     from tidemill.pipeline.report import Report
-    from tidemill.pipeline.switches import CatchUpWord
 
 F = TypeVar("F", bound=Callable[..., Any])
 Drifts = Literal["freeze", "evolve", "rescue"]
@@ -108,6 +108,7 @@ class Pipeline:
         self.datasets: dict[str, DatasetDecl] = {}
         self.sources: dict[str, SourceDecl] = {}
         self.arcs: dict[str, ArcDecl] = {}
+        self.templates: dict[str, ArcDecl] = {}
         self.views: dict[str, ViewDecl] = {}
         self._place: Callable[[], Place] = lambda: Place.of(
             home=home, store=store, objects=objects, cluster=cluster, key_file=key_file
@@ -217,6 +218,12 @@ class Pipeline:
         cadence: Duration = None,
         debounce: Duration = None,
         max_wait: Duration = None,
+        cron: str | None = None,
+        zone: str = "UTC",
+        catch_up: "CatchUpWord | None" = None,
+        most_failures: int = 0,
+        grace: Duration = None,
+        after_grace: Literal["wait", "partial", "skip"] = "wait",
         enabled: bool = True,
         name: str | None = None,
         checks: Sequence[Check] | Mapping[str, Sequence[Check]] = (),
@@ -225,12 +232,11 @@ class Pipeline:
         """A function from a lot to a lot: it is given a Spark DataFrame of one part of one lot.
 
         Args:
-        grace: Duration = None,
-        after_grace: Literal["wait", "partial", "skip"] = "wait",
             reads: the table whose lots it is run for; or several of equal intervals, whose frames it is given
-                in that order when all of them have the lot.
+                in that order when all of them have the lot. `raw_*` is a template: one arc for each table
+                whose name matches, also of those that are declared later.
             writes: the table it makes, or several: then it returns that many frames, in that order; or a
-                dictionary from names to schemas.
+                dictionary from names to schemas. `{name}` is what the star of a template stands for.
             partition_by: columns its output is partitioned by; what reads it is run in parts by these.
             schema: of the output, where Spark's own analysis of the function does not do.
             retries: how often a part that failed is tried again by itself.
@@ -239,6 +245,16 @@ class Pipeline:
             cadence: consecutive runs start at least so far apart: seconds, or a duration like `PT5M`.
             debounce: it runs when nothing has come for so long, but no later than after `max_wait`.
             max_wait: the longest that a lot waits for a debounce.
+            cron: it runs at these times alone (`0 6 * * *`), for all that has come by then.
+            zone: the time zone of `cron`.
+            catch_up: what is made up for, of times at which nobody ran and of what came while it was paused:
+                `all`, `latest` or `none`. Left out, one run for the missed times, and all that came.
+            most_failures: after so many failed runs in a row it is not run any more, until somebody says
+                `retry`; 0 for never. A lot that fails is no failed run: the arc goes on with the next.
+            grace: of an arc that reads several tables: how long a lot waits for the last of them, from the
+                moment on that the first of them has it.
+            after_grace: what follows then: `wait` for ever; `partial`, make it of what is there, and once
+                more with each table that comes late; `skip`, give it up, unless somebody asks for it.
             changes: for a table that can retract rows: `"raw"` gives and takes `_weight`.
             enabled: whether it is run; one that is not loses nothing, and is run for all of it when it is.
             name: of the arc; the function's by default.
@@ -247,10 +263,6 @@ class Pipeline:
         """
         line = here()
         tables = (reads,) if isinstance(reads, Table | str) else tuple(reads)
-            grace: of an arc that reads several tables: how long a lot waits for the last of them, from the
-                moment on that the first of them has it.
-            after_grace: what follows then: `wait` for ever; `partial`, make it of what is there, and once
-                more with each table that comes late; `skip`, give it up, unless somebody asks for it.
         by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
         if isinstance(writes, Mapping):
             sinks = tuple(SinkDecl(name=one, partition_by=by, schema=ddl) for one, ddl in writes.items())
@@ -270,7 +282,16 @@ class Pipeline:
             raise DeclarationError(f"{line}: retries is 0 or more, parts and max_concurrent 1 or more")
 
         try:
-            pace = pace_of(cadence, debounce, max_wait)
+            pace = pace_of(
+                cadence,
+                debounce,
+                max_wait,
+                cron=cron,
+                zone=zone,
+                catch_up=catch_up,
+                most_failures=most_failures,
+            )
+            waits = grace_of(grace, after_grace, len(tables))
         except DeclarationError as error:
             raise DeclarationError(f"{line}: {error.message}", hint=error.hint) from None
 
@@ -278,12 +299,10 @@ class Pipeline:
             called = name or getattr(function, "__name__", "")
             if not called or "/" in called:
                 raise DeclarationError(f"{line}: this arc has no name", hint="give it one: name=…")
-            if called in self.arcs:
-            waits = grace_of(grace, after_grace, len(tables))
-                raise DeclarationError(f"{line}: there is an arc {called}, see {self.arcs[called].line}")
-            for sink in sinks:
-                self._new_table(sink.name, line)
-            self.arcs[called] = ArcDecl(
+            for known in (self.arcs, self.templates):
+                if called in known:
+                    raise DeclarationError(f"{line}: there is an arc {called}, see {known[called].line}")
+            decl = ArcDecl(
                 name=called,
                 reads=tuple(self._name_of(table) for table in tables),
                 sinks=sinks,
@@ -293,15 +312,27 @@ class Pipeline:
                 max_concurrent=max_concurrent,
                 changes=changes,
                 pace=pace,
+                grace=waits,
                 enabled=enabled,
                 line=line,
             )
+            self._declare_arc(decl)
             return function
 
         return declare
 
+    def _declare_arc(self, decl: ArcDecl) -> None:
+        from tidemill.pipeline import fanout
+
+        if fanout.is_pattern(decl.reads[0]) and decl.reads[0] not in self.datasets:
+            fanout.check(self, decl)
+            self.templates[decl.name] = decl
+            return
+        for sink in decl.sinks:
+            self._new_table(sink.name, decl.line)
+        self.arcs[decl.name] = decl
+
     @staticmethod
-                grace=waits,
     def _checked(
         sinks: tuple[SinkDecl, ...], checks: Sequence[Check] | Mapping[str, Sequence[Check]], line: Line
     ) -> tuple[SinkDecl, ...]:
@@ -334,6 +365,13 @@ class Pipeline:
         full: bool = False,
         refresh: Refresh = "auto",
         group: str = GROUP,
+        cadence: Duration = None,
+        debounce: Duration = None,
+        max_wait: Duration = None,
+        cron: str | None = None,
+        zone: str = "UTC",
+        catch_up: "CatchUpWord | None" = None,
+        most_failures: int = 0,
     ) -> View:
         """A query whose result is kept as a table, up to date with what it reads.
 
@@ -349,8 +387,29 @@ class Pipeline:
             full: the function needs whole tables.
             refresh: `auto`; `incremental` refuses what would have to be recomputed; `full` always recomputes.
             group: views of one group are taken from step to step together; another group has its own pace.
+            cadence: consecutive steps of its group start at least so far apart: seconds, or a duration like
+                `PT5M`. A group has the shortest of each that its views declare.
+            debounce: a step starts when nothing has come for so long, but no later than after `max_wait`.
+            max_wait: the longest that something waits for a debounce.
+            cron: its group steps at these times alone (`0 6 * * *`), over all that has come by then.
+            zone: the time zone of `cron`.
+            catch_up: as for arcs.
+            most_failures: after so many failed steps in a row the group is not run any more, until somebody
+                says `retry`; 0 for never.
         """
         line = here()
+        try:
+            pace = pace_of(
+                cadence,
+                debounce,
+                max_wait,
+                cron=cron,
+                zone=zone,
+                catch_up=catch_up,
+                most_failures=most_failures,
+            )
+        except DeclarationError as error:
+            raise DeclarationError(f"{line}: {error.message}", hint=error.hint) from None
         if refresh not in ("auto", "incremental", "full"):
             raise DeclarationError(f"{line}: refresh={refresh!r}", hint="auto, incremental or full")
         tables = (reads,) if isinstance(reads, Table | str) else tuple(reads)
@@ -377,6 +436,7 @@ class Pipeline:
             keyed_by=keys,
             group=group,
             refresh=refresh,
+            pace=pace,
             line=line,
         )
         return View(self, name)
@@ -410,10 +470,20 @@ class Pipeline:
 
     # --- using
 
+    def all_arcs(self) -> dict[str, ArcDecl]:
+        """The arcs by name, with those of templates: for the tables declared here, and for those in the store,
+        which is asked only where there is a template.
+        """
+        if not self.templates:
+            return self.arcs
+        from tidemill.pipeline import fanout
+
+        return {**self.arcs, **fanout.children_of(self, fanout.stored(self))}
+
     @property
     def names(self) -> list[str]:
         """All tables, in the order of their declarations."""
-        arcs = [sink.name for arc in self.arcs.values() for sink in arc.sinks]
+        arcs = [sink.name for arc in self.all_arcs().values() for sink in arc.sinks]
         return [*self.datasets, *arcs, *self.views]
 
     @property
@@ -423,7 +493,7 @@ class Pipeline:
         """
         found = {name: one.line for name, one in self.sources.items() if not isinstance(one.spec, PushSpec)}
         found |= {name: one.line for name, one in self.datasets.items() if expectations.drops(one.expected)}
-        for arc in self.arcs.values():
+        for arc in self.all_arcs().values():
             found |= {sink.name: arc.line for sink in arc.sinks if expectations.drops(sink.checks)}
         return {quarantine_of(DatasetId(name)).name: line for name, line in found.items()}
 
@@ -610,6 +680,7 @@ class Pipeline:
             "dataset": len(self.datasets),
             "source": len(self.sources),
             "arc": len(self.arcs),
+            "template": len(self.templates),
             "view": len(self.views),
         }
         shown = ", ".join(f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items() if n)
