@@ -21,6 +21,7 @@ from tidemill.sources.kafka import KafkaSpec
 from tidemill.sources.polling import PollSpec
 from tidemill.sources.pushing import PushSpec
 from tidemill.spark.operations import stored_schema
+from tidemill.views.spark.crossings import ClockUse
 from tidemill.views.steps.groups import GroupSpec
 
 
@@ -70,6 +71,7 @@ class ViewProgram:
 
     - function, reads: instead of a query, a function over frames of these tables, in this order.
     - code: the digest of all that decides its result.
+    - clock: what its query asks of the clock; None for one that does not ask.
     """
 
     name: str
@@ -81,6 +83,7 @@ class ViewProgram:
     code: str
     function: Callable[..., Any] | None = field(default=None, repr=False)
     reads: tuple[str, ...] = ()
+    clock: ClockUse | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)

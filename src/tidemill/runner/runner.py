@@ -22,6 +22,7 @@ from tidemill.runner.tally import Tally
 from tidemill.spark.sessions import interrupt, kept, tagged
 from tidemill.spark.storage import Storage
 from tidemill.store import Store
+from tidemill.views.spark.alarms import Alarmed
 from tidemill.views.spark.full import FullViews
 from tidemill.views.spark.tables import Tables
 from tidemill.views.steps.commits import Batch, Part
@@ -182,15 +183,14 @@ def _views(
     keys: StepKeys,
     program: Program,
     clock: Clock,
-) -> FullViews:
+) -> Compute:
     """What computes the steps of the program's views."""
     manifests = ManifestReader(storage.objects)
     code = {view.name: view for group in program.groups.values() for view in group.views}
-    return FullViews(
-        lambda: spark,
-        Tables(storage, manifests, clock),
-        Inputs(store, keys.lots, manifests),
-        program.datasets,
-        code,
-        [group.spec for group in program.groups.values()],
-    )
+    tables, inputs = Tables(storage, manifests, clock), Inputs(store, keys.lots, manifests)
+    specs = [group.spec for group in program.groups.values()]
+    full = FullViews(lambda: spark, tables, inputs, program.datasets, code, specs)
+    clocks = {name: view.clock for name, view in code.items() if view.clock is not None}
+    if not clocks:
+        return full
+    return Alarmed(full, lambda: spark, tables, inputs, program.datasets, code, clocks)

@@ -18,8 +18,10 @@ _MOMENTS = {"now": 0, "today": 0, "yesterday": -1, "tomorrow": 1, "epoch": None}
 _DAY_US = 86_400_000_000
 
 
-def moments(now_us: int) -> dict[Now, str]:
-    """The time of a step in the three types in which a circuit asks for it."""
+def moments(now_us: int | str) -> dict[Now, str]:
+    """The time of a step in the three types in which a circuit asks for it; or the text of a column that has
+    it.
+    """
     stamp = f"timestamp_micros({now_us})"
     return {
         Now.TIMESTAMP: stamp,
