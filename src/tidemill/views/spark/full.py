@@ -7,7 +7,7 @@ The views of a group are computed in their order, each from the datasets at the 
 tables of the others as of this very step; one whose inputs did not change is left alone.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +17,7 @@ from tidemill.lots.keys import DatasetId
 from tidemill.spark import queries
 from tidemill.spark.operations import WEIGHT
 from tidemill.spark.reading import naming
+from tidemill.spark.writing import Written
 from tidemill.views.spark import contents, rows
 from tidemill.views.spark.clock import at_time, reads_clock
 from tidemill.views.spark.digests import text_of
@@ -27,6 +28,7 @@ from tidemill.views.steps.inputs import Inputs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 
 class ViewCode(Protocol):
@@ -85,20 +87,36 @@ class FullViews:
         self._specs = specs
 
     def __call__(self, batch: Batch, attempt: str) -> tuple[Output | Aside, ...]:
+        self.check(batch)
+        outputs = self.recomputed(batch, attempt, [view.name for view in batch.spec.views])
+        read = {one for view in batch.spec.views for one in view.reads}
+        aside = self.set_aside(batch, attempt, read & batch.moved)
+        return tuple(outputs) if aside is None else (*outputs, aside)
+
+    def check(self, batch: Batch) -> None:
+        """`CodeDiffers` for a group that another program declared otherwise."""
         if self._specs is not None and batch.spec not in self._specs:
             raise CodeDiffers(f"this runner has other code for the views of group {batch.spec.name!r}")
+
+    def recomputed(
+        self, batch: Batch, attempt: str, names: Collection[str], done: Sequence[Output] = ()
+    ) -> list[Output]:
+        """The outputs of these views, of those that the batch concerns and that have changed.
+
+        - done: what was computed of the others by now; these views may read it.
+        """
         spark = self._session()
         bases: dict[DatasetId, DataFrame] = {}
-        tables = dict(batch.tables)
-        changed: set[str] = set()
+        tables = batch.tables | {one.view: one.table for one in done}
+        changed = {one.view for one in done}
         outputs = []
         for view in batch.spec.views:
-            if not self._concerned(view, batch, changed):
+            if view.name not in names or not self._concerned(view, batch, changed):
                 continue
             frames = {}
             for name, dataset in self._code(view.name).datasets.items():
                 if dataset not in bases:
-                    bases[dataset] = self._base(spark, batch, dataset)
+                    bases[dataset] = self.base(spark, batch, dataset)
                 frames[name] = bases[dataset]
             for name in self._code(view.name).views:
                 frames[name] = self._tables.content(spark, tables[name])
@@ -109,14 +127,12 @@ class FullViews:
                 outputs.append(output)
                 changed.add(view.name)
             tables[view.name] = output.table
-        aside = self._aside(spark, batch, attempt, bases)
-        return tuple(outputs) if aside is None else (*outputs, aside)
+        return outputs
 
-    def _aside(
-        self, spark: "SparkSession", batch: Batch, attempt: str, read: "Mapping[DatasetId, DataFrame]"
-    ) -> Aside | None:
-        """What the datasets that moved had deleted, and have not: set aside, and told."""
-        wanted = [one for one in read if self._datasets[one].kind is Kind.CHANGES and one in batch.moved]
+    def set_aside(self, batch: Batch, attempt: str, datasets: Collection[DatasetId]) -> Aside | None:
+        """What these datasets had deleted, and have not: set aside, and told."""
+        spark = self._session()
+        wanted = [one for one in sorted(datasets) if self._datasets[one].kind is Kind.CHANGES]
         if not wanted:
             return None
         frames = {
@@ -145,7 +161,8 @@ class FullViews:
         code = self._code(view)
         return code.function is None and reads_clock(code.sql)
 
-    def _base(self, spark: "SparkSession", batch: Batch, dataset: DatasetId) -> "DataFrame":
+    def base(self, spark: "SparkSession", batch: Batch, dataset: DatasetId) -> "DataFrame":
+        """All of a dataset as of the batch's step."""
         slices = self._inputs.at(dataset, batch.positions[dataset])
         return contents.content(spark, self._tables.storage, self._datasets[dataset], slices)
 
@@ -178,12 +195,29 @@ def step(
         rows.check_columns(place.view, schema)
         kept = before if before and schema_text(tables.schema(before)) == schema_text(schema) else ""
         changes, written = tables.write_changes(place, _changes(spark, tables, result, kept), schema)
-        if kept and not changes:
-            table = kept
-        elif kept and tables.is_long(kept):
-            table = tables.merged(place, spark, kept, changes)
-        else:
-            table = tables.extended(place, kept, changes, schema)
+        return follow(spark, tables, place, kept, changes, written, schema)
+
+
+def follow(
+    spark: "SparkSession",
+    tables: Tables,
+    place: Place,
+    kept: str,
+    changes: str,
+    written: Written,
+    schema: "StructType",
+) -> Output:
+    """A view's step from its changes: the table that follows.
+
+    - kept: the manifest of its table before; empty if it has none of these columns.
+    - changes: the manifest of what was written; empty when nothing changed.
+    """
+    if kept and not changes:
+        table = kept
+    elif kept and tables.is_long(kept):
+        table = tables.merged(place, spark, kept, changes)
+    else:
+        table = tables.extended(place, kept, changes, schema)
     size = sum(item.size for item in written.objects)
     return Output(
         view=place.view,

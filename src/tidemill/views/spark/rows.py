@@ -81,14 +81,22 @@ def identified(df: "DataFrame", schema: "StructType") -> "DataFrame":
     """A frame of these columns and a weight, with the identity of each row beside them."""
     from pyspark.sql import functions as sf
 
+    kinds = [field.dataType for field in schema.fields]
+    high, low = identity(columns_of(schema), kinds)
+    return df.select(*columns_of(schema), high.alias(HIGH), low.alias(LOW), sf.col(WEIGHT))
+
+
+def identity(columns: "Sequence[Column]", kinds: "Sequence[DataType]") -> "tuple[Column, Column]":
+    """Both halves of H128 of rows with these columns."""
+    from pyspark.sql import functions as sf
+
     parts = [
         part
-        for field in schema.fields
-        for column in (sf.col(quoted(field.name)),)
-        for part in (column.isNull(), _hashable(column, field.dataType))
+        for column, kind in zip(columns, kinds, strict=True)
+        for part in (column.isNull(), _hashable(column, kind))
     ]
     high, low = (sf.xxhash64(sf.lit(salt), *parts) for salt in _SALTS)
-    return df.select(*columns_of(schema), high.alias(HIGH), low.alias(LOW), sf.col(WEIGHT))
+    return high, low
 
 
 def netted(df: "DataFrame", schema: "StructType") -> "DataFrame":

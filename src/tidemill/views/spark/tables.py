@@ -115,6 +115,13 @@ class Tables:
             return "", written
         return self._put(place, target, written=written, schema=schema, digest=digest()), written
 
+    def keep_changes(self, place: Place, written: Written, schema: "StructType", digest: int) -> str:
+        """The manifest of changes that were written already; empty when there are none."""
+        if not written.rows:
+            return ""
+        target = changes_of(place.pipeline, place.view)
+        return self._put(place, target, written=written, schema=schema, digest=digest)
+
     def extended(self, place: Place, before: str, changes: str, schema: "StructType") -> str:
         """The table as it was, with a step's changes; `before` is empty for a new one."""
         parts = [*(self._manifests.load(before).parts if before else ()), *([changes] if changes else ())]
