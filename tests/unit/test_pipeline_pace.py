@@ -22,7 +22,7 @@ def test_an_arc_has_the_pace_that_was_declared() -> None:
         def clean(df):
             return df
 
-        terms = pipeline.arcs["clean"].pace.terms((DatasetId("raw"),))
+        terms = pipeline.arcs["clean"].pace.terms((DatasetId("raw"),), "arc:p/clean")
     assert (terms.cadence_us, terms.debounce_us, terms.max_wait_us) == (300_000_000, 2_000_000, 30_000_000)
 
 

@@ -7,7 +7,7 @@ from rich.text import Text
 from tidemill.cli.output import Output, json_option
 from tidemill.cli.pipeline import find, pipeline_option
 
-STYLES = {"new": "green", "same": "dim", "changed": "yellow", "removed": "red"}
+STYLES = {"new": "green", "same": "dim", "changed": "yellow", "removed": "red", "refused": "red"}
 
 
 @click.command("plan")

@@ -5,7 +5,7 @@ from rich.text import Text
 
 from tidemill.cli.output import Output, json_option
 from tidemill.cli.pipeline import find, pipeline_option
-from tidemill.pipeline.switches import CatchUpWord
+from tidemill.pipeline.pace import CatchUpWord
 from tidemill.triggers.terms import CatchUp
 
 

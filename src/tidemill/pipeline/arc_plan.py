@@ -1,8 +1,9 @@
 """Planning of arcs: what they read and write, and what Spark makes of their functions."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,6 +21,7 @@ from tidemill.pipeline.catalog import Catalog, Known, at, ddl_of, short
 from tidemill.pipeline.certifying import certify_arc
 from tidemill.pipeline.declarations import ArcDecl, SinkDecl
 from tidemill.pipeline.stages import DeclareArc, RemoveArc, Stage
+from tidemill.pipeline.template_stages import RefusedChild
 from tidemill.publish.parts import PartSink
 from tidemill.runner.making import results_of
 from tidemill.runner.program import ArcProgram
@@ -37,16 +39,44 @@ class ArcPlanner:
         self.catalog = catalog
         self.pipeline = catalog.pipeline
 
-    def plan(self) -> Iterator[ArcProgram]:
-        left = dict(self.pipeline.arcs)
+    def plan(
+        self, children: Mapping[str, ArcDecl] = MappingProxyType({}), theirs: Collection[str] = ()
+    ) -> Iterator[ArcProgram]:
+        """All arcs.
+
+        - children: those of templates.
+        - theirs: tables of somebody else's. What cannot be made of them is told, and left out.
+        """
+        left = {**self.pipeline.arcs, **children}
+        theirs = set(theirs)
         while left:
+            self._refuse_lost(left, theirs)
             ready = [arc for arc in left.values() if all(name in self.catalog.known for name in arc.reads)]
             if not ready:
                 self._complain(left)
             for arc in ready:
                 del left[arc.name]
-                with at(arc.line):
-                    yield self.arc(arc)
+                try:
+                    with at(arc.line):
+                        program = self.arc(arc)
+                except DeclarationError as error:
+                    if arc.reads[0] not in theirs:
+                        raise
+                    self._refuse(arc, error.message)
+                    theirs |= {sink.name for sink in arc.sinks}
+                else:
+                    yield program
+
+    def _refuse(self, arc: ArcDecl, why: str) -> None:
+        self.catalog.stages.append(RefusedChild(name=arc.name, why=why, where=str(arc.line)))
+
+    def _refuse_lost(self, left: dict[str, ArcDecl], theirs: Collection[str]) -> None:
+        """Children of what children would have made that were refused."""
+        for arc in list(left.values()):
+            lost = [name for name in arc.reads if name in theirs and name not in self.catalog.known]
+            if arc.template and lost:
+                del left[arc.name]
+                self._refuse(arc, f"there is no {lost[0]}")
 
     def _complain(self, left: Mapping[str, ArcDecl]) -> None:
         made = {sink.name for arc in left.values() for sink in arc.sinks}
@@ -141,7 +171,9 @@ class ArcPlanner:
             self.catalog.expected(dataset, sink.checks)
             if drops(sink.checks):
                 self.catalog.quarantine(dataset.id, first.unit, arc.line, f"checks of {sink.name}")
-        self.catalog.stages.append(DeclareArc(spec=spec, where=str(arc.line), pace=arc.pace))
+        self.catalog.stages.append(
+            DeclareArc(spec=spec, where=str(arc.line), pace=arc.pace, template=arc.template)
+        )
         return program
 
     def _analysed(self, arc: ArcDecl, program: ArcProgram, inputs: Sequence[Known]) -> list[str]:
@@ -196,7 +228,9 @@ class ArcPlanner:
             found += here
             if len(here) < 100:
                 break
-        return [RemoveArc(name=spec.id) for spec in found if spec.id not in arcs]
+        living = tuple(f"{prefix}{name}[" for name in self.pipeline.templates)
+        gone = [spec.id for spec in found if spec.id not in arcs and not spec.id.startswith(living)]
+        return [RemoveArc(name=name) for name in gone]
 
 
 def _code(arc: ArcDecl) -> str:

@@ -57,6 +57,11 @@ class Catalog:
         self.stages.append(DeclareDataset(dataset=dataset, where=str(line), made_by=made_by))
         return dataset
 
+    def adopt(self, dataset: Dataset) -> None:
+        """A table that somebody else declared."""
+        self.datasets[dataset.id] = dataset
+        self.known[dataset.name] = Known(dataset, dataset.schema, dataset.kind is not Kind.ROWS)
+
     def evolved(self, dataset: Dataset) -> Dataset:
         site = self.pipeline.site
         try:

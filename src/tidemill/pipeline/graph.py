@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tidemill.arcs.census import Span
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.errors import BadLotId, UsageError
+from tidemill.lots import datasets
 from tidemill.lots.ids import AppendId, LotId, Unit
 from tidemill.lots.keys import DatasetId
 from tidemill.publish.parts import PartSink
@@ -38,7 +39,7 @@ def specs(pipeline: "Pipeline") -> list[ArcSpec]:
             grace_us=arc.grace.grace_us,
             after_grace=arc.grace.then,
         )
-        for arc in pipeline.arcs.values()
+        for arc in pipeline.all_arcs().values()
         if not any(name in pipeline.views for name in arc.reads)
     ]
 
@@ -50,9 +51,9 @@ def arc_id(pipeline: "Pipeline", arc: str) -> str:
 
 def maker(pipeline: "Pipeline", name: str) -> "ArcDecl":
     """The arc that is called so, or makes the table that is; `UsageError` if there is none."""
-    if name in pipeline.arcs:
-        return pipeline.arcs[name]
-    for arc in pipeline.arcs.values():
+    if name in pipeline.all_arcs():
+        return pipeline.all_arcs()[name]
+    for arc in pipeline.all_arcs().values():
         if any(sink.name == name for sink in arc.sinks):
             return arc
     if name in pipeline.datasets:
@@ -62,8 +63,15 @@ def maker(pipeline: "Pipeline", name: str) -> "ArcDecl":
         )
     if name in pipeline.views:
         raise UsageError(f"{name} is a view", hint="views follow what they read: replay that")
-    known = ", ".join([*pipeline.arcs, *pipeline.names]) or "nothing"
+    known = ", ".join([*pipeline.all_arcs(), *pipeline.names]) or "nothing"
     raise UsageError(f"{pipeline.name} has no arc or table {name}", hint=f"it has {known}")
+
+
+def groups(pipeline: "Pipeline") -> dict[str, str]:
+    """The group of each view; groups go by their own names too, where nothing else is called so."""
+    arcs = pipeline.all_arcs()
+    named = {view.group: view.group for view in pipeline.views.values() if view.group not in arcs}
+    return named | {view.name: view.group for view in pipeline.views.values()}
 
 
 def read_by(pipeline: "Pipeline", view: str) -> list[str]:
@@ -84,12 +92,12 @@ def read_by(pipeline: "Pipeline", view: str) -> list[str]:
 
 def behind(pipeline: "Pipeline", arc: str) -> Iterator[str]:
     """What follows when lots of an arc are made again: the tables of other arcs, and views."""
-    changed = {sink.name for sink in pipeline.arcs[arc].sinks}
+    changed = {sink.name for sink in pipeline.all_arcs()[arc].sinks}
     own = set(changed)
     grew = True
     while grew:
         before = len(changed)
-        for other in pipeline.arcs.values():
+        for other in pipeline.all_arcs().values():
             if changed & set(other.reads):
                 changed |= {sink.name for sink in other.sinks}
         grew = len(changed) > before
@@ -101,9 +109,13 @@ def behind(pipeline: "Pipeline", arc: str) -> Iterator[str]:
 
 def unit_of(pipeline: "Pipeline", table: str) -> Unit | None:
     """How long the intervals of a table are; None where each append is a lot."""
-    while table not in pipeline.datasets:
-        table = maker(pipeline, table).reads[0]
-    return pipeline.datasets[table].dataset.unit
+    made_by = {sink.name: arc for arc in pipeline.all_arcs().values() for sink in arc.sinks}
+    while table in made_by:
+        table = made_by[table].reads[0]
+    if table in pipeline.datasets:
+        return pipeline.datasets[table].dataset.unit
+    site = pipeline.site  # a template reads tables of others, too
+    return site.store.run(lambda tx: datasets.read(tx, site.keys.lots, DatasetId(table))).unit
 
 
 def span(unit: Unit | None, first: Bound, last: Bound) -> Span:

@@ -7,6 +7,7 @@ generation is published. What depends on it follows by itself, because that is a
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,6 +27,7 @@ from tidemill.pipeline.graph import Bound
 from tidemill.publish.ids import new_attempt
 from tidemill.store import Tx
 from tidemill.triggers import flags, subscriptions
+from tidemill.views.steps.keys import group_id
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
@@ -111,7 +113,7 @@ def plan(
     arc = graph.maker(pipeline, name)
     if at_once is not None and at_once < 1:
         raise UsageError(f"{at_once} lots at once", hint="1 or more")
-    table = name if name not in pipeline.arcs else arc.sinks[0].name
+    table = name if name not in pipeline.all_arcs() else arc.sinks[0].name
     unit = graph.unit_of(pipeline, table)
     if lots is not None:
         named = sorted({graph.span(unit, lot, None).first for lot in lots})
@@ -239,21 +241,28 @@ def left(pipeline: "Pipeline", planned: OrderPlan) -> int:
 def retry(pipeline: "Pipeline", arc: str | None = None, lots: Sequence[str] = ()) -> list[tuple[str, str]]:
     """Ask for another try at lots that are partial or missing, of one arc or of all; which ones.
 
-    An arc that failed too often to be run any more is armed again.
+    What failed too often to be run any more is armed again: arcs, and groups of views.
     """
-    if arc is not None and arc not in pipeline.arcs:
-        arc = graph.maker(pipeline, arc).name
+    arcs, groups = pipeline.all_arcs(), graph.groups(pipeline)
     site = pipeline.site
     keys = ArcKeys(site.place.cluster)
+    for group in set(groups.values()) if arc is None else {groups[arc]} if arc in groups else set():
+        site.store.run(partial(_arm, keys=keys, name=group_id(pipeline.name, group)))
+    if arc is None:
+        wanted = list(arcs)
+    elif arc in pipeline.templates:
+        wanted = [one.name for one in arcs.values() if one.template == arc]
+    else:
+        wanted = [arc] if arc in arcs else [] if arc in groups else [graph.maker(pipeline, arc).name]
     asked: list[tuple[str, str]] = []
-    for name in [arc] if arc is not None else list(pipeline.arcs):
+    for name in wanted:
         id_ = graph.arc_id(pipeline, name)
         names = list(lots) or _troubled(pipeline, keys, _reading(pipeline, name))
         for first in range(0, len(names), PAGE):
             page = names[first : first + PAGE]
             site.store.run(lambda tx, page=page, id_=id_: [asks.ask(tx, keys, id_, lot) for lot in page])  # type: ignore[misc]
             asked += [(name, lot) for lot in page]
-        site.store.run(lambda tx, id_=id_: _arm(tx, keys, id_))  # type: ignore[misc]
+        site.store.run(partial(_arm, keys=keys, name=id_))
     return asked
 
 
@@ -266,7 +275,7 @@ def _troubled(pipeline: "Pipeline", keys: ArcKeys, spec: ArcSpec) -> list[str]:
     return sorted(lot for lot, (state, _) in found.items() if state is not ArcState.RUNNING)
 
 
-def _arm(tx: Tx, keys: ArcKeys, arc: str) -> None:
-    row = subscriptions.read(tx, keys.publish.triggers, arc)
+def _arm(tx: Tx, keys: ArcKeys, name: str) -> None:
+    row = subscriptions.read(tx, keys.publish.triggers, name)
     if row is not None and row.tally.dead:
-        flags.retry(tx, keys.publish.triggers, arc)
+        flags.retry(tx, keys.publish.triggers, name)

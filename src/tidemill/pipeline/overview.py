@@ -115,7 +115,7 @@ def tables_of(pipeline: "Pipeline") -> list[TableShown]:
     """All tables, in the order of their declarations."""
     site = pipeline.site
     found = []
-    made_by = {sink.name: arc for arc in pipeline.arcs.values() for sink in arc.sinks}
+    made_by = {sink.name: arc for arc in pipeline.all_arcs().values() for sink in arc.sinks}
     names = [*pipeline.names, *pipeline.quarantines]
     for name in names:
         if name in pipeline.views:
@@ -171,7 +171,8 @@ def lots_of(pipeline: "Pipeline", name: str) -> list[LotShown]:
         return list(_steps(pipeline, name))
     times = _times(pipeline, name)
     published = {row.lot: _published(row, times) for row in _rows(pipeline, name)}
-    arc = next((one for one in pipeline.arcs.values() if any(sink.name == name for sink in one.sinks)), None)
+    makers = {sink.name: one for one in pipeline.all_arcs().values() for sink in one.sinks}
+    arc = makers.get(name)
     if arc is None:
         return list(published.values())
     standing = {one.lot: one for one in _standings(pipeline, f"arc:{pipeline.name}/{arc.name}")}
@@ -293,7 +294,7 @@ def _steps(pipeline: "Pipeline", name: str) -> Iterator[LotShown]:
 def status_of(pipeline: "Pipeline") -> Status:
     """How a pipeline stands."""
     runs = [_source_run(pipeline, name) for name in pipeline.sources]
-    runs += [_arc_run(pipeline, name) for name in pipeline.arcs]
+    runs += [_arc_run(pipeline, name) for name in pipeline.all_arcs()]
     runs += [_group_run(pipeline, name) for name in dict.fromkeys(v.group for v in pipeline.views.values())]
     return Status(pipeline=pipeline.name, runs=tuple(runs), tables=tuple(tables_of(pipeline)))
 

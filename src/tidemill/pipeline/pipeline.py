@@ -471,8 +471,9 @@ class Pipeline:
     # --- using
 
     def all_arcs(self) -> dict[str, ArcDecl]:
-        """The arcs by name, with those of templates: for the tables declared here, and for those in the store,
-        which is asked only where there is a template.
+        """The arcs by name, with those of templates: for tables declared here, and for those in the store.
+
+        That is asked only where there is a template.
         """
         if not self.templates:
             return self.arcs

@@ -8,18 +8,20 @@ names the line of the declaration it is about.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidemill.errors import DeclarationError
 from tidemill.events import Emit, ignore
 from tidemill.lots.checks import drops
-from tidemill.pipeline import circuits, keyed
+from tidemill.pipeline import circuits, fanout, keyed
 from tidemill.pipeline.appending import spelled
 from tidemill.pipeline.arc_plan import ArcPlanner
 from tidemill.pipeline.catalog import Catalog, at
 from tidemill.pipeline.source_plan import SourcePlanner
 from tidemill.pipeline.stages import Stage, Status
 from tidemill.pipeline.view_plan import ViewPlanner
+from tidemill.runner.children import Children
 from tidemill.runner.program import Program
 from tidemill.spark import schema
 from tidemill.views.circuit.explain import Explained
@@ -73,8 +75,14 @@ def make_plan(pipeline: "Pipeline") -> Plan:
         _plan_datasets(catalog)
         sources = {one.id: one for one in SourcePlanner(catalog).plan()}
         planner, views = ArcPlanner(catalog), ViewPlanner(catalog)
-        arcs = {one.spec.id: one for one in planner.plan()}
+        there = fanout.stored(pipeline)
+        children = fanout.children_of(pipeline, there)
+        theirs = fanout.theirs(pipeline, there, children)
+        for dataset in theirs.values():
+            catalog.adopt(dataset)
+        arcs = {one.spec.id: one for one in planner.plan(children, theirs)}
         groups = views.plan()
+        catalog.stages += fanout.stages(pipeline, children)
         catalog.stages += planner.removed(arcs)
     program = Program(
         pipeline=pipeline.name,
@@ -82,6 +90,10 @@ def make_plan(pipeline: "Pipeline") -> Plan:
         arcs=arcs,
         sources=sources,
         groups={f"views:{pipeline.name}/{one.spec.name}": one for one in groups},
+        children=Children(
+            frozenset(fanout.template_id(pipeline, name) for name in pipeline.templates),
+            partial(fanout.grow, pipeline),
+        ),
     )
     return Plan(program, tuple(catalog.stages), pipeline.site, views.circuits)
 

@@ -88,9 +88,8 @@ def position(pipeline: "Pipeline", name: str) -> int:
             return _group(pipeline, name).step
         except GroupUnknown:
             return 0
-    return site.store.run(
-        lambda tx: events.head(tx, site.keys.lots, DatasetId(name, _version(pipeline, name)))
-    )
+    dataset = DatasetId(name, _version(pipeline, name))
+    return site.store.run(lambda tx: events.head(tx, site.keys.lots, dataset))
 
 
 def columns(pipeline: "Pipeline", name: str) -> str:

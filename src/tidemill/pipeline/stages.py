@@ -29,10 +29,11 @@ from tidemill.pipeline.pace import FASTEST, Pace
 from tidemill.publish import attempts
 from tidemill.spark.drift import evolved
 from tidemill.store import Store, Tx
-from tidemill.triggers import flags, subscriptions
+from tidemill.triggers import flags, schedules, subscriptions
+from tidemill.triggers.terms import Terms
 from tidemill.views.steps import groups
 from tidemill.views.steps.groups import GroupSpec
-from tidemill.views.steps.keys import StepKeys
+from tidemill.views.steps.keys import StepKeys, group_id
 
 if TYPE_CHECKING:
     from tidemill.pipeline.site import Site
@@ -49,6 +50,7 @@ class Status(StrEnum):
     SAME = "same"
     CHANGED = "changed"
     REMOVED = "removed"
+    REFUSED = "refused"
 
 
 class Stage(Protocol):
@@ -124,38 +126,54 @@ class DeclareSource:
 
 @dataclass(frozen=True)
 class DeclareArc:
-    """A function from lots to lots, and its subscription."""
+    """A function from lots to lots, and its subscription.
+
+    - template: it descends from one; then whoever tends has made its subscription, or will.
+    """
 
     spec: ArcSpec
     where: str
     pace: Pace = FASTEST
+    template: str = ""
 
     def status(self, tx: Tx, keys: StepKeys) -> Status:
         try:
             known = arc_rows.read(tx, ArcKeys(keys.lots.cluster), self.spec.id)
         except ArcUnknown:
             return Status.NEW
-        return Status.SAME if known == self.spec else Status.CHANGED
+        if known != self.spec:
+            return Status.CHANGED
+        row = subscriptions.read(tx, keys.triggers, self.spec.id)
+        same = self.template or (row is not None and row.tally.terms == self._terms)
+        return Status.SAME if same else Status.CHANGED
+
+    @property
+    def _terms(self) -> Terms:
+        return self.pace.terms(self.spec.reads, self.spec.id)
 
     def apply(self, site: "Site", holder: str) -> None:
         keys = ArcKeys(site.place.cluster)
 
         def step(tx: Tx) -> bool:
-            try:
-                subscriptions.subscribe(
-                    tx, site.keys.triggers, site.keys.lots, self.spec.id, self.pace.terms(self.spec.reads)
-                )
-            except SubscriptionChanged as error:
-                raise SubscriptionChanged(
-                    f"{self.where}: arc {self.spec.name} read other tables before",
-                    hint="give it another name: it is another arc",
-                ) from error
+            if not self.template:
+                self._subscribe(tx, site)
             self._refuse_taken(tx, keys)
             self._switch(tx, site, keys)
             return arc_rows.declare(tx, keys, self.spec)
 
         if site.store.run(step):
             _retry_all(site.store, keys, self.spec.id)
+
+    def _subscribe(self, tx: Tx, site: "Site") -> None:
+        name, keys, lots_ = self.spec.id, site.keys.triggers, site.keys.lots
+        self.pace.enter(tx, keys, lots_, name)
+        try:
+            subscriptions.subscribe(tx, keys, lots_, name, self._terms, attach=True)
+        except SubscriptionChanged as error:
+            raise SubscriptionChanged(
+                f"{self.where}: arc {self.spec.name} read other tables before",
+                hint="give it another name: it is another arc",
+            ) from error
 
     def _refuse_taken(self, tx: Tx, keys: ArcKeys) -> None:
         """A new arc whose first lot is there already, made by another: one that was renamed, most likely. It
@@ -188,6 +206,8 @@ class DeclareArc:
             before = arc_rows.read(tx, keys, self.spec.id).enabled
         except ArcUnknown:
             before = True
+        if self.template and subscriptions.read(tx, site.keys.triggers, self.spec.id) is None:
+            return  # its template has it born so
         if before and not self.spec.enabled:
             flags.pause(tx, site.keys.triggers, self.spec.id)
         elif self.spec.enabled and not before:
@@ -227,7 +247,11 @@ class RemoveArc:
         return Status.REMOVED if there else Status.SAME
 
     def apply(self, site: "Site", holder: str) -> None:
-        site.store.run(lambda tx: subscriptions.remove(tx, site.keys.triggers, self.name))
+        def step(tx: Tx) -> None:
+            subscriptions.remove(tx, site.keys.triggers, self.name)
+            schedules.remove(tx, site.keys.triggers, self.name)
+
+        site.store.run(step)
 
     def describe(self) -> dict[str, str]:
         name = self.name.partition("/")[2]
@@ -241,6 +265,7 @@ class DeclareGroups:
     pipeline: str
     groups: tuple[GroupSpec, ...]
     views: tuple[tuple[str, str, str], ...]
+    paces: tuple[Pace, ...]
 
     def status(self, tx: Tx, keys: StepKeys) -> Status:
         known = {group.spec.name: group.spec for group in groups.listed(tx, keys, self.pipeline)}
@@ -249,8 +274,8 @@ class DeclareGroups:
         return Status.SAME if all(known.get(one.name) == one for one in self.groups) else Status.CHANGED
 
     def apply(self, site: "Site", holder: str) -> None:
-        for group in self.groups:
-            site.store.run(partial(groups.declare, keys=site.keys, pipeline=self.pipeline, spec=group))
+        for group, pace in zip(self.groups, self.paces, strict=True):
+            site.store.run(partial(self._declare, site=site, group=group, pace=pace))
         version = "1"
         _until_free(
             site.clock,
@@ -258,6 +283,10 @@ class DeclareGroups:
                 lambda tx: groups.declare_circuit(tx, site.keys, self.pipeline, version, holder)
             ),
         )
+
+    def _declare(self, tx: Tx, site: "Site", group: GroupSpec, pace: Pace) -> None:
+        pace.enter(tx, site.keys.triggers, site.keys.lots, group_id(self.pipeline, group.name))
+        groups.declare(tx, site.keys, self.pipeline, group)
 
     def describe(self) -> dict[str, str]:
         names = ", ".join(name for name, _, _ in self.views)

@@ -5,20 +5,19 @@ for it when it is resumed, and so is what was asked for. A lot or step that is u
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from tidemill.errors import SubscriptionUnknown, UsageError
 from tidemill.pipeline import graph
+from tidemill.pipeline.pace import CatchUpWord
 from tidemill.store import Tx
-from tidemill.triggers import flags
+from tidemill.triggers import flags, templates
 from tidemill.triggers.subscriptions import AnyRow
 from tidemill.triggers.terms import CatchUp
 from tidemill.views.steps.keys import group_id
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
-
-CatchUpWord = Literal["all", "latest", "none"]
 
 
 def pause(pipeline: "Pipeline", names: Sequence[str]) -> list[str]:
@@ -35,7 +34,7 @@ def resume(pipeline: "Pipeline", names: Sequence[str], catch_up: CatchUpWord | N
 
 
 def _each(pipeline: "Pipeline", names: Sequence[str], act: Callable[[Tx, str], AnyRow]) -> list[str]:
-    found = {_subscription(pipeline, name): name for name in names}
+    found = {id_: one for name in names for id_, one in _subscriptions(pipeline, name).items()}
 
     def step(tx: Tx) -> None:
         for id_, name in found.items():
@@ -50,12 +49,16 @@ def _each(pipeline: "Pipeline", names: Sequence[str], act: Callable[[Tx, str], A
     return list(found.values())
 
 
-def _subscription(pipeline: "Pipeline", name: str) -> str:
-    """What runs an arc, a table that an arc makes, a view or a group of views."""
-    if name in pipeline.views:
-        return group_id(pipeline.name, pipeline.views[name].group)
-    if name in {view.group for view in pipeline.views.values()} and name not in pipeline.arcs:
-        return group_id(pipeline.name, name)
+def _subscriptions(pipeline: "Pipeline", name: str) -> dict[str, str]:
+    """What runs an arc, a table that an arc makes, a view or a group of views; of a template, its children.
+    With their names for people.
+    """
+    if name in pipeline.templates:
+        keys, id_ = pipeline.site.keys.triggers, graph.arc_id(pipeline, name)
+        found = pipeline.site.store.run(lambda tx: list(templates.children(tx, keys, id_)))
+        return {one: one.partition("/")[2] for one in found}
+    if name in graph.groups(pipeline):
+        return {group_id(pipeline.name, graph.groups(pipeline)[name]): name}
     if name in pipeline.datasets:
         raise UsageError(f"{name} is written from outside", hint="pause the arcs that read it")
-    return graph.arc_id(pipeline, graph.maker(pipeline, name).name)
+    return {graph.arc_id(pipeline, graph.maker(pipeline, name).name): name}

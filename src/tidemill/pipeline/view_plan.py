@@ -1,7 +1,7 @@
 """Planning of views: their queries by Spark's own analysis, their circuits, and the groups they make."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
 from tidemill.errors import DeclarationError, TidemillError
@@ -10,6 +10,8 @@ from tidemill.pipeline import circuits
 from tidemill.pipeline.catalog import Catalog, Known, at, ddl_of, short
 from tidemill.pipeline.certifying import CertifyView
 from tidemill.pipeline.declarations import ViewDecl
+from tidemill.pipeline.group_stages import RemoveGroup
+from tidemill.pipeline.pace import Pace, shortest
 from tidemill.pipeline.stages import DeclareGroups
 from tidemill.runner.program import GroupProgram, ViewProgram
 from tidemill.spark import queries, schema
@@ -17,6 +19,7 @@ from tidemill.spark.sessions import PINNED
 from tidemill.views.certify import certificates
 from tidemill.views.spark.full import result_of
 from tidemill.views.sql.catalog import Table
+from tidemill.views.steps import groups
 from tidemill.views.steps.groups import GroupSpec, ViewSpec
 
 
@@ -30,27 +33,39 @@ class ViewPlanner:
 
     def plan(self) -> list[GroupProgram]:
         views = self._ordered()
-        groups: dict[str, list[ViewProgram]] = {}
+        members_of: dict[str, list[ViewProgram]] = {}
         for decl in views:
             with at(decl.line):
-                groups.setdefault(decl.group, []).append(self._view(decl))
+                members_of.setdefault(decl.group, []).append(self._view(decl))
+        paces = {name: self._pace(name) for name in members_of}
         programs = [
-            GroupProgram(
-                spec=GroupSpec(name=name, views=tuple(_spec(view) for view in members)),
-                views=tuple(members),
-            )
-            for name, members in groups.items()
+            GroupProgram(spec=_group(name, members, paces[name]), views=tuple(members))
+            for name, members in members_of.items()
         ]
+        self.catalog.stages += self._removed(members_of)
         if programs:
             self.catalog.stages.append(
                 DeclareGroups(
                     pipeline=self.pipeline.name,
                     groups=tuple(one.spec for one in programs),
                     views=tuple((view.name, view.where, view.sql) for one in programs for view in one.views),
+                    paces=tuple(paces.values()),
                 )
             )
         self.catalog.stages += self._certified([view for one in programs for view in one.views])
         return programs
+
+    def _pace(self, group: str) -> Pace:
+        """The shortest that the views of a group declare."""
+        members = [decl for decl in self.pipeline.views.values() if decl.group == group]
+        with at(members[0].line):
+            return shortest([decl.pace for decl in members])
+
+    def _removed(self, groups_: Collection[str]) -> list[RemoveGroup]:
+        """Groups of this pipeline that had views once and have none any more."""
+        site, name = self.pipeline.site, self.pipeline.name
+        known = site.store.run(lambda tx: groups.listed(tx, site.keys, name))
+        return [RemoveGroup(name, one.spec.name) for one in known if one.spec.name not in groups_]
 
     def _certified(self, views: Sequence[ViewProgram]) -> Iterator[CertifyView]:
         """The comparison of each circuit with its query, as far as it was made before."""
@@ -135,6 +150,8 @@ class ViewPlanner:
             code=_view_code(decl, ddl),
             function=decl.function,
             reads=tuple(queries.match(name, self.catalog.known) for name in decl.reads),
+            circuit=self.circuits[decl.name].output if decl.name in self.circuits else None,
+            refresh=decl.refresh,
         )
 
     def _table(self, name: str, known: Known) -> Table:
@@ -166,6 +183,20 @@ def _view_code(decl: ViewDecl, ddl: str) -> str:
     if decl.function is not None:
         what = (code_digest(decl.function).hex(), decl.reads, decl.declared)
     return hashlib.sha256(repr((what, ddl, sorted(PINNED.items()))).encode()).hexdigest()[:32]
+
+
+def _group(name: str, views: Sequence[ViewProgram], pace: Pace) -> GroupSpec:
+    terms = pace.terms((), name)
+    return GroupSpec(
+        name=name,
+        views=tuple(_spec(view) for view in views),
+        cadence_us=terms.cadence_us,
+        debounce_us=terms.debounce_us,
+        max_wait_us=terms.max_wait_us,
+        gated=terms.gate is not None,
+        most_failures=terms.most_failures,
+        catch_up=terms.catch_up,
+    )
 
 
 def _spec(view: ViewProgram) -> ViewSpec:

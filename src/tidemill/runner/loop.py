@@ -41,9 +41,9 @@ from tidemill.store import Store, Tx
 from tidemill.triggers import runs, schedules, subscriptions, templates
 from tidemill.triggers.events import RunFailed, RunLapsed, RunStarted
 from tidemill.triggers.heap import Heap
+from tidemill.triggers.heaps import usual_heap
 from tidemill.triggers.pull import Pull
 from tidemill.triggers.runs import Due, Ticket
-from tidemill.triggers.store_heap import StoreHeap
 from tidemill.triggers.subscriptions import AnyRow, Scheduled, Waiting
 from tidemill.triggers.tender import Tender
 from tidemill.views.steps.keys import StepKeys
@@ -92,7 +92,7 @@ class Loop:
         compute: computes the steps of views.
         check: raises when what we work with, our hands or our entry in the node list, has ended for good.
         lines: how many runs at once.
-        heap: the cluster's; the one in its store if left out.
+        heap: the cluster's; left out, in the bucket that the objects lie in, or else in the store.
         rewrite: writes the small files of a lot anew; left out, lots are not compacted here.
     """
 
@@ -137,7 +137,8 @@ class Loop:
         self._closer = Closer(
             store, keys, Manifests(objects, clock), lambda: ids.new_attempt(clock, chance), emit=emit
         )
-        heap = heap if heap is not None else StoreHeap(store, keys.triggers)
+        if heap is None:
+            heap = usual_heap(store, keys.triggers, objects, emit=emit)
         self._tender = Tender(store, keys.lots.cluster, heap, clock=clock, emit=emit)
         self._pull = Pull(store, keys.triggers, heap)
         self._life: Life | None = None

@@ -21,6 +21,7 @@ from tidemill.sources.kafka import KafkaSpec
 from tidemill.sources.polling import PollSpec
 from tidemill.sources.pushing import PushSpec
 from tidemill.spark.operations import stored_schema
+from tidemill.views.circuit.operators import Output as CircuitOutput
 from tidemill.views.spark.crossings import ClockUse
 from tidemill.views.steps.groups import GroupSpec
 
@@ -72,6 +73,8 @@ class ViewProgram:
     - function, reads: instead of a query, a function over frames of these tables, in this order.
     - code: the digest of all that decides its result.
     - clock: what its query asks of the clock; None for one that does not ask.
+    - circuit: its query as a circuit, for kernels; None where there is none.
+    - refresh: `full` keeps it away from them.
     """
 
     name: str
@@ -84,6 +87,8 @@ class ViewProgram:
     function: Callable[..., Any] | None = field(default=None, repr=False)
     reads: tuple[str, ...] = ()
     clock: ClockUse | None = field(default=None, repr=False)
+    circuit: CircuitOutput | None = field(default=None, repr=False)
+    refresh: str = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,6 +48,14 @@ class CronMissed(Event, frozen=True):
     left_out: int
 
 
+class TemplateMatchless(Event, frozen=True):
+    """A template was declared whose pattern matches no dataset; it is there for those that come."""
+
+    name: str
+    reads: str
+    where: str
+
+
 class RunStarted(Event, frozen=True):
     """A subscription's run began: an arc's, or a view group's; `behind` is what it has not seen yet."""
 

@@ -177,6 +177,7 @@ def subscribe(
     progress: Mapping[DatasetId, int] | None = None,
     *,
     attach: bool = False,
+    instead: bool = False,
     ready: bool = True,
     template: str = "",
 ) -> AnyRow:
@@ -191,6 +192,7 @@ def subscribe(
     - attach: begin as scheduled in any case (INV3): what has nothing to do is sent to rest by its first
       start. Where there is a heap, all do (`attach.attach`, templates); a subscription that is looked for in
       the index alone may begin by waiting, because the heads are read here.
+    - instead: one with other sources takes the place of the old as well.
     - ready: False while its first item is not on the heap; it is not started before.
     - template: which it descends from.
     """
@@ -198,10 +200,10 @@ def subscribe(
     if old is not None:
         if old.tally.terms == terms:
             return old
-        if old.tally.terms.tables != terms.tables:
+        if old.tally.terms.tables != terms.tables and not instead:
             raise SubscriptionChanged(f"subscription {name!r} has other sources")
         if old.tally.terms.sources != terms.sources:
-            return _regated(tx, keys, lots, name, old, terms)
+            return _replaced(tx, keys, lots, name, old, terms, progress or {})
         changed = msgspec.structs.replace(old, tally=msgspec.structs.replace(old.tally, terms=terms))
         place(tx, keys, name, old, changed)
         return changed
@@ -216,12 +218,20 @@ def subscribe(
     return enter(tx, keys, name, None, edges, new)
 
 
-def _regated(tx: Tx, keys: TriggerKeys, lots: LotKeys, name: str, old: AnyRow, terms: Terms) -> AnyRow:
-    """The subscription under another gate: what it has seen, its last start and its flags stay."""
+def _replaced(
+    tx: Tx,
+    keys: TriggerKeys,
+    lots: LotKeys,
+    name: str,
+    old: AnyRow,
+    terms: Terms,
+    progress: Mapping[DatasetId, int],
+) -> AnyRow:
+    """The subscription with other sources: what it has seen, its last start and its flags stay."""
     before = old.tally
     take_away(tx, keys, name, old, SubscriptionEdge.REMOVE)
     seen = {source: position for source, position in before.seen.items() if source in terms.tables}
-    tally = _born(tx, keys, lots, name, terms, seen, ready=True, template=before.template)
+    tally = _born(tx, keys, lots, name, terms, {**seen, **progress}, ready=True, template=before.template)
     tally = msgspec.structs.replace(
         tally,
         last_start=before.last_start,

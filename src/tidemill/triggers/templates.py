@@ -15,7 +15,7 @@ from tidemill.lots import datasets, layout
 from tidemill.lots.checks import quarantine_of
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.store import Tx
-from tidemill.triggers import subscriptions
+from tidemill.triggers import flags, subscriptions
 from tidemill.triggers.keys import TriggerKeys
 from tidemill.triggers.patterns import Pattern
 from tidemill.triggers.subscriptions import AnyRow, Scheduled
@@ -38,6 +38,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     - also: what else it writes.
     - version: of the datasets it reads.
     - terms: of each child; its sources come behind the one that matches.
+    - paused: children are born so.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     also: tuple[str, ...] = ()
     version: str = "1"
     terms: Terms = Terms(sources=())
+    paused: bool = False
 
     @property
     def pattern(self) -> Pattern:
@@ -219,6 +221,8 @@ def instantiate(tx: Tx, keys: TriggerKeys, lots: LotKeys, template: Template, da
     born = subscriptions.read(tx, keys, name) is None
     row = subscriptions.subscribe(tx, keys, lots, name, terms, attach=True, template=template.name)
     assert not born or isinstance(row, Scheduled), f"INV3: {name} was born {row.state}"
+    if born and template.paused:
+        flags.pause(tx, keys, name)
     return name
 
 
