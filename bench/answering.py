@@ -21,7 +21,12 @@ def answer(commands: Mapping[str, Command], *, versions: Mapping[str, str] | Non
     _tell(lines, {"python": platform.python_version(), **(versions or {})})
     for line in sys.stdin:
         request = json.loads(line)
-        _tell(lines, commands[request.pop("do")](**request))
+        try:
+            told = commands[request.pop("do")](**request)
+        except Exception as error:
+            _tell(lines, {"raised": f"{type(error).__name__}: {error}"})
+            raise
+        _tell(lines, told)
 
 
 def _tell(lines: Any, value: Any) -> None:

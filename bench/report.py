@@ -55,6 +55,7 @@ class Report:
         self.raw: dict[str, Any] = {}
         self.flags: dict[str, Any] = {"quick": quick}
         self.versions: dict[str, Any] = {}
+        self.failed: dict[str, str] = {}
         self.machine = machine.describe()
         self._began = time.monotonic()
 
@@ -71,11 +72,15 @@ class Report:
             self.raw[key] = raw
         self.say(f"{key} = {rounded(value):g}" + (f" (target {target})" if target else ""))
 
-    def absent(self, key: str, *, target: Target) -> None:
-        """A smoke test without the peers: the key is there, and nothing is known of it."""
+    def absent(
+        self, key: str, *, target: Target | None = None, why: str = "its peer is not installed"
+    ) -> None:
+        """The key is there, and nothing is known of it: a smoke test without the peers, say."""
         self.headline[key] = None
-        self.targets[key] = target
-        self.say(f"{key}: its peer is not installed")
+        if target is not None:
+            self.targets[key] = target
+        self.raw[key] = {"not_run": why}
+        self.say(f"{key}: {why}")
 
     def compare(self, key: str, comparison: Comparison, *, target: Target | None = None) -> None:
         """A ratio, with both of its sides."""
@@ -92,6 +97,7 @@ class Report:
             "machine": self.machine | {"load_after": machine.load()},
             "versions": self.versions,
             "flags": self.flags,
+            **({"failed": self.failed} if self.failed else {}),
             "seconds": round(time.monotonic() - self._began, 1),
         }
 
@@ -129,8 +135,8 @@ def _sides(raw: Any) -> tuple[str, str, str, str, str]:
     return (*medians, ours["unit"], f"{ours['cpu_s']:.2f}", f"{peer['cpu_s']:.2f}")
 
 
-def main(name: str, description: str | None, measure: Callable[[Report], None]) -> None:
-    """The command line of a bench."""
+def options(name: str, description: str | None) -> argparse.ArgumentParser:
+    """What every bench can be told."""
     parser = argparse.ArgumentParser(
         prog=f"python -m bench.{name}",
         description=description,
@@ -140,13 +146,34 @@ def main(name: str, description: str | None, measure: Callable[[Report], None]) 
     parser.add_argument(
         "--quick", action="store_true", help="a smoke test: everything runs, figures mean nothing"
     )
-    options = parser.parse_args()
-    report = Report(name, quick=options.quick)
-    measure(report)
-    if options.json:
+    return parser
+
+
+def tell(report: Report, *, as_json: bool) -> None:
+    """The figures on stdout."""
+    if as_json:
         print(json.dumps(report.as_json()), flush=True)
     else:
         Console().print(report.table())
 
 
-__all__ = ["REPETITIONS", "Comparison", "Report", "Series", "Target", "at_least", "at_most", "main"]
+def main(name: str, description: str | None, measure: Callable[[Report], None]) -> None:
+    """The command line of a bench."""
+    given = options(name, description).parse_args()
+    report = Report(name, quick=given.quick)
+    measure(report)
+    tell(report, as_json=given.json)
+
+
+__all__ = [
+    "REPETITIONS",
+    "Comparison",
+    "Report",
+    "Series",
+    "Target",
+    "at_least",
+    "at_most",
+    "main",
+    "options",
+    "tell",
+]

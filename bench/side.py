@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class SideFailed(Exception):
-    """A side ended instead of answering; its own words are on stderr above."""
+    """A side ended instead of answering; what it raised is on stderr above."""
 
 
 class Timed(NamedTuple):
@@ -99,7 +99,10 @@ class Side:
         line = self._process.stdout.readline()
         if not line:
             raise SideFailed(f"{self.module} ended with {self._process.wait()}")
-        return json.loads(line)
+        answer = json.loads(line)
+        if isinstance(answer, dict) and answer.keys() == {"raised"}:
+            raise SideFailed(f"{self.module}: {answer['raised']}")
+        return answer
 
     def _end(self) -> None:
         if self._process is None:

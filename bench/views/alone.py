@@ -1,0 +1,91 @@
+"""What is measured of our steps alone: how they grow with the base, how even they are, chains and windows."""
+
+import statistics
+from typing import Any
+
+from bench.comparison import rounded
+from bench.report import at_least, at_most
+from bench.views.queries import CHAIN, REVENUE, WINDOW
+from bench.views.stage import Followed, Stage, Timing
+
+OURS = "bench/ours/view_steps.py"
+GROWTH, SMALL_STEP = 10_000, 1_000
+
+
+def growth(stage: Stage) -> None:
+    """Steps of 10k changes over the base, by those over a tenth of it; in turns."""
+    large, small = (stage.followed(REVENUE, rows) for rows in (stage.scale.rows, stage.scale.small))
+    turns, each = stage.scale.turns, max(1, stage.scale.steps[GROWTH] // stage.scale.turns)
+    found: dict[Followed, list[Timing]] = {large: [], small: []}
+    for _ in range(turns):
+        for followed, timings in found.items():
+            timings.append(followed.steps(GROWTH, each))
+    both = {}
+    for followed, timings in found.items():
+        both[followed] = Timing()
+        for one in timings:
+            both[followed].add(one)
+    pairs = [more.median / less.median for more, less in zip(found[large], found[small], strict=True)]
+    raw: dict[str, Any] = {str(one.shop.rows): timing.as_json(OURS) for one, timing in both.items()}
+    raw["ratio_of_each_turn"] = [rounded(one) for one in pairs]
+    stage.report.figure("base_growth", statistics.median(pairs), raw, target=at_most(1.3))
+    kernels = [both[one].of("kernel_s") for one in (large, small)]
+    if kernels[0] is None or not kernels[1]:
+        stage.report.absent("kernel_growth", target=at_most(2), why="the engine tells no time of kernels")
+    else:
+        raw_kernels = {"kernel_s": dict(zip(("large", "small"), kernels, strict=True))}
+        stage.report.figure("kernel_growth", kernels[0] / kernels[1], raw_kernels, target=at_most(2))
+    for followed in found:
+        followed.check()
+
+
+def worst(stage: Stage) -> None:
+    """The slowest of many small steps; runs are merged on the way, that of the base among them."""
+    followed = stage.followed(REVENUE, stage.scale.rows)
+    found = followed.steps(SMALL_STEP, stage.scale.worst)
+    slowest = sorted(range(len(found.ms)), key=lambda one: found.ms[one], reverse=True)[:5]
+    raw = found.as_json(OURS) | {
+        "slowest": [
+            {"step": at + 1, "ms": rounded(found.ms[at]), **_plain(found.told[at])} for at in slowest
+        ],
+    }
+    figure = max(found.ms) / found.median
+    stage.report.figure("worst_over_median", figure, raw, target=at_most(5))
+    followed.check()
+
+
+def _plain(told: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in told.items() if key != "ms"}
+
+
+def chain8(stage: Stage) -> None:
+    """Eight aggregates, one over the other, each by another key."""
+    followed = stage.followed(CHAIN, stage.scale.small)
+    found = followed.steps(SMALL_STEP, stage.scale.steps[SMALL_STEP])
+    stage.report.figure("chain8_ms", found.median, found.as_json(OURS), target=at_most(1_000))
+    followed.check()
+    stage.forget(followed)
+
+
+def keyed(stage: Stage) -> None:
+    """A window over each customer's orders, beside its recompute."""
+    followed = stage.followed(WINDOW, stage.scale.rows)
+    recompute = stage.recomputed(WINDOW, followed.shop)
+    recompute()
+    ours, peer, pairs = Timing(), Timing(), []
+    each = max(1, stage.scale.steps[SMALL_STEP] // stage.scale.turns)
+    for _ in range(stage.scale.turns):
+        mine = followed.steps(SMALL_STEP, each)
+        ms, cpu_s = recompute()
+        peer.ms.append(ms)
+        peer.cpu_s.append(cpu_s)
+        pairs.append(ms / mine.median)
+        ours.add(mine)
+    raw = {
+        "ours": ours.as_json(OURS) | {"load": followed.load},
+        "peer": peer.as_json("bench/peers/spark_recompute.py"),
+        "ratio_of_each_turn": [rounded(one) for one in pairs],
+    }
+    stage.report.figure("keyed_1k", statistics.median(pairs), raw, target=at_least(8))
+    followed.check()
+    stage.forget(followed)

@@ -1,0 +1,311 @@
+"""What the measurements share: generated shops, our runner, plain Spark, and how they are asked."""
+
+import shutil
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from bench.comparison import Series, rounded
+from bench.report import Report
+from bench.side import Side
+from bench.views.queries import Query
+from bench.views.shop import Shop, Step
+
+OURS, RECOMPUTE = "bench.ours.view_steps", "bench.peers.spark_recompute"
+
+
+class Differs(Exception):
+    """A view is not what plain Spark makes of its query: nothing that was measured counts."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is done.
+
+    - rows, small: orders in the base, and in the small one that growth is measured from.
+    - steps: how many steps are counted, by their number of changes.
+    - turns: how often sides change places within them.
+    - warm_ups: steps of each view before any is counted.
+    - worst: how many steps the slowest is sought among.
+    """
+
+    rows: int
+    small: int
+    steps: dict[int, int]
+    turns: int
+    warm_ups: int
+    worst: int
+    memory: str
+    slow_peers: bool
+
+    @property
+    def least_free(self) -> int:
+        """Bytes of disk that this may need: inputs twice, state, results, shuffles."""
+        return 2_000_000_000 + self.rows * 1_500
+
+
+FULL = Scale(
+    rows=10_000_000,
+    small=1_000_000,
+    steps={1_000: 20, 10_000: 20, 100_000: 20, 1_000_000: 20},
+    turns=5,
+    warm_ups=30,
+    worst=300,
+    memory="4g",
+    slow_peers=True,
+)
+QUICK = Scale(
+    rows=1_000_000,
+    small=100_000,
+    steps={1_000: 4, 10_000: 4, 100_000: 2},
+    turns=2,
+    warm_ups=5,
+    worst=20,
+    memory="2g",
+    slow_peers=False,
+)
+
+
+@dataclass
+class Timing:
+    """Steps, one by one: milliseconds, CPU seconds, and what the engine tells of each."""
+
+    ms: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    told: list[dict[str, Any]] = field(default_factory=list)
+    arrive_ms: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.ms)
+
+    def add(self, other: "Timing") -> None:
+        self.ms += other.ms
+        self.cpu_s += other.cpu_s
+        self.told += other.told
+        self.arrive_ms += other.arrive_ms
+
+    def of(self, key: str) -> float | None:
+        """The median of what the engine tells under a name, if it tells it."""
+        found = [one[key] for one in self.told if one.get(key) is not None]
+        return statistics.median(found) if found else None
+
+    def series(self, name: str) -> Series:
+        return Series(name, "ms", self.ms, self.cpu_s)
+
+    def as_json(self, name: str) -> dict[str, Any]:
+        told = {key: self.of(key) for key in ("until_record_ms", "plan_s", "job_s", "kernel_s")}
+        words = {key: sorted({str(one[key]) for one in self.told if key in one}) for key in ("place", "rung")}
+        more: dict[str, Any] = {"engine": {key: value for key, value in {**told, **words}.items() if value}}
+        if self.arrive_ms:
+            more["arrive_ms"] = rounded(statistics.median(self.arrive_ms))
+        return self.series(name).as_json() | {key: value for key, value in more.items() if value}
+
+
+class Followed:
+    """A view of ours, loaded and ready to be stepped."""
+
+    def __init__(self, stage: "Stage", query: Query, shop: Shop) -> None:
+        self.stage = stage
+        self.query = query
+        self.shop = shop
+        self.name = f"{query.name}-{shop.rows}"
+        self.ddl = {table: shop.ddl[table] for table in query.tables}
+        self.load: dict[str, Any] = {}
+        self.sizes: dict[str, int] = {}
+        self.stepped = False
+
+    def begin(self) -> None:
+        """Append the base through the public API, and have it loaded."""
+        side, report = self.stage.ours, self.stage.report
+        home = self.stage.folder / "homes" / self.name
+        home.parent.mkdir(exist_ok=True)
+        sql = self.query.sql
+        side.ask("declare", name=self.name, home=str(home), view=self.query.name, sql=sql, ddl=self.ddl)
+        files = {f"{one}_in": files_of(self.shop.base / one) for one in self.ddl}
+        arrive_s = side.ask("arrive", name=self.name, files=files, pause=False)
+        report.say(f"{self.name}: the base was appended in {arrive_s:.1f} s")
+        loaded = side.ask_timed("start", name=self.name)
+        self.load = loaded.answer | {"arrive_s": arrive_s, "cpu_s": loaded.cpu_s}
+        self.sizes = side.ask("sizes", name=self.name)
+        report.say(f"{self.name}: loaded in {self.load['ms'] / 1e3:.1f} s")
+
+    def step(self, step: Step, into: Timing) -> None:
+        """Have a step's rows arrive, then have them processed; only the second is timed."""
+        side = self.stage.ours
+        files = {key: [path] for key, path in step.files.items()}
+        arrived = side.ask("arrive", name=self.name, files=files)
+        timed = side.ask_timed("step", name=self.name)
+        into.ms.append(timed.answer["ms"])
+        into.cpu_s.append(timed.cpu_s)
+        into.told.append(timed.answer)
+        into.arrive_ms.append(arrived * 1e3)
+        self.stepped = True
+
+    def steps(self, changes: int, count: int) -> Timing:
+        """So many steps, each drawn, processed and forgotten."""
+        found = Timing()
+        for _ in range(count):
+            step = self.shop.step(changes)
+            self.step(step, found)
+            shutil.rmtree(step.folder)
+        return found
+
+    def warm_up(self, count: int) -> None:
+        """Steps of all sizes but the largest, mostly small ones."""
+        large = min(count // 10, 2)
+        for changes, number in ((1_000, count - 3 * large), (10_000, 2 * large), (100_000, large)):
+            self.steps(changes, number)
+
+    def check(self) -> None:
+        """Compare the view as it is with plain Spark over the tables as they are; raise `Differs`."""
+        with self.stage.beside(f"check-{self.name}") as folder:
+            ours = folder / "ours.parquet"
+            self.stage.ours.ask("table", name=self.name, path=str(ours))
+            tables = self.shop.write(folder / "now")
+            arguments = {"tables": {one: str(tables / one) for one in self.ddl}, "ddl": self.ddl}
+            plain = folder / "plain"
+            self.stage.recompute.ask("result", **arguments, sql=self.query.sql, path=str(plain))
+            _compare(self.name, pq.read_table(ours), pq.read_table(plain))
+        self.stage.report.say(f"{self.name}: equal to plain Spark")
+
+    def end(self) -> None:
+        self.stage.ours.ask("end", name=self.name)
+
+
+class Stage:
+    """Sides are started when they are first needed, and shared by all measurements of a run."""
+
+    def __init__(self, report: Report, folder: Path, scale: Scale) -> None:
+        self.report = report
+        self.folder = folder
+        self.scale = scale
+        self._stack = ExitStack()
+        self._sides: dict[str, Side] = {}
+        self._followed: dict[str, Followed] = {}
+
+    def __enter__(self) -> "Stage":
+        free = shutil.disk_usage(self.folder).free
+        if free < self.scale.least_free:
+            raise OSError(
+                f"{free / 1e9:.0f} GB are free, and {self.scale.least_free / 1e9:.0f} may be needed"
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def ours(self) -> Side:
+        return self._shared(OURS, memory=self.scale.memory)
+
+    @property
+    def recompute(self) -> Side:
+        folder = self.folder / "recompute"
+        folder.mkdir(exist_ok=True)
+        return self._shared(RECOMPUTE, memory=self.scale.memory, folder=str(folder))
+
+    def _shared(self, module: str, **arguments: Any) -> Side:
+        if module not in self._sides:
+            self._sides[module] = self._stack.enter_context(self.opened(module, **arguments))
+        return self._sides[module]
+
+    @contextmanager
+    def opened(self, module: str, *, python: Path | None = None, **arguments: Any) -> Iterator[Side]:
+        """A side, open; its versions and flags are stated."""
+        with Side(module, python=python or sys.executable) as side:
+            flags = side.ask("open", **arguments)
+            self.report.versions |= side.versions
+            self.report.flags[side.file] = flags
+            yield side
+
+    @contextmanager
+    def beside(self, name: str) -> Iterator[Path]:
+        """A folder that is removed."""
+        folder = self.folder / name
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def followed(self, query: Query, rows: int) -> Followed:
+        """A view over a base of so many orders, loaded and warm; the one that an earlier measurement had."""
+        name = f"{query.name}-{rows}"
+        if name not in self._followed:
+            self.report.say(f"{name}: drawing {rows:,} orders")
+            followed = Followed(self, query, Shop(self.folder / "shops" / name, query.kind, rows))
+            if not self._followed and rows > 10_000:
+                self._first(query)
+            followed.begin()
+            followed.warm_up(self.scale.warm_ups)
+            self.report.say(f"{name}: warm after {self.scale.warm_ups} steps")
+            self._followed[name] = followed
+        return self._followed[name]
+
+    def _first(self, query: Query) -> None:
+        """A tiny view, loaded and dropped: the first load in a process is mostly Java's beginning."""
+        tiny = Followed(self, query, Shop(self.folder / "shops" / "tiny", query.kind, 10_000))
+        tiny.begin()
+        tiny.steps(100, 2)
+        tiny.check()
+        tiny.end()
+
+    def reset(self) -> None:
+        """After a failure: our side is started anew, with nothing of what it had."""
+        self._stack.close()
+        self._sides.clear()
+        self._followed.clear()
+        for name in ("homes", "shops"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    def forget(self, followed: Followed) -> None:
+        """A view that nothing more is measured of; its runner ends."""
+        followed.end()
+        del self._followed[followed.name]
+
+    def recomputed(self, query: Query, shop: Shop) -> Callable[[], tuple[float, float]]:
+        """A recompute over the base: milliseconds and CPU seconds."""
+        ddl = {table: shop.ddl[table] for table in query.tables}
+        tables = {table: str(shop.base / table) for table in query.tables}
+        return lambda: ask_ms(self.recompute, "run", tables=tables, ddl=ddl, sql=query.sql)
+
+
+def ask_ms(side: Side, do: str, **arguments: Any) -> tuple[float, float]:
+    """Have something done that answers its seconds: milliseconds and CPU seconds."""
+    timed = side.ask_timed(do, **arguments)
+    return timed.answer * 1e3, timed.cpu_s
+
+
+def files_of(folder: Path) -> list[str]:
+    """The files of a table."""
+    return [str(path) for path in sorted(folder.glob("*.parquet"))]
+
+
+def _compare(name: str, ours: pa.Table, plain: pa.Table) -> None:
+    if ours.column_names != plain.column_names or ours.num_rows != plain.num_rows:
+        raise Differs(
+            f"{name}: {ours.num_rows} rows of {ours.column_names}, and plain Spark has {plain.num_rows} of "
+            f"{plain.column_names}"
+        )
+    if not plain.num_rows:
+        raise Differs(f"{name}: plain Spark has no rows, so nothing was compared")
+    by = [(column, "ascending") for column in plain.column_names]
+    left, right = ours.sort_by(by), plain.sort_by(by)
+    for column in plain.column_names:
+        if left[column].type != right[column].type:
+            raise Differs(f"{name}: {column} is {left[column].type}, and {right[column].type} in plain Spark")
+        if (
+            left[column].null_count
+            or right[column].null_count
+            or not pc.all(pc.equal(left[column], right[column])).as_py()
+        ):
+            raise Differs(f"{name}: {column} differs from plain Spark")
