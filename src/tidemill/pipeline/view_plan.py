@@ -6,6 +6,7 @@ from functools import partial
 
 from tidemill.errors import DeclarationError, TidemillError
 from tidemill.futures.code_digests import code_digest
+from tidemill.lots.keys import DatasetId
 from tidemill.pipeline import circuits
 from tidemill.pipeline.catalog import Catalog, Known, at, ddl_of, short
 from tidemill.pipeline.certifying import CertifyView
@@ -17,10 +18,12 @@ from tidemill.runner.program import GroupProgram, ViewProgram
 from tidemill.spark import queries, schema
 from tidemill.spark.sessions import PINNED
 from tidemill.views.certify import certificates
+from tidemill.views.spark.crossings import ClockUse, clock_use
 from tidemill.views.spark.full import result_of
 from tidemill.views.sql.catalog import Table
 from tidemill.views.steps import groups
 from tidemill.views.steps.groups import GroupSpec, ViewSpec
+from tidemill.views.steps.keys import alarm_of
 
 
 class ViewPlanner:
@@ -39,7 +42,7 @@ class ViewPlanner:
                 members_of.setdefault(decl.group, []).append(self._view(decl))
         paces = {name: self._pace(name) for name in members_of}
         programs = [
-            GroupProgram(spec=_group(name, members, paces[name]), views=tuple(members))
+            GroupProgram(spec=_group(self.pipeline.name, name, members, paces[name]), views=tuple(members))
             for name, members in members_of.items()
         ]
         self.catalog.stages += self._removed(members_of)
@@ -152,7 +155,15 @@ class ViewPlanner:
             reads=tuple(queries.match(name, self.catalog.known) for name in decl.reads),
             circuit=self.circuits[decl.name].output if decl.name in self.circuits else None,
             refresh=decl.refresh,
+            clock=self._clock(decl, list(names)),
         )
+
+    def _clock(self, decl: ViewDecl, names: Sequence[str]) -> ClockUse | None:
+        """What a query asks of the clock. Of a function nobody can see it."""
+        if decl.function is not None:
+            return None
+        columns = [one for name in names for one in schema.parse(self.catalog.known[name].ddl).names]
+        return clock_use(decl.sql, self.circuits[decl.name].output, columns)
 
     def _table(self, name: str, known: Known) -> Table:
         key = () if known.dataset is None else known.dataset.key
@@ -185,11 +196,11 @@ def _view_code(decl: ViewDecl, ddl: str) -> str:
     return hashlib.sha256(repr((what, ddl, sorted(PINNED.items()))).encode()).hexdigest()[:32]
 
 
-def _group(name: str, views: Sequence[ViewProgram], pace: Pace) -> GroupSpec:
+def _group(pipeline: str, name: str, views: Sequence[ViewProgram], pace: Pace) -> GroupSpec:
     terms = pace.terms((), name)
     return GroupSpec(
         name=name,
-        views=tuple(_spec(view) for view in views),
+        views=tuple(_spec(view, alarm_of(pipeline, name)) for view in views),
         cadence_us=terms.cadence_us,
         debounce_us=terms.debounce_us,
         max_wait_us=terms.max_wait_us,
@@ -199,7 +210,9 @@ def _group(name: str, views: Sequence[ViewProgram], pace: Pace) -> GroupSpec:
     )
 
 
-def _spec(view: ViewProgram) -> ViewSpec:
+def _spec(view: ViewProgram, alarm: DatasetId) -> ViewSpec:
+    """A view as it is stored; one that asks the clock also reads its group's alarm."""
+    woken = () if view.clock is None else (alarm,)
     return ViewSpec(
-        name=view.name, code=view.code, reads=tuple(view.datasets.values()), uses=tuple(view.views)
+        name=view.name, code=view.code, reads=(*view.datasets.values(), *woken), uses=tuple(view.views)
     )
