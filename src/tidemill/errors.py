@@ -94,6 +94,8 @@
     ├── ViewError                     something about views; the kinds below say what
     │   ├── GroupUnknown              no such group of views
     │   ├── StepConflict              a step that is not the group's next one, or not as it was begun
+    │   ├── StepLost                  a step some of whose tasks told nothing, or told it twice
+    │   ├── ViewFailed                a view that cannot be computed of the rows that are there
     │   └── ViewRefused               a view that cannot be kept, or a change of it that cannot be made
     ├── QueryError                    a query that cannot be a view; the kinds below say why, and where
     │   ├── QuerySyntax               text that is not Spark SQL
@@ -650,6 +652,16 @@ class StepConflict(ViewError):
     """No hint: the run that meets it fails, and the next one begins where the group is."""
 
     code = "step-conflict"
+
+
+class StepLost(ViewError):
+    code = "step-lost"
+    hint = "the step is run again; if it goes on, look into Spark's log for tasks that end early"
+
+
+class ViewFailed(ViewError):
+    code = "view-failed"
+    hint = "mend the query, or correct the rows it fails on; the step is run again, and none of it was kept"
 
 
 class ViewRefused(ViewError):
