@@ -1,8 +1,7 @@
-"""A plain Spark session for peers: two cores, the settings that were fastest for them.
+"""A plain Spark session for peers: two cores, and few partitions, because there are two cores.
 
-`spark.sql.shuffle.partitions` 4 was faster than 200 (the default) and as fast as 2; adaptive execution, off
-for a stream, where Spark does not use it, is on; the JIT compiler is Java's default, because C1 alone makes
-a recompute half as slow again.
+Adaptive execution is on, as by default. So are both compilers of Java: C1 alone, which suits a Spark that
+mostly hands rows to Python, makes a recompute half as slow again.
 """
 
 import os

@@ -5,8 +5,8 @@ nothing of the join, so orders cannot follow a customer who moves. A file per st
 a query watches; changed groups are written as Parquet (mode `update`, `foreachBatch`).
 
 Its time is what Spark itself states for the trigger (`triggerExecution`), without the wait for the next look
-at the folder. State in memory (`HDFSBackedStateStoreProvider`, the default) was faster than RocksDB with and
-without changelogs at this number of groups; batches without data are off.
+at the folder. State is in memory (`HDFSBackedStateStoreProvider`, the default: there are few groups), batches
+without data are off.
 """
 
 import shutil
