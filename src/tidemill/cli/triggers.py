@@ -7,9 +7,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemill.cli.output import Output, json_option
+from tidemill.cli.pipeline import located, pipeline_option
 from tidemill.cli.where import Where, where_options
 from tidemill.errors import TidemillError
 from tidemill.lots.keys import LotKeys
+from tidemill.pipeline.process import ask
 from tidemill.store import Tx
 from tidemill.triggers import flags, listing, sweep
 from tidemill.triggers.keys import TriggerKeys
@@ -29,6 +31,7 @@ MOST_DEAD = 10_000
 
 
 @click.group("triggers", invoke_without_command=True)
+@pipeline_option
 @where_options
 @click.option(
     "--state",
@@ -46,6 +49,7 @@ MOST_DEAD = 10_000
 def triggers_command(
     ctx: click.Context,
     output: Output,
+    file: str | None,
     home: str | None,
     store: str | None,
     cluster: str,
@@ -53,13 +57,17 @@ def triggers_command(
     name: str,
     limit: int,
 ) -> None:
-    """List subscriptions: which are due, waiting, paused or dead, and why."""
+    """List subscriptions: which are due, waiting, paused or dead, and why.
+
+    Of the cluster in --home or --store; else of the one that the pipeline of -f, or of tidemill.toml, is in.
+    """
+    ctx.meta["tidemill.where"] = (file, home, store, cluster)
     if ctx.invoked_subcommand is not None:
-        ctx.meta["tidemill.where"] = (home, store, cluster)
         return
-    keys = TriggerKeys(cluster)
-    with Where(home, store, cluster).open() as opened:
-        found = listing.listed(opened, keys, LotKeys(cluster), states=states, name=name, limit=limit)
+    where = _where(home, store, cluster)
+    keys, lots = TriggerKeys(where.cluster), LotKeys(where.cluster)
+    with where.open() as opened:
+        found = listing.listed(opened, keys, lots, states=states, name=name, limit=limit)
         seen = listing.overview(opened, keys)
     output.result({"triggers": found, "overview": seen})
     if not output.json:
@@ -142,11 +150,13 @@ def rebuild_command(output: Output, home: str | None, store: str | None, cluster
 
 
 def _where(home: str | None, store: str | None, cluster: str) -> Where:
-    """Where, from the command's own options or those of `triggers` before it."""
+    """Where, from the command's own options, those of `triggers` before it, or what its pipeline says."""
+    file, *given = click.get_current_context().meta["tidemill.where"]
     if home is None and store is None:
-        given = click.get_current_context().meta.get("tidemill.where")
-        if given is not None:
-            home, store, cluster = given
+        home, store, cluster = given
+    if home is None and store is None:
+        about = ask(*located(file))
+        return Where(about.home or None, None if about.home else about.store, about.cluster)
     return Where(home, store, cluster)
 
 
@@ -206,4 +216,5 @@ def _words(seen: Overview) -> str:
     if seen.rebuilding:
         parts.append("it is being rebuilt")
     parts += [f"template {one.name}: {one.reads} -> {one.writes or '-'}" for one in seen.templates]
+    parts += [f"{one.schedule.name}: {one.schedule.expression} {one.schedule.zone}" for one in seen.schedules]
     return "; ".join(parts)

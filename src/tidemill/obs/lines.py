@@ -34,7 +34,7 @@ from tidemill.sources.events import (
     WindowPublished,
     WindowTaken,
 )
-from tidemill.triggers.events import RunFailed, RunLapsed
+from tidemill.triggers.events import CronMissed, RunFailed, RunLapsed, StrangeKey, TemplateMatchless
 from tidemill.views.steps.events import StepAbandoned, StepCommitted
 
 
@@ -198,6 +198,23 @@ def _(event: StepCommitted) -> Line | None:
 @line_of.register
 def _(event: StepAbandoned) -> Line:
     return Line(f"views {event.group}", f"step {event.step} failed: {event.why}", Weight.ERROR)
+
+
+@line_of.register
+def _(event: TemplateMatchless) -> Line:
+    text = f"{event.reads} matches no table yet ({event.where})"
+    return Line(_short(event.name), text, Weight.WARNING)
+
+
+@line_of.register
+def _(event: CronMissed) -> Line:
+    text = f"nobody ran at {_count(event.left_out, 'time')} of its schedule, and by its policy they are over"
+    return Line(_short(event.name), text, Weight.WARNING)
+
+
+@line_of.register
+def _(event: StrangeKey) -> Line:
+    return Line("heap", f"{event.key} is no item of it, and is left alone", Weight.WARNING)
 
 
 @line_of.register

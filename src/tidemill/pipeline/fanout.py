@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tidemill import crash
 from tidemill.errors import BadTemplate, DatasetUnknown, DeclarationError
 from tidemill.lots import datasets
 from tidemill.lots.datasets import Dataset
@@ -60,7 +61,7 @@ def template_of(pipeline: "Pipeline", decl: ArcDecl) -> Template:
 def check(pipeline: "Pipeline", decl: ArcDecl) -> None:
     """Is this a template that can be? What is wrong is told with the line of the declaration."""
     with at(decl.line):
-        if any(is_pattern(name) for name in decl.reads[1:]):
+        if not is_pattern(decl.reads[0]) or any(is_pattern(name) for name in decl.reads[1:]):
             raise BadTemplate(
                 f"template {decl.name} reads {', '.join(decl.reads)}", hint="one pattern, and that first"
             )
@@ -198,5 +199,7 @@ def grow(pipeline: "Pipeline", arc: str) -> Child | None:
             catalog.adopt(dataset)
         program = ArcPlanner(catalog).arc(child)
         for stage in catalog.stages:
+            crash.point("template.child.before")
             stage.apply(site, "")
+        crash.point("template.child.after")
     return Child(program, catalog.datasets)

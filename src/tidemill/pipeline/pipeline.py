@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from tidemill.pipeline.pace import CatchUpWord
     from tidemill.pipeline.plan import Plan
     from tidemill.pipeline.report import Report
+    from tidemill.pipeline.retired import RetiredView
 
 F = TypeVar("F", bound=Callable[..., Any])
 Drifts = Literal["freeze", "evolve", "rescue"]
@@ -324,7 +325,7 @@ class Pipeline:
     def _declare_arc(self, decl: ArcDecl) -> None:
         from tidemill.pipeline import fanout
 
-        if fanout.is_pattern(decl.reads[0]) and decl.reads[0] not in self.datasets:
+        if any(fanout.is_pattern(name) and name not in self.datasets for name in decl.reads):
             fanout.check(self, decl)
             self.templates[decl.name] = decl
             return
@@ -511,6 +512,12 @@ class Pipeline:
         near = get_close_matches(name, self.names, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(self.names) or 'none'}"
         raise DeclarationError(f"the pipeline {self.name} has no table {name!r}", hint=hint)
+
+    def retired(self) -> "dict[str, RetiredView]":
+        """Views that were declared once and are not any more, by name: their tables can still be read."""
+        from tidemill.pipeline import retired
+
+        return retired.listed(self)
 
     @property
     def site(self) -> Site:

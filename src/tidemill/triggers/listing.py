@@ -9,7 +9,7 @@ import msgspec
 from tidemill.lots import events
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.store import Store, Tx
-from tidemill.triggers import subscriptions, templates
+from tidemill.triggers import schedules, subscriptions, templates
 from tidemill.triggers.due import NEVER
 from tidemill.triggers.keys import TriggerKeys
 from tidemill.triggers.subscriptions import AnyRow, Scheduled, Waiting
@@ -50,6 +50,7 @@ class Overview(msgspec.Struct, frozen=True):
     lag_s: float  # how long the oldest that is due has been so
     rebuilding: bool
     templates: list[templates.Template]
+    schedules: list[schedules.Entry]
 
 
 def overview(store: Store, keys: TriggerKeys) -> Overview:
@@ -62,6 +63,7 @@ def overview(store: Store, keys: TriggerKeys) -> Overview:
             lag_s=_lag_us(tx, keys) / 1_000_000,
             rebuilding=tx.get(keys.heap_rebuild) is not None,
             templates=templates.listed(tx, keys),
+            schedules=schedules.listed(tx, keys),
         )
 
     return store.run(read)
@@ -126,11 +128,17 @@ def _read(tx: Tx, keys: TriggerKeys, lots: LotKeys, names: list[str]) -> list[Li
     ]
     sources = sorted({source for _, row in there for source in row.tally.terms.sources})
     heads = events.heads(tx, lots, sources) if sources else {}
-    return [shown(name, row, heads, tx.now()) for name, row in there]
+    found = []
+    for name, row in there:
+        opens_us = schedules.opens_us(tx, keys, lots, row.tally) if isinstance(row, Waiting) else None
+        found.append(shown(name, row, heads, tx.now(), opens_us))
+    return found
 
 
-def shown(name: str, row: AnyRow, heads: dict[DatasetId, int], now: int) -> Listed:
-    """One subscription as people see it."""
+def shown(
+    name: str, row: AnyRow, heads: dict[DatasetId, int], now: int, opens_us: int | None = None
+) -> Listed:
+    """One subscription as people see it; `opens_us`: how long it is until its schedule opens its gate."""
     tally = row.tally
     behind = {str(one): heads.get(one, 0) - position for one, position in tally.seen.items()}
     state, why = _state(row, behind, now)
@@ -139,7 +147,7 @@ def shown(name: str, row: AnyRow, heads: dict[DatasetId, int], now: int) -> List
         name=name,
         state=state,
         why=why,
-        in_s=None if at is None else (at - now) / 1_000_000,
+        in_s=(at - now) / 1e6 if at is not None else None if opens_us is None else opens_us / 1e6,
         behind=behind,
         failures=tally.failures,
         epoch=tally.epoch,
@@ -160,6 +168,8 @@ def _state(row: AnyRow, behind: dict[str, int], now: int) -> tuple[Shown, str]:
     if isinstance(row, Waiting):
         if not any(behind.values()):
             return Shown.WAITING, "all is seen"
+        if tally.terms.gate is not None:
+            return Shown.WAITING, f"{sum(behind.values())} to see at the next time of its schedule"
         return Shown.WAITING, _at_barrier(row, behind)
     if row.next_run <= now:
         return Shown.DUE, f"{sum(behind.values())} to see"

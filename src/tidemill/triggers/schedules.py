@@ -110,6 +110,11 @@ def opens_us(tx: Tx, keys: TriggerKeys, lots: LotKeys, tally: Tally) -> int | No
     return None if entry is None else max(0, entry.next_at - tx.wall())
 
 
+def listed(tx: Tx, keys: TriggerKeys, limit: int = 100) -> list[Entry]:
+    """Schedules by name, so many at most."""
+    return [_decoder.decode(row.value) for row in tx.range(*keys.cron.all(), limit=limit, snapshot=True)]
+
+
 def due(tx: Tx, keys: TriggerKeys, limit: int = 100) -> list[str]:
     """Schedules whose time has come."""
     lo, _ = keys.cron_due.all()
