@@ -20,7 +20,7 @@ from tidemill.publish.door import Door
 from tidemill.spark.operations import Operation
 from tidemill.triggers import runs
 from tidemill.views.kernels.digest import digest, together
-from tidemill.views.spark import rows, tables
+from tidemill.views.spark import pieces, rows
 from tidemill.views.spark.full import FullViews
 from tidemill.views.steps.keys import group_id
 
@@ -222,7 +222,7 @@ def test_a_replaced_or_removed_lot_is_exchanged_and_a_position_keeps_what_it_was
 def test_a_tail_that_grows_is_merged_and_nobody_sees_a_difference(
     stage: ViewStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "MOST_TAIL", 1)
+    monkeypatch.setattr(pieces, "FAN", 3)
     orders = stage.base("orders", "id BIGINT")
     stage.view("copy", "SELECT id % 3 AS k, count(*) AS n FROM orders GROUP BY 1", "orders")
     lengths = []
@@ -232,7 +232,7 @@ def test_a_tail_that_grows_is_merged_and_nobody_sees_a_difference(
         table = stage.group("g").tables["copy"]
         lengths.append(len(stage.reader.load(table).parts))
         assert sum(row.n for row in stage.table("copy").collect()) == 2 * number + 2
-    assert lengths == [1, 2, 3, 1, 2]
+    assert lengths == [1, 2, 1, 2, 1]
     assert added_up(stage.changes("copy", 0)) == bag(stage.table("copy"))
 
 
@@ -318,23 +318,23 @@ def compute_of(stage: ViewStage):
 def test_a_crash_at_any_durable_write_leaves_the_steps_as_they_are_without_one(
     stage: ViewStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One crash after the other, until each point had its own; each step writes a new base as well."""
-    monkeypatch.setattr(tables, "MOST_TAIL", -1)
+    """One crash after the other, until each point had its own; each step merges its table as well."""
+    monkeypatch.setattr(pieces, "FAN", 2)
     orders = stage.base("orders", "id BIGINT")
     stage.view("v", "SELECT count(*) AS n FROM orders", "orders")
     stage.catch_up()
     with crash.recorded() as visited:
         stage.append(orders, [{"id": 0}])
         stage.catch_up()
-    order = ["views.cut", "views.open", "spark.write", "views.manifest", "views.commit"]
-    visits = {"views.manifest": 3, "spark.write": 2}  # changes, base, and the list of the two; the two frames
+    order = ["views.cut", "views.open", "spark.write", "spark.write_table", "views.manifest", "views.commit"]
+    visits = {"views.manifest": 3}  # of the changes, of what was merged, and of the table
     points = [
         (f"{step}.{when}", visit + 1)
         for step in order
         for visit in range(visits.get(step, 1))
         for when in ("before", "after")
     ]
-    assert {point for point in visited if point.startswith(("views.", "spark.write."))} == {
+    assert {point for point in visited if point.startswith(("views.", "spark.write"))} == {
         point for point, _ in points
     }
     count = 1

@@ -13,7 +13,8 @@ import msgspec
 
 from tidemill.errors import ManifestUnreadable
 
-FORMAT = 1
+FORMAT = 2
+"""What is read. Most manifests are of format 1; one that says which rows count is of format 2."""
 
 
 class ManifestState(StrEnum):
@@ -57,7 +58,7 @@ class InputLot(msgspec.Struct, frozen=True, kw_only=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A bill of materials: of a lot, of one part of it, or of what an attempt means to write."""
 
-    format: int = FORMAT
+    format: int = 1
     state: ManifestState
     dataset: str
     version: str
@@ -69,6 +70,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     inputs: list[InputLot] = []
     objects: list[StoredObject] = []
     parts: list[str] = []  # keys of the parts' own manifests, in a root manifest (LOT-8)
+    # Of each part in turn the grains of row identity (65,536 in all) whose rows count, as first and last;
+    # none named: all. In a manifest without parts one entry: the grains that its rows lie in. Format 2.
+    within: list[list[tuple[int, int]]] = []
     schema_fingerprint: str = ""
     schema: str = (
         ""  # the columns, where no dataset declared them: a view's (Spark's JSON), or new ones (DDL)

@@ -48,6 +48,7 @@ def write_frame(
     *,
     partition_by: Sequence[str] = (),
     target_bytes: int = TARGET_BYTES,
+    block_bytes: int | None = None,
 ) -> Written:
     """Run a frame and keep its rows as Parquet; no rows make no objects.
 
@@ -58,9 +59,16 @@ def write_frame(
         prefix: a folder (it ends in `/`) that nobody has written into yet.
         partition_by: columns whose values become folders below it.
         target_bytes: about how large a file should be; small ones come together, large ones are split.
+        block_bytes: about how large a row group should be, where files are read in part; None for Spark's.
     """
     written = write_flagged(
-        df, storage, objects, prefix, partition_by=partition_by, target_bytes=target_bytes
+        df,
+        storage,
+        objects,
+        prefix,
+        partition_by=partition_by,
+        target_bytes=target_bytes,
+        block_bytes=block_bytes,
     )
     return written.get("", Written())
 
@@ -73,6 +81,7 @@ def write_flagged(
     *,
     partition_by: Sequence[str] = (),
     target_bytes: int = TARGET_BYTES,
+    block_bytes: int | None = None,
     flag: str | None = None,
 ) -> Mapping[str, Written]:
     """As `write_frame`, with rows kept apart by the texts in one column, which is not kept itself; in one
@@ -93,6 +102,8 @@ def write_flagged(
         .options(**storage.write_options())
         .option("maxRecordsPerFile", max(_LEAST_ROWS, target_bytes // row_bytes(df.schema)))
     )
+    if block_bytes is not None:
+        writer = writer.option("parquet.block.size", block_bytes)
     if partitioning.folders:
         writer = writer.partitionBy(*partitioning.folders)
     crash.point("spark.write.before")
@@ -138,7 +149,12 @@ def stored(info: Info, rows: int, partition: dict[str, str | None] | None = None
 
 
 def write_table(
-    table: pa.Table, objects: Objects, prefix: str, *, target_bytes: int = TARGET_BYTES
+    table: pa.Table,
+    objects: Objects,
+    prefix: str,
+    *,
+    target_bytes: int = TARGET_BYTES,
+    group_rows: int | None = None,
 ) -> Written:
     """Keep the rows of an Arrow table as Parquet that Spark reads, without Spark; no rows make no objects.
 
@@ -149,6 +165,7 @@ def write_table(
         objects: where.
         prefix: a folder (it ends in `/`) of its own.
         target_bytes: about how large a file should be.
+        group_rows: rows of a row group, where files are read in part; None for Arrow's own.
     """
     if not prefix.endswith("/"):
         raise UsageError(f"not a folder: {prefix!r}", hint="end it with /")
@@ -161,7 +178,14 @@ def write_table(
         piece = table.slice(start, step)
         sink = pa.BufferOutputStream()
         # Arrow's own schema is left out: Spark's reading of the file must not depend on who wrote it.
-        pq.write_table(piece, sink, compression="snappy", store_schema=False, coerce_timestamps="us")
+        pq.write_table(
+            piece,
+            sink,
+            compression="snappy",
+            store_schema=False,
+            coerce_timestamps="us",
+            row_group_size=group_rows,
+        )
         crash.point("spark.write_table.before")
         info = objects.put(f"{prefix}part-{number:05}.parquet", sink.getvalue().to_pybytes())
         crash.point("spark.write_table.after")

@@ -18,9 +18,11 @@ from tidemill.spark import queries
 from tidemill.spark.operations import WEIGHT
 from tidemill.spark.reading import naming
 from tidemill.spark.writing import Written
+from tidemill.views.circuit.operators import Output as CircuitOutput
 from tidemill.views.spark import contents, rows
 from tidemill.views.spark.clock import at_time, reads_clock
 from tidemill.views.spark.digests import text_of
+from tidemill.views.spark.failing import telling
 from tidemill.views.spark.tables import Place, Tables, schema_text
 from tidemill.views.steps.commits import Aside, Batch, Output
 from tidemill.views.steps.groups import GroupSpec, ViewSpec
@@ -48,6 +50,16 @@ class ViewCode(Protocol):
     @property
     def reads(self) -> tuple[str, ...]:
         """The tables a function is given, in this order."""
+        ...
+
+    @property
+    def circuit(self) -> CircuitOutput | None:
+        """Its query as a circuit; None where there is none."""
+        ...
+
+    @property
+    def refresh(self) -> str:
+        """`full` has it always recomputed."""
         ...
 
     @property
@@ -122,7 +134,8 @@ class FullViews:
                 frames[name] = self._tables.content(spark, tables[name])
             place = Place(pipeline=batch.pipeline, view=view.name, lot=batch.lot, attempt=attempt)
             before = tables.get(view.name, "")
-            output = step(spark, self._tables, place, self._code(view.name), frames, before, batch.now)
+            with telling(self._code(view.name)):
+                output = step(spark, self._tables, place, self._code(view.name), frames, before, batch.now)
             if output.changes or output.table != before:
                 outputs.append(output)
                 changed.add(view.name)
@@ -212,12 +225,7 @@ def follow(
     - kept: the manifest of its table before; empty if it has none of these columns.
     - changes: the manifest of what was written; empty when nothing changed.
     """
-    if kept and not changes:
-        table = kept
-    elif kept and tables.is_long(kept):
-        table = tables.merged(place, spark, kept, changes)
-    else:
-        table = tables.extended(place, kept, changes, schema)
+    table = kept if kept and not changes else tables.extended(place, kept, changes, schema, spark)
     size = sum(item.size for item in written.objects)
     return Output(
         view=place.view,

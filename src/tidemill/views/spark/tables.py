@@ -1,10 +1,11 @@
-"""A view's table in object storage: a base and the changes since, each row with its identity and weight.
+"""A view's table in object storage: runs of rows, each row with its identity and weight.
 
-The manifest of a table at a step is a root: its parts are the manifests of the base and of the changes of
-later steps, which are those of the steps themselves. A table is thus a list of names, and a step adds one to
-it; when the list, or what it holds beside the base, has grown too long, the step writes a new base.
+The manifest of a table at a step is a root: its parts are the manifests of runs, which are the changes of
+steps, as the steps themselves have them, and what merges made of earlier ones. A table is thus a list of
+names, and a step adds one to it; where too many lie above each other, the step also rewrites a window of hash
+space, within a budget that follows the change and not the table (see `pieces` and `merging`).
 
-Reading nets the base with its tail. Everything is read through manifests, nothing by listing a folder.
+Reading adds up what the pieces hold. Everything is read through manifests, nothing by listing a folder.
 """
 
 import json
@@ -16,16 +17,30 @@ import msgspec
 
 from tidemill import crash
 from tidemill.clock import Clock
-from tidemill.errors import ViewRefused, WriteMismatch
+from tidemill.errors import ViewRefused
 from tidemill.lots import layout, manifest
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import Manifest, ManifestState
 from tidemill.spark.operations import WEIGHT
-from tidemill.spark.reading import POSITION, read_objects, read_positioned
+from tidemill.spark.reading import POSITION, read_positioned
 from tidemill.spark.storage import Storage
 from tidemill.spark.writing import Written, write_frame
 from tidemill.views.kernels.digest import together
-from tidemill.views.spark import digests, rows
+from tidemill.views.spark import digests, merging, rows
+from tidemill.views.spark.merging import stored
+from tidemill.views.spark.pieces import (
+    EVERY,
+    Piece,
+    Window,
+    budget,
+    exchanged,
+    listing,
+    overlap,
+    pieces_of,
+    plan,
+    run_of,
+    span,
+)
 from tidemill.views.steps.commits import Aside, StepRow
 from tidemill.views.steps.inputs import ManifestReader
 from tidemill.views.steps.keys import changes_of, quarantine_of, table_of
@@ -33,13 +48,6 @@ from tidemill.views.steps.keys import changes_of, quarantine_of, table_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-MOST_TAIL = 8
-"""Changes that a table may consist of beside its base before a step writes a new one."""
-
-
-LEAST_ROWS = 10_000
-"""Fewer changed rows than these are no reason to write a base anew, however small it is."""
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,11 +77,9 @@ class Tables:
 
     def weighted(self, spark: "SparkSession", table: str) -> "DataFrame":
         """The rows of a table with identity and weight, each row once."""
-        schema = self.schema(table)
-        leaves = self._leaves(table)
-        objects = [item for leaf in leaves for item in leaf.objects]
-        df = read_objects(spark, self.storage, stored(schema), objects)
-        return rows.netted(df, schema) if len(leaves) > 1 else df
+        schema, pieces = self.schema(table), self.pieces(table)
+        df = merging.of_pieces(spark, self.storage, self._manifests.load, pieces, schema)
+        return rows.netted(df, schema) if overlap(pieces) else df
 
     def content(self, spark: "SparkSession", table: str) -> "DataFrame":
         """The rows of a table, as a query would give them."""
@@ -101,16 +107,26 @@ class Tables:
         df = read_positioned(spark, self.storage, stored(schema), found)
         return df.select(*rows.columns_of(schema), sf.col(WEIGHT), sf.col(POSITION))
 
-    def _leaves(self, table: str) -> list[Manifest]:
-        return [self._manifests.load(part) for part in self._manifests.load(table).parts]
+    def pieces(self, table: str) -> list[Piece]:
+        """What a table consists of; nothing for none."""
+        if not table:
+            return []
+        root = self._manifests.load(table)
+        return pieces_of(root, self._manifests.load_all(root.parts))
 
     # --- writing
 
     def write_changes(self, place: Place, df: "DataFrame", schema: "StructType") -> tuple[str, Written]:
         """Compute and keep a step's changes; the key of their manifest, empty when there are none."""
         target = changes_of(place.pipeline, place.view)
-        frame, digest = digests.observed(df)
-        written = write_frame(frame, self.storage, self.storage.objects, _prefix(place, target))
+        frame, digest = digests.observed(df.sortWithinPartitions(rows.HIGH))
+        written = write_frame(
+            frame,
+            self.storage,
+            self.storage.objects,
+            _prefix(place, target),
+            block_bytes=merging.BLOCK_BYTES,
+        )
         if not written.rows:
             return "", written
         return self._put(place, target, written=written, schema=schema, digest=digest()), written
@@ -122,11 +138,53 @@ class Tables:
         target = changes_of(place.pipeline, place.view)
         return self._put(place, target, written=written, schema=schema, digest=digest)
 
-    def extended(self, place: Place, before: str, changes: str, schema: "StructType") -> str:
-        """The table as it was, with a step's changes; `before` is empty for a new one."""
-        parts = [*(self._manifests.load(before).parts if before else ()), *([changes] if changes else ())]
+    def extended(
+        self,
+        place: Place,
+        before: str,
+        changes: str,
+        schema: "StructType",
+        spark: "SparkSession | None" = None,
+    ) -> str:
+        """The table as it was, with a step's changes; `before` is empty for a new one.
+
+        Where too many runs have come to lie above each other, a window of them is rewritten.
+
+        - spark: for merges of many rows, after a step with many changes; without it they wait.
+        """
+        pieces = self.pieces(before)
+        changed = 0
+        if changes:
+            leaf = self._manifests.load(changes)
+            pieces += [run_of(changes, span(leaf), leaf.rows)]
+            changed = leaf.rows
+        allowed = budget(changed, pieces)
+        for number, window in enumerate(plan(pieces, allowed if spark else min(allowed, merging.HERE_ROWS))):
+            made = self._merged(place, number, window, schema, spark)
+            if made is None:
+                break
+            pieces = exchanged(pieces, window, made)
+        parts, within = listing(pieces)
         target, content = table_of(place.pipeline, place.view), self._after(before, changes)
-        return self._put(place, target, parts=parts, schema=schema, digest=content)
+        return self._put(place, target, parts=parts, within=within, schema=schema, digest=content)
+
+    def _merged(
+        self, place: Place, number: int, window: Window, schema: "StructType", spark: "SparkSession | None"
+    ) -> list[Piece] | None:
+        """Rewrite a window: what takes its place, which is nothing if no row is left; None without Spark."""
+        target, part = table_of(place.pipeline, place.view), f"merge-{number}"
+        prefix = f"{_prefix(place, target)}{part}/"
+        made = merging.merge(self.storage, self._manifests.load, window, schema, prefix, spark)
+        if made is None:
+            return None
+        if not made.written.rows:
+            return []
+        grains = (window.low, window.high)
+        within = [] if grains == EVERY else [[grains]]
+        key = self._put(
+            place, target, part=part, written=made.written, within=within, schema=schema, digest=made.digest
+        )
+        return [run_of(key, grains, made.written.rows)]
 
     def _after(self, before: str, changes: str) -> int:
         """The digest of a table after changes: digests add up."""
@@ -135,32 +193,6 @@ class Tables:
     def digest(self, key: str) -> int:
         """The digest that a manifest of a table or of changes states; 0 for none."""
         return digests.number_of(self._manifests.load(key).digest) if key else 0
-
-    def is_long(self, table: str) -> bool:
-        """Has the tail grown so long that reading it costs too much?"""
-        counts = [leaf.rows for leaf in self._leaves(table)]
-        return len(counts) > MOST_TAIL + 1 or sum(counts[1:]) > max([LEAST_ROWS, *counts[:1]])
-
-    def merged(self, place: Place, spark: "SparkSession", before: str, changes: str) -> str:
-        """A new base: the table as it was, with a step's changes, written anew."""
-        schema = self.schema(before)
-        keys = [*self._manifests.load(before).parts, changes]
-        objects = [item for key in keys for item in self._manifests.load(key).objects]
-        df = rows.netted(read_objects(spark, self.storage, stored(schema), objects), schema)
-        target, content = table_of(place.pipeline, place.view), self._after(before, changes)
-        frame, digest = digests.observed(df)
-        written = write_frame(frame, self.storage, self.storage.objects, _prefix(place, target))
-        if digest() != content:
-            raise WriteMismatch(
-                f"the table of {place.view} was written with the digest {digests.text_of(digest())},"
-                f" and its steps come to {digests.text_of(content)}"
-            )
-        parts = []
-        if written.rows:
-            parts.append(
-                self._put(place, target, part="base", written=written, schema=schema, digest=content)
-            )
-        return self._put(place, target, parts=parts, schema=schema, digest=content)
 
     def set_aside(
         self,
@@ -198,11 +230,13 @@ class Tables:
         schema: "StructType",
         part: str = "",
         parts: Sequence[str] | None = None,
+        within: list[list[tuple[int, int]]] | None = None,
         written: Written | None = None,
         digest: int,
     ) -> str:
         state = ManifestState.COMPLETE if parts or written else ManifestState.EMPTY
         body = Manifest(
+            format=2 if within else 1,
             state=state,
             dataset=target.name,
             version=target.version,
@@ -211,6 +245,7 @@ class Tables:
             part=part,
             objects=list(written.objects) if written else [],
             parts=list(parts or ()),
+            within=within or [],
             schema=schema_text(schema),
             digest=digests.text_of(digest),
             created_at=datetime.fromtimestamp(self._clock.wall(), UTC).isoformat(),
@@ -222,14 +257,6 @@ class Tables:
         self.storage.objects.put(key, manifest.encode(body))
         crash.point("views.manifest.after")
         return key
-
-
-def stored(schema: "StructType") -> "StructType":
-    """The columns of a table's files."""
-    from pyspark.sql import types as st
-
-    extra = [st.StructField(name, st.LongType()) for name in (rows.HIGH, rows.LOW, WEIGHT)]
-    return st.StructType([*schema.fields, *extra])
 
 
 def schema_text(schema: "StructType") -> str:

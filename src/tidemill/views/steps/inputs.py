@@ -68,6 +68,13 @@ class ManifestReader:
                 self._kept.popitem(last=False)
         return found
 
+    def load_all(self, keys: Sequence[str]) -> list[Manifest]:
+        """Several manifests, in the order given; many of them are fetched at once."""
+        if len(keys) < READERS:
+            return [self.load(key) for key in keys]
+        with ThreadPoolExecutor(READERS, thread_name_prefix="manifests") as pool:
+            return list(pool.map(self.load, keys))
+
     def leaves(self, key: str) -> list[Manifest]:
         """The manifests that list objects: the parts' of a root, else the one itself."""
         found = self.load(key)

@@ -1,0 +1,175 @@
+"""Which windows of a view's table a step rewrites: never more than its budget, and every row in one place."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tidemill.lots import manifest
+from tidemill.lots.manifest import Manifest, ManifestState, StoredObject
+from tidemill.views.spark import pieces
+from tidemill.views.spark.pieces import (
+    EVERY,
+    FAN,
+    Piece,
+    budget,
+    exchanged,
+    listing,
+    overlap,
+    pieces_of,
+    plan,
+    run_of,
+)
+from tidemill.views.trace.slices import GRAINS
+
+
+class Model:
+    """A table whose rows are (grain, number) pairs with weights; what runs hold is kept beside."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.runs: dict[str, Counter[tuple[int, int]]] = {}
+        self.spans: dict[str, tuple[int, int]] = {}
+        self.pieces: list[Piece] = []
+        self.truth: Counter[tuple[int, int]] = Counter()
+        self.rewritten = 0
+
+    def step(self, inserted: int, deleted: int = 0) -> None:
+        """One step's changes, and the merges that go with it."""
+        change: Counter[tuple[int, int]] = Counter()
+        for _ in range(inserted):
+            change[self.chance.randrange(GRAINS), self.chance.randrange(1 << 40)] += 1
+        for row in self.chance.sample(sorted(self.truth), min(deleted, len(self.truth))):
+            change[row] -= 1
+        self.add(change, EVERY)
+        self.truth = Counter({row: 1 for row, weight in (self.truth | change).items() if change[row] >= 0})
+        allowed = budget(len(change), self.pieces)
+        done = 0
+        for window in plan(self.pieces, allowed):
+            rows: Counter[tuple[int, int]] = Counter()
+            for piece in window.pieces:
+                held = self.rows(piece)
+                rows.update(held)
+                done += len(held)
+            left = Counter({row: weight for row, weight in rows.items() if weight})
+            self.pieces = exchanged(self.pieces, window, [])
+            if left:
+                self.add(left, (window.low, window.high))
+        self.rewritten += done
+        assert done <= allowed * 1.5  # how many rows a piece has that was cut is an estimate
+
+    def add(self, rows: Counter[tuple[int, int]], grains: tuple[int, int]) -> None:
+        name = f"run-{len(self.runs)}"
+        self.runs[name], self.spans[name] = rows, grains
+        self.pieces.append(run_of(name, grains, len(rows)))
+
+    def rows(self, piece: Piece) -> Counter[tuple[int, int]]:
+        held = self.runs[piece.part].items()
+        return Counter({row: weight for row, weight in held if piece.low <= row[0] <= piece.high})
+
+    def check(self) -> None:
+        total: Counter[tuple[int, int]] = Counter()
+        for piece in self.pieces:
+            total.update(self.rows(piece))
+        assert {row: weight for row, weight in total.items() if weight} == self.truth
+        parts, within = listing(self.pieces)  # and as a manifest has it
+        again = pieces_of(body(parts=parts, within=within), [self.leaf(part) for part in parts])
+        told = lambda piece: (*piece[:3], *piece[4:])  # noqa: E731
+        assert sorted(map(told, again)) == sorted(map(told, self.pieces))
+
+    def leaf(self, part: str) -> Manifest:
+        span = self.spans[part]
+        listed = [StoredObject(uri=part, rows=len(self.runs[part]))]
+        return body(objects=listed, within=[] if span == EVERY else [[span]])
+
+
+def body(**fields: Any) -> Manifest:
+    made = Manifest(state=ManifestState.COMPLETE, dataset="t", version="1", lot="l", attempt="a", **fields)
+    return manifest.decode(manifest.encode(made))
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Budgets of hundreds of rows instead of a hundred thousand."""
+    monkeypatch.setattr(pieces, "FLOOR_ROWS", 100)
+    monkeypatch.setattr(pieces, "SLICE_ROWS", 400)
+    monkeypatch.setattr(pieces, "SHARE", 16)
+
+
+@pytest.mark.rule("DBSP-47")
+@pytest.mark.parametrize("seed", range(2))
+def test_every_row_counts_once_and_no_step_rewrites_more_than_its_budget(small: None, seed: int) -> None:
+    chance = random.Random(seed)
+    table = Model(chance)
+    table.step(3_000)  # a load
+    most = 0
+    for number in range(100):
+        size = chance.choice([1, 5, 40, 40, 200])
+        table.step(size, chance.randrange(size + 1))
+        most = max(most, len(table.pieces))
+        if number % 25 == 0:
+            table.check()
+    table.check()
+    assert table.rewritten > 3_000  # the load was merged as well
+    assert most < 60
+
+
+@pytest.mark.rule("DBSP-47")
+def test_a_table_that_grew_step_by_step_is_rewritten_a_few_times_and_not_with_every_step(small: None) -> None:
+    table = Model(random.Random(1))
+    for _ in range(150):
+        table.step(30)
+    table.check()
+    assert table.rewritten < 12 * 150 * 30
+    assert len(table.pieces) < 60
+
+
+def test_pieces_of_which_little_is_left_come_together(small: None) -> None:
+    table = Model(random.Random(2))
+    table.step(4_000)
+    for _ in range(60):
+        table.step(100)
+    assert len(table.pieces) > 16
+    for _ in range(70):
+        table.step(0, 140)
+    for _ in range(60):
+        table.step(2, 2)
+    table.check()
+    assert len(table.truth) < 300
+    assert len(table.pieces) < 16
+
+
+def test_few_runs_are_left_alone_and_pieces_behind_each_other_do_not_overlap() -> None:
+    some = [run_of(f"r{n}", EVERY, 10) for n in range(FAN - 1)]
+    assert plan(some, 10**6) == []
+    (window,) = plan([*some, run_of("r8", EVERY, 10)], 10**6)
+    assert (window.low, window.high, len(window.pieces)) == (*EVERY, FAN)
+    assert overlap(some)
+    assert not overlap([run_of("a", (0, 9), 1), run_of("b", (10, 20), 1)])
+    assert listing([run_of("a", (0, 9), 1), run_of("b", EVERY, 1)]) == (["a", "b"], [])
+    cut = run_of("b", EVERY, 10).within(100, GRAINS - 1)
+    assert cut is not None
+    assert listing([cut]) == (["b"], [[(100, GRAINS - 1)]])
+
+
+@pytest.mark.rule("DBSP-47")
+def test_a_large_table_is_rewritten_in_slices_and_small_steps_leave_it_alone() -> None:
+    table = [run_of("load", EVERY, 10_000_000)]
+    rewritten = []
+    for number in range(400):
+        table.append(run_of(f"c{number}", EVERY, 10_000))
+        allowed = budget(10_000, table)
+        windows = plan(table, allowed)
+        rewritten.append(sum(window.rows for window in windows))
+        for place, window in enumerate(windows):
+            table = exchanged(
+                table, window, [run_of(f"m{number}-{place}", (window.low, window.high), round(window.rows))]
+            )
+        assert rewritten[-1] <= allowed + 1 <= 210_000
+        assert len({piece.part for piece in table}) < 40 + 14_000_000 / 65_536
+        cut = {(piece.low, piece.high) for piece in table if not piece.whole}
+        assert len(cut) <= 2  # so many scans a reader has beside the one of whole files
+    assert not any(piece.part == "load" for piece in table)
+    assert abs(sum(piece.rows for piece in table) - 14_000_000) < 10_000
+    assert sum(rewritten) < 10 * (10_000_000 + 4_000_000)
