@@ -19,9 +19,10 @@ from tidemill.store import Tx
 from tidemill.triggers import alarms, schedules, subscriptions
 from tidemill.triggers.subscriptions import MOST_SOURCES, Terms
 from tidemill.triggers.terms import CatchUp
-from tidemill.views.steps import records
+from tidemill.views.steps import records, retired
 from tidemill.views.steps.keys import StepKeys, alarm_of, group_id, group_source, step_log
 from tidemill.views.steps.records import Record
+from tidemill.views.steps.retired import Retired
 
 MOST_VIEWS = (MOST_TARGETS - 2) // 2
 """A step's attempt has two targets for each view (its changes, its table), one for what is set aside, and one
@@ -143,7 +144,9 @@ def declare(tx: Tx, keys: StepKeys, pipeline: str, spec: GroupSpec) -> Group:
         group = _decoder.decode(raw)
         if group.spec == spec:
             return group
+        retired.keep(tx, keys, pipeline, _gone(group, spec))
         group = msgspec.structs.replace(group, spec=spec)
+    retired.forget(tx, keys, pipeline, [view.name for view in spec.views])
     write(tx, keys, pipeline, group)
     tx.clear(keys.circuit[pipeline], quiet=True)  # the next declaration of the circuit is a change
     _subscribe(tx, keys, pipeline, group)
@@ -153,16 +156,29 @@ def declare(tx: Tx, keys: StepKeys, pipeline: str, spec: GroupSpec) -> Group:
 def remove(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> bool:
     """Forget a group that nobody declares any more: a run of it commits nothing from now on.
 
-    One that is declared under its name later is a new one. The head stays where it is: heads only grow.
+    One that is declared under its name later is a new one. The head stays where it is: heads only grow. Its
+    views' tables stay, and can be read (`retired`).
     """
-    if tx.get(keys.group[pipeline, group]) is None:
+    raw = tx.get(keys.group[pipeline, group])
+    if raw is None:
         return False
+    retired.keep(tx, keys, pipeline, _gone(_decoder.decode(raw), None))
     subscriptions.remove(tx, keys.triggers, group_id(pipeline, group))
     alarms.set_at(tx, keys.triggers, alarm_of(pipeline, group), None)
     tx.clear(keys.group[pipeline, group], quiet=True)
     tx.clear_range(*keys.step.under(pipeline, group))
     tx.clear(keys.circuit[pipeline], quiet=True)
     return True
+
+
+def _gone(group: Group, spec: GroupSpec | None) -> list[Retired]:
+    """The views of a group that have a table, and are not in this declaration of it."""
+    names = {view.name for view in spec.views} if spec is not None else set()
+    return [
+        Retired(view=one.view, group=group.spec.name, step=group.step, table=one.table)
+        for one in group.made
+        if one.view not in names
+    ]
 
 
 def declare_circuit(tx: Tx, keys: StepKeys, pipeline: str, version: str, holder: str) -> Record | Busy | None:

@@ -7,6 +7,7 @@
 (C, "step-range", P, name, version, n)     the same as of step n, where it moved: positions at any step
 (C, "group", P, group)                     a group: what it consists of, and the step it has committed
 (C, "group-step", P, group, n)             what its commit of step n published
+(C, "retired", P, view)                    where the table of a view was that nobody declares any more
 (C, "lease", "coordinator", P)             the coordinator's epoch
 """
 
@@ -28,6 +29,7 @@ class StepKeys(PublishKeys):
         self.range = Space(cluster, "step-range")
         self.group = Space(cluster, "group")
         self.step = Space(cluster, "group-step")
+        self.retired = Space(cluster, "retired")
 
     def office(self, pipeline: str) -> bytes:
         """The coordinator's lease."""

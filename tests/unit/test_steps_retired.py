@@ -1,0 +1,58 @@
+"""Views and groups that nobody declares any more: stepped no more, and still to be found."""
+
+from tests.unit.steps_stage import P, StepStage, spec
+from tests.unit.test_triggers_heap import DAY_US
+from tidemill.triggers import subscriptions
+from tidemill.views.steps import groups, retired
+from tidemill.views.steps.groups import GroupSpec, ViewSpec
+from tidemill.views.steps.keys import group_id
+
+
+def names(stage: StepStage) -> list[tuple[str, str, int]]:
+    found = stage.store.run(lambda tx: retired.listed(tx, stage.keys, P))
+    return [(one.view, one.group, one.step) for one in found]
+
+
+def test_a_view_that_is_taken_out_of_its_group_keeps_its_table_until_it_is_declared_again() -> None:
+    stage = StepStage()
+    orders = stage.dataset()
+    both = GroupSpec(name="g", views=tuple(ViewSpec(name=one, code="c", reads=(orders,)) for one in "ab"))
+    stage.declare(both)
+    node = stage.node("n", DAY_US)
+    stage.publish(orders)
+    stage.settle(node, "g")
+    table = stage.group("g").tables["b"]
+    one = GroupSpec(name="g", views=both.views[:1])
+    stage.declare(one, circuit="2")
+    assert names(stage) == [("b", "g", stage.group("g").step)]
+    kept = stage.store.run(lambda tx: retired.find(tx, stage.keys, P, "b"))
+    assert kept is not None
+    assert kept.table == table
+    stage.publish(orders)
+    stage.settle(node, "g")
+    assert set(stage.group("g").tables) == {"a"}
+    stage.declare(both, circuit="3")
+    assert names(stage) == []
+    stage.settle(node, "g")
+    assert set(stage.group("g").tables) == {"a", "b"}
+    stage.check()
+
+
+def test_a_group_that_is_removed_is_woken_no_more_and_its_tables_stay() -> None:
+    stage = StepStage()
+    orders = stage.dataset()
+    stage.declare(spec("g", orders), spec("h", orders))
+    node = stage.node("n", DAY_US)
+    stage.publish(orders)
+    stage.settle(node, "g", "h")
+    step, table = stage.group("g").step, stage.group("g").tables["g"]
+    assert stage.run(groups.remove, stage.keys, P, "g")
+    assert stage.store.run(lambda tx: subscriptions.read(tx, stage.triggers, group_id(P, "g"))) is None
+    kept = stage.store.run(lambda tx: retired.find(tx, stage.keys, P, "g"))
+    assert kept is not None
+    assert (kept.step, kept.table) == (step, table)
+    stage.publish(orders)
+    assert stage.begin(node, "g") is None
+    stage.settle(node, "h")
+    assert names(stage) == [("g", "g", step)]
+    assert not stage.run(groups.remove, stage.keys, P, "g"), "once"
