@@ -22,7 +22,7 @@ from tidemill.events import Event
 from tidemill.spark.sessions import SparkSettings
 
 PATIENCE_S = 1_800.0
-TIMED = ("plan_s", "job_s", "kernel_s", "place", "rung")
+TIMED = ("plan_s", "job_s", "load_s", "kernel_s", "place", "rung")
 
 
 class StepFailed(Exception):
@@ -131,6 +131,7 @@ class Kept:
                 told["until_record_ms"] = (at - began) * 1e3
             if name == "StepTimed":
                 told |= {key: getattr(event, key) for key in TIMED if hasattr(event, key)}
+                told["incremental"] = self.view.name in getattr(event, "views", ())
         return told
 
     def _alive(self) -> bool:

@@ -105,6 +105,9 @@ class Timing:
         told = {key: self.of(key) for key in ("until_record_ms", "plan_s", "job_s", "kernel_s")}
         words = {key: sorted({str(one[key]) for one in self.told if key in one}) for key in ("place", "rung")}
         more: dict[str, Any] = {"engine": {key: value for key, value in {**told, **words}.items() if value}}
+        known = [one["incremental"] for one in self.told if "incremental" in one]
+        if known:
+            more["incremental_steps"] = f"{sum(known)} of {len(self.told)}"
         if self.arrive_ms:
             more["arrive_ms"] = rounded(statistics.median(self.arrive_ms))
         return self.series(name).as_json() | {key: value for key, value in more.items() if value}
@@ -174,7 +177,7 @@ class Followed:
             arguments = {"tables": {one: str(tables / one) for one in self.ddl}, "ddl": self.ddl}
             plain = folder / "plain"
             self.stage.recompute.ask("result", **arguments, sql=self.query.sql, path=str(plain))
-            _compare(self.name, pq.read_table(ours), pq.read_table(plain))
+            compare(self.name, pq.read_table(ours), pq.read_table(plain))
         self.stage.report.say(f"{self.name}: equal to plain Spark")
 
     def end(self) -> None:
@@ -290,7 +293,8 @@ def files_of(folder: Path) -> list[str]:
     return [str(path) for path in sorted(folder.glob("*.parquet"))]
 
 
-def _compare(name: str, ours: pa.Table, plain: pa.Table) -> None:
+def compare(name: str, ours: pa.Table, plain: pa.Table) -> None:
+    """The same rows, in whatever order; else `Differs`. There are no NULLs."""
     if ours.column_names != plain.column_names or ours.num_rows != plain.num_rows:
         raise Differs(
             f"{name}: {ours.num_rows} rows of {ours.column_names}, and plain Spark has {plain.num_rows} of "
