@@ -1,41 +1,41 @@
 """Rows that come from outside while a runner runs, made to fit their table."""
 
 import hmac
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 
-from tidemill.lots.checks import Check
-from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.datasets import Dataset, Drift
+from tidemill.pipeline import fitting
 from tidemill.pipeline import rows as given
 from tidemill.sources.declarations import source_id
 from tidemill.sources.pushing import PushSpec
-from tidemill.spark import operations, schema
-from tidemill.spark.checking import refuse
-from tidemill.spark.checking_arrow import check_table
+from tidemill.sources.records import Growing
+from tidemill.spark import schema
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
 
 
-def converter(dataset: Dataset, checks: Sequence[Check] = ()) -> Callable[[Any], pa.Table]:
+def converter(dataset: Dataset) -> Callable[[Any], pa.Table]:
     """What makes a table of the declared columns, of dictionaries or a table; raises what is wrong.
 
-    - checks: what the rows must pass, each of them: whoever sends them is there to hear it.
+    Of a dataset that lets rows drift it keeps what does not fit, or gives what they bring (LOT-34).
     """
+    if dataset.drift is Drift.RESCUE:
+        return fitting.rescuing(dataset)
+    grown = growing(dataset)
+    if grown is not None:
+        return lambda rows: grown.convert(rows, grown.columns(rows, dataset.schema))
     wanted = schema.to_arrow(schema.parse(dataset.schema))
-    operation = operations.Operation.UPSERT if dataset.kind is Kind.KEYED else operations.Operation.APPEND
+    return lambda rows: given.to_table(rows, wanted, dataset.name)
 
-    def convert(rows: Any) -> pa.Table:
-        table = given.to_table(rows, wanted, dataset.name)
-        if checks:
-            checked = check_table(operations.stored_table(table, dataset, operation), checks, dataset.kind)
-            refuse(dataset.name, checks, checked.counts, table.num_rows)
-        return table
 
-    return convert
+def growing(dataset: Dataset) -> Growing | None:
+    """What makes rows for a dataset that gains columns; None for any other."""
+    return fitting.Grown(dataset) if dataset.drift is Drift.EVOLVE else None
 
 
 def settled_push(pipeline: "Pipeline", dataset: str, spec: PushSpec) -> PushSpec:

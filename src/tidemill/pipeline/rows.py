@@ -64,10 +64,11 @@ def _of_python(rows: Sequence[Any], schema: pa.Schema, table: str) -> pa.Table:
                 f"row {number} for {table} is {row!r:.80}",
                 hint=f"give a dictionary, or a tuple of {len(names)}: {', '.join(names)}",
             )
-    return pa.table([_array(columns[field.name], field, table) for field in schema], schema=schema)
+    return pa.table([array(columns[field.name], field, table) for field in schema], schema=schema)
 
 
-def _array(values: list[Any], field: pa.Field, table: str) -> pa.Array:
+def array(values: list[Any], field: pa.Field, table: str) -> pa.Array:
+    """A column of these values; `AppendRefused` names the first that does not fit."""
     if pa.types.is_decimal(field.type):
         values = [_decimal(value) for value in values]
     try:

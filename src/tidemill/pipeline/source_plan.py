@@ -1,14 +1,14 @@
 """Planning of sources: what arrives from outside, and the tables it goes into."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from tidemill.errors import DeclarationError
-from tidemill.lots.checks import Check, drops, strict
-from tidemill.lots.datasets import Dataset, Drift
+from tidemill.lots.checks import drops, strict
+from tidemill.lots.datasets import Dataset
 from tidemill.pipeline.appending import spelled
 from tidemill.pipeline.catalog import Catalog, at
 from tidemill.pipeline.declarations import SourceDecl
-from tidemill.pipeline.incoming import converter, settled_push
+from tidemill.pipeline.incoming import converter, growing, settled_push
 from tidemill.pipeline.stages import DeclareSource
 from tidemill.runner.program import SourceProgram, StreamProgram
 from tidemill.sources.bucket import BucketSpec
@@ -65,7 +65,6 @@ class SourcePlanner:
         return SourceProgram(spec=spec, place=place, where=str(decl.line))
 
     def _pushed(self, decl: SourceDecl, spec: PushSpec, known: Dataset) -> StreamProgram:
-        self._without_spark(known, decl.checks)
         place = settled_push(self.pipeline, decl.dataset, spec)
         self.catalog.stages.append(
             DeclareSource(dataset=known.name, detail=place.shown, where=str(decl.line))
@@ -74,12 +73,13 @@ class SourcePlanner:
             id=source_id(self.pipeline.name, decl.dataset),
             dataset=known,
             place=place,
-            convert=converter(known, strict(decl.checks)),
+            convert=converter(known),
             where=str(decl.line),
+            checks=strict(decl.checks),
+            growing=growing(known),
         )
 
     def _drawn(self, decl: SourceDecl, spec: PollSpec | KafkaSpec, known: Dataset) -> StreamProgram:
-        self._without_spark(known, decl.checks)
         self.catalog.stages.append(DeclareSource(dataset=known.name, detail=spec.shown, where=str(decl.line)))
         return StreamProgram(
             id=source_id(self.pipeline.name, decl.dataset),
@@ -89,18 +89,5 @@ class SourcePlanner:
             where=str(decl.line),
             quarantine=self.catalog.quarantine(known.id, None, decl.line, f"source of {decl.dataset}"),
             checks=decl.checks,
+            growing=growing(known),
         )
-
-    @staticmethod
-    def _without_spark(dataset: Dataset, checks: Sequence[Check]) -> None:
-        if dataset.drift is not Drift.FREEZE:
-            raise DeclarationError(
-                f"{dataset.name} has drift={dataset.drift.value!r}: what comes in no files fits it, or not",
-                hint="leave drift= out, or let them come in files",
-            )
-        for one in checks:
-            if one.kind == "expect":
-                raise DeclarationError(
-                    f"the check {one.name} is an expression of Spark, and these rows are written without it",
-                    hint="check it in an arc that reads them",
-                )

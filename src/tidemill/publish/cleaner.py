@@ -103,10 +103,14 @@ class Cleaner:
         self._after = ""  # the open attempt up to which we have looked
 
     def clean(self, limit: int = PAGE) -> bool:
-        """One page of everything; True when there may be more to do now."""
+        """One page of everything; True when there may be more to do now.
+
+        Attempts are swept before a layout of theirs is removed: what one left is told by its manifest.
+        """
         more = self.abandon_lost(limit)
-        more |= self.remove_retired(limit) == limit
-        return self.sweep(limit) == limit or more
+        if self.sweep(limit) == limit:
+            return True
+        return self.remove_retired(limit) == limit or more
 
     def abandon_lost(self, limit: int = PAGE) -> bool:
         """Give up a page of the open attempts whose nodes are gone; False at the end of a round."""

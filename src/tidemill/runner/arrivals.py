@@ -32,6 +32,7 @@ from tidemill.sources.pushing import PushSpec
 from tidemill.sources.receiving import Receiver
 from tidemill.sources.windows import Failed
 from tidemill.sources.work import SourceWork
+from tidemill.spark.evaluating import Evaluate
 from tidemill.store import Store
 
 POLL_EVERY_S = 1.0
@@ -71,6 +72,7 @@ class Ground:
 
     - watching: does this runner stay for what arrives? One that does not receives nothing.
     - keeper: of the node's leases, renewed by a thread of its own.
+    - evaluate: tells which rows expressions are true for, on this runner's Spark.
     """
 
     store: Store
@@ -83,6 +85,7 @@ class Ground:
     chance: random.Random
     emit: Emit
     watching: Callable[[], bool]
+    evaluate: Evaluate | None = None
 
 
 def arrival(ground: Ground, source: SourceProgram | StreamProgram) -> Arrival:
@@ -187,6 +190,9 @@ class PushArrival:
             clock=ground.clock,
             chance=random.Random(ground.chance.getrandbits(64)),
             fence=held.fence,
+            checks=source.checks,
+            growing=source.growing,
+            evaluate=ground.evaluate,
             emit=ground.emit,
         )
         server = PushServer(
@@ -286,6 +292,8 @@ def drawer(ground: Ground, source: StreamProgram) -> Drawer:
         source.dataset,
         source.quarantine,
         checks=source.checks,
+        growing=source.growing,
+        evaluate=ground.evaluate,
         store=ground.store,
         keys=ground.keys,
         node=ground.node,

@@ -83,6 +83,7 @@ class Life:
             chance=loop.chance,
             emit=loop.emit,
             watching=lambda: loop.watching,
+            evaluate=loop.evaluate,
         )
         self.arrivals: Mapping[str, Arrival] = {
             name: arrival(ground, source) for name, source in loop.program.sources.items()

@@ -37,6 +37,7 @@ from tidemill.runner.projecting import Projecting
 from tidemill.runner.tally import Tally
 from tidemill.runner.upkeep import Upkeep
 from tidemill.sources.keys import SourceKeys
+from tidemill.spark.evaluating import Evaluate
 from tidemill.store import Store, Tx
 from tidemill.triggers import runs, schedules, subscriptions, templates
 from tidemill.triggers.events import RunFailed, RunLapsed, RunStarted
@@ -94,6 +95,7 @@ class Loop:
         lines: how many runs at once.
         heap: the cluster's; left out, in the bucket that the objects lie in, or else in the store.
         rewrite: writes the small files of a lot anew; left out, lots are not compacted here.
+        evaluate: tells which rows expressions are true for, for checks of what is received or fetched.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class Loop:
         projections: bool = True,
         heap: Heap | None = None,
         rewrite: Rewrite | None = None,
+        evaluate: Evaluate | None = None,
     ) -> None:
         self.store = store
         self.keys = keys
@@ -149,6 +152,7 @@ class Loop:
         self._unfinished: set[tuple[str, str]] = set()  # lots that were asked for, whose work broke off
         self._away = 0  # turns in a row in which the store did not answer
         self.rewrite = rewrite
+        self.evaluate = evaluate
         self._graces = Graces(store, self.arc_keys, [one.spec for one in program.arcs.values()])
         self._poll_at: dict[str, float] = {}
         self._ask_at: dict[str, float] = {}

@@ -20,6 +20,7 @@ from tidemill.sources.folder import FolderSpec
 from tidemill.sources.kafka import KafkaSpec
 from tidemill.sources.polling import PollSpec
 from tidemill.sources.pushing import PushSpec
+from tidemill.sources.records import Growing
 from tidemill.spark.operations import stored_schema
 from tidemill.views.circuit.operators import Output as CircuitOutput
 from tidemill.views.spark.crossings import ClockUse
@@ -55,6 +56,7 @@ class StreamProgram:
 
     - convert: a list of dictionaries, or a table, as a table of the declared columns; raises what is wrong.
     - quarantine: where what does not fit goes; None where whoever sends it is told.
+    - growing: makes rows for a table that gains columns.
     """
 
     id: str
@@ -64,6 +66,7 @@ class StreamProgram:
     where: str
     quarantine: DatasetId | None = None
     checks: tuple[Check, ...] = ()
+    growing: Growing | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

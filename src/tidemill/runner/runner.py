@@ -19,6 +19,7 @@ from tidemill.runner.part_futures import PartFutures, resource_of
 from tidemill.runner.presence import Presence
 from tidemill.runner.program import Program
 from tidemill.runner.tally import Tally
+from tidemill.spark.evaluating import evaluator
 from tidemill.spark.sessions import interrupt, kept, tagged
 from tidemill.spark.storage import Storage
 from tidemill.store import Store
@@ -97,6 +98,7 @@ class Runner:
             chance=chance,
             emit=emit,
             rewrite=on_spark(spark, storage),
+            evaluate=evaluator(spark),
         )
 
     def _lend(self, stop: threading.Event) -> Tally:

@@ -20,7 +20,7 @@ from tidemill.sources.drawing import Drawer, Drawn, Move
 from tidemill.sources.events import MarkSkipped, PartitionStuck
 from tidemill.sources.holdings import Holdings
 from tidemill.sources.kafka import KafkaSpec
-from tidemill.sources.records import Convert, Record, sift
+from tidemill.sources.records import Convert, Record
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
@@ -172,7 +172,9 @@ class TopicReader:
             if self._marks[name] != raw:
                 moves.append(Move(name, raw, self._marks[name]))
         if moves:  # where it begins is settled now: what arrives from now on is not lost
-            self._drawer.publish(sift([], self._convert), moves, partial(self.holdings.fence, names))
+            self._drawer.publish(
+                self._drawer.sift([], self._convert), moves, partial(self.holdings.fence, names)
+            )
         self._opened().assign([TopicPartition(self.spec.topic, int(name), at) for name, at in first.items()])
         self._drawer.tell({name: self._stuck.get(name, "") for name in names})
         self._assigned = frozenset(names)
@@ -204,7 +206,7 @@ class TopicReader:
         if not ends:
             return Drawn("", 0, 0)
         moves = [Move(name, self._marks[name], msgspec.msgpack.encode(at)) for name, at in ends.items()]
-        sifted = sift(records, self._convert, self._drawer.dataset.key)
+        sifted = self._drawer.sift(records, self._convert)
         drawn = self._drawer.publish(sifted, moves, partial(self.holdings.fence, list(ends)))
         self._marks |= {move.mark: move.after for move in moves}
         return drawn

@@ -30,11 +30,13 @@ from tidemill.publish.ids import new_attempt
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.parts import PartDone, PartSink, PartTask, SinkWritten
 from tidemill.sources.events import BatchDrawn
+from tidemill.sources.growing import columns_of, fingerprint, grow, rescued
 from tidemill.sources.keys import SourceKeys
-from tidemill.sources.records import BAD, Sifted
+from tidemill.sources.records import BAD, Convert, Growing, Record, Sifted, sift
 from tidemill.spark import operations
 from tidemill.spark.checking import refuse
 from tidemill.spark.checking_arrow import check_table
+from tidemill.spark.evaluating import Evaluate
 from tidemill.spark.writing import write_table
 from tidemill.store import Store, Tx
 
@@ -65,7 +67,9 @@ class Drawer:
         source: the author of its attempts.
         dataset: as declared; one without intervals.
         quarantine: where records go that do not fit, and rows that checks take out.
-        checks: what is expected of the rows of each batch; expressions need Spark, and are not among them.
+        checks: what is expected of the rows of each batch.
+        growing: makes rows for a dataset that gains the columns which they bring.
+        evaluate: tells which rows expressions are true for, on Spark.
     """
 
     def __init__(
@@ -75,6 +79,8 @@ class Drawer:
         quarantine: DatasetId,
         *,
         checks: Sequence[Check] = (),
+        growing: Growing | None = None,
+        evaluate: Evaluate | None = None,
         store: Store,
         keys: SourceKeys,
         node: Node,
@@ -87,6 +93,8 @@ class Drawer:
         self.dataset = dataset
         self._quarantine = quarantine
         self._checks = checks
+        self._growing = growing
+        self._evaluate = evaluate
         self._store = store
         self._keys = keys
         self._node = node
@@ -120,6 +128,13 @@ class Drawer:
         self._store.run(write)
         self._said |= news
 
+    def sift(self, records: Sequence[Record], convert: Convert) -> Sifted:
+        """Make rows of what was fetched, with the columns that the dataset has by now."""
+        known = ""
+        if self._growing is not None:
+            known = self._store.run(lambda tx: columns_of(tx, self._keys, self.dataset.id))
+        return sift(records, convert, self.dataset.key, growing=self._growing, known=known)
+
     def publish(self, sifted: Sifted, moves: Sequence[Move], fence: Fence) -> Drawn:
         """Publish a batch and move its marks; without rows, only the marks.
 
@@ -129,7 +144,7 @@ class Drawer:
         kind = self.dataset.kind
         operation = operations.Operation.UPSERT if kind is Kind.KEYED else operations.Operation.APPEND
         stored = operations.stored_table(sifted.rows, self.dataset, operation)
-        checked = check_table(stored, self._checks, kind)
+        checked = check_table(stored, self._checks, kind, self._evaluate)
         if stored.num_rows:
             refuse(self.dataset.name, self._checks, checked.counts, checked.rows.num_rows)
         bad = pa.concat_tables([sifted.bad, _padded(checked.quarantined)])
@@ -139,14 +154,20 @@ class Drawer:
         hold = self._begin(fence)
         try:
             self._manifests.intend(hold)
-            rows = self._write(hold, checked.rows, bad, checked.counts)
-            self._door.publish(hold, rows, move=lambda tx, _: self._move(tx, moves, fence))
+            counts = checked.counts | rescued(self.dataset, checked.rows)
+            rows = self._write(hold, checked.rows, bad, counts, sifted.columns)
+            self._door.publish(hold, rows, move=lambda tx, _: self._moved(tx, moves, fence, sifted.columns))
         except TidemillError as error:
             self._door.abandon(hold, error.message)
             raise
         drawn = Drawn(hold.draft.lot, checked.rows.num_rows, bad.num_rows)
         self._emit(BatchDrawn(source=self.source, lot=drawn.lot, rows=drawn.rows, bad=drawn.bad))
         return drawn
+
+    def _moved(self, tx: Tx, moves: Sequence[Move], fence: Fence, columns: str) -> None:
+        self._move(tx, moves, fence)
+        if columns:
+            grow(tx, self._keys, self.dataset.id, columns)
 
     def _move(self, tx: Tx, moves: Sequence[Move], fence: Fence) -> None:
         fence(tx)
@@ -168,14 +189,22 @@ class Drawer:
 
         return self._step("draw", begin)
 
-    def _write(self, hold: Hold, rows: pa.Table, bad: pa.Table, counts: dict[str, int]) -> list[LotRow]:
+    def _write(
+        self, hold: Hold, rows: pa.Table, bad: pa.Table, counts: dict[str, int], columns: str
+    ) -> list[LotRow]:
         written = []
         for target, table in zip(hold.draft.targets, (rows, bad), strict=True):
             prefix = layout.data_prefix(*target.dataset.parts, target.lot, hold.draft.id)
             made = write_table(table, self._objects, prefix)
-            told = counts if target.dataset == self.dataset.id else {}
+            of_rows = target.dataset == self.dataset.id
             written.append(
-                SinkWritten(dataset=target.dataset, objects=made.objects, rows=made.rows, checks=told)
+                SinkWritten(
+                    dataset=target.dataset,
+                    objects=made.objects,
+                    rows=made.rows,
+                    checks=counts if of_rows else {},
+                    schema=columns if of_rows else "",
+                )
             )
         task = PartTask(
             kind="draw",
@@ -187,7 +216,7 @@ class Drawer:
             key="",
             sinks=tuple(PartSink(dataset=one.dataset) for one in hold.draft.targets),
         )
-        prints = {self.dataset.id: self.dataset.fingerprint}
+        prints = {self.dataset.id: fingerprint(self.dataset, columns)}
         done = PartDone(task=task, written=tuple(written))
         part = self._manifests.part_made(hold, done, alone=True, fingerprints=prints)
         return self._manifests.finish(hold, [part], prints)

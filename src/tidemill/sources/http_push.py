@@ -212,7 +212,7 @@ class _Handler(BaseHTTPRequestHandler):
         rows = parsed(body, self.headers.get("Content-Type", ""))
         try:
             table = endpoint.convert(rows)
-            waiting = endpoint.receiver.submit(table, identity)
+            waiting = endpoint.receiver.submit(table, identity, rows)
             receipt = waiting.result(push.answer_s)
         except PushBusy as busy:
             raise Refusal(429, busy.code, busy.message, busy.hint) from None

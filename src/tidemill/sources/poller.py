@@ -20,7 +20,7 @@ from tidemill.sources.drawing import Drawer, Drawn, Fence, Move
 from tidemill.sources.events import MarkSkipped
 from tidemill.sources.exchange import Answer, Limits
 from tidemill.sources.polling import PollSpec
-from tidemill.sources.records import Convert, Record, sift
+from tidemill.sources.records import Convert, Record
 
 MARK = "poll"
 _LINES = frozenset(
@@ -76,7 +76,7 @@ class Poller:
             records, mark = self._version(answer, taken)
         if mark == taken:
             return Drawn("", 0, 0)
-        sifted = sift(records, self._convert, self._drawer.dataset.key)
+        sifted = self._drawer.sift(records, self._convert)
         return self._drawer.publish(sifted, [Move(MARK, raw, msgspec.msgpack.encode(mark))], fence)
 
     def _ask(self, taken: Taken) -> Answer:

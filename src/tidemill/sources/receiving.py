@@ -15,7 +15,7 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -25,6 +25,7 @@ from tidemill.clock import Clock
 from tidemill.cluster.nodes import Node
 from tidemill.errors import (
     BadSource,
+    DatasetChanged,
     LeaseLost,
     ProducerConflict,
     PushBusy,
@@ -34,6 +35,7 @@ from tidemill.errors import (
 )
 from tidemill.events import Emit, ignore
 from tidemill.lots import layout, lots, producers
+from tidemill.lots.checks import Check
 from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.producers import Identity, Receipt
 from tidemill.objects.port import Objects
@@ -45,8 +47,13 @@ from tidemill.publish.manifests import Manifests
 from tidemill.publish.parts import PartDone, PartSink, PartTask, SinkWritten
 from tidemill.publish.transaction import Positions
 from tidemill.sources.events import BatchReceived
+from tidemill.sources.growing import columns_of, fingerprint, grow, rescued
 from tidemill.sources.keys import SourceKeys
+from tidemill.sources.records import Growing
 from tidemill.spark import operations
+from tidemill.spark.checking import refuse
+from tidemill.spark.checking_arrow import check_table
+from tidemill.spark.evaluating import Evaluate
 from tidemill.spark.writing import write_table
 from tidemill.store import Store, Tx
 
@@ -73,6 +80,16 @@ class _Waiting(NamedTuple):
     table: pa.Table
     identity: Identity | None
     answer: "Future[Receipt]"
+    rows: Any = None  # as they came, where the columns are settled with the batch
+
+
+class _Batch(NamedTuple):
+    """What is written together: requests, their rows, what was counted of them, and columns that are new."""
+
+    requests: list[_Waiting]
+    rows: pa.Table
+    counts: dict[str, int]
+    columns: str = ""
 
 
 class Receiver:
@@ -82,6 +99,9 @@ class Receiver:
         source: the author of its attempts.
         dataset: as declared; one without intervals.
         fence: the lease under which we receive, checked in every publication.
+        checks: what is expected of the rows of each request; one that fails is refused, its sender told.
+        growing: makes rows for a dataset that gains the columns which they bring.
+        evaluate: tells which rows expressions are true for, on Spark.
     """
 
     def __init__(
@@ -96,6 +116,9 @@ class Receiver:
         clock: Clock,
         chance: random.Random,
         fence: Callable[[Tx], None],
+        checks: Sequence[Check] = (),
+        growing: Growing | None = None,
+        evaluate: Evaluate | None = None,
         limits: Limits | None = None,
         emit: Emit = ignore,
     ) -> None:
@@ -113,6 +136,9 @@ class Receiver:
         self._clock = clock
         self._chance = chance
         self._fence = fence
+        self._checks = checks
+        self._growing = growing
+        self._evaluate = evaluate
         self._limits = limits or Limits()
         self._emit = emit
         self._door = Door(store, keys.publish, node)
@@ -144,18 +170,22 @@ class Receiver:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
-    def submit(self, table: pa.Table, identity: Identity | None = None) -> "Future[Receipt]":
+    def submit(
+        self, table: pa.Table, identity: Identity | None = None, rows: Any = None
+    ) -> "Future[Receipt]":
         """Rows of the declared columns; the receipt comes when they are durable.
 
         `PushBusy` when too much waits, `SourceUnavailable` when nothing is received here any more. The future
-        raises `ProducerConflict` for a number that was used for other rows.
+        raises `ProducerConflict` for a number that was used for other rows, and `CheckFailed`.
+
+        - rows: the same as they came, for a dataset that gains columns.
         """
         for name in self.dataset.key:
             if table.column(name).null_count:
                 raise PushRefused(
                     f"the key column {name} is NULL in one of the rows", hint="each row has its key"
                 )
-        waiting = _Waiting(table, identity, Future())
+        waiting = _Waiting(table, identity, Future(), rows if self._growing is not None else None)
         with self._lock:
             if self._closed:
                 raise SourceUnavailable(f"{self.dataset.name} is not received here any more", hint=_AGAIN)
@@ -213,15 +243,24 @@ class Receiver:
     def _answer(self, batch: Sequence[_Waiting]) -> None:
         left = self._unknown(batch)
         while left:
+            taken = self._checked(self._fitted(left))
+            left = taken.requests
+            if not left:
+                return
             hold = self._begin()
             try:
                 self._manifests.intend(hold)
-                row = self._write(hold, left)
-                receipt = self._publish(hold, row, left)
+                row = self._write(hold, taken)
+                receipt = self._publish(hold, row, taken)
             except ProducerConflict:
                 # Another request with one of these numbers was published meanwhile: who is left is looked up.
                 self._door.abandon(hold, "a request of it was published by another try")
                 left = self._unknown(left)
+                continue
+            except DatasetChanged as changed:  # others brought the same columns: these are fitted again
+                self._door.abandon(hold, changed.message)
+                if not taken.columns:
+                    raise
                 continue
             except TidemillError as error:
                 self._door.abandon(hold, error.message)
@@ -230,6 +269,56 @@ class Receiver:
                 one.answer.set_result(receipt)
             self._emit(BatchReceived(source=self._source, lot=receipt.lot, requests=len(left), rows=row.rows))
             return
+
+    def _fitted(self, batch: Sequence[_Waiting]) -> _Batch:
+        """The rows of a batch, with the columns that the dataset has by now and those they bring together. A
+        request whose rows do not fit what was there first is refused.
+        """
+        if self._growing is None:
+            return _Batch(list(batch), pa.concat_tables([one.table for one in batch]), {})
+        known = self._store.run(lambda tx: columns_of(tx, self._keys, self.dataset.id))
+        columns, kept = known, []
+        for one in batch:
+            try:
+                grown = self._growing.columns(one.rows, columns)
+                kept.append(one._replace(table=self._growing.convert(one.rows, grown)))
+                columns = grown
+            except TidemillError as error:
+                one.answer.set_exception(error)
+        tables = [self._growing.convert(one.table, columns) for one in kept]
+        rows = pa.concat_tables(tables) if tables else pa.table({})
+        return _Batch(kept, rows, {}, columns if columns != known else "")
+
+    def _checked(self, batch: _Batch) -> _Batch:
+        """The requests whose rows pass, each by itself; the others are refused."""
+        if not self._checks or not batch.requests:
+            return batch
+        stored = self._stored(batch.rows)
+        evaluated = [one.expression for one in self._checks if one.kind == "expect"]
+        true = self._evaluate(stored, evaluated) if self._evaluate is not None and evaluated else []
+        kept, tables, counts = [], [], dict.fromkeys((one.name for one in self._checks), 0)
+        first = 0
+        for one in batch.requests:
+            count = one.table.num_rows
+            part = [holds.slice(first, count) for holds in true]
+            found = check_table(
+                stored.slice(first, count), self._checks, self.dataset.kind, lambda *_, part=part: part
+            )
+            try:
+                refuse(self.dataset.name, self._checks, found.counts, count)
+                kept.append(one)
+                tables.append(batch.rows.slice(first, count))
+                counts = {name: counts[name] + found.counts[name] for name in counts}
+            except TidemillError as error:
+                one.answer.set_exception(error)
+            first += count
+        rows = pa.concat_tables(tables) if tables else batch.rows.slice(0, 0)
+        return _Batch(kept, rows, counts, batch.columns)
+
+    def _stored(self, rows: pa.Table) -> pa.Table:
+        keyed = self.dataset.kind is Kind.KEYED
+        operation = operations.Operation.UPSERT if keyed else operations.Operation.APPEND
+        return operations.stored_table(rows, self.dataset, operation)
 
     def _unknown(self, batch: Sequence[_Waiting]) -> list[_Waiting]:
         """The requests that are new, numbered ones in their order; the others are answered here."""
@@ -295,13 +384,8 @@ class Receiver:
         crash.point("sources.receive.after")
         return hold
 
-    def _write(self, hold: Hold, batch: Sequence[_Waiting]) -> lots.LotRow:
-        operation = (
-            operations.Operation.UPSERT if self.dataset.kind is Kind.KEYED else operations.Operation.APPEND
-        )
-        table = operations.stored_table(
-            pa.concat_tables([one.table for one in batch]), self.dataset, operation
-        )
+    def _write(self, hold: Hold, batch: _Batch) -> lots.LotRow:
+        table = self._stored(batch.rows)
         target = hold.draft.targets[0]
         prefix = layout.data_prefix(*target.dataset.parts, target.lot, hold.draft.id)
         written = write_table(table, self._objects, prefix)
@@ -315,21 +399,29 @@ class Receiver:
             key="",
             sinks=(PartSink(dataset=target.dataset),),
         )
-        sink = SinkWritten(dataset=target.dataset, objects=written.objects, rows=written.rows)
-        prints = {target.dataset: self.dataset.fingerprint}
+        sink = SinkWritten(
+            dataset=target.dataset,
+            objects=written.objects,
+            rows=written.rows,
+            checks=batch.counts | rescued(self.dataset, table),
+            schema=batch.columns,
+        )
+        prints = {target.dataset: fingerprint(self.dataset, batch.columns)}
         made = self._manifests.part_made(
             hold, PartDone(task=task, written=(sink,)), alone=True, fingerprints=prints
         )
         return self._manifests.finish(hold, [made], prints)[0]
 
-    def _publish(self, hold: Hold, row: lots.LotRow, batch: Sequence[_Waiting]) -> Receipt:
+    def _publish(self, hold: Hold, row: lots.LotRow, batch: _Batch) -> Receipt:
         receipts: list[Receipt] = []
 
         def record(tx: Tx, positions: Positions) -> None:
             self._fence(tx)
             (position,) = positions.values()
             receipt = Receipt(dataset=self.dataset.id, lot=row.lot, position=position, visible_at=tx.wall())
-            for one in batch:
+            if batch.columns:
+                grow(tx, self._keys, self.dataset.id, batch.columns)
+            for one in batch.requests:
                 if one.identity is not None:
                     producers.record(tx, self._keys.publish.lots, one.identity, receipt)
             receipts[:] = [receipt]

@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -20,6 +21,20 @@ BAD: pa.Schema = pa.schema(
 """The columns of a quarantine table."""
 
 Convert = Callable[[Any], pa.Table]
+
+
+class Growing(Protocol):
+    """Makes rows for a table that gains the columns which they bring (LOT-34)."""
+
+    def columns(self, rows: Any, known: str) -> str:
+        """The columns that a table has by now, with those of these rows."""
+        ...
+
+    def convert(self, rows: Any, columns: str) -> pa.Table:
+        """Rows as a table of these columns; raises what is wrong."""
+        ...
+
+
 _MOST_TEXT = 64 << 10
 
 
@@ -32,19 +47,29 @@ class Record(NamedTuple):
 
 
 class Sifted(NamedTuple):
-    """Rows of the declared columns, and what did not fit."""
+    """Rows of the declared columns, and what did not fit; `columns` if the table has more by these rows."""
 
     rows: pa.Table
     bad: pa.Table
+    columns: str = ""
 
 
-def sift(records: Sequence[Record], convert: Convert, key: Sequence[str] = ()) -> Sifted:
+def sift(
+    records: Sequence[Record],
+    convert: Convert,
+    key: Sequence[str] = (),
+    *,
+    growing: Growing | None = None,
+    known: str = "",
+) -> Sifted:
     """Make rows of records.
 
     Args:
         records: in the order in which they arrived, which rows keep.
         convert: makes a table of dictionaries, or says what is wrong with one of them.
         key: columns that no row is without.
+        growing: for a table that gains columns, makes rows instead.
+        known: the columns that such a table has by now.
     """
     good: list[tuple[Record, dict[str, Any]]] = []
     bad: list[tuple[Record, str]] = []
@@ -53,6 +78,10 @@ def sift(records: Sequence[Record], convert: Convert, key: Sequence[str] = ()) -
             good.append((record, _parsed(record.text)))
         except (ValueError, RecursionError) as error:
             bad.append((record, f"no JSON object: {error}"))
+    columns = known
+    if growing is not None:
+        columns = growing.columns([row for _, row in good], known)
+        convert = partial(growing.convert, columns=columns)
     tables: list[pa.Table] = []
     waiting = [good] if good else []
     while waiting:
@@ -66,7 +95,8 @@ def sift(records: Sequence[Record], convert: Convert, key: Sequence[str] = ()) -
                 waiting += [some[len(some) // 2 :], some[: len(some) // 2]]
     bad.sort(key=lambda one: (one[0].file, one[0].line))
     rows = pa.concat_tables(tables) if tables else convert([])
-    return Sifted(rows, pa.Table.from_pylist([_kept(*one) for one in bad], schema=BAD))
+    kept = pa.Table.from_pylist([_kept(*one) for one in bad], schema=BAD)
+    return Sifted(rows, kept, columns if columns != known else "")
 
 
 class _NoKey(Exception):

@@ -44,13 +44,13 @@ from tidemill.sources.events import (
     WindowPublished,
     WindowTaken,
 )
+from tidemill.sources.growing import grow
 from tidemill.sources.keys import SourceKeys
 from tidemill.sources.listing import Found, Listing
 from tidemill.sources.looking import Looked, Looker
 from tidemill.sources.sharing import Sharing
 from tidemill.sources.windows import Held
 from tidemill.spark import ddl as schemas
-from tidemill.spark.drift import evolved
 from tidemill.store import Store, Tx
 
 T = TypeVar("T")
@@ -231,7 +231,7 @@ class SourceWork:
         def move(tx: Tx, _: object) -> None:
             acknowledge(tx, self._keys, begun.held)
             if columns:
-                grow(tx, self._keys, self.spec, columns)
+                grow(tx, self._keys, self.spec.dataset, columns)
 
         published = self._door.publish(begun.hold, rows, move=move)
         self._tell_drift(begun, made, columns)
@@ -356,14 +356,6 @@ def begin(tx: Tx, keys: SourceKeys, node: Node, spec: SourceSpec, number: int, a
     return Begun(
         held=held, hold=opened.hold, files=tuple(files), adopted=opened.adopted, over=over, schema=schema
     )
-
-
-def grow(tx: Tx, keys: SourceKeys, spec: SourceSpec, columns: str) -> None:
-    """The dataset has the columns that a window found, from the moment on in which they are published."""
-    known = datasets.read(tx, keys.publish.lots, spec.dataset)
-    schema = schemas.parse(columns)
-    new = msgspec.structs.replace(known, schema=columns, fingerprint=schema.fingerprint, drift=Drift.EVOLVE)
-    datasets.declare(tx, keys.publish.lots, new, evolved)
 
 
 def acknowledge(tx: Tx, keys: SourceKeys, held: Held) -> None:

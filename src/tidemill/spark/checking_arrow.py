@@ -1,6 +1,6 @@
 """Checks of rows that are in this process, without Spark: what `checking` does, for small appends (LOT-33).
 
-Expressions are Spark SQL, and need Spark: whoever has them goes there.
+Expressions are Spark SQL: which rows they are true for is told by whoever has a Spark (`evaluating`).
 """
 
 import base64
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from tidemill.errors import BadCheck
 from tidemill.lots.checks import Check, OnFail
 from tidemill.lots.datasets import Kind
+from tidemill.spark.evaluating import Evaluate
 from tidemill.spark.operations import OP, WEIGHT, Operation
 
 BAD: pa.Schema = pa.schema([("record", pa.string()), ("error", pa.string()), ("check", pa.string())])
@@ -29,23 +30,36 @@ class CheckedTable:
         self.counts = counts
 
 
-def check_table(table: pa.Table, checks: Sequence[Check], kind: Kind = Kind.ROWS) -> CheckedTable:
+def check_table(
+    table: pa.Table,
+    checks: Sequence[Check],
+    kind: Kind = Kind.ROWS,
+    evaluate: Evaluate | None = None,
+) -> CheckedTable:
     """Check a table as a lot holds it; nothing is raised for rows that fail.
 
     - kind: of changes and operations only rows that come are checked.
+    - evaluate: tells which rows expressions are true for; without it there may be none.
     """
     comes = _comes(table, kind)
     failed: dict[str, pa.Array] = {}
+    expected = [one for one in checks if one.kind == "expect"]
+    if expected and evaluate is None:
+        raise BadCheck(f"the check {expected[0].name} is an expression, which needs Spark")
+    if expected and evaluate is not None and table.num_rows:
+        true = evaluate(table, [one.expression for one in expected])
+        for one, holds in zip(expected, true, strict=True):
+            failed[one.name] = pc.and_(comes, pc.invert(holds))
     for one in checks:
         if one.kind == "expect":
-            raise BadCheck(f"the check {one.name} is an expression, which needs Spark")
+            failed.setdefault(one.name, pa.array([False] * table.num_rows, pa.bool_()))
         if one.kind == "not_null":
             missing = pc.invert(_told(table, one.columns))
             failed[one.name] = missing if one.all_operations else pc.and_(comes, missing)
     # As on Spark: what is taken out already is not compared with what stays.
     stays = comes
     for one in checks:
-        if one.kind == "not_null" and one.on_fail is OnFail.DROP:
+        if one.of_rows and one.on_fail is OnFail.DROP:
             stays = pc.and_(stays, pc.invert(failed[one.name]))
     for one in checks:
         if one.kind == "unique":

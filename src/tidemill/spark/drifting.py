@@ -55,7 +55,7 @@ def discovered(
             if not reading.by_lines:
                 reader = reader.option("multiLine", "true")
             inferred = of_spark(reader.json([file.read_uri for file in files]).schema)
-            found = [Column(one.name, _filled(one.type)) for one in inferred.columns if one.type != _NOTHING]
+            found = [Column(one.name, filled(one.type)) for one in inferred.columns if one.type != _NOTHING]
         case _:
             found = []
     seen: dict[str, Column] = {}
@@ -68,15 +68,15 @@ def discovered(
 _NOTHING = Simple("void")
 
 
-def _filled(kind: Type) -> Type:
+def filled(kind: Type) -> Type:
     """A type that files can hold: what was NULL everywhere is a text."""
     match kind:
         case Array():
-            return Array(_filled(kind.element))
+            return Array(filled(kind.element))
         case Map():
-            return Map(_filled(kind.key), _filled(kind.value))
+            return Map(filled(kind.key), filled(kind.value))
         case Struct():
-            return Struct(tuple(Column(one.name, _filled(one.type)) for one in kind.fields))
+            return Struct(tuple(Column(one.name, filled(one.type)) for one in kind.fields))
         case Simple():
             return Simple("string") if kind == _NOTHING else kind
 
