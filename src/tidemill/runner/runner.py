@@ -25,6 +25,7 @@ from tidemill.spark.storage import Storage
 from tidemill.store import Store
 from tidemill.views.spark.alarms import Alarmed
 from tidemill.views.spark.full import FullViews
+from tidemill.views.spark.incremental import IncrementalViews
 from tidemill.views.spark.tables import Tables
 from tidemill.views.steps.commits import Batch, Part
 from tidemill.views.steps.inputs import Inputs, ManifestReader
@@ -84,7 +85,7 @@ class Runner:
         )
         self._clock = clock
         self.presence = presence
-        self._steps = Steps(spark, _views(spark, storage, store, keys, program, clock))
+        self._steps = Steps(spark, _views(spark, storage, store, keys, program, clock, emit))
         self.loop = Loop(
             store,
             keys,
@@ -185,6 +186,7 @@ def _views(
     keys: StepKeys,
     program: Program,
     clock: Clock,
+    emit: Emit,
 ) -> Compute:
     """What computes the steps of the program's views."""
     manifests = ManifestReader(storage.objects)
@@ -192,7 +194,8 @@ def _views(
     tables, inputs = Tables(storage, manifests, clock), Inputs(store, keys.lots, manifests)
     specs = [group.spec for group in program.groups.values()]
     full = FullViews(lambda: spark, tables, inputs, program.datasets, code, specs)
+    views = IncrementalViews(lambda: spark, full, tables, inputs, program.datasets, code, emit=emit)
     clocks = {name: view.clock for name, view in code.items() if view.clock is not None}
     if not clocks:
-        return full
-    return Alarmed(full, lambda: spark, tables, inputs, program.datasets, code, clocks)
+        return views
+    return Alarmed(views, lambda: spark, tables, inputs, program.datasets, code, clocks)

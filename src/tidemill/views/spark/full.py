@@ -274,8 +274,15 @@ def _changes(spark: "SparkSession", tables: Tables, result: "DataFrame", before:
     new = rows.identified(
         result.select(*rows.columns_of(schema), sf.lit(1).cast("bigint").alias(WEIGHT)), schema
     )
-    if not before:
-        return rows.netted(new, schema)
+    return difference(spark, tables, new, schema, before) if before else rows.netted(new, schema)
+
+
+def difference(
+    spark: "SparkSession", tables: Tables, new: "DataFrame", schema: "StructType", before: str
+) -> "DataFrame":
+    """What takes a table to these rows, which have identity and weight."""
+    from pyspark.sql import functions as sf
+
     old = tables.weighted(spark, before)
     negative = (-sf.col(WEIGHT)).alias(WEIGHT)
     gone = old.select(*rows.columns_of(schema), rows.HIGH, rows.LOW, negative)

@@ -43,3 +43,21 @@ class StepAbandoned(Event, frozen=True, kw_only=True):
     step: int
     attempt: str
     why: str
+
+
+class StepTimed(Event, frozen=True, kw_only=True):
+    """Where the time of a group's step went, as far as kernels computed it; seconds.
+
+    - views: those whose changes came out of kernels.
+    - plan_s: until Spark was given the job; job_s: until it had run; kernel_s: inside of kernels, all tasks.
+    - load_s: building traces from whole inputs.
+    """
+
+    pipeline: str
+    group: str
+    step: int
+    views: tuple[str, ...]
+    plan_s: float
+    job_s: float
+    load_s: float
+    kernel_s: float

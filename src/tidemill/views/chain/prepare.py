@@ -1,0 +1,139 @@
+"""A circuit whose operators with state read plain columns: what they compute stands in projections below.
+
+    join        keys that are expressions become columns of its inputs; its further condition a filter above
+    aggregate   its input is a projection of its keys and arguments; a FILTER becomes a CASE in the argument
+
+The meaning stays the same, and the interpreter can show it. What no kernel computes yet is refused with
+`Unsupported`: then the view is computed otherwise.
+"""
+
+from dataclasses import replace
+
+from tidemill.views.circuit.circuit import replaced
+from tidemill.views.circuit.expr import Expr, both, call, column, joined, text
+from tidemill.views.circuit.functions import LINEAR_AGGREGATES
+from tidemill.views.circuit.operators import (
+    Aggregate,
+    AggregateCall,
+    Filter,
+    Join,
+    Key,
+    Operator,
+    Output,
+    Project,
+)
+
+SAME = {"mean": "avg"}
+NATIVE = frozenset({"count", "sum", "avg", "min", "max", "count_if"})
+
+
+class Unsupported(Exception):
+    """An operator that no kernel computes; says why."""
+
+
+def prepared(output: Output) -> Output:
+    """The view with plain columns under its operators with state."""
+    made = replaced(output, _prepared)
+    assert isinstance(made, Output)
+    return made
+
+
+def _prepared(op: Operator) -> Operator:
+    if isinstance(op, Join):
+        return _join(op)
+    if isinstance(op, Aggregate):
+        return _aggregate(op)
+    return op
+
+
+def _join(op: Join) -> Operator:
+    if op.join != "inner" or not op.keys:
+        return op
+    lefts, rights = [key.left for key in op.keys], [key.right for key in op.keys]
+    left, left_at = _with_columns(op.left, lefts)
+    right, right_at = _with_columns(op.right, rights)
+    keys = tuple(
+        Key(column(one), column(other), key.null_safe)
+        for one, other, key in zip(left_at, right_at, op.keys, strict=True)
+    )
+    width, wide = op.left.width, left.width
+    made: Operator = replace(op, left=left, right=right, keys=keys, residual=())
+    if op.residual:
+        moved = [one.renumbered(lambda i: i if i < width else i - width + wide) for one in op.residual]
+        made = Filter(made, tuple(moved))
+    if made.width == op.width:
+        return made
+    kept = [*range(width), *range(wide, wide + op.right.width)]
+    return Project(made, tuple(column(i) for i in kept))
+
+
+def _with_columns(op: Operator, wanted: list[Expr]) -> tuple[Operator, list[int]]:
+    """The operator with these expressions among its columns, and where."""
+    new = [expr for expr in dict.fromkeys(wanted) if expr.column is None]
+    place = {expr: op.width + n for n, expr in enumerate(new)}
+    found = [place[expr] if expr.column is None else expr.column for expr in wanted]
+    if not new:
+        return op, found
+    return Project(op, (*(column(i) for i in range(op.width)), *new)), found
+
+
+def _aggregate(op: Aggregate) -> Operator:
+    calls = [_plain_call(one) for one in op.calls]
+    if any(one is None for one in calls):
+        return op
+    arguments = [argument for one in calls if one is not None for argument in one[1]]
+    below = tuple(dict.fromkeys([*op.groups, *arguments]))
+    place = {expr: n for n, expr in enumerate(below)}
+    made = []
+    for one in calls:
+        assert one is not None
+        name, given = one
+        moved = tuple(column(place[argument]) for argument in given)
+        value = call(name, *moved) if moved else text("count(*)", "count")
+        made.append(AggregateCall(value, name, moved))
+    groups = tuple(column(place[expr]) for expr in op.groups)
+    return Aggregate(Project(op.input, below), groups, tuple(made), op.sets)
+
+
+def _plain_call(one: AggregateCall) -> tuple[str, tuple[Expr, ...]] | None:
+    """An aggregate as its name and one argument at most; None if it is not of that kind."""
+    name = SAME.get(one.name, one.name)
+    extreme = name in {"min", "max"}
+    if not one.plain or name not in NATIVE or (one.distinct and not extreme):
+        return None
+    assert extreme or name in LINEAR_AGGREGATES
+    if name == "count_if":
+        return "count", (_when(_and(one.filter, one.arguments[0]), text("1")),)
+    if name == "count":
+        varying = [argument for argument in one.arguments if _varies(argument)]
+        if one.filter is None and len(varying) < 2:
+            return "count", tuple(varying)
+        condition = one.filter
+        for argument in varying:
+            condition = _and(condition, _not_null(argument))
+        assert condition is not None
+        return "count", (_when(condition, text("1")),)
+    if len(one.arguments) != 1:
+        return None
+    return name, (one.arguments[0] if one.filter is None else _when(one.filter, one.arguments[0]),)
+
+
+def _varies(argument: Expr) -> bool:
+    """Whether it can be NULL: `*` and numbers cannot."""
+    if argument.columns or argument.calls:
+        return True
+    said = argument.sql().strip()
+    return not (said == "*" or said.replace(".", "", 1).isdigit())
+
+
+def _not_null(expr: Expr) -> Expr:
+    return Expr(joined((*expr.enclosed().parts, " IS NOT NULL")), expr.calls)
+
+
+def _and(one: Expr | None, other: Expr) -> Expr:
+    return other if one is None else both(one, "AND", other)
+
+
+def _when(condition: Expr, value: Expr) -> Expr:
+    parts = ("CASE WHEN ", *condition.parts, " THEN ", *value.parts, " END")
+    return Expr(joined(parts), condition.calls | value.calls)

@@ -1,0 +1,90 @@
+"""Segments: what happens to rows one by one on their way from one operator with state to the next (DBSP-10).
+
+A relation on its way has the columns c0, c1, … and a weight `_w`. Conditions and expressions are Spark SQL
+and are evaluated by Spark, one step after the other: what can raise is evaluated on the rows that the steps
+before have left, and on no other. A segment that only chooses columns needs no Spark: `plain` says which.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tidemill.views.circuit.expr import Expr, column, text
+
+
+@dataclass(frozen=True)
+class Where:
+    """Keep the rows for which every condition is true."""
+
+    conditions: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class Select:
+    """Compute the columns anew."""
+
+    expressions: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class Explode:
+    """Each row once per row that a generator makes of it; see `circuit.operators.Generate`."""
+
+    call: Expr
+    width: int
+    produces: int
+    outer: bool
+
+
+Step = Where | Select | Explode
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Steps, in order."""
+
+    steps: tuple[Step, ...] = ()
+
+    def where(self, conditions: Sequence[Expr]) -> "Segment":
+        return Segment((*self.steps, Where(tuple(conditions)))) if conditions else self
+
+    def select(self, expressions: Sequence[Expr]) -> "Segment":
+        """Columns computed from those so far; choosing among chosen columns stays one step."""
+        chosen = tuple(expressions)
+        last = self.steps[-1] if self.steps else None
+        if isinstance(last, Select) and all(one.column is not None for one in chosen):
+            merged = tuple(last.expressions[one.column or 0] for one in chosen)
+            return Segment((*self.steps[:-1], Select(merged)))
+        return Segment((*self.steps, Select(chosen)))
+
+    def explode(self, step: Explode) -> "Segment":
+        return Segment((*self.steps, step))
+
+    def cast(self, types: Sequence[str], wanted: Sequence[str]) -> "Segment":
+        """With columns of these types made into columns of those wanted."""
+        if list(types) == list(wanted):
+            return self
+        return self.select(
+            [
+                column(i) if one == other else Expr(("CAST(", i, f" AS {other})"), frozenset({"cast"}))
+                for i, (one, other) in enumerate(zip(types, wanted, strict=True))
+            ]
+        )
+
+    @property
+    def explodes(self) -> bool:
+        return any(isinstance(step, Explode) for step in self.steps)
+
+    def plain(self, width: int) -> tuple[int, ...] | None:
+        """Which of the `width` columns it chooses, if that is all it does."""
+        places = tuple(range(width))
+        for step in self.steps:
+            if not isinstance(step, Select):
+                return None
+            chosen = [one.column for one in step.expressions]
+            if any(place is None for place in chosen):
+                return None
+            places = tuple(places[place] for place in chosen if place is not None)
+        return places
+
+
+NULL = text("NULL")

@@ -1,0 +1,256 @@
+"""One layer of a chain in one range of hash space: what a task computes, and what it tells.
+
+`compute` is a function of the packets that came and of the version file: whoever runs it again, on whatever
+machine, gives the same rows and the same runs, in a bundle of another name (DBSP-46). The exchange between
+layers is not here: packets may travel through Spark's shuffle or stay in the process.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from tidemill.errors import StepLost
+from tidemill.views.chain.chain import Chain, Edge, Placed
+from tidemill.views.chain.nodes import Given, OutputNode
+from tidemill.views.trace.bundle import Bundle
+from tidemill.views.trace.cache import Cache
+from tidemill.views.trace.layout import WEIGHT
+from tidemill.views.trace.slices import Range, split
+from tidemill.views.trace.spine import Spine
+from tidemill.views.trace.version import Kept, Version
+
+PIECE_ROWS = 262_144
+"""Rows of a packet at most, so that none grows beyond what one value may have."""
+
+
+class Packet(NamedTuple):
+    """Rows on their way: to which range, to which node, and what they are there."""
+
+    range: int
+    node: int
+    tag: str
+    table: pa.Table
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all tasks of a step know.
+
+    Args:
+        chain: what is computed.
+        active: the numbers of the nodes that take part.
+        ranges: hash space, one range for each task of a layer.
+        first: nodes remember nothing, and are given whole inputs: traces are built, or built anew.
+        kept: the nodes whose traces are written; None is all.
+    """
+
+    chain: Chain
+    active: frozenset[int]
+    ranges: tuple[Range, ...]
+    first: bool = False
+    kept: frozenset[int] | None = None
+
+    def layer(self, number: int) -> list[Placed]:
+        """The nodes that a layer computes."""
+        return [
+            one
+            for one in self.chain.nodes
+            if one.number in self.active and not isinstance(one.node, OutputNode) and one.layer == number
+        ]
+
+    def leaving(self, origin: int | str) -> list[Edge]:
+        return [edge for edge in self.chain.leaving(origin) if edge.target in self.active]
+
+    def typed(self, number: int) -> dict[int, list[Edge]]:
+        """Of a layer's nodes the edges on which Spark has to compute something."""
+        found = {
+            one.number: [e for e in self.leaving(one.number) if e.plain is None] for one in self.layer(number)
+        }
+        return {node: edges for node, edges in found.items() if edges}
+
+    def send(self, edge: Edge, rows: pa.Table, here: int | None = None) -> Iterator[Packet]:
+        """The packets of rows at the end of an edge."""
+        return self.deliver(edge.target, edge.side, rows, here)
+
+    def deliver(self, number: int, side: int, rows: pa.Table, here: int | None = None) -> Iterator[Packet]:
+        """The packets of rows for a side of a node.
+
+        Args:
+            number: of the node.
+            side: which of its sides.
+            rows: c0, c1, … as the side takes them, and `_w`.
+            here: the range in which they were made; rows that do not travel stay there.
+        """
+        node = self.chain.nodes[number].node
+        for tag, table in node.pack(side, rows).items():
+            stays = isinstance(node, OutputNode) and node.local and here is not None
+            parts = [(here, table)] if stays else enumerate(split(table, self.ranges))
+            for to, part in parts:
+                for first in range(0, part.num_rows, PIECE_ROWS):
+                    yield Packet(to or 0, number, tag, part.slice(first, PIECE_ROWS))
+
+
+@dataclass
+class Told:
+    """What one task tells the driver.
+
+    Args:
+        layer, range: which task.
+        nodes: the nodes it has computed.
+        kept: what it added to traces.
+        seconds: the time it took, without waiting for rows.
+        rows: how many came in.
+        files: what it wrote for views: (view, key, rows, size, digest).
+        aside: of sources, how many rows are set aside after the step, by node.
+        exhausted: groups of a node that need their values read again, by node.
+    """
+
+    layer: int
+    range: int
+    nodes: list[int] = field(default_factory=list)
+    kept: Kept = field(default_factory=Kept)
+    seconds: float = 0.0
+    rows: int = 0
+    files: list[tuple[str, str, int, int, str]] = field(default_factory=list)
+    aside: dict[str, int] = field(default_factory=dict)
+    exhausted: dict[str, int] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        rest = {name: value for name, value in vars(self).items() if name != "kept"}
+        return json.dumps([rest, self.kept.encode().decode()]).encode()
+
+    @classmethod
+    def decode(cls, body: bytes) -> "Told":
+        rest, kept = json.loads(body)
+        return cls(**rest, kept=Kept.decode(kept.encode()))
+
+
+class State(NamedTuple):
+    """Where a task reads and writes traces."""
+
+    version: Version
+    cache: Cache
+    bundle: Bundle
+
+
+def compute(
+    plan: Plan,
+    layer: int,
+    here: int,
+    parts: Mapping[int, Mapping[str, Sequence[pa.Table]]],
+    state: State,
+    told: Told,
+) -> Iterator[tuple[Placed, pa.Table]]:
+    """Run the nodes of a layer in a range; what each gives, in pieces. The bundle is written by the caller.
+
+    Args:
+        plan: of the step.
+        layer: which.
+        here: the number of the range.
+        parts: the packed tables that came, by node and tag.
+        state: the traces.
+        told: what there is to tell is added to it, and complete when all pieces are read.
+    """
+    within = plan.ranges[here]
+    for placed in plan.layer(layer):
+        mine = parts.get(placed.number, {})
+        told.nodes.append(placed.number)
+        told.rows += sum(table.num_rows for tables in mine.values() for table in tables)
+        spines = _spines(plan, placed, within, state)
+        came = any(table.num_rows for tables in mine.values() for table in tables)
+        if not came and not (plan.first and placed.node.speaks_first(within)):
+            merged = [Kept((), tuple(spine.merges(state.bundle, MERGED_ROWS))) for spine in spines.values()]
+            told.kept = Kept.together([told.kept, *merged])
+            continue
+        given = placed.node.step(mine, spines, first=plan.first)
+        if given.exhausted:
+            told.exhausted[str(placed.number)] = given.exhausted
+        if given.aside:
+            told.aside[str(placed.number)] = given.aside
+        for piece in _pieces(given):
+            yield placed, piece
+        if plan.kept is not None and placed.number not in plan.kept:
+            continue
+        told.kept = Kept.together(
+            [told.kept, *(spines[name].extend(delta, state.bundle) for name, delta in given.deltas.items())]
+        )
+
+
+MERGED_ROWS = 65_536
+"""Rows that merges may rewrite in a range to which nothing came."""
+
+
+def _spines(plan: Plan, placed: Placed, within: Range, state: State) -> dict[str, Spine]:
+    layouts, version = placed.node.layouts, state.version
+    if plan.first:
+        return {
+            name: Spine(trace, layouts[name], (), state.cache, within)
+            for name, trace in placed.traces.items()
+        }
+    return {
+        name: Spine.of(version, trace, layouts[name], state.cache, within, version.step)
+        for name, trace in placed.traces.items()
+    }
+
+
+def _pieces(given: Given) -> Iterator[pa.Table]:
+    """The output in tables that are neither tiny nor huge."""
+    waiting: list[pa.Table] = []
+    rows = 0
+    for piece in given.out:
+        if piece.num_rows:
+            waiting.append(piece)
+            rows += piece.num_rows
+        if rows >= 4 * PIECE_ROWS:
+            yield pa.concat_tables(waiting)
+            waiting, rows = [], 0
+    if waiting:
+        yield pa.concat_tables(waiting)
+
+
+def chosen(rows: pa.Table, places: Sequence[int]) -> pa.Table:
+    """The columns at these places as c0, c1, …, with the weight."""
+    names = [f"c{place}" for place in places]
+    numbered = [f"c{i}" for i in range(len(names))]
+    return pa.table([rows[name] for name in [*names, WEIGHT]], names=[*numbered, WEIGHT])
+
+
+def gathered(packets: Iterable[Packet]) -> dict[int, dict[int, dict[str, list[pa.Table]]]]:
+    """Packets by range, node and tag."""
+    found: dict[int, dict[int, dict[str, list[pa.Table]]]] = {}
+    for packet in packets:
+        tags = found.setdefault(packet.range, {}).setdefault(packet.node, {})
+        tags.setdefault(packet.tag, []).append(packet.table)
+    return found
+
+
+def complete(plan: Plan, every: Sequence[Told]) -> Kept:
+    """What all tasks kept; `StepLost` unless each node told once of each range (DBSP-46)."""
+    wanted = {
+        (one.number, here)
+        for layer in range(1, plan.chain.depth + 1)
+        for one in plan.layer(layer)
+        for here in range(len(plan.ranges))
+    }
+    seen: dict[tuple[int, int], int] = {}
+    for told in every:
+        for node in told.nodes:
+            seen[node, told.range] = seen.get((node, told.range), 0) + 1
+    twice = sorted(key for key, count in seen.items() if count > 1)
+    missing = sorted(wanted - seen.keys())
+    if twice or missing or seen.keys() - wanted:
+        raise StepLost(
+            f"a step is not whole: of {len(wanted)} tasks {len(missing)} told nothing, {len(twice)} twice"
+        )
+    return Kept.together(told.kept for told in every)
+
+
+def timings(every: Iterable[Told]) -> dict[str, Any]:
+    """Where the time of a step went inside of kernels: the sum, and the slowest task of each layer."""
+    tasks = list(every)
+    layers = {told.layer for told in tasks}
+    slowest = {layer: max(told.seconds for told in tasks if told.layer == layer) for layer in layers}
+    return {"kernel_s": sum(told.seconds for told in tasks), "critical_s": sum(slowest.values())}

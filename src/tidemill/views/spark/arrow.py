@@ -1,0 +1,74 @@
+"""The Arrow types in which kernels see Spark's types; some they do not see at all (DBSP-21)."""
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from tidemill.errors import TypeRefused
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
+
+
+@functools.cache
+def arrow_of(kind: str) -> pa.DataType:
+    """The Arrow type of a Spark type, as Spark's analysis writes it; `TypeRefused` says why there is none."""
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    try:
+        inner = _type_of(kind)
+    except Exception as error:
+        raise TypeRefused(f"no kernel takes a {kind}", hint="the view is recomputed") from error
+    why = _refused(inner)
+    if why:
+        raise TypeRefused(f"no kernel takes {why}", hint="the view is recomputed")
+    return to_arrow_type(inner, timezone="UTC")
+
+
+def struct_of(names: Sequence[str], kinds: Sequence[str]) -> "StructType":
+    """Columns with these names and types."""
+    from pyspark.sql import types as st
+
+    return st.StructType([st.StructField(*one) for one in zip(names, map(_type_of, kinds), strict=True)])
+
+
+@functools.cache
+def _type_of(kind: str) -> "DataType":
+    from pyspark.sql import types as st
+
+    found = st.DataType.fromDDL(f"c {kind}")
+    assert isinstance(found, st.StructType)
+    return found.fields[0].dataType
+
+
+def _refused(kind: object) -> str:
+    from pyspark.sql import types as st
+
+    match kind:
+        case st.StringType():
+            return "" if kind.collation == "UTF8_BINARY" else f"a text with the collation {kind.collation}"
+        case st.ArrayType():
+            return _refused(kind.elementType)
+        case st.MapType():
+            return _refused(kind.keyType) or _refused(kind.valueType)
+        case st.StructType():
+            return next(filter(None, (_refused(field.dataType) for field in kind.fields)), "")
+        case (
+            st.BooleanType()
+            | st.ByteType()
+            | st.ShortType()
+            | st.IntegerType()
+            | st.LongType()
+            | st.FloatType()
+            | st.DoubleType()
+            | st.DecimalType()
+            | st.BinaryType()
+            | st.DateType()
+            | st.TimestampType()
+            | st.TimestampNTZType()
+        ):
+            return ""
+        case _:
+            return f"a {getattr(kind, 'simpleString', str)()}"

@@ -1,0 +1,116 @@
+"""The chain of a group: from the circuits of its views, with Spark's types (DBSP-17).
+
+A view is in the chain when every operator of it, down to the datasets, has a kernel. The others are
+recomputed, and `reasons` says why; a view that reads one of those is recomputed as well.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tidemill.errors import TypeRefused
+from tidemill.spark import queries
+from tidemill.spark.sessions import PINNED
+from tidemill.views.chain.chain import Builder, Chain
+from tidemill.views.chain.prepare import Unsupported, prepared
+from tidemill.views.circuit.circuit import Circuit, walk
+from tidemill.views.circuit.ids import Pins
+from tidemill.views.circuit.operators import Column, Operator, Output, Source
+from tidemill.views.circuit.types import types
+from tidemill.views.spark.arrow import arrow_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class Chained:
+    """What of a group is computed by kernels.
+
+    Args:
+        chain: of all the views that can be; None when there are none.
+        views: their names.
+        types: the Spark types of their columns.
+        reasons: why each of the others is recomputed.
+    """
+
+    chain: Chain | None
+    views: frozenset[str] = frozenset()
+    types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+def chained(
+    spark: "SparkSession",
+    outputs: Mapping[str, Output | None],
+    frames: "Mapping[str, DataFrame]",
+    kinds: Mapping[str, str],
+    tag: str,
+    settings: Mapping[str, str] = PINNED,
+) -> Chained:
+    """The chain of a group.
+
+    Args:
+        spark: asked for types.
+        outputs: the circuits of its views, in their order; None for one that has none.
+        frames: an empty frame of each dataset, by the name that circuits have for it.
+        kinds: how the rows of each dataset come.
+        tag: unique among the queries of this moment.
+        settings: what is part of the ids beside the query.
+    """
+    reasons: dict[str, str] = {}
+    taken: dict[str, Output] = {}
+    found: dict[Operator, tuple[str, ...]] = {}
+    for view, output in outputs.items():
+        try:
+            if output is None:
+                raise Unsupported("it is no query")
+            made = _linked(prepared(output), {**taken}, frozenset(outputs))
+            asked = types(made, _asking(spark, frames, tag))
+            _checked(made, asked)
+            _built({**taken, view: made}, {**found, **asked}, kinds, [view], settings)
+        except (Unsupported, TypeRefused) as error:
+            reasons[view] = str(error.args[0]) if error.args else type(error).__name__
+            continue
+        taken[view] = made
+        found |= asked
+    if not taken:
+        return Chained(None, reasons=reasons)
+    chain = _built(taken, found, kinds, list(taken), settings)
+    shown = {view: found[output] for view, output in taken.items()}
+    return Chained(chain, frozenset(taken), shown, reasons)
+
+
+def _linked(output: Output, others: Mapping[str, Output], views: frozenset[str]) -> Output:
+    """The view with the circuits of those it reads; `Unsupported` when one of them is recomputed."""
+    for op in walk(output):
+        if isinstance(op, Source) and op.table in views and op.table not in others:
+            raise Unsupported(f"it reads the view {op.table}, which is recomputed")
+    return Circuit({**others, "": output}).linked().outputs[""]
+
+
+def _asking(
+    spark: "SparkSession", frames: "Mapping[str, DataFrame]", tag: str
+) -> Callable[[str], Sequence[Column]]:
+    def ask(sql: str) -> Sequence[Column]:
+        with queries.over(spark, sql, frames, tag) as frame:
+            return [Column(one.name, one.dataType.simpleString()) for one in frame.schema.fields]
+
+    return ask
+
+
+def _checked(output: Output, found: Mapping[Operator, tuple[str, ...]]) -> None:
+    """What was prepared must have the types of the query itself."""
+    if output.types and tuple(found.get(output, ())) != tuple(output.types):
+        raise Unsupported(f"it would have the types {found.get(output)}, not {output.types}")
+
+
+def _built(
+    outputs: Mapping[str, Output],
+    found: Mapping[Operator, tuple[str, ...]],
+    kinds: Mapping[str, str],
+    views: Sequence[str],
+    settings: Mapping[str, str],
+) -> Chain:
+    circuit = Circuit(dict(outputs))
+    return Builder(circuit, found, circuit.ids(Pins(settings=dict(settings))), arrow_of, kinds).build(views)

@@ -1,0 +1,356 @@
+"""Steps whose cost follows the change: the views of a group that have kernels, and beside them the others.
+
+Each step is one of three things for a view:
+
+    step    all its traces are current: its changes come out of one job with those of all such views
+    load    a trace of it is missing, or has to be read again: its kernels are given whole inputs and remember
+            nothing, which gives its whole result and builds its traces; the result is compared with its table
+    full    it has no chain: it is recomputed by Spark SQL, and compared
+
+A load is the same job as a step. So what a step takes back is to the last bit what was given before, also
+where Spark's own sum of doubles would differ from ours (DBSP-20).
+
+The version file of the step lists the runs of all traces; the step's commit names it (DBSP-39).
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from tidemill.events import Emit, ignore
+from tidemill.lots import layout
+from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.keys import DatasetId
+from tidemill.lots.manifest import StoredObject
+from tidemill.spark.reading import naming, read_objects
+from tidemill.spark.sessions import parallelism
+from tidemill.spark.writing import Written
+from tidemill.views.chain.chain import Chain, Placed
+from tidemill.views.chain.nodes import OutputNode
+from tidemill.views.chain.work import Plan, Told, complete, timings
+from tidemill.views.kernels.digest import together
+from tidemill.views.spark import arriving
+from tidemill.views.spark.arrow import struct_of
+from tidemill.views.spark.chains import Chained, chained
+from tidemill.views.spark.full import FullViews, ViewCode, difference, follow
+from tidemill.views.spark.job import Job
+from tidemill.views.spark.tables import Place, Tables, schema_text, stored
+from tidemill.views.spark.tasks import Site
+from tidemill.views.steps.commits import Aside, Batch, Output, State
+from tidemill.views.steps.events import StepTimed
+from tidemill.views.steps.groups import GroupSpec
+from tidemill.views.steps.inputs import Inputs, Slice
+from tidemill.views.steps.keys import changes_of, state_prefix
+from tidemill.views.trace.slices import ranges
+from tidemill.views.trace.version import Kept, Version, read_version, write_version
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import DataType, StructType
+
+LOAD_ROWS = 2_000_000
+"""Rows of input that one task of a load takes, about: its memory follows them."""
+
+CODE = "1"
+"""What this release's kernels call themselves in version files."""
+
+Made = Output | Aside | State
+
+
+class IncrementalViews:
+    """Computes the steps of groups: the port `Compute` of the stepper.
+
+    Args:
+        session: gives the Spark session to use, when it is used.
+        full: recomputes what has no chain.
+        tables: the tables of views.
+        inputs: what datasets hold.
+        datasets: declarations, by id.
+        views: code, by name.
+        cache: the folder of the local cache, on the machines that run tasks; None keeps nothing.
+        emit: told how long steps took, and where.
+    """
+
+    def __init__(
+        self,
+        session: "Callable[[], SparkSession]",
+        full: FullViews,
+        tables: Tables,
+        inputs: Inputs,
+        datasets: Mapping[DatasetId, Dataset],
+        views: Mapping[str, ViewCode],
+        *,
+        cache: str | None = None,
+        emit: Emit = ignore,
+    ) -> None:
+        self.session = session
+        self.full = full
+        self.tables = tables
+        self.inputs = inputs
+        self.datasets = datasets
+        self.views = views
+        self.cache = cache
+        self._emit = emit
+        self._known: dict[GroupSpec, Chained] = {}
+
+    def __call__(self, batch: Batch, attempt: str) -> tuple[Made, ...]:
+        self.full.check(batch)
+        spark = self.session()
+        found = self.chained(spark, batch.spec)
+        if found.chain is None and not batch.version:
+            return self.full(batch, attempt)
+        turn = Turn(self, spark, found, batch, attempt)
+        done = [*turn.step(), *turn.load()]
+        rest = [view.name for view in batch.spec.views if view.name not in found.views]
+        outputs = [*done, *self.full.recomputed(batch, attempt, rest, done)]
+        aside = self.full.set_aside(batch, attempt, turn.doubtful())
+        made: list[Made] = [*outputs, State(version=turn.commit())]
+        self._emit(turn.timed())
+        return (*made, *([] if aside is None else [aside]))
+
+    def chained(self, spark: "SparkSession", spec: GroupSpec) -> Chained:
+        """The chain of a group; made once for each declaration of it."""
+        if spec not in self._known:
+            frames, kinds = {}, {}
+            for name, dataset in self.names(spec).items():
+                declared = self.datasets[dataset]
+                frames[name] = read_objects(spark, self.tables.storage, declared.schema, [])
+                kinds[name] = "ordered" if declared.order_by else declared.kind.value
+            codes = [self.views[view.name] for view in spec.views]
+            outputs = {code.name: None if code.refresh == "full" else code.circuit for code in codes}
+            self._known[spec] = chained(spark, outputs, frames, kinds, "chain")
+        return self._known[spec]
+
+    def names(self, spec: GroupSpec) -> dict[str, DatasetId]:
+        """The datasets that a group's circuits read, by the names they have there."""
+        return {name: one for view in spec.views for name, one in self.views[view.name].datasets.items()}
+
+
+class Turn:
+    """One step of a group, on its way: which traces are current, and what its tasks have kept so far."""
+
+    def __init__(
+        self, owner: IncrementalViews, spark: "SparkSession", found: Chained, batch: Batch, attempt: str
+    ) -> None:
+        self._owner = owner
+        self._spark = spark
+        self._found = found
+        self._batch = batch
+        self._attempt = attempt
+        self._storage = owner.tables.storage
+        self._prefix = state_prefix(batch.pipeline, batch.spec.name, batch.lot, attempt)
+        self._version = read_version(self._storage.objects, batch.version) if batch.version else Version()
+        self._chain = found.chain or Chain((), (), 0)
+        self._names = owner.names(batch.spec)
+        self._kept = Kept()
+        self._told: list[Told] = []
+        self._loaded: frozenset[int] = frozenset()
+        self._plan_s = self._job_s = self._load_s = 0.0
+        self._exchanges = {
+            name: owner.inputs.between(one, batch.before[one], batch.positions[one])
+            for name, one in self._names.items()
+            if name in self._chain.inputs and one in batch.moved
+        }
+        current = {one.number for one in self._chain.nodes if one.traces and self._is_current(one)}
+        self._current = current - self._chain.above(self._rewound())
+        self.ready = frozenset(view for view in found.views if self._is_ready(view))
+
+    def _is_current(self, placed: Placed) -> bool:
+        steps = self._version.steps
+        return all(steps.get(name, -1) == self._version.step for name in placed.traces.values())
+
+    def _rewound(self) -> set[int]:
+        """Sources of keyed datasets of which a write was taken back: what it had replaced is not known."""
+        return {
+            edge.target
+            for name, exchange in self._exchanges.items()
+            if exchange.minus and self._declared(name).kind is Kind.KEYED
+            for edge in self._chain.leaving(name)
+        }
+
+    def _is_ready(self, view: str) -> bool:
+        needs = {one.number for one in self._chain.nodes if view in one.views and one.traces}
+        batch = self._batch
+        return view not in batch.stale and view in batch.tables and needs <= self._current
+
+    def _declared(self, name: str) -> Dataset:
+        return self._owner.datasets[self._names[name]]
+
+    # --- the step of what is current
+
+    def step(self) -> list[Output]:
+        """The changes of the views that are ready, in one job."""
+        outputs = {one.number for view, one in self._chain.outputs.items() if view in self.ready}
+        plan = Plan(self._chain, frozenset(self._current | outputs), ranges(self._tasks()))
+        moved = [name for name in self._exchanges if plan.leaving(name)]
+        if not moved:
+            return []
+        began = time.perf_counter()
+        job = Job(self._spark, plan, self._site(self.ready), self._kinds_of)
+        frame = job.planned(
+            {
+                name: arriving.changes(
+                    self._spark, self._storage, self._declared(name), self._exchanges[name]
+                )
+                for name in moved
+            }
+        )
+        planned = time.perf_counter()
+        with naming(self._storage):
+            self._told = job.collected(frame)
+        self._plan_s, self._job_s = planned - began, time.perf_counter() - planned
+        self._keep(complete(plan, self._told))
+        return [made for view in self._batch.spec.views if (made := self._output(view.name)) is not None]
+
+    def _keep(self, kept: Kept) -> None:
+        """What the job kept, but for operators with a group whose values have to be read again, and for those
+        that read them: these are loaded (DBSP-13).
+        """
+        lost = self._chain.above({int(number) for one in self._told for number in one.exhausted})
+        self._current -= lost
+        self.ready = frozenset(view for view in self.ready if self._is_ready(view))
+        gone = {name for one in self._chain.nodes if one.number in lost for name in one.traces.values()}
+        self._kept = Kept(
+            tuple(one for one in kept.added if one.trace not in gone),
+            tuple(one for one in kept.merged if one.trace not in gone),
+        )
+
+    def _output(self, view: str) -> Output | None:
+        """The output of a view that was stepped; None when nothing of it changed."""
+        if view not in self.ready:
+            return None
+        written, digest = _written(view, self._told)
+        if not written.rows:
+            return None
+        tables, before = self._owner.tables, self._batch.tables[view]
+        schema = tables.schema(before)
+        changes = tables.keep_changes(self._place(view), written, schema, digest)
+        return follow(self._spark, tables, self._place(view), before, changes, written, schema)
+
+    # --- building traces
+
+    def load(self) -> list[Output]:
+        """Build the traces that are missing, and give the changes of the views that have them."""
+        missing = frozenset(one.number for one in self._chain.nodes if one.traces) - self._current
+        views = [view.name for view in self._batch.spec.views if self._is_to_load(view.name)]
+        if not missing and not views:
+            return []
+        began = time.perf_counter()
+        outputs = {self._chain.outputs[view].number for view in views}
+        slices = {name: self._held(one) for name, one in self._names.items() if name in self._chain.inputs}
+        rows = sum(item.rows or 0 for many in slices.values() for one in many for item in one.objects)
+        count = min(256, max(self._tasks(), -(-rows // LOAD_ROWS)))
+        active = self._chain.below(missing | outputs)
+        plan = Plan(self._chain, active, ranges(count), first=True, kept=missing)
+        job = Job(self._spark, plan, self._site(views), self._kinds_of)
+        frames = {
+            name: arriving.held(self._spark, self._storage, self._declared(name), many)
+            for name, many in slices.items()
+            if plan.leaving(name)
+        }
+        with naming(self._storage):
+            told = job.collected(job.planned(frames))
+        self._kept = Kept.together([self._kept, complete(plan, told)])
+        self._loaded = missing
+        self._load_s = time.perf_counter() - began
+        return [made for view in views if (made := self._compared(view, told)) is not None]
+
+    def _is_to_load(self, view: str) -> bool:
+        return view in self._found.views and view not in self.ready
+
+    def _held(self, dataset: DatasetId) -> list[Slice]:
+        return self._owner.inputs.at(dataset, self._batch.positions[dataset])
+
+    def _compared(self, view: str, told: list[Told]) -> Output | None:
+        """The output of a view that was loaded: its whole result, against its table if it has one."""
+        tables, place = self._owner.tables, self._place(view)
+        schema = self._schema(view)
+        written, digest = _written(view, told)
+        before = self._batch.tables.get(view, "")
+        if before and schema_text(tables.schema(before)) == schema_text(schema):
+            whole = read_objects(self._spark, self._storage, stored(schema), written.objects)
+            with naming(self._storage):
+                frame = difference(self._spark, tables, whole, schema, before)
+                changes, written = tables.write_changes(place, frame, schema)
+            return follow(self._spark, tables, place, before, changes, written, schema) if changes else None
+        changes = tables.keep_changes(place, written, schema, digest)
+        return follow(self._spark, tables, place, "", changes, written, schema)
+
+    # --- the end
+
+    def doubtful(self) -> set[DatasetId]:
+        """Datasets that may have rows to set aside: those whose source operator says so or was not asked."""
+        told = {int(number) for one in self._told for number in one.aside}
+        found = set()
+        for name, one in self._names.items():
+            sources = {edge.target for edge in self._chain.leaving(name)} & self._current
+            if one in self._batch.moved and (not sources or sources & told):
+                found.add(one)
+        return found
+
+    def commit(self) -> str:
+        """Write the version file of the step; its key."""
+        loaded = {
+            name for one in self._chain.nodes if one.number in self._loaded for name in one.traces.values()
+        }
+        outcome = self._version.apply(
+            self._batch.step,
+            self._kept.added,
+            self._kept.merged,
+            rebuilt=loaded,
+            dropped=set(self._version.steps) - self._chain.traces,
+            code=CODE,
+        )
+        key = f"{self._prefix}version"
+        write_version(self._storage.objects, key, outcome.version)
+        return key
+
+    def timed(self) -> StepTimed:
+        """How long it took."""
+        return StepTimed(
+            pipeline=self._batch.pipeline,
+            group=self._batch.spec.name,
+            step=self._batch.step,
+            views=tuple(sorted(self.ready)),
+            plan_s=self._plan_s,
+            job_s=self._job_s,
+            load_s=self._load_s,
+            kernel_s=timings(self._told)["kernel_s"],
+        )
+
+    # --- where
+
+    def _site(self, views: Iterable[str]) -> Site:
+        batch = self._batch
+        folders = tuple(
+            (view, layout.data_prefix(*changes_of(batch.pipeline, view).parts, batch.lot, self._attempt))
+            for view in sorted(views)
+        )
+        objects = self._storage.objects.url
+        return Site(objects, batch.version, self._prefix, folders, self._owner.cache)
+
+    def _place(self, view: str) -> Place:
+        batch = self._batch
+        return Place(pipeline=batch.pipeline, view=view, lot=batch.lot, attempt=self._attempt)
+
+    def _kinds_of(self, number: int) -> "list[DataType]":
+        node = self._chain.nodes[number].node
+        assert isinstance(node, OutputNode)
+        return [field.dataType for field in self._schema(node.view).fields]
+
+    def _schema(self, view: str) -> "StructType":
+        """The columns of a view, as its chain gives them."""
+        node = self._chain.outputs[view].node
+        assert isinstance(node, OutputNode)
+        return struct_of(node.names, self._found.types[view])
+
+    def _tasks(self) -> int:
+        """How many tasks a layer has: as many as can run at once."""
+        return max(1, min(256, parallelism(self._spark)))
+
+
+def _written(view: str, every: Iterable[Told]) -> tuple[Written, int]:
+    """What tasks wrote for a view, and its digest."""
+    files = [file for told in every for file in told.files if file[0] == view]
+    objects = tuple(StoredObject(uri=key, rows=rows, size=size) for _, key, rows, size, _ in files)
+    return Written(objects, sum(file[2] for file in files)), together(int(file[4], 16) for file in files)

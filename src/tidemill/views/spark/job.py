@@ -1,0 +1,84 @@
+"""A step as one Spark job: a chain of layers with one exchange before each, and one action (DBSP-46).
+
+No frame is consumed twice and none is kept: the plan is built anew for each step, since a frame that has run
+would give what it gave before.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from tidemill.views.chain.nodes import OutputNode
+from tidemill.views.chain.work import Plan, Told
+from tidemill.views.spark import segments, tasks
+from tidemill.views.spark.segments import KindsOf
+from tidemill.views.spark.tasks import HELLO, WIRE, WIRE_DDL, Site
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class Job:
+    """One step of a chain on Spark.
+
+    Args:
+        spark: the session.
+        plan: what is computed.
+        site: where things are.
+        kinds_of: the Spark types of a view's columns.
+    """
+
+    spark: "SparkSession"
+    plan: Plan
+    site: Site
+    kinds_of: KindsOf
+
+    def planned(self, changes: "Mapping[str, DataFrame]") -> "DataFrame":
+        """The step as a frame that has not run.
+
+        Args:
+            changes: of each table that moved, or of all that it reads, c0, c1, … and `_w`.
+        """
+        return self._layers(
+            [
+                self._sent(edge.target, edge.side, segments.along(self.spark, frame, edge.segment))
+                for table, frame in changes.items()
+                for edge in self.plan.leaving(table)
+            ]
+        )
+
+    def collected(self, frame: "DataFrame") -> list[Told]:
+        """Run it; what its tasks told."""
+        return tasks.told_of(row[0] for row in frame.collect())
+
+    def _sent(self, number: int, side: int, df: "DataFrame") -> "DataFrame":
+        node = self.plan.chain.nodes[number].node
+        if isinstance(node, OutputNode):
+            df = segments.identified(df, len(node.types), self.kinds_of(number))
+        return df.mapInArrow(tasks.sending(self.plan, number, side), WIRE_DDL)
+
+    def _layers(self, sent: "list[DataFrame]") -> "DataFrame":
+        from pyspark.sql import functions as sf
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        frame = self._hello()
+        for one in sent:
+            frame = frame.unionAll(one)
+        for layer in range(1, self.plan.chain.depth + 1):
+            frame = frame.repartitionById(len(self.plan.ranges), sf.col("to"))
+            schema = from_arrow_schema(tasks.typed_schema(self.plan, layer))
+            frame = frame.mapInArrow(tasks.layer(self.plan, self.site, layer), schema)
+            if self.plan.typed(layer):
+                frame = segments.beyond(frame, self.plan, layer, self.kinds_of)
+                frame = frame.mapInArrow(tasks.packing(self.plan, self.site, layer), WIRE_DDL)
+        return frame.select("blob")
+
+    def _hello(self) -> "DataFrame":
+        """A row for each range: so every range has a task in every layer, whatever came."""
+        count = len(self.plan.ranges)
+        columns = [range(count), [HELLO] * count, [""] * count, [b""] * count]
+        arrays = [pa.array(values, each.type) for values, each in zip(columns, WIRE, strict=True)]
+        return self.spark.createDataFrame(pa.Table.from_arrays(arrays, schema=WIRE))

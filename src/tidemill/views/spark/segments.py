@@ -1,0 +1,115 @@
+"""Segments of a chain on frames: Spark evaluates the conditions and expressions between operators.
+
+The first layer works on plain frames. Behind a kernel, rows of several operators come in one frame, each a
+struct in a column of its own and NULL in the others: a condition makes the struct NULL, an expression a new
+struct, and both are evaluated only where there is one. So a frame is never consumed twice (DBSP-46), and what
+can raise does so on the rows it is meant for.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tidemill.views.chain.chain import Edge
+from tidemill.views.chain.nodes import OutputNode
+from tidemill.views.chain.segments import Explode, Segment, Select, Where
+from tidemill.views.chain.work import Plan
+from tidemill.views.circuit.expr import Expr
+from tidemill.views.spark import rows
+from tidemill.views.spark.tasks import WIRE
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType
+
+WEIGHT = "_w"
+
+KindsOf = Callable[[int], "Sequence[DataType]"]
+"""The Spark types of a view's columns, by the number of its node."""
+
+
+def along(spark: "SparkSession", df: "DataFrame", segment: Segment) -> "DataFrame":
+    """A frame of c0, c1, … and `_w` at the end of a segment."""
+    for step in segment.steps:
+        if isinstance(step, Where):
+            df = df.where(_all(step.conditions, "c{}".format))
+        elif isinstance(step, Select):
+            df = df.selectExpr(*[f"{one.sql()} AS c{i}" for i, one in enumerate(step.expressions)], WEIGHT)
+        else:
+            df = _exploded(spark, df, step)
+    return df
+
+
+def _exploded(spark: "SparkSession", df: "DataFrame", step: Explode) -> "DataFrame":
+    made = [f"g{i}" for i in range(step.produces)]
+    kept = [f"c{i}" for i in range(step.width)]
+    named = [f"{name} AS c{step.width + i}" for i, name in enumerate(made)]
+    call = step.call.sql().replace("{", "{{").replace("}", "}}")
+    view = f"LATERAL VIEW {'OUTER ' if step.outer else ''}{call} g AS {', '.join(made)}"
+    text = f"SELECT {', '.join([*kept, *named, WEIGHT])} FROM {{rows}} {view}"  # noqa: S608  # the view's own query
+    return spark.sql(text, rows=df)
+
+
+def identified(df: "DataFrame", width: int, kinds: "Sequence[DataType]") -> "DataFrame":
+    """The rows of a view with both halves of their identity behind their columns."""
+    from pyspark.sql import functions as sf
+
+    columns = [sf.col(f"c{i}") for i in range(width)]
+    high, low = rows.identity(columns, kinds)
+    return df.select(*columns, high.alias(f"c{width}"), low.alias(f"c{width + 1}"), sf.col(WEIGHT))
+
+
+def beyond(df: "DataFrame", plan: Plan, layer: int, kinds_of: KindsOf) -> "DataFrame":
+    """The rows of a layer at the ends of its edges: a struct column `e7` for edge 7."""
+    from pyspark.sql import functions as sf
+
+    edges = [edge for edges in plan.typed(layer).values() for edge in edges]
+    wire = [sf.col(name) for name in WIRE.names]
+    df = df.select(*wire, *(sf.col(f"n{edge.origin}").alias(f"e{edge.number}") for edge in edges))
+    for place in range(max(len(edge.segment.steps) for edge in edges)):
+        df = df.select(*wire, *(_step(edge, place).alias(f"e{edge.number}") for edge in edges))
+    views = {
+        edge.number: edge for edge in edges if isinstance(plan.chain.nodes[edge.target].node, OutputNode)
+    }
+    if not views:
+        return df
+    return df.select(
+        *wire,
+        *(
+            (_identity(edge, plan, kinds_of) if edge.number in views else sf.col(f"e{edge.number}")).alias(
+                f"e{edge.number}"
+            )
+            for edge in edges
+        ),
+    )
+
+
+def _step(edge: Edge, place: int) -> "Column":
+    from pyspark.sql import functions as sf
+
+    name = f"e{edge.number}"
+    if place >= len(edge.segment.steps):
+        return sf.col(name)
+    step = edge.segment.steps[place]
+    inside = f"{name}.c{{}}".format
+    if isinstance(step, Where):
+        return sf.expr(f"CASE WHEN {name} IS NOT NULL AND {_all(step.conditions, inside)} THEN {name} END")
+    assert isinstance(step, Select), "nothing is exploded behind a kernel"
+    fields = [f"'c{i}', {one.sql(inside)}" for i, one in enumerate(step.expressions)]
+    struct = ", ".join([*fields, f"'{WEIGHT}', {name}.{WEIGHT}"])
+    return sf.expr(f"CASE WHEN {name} IS NOT NULL THEN named_struct({struct}) END")
+
+
+def _identity(edge: Edge, plan: Plan, kinds_of: KindsOf) -> "Column":
+    from pyspark.sql import functions as sf
+
+    node = plan.chain.nodes[edge.target].node
+    assert isinstance(node, OutputNode)
+    width, name = len(node.types), f"e{edge.number}"
+    columns = [sf.col(f"{name}.c{i}") for i in range(width)]
+    high, low = rows.identity(columns, kinds_of(edge.target))
+    made = [column.alias(f"c{i}") for i, column in enumerate([*columns, high, low])]
+    return sf.when(sf.col(name).isNotNull(), sf.struct(*made, sf.col(f"{name}.{WEIGHT}").alias(WEIGHT)))
+
+
+def _all(conditions: Sequence[Expr], column: Callable[[int], str]) -> str:
+    return " AND ".join(one.enclosed().sql(column) for one in conditions)

@@ -1,0 +1,354 @@
+"""What Spark's Python workers run: the ends of edges, the kernels of layers, and the sink of a step.
+
+Between two layers travel rows (range, node, tag, blob): a blob is an Arrow table, which Spark moves without
+looking into it. Where Spark has to compute something on the way, rows of a node come as a struct column of
+their own instead. A task may run twice, or its worker may be killed after it wrote: its bundle and its files
+have names that nobody else uses, and only what a task *told* counts, which Spark takes from one attempt.
+"""
+
+import functools
+import gc
+import itertools
+import os
+import random
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidemill import crash
+from tidemill.clock import SystemClock
+from tidemill.objects import Objects, open_objects
+from tidemill.views.chain.chain import Placed
+from tidemill.views.chain.nodes import OutputNode
+from tidemill.views.chain.work import Packet, Plan, State, Told, chosen, compute, gathered
+from tidemill.views.kernels.digest import digest
+from tidemill.views.kernels.zset import added_up
+from tidemill.views.trace.bundle import Bundle
+from tidemill.views.trace.cache import Cache
+from tidemill.views.trace.layout import WEIGHT
+from tidemill.views.trace.version import Version, read_version
+
+Batches = Iterator[pa.RecordBatch]
+Task = Callable[[Batches], Batches]
+
+TOLD = -1
+"""The node of a packet that is what a task told."""
+
+HELLO = -2
+"""The node of a packet that only says that there is a range."""
+
+WIRE = pa.schema(
+    [
+        pa.field("to", pa.int32()),
+        pa.field("node", pa.int32()),
+        pa.field("tag", pa.string()),
+        pa.field("blob", pa.binary()),
+    ]
+)
+WIRE_DDL = "to INT, node INT, tag STRING, blob BINARY"
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where the tasks of a step find and leave things. It is pickled into each plan, so it is small.
+
+    Args:
+        objects: the URL of the object storage.
+        version: the key of the version file, empty when there is none.
+        prefix: the folder of bundles, of this attempt alone.
+        folders: of each view the folder of its changes.
+        cache: the folder of the local cache; None keeps nothing.
+    """
+
+    objects: str
+    version: str
+    prefix: str
+    folders: tuple[tuple[str, str], ...] = ()
+    cache: str | None = None
+
+
+# --- one worker process
+
+_CHANCE = random.SystemRandom()
+
+
+@functools.cache
+def _frozen() -> None:
+    """Once in a worker: what is loaded by now is never garbage, and a task has one core."""
+    pa.set_cpu_count(1)
+    gc.collect()
+    gc.freeze()
+
+
+@functools.lru_cache(maxsize=8)
+def _opened(url: str) -> Objects:
+    return open_objects(url, clock=SystemClock(), probe=False)
+
+
+@functools.lru_cache(maxsize=8)
+def _cache(url: str, folder: str | None) -> Cache:
+    from pathlib import Path
+
+    return Cache(_opened(url), None if folder is None else Path(folder))
+
+
+@functools.lru_cache(maxsize=16)
+def _version(url: str, key: str) -> Version:
+    return read_version(_opened(url), key) if key else Version()
+
+
+def _unique() -> str:
+    """A name that no other task, attempt or machine uses."""
+    return f"{os.getpid():x}-{_CHANCE.getrandbits(96):024x}"
+
+
+# --- rows on the wire
+
+
+def to_wire(packets: Iterable[Packet]) -> Batches:
+    """Packets as rows, one batch each."""
+    for packet in packets:
+        yield wire_row(packet.range, packet.node, packet.tag, blob(packet.table))
+
+
+def wire_row(to: int, node: int, tag: str, body: bytes | pa.Buffer) -> pa.RecordBatch:
+    """One row, as a batch of its own."""
+    held = pa.py_buffer(body)
+    offsets = pa.py_buffer(struct.pack("<ii", 0, held.size))
+    value = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, held])
+    ints = [pa.array([number], pa.int32()) for number in (to, node)]
+    return pa.RecordBatch.from_arrays([*ints, pa.array([tag]), value], schema=WIRE)
+
+
+def blob(table: pa.Table) -> pa.Buffer:
+    """A table as one value."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def table_of(body: pa.Scalar) -> pa.Table:
+    """The table in a value."""
+    return pa.ipc.open_stream(body.as_buffer()).read_all()
+
+
+class _Arrived:
+    """What came to a task: packets for this layer, and rows that only pass through."""
+
+    def __init__(self, batches: Batches, mine: frozenset[int]) -> None:
+        self.packets: list[Packet] = []
+        self.passing: list[pa.RecordBatch] = []
+        self.told: list[pa.RecordBatch] = []
+        self.ranges: set[int] = set()
+        for batch in batches:
+            tos, nodes = batch.column(0).to_pylist(), batch.column(1).to_pylist()
+            for row, (to, node) in enumerate(zip(tos, nodes, strict=True)):
+                self.ranges.add(to)
+                if node in mine:
+                    tag = batch.column(2)[row].as_py()
+                    self.packets.append(Packet(to, node, tag, table_of(batch.column(3)[row])))
+                elif node != HELLO:
+                    self.passing.append(batch.slice(row, 1).select(WIRE.names))
+
+
+# --- the first layer: changes of tables
+
+
+def sending(plan: Plan, node: int, side: int) -> Task:
+    """Rows c0, c1, … and `_w`, as Spark has read and computed them, to packets for a side of a node."""
+
+    def run(batches: Batches) -> Batches:
+        _frozen()
+        for rows in _large(batches):
+            yield from to_wire(plan.deliver(node, side, rows))
+
+    return run
+
+
+def _large(batches: Batches, rows: int = 1_000_000) -> Iterator[pa.Table]:
+    """Batches in tables of about so many rows."""
+    waiting: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        waiting.append(batch)
+        count += batch.num_rows
+        if count >= rows:
+            yield pa.Table.from_batches(waiting)
+            waiting, count = [], 0
+    if count:
+        yield pa.Table.from_batches(waiting)
+
+
+# --- a layer
+
+
+def layer(plan: Plan, site: Site, number: int) -> Task:
+    """The kernels of a layer; what needs Spark leaves as structs (`typed_schema`), the rest as packets."""
+    typed = plan.typed(number)
+    schema = typed_schema(plan, number)
+    last = number == plan.chain.depth and not typed
+
+    def run(batches: Batches) -> Batches:
+        _frozen()
+        arrived = _Arrived(batches, frozenset(one.number for one in plan.layer(number)))
+        made = itertools.chain(
+            (_padded(batch, schema) for batch in arrived.passing),
+            _computed(plan, site, number, arrived, typed, schema),
+        )
+        yield from _sunk(plan, site, made) if last else made
+
+    return run
+
+
+def _computed(
+    plan: Plan, site: Site, number: int, arrived: _Arrived, typed: dict[int, Any], schema: pa.Schema
+) -> Batches:
+    parts = gathered(arrived.packets)
+    for here in sorted(arrived.ranges):
+        began = time.perf_counter()
+        cache = _cache(site.objects, site.cache)
+        bundle = Bundle(cache.objects, f"{site.prefix}{number:02}-{here:03}-{_unique()}.runs", cache)
+        told = Told(number, here)
+        state = State(Version() if plan.first else _version(site.objects, site.version), cache, bundle)
+
+        for placed, piece in compute(plan, number, here, parts.get(here, {}), state, told):
+            yield from (_padded(batch, schema) for batch in _direct(plan, placed, piece, here))
+            if placed.number in typed:
+                yield from _structs(placed, piece, here, schema)
+        bundle.write()
+        crash.point("views.task.told")
+        told.seconds = time.perf_counter() - began
+        yield _padded(wire_row(here, TOLD, "", told.encode()), schema)
+        if number < plan.chain.depth:
+            yield _padded(wire_row(here, HELLO, "", b""), schema)
+
+
+def _direct(plan: Plan, placed: Placed, piece: pa.Table, here: int) -> Batches:
+    for edge in plan.leaving(placed.number):
+        if edge.plain is not None:
+            yield from to_wire(plan.send(edge, chosen(piece, edge.plain), here))
+
+
+def typed_schema(plan: Plan, number: int) -> pa.Schema:
+    """The columns of a layer's rows: those of the wire, and a struct for each node that Spark has to see."""
+    fields = []
+    for node in plan.typed(number):
+        inner = [pa.field(each.name, each.type) for each in plan.chain.nodes[node].node.out]
+        fields.append(pa.field(f"n{node}", pa.struct(inner)))
+    return pa.schema([*WIRE, *fields])
+
+
+def _structs(placed: Placed, piece: pa.Table, here: int, schema: pa.Schema) -> Batches:
+    for batch in piece.combine_chunks().to_batches(max_chunksize=65_536):
+        count = batch.num_rows
+        mine = pa.StructArray.from_arrays(batch.columns, fields=list(schema.field(f"n{placed.number}").type))
+        arrays: list[pa.Array] = [
+            pa.array([here] * count, pa.int32()),
+            pa.array([placed.number] * count, pa.int32()),
+        ]
+        arrays += [pa.nulls(count, kind) for kind in (pa.string(), pa.binary())]
+        for each in list(schema)[4:]:
+            arrays.append(mine if each.name == f"n{placed.number}" else pa.nulls(count, each.type))
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _padded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    if len(schema) == batch.num_columns:
+        return batch
+    extra = [pa.nulls(batch.num_rows, each.type) for each in list(schema)[batch.num_columns :]]
+    return pa.RecordBatch.from_arrays([*batch.columns, *extra], schema=schema)
+
+
+# --- behind Spark's expressions
+
+
+def packing(plan: Plan, site: Site, number: int) -> Task:
+    """Rows that Spark has computed (a struct column `e7` for edge 7) to packets; those of views to files."""
+    edges = [edge for edges in plan.typed(number).values() for edge in edges]
+    last = number == plan.chain.depth
+
+    def packed(batches: Batches) -> Batches:
+        held: dict[tuple[int, int], list[pa.Table]] = {}
+        for batch in batches:
+            blobs = batch.filter(pa.compute.is_valid(batch.column(3)))
+            for row in range(blobs.num_rows):
+                yield blobs.slice(row, 1).select(WIRE.names)
+            tos = batch.column(0)
+            for edge in edges:
+                rows = batch.column(f"e{edge.number}")
+                if rows.null_count == len(rows):
+                    continue
+                there = rows.is_valid()
+                where = tos.filter(there)
+                flat = pa.Table.from_arrays(rows.filter(there).flatten(), names=[f.name for f in rows.type])
+                for to in pa.compute.unique(where).to_pylist():
+                    mine = flat if len(where) == 0 else flat.filter(pa.compute.equal(where, to))
+                    held.setdefault((edge.number, to), []).append(mine)
+        for (edge_number, to), tables in held.items():
+            yield from to_wire(plan.send(plan.chain.edges[edge_number], pa.concat_tables(tables), to))
+
+    def run(batches: Batches) -> Batches:
+        _frozen()
+        made = packed(batches)
+        yield from _sunk(plan, site, made) if last else made
+
+    return run
+
+
+# --- the end
+
+
+def _sunk(plan: Plan, site: Site, batches: Batches) -> Batches:
+    """Write the rows of views, and give on what tasks told; that is all that reaches the driver."""
+    views: dict[tuple[int, int], list[pa.Table]] = {}
+    for batch in batches:
+        tos, nodes = batch.column(0).to_pylist(), batch.column(1).to_pylist()
+        for row, (to, node) in enumerate(zip(tos, nodes, strict=True)):
+            if node == TOLD:
+                yield batch.slice(row, 1).select(WIRE.names)
+            elif node >= 0:
+                views.setdefault((node, to), []).append(table_of(batch.column(3)[row]))
+    folders = dict(site.folders)
+    began = time.perf_counter()
+    for (number, to), tables in sorted(views.items(), key=lambda item: item[0]):
+        node = plan.chain.nodes[number].node
+        assert isinstance(node, OutputNode)
+        told = Told(plan.chain.depth + 1, to)
+        written = _write_view(_opened(site.objects), node, folders[node.view], pa.concat_tables(tables), to)
+        if written is not None:
+            told.files.append(written)
+        told.seconds, began = time.perf_counter() - began, time.perf_counter()
+        yield wire_row(to, TOLD, "", told.encode())
+
+
+def _write_view(
+    objects: Objects, node: OutputNode, folder: str, rows: pa.Table, to: int
+) -> tuple[str, str, int, int, str] | None:
+    width = len(node.types)
+    names = [f"c{i}" for i in range(width + 2)]
+    netted = added_up(rows.select([*names, WEIGHT]))
+    if netted.num_rows == 0:
+        return None
+    found = digest(netted, f"c{width}", f"c{width + 1}", WEIGHT)
+    key = f"{folder}part-{to:05}-{_unique()}.parquet"
+    size = _parquet(objects, key, netted.rename_columns([*node.names, "_h1", "_h2", "_weight"]))
+    return node.view, key, netted.num_rows, size, f"{found:032x}"
+
+
+def _parquet(objects: Objects, key: str, table: pa.Table) -> int:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", store_schema=False, coerce_timestamps="us")
+    body = sink.getvalue()
+    objects.put(key, memoryview(body))
+    return int(body.size)
+
+
+def told_of(rows: Iterable[bytes]) -> list[Told]:
+    """What the tasks of a step told."""
+    return [Told.decode(bytes(row)) for row in rows]
