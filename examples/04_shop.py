@@ -59,7 +59,7 @@ before = revenue.position
 arrive("tuesday.json", (4, 1, 5.01, "2026-03-02"), (5, 2, 7.50, "2026-03-03"))
 shop.run()
 
-for row in sorted(map(tuple, revenue.changes(after=before).drop("_position").collect()), key=str):
+for row in sorted(map(tuple, revenue.changes(after=before).drop("_position", "_inputs").collect()), key=str):
     print(row)  # region, day, n, total and weight
 # endregion
 

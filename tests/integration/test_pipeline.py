@@ -14,6 +14,7 @@ import pytest
 import tidemill as tm
 from tests import shop
 from tidemill.errors import AppendRefused, DeclarationError, NothingYet, QueryError, TidemillError
+from tidemill.pipeline import changes as changes_of
 from tidemill.pipeline.reading import query
 from tidemill.pipeline.tables import Table
 
@@ -400,6 +401,46 @@ def test_changes_snapshots_and_queries_are_of_one_moment(home: Path, spark: "Spa
             query(pipeline, "SELECT * FROM nowhere")
         assert "<td>1</td>" in orders._repr_html_()
         assert repr(total) == "<View total of p>"
+
+
+@pytest.mark.rule("LOT-36")
+def test_each_change_names_the_lots_it_was_made_from(home: Path, spark: "SparkSession") -> None:
+    def made_from(table: Table, after: int) -> set[tuple[Any, ...]]:
+        rows = table.changes(after).select("id", "_weight", "_position", "_inputs").collect()
+        return {
+            (*row[:3], tuple((one["dataset"], one["lot"], one["generation"]) for one in row[3]))
+            for row in rows
+        }
+
+    with tm.Pipeline("p", home=home, spark=spark) as pipeline:
+        orders = pipeline.dataset("orders", "id BIGINT, `x.y` STRING")
+        other = pipeline.dataset("other", "id BIGINT")
+        pipeline.arc(reads=orders, writes="kept", name="keep")(same)
+        view = pipeline.view("v", "SELECT id FROM kept UNION ALL SELECT id FROM other", refresh="full")
+        pipeline.view("w", "SELECT id FROM v WHERE id < 2", refresh="full")
+        first, second = orders.append([(1, "a")]), orders.append([(2, None)])
+        assert made_from(orders, 0) == {(1, 1, 1, ()), (2, 1, 2, ())}, "they came from outside"
+        assert pipeline.run().ok
+        assert made_from(pipeline["kept"], 0) == {
+            (1, 1, 1, (("orders", first.lot, 0),)),
+            (2, 1, 2, (("orders", second.lot, 0),)),
+        }
+        before, step = pipeline["kept"].position, view.position
+        orders.replace(first.lot, [(3, "c")])
+        third = other.append([(4,)])
+        assert pipeline.run().ok
+        by = (("orders", first.lot, 1),)
+        assert made_from(pipeline["kept"], before) == {(3, 1, 3, by), (1, -1, 3, by)}, (
+            "both by the correction"
+        )
+        taken = {one for row in made_from(view, step) for one in row[3]}
+        assert taken == {("kept", first.lot, 1), ("other", third.lot, 0)}
+        (gone,) = made_from(pipeline["w"], step)
+        assert gone[:2] == (1, -1)
+        assert ("kept", first.lot, 1) in gone[3]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(changes_of, "MOST", 0)
+            assert {row["_inputs"] for row in view.changes().collect()} == {None}, "more than can be named"
 
 
 # --- arcs over lots

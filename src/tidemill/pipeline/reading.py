@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.errors import DatasetUnknown, GroupUnknown, NothingYet, QueryError
 from tidemill.lots import datasets, events
-from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.datasets import Dataset
 from tidemill.lots.keys import DatasetId
 from tidemill.spark import queries
-from tidemill.spark.operations import WEIGHT, stored_schema
-from tidemill.spark.reading import read_positioned
 from tidemill.views.spark.contents import content
 from tidemill.views.spark.tables import Tables
-from tidemill.views.steps import commits, groups
+from tidemill.views.steps import groups
 from tidemill.views.steps.groups import Group
 from tidemill.views.steps.inputs import Inputs, ManifestReader
 
@@ -30,20 +28,20 @@ if TYPE_CHECKING:
 def table(pipeline: "Pipeline", name: str) -> "DataFrame":
     """A table as it is now."""
     with pipeline.site.spark() as spark:
-        return _Reader(pipeline, spark).table(name)
+        return Reader(pipeline, spark).table(name)
 
 
 def snapshot(pipeline: "Pipeline") -> "Mapping[str, DataFrame]":
     """All tables that hold anything yet, as of one moment: their positions are read together."""
     with pipeline.site.spark() as spark:
-        return _Reader(pipeline, spark).snapshot()
+        return Reader(pipeline, spark).snapshot()
 
 
 def query(pipeline: "Pipeline", sql: str) -> "DataFrame":
     """The result of a query over tables of the pipeline, all as of one moment."""
     names = [one.name for one in queries.table_names(sql)]
     with pipeline.site.spark() as spark:
-        reader = _Reader(pipeline, spark)
+        reader = Reader(pipeline, spark)
         known = dict.fromkeys([*pipeline.names, *pipeline.quarantines])
         wanted = {queries.match(name, known) for name in names}
         frames = {name: reader.table(name) for name in wanted}
@@ -74,18 +72,12 @@ def _spoken() -> Iterator[None]:
         raise QueryError(" ".join(said.split())[:600], hint="see the tables with `tidemill ls`") from error
 
 
-def changes(pipeline: "Pipeline", name: str, after: int) -> "DataFrame":
-    """What was published behind a position, with `_weight` and `_position`."""
-    with pipeline.site.spark() as spark:
-        return _Reader(pipeline, spark).changes(name, after)
-
-
 def position(pipeline: "Pipeline", name: str) -> int:
     """The position of what was published last."""
     site = pipeline.site
     if name in pipeline.views:
         try:
-            return _group(pipeline, name).step
+            return _group_of(pipeline, name).step
         except GroupUnknown:
             return 0
     dataset = DatasetId(name, _version(pipeline, name))
@@ -96,7 +88,7 @@ def columns(pipeline: "Pipeline", name: str) -> str:
     """The columns of a table, as Spark writes them."""
     if name in pipeline.views:
         with pipeline.site.spark() as spark:
-            reader = _Reader(pipeline, spark)
+            reader = Reader(pipeline, spark)
             from tidemill.spark import schema
 
             return str(schema.of_spark(reader.tables.schema(reader.view_table(name))))
@@ -122,12 +114,14 @@ def declared(pipeline: "Pipeline", name: str) -> Dataset:
         raise NothingYet(f"{name} holds nothing yet") from None
 
 
-def _group(pipeline: "Pipeline", view: str) -> Group:
+def _group_of(pipeline: "Pipeline", view: str) -> Group:
     site, group = pipeline.site, pipeline.views[view].group
     return site.store.run(lambda tx: groups.read(tx, site.keys, pipeline.name, group))
 
 
-class _Reader:
+class Reader:
+    """What is published of a pipeline, read with one session."""
+
     def __init__(self, pipeline: "Pipeline", spark: "SparkSession") -> None:
         site = pipeline.site
         self.pipeline = pipeline
@@ -140,20 +134,24 @@ class _Reader:
     def table(self, name: str) -> "DataFrame":
         if name in self.pipeline.views:
             return self.tables.content(self.spark, self.view_table(name))
-        dataset = self._declared(name)
+        dataset = self.declared(name)
         head = self.site.store.run(lambda tx: events.head(tx, self.site.keys.lots, dataset.id))
         return self._at(dataset, head)
 
     def _at(self, dataset: Dataset, head: int) -> "DataFrame":
         return content(self.spark, self.site.storage, dataset, self.inputs.at(dataset.id, head))
 
-    def _declared(self, name: str) -> Dataset:
+    def declared(self, name: str) -> Dataset:
         return declared(self.pipeline, name)
+
+    def group(self, view: str) -> Group:
+        """The group of a view; `GroupUnknown` before its first step."""
+        return _group_of(self.pipeline, view)
 
     def view_table(self, name: str) -> str:
         """The manifest of a view's table now."""
         try:
-            found = _group(self.pipeline, name).tables.get(name)
+            found = _group_of(self.pipeline, name).tables.get(name)
         except GroupUnknown:
             found = None
         if found is None:
@@ -167,7 +165,7 @@ class _Reader:
         declared = {}
         for name in names:
             try:
-                declared[name] = self._declared(name)
+                declared[name] = self.declared(name)
             except NothingYet:
                 continue
         ids = [one.id for one in declared.values()]
@@ -184,37 +182,3 @@ class _Reader:
                 if view in pipeline.views:
                     found[view] = self.tables.content(self.spark, manifest)
         return found
-
-    def changes(self, name: str, after: int) -> "DataFrame":
-        from pyspark.sql import functions as sf
-
-        if name in self.pipeline.views:
-            group = _group(self.pipeline, name)
-            found = []
-            at = after
-            while page := self.site.store.run(
-                lambda tx, at=at: commits.rows(  # type: ignore[misc]
-                    tx, self.site.keys, self.pipeline.name, group.spec.name, at, group.step
-                )
-            ):
-                found += page
-                at = page[-1].step
-            return self.tables.changes(self.spark, self.view_table(name), name, found)
-        dataset = self._declared(name)
-        if dataset.kind is Kind.KEYED:
-            raise QueryError(
-                f"the changes of {name}, which has a key, are seen by views",
-                hint=f"keep a view of all its columns: the changes of that are those of {name}",
-            )
-        head = self.site.store.run(lambda tx: events.head(tx, self.site.keys.lots, dataset.id))
-        exchange = self.inputs.between(dataset.id, after, head)
-        schema = stored_schema(dataset.schema, dataset.kind)
-        frames = []
-        for slices, sign in ((exchange.plus, 1), (exchange.minus, -1)):
-            if not slices and sign < 0:
-                continue
-            rows = [(one.position, one.objects) for one in slices]
-            frame = read_positioned(self.spark, self.site.storage, schema, rows)
-            weight = sf.col(WEIGHT) * sign if dataset.kind is Kind.CHANGES else sf.lit(sign).cast("bigint")
-            frames.append(frame.withColumn(WEIGHT, weight))
-        return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])

@@ -35,10 +35,12 @@ class Table:
         return reading.table(self.pipeline, self.name)
 
     def changes(self, after: int = 0) -> "DataFrame":
-        """What was published behind a position, with `_weight` and `_position`."""
-        from tidemill.pipeline import reading
+        """What was published behind a position: rows with `_weight`, `_position`, and the lots each was made
+        from as `_inputs`. None for rows that came from outside, NULL where they are more than 1,000.
+        """
+        from tidemill.pipeline.changes import changes
 
-        return reading.changes(self.pipeline, self.name, after)
+        return changes(self.pipeline, self.name, after)
 
     @property
     def position(self) -> int:
