@@ -1,0 +1,105 @@
+"""Rows that come in no files, made to fit a table that lets them drift (LOT-34), without Spark."""
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tidemill.errors import AppendRefused
+from tidemill.lots.checks import expect, not_null
+from tidemill.lots.datasets import Dataset, Drift
+from tidemill.pipeline.appending import spelled
+from tidemill.pipeline.incoming import converter, growing
+from tidemill.sources.records import Record, sift
+from tidemill.spark.checking_arrow import check_table
+
+DDL = "id bigint, name string"
+
+
+def dataset(drift: Drift) -> Dataset:
+    return spelled(Dataset(name="orders", schema=DDL, drift=drift))
+
+
+def made(drift: Drift, rows: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = converter(dataset(drift))(rows).to_pylist()
+    return found
+
+
+@pytest.mark.rule("LOT-34")
+def test_what_does_not_fit_is_rescued_as_texts_and_the_rest_of_the_row_stays():
+    rows = [{"id": 1, "name": "a"}, {"id": "x", "name": "b", "more": [1, 2]}, {"id": 3, "extra": None}]
+    assert made(Drift.RESCUE, rows) == [
+        {"id": 1, "name": "a", "_rescued": None},
+        {"id": None, "name": "b", "_rescued": json.dumps({"more": "[1, 2]", "id": "x"})},
+        {"id": 3, "name": None, "_rescued": None},
+    ]
+    arrow = pa.table({"id": [1, 2], "other": [None, 2.5]})
+    assert [row["_rescued"] for row in made(Drift.RESCUE, arrow)] == [None, '{"other": "2.5"}']
+    assert made(Drift.RESCUE, []) == []
+
+
+@pytest.mark.rule("LOT-34")
+def test_names_that_are_new_become_columns_of_the_type_their_values_have_together():
+    grown = growing(dataset(Drift.EVOLVE))
+    assert grown is not None
+    rows = [
+        {"id": 1, "n": 1, "f": 1, "t": "x", "mixed": 1, "deep": {"a": [1]}, "nothing": None},
+        {"id": 2, "f": 2.5, "mixed": "two", "deep": {"a": []}},
+    ]
+    columns = grown.columns(rows, DDL)
+    assert columns == (
+        f"{DDL}, n bigint, f double, t string, mixed string, deep struct<a: array<bigint>>"
+    )
+    table = grown.convert(rows, columns)
+    assert table.column("mixed").to_pylist() == ["1", "two"]
+    assert table.column("deep").to_pylist() == [{"a": [1]}, {"a": []}]
+    assert grown.columns(rows, columns) == columns
+    # what came first has the column: the next one fits it, or does not fit the table
+    assert grown.convert([{"id": 3, "mixed": 7}], columns).column("mixed").to_pylist() == ["7"]
+    with pytest.raises(AppendRefused, match="column n"):
+        grown.convert([{"id": 3, "n": "seven"}], columns)
+    # names that nobody could use are no columns, and nothing of such a record is lost
+    odd = [{"id": 4, "_weight": 1}, {"id": 5, "ID": 1}]
+    assert grown.columns(odd, DDL) == DDL
+    for one in odd:
+        with pytest.raises(AppendRefused, match="has the column"):
+            grown.convert([one], DDL)
+    arrow = pa.table({"id": [1], "when": pa.array([0], pa.timestamp("us", "UTC"))})
+    assert grown.columns(arrow, DDL) == f"{DDL}, when timestamp"
+
+
+@pytest.mark.rule("LOT-34")
+def test_a_batch_is_sifted_under_the_columns_it_brings_together():
+    grown = growing(dataset(Drift.EVOLVE))
+    texts = [b'{"id": 1}', b'{"id": 2, "n": 5}', b"[]", b'{"id": "x", "n": 6}']
+    records = [Record("t/0", number, text) for number, text in enumerate(texts)]
+    sifted = sift(records, converter(dataset(Drift.EVOLVE)), growing=grown, known=DDL)
+    assert sifted.columns == f"{DDL}, n bigint"
+    assert sifted.rows.to_pylist() == [
+        {"id": 1, "name": None, "n": None},
+        {"id": 2, "name": None, "n": 5},
+    ]
+    assert sifted.bad.column("line").to_pylist() == [2, 3]
+    again = sift(records[:2], converter(dataset(Drift.EVOLVE)), growing=grown, known=sifted.columns)
+    assert again.columns == ""
+    assert again.rows.num_rows == 2
+
+
+@pytest.mark.rule("LOT-33")
+def test_expressions_are_counted_and_take_rows_out_by_what_spark_says():
+    table = pa.table({"id": [1, -2, None, 4], "name": ["a", "b", "c", None]})
+    asked: list[list[str]] = []
+
+    def evaluate(rows: pa.Table, expressions: list[str]) -> list[pa.Array]:
+        asked.append(expressions)
+        return [pa.array([one is not None and one > 0 for one in rows.column("id").to_pylist()])]
+
+    checks = [expect("id > 0", name="positive", on_fail="drop"), not_null("name", on_fail="warn")]
+    found = check_table(table, checks, evaluate=evaluate)
+    assert asked == [["id > 0"]]
+    assert found.counts == {"positive": 2, "not_null(name)": 1}
+    assert found.rows.column("id").to_pylist() == [1, 4]
+    assert [row["check"] for row in found.quarantined.to_pylist()] == ["positive", "positive"]
+    assert check_table(table.slice(0, 0), checks, evaluate=evaluate).counts["positive"] == 0
+    assert len(asked) == 1
