@@ -145,7 +145,9 @@ class FullViews:
     def set_aside(self, batch: Batch, attempt: str, datasets: Collection[DatasetId]) -> Aside | None:
         """What these datasets had deleted, and have not: set aside, and told."""
         spark = self._session()
-        wanted = [one for one in sorted(datasets) if self._datasets[one].kind is Kind.CHANGES]
+        # A group's alarm is an input as well, and holds nothing.
+        known = [one for one in sorted(datasets) if one in self._datasets]
+        wanted = [one for one in known if self._datasets[one].kind is Kind.CHANGES]
         if not wanted:
             return None
         frames = {
