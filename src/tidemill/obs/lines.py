@@ -35,7 +35,7 @@ from tidemill.sources.events import (
     WindowTaken,
 )
 from tidemill.triggers.events import CronMissed, RunFailed, RunLapsed, StrangeKey, TemplateMatchless
-from tidemill.views.steps.events import StepAbandoned, StepCommitted
+from tidemill.views.steps.events import FilesCollected, StepAbandoned, StepCommitted
 
 
 class Weight(StrEnum):
@@ -241,6 +241,12 @@ def _(event: AttemptAbandoned) -> Line:
 @line_of.register
 def _(event: AttemptCleaned) -> Line:
     return Line("clean", f"removed {_count(event.objects, 'object')} that nobody lists", Weight.DETAIL)
+
+
+@line_of.register
+def _(event: FilesCollected) -> Line:
+    freed = f"freed {event.size:,} bytes: {_count(event.files, 'file')} that nothing lists any more"
+    return Line(event.of, freed, Weight.DETAIL)
 
 
 @line_of.register

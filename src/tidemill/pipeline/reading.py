@@ -13,9 +13,10 @@ from tidemill.lots import datasets, events
 from tidemill.lots.datasets import Dataset
 from tidemill.lots.keys import DatasetId
 from tidemill.spark import queries
+from tidemill.store import Tx
 from tidemill.views.spark.contents import content
 from tidemill.views.spark.tables import Tables
-from tidemill.views.steps import groups
+from tidemill.views.steps import groups, pins
 from tidemill.views.steps.groups import Group
 from tidemill.views.steps.inputs import Inputs, ManifestReader
 
@@ -133,7 +134,7 @@ class Reader:
 
     def table(self, name: str) -> "DataFrame":
         if name in self.pipeline.views:
-            return self.tables.content(self.spark, self.view_table(name))
+            return self.tables.content(self.spark, self.view_table(name, pin=True))
         dataset = self.declared(name)
         head = self.site.store.run(lambda tx: events.head(tx, self.site.keys.lots, dataset.id))
         return self._at(dataset, head)
@@ -148,10 +149,21 @@ class Reader:
         """The group of a view; `GroupUnknown` before its first step."""
         return _group_of(self.pipeline, view)
 
-    def view_table(self, name: str) -> str:
-        """The manifest of a view's table now."""
+    def view_table(self, name: str, *, pin: bool = False) -> str:
+        """The manifest of a view's table now.
+
+        - pin: it will be read later: what it lists stays for a while, though steps go on.
+        """
+        site, pipeline = self.site, self.pipeline
+
+        def read(tx: Tx) -> str | None:
+            table = groups.read(tx, site.keys, pipeline.name, pipeline.views[name].group).tables.get(name)
+            if pin and table:
+                pins.take(tx, site.keys, pipeline.name, [table])
+            return table
+
         try:
-            found = _group_of(self.pipeline, name).tables.get(name)
+            found = site.store.run(read)
         except GroupUnknown:
             found = None
         if found is None:
@@ -170,9 +182,12 @@ class Reader:
                 continue
         ids = [one.id for one in declared.values()]
 
-        def read(tx: object) -> tuple[dict[DatasetId, int], list[Group]]:
-            heads = events.heads(tx, site.keys.lots, ids) if ids else {}  # type: ignore[arg-type]
-            return heads, groups.listed(tx, site.keys, pipeline.name)  # type: ignore[arg-type]
+        def read(tx: Tx) -> tuple[dict[DatasetId, int], list[Group]]:
+            heads = events.heads(tx, site.keys.lots, ids) if ids else {}
+            listed = groups.listed(tx, site.keys, pipeline.name)
+            tables = [table for group in listed for table in group.tables.values()]
+            pins.take(tx, site.keys, pipeline.name, tables)
+            return heads, listed
 
         heads, listed = site.store.run(read)
         for name, dataset in declared.items():

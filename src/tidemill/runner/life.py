@@ -16,6 +16,7 @@ from tidemill.publish.manifests import Manifests
 from tidemill.runner.arrivals import Arrival, Ground, arrival
 from tidemill.runner.compacting import Compactor
 from tidemill.runner.leftovers import Leftovers
+from tidemill.views.steps.collecting import Collector
 from tidemill.views.steps.listing import listed
 from tidemill.views.steps.stepper import GroupStep
 
@@ -70,6 +71,9 @@ class Life:
             lists=partial(listed, loop.objects),
             emit=loop.emit,
             grace_s=loop.grace_s,
+        )
+        self.collector = Collector(
+            loop.store, loop.keys, loop.program.pipeline, loop.objects, loop.clock, emit=loop.emit
         )
         self._keeper = Keeper(loop.store, node.id, clock=loop.clock, chance=loop.chance)
         ground = Ground(

@@ -73,6 +73,7 @@ class Upkeep:
         try:
             while life.cleaner.clean():
                 pass
+            life.collector.collect()
             self._parts.forget_ended()
         except LeaseLost:
             return

@@ -334,8 +334,17 @@ def rows(
     return [_row.decode(row.value) for row in tx.range(lo, hi, limit=limit, snapshot=True)]
 
 
+def newest(tx: Tx, keys: StepKeys, pipeline: str, group: str, limit: int) -> list[StepRow]:
+    """The last commits of a group, the newest first."""
+    found = tx.range(*keys.step.under(pipeline, group), limit=limit, reverse=True, snapshot=True)
+    return [_row.decode(row.value) for row in found]
+
+
 def table_at(tx: Tx, keys: StepKeys, pipeline: str, group: str, view: str, step: int) -> str | None:
-    """The manifest of a view's table as it was after a step; None before it had one."""
+    """The manifest of a view's table as it was after a step; None before it had one.
+
+    Of a step long ago what it lists may have been collected, unless it is pinned.
+    """
     lo, hi = keys.step[pipeline, group, 0], keys.step[pipeline, group, step + 1]
     while found := tx.range(lo, hi, limit=PAGE, reverse=True, snapshot=True):
         for row in found:

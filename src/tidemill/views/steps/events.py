@@ -61,3 +61,16 @@ class StepTimed(Event, frozen=True, kw_only=True):
     job_s: float
     load_s: float
     kernel_s: float
+
+
+class FilesCollected(Event, frozen=True, kw_only=True):
+    """Files of a view, or of a group's state, were removed that nothing lists any more.
+
+    - of: the view, or the group.
+    - size: bytes that are free now.
+    """
+
+    pipeline: str
+    of: str
+    files: int
+    size: int

@@ -19,7 +19,7 @@ from tidemill.store import Tx
 from tidemill.triggers import alarms, schedules, subscriptions
 from tidemill.triggers.subscriptions import MOST_SOURCES, Terms
 from tidemill.triggers.terms import CatchUp
-from tidemill.views.steps import records, retired
+from tidemill.views.steps import gone, records, retired
 from tidemill.views.steps.keys import StepKeys, alarm_of, group_id, group_source, step_log
 from tidemill.views.steps.records import Record
 from tidemill.views.steps.retired import Retired
@@ -63,6 +63,11 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     gated: bool = False
     most_failures: int = 0
     catch_up: CatchUp = CatchUp.ALL
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of its views."""
+        return frozenset(view.name for view in self.views)
 
     @property
     def bases(self) -> tuple[DatasetId, ...]:
@@ -145,6 +150,7 @@ def declare(tx: Tx, keys: StepKeys, pipeline: str, spec: GroupSpec) -> Group:
         if group.spec == spec:
             return group
         retired.keep(tx, keys, pipeline, _gone(group, spec))
+        gone.mark(tx, keys, pipeline, group.spec.names - spec.names)
         group = msgspec.structs.replace(group, spec=spec)
     retired.forget(tx, keys, pipeline, [view.name for view in spec.views])
     write(tx, keys, pipeline, group)
@@ -163,6 +169,7 @@ def remove(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> bool:
     if raw is None:
         return False
     retired.keep(tx, keys, pipeline, _gone(_decoder.decode(raw), None))
+    gone.mark(tx, keys, pipeline, _decoder.decode(raw).spec.names, group)
     subscriptions.remove(tx, keys.triggers, group_id(pipeline, group))
     alarms.set_at(tx, keys.triggers, alarm_of(pipeline, group), None)
     tx.clear(keys.group[pipeline, group], quiet=True)

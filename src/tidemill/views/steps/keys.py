@@ -8,6 +8,8 @@
 (C, "group", P, group)                     a group: what it consists of, and the step it has committed
 (C, "group-step", P, group, n)             what its commit of step n published
 (C, "retired", P, view)                    where the table of a view was that nobody declares any more
+(C, "group-gone", P, view, group)          a view, or else a group, that is declared no more: to be collected
+(C, "pin", P, name)                        until when what a manifest or a version file lists is kept
 (C, "lease", "coordinator", P)             the coordinator's epoch
 """
 
@@ -29,6 +31,8 @@ class StepKeys(PublishKeys):
         self.range = Space(cluster, "step-range")
         self.group = Space(cluster, "group")
         self.step = Space(cluster, "group-step")
+        self.gone = Space(cluster, "group-gone")
+        self.pin = Space(cluster, "pin")
         self.retired = Space(cluster, "retired")
 
     def office(self, pipeline: str) -> bytes:
@@ -90,3 +94,8 @@ def _view(pipeline: str, view: str) -> str:
 def step_lot(number: int) -> str:
     """The lot id of a step's output: it sorts as steps do."""
     return f"S{number:017}"
+
+
+def step_of(lot: str) -> int:
+    """The step whose output has this lot id."""
+    return int(lot[1:])

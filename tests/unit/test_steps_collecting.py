@@ -1,0 +1,363 @@
+"""Collection: of the files of views only those go that nothing lists, and never too early."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.unit.steps_stage import P, StepStage, spec
+from tidemill import crash
+from tidemill.errors import AttemptUnknown
+from tidemill.lots import layout, manifest
+from tidemill.lots.keys import DatasetId
+from tidemill.lots.manifest import Manifest, ManifestState, StoredObject
+from tidemill.objects.memory import MemoryObjects
+from tidemill.publish import attempts
+from tidemill.publish.cleaner import KEEP_S, Cleaner
+from tidemill.publish.door import Door
+from tidemill.views.steps import commits, gone, groups, pins
+from tidemill.views.steps.collecting import GRACE_S, Collector
+from tidemill.views.steps.commits import Batch, Output, State
+from tidemill.views.steps.events import FilesCollected
+from tidemill.views.steps.inputs import ManifestReader
+from tidemill.views.steps.keys import changes_of, group_id, state_prefix, table_of
+from tidemill.views.steps.listing import listed
+from tidemill.views.trace.slices import GRAINS
+from tidemill.views.trace.version import Added, Cut, Entry, Merged, Version, read_version, write_version
+
+
+class Files(StepStage):
+    """Views whose steps write real manifests, tables that are merged, and state that is."""
+
+    def __init__(self) -> None:
+        super().__init__(scan=False)
+        self.objects = MemoryObjects(self.clock)
+        self.told: list[FilesCollected] = []
+        self.orders = self.dataset("orders")
+        self.objects.put("data/name=orders/version=1/lot=A1/attempt=a/x.parquet", b"input")
+        self.me = self.node("me", 10**15)
+
+    def files(self, start: str = "") -> set[str]:
+        return {info.key for info in self.objects.list(start)}
+
+    def leaf(self, dataset: DatasetId, batch: Batch, attempt: str, part: str = "") -> str:
+        data = f"{layout.data_prefix(*dataset.parts, batch.lot, attempt)}{part or 'c'}.parquet"
+        self.objects.put(data, b"rows")
+        return self.manifest(dataset, batch, attempt, part=part, objects=[StoredObject(uri=data, rows=1)])
+
+    def manifest(self, dataset: DatasetId, batch: Batch, attempt: str, **fields: Any) -> str:
+        body = Manifest(
+            state=ManifestState.COMPLETE,
+            dataset=dataset.name,
+            version=dataset.version,
+            lot=batch.lot,
+            attempt=attempt,
+            **fields,
+        )
+        key = layout.manifest_key(
+            *dataset.parts,
+            batch.lot,
+            ManifestState.COMPLETE,
+            0,
+            attempt,
+            part=body.part,
+            root=bool(body.parts),
+        )
+        crash.point("test.put.before")
+        self.objects.put(key, manifest.encode(body))
+        return key
+
+    def compute(self, batch: Batch, attempt: str) -> tuple[Output | State, ...]:
+        self.computed.append((batch, attempt))
+        outputs = []
+        for view in batch.spec.views:
+            changes = self.leaf(changes_of(P, view.name), batch, attempt)
+            before = batch.tables.get(view.name, "")
+            parts = [*(manifest.decode(self.objects.get(before)[0]).parts if before else ()), changes]
+            if len(parts) > 3:  # merged: what it replaces is listed no more
+                parts = [self.leaf(table_of(P, view.name), batch, attempt, "merge-0")]
+            table = self.manifest(table_of(P, view.name), batch, attempt, parts=parts)
+            outputs.append(Output(view=view.name, changes=changes, table=table, rows=1))
+        return (*outputs, self.state(batch, attempt))
+
+    def state(self, batch: Batch, attempt: str) -> State:
+        prefix = state_prefix(P, batch.spec.name, batch.lot, attempt)
+        version = read_version(self.objects, batch.version) if batch.version else Version.empty(["t"])
+        self.objects.put(prefix + "bundle", b"runs")
+        old = version.traces.get("t", ())
+        merged = []
+        if len(old) >= 3:
+            cuts = tuple(Cut(one.file, one.offset, one.low, one.high) for one in old)
+            merged = [Merged("t", cuts, Entry(prefix + "bundle", 0, GRAINS - 1, 4, 4, 1, 1))]
+        added = [Added("t", Entry(prefix + "bundle", 0, GRAINS - 1, 0, 4, 1, 1))]
+        write_version(self.objects, prefix + "version.json", version.apply(batch.step, added, merged).version)
+        return State(version=prefix + "version.json")
+
+    def go(self, steps: int, group: str = "g") -> None:
+        for _ in range(steps):
+            self.publish(self.orders)
+            self.settle(self.me, group)
+            self.clock.advance(1)
+
+    def collector(self, **fields: Any) -> Collector:
+        return Collector(self.store, self.keys, P, self.objects, self.clock, emit=self.told.append, **fields)
+
+    def collect(self, collector: Collector | None = None) -> None:
+        collector = collector or self.collector()
+        while collector.collect():
+            pass
+
+    def clean(self) -> None:
+        door = Door(self.store, self.keys, self.node("cleaner"))
+        cleaner = Cleaner(
+            self.store, self.keys, self.objects, door, self.clock, lists=lambda key: listed(self.objects, key)
+        )
+        while cleaner.clean():
+            pass
+
+    def needed(self, *roots: str) -> set[str]:
+        """All that reading these tables takes."""
+        reader = ManifestReader(self.objects)
+        found = set(roots)
+        for root in roots:
+            parts = reader.load(root).parts
+            found |= set(parts) | {item.uri for leaf in reader.leaves(root) for item in leaf.objects}
+        return found
+
+    def heads(self, name: str = "g") -> tuple[list[str], list[str]]:
+        """The tables and the version files that are current, and those before them."""
+        rows = [row for row in self.rows_of_group(name) if row.outputs]
+        tables = [one.table for row in rows[-2:] for one in row.outputs]
+        return tables, [row.version for row in rows[-2:] if row.version]
+
+    def all_changes(self, name: str = "g") -> set[str]:
+        found = {one.changes for row in self.rows_of_group(name) for one in row.outputs}
+        return found | {item.uri for key in found for item in ManifestReader(self.objects).objects(key)}
+
+
+@pytest.fixture
+def stage() -> Files:
+    made = Files()
+    made.declare(spec("g", made.orders))
+    return made
+
+
+def expected(stage: Files) -> set[str]:
+    """What is there when all is collected: the last two lists and what they name, changes, and input."""
+    tables, versions = stage.heads()
+    state = {file for one in versions for file in read_version(stage.objects, one).files()}
+    rest = {key for key in stage.files() if "name=orders" in key or "/state=removed/" in key}
+    return stage.needed(*tables) | set(versions) | state | stage.all_changes() | rest
+
+
+@pytest.mark.rule("DBSP-37")
+@pytest.mark.rule("DBSP-28")
+def test_what_no_list_names_goes_and_input_and_changes_stay(stage: Files) -> None:
+    stage.go(12)
+    before = stage.files()
+    stage.collect()
+    assert stage.files() == before  # all of it is younger than the grace
+    stage.clock.advance(GRACE_S)
+    stage.go(2)  # what is young stays
+    young = {info.key for info in stage.objects.list() if info.modified_at > stage.clock.wall() - GRACE_S}
+    stage.collect()
+    assert stage.files() == expected(stage) | young
+    assert stage.files() < before | young
+    stage.clock.advance(GRACE_S)
+    stage.collect()
+    assert stage.files() == expected(stage)
+    assert sum(one.files for one in stage.told) == len(before | young) - len(stage.files())
+    assert all(one.size > 0 for one in stage.told)
+    stage.go(3)  # and steps go on
+    stage.clock.advance(2 * GRACE_S)
+    stage.collect(stage.collector(page=3))  # in pages, however small
+    assert stage.files() == expected(stage)
+    stage.clean()  # the cleaner does not mind
+    assert stage.files() == expected(stage)
+
+
+@pytest.mark.rule("DBSP-37")
+def test_what_a_reader_has_pinned_stays_until_the_pin_ends(stage: Files) -> None:
+    stage.go(3)
+    read = stage.group("g").tables["g"]
+    stage.run(pins.take, stage.keys, P, [read])
+    version = stage.group("g").version
+    stage.run(pins.take, stage.keys, P, [version], int(3 * GRACE_S) * pins.SECOND_US)
+    held = stage.needed(read)
+    stage.go(9)
+    stage.clock.advance(2 * GRACE_S)
+    stage.collect()
+    assert held <= stage.files()
+    assert {version} | read_version(stage.objects, version).files() <= stage.files()
+    assert not held <= expected(stage)
+    stage.clock.advance(2 * GRACE_S)
+    stage.collect()
+    assert held <= stage.files()
+    assert version not in stage.files()  # its pin has ended
+    stage.run(pins.take, stage.keys, P, [read])  # again: for as long from now on
+    stage.clock.advance(pins.PIN_US / pins.SECOND_US)
+    stage.collect()
+    assert held <= stage.files()
+    stage.clock.advance(pins.PIN_US / pins.SECOND_US)
+    stage.collect()
+    assert stage.files() == expected(stage)
+    assert stage.run(lambda tx: tx.range(*stage.keys.pin.under(P))) == []
+
+
+@pytest.mark.rule("DBSP-37")
+def test_files_of_an_open_attempt_stay_and_a_zombies_go_when_it_has_ended(stage: Files) -> None:
+    stage.go(5)
+    stage.publish(stage.orders)
+    other = stage.node("slow", 10**15)
+    ticket = stage.begin(other, "g")
+    stage.run(commits.next_record, stage.keys, P, ticket, "g")
+    batch = stage.run(commits.next_batch, stage.keys, P, "g")
+    hold = stage.run(commits.open_step, stage.keys, ticket, batch, "slow")
+    stage.compute(batch, hold.draft.id)
+    mine = {key for key in stage.files() if "attempt=slow/" in key}
+    stage.clock.advance(KEEP_S)
+    stage.collect()
+    assert mine
+    assert mine <= stage.files()  # however old they are
+    stage.kill(other)
+    stage.look(group_id(P, "g"))
+    stage.settle(stage.me, "g")  # which gives the other attempt up
+    stage.clean()
+    assert not mine & stage.files()
+    stage.clock.advance(KEEP_S)
+    stage.clean()  # and now it is forgotten
+    again = stage.compute(batch, hold.draft.id)  # the zombie still writes
+    with pytest.raises(AttemptUnknown):
+        stage.run(attempts.read, stage.keys, "slow")
+    mine = {key for key in stage.files() if "attempt=slow/" in key and "/state=removed/" not in key}
+    late = {key for key in mine if "/version=changes/" not in key}  # those folders hold what is kept for good
+    assert again
+    assert late
+    stage.collect()
+    assert late <= stage.files()  # younger than the grace
+    stage.clock.advance(GRACE_S + 1)
+    stage.collect()
+    assert not late & stage.files()
+
+
+@pytest.mark.rule("DBSP-37")
+def test_nothing_goes_while_the_current_list_cannot_be_read(stage: Files) -> None:
+    stage.go(6)
+    stage.clock.advance(2 * GRACE_S)
+    table, version = stage.group("g").tables["g"], stage.group("g").version
+    bodies = {key: stage.objects.get(key)[0] for key in (table, version)}
+    before = stage.files()
+    for key in bodies:
+        stage.objects.put(key, b"{ broken")
+    stage.collect()
+    assert stage.files() == before
+    stage.objects.delete(table)
+    stage.collect()
+    assert stage.files() == before - {table}
+    for key, body in bodies.items():
+        stage.objects.put(key, body)
+    stage.collect()
+    assert stage.files() == expected(stage) < before
+
+
+def test_what_is_declared_no_more_is_collected_but_for_its_last_table(stage: Files) -> None:
+    stage.declare(spec("g", stage.orders), spec("h", stage.orders), circuit="2")
+    for _ in range(6):
+        stage.publish(stage.orders)
+        stage.settle(stage.me, "g", "h")
+    last = stage.group("h").tables["h"]
+    needed = stage.needed(last)
+    stage.run(groups.remove, stage.keys, P, "h")
+    assert stage.run(gone.listed, stage.keys, P) == [("", "h"), ("h", "")]
+    stage.collect()  # too early: it is looked at again
+    assert len(stage.run(gone.listed, stage.keys, P)) == 2
+    stage.clock.advance(2 * GRACE_S)
+    stage.collect()
+    of_h = {key for key in stage.files() if "shop%2Fh/" in key}
+    assert of_h == needed  # it is retired, and can be read
+    assert stage.run(gone.listed, stage.keys, P) == []
+    stage.declare(spec("g", stage.orders), spec("h", stage.orders, code="2"), circuit="3")
+    for _ in range(5):
+        stage.publish(stage.orders)
+        stage.settle(stage.me, "g", "h")
+    stage.run(groups.declare, stage.keys, P, spec("g", stage.orders, code="2"))
+    stage.clock.advance(2 * GRACE_S)
+    stage.collect()
+    assert stage.needed(stage.group("h").tables["h"]) | stage.all_changes("h") <= stage.files()
+    assert stage.all_changes("g") <= stage.files()
+
+
+@pytest.mark.rule("DBSP-37")
+@pytest.mark.parametrize("point", ["views.collect.before", "views.collect.after", "test.put.before"])
+def test_a_death_at_any_point_of_a_step_or_of_the_collection_loses_nothing(stage: Files, point: str) -> None:
+    for visit in (1, 2, 3):
+        stage.go(4)
+        stage.clock.advance(2 * GRACE_S)
+        with crash.armed(point, visit=visit):
+            try:
+                stage.publish(stage.orders)
+                stage.settle(stage.me, "g")
+                stage.clock.advance(2 * GRACE_S)
+                stage.collect()
+            except crash.Crashed:
+                stage.kill(stage.me)
+                stage.look(group_id(P, "g"))
+                stage.me = stage.node(f"life {visit}", 10**15)
+        tables, versions = stage.heads()
+        there = stage.files()
+        assert stage.needed(*tables) | set(versions) | stage.all_changes() <= there
+        assert all(read_version(stage.objects, one).files() <= there for one in versions)
+    stage.go(2)
+    stage.clean()
+    stage.clock.advance(2 * GRACE_S)
+    stage.clean()
+    stage.collect()
+    assert stage.files() == expected(stage)
+
+
+@pytest.mark.rule("DBSP-37")
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_and_readers_between_any_two_steps_of_a_collection_lose_nothing(
+    stage: Files, seed: int
+) -> None:
+    """While the collector goes on page by page, groups commit and readers pin what is current."""
+    chance = random.Random(seed)
+    pinned: list[tuple[float, str]] = []
+
+    def interfere() -> None:
+        if chance.random() < 0.3:
+            stage.go(1)
+        if chance.random() < 0.2 and stage.group("g").tables:
+            table = stage.group("g").tables["g"]
+            stage.run(pins.take, stage.keys, P, [table])
+            pinned.append((stage.clock.monotonic(), table))
+        stage.clock.advance(chance.choice([0, 1, GRACE_S / 3]))
+
+    collector = stage.collector(page=4)
+    listing: Callable[..., Any] = stage.objects.list
+    deleting = stage.objects.delete_many
+
+    def slow_list(*args: Any, **fields: Any) -> Any:
+        found = list(listing(*args, **fields))
+        interfere()
+        return iter(found)
+
+    def slow_delete(keys: Any) -> None:
+        found = list(keys)
+        interfere()
+        deleting(found)
+
+    stage.go(4)
+    stage.objects.list = slow_list  # type: ignore[method-assign]
+    stage.objects.delete_many = slow_delete  # type: ignore[method-assign]
+    for _ in range(40):
+        collector.collect(pages=3)
+        stage.objects.list = listing  # type: ignore[method-assign]
+        tables, versions = stage.heads()
+        held = [table for at, table in pinned if stage.clock.monotonic() < at + pins.PIN_US / pins.SECOND_US]
+        there = stage.files()
+        assert stage.needed(*tables, *held) | stage.all_changes() <= there
+        assert all(read_version(stage.objects, one).files() <= there for one in versions)
+        stage.objects.list = slow_list  # type: ignore[method-assign]
+    assert stage.told
