@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from tidemill.views.kernels import keyed
 from tidemill.views.kernels.aggregate import GLOBAL_HASH, Aggregate
+from tidemill.views.kernels.align import distinct_keys
 from tidemill.views.kernels.canonical import canonical, has_floats
 from tidemill.views.kernels.join import Join
 from tidemill.views.kernels.setops import SetOperation
@@ -64,6 +65,10 @@ class Node(Protocol):
     @property
     def out(self) -> pa.Schema:
         """The columns it gives: c0, c1, … and `_w`."""
+        ...
+
+    def takes(self, side: int) -> tuple[pa.DataType, ...]:
+        """The types of the columns that come to a side."""
         ...
 
     def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
@@ -138,6 +143,9 @@ class JoinNode:
     def out(self) -> pa.Schema:
         return self._kernel.schema
 
+    def takes(self, side: int) -> tuple[pa.DataType, ...]:
+        return self.right if side else self.left
+
     def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
         tag, keys = ("left", self.left_keys) if side == 0 else ("right", self.right_keys)
         layout = self.layouts[tag]
@@ -173,6 +181,9 @@ class AggregateNode:
     @cached_property
     def _given(self) -> list[pa.Field]:
         return [each for each in self.kernel.schema if each.name not in {HASH, WEIGHT}]
+
+    def takes(self, side: int) -> tuple[pa.DataType, ...]:
+        return tuple(each.type for each in (*self.kernel.keys, *self.kernel.values))
 
     def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
         names = [*self.kernel.keys.names, *self.kernel.values.names]
@@ -214,6 +225,9 @@ class SetNode:
     def _side(self) -> Layout:
         return Layout(columns(self.types), len(self.types))
 
+    def takes(self, side: int) -> tuple[pa.DataType, ...]:
+        return self.types
+
     def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
         names = [f"c{i}" for i in range(len(self.types))]
         rows = canonical(rows.combine_chunks(), names)
@@ -246,6 +260,9 @@ class ChangesNode:
     @cached_property
     def out(self) -> pa.Schema:
         return weighted(columns(self.types))
+
+    def takes(self, side: int) -> tuple[pa.DataType, ...]:
+        return self.types
 
     def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
         packed = rows.append_column(HASH, hashed(rows, self._layout.names))
@@ -297,6 +314,9 @@ class UpsertsNode:
     def out(self) -> pa.Schema:
         return weighted(columns(self.types))
 
+    def takes(self, side: int) -> tuple[pa.DataType, ...]:
+        return (*self.types, pa.bool_(), pa.int64(), pa.int64())
+
     def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
         names = [f"c{i}" for i in range(len(self.types))]
         rows = rows.rename_columns([*names, "_gone", "_position", "_ordinal", WEIGHT])
@@ -325,6 +345,101 @@ class UpsertsNode:
 
 
 @dataclass(frozen=True)
+class GatherNode:
+    """One input of a keyed operator: remembers its rows by key, and gives all rows of the keys that changed.
+
+    Side 0 takes rows; the others take keys that changed elsewhere, in another input of the operator. What it
+    gives is no change but rows as they are now, with how often each is there.
+    """
+
+    types: tuple[pa.DataType, ...]
+    key: tuple[int, ...]
+
+    @cached_property
+    def _layout(self) -> Layout:
+        return _layout(self.types, self.key)
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        return {"main": self._layout}
+
+    @cached_property
+    def out(self) -> pa.Schema:
+        return weighted(columns(self.types))
+
+    def takes(self, side: int) -> tuple[pa.DataType, ...]:
+        return self.types if side == 0 else tuple(self.types[place] for place in self.key)
+
+    def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
+        if side == 0:
+            return {"rows": consolidate(_keyed(rows, self._layout, self.key), self._layout)}
+        return {"keys": _keys(rows, self._layout.key_names)}
+
+    def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> Given:
+        delta = together(parts.get("rows", ()), self._layout)
+        names = [HASH, *self._layout.key_names]
+        keys = pa.concat_tables(
+            [delta.select(names), *(part.select(names) for part in parts.get("keys", ()))]
+        )
+        found = keyed.rows_of_keys(keys, traces["main"], delta)
+        chosen = [_name(i, self.types, self.key) for i in range(len(self.types))]
+        rows = found.select([*chosen, WEIGHT]).rename_columns(self.out.names)
+        return Given([rows], {"main": delta})
+
+    def speaks_first(self, within: Range) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class ReplaceNode:
+    """The result of a keyed operator: what is stored for a key goes, what Spark computed for it comes.
+
+    Side 0 takes results, the operator's columns and behind them the key; side 1 takes the keys that changed.
+    """
+
+    types: tuple[pa.DataType, ...]
+    keys: tuple[pa.DataType, ...]
+
+    @cached_property
+    def _layout(self) -> Layout:
+        mine = [pa.field(f"k{n}", kind) for n, kind in enumerate(self.keys)]
+        rest = [pa.field(f"p{n}", kind) for n, kind in enumerate(self.types)]
+        return Layout(pa.schema([*mine, *rest]), len(self.keys))
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        return {"main": self._layout}
+
+    @cached_property
+    def out(self) -> pa.Schema:
+        return weighted(columns(self.types))
+
+    def takes(self, side: int) -> tuple[pa.DataType, ...]:
+        return (*self.types, *self.keys) if side == 0 else self.keys
+
+    def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
+        if side == 1:
+            return {"keys": _keys(rows, self._layout.key_names)}
+        width = len(self.types)
+        names = [f"p{n}" for n in range(width)] + [f"k{n}" for n in range(len(self.keys))]
+        table = canonical(rows.rename_columns([*names, WEIGHT]).combine_chunks(), self._layout.key_names)
+        table = table.append_column(HASH, hashed(table, self._layout.key_names))
+        return {"rows": consolidate(table, self._layout)}
+
+    def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> Given:
+        results = together(parts.get("rows", ()), self._layout)
+        names = [HASH, *self._layout.key_names]
+        given = [part.select(names) for part in parts.get("keys", ())]
+        keys = pa.concat_tables([results.select(names), *given])
+        change = keyed.exchange(keys, results, traces["main"])
+        chosen = [f"p{n}" for n in range(len(self.types))]
+        return Given([change.select([*chosen, WEIGHT]).rename_columns(self.out.names)], {"main": change})
+
+    def speaks_first(self, within: Range) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
 class OutputNode:
     """Where the changes of a view arrive: its columns, then both halves of the row's identity, and `_w`.
 
@@ -341,11 +456,22 @@ class OutputNode:
     def layouts(self) -> dict[str, Layout]:
         return {}
 
+    @property
+    def identified(self) -> bool:
+        """Whether rows have their identity with them."""
+        return not isinstance(self, SpillNode)
+
     @cached_property
     def out(self) -> pa.Schema:
-        return weighted(columns([*self.types, pa.int64(), pa.int64()]))
+        return weighted(columns([*self.types, *([pa.int64()] * 2 if self.identified else [])]))
+
+    def takes(self, side: int) -> tuple[pa.DataType, ...]:
+        return self.types
 
     def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
+        rows = pa.Table.from_arrays(rows.columns, schema=self.out)  # whatever Spark says of NULLs
+        if not self.identified:
+            return {"rows": rows}
         return {"rows": rows.append_column(HASH, rows[f"c{len(self.types)}"])}
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> Given:
@@ -353,6 +479,18 @@ class OutputNode:
 
     def speaks_first(self, within: Range) -> bool:
         return False
+
+
+@dataclass(frozen=True)
+class SpillNode(OutputNode):
+    """Rows that a later job of the step reads: they are written as they are, where they were made."""
+
+
+def _keys(rows: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Keys c0, c1, … with their hash, each once."""
+    table = rows.select([f"c{n}" for n in range(len(names))]).rename_columns(list(names)).combine_chunks()
+    table = canonical(table, list(names))
+    return distinct_keys([table.append_column(HASH, hashed(table, names))], list(names))
 
 
 def _layout(types: Sequence[pa.DataType], keys: Sequence[int]) -> Layout:

@@ -21,6 +21,7 @@ from tidemill.views.circuit.operators import (
     Operator,
     Output,
     Project,
+    Window,
 )
 
 SAME = {"mean": "avg"}
@@ -43,11 +44,13 @@ def _prepared(op: Operator) -> Operator:
         return _join(op)
     if isinstance(op, Aggregate):
         return _aggregate(op)
+    if isinstance(op, Window):
+        return _window(op)
     return op
 
 
 def _join(op: Join) -> Operator:
-    if op.join != "inner" or not op.keys:
+    if not op.keys:
         return op
     lefts, rights = [key.left for key in op.keys], [key.right for key in op.keys]
     left, left_at = _with_columns(op.left, lefts)
@@ -57,14 +60,24 @@ def _join(op: Join) -> Operator:
         for one, other, key in zip(left_at, right_at, op.keys, strict=True)
     )
     width, wide = op.left.width, left.width
-    made: Operator = replace(op, left=left, right=right, keys=keys, residual=())
-    if op.residual:
-        moved = [one.renumbered(lambda i: i if i < width else i - width + wide) for one in op.residual]
-        made = Filter(made, tuple(moved))
+    moved = tuple(one.renumbered(lambda i: i if i < width else i - width + wide) for one in op.residual)
+    inner = op.join == "inner"
+    made: Operator = replace(op, left=left, right=right, keys=keys, residual=() if inner else moved)
+    if inner and moved:
+        made = Filter(made, moved)
     if made.width == op.width:
         return made
-    kept = [*range(width), *range(wide, wide + op.right.width)]
+    kept = [*range(width), *(() if op.left_only else range(wide, wide + op.right.width))]
     return Project(made, tuple(column(i) for i in kept))
+
+
+def _window(op: Window) -> Operator:
+    below, places = _with_columns(op.input, list(op.partition))
+    made = replace(op, input=below, partition=tuple(column(i) for i in places))
+    if made.width == op.width:
+        return made
+    width = op.input.width
+    return Project(made, tuple(column(i) for i in [*range(width), *range(below.width, made.width)]))
 
 
 def _with_columns(op: Operator, wanted: list[Expr]) -> tuple[Operator, list[int]]:
@@ -80,10 +93,11 @@ def _with_columns(op: Operator, wanted: list[Expr]) -> tuple[Operator, list[int]
 def _aggregate(op: Aggregate) -> Operator:
     calls = [_plain_call(one) for one in op.calls]
     if any(one is None for one in calls):
-        return op
+        below, places = _with_columns(op.input, list(op.groups))
+        return replace(op, input=below, groups=tuple(column(i) for i in places))
     arguments = [argument for one in calls if one is not None for argument in one[1]]
-    below = tuple(dict.fromkeys([*op.groups, *arguments]))
-    place = {expr: n for n, expr in enumerate(below)}
+    given_below = tuple(dict.fromkeys([*op.groups, *arguments]))
+    place = {expr: n for n, expr in enumerate(given_below)}
     made = []
     for one in calls:
         assert one is not None
@@ -92,7 +106,7 @@ def _aggregate(op: Aggregate) -> Operator:
         value = call(name, *moved) if moved else text("count(*)", "count")
         made.append(AggregateCall(value, name, moved))
     groups = tuple(column(place[expr]) for expr in op.groups)
-    return Aggregate(Project(op.input, below), groups, tuple(made), op.sets)
+    return Aggregate(Project(op.input, given_below), groups, tuple(made), op.sets)
 
 
 def _plain_call(one: AggregateCall) -> tuple[str, tuple[Expr, ...]] | None:

@@ -44,14 +44,28 @@ class Plan:
         active: the numbers of the nodes that take part.
         ranges: hash space, one range for each task of a layer.
         first: nodes remember nothing, and are given whole inputs: traces are built, or built anew.
+        job: which of the chain's jobs.
         kept: the nodes whose traces are written; None is all.
     """
 
     chain: Chain
     active: frozenset[int]
     ranges: tuple[Range, ...]
+    job: int = 0
     first: bool = False
     kept: frozenset[int] | None = None
+
+    @property
+    def depth(self) -> int:
+        """How many layers the job has."""
+        return self.chain.depth(self.job)
+
+    @property
+    def mine(self) -> frozenset[int]:
+        """The nodes of this job that take part."""
+        return frozenset(
+            one.number for one in self.chain.nodes if one.number in self.active and one.job == self.job
+        )
 
     def layer(self, number: int) -> list[Placed]:
         """The nodes that a layer computes."""
@@ -62,7 +76,7 @@ class Plan:
         ]
 
     def leaving(self, origin: int | str) -> list[Edge]:
-        return [edge for edge in self.chain.leaving(origin) if edge.target in self.active]
+        return [edge for edge in self.chain.leaving(origin) if edge.target in self.mine]
 
     def typed(self, number: int) -> dict[int, list[Edge]]:
         """Of a layer's nodes the edges on which Spark has to compute something."""
@@ -86,11 +100,11 @@ class Plan:
         """
         node = self.chain.nodes[number].node
         for tag, table in node.pack(side, rows).items():
-            stays = isinstance(node, OutputNode) and node.local and here is not None
-            parts = [(here, table)] if stays else enumerate(split(table, self.ranges))
+            stays = isinstance(node, OutputNode) and node.local
+            parts = [(here or 0, table)] if stays else list(enumerate(split(table, self.ranges)))
             for to, part in parts:
                 for first in range(0, part.num_rows, PIECE_ROWS):
-                    yield Packet(to or 0, number, tag, part.slice(first, PIECE_ROWS))
+                    yield Packet(to, number, tag, part.slice(first, PIECE_ROWS))
 
 
 @dataclass
@@ -231,7 +245,7 @@ def complete(plan: Plan, every: Sequence[Told]) -> Kept:
     """What all tasks kept; `StepLost` unless each node told once of each range (DBSP-46)."""
     wanted = {
         (one.number, here)
-        for layer in range(1, plan.chain.depth + 1)
+        for layer in range(1, plan.depth + 1)
         for one in plan.layer(layer)
         for here in range(len(plan.ranges))
     }

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 from tidemill.errors import TypeRefused
 from tidemill.spark import queries
 from tidemill.spark.sessions import PINNED
-from tidemill.views.chain.chain import Builder, Chain
+from tidemill.views.chain.build import Builder
+from tidemill.views.chain.chain import Chain
 from tidemill.views.chain.prepare import Unsupported, prepared
 from tidemill.views.circuit.circuit import Circuit, walk
 from tidemill.views.circuit.ids import Pins
 from tidemill.views.circuit.operators import Column, Operator, Output, Source
+from tidemill.views.circuit.rungs import rungs
 from tidemill.views.circuit.types import types
 from tidemill.views.spark.arrow import arrow_of
 
@@ -65,6 +67,7 @@ def chained(
         try:
             if output is None:
                 raise Unsupported("it is no query")
+            _steady(output)
             made = _linked(prepared(output), {**taken}, frozenset(outputs))
             asked = types(made, _asking(spark, frames, tag))
             _checked(made, asked)
@@ -79,6 +82,13 @@ def chained(
     chain = _built(taken, found, kinds, list(taken), settings)
     shown = {view: found[output] for view, output in taken.items()}
     return Chained(chain, frozenset(taken), shown, reasons)
+
+
+def _steady(output: Output) -> None:
+    """What is not the same twice cannot be taken back by computing it again."""
+    for op, placed in rungs(output).items():
+        if not placed.steady:
+            raise Unsupported(f"its {op.kind} is not the same twice: {placed.reason}")
 
 
 def _linked(output: Output, others: Mapping[str, Output], views: frozenset[str]) -> Output:

@@ -14,7 +14,8 @@ The version file of the step lists the runs of all traces; the step's commit nam
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidemill.events import Emit, ignore
@@ -26,15 +27,18 @@ from tidemill.spark.reading import naming, read_objects
 from tidemill.spark.sessions import parallelism
 from tidemill.spark.writing import Written
 from tidemill.views.chain.chain import Chain, Placed
-from tidemill.views.chain.nodes import OutputNode
-from tidemill.views.chain.work import Plan, Told, complete, timings
+from tidemill.views.chain.nodes import OutputNode, SpillNode
+from tidemill.views.chain.work import Plan, Told, timings
+from tidemill.views.circuit.operators import Operator
+from tidemill.views.circuit.render import Renderer
 from tidemill.views.kernels.digest import together
 from tidemill.views.spark import arriving
 from tidemill.views.spark.arrow import struct_of
 from tidemill.views.spark.chains import Chained, chained
 from tidemill.views.spark.full import FullViews, ViewCode, difference, follow
-from tidemill.views.spark.job import Job
-from tidemill.views.spark.tables import Place, Tables, schema_text, stored
+from tidemill.views.spark.jobs import Frames, Jobs
+from tidemill.views.spark.merging import stored
+from tidemill.views.spark.tables import Place, Tables, schema_text
 from tidemill.views.spark.tasks import Site
 from tidemill.views.steps.commits import Aside, Batch, Output, State
 from tidemill.views.steps.events import StepTimed
@@ -45,7 +49,7 @@ from tidemill.views.trace.slices import ranges
 from tidemill.views.trace.version import Kept, Version, read_version, write_version
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
 LOAD_ROWS = 2_000_000
@@ -140,7 +144,7 @@ class Turn:
         self._storage = owner.tables.storage
         self._prefix = state_prefix(batch.pipeline, batch.spec.name, batch.lot, attempt)
         self._version = read_version(self._storage.objects, batch.version) if batch.version else Version()
-        self._chain = found.chain or Chain((), (), 0)
+        self._chain = found.chain or Chain((), ())
         self._names = owner.names(batch.spec)
         self._kept = Kept()
         self._told: list[Told] = []
@@ -179,28 +183,33 @@ class Turn:
     # --- the step of what is current
 
     def step(self) -> list[Output]:
-        """The changes of the views that are ready, in one job."""
+        """The changes of the views that are ready, in one job, and one more behind each keyed operator."""
         outputs = {one.number for view, one in self._chain.outputs.items() if view in self.ready}
-        plan = Plan(self._chain, frozenset(self._current | outputs), ranges(self._tasks()))
-        moved = [name for name in self._exchanges if plan.leaving(name)]
-        if not moved:
+        active = frozenset(self._current | outputs | self._spills_of(self._current))
+        plan = Plan(self._chain, active, ranges(self._tasks()))
+        frames = {
+            name: partial(arriving.changes, self._spark, self._storage, self._declared(name), exchange)
+            for name, exchange in self._exchanges.items()
+        }
+        if not frames:
             return []
-        began = time.perf_counter()
-        job = Job(self._spark, plan, self._site(self.ready), self._kinds_of)
-        frame = job.planned(
-            {
-                name: arriving.changes(
-                    self._spark, self._storage, self._declared(name), self._exchanges[name]
-                )
-                for name in moved
-            }
-        )
-        planned = time.perf_counter()
-        with naming(self._storage):
-            self._told = job.collected(frame)
-        self._plan_s, self._job_s = planned - began, time.perf_counter() - planned
-        self._keep(complete(plan, self._told))
+        jobs = self._jobs(plan, frames, self.ready)
+        self._told, self._plan_s, self._job_s = jobs.told, jobs.plan_s, jobs.job_s
+        self._keep(jobs.kept)
         return [made for view in self._batch.spec.views if (made := self._output(view.name)) is not None]
+
+    def _spills_of(self, numbers: Collection[int]) -> set[int]:
+        """The nodes that keep rows of these for a later job."""
+        return {
+            edge.target
+            for edge in self._chain.edges
+            if edge.origin in numbers and isinstance(self._chain.nodes[edge.target].node, SpillNode)
+        }
+
+    def _jobs(self, plan: Plan, frames: Frames, views: Iterable[str]) -> Jobs:
+        site = self._site(views)
+        with naming(self._storage):
+            return Jobs(self._spark, self._storage, plan, site, self._kinds_of).run(frames)
 
     def _keep(self, kept: Kept) -> None:
         """What the job kept, but for operators with a group whose values have to be read again, and for those
@@ -242,18 +251,22 @@ class Turn:
         count = min(256, max(self._tasks(), -(-rows // LOAD_ROWS)))
         active = self._chain.below(missing | outputs)
         plan = Plan(self._chain, active, ranges(count), first=True, kept=missing)
-        job = Job(self._spark, plan, self._site(views), self._kinds_of)
         frames = {
-            name: arriving.held(self._spark, self._storage, self._declared(name), many)
+            name: partial(arriving.held, self._spark, self._storage, self._declared(name), many)
             for name, many in slices.items()
-            if plan.leaving(name)
         }
-        with naming(self._storage):
-            told = job.collected(job.planned(frames))
-        self._kept = Kept.together([self._kept, complete(plan, told)])
+        frames |= {name: partial(self._constant, op) for name, op in self._chain.constants}
+        jobs = self._jobs(plan, frames, views)
+        self._kept = Kept.together([self._kept, jobs.kept])
         self._loaded = missing
         self._load_s = time.perf_counter() - began
-        return [made for view in views if (made := self._compared(view, told)) is not None]
+        return [made for view in views if (made := self._compared(view, jobs.told)) is not None]
+
+    def _constant(self, operator: Operator) -> "DataFrame":
+        """Rows that stand in a query: they come once, with the first step."""
+        chosen = [*(f"c{i}" for i in range(operator.width)), "1L AS _w"]
+        inner = Renderer().sql(operator, [])
+        return self._spark.sql(f"SELECT {', '.join(chosen)} FROM ({inner})")  # noqa: S608  # the view's own query
 
     def _is_to_load(self, view: str) -> bool:
         return view in self._found.views and view not in self.ready

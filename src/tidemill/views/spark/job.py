@@ -56,7 +56,7 @@ class Job:
 
     def _sent(self, number: int, side: int, df: "DataFrame") -> "DataFrame":
         node = self.plan.chain.nodes[number].node
-        if isinstance(node, OutputNode):
+        if isinstance(node, OutputNode) and node.identified:
             df = segments.identified(df, len(node.types), self.kinds_of(number))
         return df.mapInArrow(tasks.sending(self.plan, number, side), WIRE_DDL)
 
@@ -67,7 +67,7 @@ class Job:
         frame = self._hello()
         for one in sent:
             frame = frame.unionAll(one)
-        for layer in range(1, self.plan.chain.depth + 1):
+        for layer in range(1, self.plan.depth + 1):
             frame = frame.repartitionById(len(self.plan.ranges), sf.col("to"))
             schema = from_arrow_schema(tasks.typed_schema(self.plan, layer))
             frame = frame.mapInArrow(tasks.layer(self.plan, self.site, layer), schema)

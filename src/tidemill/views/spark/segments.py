@@ -65,11 +65,9 @@ def beyond(df: "DataFrame", plan: Plan, layer: int, kinds_of: KindsOf) -> "DataF
     edges = [edge for edges in plan.typed(layer).values() for edge in edges]
     wire = [sf.col(name) for name in WIRE.names]
     df = df.select(*wire, *(sf.col(f"n{edge.origin}").alias(f"e{edge.number}") for edge in edges))
-    for place in range(max(len(edge.segment.steps) for edge in edges)):
+    for place in range(max((len(edge.segment.steps) for edge in edges), default=0)):
         df = df.select(*wire, *(_step(edge, place).alias(f"e{edge.number}") for edge in edges))
-    views = {
-        edge.number: edge for edge in edges if isinstance(plan.chain.nodes[edge.target].node, OutputNode)
-    }
+    views = {edge.number for edge in edges if _is_of_view(plan, edge)}
     if not views:
         return df
     return df.select(
@@ -81,6 +79,11 @@ def beyond(df: "DataFrame", plan: Plan, layer: int, kinds_of: KindsOf) -> "DataF
             for edge in edges
         ),
     )
+
+
+def _is_of_view(plan: Plan, edge: Edge) -> bool:
+    node = plan.chain.nodes[edge.target].node
+    return isinstance(node, OutputNode) and node.identified
 
 
 def _step(edge: Edge, place: int) -> "Column":

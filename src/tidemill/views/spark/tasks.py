@@ -61,7 +61,7 @@ class Site:
         objects: the URL of the object storage.
         version: the key of the version file, empty when there is none.
         prefix: the folder of bundles, of this attempt alone.
-        folders: of each view the folder of its changes.
+        folders: of each view the folder of its changes; other files lie below the prefix.
         cache: the folder of the local cache; None keeps nothing.
     """
 
@@ -192,7 +192,7 @@ def layer(plan: Plan, site: Site, number: int) -> Task:
     """The kernels of a layer; what needs Spark leaves as structs (`typed_schema`), the rest as packets."""
     typed = plan.typed(number)
     schema = typed_schema(plan, number)
-    last = number == plan.chain.depth and not typed
+    last = number == plan.depth and not typed
 
     def run(batches: Batches) -> Batches:
         _frozen()
@@ -225,7 +225,7 @@ def _computed(
         crash.point("views.task.told")
         told.seconds = time.perf_counter() - began
         yield _padded(wire_row(here, TOLD, "", told.encode()), schema)
-        if number < plan.chain.depth:
+        if number < plan.depth:
             yield _padded(wire_row(here, HELLO, "", b""), schema)
 
 
@@ -271,7 +271,7 @@ def _padded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def packing(plan: Plan, site: Site, number: int) -> Task:
     """Rows that Spark has computed (a struct column `e7` for edge 7) to packets; those of views to files."""
     edges = [edge for edges in plan.typed(number).values() for edge in edges]
-    last = number == plan.chain.depth
+    last = number == plan.depth
 
     def packed(batches: Batches) -> Batches:
         held: dict[tuple[int, int], list[pa.Table]] = {}
@@ -319,8 +319,14 @@ def _sunk(plan: Plan, site: Site, batches: Batches) -> Batches:
     for (number, to), tables in sorted(views.items(), key=lambda item: item[0]):
         node = plan.chain.nodes[number].node
         assert isinstance(node, OutputNode)
-        told = Told(plan.chain.depth + 1, to)
-        written = _write_view(_opened(site.objects), node, folders[node.view], pa.concat_tables(tables), to)
+        told = Told(plan.depth + 1, to)
+        written = _write_view(
+            _opened(site.objects),
+            node,
+            folders.get(node.view, f"{site.prefix}spill/"),
+            pa.concat_tables(tables),
+            to,
+        )
         if written is not None:
             told.files.append(written)
         told.seconds, began = time.perf_counter() - began, time.perf_counter()
@@ -331,6 +337,9 @@ def _write_view(
     objects: Objects, node: OutputNode, folder: str, rows: pa.Table, to: int
 ) -> tuple[str, str, int, int, str] | None:
     width = len(node.types)
+    if not node.identified:
+        key = f"{folder}part-{to:05}-{_unique()}.parquet"
+        return (node.view, key, rows.num_rows, _parquet(objects, key, rows), "0")
     names = [f"c{i}" for i in range(width + 2)]
     netted = added_up(rows.select([*names, WEIGHT]))
     if netted.num_rows == 0:

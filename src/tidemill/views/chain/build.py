@@ -1,0 +1,529 @@
+"""From a circuit to its chain: nodes for operators with state, edges for what lies between them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from tidemill.errors import TypeRefused
+from tidemill.views.chain.chain import Chain, Edge, Input, Placed, Query
+from tidemill.views.chain.finals import Kind, final, raw_width
+from tidemill.views.chain.nodes import (
+    AggregateNode,
+    ChangesNode,
+    GatherNode,
+    JoinNode,
+    Node,
+    OutputNode,
+    ReplaceNode,
+    SetNode,
+    SpillNode,
+    UpsertsNode,
+)
+from tidemill.views.chain.prepare import Unsupported
+from tidemill.views.chain.segments import Explode, Segment, Select
+from tidemill.views.circuit import operators as ops
+from tidemill.views.circuit.circuit import Circuit
+from tidemill.views.circuit.expr import Expr, call, column, joined
+from tidemill.views.circuit.ids import expressions
+from tidemill.views.circuit.operators import Operator
+from tidemill.views.circuit.properties import append_only
+from tidemill.views.kernels.aggregate import Agg, Aggregate
+from tidemill.views.kernels.extremes import BEST
+
+Types = Mapping[Operator, tuple[str, ...]]
+Arrow = Callable[[str], pa.DataType]
+"""The Arrow type of a Spark type; `TypeRefused` for those that no kernel takes."""
+
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
+_FLOATING = ("float", "double")
+
+
+class Builder:
+    """Builds the chain of a circuit.
+
+    Args:
+        types: of every operator's columns, as Spark writes them.
+        ids: of every operator.
+        arrow: from Spark's types to Arrow's.
+        kinds: how the rows of each table come: "rows", "changes" or "keyed".
+    """
+
+    def __init__(
+        self,
+        circuit: Circuit,
+        types: Types,
+        ids: Mapping[Operator, str],
+        arrow: Arrow,
+        kinds: Mapping[str, str],
+    ) -> None:
+        self._circuit = circuit
+        self._types = types
+        self._ids = ids
+        self._arrow = arrow
+        self._kinds = kinds
+        self._grows: dict[Operator, bool] = {}
+        for output in circuit.outputs.values():
+            self._grows |= append_only(output)
+        self._nodes: list[tuple[str, Node]] = []
+        self._edges: list[tuple[int | Input, int, int, Segment]] = []
+        self._made: dict[Operator, int] = {}
+        self._queries: list[Query] = []
+        self._constants: dict[str, Operator] = {}
+
+    def build(self, views: Sequence[str]) -> Chain:
+        """The chain of these views; `Unsupported` says which operator no kernel computes, and why."""
+        for view in views:
+            self._output(view)
+        jobs = self._jobs()
+        self._cross(jobs)
+        layers = self._layers(jobs)
+        nodes = tuple(
+            Placed(number, name, node, jobs[number], layers[number])
+            for number, (name, node) in enumerate(self._nodes)
+        )
+        edges = []
+        for number, (origin, target, side, segment) in enumerate(self._edges):
+            width = origin.width if isinstance(origin, Input) else len(self._nodes[origin][1].out) - 1
+            node = self._nodes[target][1]
+            written = isinstance(node, OutputNode) and node.identified  # Spark computes the identity
+            plain = None if written else segment.plain(width)
+            edges.append(Edge(number, origin, target, side, segment, plain))
+        chain = Chain(nodes, tuple(edges), tuple(self._queries), tuple(self._constants.items()))
+        needs = {view: chain.below({one.number}) for view, one in chain.outputs.items()}
+        marked = [
+            replace(one, views=frozenset(view for view, below in needs.items() if one.number in below))
+            for one in nodes
+        ]
+        return replace(chain, nodes=tuple(marked))
+
+    # --- views
+
+    def _output(self, view: str) -> None:
+        output = self._circuit.outputs[view]
+        types = self._types.get(output, ())
+        if not types:
+            raise Unsupported("a view without columns")
+        flows = self._flows(output)
+        local = len(flows) == 1 and isinstance(flows[0][0], int) and self._meets(*flows[0])
+        node = OutputNode(view, output.names, tuple(map(self._arrow, types)), local)
+        number = self._add(f"view:{view}", node)
+        for origin, segment in flows:
+            self._connect(origin, number, 0, segment)
+
+    def _meets(self, origin: int | Input, segment: Segment) -> bool:
+        """Whether equal rows of a view come from one range: the whole key of their node is among them."""
+        assert isinstance(origin, int)
+        node = self._nodes[origin][1]
+        keys = 0
+        if isinstance(node, AggregateNode):
+            keys = len(node.kernel.keys)
+        elif isinstance(node, SetNode):
+            keys = len(node.types)
+        if not keys or segment.explodes:
+            return False
+        here: list[int | None] = list(range(len(node.out) - 1))
+        for step in segment.steps:
+            if isinstance(step, Select):
+                chosen = [one.column for one in step.expressions]
+                here = [None if place is None else here[place] for place in chosen]
+        return set(range(keys)) <= set(here)
+
+    # --- row by row
+
+    def _flows(self, op: Operator) -> list[tuple[int | Input, Segment]]:
+        """From where the rows of an operator come, and through which segments."""
+        if isinstance(op, ops.Source):
+            return [(self._source(op), Segment())]
+        if isinstance(op, ops.Values):
+            name = f"values:{self._ids[op]}"
+            self._constants[name] = op
+            return [(Input(name, op.width), Segment())]
+        if isinstance(op, ops.Filter):
+            self._no_clock(op.conditions)
+            return [(origin, segment.where(op.conditions)) for origin, segment in self._flows(op.input)]
+        if isinstance(op, ops.Project):
+            self._no_clock(op.expressions)
+            return [(origin, segment.select(op.expressions)) for origin, segment in self._flows(op.input)]
+        if isinstance(op, ops.Generate):
+            step = Explode(op.call, op.input.width, op.produces, op.outer)
+            flows = self._flows(op.input)
+            if any(isinstance(origin, int) for origin, _ in flows):
+                raise Unsupported("rows are exploded behind an operator with state")
+            return [(origin, segment.explode(step)) for origin, segment in flows]
+        if isinstance(op, ops.UnionAll):
+            return [
+                (origin, segment.cast(self._types[part], self._types[op]))
+                for part in op.parts
+                for origin, segment in self._flows(part)
+            ]
+        if isinstance(op, ops.Output):
+            return self._flows(op.input)
+        if op not in self._made:
+            self._made[op] = self._stateful(op)
+        number = self._made[op]
+        return [(number, self._finals(op))]
+
+    def _no_clock(self, expressions: Sequence[Expr]) -> None:
+        if any(one.reads_clock for one in expressions):
+            raise Unsupported("it reads the clock")
+
+    def _source(self, op: ops.Source) -> int | Input:
+        kind = self._kinds[op.table]
+        if kind not in {"rows", "changes", "keyed"}:
+            raise Unsupported(f"the rows of {op.table} come {kind}")
+        if kind == "rows":
+            return Input(op.table, op.width)
+        if op not in self._made:
+            types = tuple(self._arrow(each.type) for each in op.columns)
+            node: Node = ChangesNode(types) if kind == "changes" else UpsertsNode(types, op.key)
+            extra = 0 if kind == "changes" else 3
+            number = self._add(self._ids[op], node)
+            self._connect(Input(op.table, op.width + extra), number, 0, Segment())
+            self._made[op] = number
+        return self._made[op]
+
+    # --- operators with state
+
+    def _stateful(self, op: Operator) -> int:
+        if isinstance(op, ops.Join):
+            return self._join(op)
+        if isinstance(op, ops.Aggregate):
+            return self._aggregate(op)
+        if isinstance(op, ops.Distinct):
+            return self._sets(op, "distinct", (op.input,))
+        if isinstance(op, ops.SetOp):
+            kind = op.operation + ("_all" if op.keep_all else "")
+            return self._sets(op, kind, (op.left, op.right))
+        if isinstance(op, ops.Window) and op.partition:
+            return self._keyed(op, [self._plain(op.partition)], self._plain(op.partition))
+        raise Unsupported(f"a {op.kind}{' over everything' if isinstance(op, ops.Window) else ''} has no key")
+
+    def _join(self, op: ops.Join) -> int:
+        if not op.keys:
+            raise Unsupported(f"a {op.join} join without an equality has no key")
+        if op.join != "inner":
+            return self._outer(op)
+        assert not op.residual
+        sides = []
+        widened = [self._common(op, key) for key in op.keys]
+        for place, child in enumerate((op.left, op.right)):
+            keys = [(key.left, key.right)[place].column for key in op.keys]
+            types = list(self._types[child]) if child.width else []
+            given = [column(i) for i in range(child.width)]
+            at = []
+            for key, wanted in zip(keys, widened, strict=True):
+                assert key is not None
+                if types[key] == wanted:
+                    at.append(key)
+                else:
+                    at.append(len(given))
+                    given.append(Expr(("CAST(", key, f" AS {wanted})"), frozenset({"cast"})))
+                    types.append(wanted)
+            sides.append((child, tuple(given), tuple(at), tuple(map(self._arrow, types))))
+        (left, left_given, left_at, left_types), (right, right_given, right_at, right_types) = sides
+        safe = tuple(key.null_safe for key in op.keys)
+        node = JoinNode(left_types, right_types, left_at, right_at, safe)
+        number = self._add(self._ids[op], node)
+        self._feed(left, number, 0, left_given)
+        self._feed(right, number, 1, right_given)
+        return number
+
+    def _common(self, op: ops.Join, key: ops.Key) -> str:
+        """The type that both parts of a pair of keys are compared in, as Spark would."""
+        assert key.left.column is not None
+        assert key.right.column is not None
+        one, other = self._types[op.left][key.left.column], self._types[op.right][key.right.column]
+        if one == other:
+            return one
+        for ladder in (_WHOLE, _FLOATING):
+            if one in ladder and other in ladder:
+                return max(one, other, key=ladder.index)
+        raise Unsupported(f"a join compares {one} with {other}")
+
+    def _aggregate(self, op: ops.Aggregate) -> int:
+        below = self._types[op.input] if op.input.width else ()
+        keys, aggs, values = [], [], {}
+        if not all(_is_native(one) for one in op.calls):
+            return self._groups(op)
+        for group in op.groups:
+            assert group.column is not None
+            keys.append(group.column)
+        for n, one in enumerate(op.calls):
+            kind = _kind(one)
+            if one.arguments:
+                place = one.arguments[0].column
+                assert place is not None
+                values[place] = f"v{place}"
+                aggs.append(Agg(kind, f"v{place}", f"a{n}"))
+            else:
+                aggs.append(Agg("count_rows", None, f"a{n}"))
+        fields = [pa.field(f"k{n}", self._arrow(below[place])) for n, place in enumerate(keys)]
+        if op.sets is not None:
+            fields.append(pa.field(f"k{len(keys)}", pa.int64()))
+        inputs = [pa.field(name, self._arrow(below[place])) for place, name in values.items()]
+        best = 1 if self._grows.get(op.input) else BEST
+        try:
+            always = not op.groups and op.sets is None
+            kernel = Aggregate(pa.schema(fields), pa.schema(inputs), tuple(aggs), best, always)
+        except TypeRefused as error:
+            if op.groups and op.sets is None:
+                return self._groups(op)
+            raise Unsupported(error.message) from None
+        sent = [[*map(column, keys), *map(column, values)]]
+        if op.sets is not None:
+            sent = [_set(one, keys, list(values), below) for one in op.sets]
+        node = AggregateNode(kernel)
+        number = self._add(f"{self._ids[op]}.{best}", node)
+        for place, given in enumerate(sent):
+            self._feed(op.input, number, place, given)
+        return number
+
+    def _sets(self, op: Operator, kind: str, children: Sequence[Operator]) -> int:
+        types = self._types.get(op, ())
+        if not types:
+            raise Unsupported("rows without columns")
+        node = SetNode(kind, tuple(map(self._arrow, types)))
+        number = self._add(self._ids[op], node)
+        for place, child in enumerate(children):
+            for origin, segment in self._flows(child):
+                self._connect(origin, number, place, segment.cast(self._types[child], types))
+        return number
+
+    # --- operators with a key
+
+    def _plain(self, expressions: Sequence[Expr]) -> list[int]:
+        places = [one.column for one in expressions]
+        assert None not in places, "keys were made plain columns before"
+        return [place for place in places if place is not None]
+
+    def _groups(self, op: ops.Aggregate) -> int:
+        """An aggregate that Spark computes, for the groups that changed."""
+        slow = ", ".join(sorted({one.name for one in op.calls if not _is_native(one)})) or "an aggregate"
+        if not op.groups:
+            raise Unsupported(f"{slow} of everything has no key")
+        if op.sets is not None:
+            raise Unsupported(f"{slow} with grouping sets has no key")
+        return self._keyed(op, [self._plain(op.groups)], list(range(len(op.groups))))
+
+    def _outer(self, op: ops.Join) -> int:
+        """A join that Spark computes, for the keys that changed."""
+        left, right = self._plain([key.left for key in op.keys]), self._plain([key.right for key in op.keys])
+        for key in op.keys:
+            self._common(op, key)
+        width = op.left.width
+        if op.join == "full":
+            return self._keyed(op, [left, right], [*left], [width + place for place in right])
+        here = [width + place for place in right] if op.join == "right" else left
+        return self._keyed(op, [left, right], here)
+
+    def _keyed(
+        self, op: Operator, keys: Sequence[Sequence[int]], result: Sequence[int], other: Sequence[int] = ()
+    ) -> int:
+        """An operator that is computed by Spark for the keys that changed.
+
+        Args:
+            op: the operator.
+            keys: for each input, which of its columns are the key.
+            result: which of the operator's own columns are the key.
+            other: those that are it where the first are NULL.
+        """
+        if any(one.reads_clock for one in expressions(op)):
+            raise Unsupported("it reads the clock")
+        children, name = op.inputs, self._ids[op]
+        kinds = [self._kinds_of_key(op, keys, n) for n in range(len(keys[0]))]
+        key = [
+            _cast(_either(place, other[n] if other else None), kind)
+            for n, (place, kind) in enumerate(zip(result, kinds, strict=True))
+        ]
+        gathers = []
+        for place, (child, mine) in enumerate(zip(children, keys, strict=True)):
+            given, at, types = self._with_key(child, mine, kinds)
+            node = GatherNode(tuple(map(self._arrow, types)), tuple(at))
+            number = self._add(f"{name}.gather{place}", node)
+            self._feed(child, number, 0, given)
+            gathers.append(number)
+        shown = tuple(map(self._arrow, self._types[op]))
+        result_at = self._add(name, ReplaceNode(shown, tuple(map(self._arrow, kinds))))
+        for place, (child, mine) in enumerate(zip(children, keys, strict=True)):
+            sent = [_cast(column(i), kind) for i, kind in zip(mine, kinds, strict=True)]
+            self._feed(child, result_at, 1, sent)
+            for elsewhere, number in enumerate(gathers):
+                if elsewhere != place:
+                    self._feed(child, number, 1, sent)
+        reads = []
+        for number, child in zip(gathers, children, strict=True):
+            reads.append(self._spill(number, Segment().select([column(i) for i in range(child.width)])))
+        table = f"result:{result_at}"
+        self._queries.append(Query(table, op, tuple(key), tuple(reads)))
+        self._connect(Input(table, op.width + len(key)), result_at, 0, Segment())
+        return result_at
+
+    def _kinds_of_key(self, op: Operator, keys: Sequence[Sequence[int]], n: int) -> str:
+        if isinstance(op, ops.Join):
+            return self._common(op, op.keys[n])
+        return self._types[op.inputs[0]][keys[0][n]]
+
+    def _with_key(
+        self, child: Operator, key: Sequence[int], kinds: Sequence[str]
+    ) -> tuple[list[Expr], list[int], list[str]]:
+        """A child's columns with the key among them as it is compared: what, where, and the types."""
+        types, given, at = list(self._types[child]), [column(i) for i in range(child.width)], []
+        for place, kind in zip(key, kinds, strict=True):
+            if types[place] == kind:
+                at.append(place)
+            else:
+                at.append(len(given))
+                given.append(_cast(column(place), kind))
+                types.append(kind)
+        return given, at, types
+
+    def _spill(self, origin: int, segment: Segment) -> str:
+        """Keep the rows of a node for a later job; the name of the input they are there."""
+        width = len(self._nodes[origin][1].out) - 1
+        places = segment.plain(width)
+        assert places is not None
+        types = tuple(self._nodes[origin][1].out.field(place).type for place in places)
+        return self._spilled(origin, segment, types)
+
+    def _spilled(self, origin: int, segment: Segment, types: tuple[pa.DataType, ...]) -> str:
+        name = f"spill:{len(self._nodes)}"
+        number = self._add(
+            name, SpillNode(name, tuple(f"c{i}" for i in range(len(types))), types, local=True)
+        )
+        self._connect(origin, number, 0, segment)
+        return name
+
+    def _finals(self, op: Operator) -> Segment:
+        """From the columns a node gives to those of its operator."""
+        if not isinstance(self._nodes[self._made[op]][1], AggregateNode | JoinNode):
+            return Segment()
+        if not isinstance(op, ops.Aggregate):
+            if isinstance(op, ops.Join):
+                return self._unwidened(op)
+            return Segment()
+        below = self._types[op.input] if op.input.width else ()
+        keys = len(op.groups) + (op.sets is not None)
+        given, at = [column(i) for i in range(len(op.groups))], keys
+        for n, one in enumerate(op.calls):
+            place = one.arguments[0].column if one.arguments else None
+            argument = "" if place is None else below[place]
+            kind: Kind = _kind(one) if one.arguments else "count_rows"
+            given.append(final(kind, argument, self._types[op][len(op.groups) + n], at))
+            at += raw_width(kind, argument)
+        if op.sets is not None:
+            given.append(column(keys - 1))
+        return Segment().select(given)
+
+    def _unwidened(self, op: ops.Join) -> Segment:
+        """A join's node may give columns that are keys of a wider type alone: they are left out."""
+        node = self._nodes[self._made[op]][1]
+        assert isinstance(node, JoinNode)
+        width = op.left.width
+        kept = [*range(width), *range(len(node.left), len(node.left) + op.right.width)]
+        every = list(range(len(node.left) + len(node.right)))
+        return Segment() if kept == every else Segment().select([column(i) for i in kept])
+
+    # --- wiring
+
+    def _feed(self, child: Operator, number: int, side: int, given: Sequence[Expr]) -> None:
+        for origin, segment in self._flows(child):
+            plain = [one.column for one in given] == list(range(child.width))
+            self._connect(origin, number, side, segment if plain else segment.select(given))
+
+    def _add(self, name: str, node: Node) -> int:
+        self._nodes.append((name, node))
+        return len(self._nodes) - 1
+
+    def _connect(self, origin: int | Input, target: int, side: int, segment: Segment) -> None:
+        self._edges.append((origin, target, side, segment))
+
+    def _jobs(self) -> dict[int, int]:
+        """The job of every node: behind the queries that it reads."""
+        queries = {one.table: one for one in self._queries}
+        spills = {node.view: n for n, (_, node) in enumerate(self._nodes) if isinstance(node, SpillNode)}
+        found: dict[int, int] = {}
+
+        def job(number: int) -> int:
+            if number not in found:
+                found[number] = max(
+                    (before(origin) for origin, target, _, _ in self._edges if target == number), default=0
+                )
+            return found[number]
+
+        def before(origin: int | Input) -> int:
+            if isinstance(origin, int):
+                return job(origin)
+            if origin.table in queries:
+                return 1 + max(job(spills[name]) for name in queries[origin.table].reads)
+            return 0
+
+        for number in range(len(self._nodes)):
+            job(number)
+        return found
+
+    def _cross(self, jobs: dict[int, int]) -> None:
+        """Have rows that go from one job to a later one pass through files."""
+        for place, (origin, target, side, segment) in enumerate(list(self._edges)):
+            if isinstance(origin, int) and jobs[origin] < jobs[target]:
+                types = self._nodes[target][1].takes(side)
+                name = self._spilled(origin, segment, types)
+                jobs[len(self._nodes) - 1] = jobs[origin]
+                self._edges[place] = (Input(name, len(types)), target, side, Segment())
+
+    def _layers(self, jobs: Mapping[int, int]) -> dict[int, int]:
+        """The layer of every node in its job."""
+        found: dict[int, int] = {}
+
+        def layer(number: int) -> int:
+            if number not in found:
+                node = self._nodes[number][1]
+                below = [
+                    layer(origin) if isinstance(origin, int) else 0
+                    for origin, target, _, _ in self._edges
+                    if target == number
+                ]
+                stays = isinstance(node, OutputNode) and node.local
+                found[number] = max(below, default=0) + (0 if stays else 1)
+            return found[number]
+
+        for number in range(len(self._nodes)):
+            layer(number)
+        return found
+
+
+def _cast(expr: Expr, kind: str) -> Expr:
+    return Expr(joined(("CAST(", *expr.parts, f" AS {kind})")), expr.calls | {"cast"})
+
+
+def _either(place: int, other: int | None) -> Expr:
+    return column(place) if other is None else call("coalesce", column(place), column(other))
+
+
+def _is_native(one: ops.AggregateCall) -> bool:
+    return (
+        one.plain
+        and not one.distinct
+        and one.filter is None
+        and one.name in {"count", "sum", "avg", "min", "max"}
+    )
+
+
+def _kind(one: ops.AggregateCall) -> Kind:
+    match one.name:
+        case "count" | "sum" | "avg" | "min" | "max":
+            return one.name
+        case _:
+            raise Unsupported(f"{one.name} has no kernel")
+
+
+def _set(one: Sequence[int], keys: Sequence[int], values: Sequence[int], types: Sequence[str]) -> list[Expr]:
+    """The columns that one grouping set sends: keys that are not of it are NULL; then its id, then values."""
+    given = [
+        column(place) if n in one else Expr((f"CAST(NULL AS {types[place]})",), frozenset({"cast"}))
+        for n, place in enumerate(keys)
+    ]
+    count = len(keys)
+    number = sum(1 << (count - 1 - n) for n in range(count) if n not in one)
+    given.append(Expr((f"CAST({number} AS BIGINT)",), frozenset({"cast"})))
+    return [*given, *(column(place) for place in values)]

@@ -1,0 +1,124 @@
+"""The jobs of a step, one behind the other: a keyed operator's query stands between two of them (DBSP-17).
+
+A job writes the rows that later ones need to files of the attempt. A query reads those of its inputs, each
+row as often as it is there, and gives the result of the keys that changed: Spark SQL as it is, over few rows.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from tidemill.lots.manifest import StoredObject
+from tidemill.spark import queries
+from tidemill.spark.reading import read_objects
+from tidemill.spark.storage import Storage
+from tidemill.views.chain.chain import Input, Query
+from tidemill.views.chain.nodes import OutputNode, columns, weighted
+from tidemill.views.chain.work import Plan, Told, complete
+from tidemill.views.circuit.render import Renderer
+from tidemill.views.spark.job import Job
+from tidemill.views.spark.segments import WEIGHT, KindsOf
+from tidemill.views.spark.tasks import Site
+from tidemill.views.trace.version import Kept
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Frames = Mapping[str, Callable[[], "DataFrame"]]
+"""What gives the rows of a table, by its name; asked for in each job that reads it."""
+
+
+@dataclass
+class Jobs:
+    """Runs the jobs of a plan, and collects what their tasks told.
+
+    Args:
+        spark: the session.
+        storage: where objects are, for Spark.
+        plan: what is computed; its job is set here.
+        site: where tasks find things.
+        kinds_of: the Spark types of a view's columns.
+    """
+
+    spark: "SparkSession"
+    storage: Storage
+    plan: Plan
+    site: Site
+    kinds_of: KindsOf
+    told: list[Told] = field(default_factory=list)
+    kept: Kept = field(default_factory=Kept)
+    plan_s: float = 0.0
+    job_s: float = 0.0
+
+    def run(self, frames: Frames) -> "Jobs":
+        """Run them all; those to which nothing comes are left out."""
+        for number in range(self.plan.chain.jobs):
+            plan = replace(self.plan, job=number)
+            with ExitStack() as open_queries:
+                began = time.perf_counter()
+                given = self._given(plan, frames, open_queries)
+                if not plan.mine or not (given or plan.first):
+                    continue
+                job = Job(self.spark, plan, self.site, self.kinds_of)
+                frame = job.planned(given)
+                planned = time.perf_counter()
+                told = job.collected(frame)
+            self.plan_s += planned - began
+            self.job_s += time.perf_counter() - planned
+            self.kept = Kept.together([self.kept, complete(plan, told)])
+            self.told += told
+        return self
+
+    def _given(self, plan: Plan, frames: Frames, open_queries: ExitStack) -> "dict[str, DataFrame]":
+        """The frames that a job reads."""
+        named = {query.table: query for query in plan.chain.queries}
+        found: dict[str, DataFrame] = {}
+        wanted = {
+            edge.origin.table
+            for edge in plan.chain.edges
+            if isinstance(edge.origin, Input) and edge.target in plan.mine
+        }
+        for name in sorted(wanted):
+            if name in frames:
+                found[name] = frames[name]()
+            elif name in named:
+                result = self._result(named[name], open_queries)
+                found |= {} if result is None else {name: result}
+            elif self._files(name):
+                found[name] = self._spilled(name)
+        return found
+
+    def _files(self, name: str) -> list[StoredObject]:
+        files = [file for told in self.told for file in told.files if file[0] == name]
+        return [StoredObject(uri=key, rows=rows, size=size) for _, key, rows, size, _ in files]
+
+    def _spilled(self, name: str) -> "DataFrame":
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        node = self.plan.chain.spills[name].node
+        assert isinstance(node, OutputNode)
+        schema = from_arrow_schema(pa.schema(weighted(columns(node.types))))
+        return read_objects(self.spark, self.storage, schema, self._files(name))
+
+    def _result(self, query: Query, open_queries: ExitStack) -> "DataFrame | None":
+        """The result of a keyed operator for the keys that changed; None when they have no rows at all."""
+        if not any(self._files(name) for name in query.reads):
+            return None
+        inputs = {f"__in{n}": self._repeated(name) for n, name in enumerate(query.reads)}
+        inner = Renderer().sql(query.operator, list(inputs))
+        width = query.operator.width
+        chosen = [f"c{i}" for i in range(width)]
+        chosen += [f"{one.sql()} AS c{width + n}" for n, one in enumerate(query.key)]
+        text = f"SELECT {', '.join(chosen)}, 1L AS {WEIGHT} FROM ({inner})"  # noqa: S608  # the view's own query
+        return open_queries.enter_context(queries.over(self.spark, text, inputs, "keyed"))
+
+    def _repeated(self, name: str) -> "DataFrame":
+        """Rows, each as often as it is there."""
+        df = self._spilled(name)
+        names = [one for one in df.columns if one != WEIGHT]
+        again = f"explode(array_repeat(1, CAST({WEIGHT} AS INT))) AS _again"
+        return df.selectExpr(*names, again).selectExpr(*names)
