@@ -111,7 +111,7 @@ def test_what_is_pushed_drifts_and_whoever_sends_what_fails_a_check_is_told(
                 address = table.address()
                 base, _, path = address.url.rpartition("/")
                 answers = [
-                    post(base, json.dumps(one).encode(), path=f"/{path}", token=address.token)
+                    post(base, json.dumps(one).encode(), path=f"/{path}", token=address.token, timeout_s=120)
                     for one in RECORDS
                 ]
                 statuses = [status for status, _ in answers]

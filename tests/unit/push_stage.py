@@ -112,9 +112,10 @@ def post(
     *,
     path: str = "/orders",
     token: str = TOKEN,
+    timeout_s: float = 20,
     **headers: str,
 ) -> tuple[int, dict[str, Any]]:
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=timeout_s)
     try:
         more = {name.replace("_", "-"): value for name, value in headers.items()}
         sent = {"Authorization": f"Bearer {token}", "Content-Type": kind, **more}

@@ -116,20 +116,27 @@ class BucketListing:
         return f"{self._objects.url}/{self._prefix}"
 
     def files(self, skip: Skip, *, after: str = "", until: str | None = None) -> Iterator[Found]:
+        return (one for one in self.entries(skip, after=after, until=until) if self.wanted(one.path, skip))
+
+    def entries(self, skip: Skip, *, after: str = "", until: str | None = None) -> Iterator[Found]:
         behind = self._prefix + after if after else None
+        cut = len(self._prefix)
         try:
-            for info in self._objects.list_foreign(skip, self._prefix, after=behind):
-                path = info.key.removeprefix(self._prefix)
+            for key, size, etag, modified_at in self._objects.list_foreign(skip, self._prefix, after=behind):
+                path = key[cut:]
                 if until is not None and path > until:
                     return
-                if listing.is_left_alone(path) or not self._matcher.matches(path):
-                    continue
-                if wrong := listing.fault(path):
-                    skip(path, wrong)
-                else:
-                    yield _found(path, info)
+                yield Found(path, size, modified_at, etag)
         except ObjectError as error:
             raise SourceUnavailable(f"cannot list {self.url}: {error.message}") from error
+
+    def wanted(self, path: str, skip: Skip) -> bool:
+        if listing.is_left_alone(path) or not self._matcher.matches(path):
+            return False
+        wrong = listing.fault(path)
+        if wrong:
+            skip(path, wrong)
+        return not wrong
 
     def look(self, paths: Sequence[str]) -> list[Found | None]:
         with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(paths) or 1)) as pool:

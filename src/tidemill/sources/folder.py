@@ -143,6 +143,13 @@ class FolderListing:
                 continue  # deleted while we listed, or a link that leads nowhere
             yield _found(path, found)
 
+    def entries(self, skip: Skip, *, after: str = "", until: str | None = None) -> Iterator[Found]:
+        """The files: folders that can hold none are not entered, and names are looked at before files are."""
+        return self.files(skip, after=after, until=until)
+
+    def wanted(self, path: str, skip: Skip) -> bool:
+        return True
+
     def _entries(self, below: str, skip: Skip) -> Iterator[Entry[os.DirEntry[str]]]:
         try:
             inside = os.scandir(self._root / below)

@@ -59,6 +59,14 @@ class Listing(Protocol):
         """Files with after < path <= until, by path; `SourceUnavailable` when it cannot be listed."""
         ...
 
+    def entries(self, skip: Skip, *, after: str = "", until: str | None = None) -> Iterator[Found]:
+        """The same, and with them what `wanted` leaves out, where that is cheaper to list."""
+        ...
+
+    def wanted(self, path: str, skip: Skip) -> bool:
+        """Is an entry one of the files? Says always the same of one path."""
+        ...
+
     def look(self, paths: Sequence[str]) -> list[Found | None]:
         """Files as they are at this moment, in this order; None for one that is gone."""
         ...

@@ -4,9 +4,9 @@ A page of the listing is compared with the rows of its own paths, so a look cost
 thousand files, whatever was taken before and is gone by now; files that were taken cost nothing else. A page
 in which nothing was new is remembered by its digest for some minutes, and not looked up again as long as it
 is the same; pages end at paths that are chosen by their hash, so a new file changes the page it is on and no
-other. So a look at many known files costs hardly more than listing them. The
-look of one node needs no other: two that look at once find the same files, and each is taken by one of them
-(`windows.add`). A stretch of paths can be looked at by itself, so that nodes share a listing.
+other. Which entries of a page are files that are meant is asked after that, and so of the others alone. So a
+look at many known files costs hardly more than listing them. The look of one node needs no other: two that
+look at once find the same files, and each is taken by one of them (`windows.add`). A stretch of paths can be looked at by itself, so that nodes share a listing.
 """
 
 import hashlib
@@ -88,7 +88,9 @@ class Looker:
         self._settling = Settling(clock, policy.settle_s)
         self._told: set[tuple[str, str]] = set()
         self._clock = clock
-        self._trusted: dict[bytes, float] = {}  # digest of a page -> until when (monotonic)
+        self._trusted: dict[
+            bytes, tuple[float, int]
+        ] = {}  # digest of a page -> until when (monotonic), files
 
     def look(
         self,
@@ -106,14 +108,19 @@ class Looker:
         """
         looked = _Tally()
         waiting: set[str] = set()
-        found = self._listing.files(self._skip, after=after, until=until)
+        found = self._listing.entries(self._skip, after=after, until=until)
         filling = _Filling(self._policy)
         now = self._clock.monotonic()
-        self._trusted = {digest: until for digest, until in self._trusted.items() if until > now}
-        for page in _pages(found):
+        self._trusted = {digest: kept for digest, kept in self._trusted.items() if kept[0] > now}
+        for entries in _pages(found):
             each_page()
+            digest = _digest(entries)
+            if digest in self._trusted:
+                looked.listed += self._trusted[digest][1]
+                continue
+            page = [file for file in entries if self._listing.wanted(file.path, self._skip)]
             looked.listed += len(page)
-            for file in self._new(page, waiting):
+            for file in self._new(page, digest, waiting):
                 if not filling.has_room(file):
                     self._take(filling.emptied(), looked, fence)
                 filling.add(file)
@@ -133,11 +140,8 @@ class Looker:
             waiting_s=self._settling.wait_s() if waiting else None,
         )
 
-    def _new(self, page: Sequence[Found], waiting: set[str]) -> Iterator[Found]:
-        """The files of a page that may be taken now."""
-        digest = _digest(page)
-        if digest in self._trusted:
-            return
+    def _new(self, page: Sequence[Found], digest: bytes, waiting: set[str]) -> Iterator[Found]:
+        """The files of a page that may be taken now; one that has none is remembered."""
         again = self._policy.on_change == "take"
         known = self._store.run(
             lambda tx: files.known(tx, self._keys, self._source, [file.path for file in page])
@@ -164,7 +168,7 @@ class Looker:
         if changed:
             self._warn(changed)
         if nothing_new:
-            self._trusted[digest] = self._clock.monotonic() + TRUST_S
+            self._trusted[digest] = self._clock.monotonic() + TRUST_S, len(page)
 
     def _warn(self, changed: Sequence[Found]) -> None:
         for first in range(0, len(changed), 500):
@@ -245,9 +249,10 @@ def _row_bytes(file: Found) -> int:
 
 def _pages(found: Iterator[Found]) -> Iterator[list[Found]]:
     page: list[Found] = []
+    crc32 = zlib.crc32
     for file in found:
         page.append(file)
-        if len(page) >= 2 * PAGE or zlib.crc32(file.path.encode()) % PAGE == 0:
+        if crc32(file[0].encode()) % PAGE == 0 or len(page) >= 2 * PAGE:
             yield page
             page = []
     if page:
@@ -255,5 +260,5 @@ def _pages(found: Iterator[Found]) -> Iterator[list[Found]]:
 
 
 def _digest(page: Sequence[Found]) -> bytes:
-    said = "\0".join([f"{file.path}\0{file.version}" for file in page])
+    said = "\0".join([f"{path}\0{version}" for path, _, _, version in page])
     return hashlib.blake2b(said.encode(), digest_size=16).digest()
