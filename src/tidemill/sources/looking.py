@@ -5,8 +5,10 @@ thousand files, whatever was taken before and is gone by now; files that were ta
 in which nothing was new is remembered by its digest for some minutes, and not looked up again as long as it
 is the same; pages end at paths that are chosen by their hash, so a new file changes the page it is on and no
 other. Which entries of a page are files that are meant is asked after that, and so of the others alone. So a
-look at many known files costs hardly more than listing them. The look of one node needs no other: two that
-look at once find the same files, and each is taken by one of them (`windows.add`). A stretch of paths can be looked at by itself, so that nodes share a listing.
+look at many known files costs hardly more than listing them.
+
+The look of one node needs no other: two that look at once find the same files, and each is taken by one of
+them (`windows.add`). A stretch of paths can be looked at by itself, so that nodes share a listing.
 """
 
 import hashlib
