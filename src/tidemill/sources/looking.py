@@ -90,9 +90,8 @@ class Looker:
         self._settling = Settling(clock, policy.settle_s)
         self._told: set[tuple[str, str]] = set()
         self._clock = clock
-        self._trusted: dict[
-            bytes, tuple[float, int]
-        ] = {}  # digest of a page -> until when (monotonic), files
+        self._trusted: dict[bytes, tuple[float, int]] = {}
+        """Digest of a page -> until when (monotonic), and how many files it has."""
 
     def look(
         self,
