@@ -49,6 +49,9 @@ def test_a_peek_costs_one_list_for_each_thousand_that_are_due_and_no_get() -> No
     assert len(found.items) == 4_500
     assert found.next_at == 100 * MINUTE_US
     assert objects.asked == {"list": 5}
+    objects.asked.clear()
+    assert len(heap.peek(50 * MINUTE_US, 4_000).items) == 4_000
+    assert objects.asked == {"list": 4}, "nothing is read behind the last that was asked for"
 
 
 @pytest.mark.rule("HEAP-19")

@@ -37,7 +37,7 @@ class Item(NamedTuple):
 
 
 class Peeked(NamedTuple):
-    """What is due, longest ago first, and when the next one will be (None when there is none)."""
+    """What is due, longest ago first, and when to look again (None when nothing is left)."""
 
     items: list[Item]
     next_at: int | None
@@ -68,12 +68,17 @@ class Heap(ABC):
         """Take items away."""
 
     def peek(self, now_us: int, limit: int) -> Peeked:
-        """What is due now, at most so many; the first that is not tells when to look again."""
+        """What is due now, at most so many; the first that is not tells when to look again.
+
+        Nothing is read behind the last that was asked for: then it is time to look again at once.
+        """
         found: list[Item] = []
         for item in self.listed(0, NEVER):
-            if item.at > now_us or len(found) == limit:
+            if item.at > now_us:
                 return Peeked(found, item.at)
             found.append(item)
+            if len(found) >= limit:
+                return Peeked(found, item.at)
         return Peeked(found, None)
 
     def parked(self) -> Iterator[Item]:
