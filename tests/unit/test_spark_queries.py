@@ -46,3 +46,16 @@ def test_two_queries_at_once_do_not_meet_although_both_are_called_the_same() -> 
             assert found == ["mine", "yours"]
         assert list(session.views.values()) == ["mine"]
     assert not session.views
+
+
+def test_the_name_of_a_table_that_is_sampled_stands_behind_the_sample_as_spark_wants_it() -> None:
+    def text(sql: str) -> str:
+        return queries.renamed(sql, lambda name: f"my_{name}")
+
+    assert text("SELECT id FROM t TABLESAMPLE (50 PERCENT) WHERE id > 1") == (
+        "SELECT id FROM my_t TABLESAMPLE (50 PERCENT) AS `t` WHERE id > 1"
+    )
+    assert text("SELECT 1 FROM t, u TABLESAMPLE (5 ROWS) REPEATABLE (7)") == (
+        "SELECT 1 FROM my_t AS `t`, my_u TABLESAMPLE (5 ROWS) REPEATABLE (7) AS `u`"
+    )
+    assert text("SELECT 1 FROM t TABLESAMPLE (5 ROWS) x") == "SELECT 1 FROM my_t TABLESAMPLE (5 ROWS) x"

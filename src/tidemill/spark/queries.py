@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import sqlglot
 from sqlglot import exp
+from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ParseError, TokenError
 
 from tidemill.errors import QueryError
@@ -25,12 +26,13 @@ _numbers = itertools.count()
 
 
 class TableName(NamedTuple):
-    """A table's name where it stands in a query: `text[start:end]`."""
+    """A table's name where it stands in a query: `text[start:end]`, and where an alias of it would stand."""
 
     name: str
     start: int
     end: int
     aliased: bool
+    behind: int
 
 
 @functools.lru_cache(maxsize=1024)
@@ -52,8 +54,25 @@ def table_names(sql: str) -> tuple[TableName, ...]:
                 hint="a view reads tables of its pipeline, by their plain names",
             )
         where = table.this.meta
-        found.append(TableName(table.name, where["start"], where["end"] + 1, bool(table.alias)))
+        end = where["end"] + 1
+        found.append(TableName(table.name, where["start"], end, bool(table.alias), _behind_sample(sql, end)))
     return tuple(sorted(found, key=lambda one: one.start))
+
+
+def _behind_sample(sql: str, end: int) -> int:
+    """Where an alias of the table that ends here may stand: behind its TABLESAMPLE, if it has one."""
+    if "tablesample" not in sql.lower():
+        return end
+    tokens = [token for token in Spark().tokenize(sql) if token.start >= end]
+    at = 0
+    while at < len(tokens) and tokens[at].text.upper() in ("TABLESAMPLE", "REPEATABLE"):
+        depth = 0
+        for at in range(at + 1, len(tokens)):  # noqa: B020 - up to the parenthesis that closes it
+            depth += {"(": 1, ")": -1}.get(tokens[at].text, 0)
+            if depth == 0:
+                break
+        end, at = tokens[at].end + 1, at + 1
+    return end
 
 
 @contextlib.contextmanager
@@ -86,8 +105,10 @@ def renamed(sql: str, view_of: Callable[[str], str]) -> str:
     text, last = [], 0
     for table in table_names(sql):
         view = view_of(table.name)
-        text += [sql[last : table.start], view, "" if table.aliased else f" AS {quoted(table.name)}"]
-        last = table.end
+        text += [sql[last : table.start], view]
+        if not table.aliased:
+            text += [sql[table.end : table.behind], f" AS {quoted(table.name)}"]
+        last = table.end if table.aliased else table.behind
     return "".join(text) + sql[last:]
 
 
