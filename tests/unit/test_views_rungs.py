@@ -34,16 +34,16 @@ def placed(sql: str, *functions: UserFunction) -> dict[str, tuple[str, bool]]:
         ("SELECT id FROM orders UNION ALL SELECT id FROM customers", "union all", "linear", False),
         (f"SELECT o.id, region {JOINED}", "join", "native", False),
         (f"SELECT o.id, region {JOINED} AND o.day > c.since", "join", "native", False),
-        ("SELECT o.id, region FROM orders o LEFT JOIN customers c ON o.cust = c.id", "join", "native", False),
+        ("SELECT o.id, region FROM orders o LEFT JOIN customers c ON o.cust = c.id", "join", "keyed", False),
         (
             "SELECT o.id FROM orders o LEFT JOIN customers c ON o.cust = c.id AND o.day > c.since",
             "join",
             "keyed",
             False,
         ),
-        ("SELECT o.id FROM orders o JOIN customers c ON o.day > c.since", "join", "keyed", True),
-        ("SELECT id FROM orders WHERE cust NOT IN (SELECT id FROM customers)", "join", "keyed", True),
-        ("SELECT id FROM orders WHERE cust IN (SELECT id FROM customers)", "join", "native", False),
+        ("SELECT o.id FROM orders o JOIN customers c ON o.day > c.since", "join", "full", True),
+        ("SELECT id FROM orders WHERE cust NOT IN (SELECT id FROM customers)", "join", "full", True),
+        ("SELECT id FROM orders WHERE cust IN (SELECT id FROM customers)", "join", "keyed", False),
         ("SELECT DISTINCT cust FROM orders", "distinct", "native", False),
         ("SELECT cust FROM orders EXCEPT SELECT id FROM customers", "set operation", "native", False),
         (
@@ -55,18 +55,18 @@ def placed(sql: str, *functions: UserFunction) -> dict[str, tuple[str, bool]]:
         ("SELECT count(*) AS n FROM orders", "aggregate", "native", False),
         ("SELECT cust, median(amount) AS m FROM orders GROUP BY cust", "aggregate", "keyed", False),
         ("SELECT cust, count(DISTINCT day) AS m FROM orders GROUP BY cust", "aggregate", "keyed", False),
-        ("SELECT median(amount) AS m FROM orders", "aggregate", "keyed", True),
+        ("SELECT median(amount) AS m FROM orders", "aggregate", "full", True),
         (
             "SELECT id, rank() OVER (PARTITION BY cust ORDER BY day) AS r FROM orders",
             "window",
             "keyed",
             False,
         ),
-        ("SELECT id, rank() OVER (ORDER BY day) AS r FROM orders", "window", "keyed", True),
-        ("SELECT id FROM orders ORDER BY amount LIMIT 10", "top-k", "native", False),
-        ("SELECT id FROM orders ORDER BY amount LIMIT 100000", "top-k", "keyed", True),
-        ("SELECT id, (SELECT max(day) FROM orders) AS d FROM orders", "scalar", "native", True),
-        ("SELECT id FROM events WHERE at < now() - INTERVAL 1 HOUR", "temporal filter", "native", False),
+        ("SELECT id, rank() OVER (ORDER BY day) AS r FROM orders", "window", "full", True),
+        ("SELECT id FROM orders ORDER BY amount LIMIT 10", "top-k", "full", True),
+        ("SELECT id FROM orders ORDER BY amount LIMIT 100000", "top-k", "full", True),
+        ("SELECT id, (SELECT max(day) FROM orders) AS d FROM orders", "scalar", "full", True),
+        ("SELECT id FROM events WHERE at < now() - INTERVAL 1 HOUR", "temporal filter", "full", True),
         ("SELECT id FROM events WHERE hour(at) = hour(now())", "filter", "full", True),
         ("SELECT id, now() AS t FROM events", "project", "full", True),
     ],
@@ -155,7 +155,7 @@ def test_explain_as_text_names_columns_rungs_and_what_is_shared() -> None:
 
 def test_explain_as_json_is_whole() -> None:
     made = explain(
-        circuit(late="SELECT id FROM events WHERE at < now()", all="SELECT id, now() AS t FROM events")
+        circuit(late="SELECT DISTINCT id FROM events", all="SELECT id, now() AS t FROM events")
     )
     told = json.loads(json.dumps(made.json()))
     assert told["views"]["late"]["incremental"] is True

@@ -49,6 +49,19 @@ def open_objects(
     return LocalObjects(Path(url).expanduser(), clock, chance)
 
 
+def place_of(objects: Objects) -> "str | RemoteUrl":
+    """What opens the same objects in another process. It may hold secrets, which its repr does not show."""
+    where = getattr(objects, "where", None)
+    return where if isinstance(where, RemoteUrl) else objects.url
+
+
+def open_place(place: "str | RemoteUrl", *, clock: Clock) -> Objects:
+    """Open objects that another process has open, without probing them once more."""
+    if isinstance(place, str):
+        return open_objects(place, clock=clock)
+    return _remote(place, clock, random.Random(), _UNKNOWN)
+
+
 def probe_bucket(url: str, *, clock: Clock, chance: random.Random | None = None) -> Probed | None:
     """Probe a bucket, to keep the answer; None for what needs no probe."""
     if scheme(url) not in KINDS:

@@ -147,10 +147,7 @@ class Builder:
             return [(origin, segment.select(op.expressions)) for origin, segment in self._flows(op.input)]
         if isinstance(op, ops.Generate):
             step = Explode(op.call, op.input.width, op.produces, op.outer)
-            flows = self._flows(op.input)
-            if any(isinstance(origin, int) for origin, _ in flows):
-                raise Unsupported("rows are exploded behind an operator with state")
-            return [(origin, segment.explode(step)) for origin, segment in flows]
+            return [self._apart(op.input, *flow, step) for flow in self._flows(op.input)]
         if isinstance(op, ops.UnionAll):
             return [
                 (origin, segment.cast(self._types[part], self._types[op]))
@@ -163,6 +160,15 @@ class Builder:
             self._made[op] = self._stateful(op)
         number = self._made[op]
         return [(number, self._finals(op))]
+
+    def _apart(
+        self, below: Operator, origin: int | Input, segment: Segment, step: Explode
+    ) -> tuple[int | Input, Segment]:
+        """Behind a kernel nothing is exploded: such rows pass through files into a job of their own."""
+        if isinstance(origin, int):
+            types = tuple(map(self._arrow, self._types[below]))
+            origin, segment = Input(self._spilled(origin, segment, types), len(types)), Segment()
+        return origin, segment.explode(step)
 
     def _no_clock(self, expressions: Sequence[Expr]) -> None:
         if any(one.reads_clock for one in expressions):
@@ -454,9 +460,8 @@ class Builder:
         def before(origin: int | Input) -> int:
             if isinstance(origin, int):
                 return job(origin)
-            if origin.table in queries:
-                return 1 + max(job(spills[name]) for name in queries[origin.table].reads)
-            return 0
+            reads = queries[origin.table].reads if origin.table in queries else (origin.table,)
+            return max((1 + job(spills[name]) for name in reads if name in spills), default=0)
 
         for number in range(len(self._nodes)):
             job(number)

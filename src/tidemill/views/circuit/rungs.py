@@ -12,7 +12,7 @@ from typing import Any
 
 from tidemill.errors import NotIncremental
 from tidemill.views.circuit.circuit import walk
-from tidemill.views.circuit.functions import CLOCK, EXTREMES, LINEAR_AGGREGATES, RANDOM, Functions
+from tidemill.views.circuit.functions import CLOCK, EXTREMES, RANDOM, Functions
 from tidemill.views.circuit.ids import expressions
 from tidemill.views.circuit.operators import (
     Aggregate,
@@ -36,7 +36,8 @@ from tidemill.views.circuit.operators import (
 )
 from tidemill.views.circuit.properties import append_only
 
-TOP_BOUND = 10_000
+KERNELS = frozenset({"avg", "count", "count_if", "mean", "sum"})
+"""Aggregates with exact sums of their own; min and max beside them."""
 
 
 class Rung(Enum):
@@ -123,25 +124,20 @@ def _source(op: Source, _: Mapping[Operator, bool]) -> Placed:
 
 
 def _temporal(_op: TemporalFilter, _: Mapping[Operator, bool]) -> Placed:
-    return Placed(Rung.NATIVE, "an ordered trace; rows come and go as time passes")
+    return Placed(Rung.FULL, "rows come and go as time passes: recomputed when they do", scan=True)
 
 
 def _join(op: Join, _: Mapping[Operator, bool]) -> Placed:
     if not op.keys:
         if op.join == "null-aware anti":
-            return Placed(
-                Rung.KEYED, "NOT IN without another key: a NULL on the right touches every row", scan=True
-            )
-        return Placed(
-            Rung.KEYED, "no equality between the sides: the change meets all of the other one", scan=True
-        )
-    if op.join == "null-aware anti":
-        return Placed(Rung.KEYED, "NOT IN with a key: Spark computes the keys that changed")
-    if op.residual and op.join != "inner":
-        return Placed(
-            Rung.KEYED, f"{op.join} join with a further condition: Spark computes the keys that changed"
-        )
-    return Placed(Rung.NATIVE, "an index of each side by its key")
+            said = "NOT IN without another key: a NULL on the right touches every row"
+        else:
+            said = "no equality between the sides: the change would meet all of the other one"
+        return Placed(Rung.FULL, said, scan=True)
+    if op.join == "inner":
+        return Placed(Rung.NATIVE, "an index of each side by its key")
+    name = "NOT IN with a key" if op.join == "null-aware anti" else f"{op.join} join"
+    return Placed(Rung.KEYED, f"{name}: Spark computes the keys that changed")
 
 
 def _sets(_op: Distinct | SetOp, _: Mapping[Operator, bool]) -> Placed:
@@ -153,7 +149,9 @@ def _aggregate(op: Aggregate, grows: Mapping[Operator, bool]) -> Placed:
     if slow:
         named = ", ".join(sorted({_called(call) for call in slow}))
         if not op.groups:
-            return Placed(Rung.KEYED, f"{named} of everything: one group holds all rows", scan=True)
+            return Placed(Rung.FULL, f"{named} of everything: one group holds all rows", scan=True)
+        if op.sets is not None:
+            return Placed(Rung.FULL, f"{named} with grouping sets: a row is in several groups", scan=True)
         return Placed(Rung.KEYED, f"{named}: Spark computes the groups that changed")
     extremes = sorted({call.name for call in op.calls if call.name in EXTREMES})
     said = "sums of each group" if op.groups else "sums of everything"
@@ -164,8 +162,8 @@ def _aggregate(op: Aggregate, grows: Mapping[Operator, bool]) -> Placed:
 
 
 def _native(call: AggregateCall) -> bool:
-    linear = call.name in LINEAR_AGGREGATES and (not call.distinct or call.name in EXTREMES)
-    return call.plain and (linear or call.name in EXTREMES)
+    summed = call.name in KERNELS and not call.distinct
+    return call.plain and (summed or call.name in EXTREMES)
 
 
 def _called(call: AggregateCall) -> str:
@@ -174,20 +172,16 @@ def _called(call: AggregateCall) -> str:
 
 def _window(op: Window, _: Mapping[Operator, bool]) -> Placed:
     if not op.partition:
-        return Placed(Rung.KEYED, "a window without PARTITION BY: one partition holds all rows", scan=True)
+        return Placed(Rung.FULL, "a window without PARTITION BY: one partition holds all rows", scan=True)
     return Placed(Rung.KEYED, "Spark computes the partitions that changed")
 
 
-def _top(op: TopK, _: Mapping[Operator, bool]) -> Placed:
-    if op.limit is None or op.limit + op.offset > TOP_BOUND:
-        return Placed(Rung.KEYED, f"more than the first {TOP_BOUND:,} rows are asked for", scan=True)
-    return Placed(
-        Rung.NATIVE, f"the first {op.limit + op.offset:,} rows and some more, refilled when used up"
-    )
+def _top(_op: TopK, _: Mapping[Operator, bool]) -> Placed:
+    return Placed(Rung.FULL, "the first rows of an order over everything", scan=True)
 
 
 def _scalar(_op: Scalar, _: Mapping[Operator, bool]) -> Placed:
-    return Placed(Rung.NATIVE, "one value beside every row: when it changes, every row does", scan=True)
+    return Placed(Rung.FULL, "one value beside every row: when it changes, every row does", scan=True)
 
 
 RULES: Mapping[type[Operator], Callable[[Any, Mapping[Operator, bool]], Placed]] = {

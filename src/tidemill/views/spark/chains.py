@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tidemill.errors import TypeRefused
+from tidemill.lots.datasets import Dataset
 from tidemill.spark import queries
 from tidemill.spark.sessions import PINNED
 from tidemill.views.chain.build import Builder
@@ -40,6 +41,11 @@ class Chained:
     views: frozenset[str] = frozenset()
     types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+def kind_of(dataset: Dataset) -> str:
+    """How the rows of a dataset come to a chain."""
+    return "in an order of their own" if dataset.order_by else dataset.kind.value
 
 
 def chained(

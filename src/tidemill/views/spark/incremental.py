@@ -23,6 +23,7 @@ from tidemill.lots import layout
 from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import StoredObject
+from tidemill.objects import place_of
 from tidemill.spark.reading import naming, read_objects
 from tidemill.spark.sessions import parallelism
 from tidemill.spark.writing import Written
@@ -34,7 +35,7 @@ from tidemill.views.circuit.render import Renderer
 from tidemill.views.kernels.digest import together
 from tidemill.views.spark import arriving
 from tidemill.views.spark.arrow import struct_of
-from tidemill.views.spark.chains import Chained, chained
+from tidemill.views.spark.chains import Chained, chained, kind_of
 from tidemill.views.spark.full import FullViews, ViewCode, difference, follow
 from tidemill.views.spark.jobs import Frames, Jobs
 from tidemill.views.spark.merging import stored
@@ -71,7 +72,7 @@ class IncrementalViews:
         inputs: what datasets hold.
         datasets: declarations, by id.
         views: code, by name.
-        cache: the folder of the local cache, on the machines that run tasks; None keeps nothing.
+        cache: the folder of the local cache, on the machines that run tasks; empty is the usual one.
         emit: told how long steps took, and where.
     """
 
@@ -84,7 +85,7 @@ class IncrementalViews:
         datasets: Mapping[DatasetId, Dataset],
         views: Mapping[str, ViewCode],
         *,
-        cache: str | None = None,
+        cache: str = "",
         emit: Emit = ignore,
     ) -> None:
         self.session = session
@@ -119,7 +120,7 @@ class IncrementalViews:
             for name, dataset in self.names(spec).items():
                 declared = self.datasets[dataset]
                 frames[name] = read_objects(spark, self.tables.storage, declared.schema, [])
-                kinds[name] = "ordered" if declared.order_by else declared.kind.value
+                kinds[name] = kind_of(declared)
             codes = [self.views[view.name] for view in spec.views]
             outputs = {code.name: None if code.refresh == "full" else code.circuit for code in codes}
             self._known[spec] = chained(spark, outputs, frames, kinds, "chain")
@@ -339,7 +340,7 @@ class Turn:
             (view, layout.data_prefix(*changes_of(batch.pipeline, view).parts, batch.lot, self._attempt))
             for view in sorted(views)
         )
-        objects = self._storage.objects.url
+        objects = place_of(self._storage.objects)
         return Site(objects, batch.version, self._prefix, folders, self._owner.cache)
 
     def _place(self, view: str) -> Place:

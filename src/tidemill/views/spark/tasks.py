@@ -22,7 +22,8 @@ import pyarrow.parquet as pq
 
 from tidemill import crash
 from tidemill.clock import SystemClock
-from tidemill.objects import Objects, open_objects
+from tidemill.objects import Objects, open_place
+from tidemill.objects.url import RemoteUrl
 from tidemill.views.chain.chain import Placed
 from tidemill.views.chain.nodes import OutputNode
 from tidemill.views.chain.work import Packet, Plan, State, Told, chosen, compute, gathered
@@ -30,6 +31,7 @@ from tidemill.views.kernels.digest import digest
 from tidemill.views.kernels.zset import added_up
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
+from tidemill.views.trace.folder import cache_place
 from tidemill.views.trace.layout import WEIGHT
 from tidemill.views.trace.version import Version, read_version
 
@@ -58,18 +60,23 @@ class Site:
     """Where the tasks of a step find and leave things. It is pickled into each plan, so it is small.
 
     Args:
-        objects: the URL of the object storage.
+        objects: where the object storage is; with the credentials its URL has, which no repr shows.
         version: the key of the version file, empty when there is none.
         prefix: the folder of bundles, of this attempt alone.
         folders: of each view the folder of its changes; other files lie below the prefix.
-        cache: the folder of the local cache; None keeps nothing.
+        cache: the folder of the local cache, or `off`; empty: where the machine keeps such things.
     """
 
-    objects: str
+    objects: str | RemoteUrl
     version: str
     prefix: str
     folders: tuple[tuple[str, str], ...] = ()
-    cache: str | None = None
+    cache: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The object storage, without secrets."""
+        return self.objects if isinstance(self.objects, str) else self.objects.shown
 
 
 # --- one worker process
@@ -85,21 +92,26 @@ def _frozen() -> None:
     gc.freeze()
 
 
-@functools.lru_cache(maxsize=8)
-def _opened(url: str) -> Objects:
-    return open_objects(url, clock=SystemClock(), probe=False)
+_caches: dict[tuple[str, str], Cache] = {}
+"""What this worker has open, by the object storage and the folder."""
 
 
-@functools.lru_cache(maxsize=8)
-def _cache(url: str, folder: str | None) -> Cache:
-    from pathlib import Path
-
-    return Cache(_opened(url), None if folder is None else Path(folder))
+def _cache(site: Site) -> Cache:
+    key = (site.shown, site.cache)
+    if key not in _caches:
+        objects = open_place(site.objects, clock=SystemClock())
+        place = cache_place(site.cache)
+        _caches[key] = (
+            Cache(objects, None)
+            if place is None
+            else Cache(objects, place.folder, limit_bytes=place.limit_bytes)
+        )
+    return _caches[key]
 
 
 @functools.lru_cache(maxsize=16)
-def _version(url: str, key: str) -> Version:
-    return read_version(_opened(url), key) if key else Version()
+def _version(cache: Cache, key: str) -> Version:
+    return read_version(cache.objects, key) if key else Version()
 
 
 def _unique() -> str:
@@ -212,10 +224,10 @@ def _computed(
     parts = gathered(arrived.packets)
     for here in sorted(arrived.ranges):
         began = time.perf_counter()
-        cache = _cache(site.objects, site.cache)
+        cache = _cache(site)
         bundle = Bundle(cache.objects, f"{site.prefix}{number:02}-{here:03}-{_unique()}.runs", cache)
         told = Told(number, here)
-        state = State(Version() if plan.first else _version(site.objects, site.version), cache, bundle)
+        state = State(Version() if plan.first else _version(cache, site.version), cache, bundle)
 
         for placed, piece in compute(plan, number, here, parts.get(here, {}), state, told):
             yield from (_padded(batch, schema) for batch in _direct(plan, placed, piece, here))
@@ -321,7 +333,7 @@ def _sunk(plan: Plan, site: Site, batches: Batches) -> Batches:
         assert isinstance(node, OutputNode)
         told = Told(plan.depth + 1, to)
         written = _write_view(
-            _opened(site.objects),
+            _cache(site).objects,
             node,
             folders.get(node.view, f"{site.prefix}spill/"),
             pa.concat_tables(tables),
