@@ -17,7 +17,7 @@ from tidemill.pipeline.pipeline import Pipeline
 from tidemill.spark.sessions import SparkSettings
 
 ROOT = Path(__file__).parents[2]
-LONG_S = 120.0
+LONG_S = 300.0
 
 FILE = """
 import json, os

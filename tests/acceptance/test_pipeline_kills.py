@@ -49,13 +49,14 @@ POINTS = (
 SOME = random.Random(SEED).sample(POINTS, len(POINTS) // 10)
 
 LATER = (
+    "publish.abandon",
     "publish.remove-data",
     "publish.remove-manifests",
     "publish.swept",
     "runner.errand",
     "runner.forget",
     "tender.prune",
-    "tender.sweep",
+    "tender.rebuild",
     "tender.wake",
 )
 """What a run does when there is time for it."""
