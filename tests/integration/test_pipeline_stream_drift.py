@@ -124,5 +124,12 @@ def test_what_is_pushed_drifts_and_whoever_sends_what_fails_a_check_is_told(
                     }[drift]
                 )
                 assert "short" in answers[3][1]["error"]["message"]
+            # a body that is not what its header says
+            to: dict[str, Any] = {"path": f"/{path}", "token": address.token}
+            arrow = "application/vnd.apache.arrow.stream"
+            assert post(base, b'{"id": 7}', arrow, **to)[0] == 400
+            assert post(base, b'{"id": 7}\n{"id": 8}\n', "application/json", **to)[0] == 400
+            assert post(base, b'{"id": 7}\n', Content_Encoding="gzip", **to)[0] == 400
+            assert post(base, b'{"id": 7}\n', "text/csv", **to)[0] == 415
         for drift in DRIFTS:
             assert held(shop, drift) == expected(drift)[0]
