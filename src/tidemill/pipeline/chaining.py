@@ -1,20 +1,27 @@
 """Whether the views of a group follow the change, or are recomputed, and why: known at plan (DBSP-17)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from tidemill.pipeline.catalog import Catalog
+from tidemill.lots.datasets import Dataset
+from tidemill.lots.keys import DatasetId
 from tidemill.runner.program import ViewProgram
+from tidemill.spark.reading import no_rows
 from tidemill.views.spark.chains import Chained, chained, kind_of
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
-def chain_of(catalog: Catalog, views: Sequence[ViewProgram]) -> Chained:
+
+def chain_of(
+    spark: "SparkSession", views: Sequence[ViewProgram], datasets: Mapping[DatasetId, Dataset]
+) -> Chained:
     """The chain of a group's views, as a runner will make it."""
-    declared = {name: catalog.known[name].dataset for view in views for name in view.datasets}
-    datasets = {name: one for name, one in declared.items() if one is not None}
+    read = {name: datasets[id_] for view in views for name, id_ in view.datasets.items()}
     return chained(
-        catalog.spark,
+        spark,
         {view.name: None if view.refresh == "full" else view.circuit for view in views},
-        {name: catalog.frame(name) for name in datasets},
-        {name: kind_of(one) for name, one in datasets.items()},
+        {name: no_rows(spark, one.schema) for name, one in read.items()},
+        {name: kind_of(one) for name, one in read.items()},
         "chain",
     )

@@ -47,7 +47,7 @@ def read_objects(
     keys = _keys(objects)
     columns = _columns(schema)
     if not keys:
-        return _empty(spark, columns)
+        return no_rows(spark, columns)
     reader = spark.read.schema(columns).options(**storage.read_options())
     try:
         return reader.parquet(*[storage.read_uri(key) for key in keys])
@@ -90,11 +90,11 @@ def read_positioned(
     )
 
 
-def _empty(spark: "SparkSession", columns: "StructType") -> "DataFrame":
+def no_rows(spark: "SparkSession", schema: AnySchema) -> "DataFrame":
     """No rows of these columns, made without a Python worker."""
     from pyspark.sql import functions as sf
 
-    return spark.range(0).select(sf.lit(None).cast(columns).alias("row")).select("row.*")
+    return spark.range(0).select(sf.lit(None).cast(_columns(schema)).alias("row")).select("row.*")
 
 
 def _columns(schema: AnySchema) -> "StructType":
