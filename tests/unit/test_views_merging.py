@@ -1,0 +1,187 @@
+"""A view's table through many steps and merges, without Spark: its pieces come to what its steps come to."""
+
+import random
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as st
+
+from tidemill import crash
+from tidemill.errors import ObjectUnreadable, WriteMismatch
+from tidemill.lots import layout
+from tidemill.objects.memory import MemoryObjects
+from tidemill.spark.writing import write_table
+from tidemill.testing.fake_clock import FakeClock
+from tidemill.views.kernels.digest import digest
+from tidemill.views.spark import merging, pieces
+from tidemill.views.spark.digests import number_of
+from tidemill.views.spark.merging import arrow_schema, netted, read_piece, stored
+from tidemill.views.spark.tables import Place, Tables
+from tidemill.views.steps.inputs import ManifestReader
+from tidemill.views.steps.keys import changes_of
+
+SCHEMA = st.StructType(
+    [
+        st.StructField("k", st.LongType()),
+        st.StructField("s", st.StringType()),
+        st.StructField("d", st.DoubleType()),
+        st.StructField("at", st.TimestampType()),
+        st.StructField("m", st.MapType(st.StringType(), st.IntegerType())),
+    ]
+)
+ARROW = arrow_schema(stored(SCHEMA))
+Row = tuple[int, str | None, float, int | None]
+
+
+class Steps:
+    """One view's table, step by step."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.clock = FakeClock()
+        self.chance = random.Random(seed)
+        self.objects = MemoryObjects(self.clock)
+        self.reader = ManifestReader(self.objects)
+        storage: Any = SimpleNamespace(objects=self.objects)  # what Spark would read is not asked for
+        self.tables = Tables(storage, self.reader, self.clock)
+        self.table = ""
+        self.number = 0
+        self.truth: Counter[int] = Counter()
+        self.sizes: list[int] = []
+        self.cut = 0
+
+    def step(self, change: Counter[int]) -> None:
+        """Weights by key; everything else of a row follows from its key."""
+        self.number += 1
+        place = Place(pipeline="p", view="v", lot=f"S{self.number:05}", attempt=f"t{self.number}")
+        rows = rows_of(change)
+        prefix = layout.data_prefix(*changes_of("p", "v").parts, place.lot, place.attempt)
+        written = write_table(rows, self.objects, prefix)
+        changes = self.tables.keep_changes(place, written, SCHEMA, digest(rows, "_h1", "_h2", "_weight"))
+        before = {info.key for info in self.objects.list("data/")}
+        made = self.tables.extended(place, self.table, changes, SCHEMA)
+        new = [info for info in self.objects.list("data/") if info.key not in before]
+        self.sizes.append(sum(self.rows_in(info.key) for info in new))
+        self.table = made
+        self.cut += bool(self.reader.load(made).within)
+        for key, weight in change.items():
+            self.truth[key] += weight
+            if not self.truth[key]:
+                del self.truth[key]
+
+    def rows_in(self, key: str) -> int:
+        return int(pa.parquet.read_metadata(pa.BufferReader(self.objects.get(key)[0])).num_rows)
+
+    def content(self) -> pa.Table:
+        found = [ARROW.empty_table()]
+        for piece in self.tables.pieces(self.table):
+            listed = self.reader.load(piece.part).objects
+            found += [read_piece(self.objects, item, piece, ARROW) for item in listed]
+        return netted(pa.concat_tables(found))
+
+    def check(self) -> None:
+        table = self.content()
+        assert dict(zip(table["k"].to_pylist(), table["_weight"].to_pylist(), strict=True)) == self.truth
+        # As texts: NaN is equal to itself there.
+        assert str(table.sort_by("k").to_pylist()) == str(rows_of(self.truth).to_pylist())
+        stated = number_of(self.reader.load(self.table).digest)
+        assert digest(table, "_h1", "_h2", "_weight") == stated
+
+    def change(self, size: int) -> Counter[int]:
+        old = self.chance.sample(sorted(self.truth), min(len(self.truth), size // 2))
+        new = [self.chance.randrange(1 << 40) for _ in range(size - len(old))]
+        return Counter({**dict.fromkeys(new, 1), **{key: -self.truth[key] for key in old}})
+
+
+def rows_of(weights: Counter[int]) -> pa.Table:
+    keys = sorted(weights)
+    hashes = [random.Random(key).getrandbits(128) for key in keys]
+    columns: list[Any] = [
+        keys,
+        [None if key % 7 == 0 else f"s{key}" for key in keys],
+        [float("nan") if key % 5 == 0 else key / 3 for key in keys],
+        [None if key % 3 == 0 else key for key in keys],
+        [[("a", key % 100), ("b", None)] for key in keys],
+        [(one >> 64) - (1 << 63) for one in hashes],
+        [(one & (2**64 - 1)) - (1 << 63) for one in hashes],
+        [weights[key] for key in keys],
+    ]
+    return pa.Table.from_arrays(
+        [pa.array(values, field.type) for values, field in zip(columns, ARROW, strict=True)], schema=ARROW
+    )
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Budgets of hundreds of rows, and row groups of some."""
+    monkeypatch.setattr(pieces, "FLOOR_ROWS", 300)
+    monkeypatch.setattr(pieces, "SLICE_ROWS", 400)
+    monkeypatch.setattr(pieces, "SHARE", 8)
+    monkeypatch.setattr(merging, "GROUP_ROWS", 50)
+
+
+@pytest.mark.rule("DBSP-47")
+@pytest.mark.rule("DBSP-42")
+def test_merges_change_nothing_and_rewrite_no_more_than_the_budget(small: None) -> None:
+    steps = Steps()
+    steps.step(steps.change(2_000))
+    sizes = [1, 3, 20, 20, 60]
+    for number in range(90):
+        steps.step(steps.change(steps.chance.choice(sizes)))
+        if number % 15 == 0:
+            steps.check()
+    steps.check()
+    assert max(steps.sizes) <= 1.3 * 400  # written; what was read is no less
+    assert sum(steps.sizes) > 2_000  # the first run was merged as well, slice by slice
+    assert steps.cut > 5  # of runs that count in a part of hash space only
+    assert len(steps.reader.load(steps.table).parts) < 40
+    everything = steps.change(0)
+    for key in steps.truth:
+        everything[key] = -steps.truth[key]
+    steps.step(everything)
+    for _ in range(10):
+        steps.step(Counter({1: 1}))
+        steps.step(Counter({1: -1}))
+    steps.check()
+    assert steps.content().num_rows == 0
+
+
+def test_a_death_in_the_middle_of_a_merge_leaves_the_table_as_it_was(small: None) -> None:
+    steps = Steps()
+    for _ in range(pieces.FAN - 1):
+        steps.step(steps.change(5))
+    before, truth = steps.table, steps.truth.copy()
+    for point in ("spark.write_table.before", "spark.write_table.after", "views.manifest.after"):
+        with crash.armed(point, visit=2), pytest.raises(crash.Crashed):
+            steps.step(steps.change(5))
+        assert (steps.table, steps.truth) == (before, truth)
+        steps.check()
+    steps.step(steps.change(5))
+    steps.check()
+    assert len(steps.reader.load(steps.table).parts) == 1
+
+
+def test_a_run_that_is_not_what_its_manifest_says_is_not_merged() -> None:
+    steps = Steps()
+    for _ in range(pieces.FAN - 1):
+        steps.step(steps.change(5))
+    leaf = steps.reader.load(steps.reader.load(steps.table).parts[2])
+    body = steps.objects.get(leaf.objects[0].uri)[0]
+    sink = pa.BufferOutputStream()
+    pa.parquet.write_table(rows_of(steps.change(4)), sink, store_schema=False)
+    steps.objects.put(leaf.objects[0].uri, sink.getvalue().to_pybytes())
+    with pytest.raises(
+        WriteMismatch, match=layout.parse_key(steps.reader.load(steps.table).parts[2])["attempt"]
+    ):
+        steps.step(steps.change(5))
+    steps.objects.put(leaf.objects[0].uri, body[:-20])
+    with pytest.raises(ObjectUnreadable, match=leaf.objects[0].uri.rpartition("/")[2]):
+        steps.step(steps.change(5))
+    steps.objects.delete(leaf.objects[0].uri)
+    with pytest.raises(ObjectUnreadable):
+        steps.step(steps.change(5))
+    steps.objects.put(leaf.objects[0].uri, body)
+    steps.step(steps.change(5))
+    steps.check()
