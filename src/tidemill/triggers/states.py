@@ -35,6 +35,7 @@ class SubscriptionEdge(StrEnum):
     FAIL = "fail"
     LAPSE = "lapse"  # the node that ran it is gone
     HASTEN = "hasten"  # what it held back for has come
+    CHANGE = "change"  # it has other sources, or another gate: what there is to see is decided anew
     PAUSE = "pause"
     RESUME = "resume"
     RETRY = "retry"  # a dead one is armed again, or one that backs off runs at once
@@ -45,7 +46,13 @@ S, E = SubscriptionState, SubscriptionEdge
 
 SUBSCRIPTION: dict[SubscriptionState, dict[SubscriptionEdge, SubscriptionState]] = {
     S.ABSENT: {E.SUBSCRIBE: S.WAITING, E.ATTACH: S.SCHEDULED},
-    S.WAITING: {E.WAKE: S.SCHEDULED, E.PAUSE: S.WAITING, E.RESUME: S.WAITING, E.REMOVE: S.ABSENT},
+    S.WAITING: {
+        E.WAKE: S.SCHEDULED,
+        E.CHANGE: S.SCHEDULED,
+        E.PAUSE: S.WAITING,
+        E.RESUME: S.WAITING,
+        E.REMOVE: S.ABSENT,
+    },
     S.SCHEDULED: {
         E.READY: S.SCHEDULED,
         E.START: S.SCHEDULED,
@@ -56,6 +63,7 @@ SUBSCRIPTION: dict[SubscriptionState, dict[SubscriptionEdge, SubscriptionState]]
         E.FAIL: S.SCHEDULED,
         E.LAPSE: S.SCHEDULED,
         E.HASTEN: S.SCHEDULED,
+        E.CHANGE: S.SCHEDULED,
         E.PAUSE: S.SCHEDULED,
         E.RESUME: S.SCHEDULED,
         E.RETRY: S.SCHEDULED,

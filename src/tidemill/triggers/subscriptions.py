@@ -163,7 +163,7 @@ def _check_growth(name: str, old: AnyRow, new: AnyRow) -> None:
     assert after.born == before.born, f"INV1: {name} got another id"
     assert after.epoch >= before.epoch, f"INV1: {name} went back to epoch {after.epoch}"
     assert after.fence >= before.fence, f"INV1: {name} went back to fence {after.fence}"
-    assert all(a >= b for a, b in zip(after.progress, before.progress, strict=True)), f"{name} went back"
+    assert all(at >= before.seen.get(one, 0) for one, at in after.seen.items()), f"{name} went back"
     if isinstance(old, Scheduled) and isinstance(new, Scheduled) and before.epoch == after.epoch:
         assert new.next_run == old.next_run, f"HEAP-9: {name} has two times under epoch {after.epoch}"
 
@@ -185,14 +185,14 @@ def subscribe(
 
     The heads are read in this transaction, so what is published meanwhile is either seen here or by the
     waking that follows it. An equal one is a no-op; other sources are refused (`SubscriptionChanged`), other
-    terms hold from the next run on. One with another gate takes the place of the old: it goes on where that
-    was, and a run of the old one finishes nothing any more.
+    terms hold from the next run on. With another gate it goes on where it was, and a run that is under way
+    finishes nothing any more.
 
     - progress: where to begin; at the beginning if left out.
     - attach: begin as scheduled in any case (INV3): what has nothing to do is sent to rest by its first
       start. Where there is a heap, all do (`attach.attach`, templates); a subscription that is looked for in
       the index alone may begin by waiting, because the heads are read here.
-    - instead: one with other sources takes the place of the old as well.
+    - instead: with other sources it goes on as well, where it was or where `progress` says.
     - ready: False while its first item is not on the heap; it is not started before.
     - template: which it descends from.
     """
@@ -203,7 +203,7 @@ def subscribe(
         if old.tally.terms.tables != terms.tables and not instead:
             raise SubscriptionChanged(f"subscription {name!r} has other sources")
         if old.tally.terms.sources != terms.sources:
-            return _replaced(tx, keys, lots, name, old, terms, progress or {})
+            return _changed(tx, keys, lots, name, old, terms, progress or {})
         changed = msgspec.structs.replace(old, tally=msgspec.structs.replace(old.tally, terms=terms))
         place(tx, keys, name, old, changed)
         return changed
@@ -218,7 +218,7 @@ def subscribe(
     return enter(tx, keys, name, None, edges, new)
 
 
-def _replaced(
+def _changed(
     tx: Tx,
     keys: TriggerKeys,
     lots: LotKeys,
@@ -227,21 +227,23 @@ def _replaced(
     terms: Terms,
     progress: Mapping[DatasetId, int],
 ) -> AnyRow:
-    """The subscription with other sources: what it has seen, its last start and its flags stay."""
+    """The same subscription with other sources: what it has seen, its last start and its flags stay, and a
+    run that is under way is over.
+    """
     before = old.tally
-    take_away(tx, keys, name, old, SubscriptionEdge.REMOVE)
-    seen = {source: position for source, position in before.seen.items() if source in terms.tables}
-    tally = _born(tx, keys, lots, name, terms, {**seen, **progress}, ready=True, template=before.template)
+    for source in before.terms.sources:
+        tx.clear(keys.subscriber[(*source.parts, name)], quiet=True)
+    seen = {one: position for one, position in before.seen.items() if one in terms.tables}
+    seen |= {one: max(position, seen.get(one, 0)) for one, position in progress.items()}
+    begin = _begun(tx, keys, lots, name, terms, seen)
     tally = msgspec.structs.replace(
-        tally,
-        last_start=before.last_start,
-        failures=before.failures,
-        why=before.why,
-        paused=before.paused,
-        dead=before.dead,
+        before,
+        terms=terms,
+        epoch=before.epoch + 1,
+        progress=tuple(begin.get(one, 0) for one in terms.sources),
     )
     row = Scheduled(tally, earliest(tally, tx.now()))
-    return enter(tx, keys, name, None, [SubscriptionEdge.ATTACH], row)
+    return enter(tx, keys, name, old, [SubscriptionEdge.CHANGE], row)
 
 
 def _born(
@@ -262,6 +264,23 @@ def _born(
         raise BadName(
             f"a subscription cannot be called {name[:40]!r}: {error.message}", hint=error.hint
         ) from None
+    begin = _begun(tx, keys, lots, name, terms, begin)
+    floor = tx.get(keys.floor[name])
+    epoch = 1 if floor is None else msgspec.msgpack.decode(floor, type=int) + 1
+    return Tally(
+        terms=terms,
+        epoch=epoch,
+        born=epoch,
+        progress=tuple(begin.get(one, 0) for one in terms.sources),
+        ready=ready,
+        template=template,
+    )
+
+
+def _begun(
+    tx: Tx, keys: TriggerKeys, lots: LotKeys, name: str, terms: Terms, begin: Mapping[DatasetId, int]
+) -> Mapping[DatasetId, int]:
+    """Subscribe to its sources; where it begins in each of them."""
     if not 0 < len(terms.sources) <= MOST_SOURCES or len(set(terms.sources)) < len(terms.sources):
         raise UsageError(
             f"subscription {name!r} has {len(terms.sources)} sources",
@@ -271,8 +290,6 @@ def _born(
         if tx.get(lots.head[source.parts]) is None:  # what has a head is there: a group of views, too
             datasets.read(tx, lots, source)
         tx.set(keys.subscriber[(*source.parts, name)], b"", quiet=True)
-    floor = tx.get(keys.floor[name])
-    epoch = 1 if floor is None else msgspec.msgpack.decode(floor, type=int) + 1
     if terms.gate is not None:  # what it let through before is over
         begin = {terms.gate: events.head(tx, lots, terms.gate), **begin}
     if begin:
@@ -282,14 +299,7 @@ def _born(
                 f"subscription {name!r} begins where nothing is",
                 hint="begin at a position of one of its sources",
             )
-    return Tally(
-        terms=terms,
-        epoch=epoch,
-        born=epoch,
-        progress=tuple(begin.get(one, 0) for one in terms.sources),
-        ready=ready,
-        template=template,
-    )
+    return begin
 
 
 def remove(tx: Tx, keys: TriggerKeys, name: str) -> bool:
