@@ -54,7 +54,12 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 LOAD_ROWS = 2_000_000
-"""Rows of input that one task of a load takes, about: its memory follows them."""
+"""Rows of input that one task takes, about: its memory follows them."""
+
+LOAD_RATIO = 2
+LOAD_LEAST = 50_000
+"""A step that brings more than so many times the rows that are known is a load: nothing is gained by looking
+up what is there. Fewer rows than the least are no reason."""
 
 CODE = "1"
 """What this release's kernels call themselves in version files."""
@@ -157,7 +162,13 @@ class Turn:
             if name in self._chain.inputs and one in batch.moved
         }
         current = {one.number for one in self._chain.nodes if one.traces and self._is_current(one)}
+        self._changed = sum(_rows((*one.plus, *one.minus)) for one in self._exchanges.values())
+        self._known = max(
+            (sum(run.rows for run in runs) for runs in self._version.traces.values()), default=0
+        )
         self._current = current - self._chain.above(self._rewound())
+        if self._changed > LOAD_RATIO * max(self._known, LOAD_LEAST):
+            self._current = set()
         self.ready = frozenset(view for view in found.views if self._is_ready(view))
 
     def _is_current(self, placed: Placed) -> bool:
@@ -187,7 +198,7 @@ class Turn:
         """The changes of the views that are ready, in one job, and one more behind each keyed operator."""
         outputs = {one.number for view, one in self._chain.outputs.items() if view in self.ready}
         active = frozenset(self._current | outputs | self._spills_of(self._current))
-        plan = Plan(self._chain, active, ranges(self._tasks()))
+        plan = Plan(self._chain, active, ranges(self._tasks(self._changed)))
         frames = {
             name: partial(arriving.changes, self._spark, self._storage, self._declared(name), exchange)
             for name, exchange in self._exchanges.items()
@@ -248,10 +259,9 @@ class Turn:
         began = time.perf_counter()
         outputs = {self._chain.outputs[view].number for view in views}
         slices = {name: self._held(one) for name, one in self._names.items() if name in self._chain.inputs}
-        rows = sum(item.rows or 0 for many in slices.values() for one in many for item in one.objects)
-        count = min(256, max(self._tasks(), -(-rows // LOAD_ROWS)))
+        rows = sum(_rows(many) for many in slices.values())
         active = self._chain.below(missing | outputs)
-        plan = Plan(self._chain, active, ranges(count), first=True, kept=missing)
+        plan = Plan(self._chain, active, ranges(self._tasks(rows)), first=True, kept=missing)
         frames = {
             name: partial(arriving.held, self._spark, self._storage, self._declared(name), many)
             for name, many in slices.items()
@@ -330,6 +340,8 @@ class Turn:
             job_s=self._job_s,
             load_s=self._load_s,
             kernel_s=timings(self._told)["kernel_s"],
+            changed_rows=self._changed,
+            known_rows=self._known,
         )
 
     # --- where
@@ -358,9 +370,13 @@ class Turn:
         assert isinstance(node, OutputNode)
         return struct_of(node.names, self._found.types[view])
 
-    def _tasks(self) -> int:
-        """How many tasks a layer has: as many as can run at once."""
-        return max(1, min(256, parallelism(self._spark)))
+    def _tasks(self, rows: int) -> int:
+        """How many tasks a layer has: as many as can run at once, or more if these would have too many rows."""
+        return max(1, min(256, max(parallelism(self._spark), -(-rows // LOAD_ROWS))))
+
+
+def _rows(slices: Iterable[Slice]) -> int:
+    return sum(item.rows or 0 for one in slices for item in one.objects)
 
 
 def _written(view: str, every: Iterable[Told]) -> tuple[Written, int]:

@@ -50,7 +50,9 @@ class StepTimed(Event, frozen=True, kw_only=True):
 
     - views: those whose changes came out of kernels.
     - plan_s: until Spark was given the job; job_s: until it had run; kernel_s: inside of kernels, all tasks.
-    - load_s: building traces from whole inputs.
+    - load_s: building traces from whole inputs; such a step is chosen where a trace is missing, or where more
+      rows changed than are known.
+    - changed_rows, known_rows: what that was decided by.
     """
 
     pipeline: str
@@ -61,6 +63,8 @@ class StepTimed(Event, frozen=True, kw_only=True):
     job_s: float
     load_s: float
     kernel_s: float
+    changed_rows: int = 0
+    known_rows: int = 0
 
 
 class FilesCollected(Event, frozen=True, kw_only=True):
