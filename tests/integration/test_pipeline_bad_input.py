@@ -254,7 +254,9 @@ def test_a_number_of_a_producer_is_taken_once_and_for_one_content(tmp_path: Path
         assert [row[0] for row in shop.table(pipeline, "plain")] == [1, 2, 2]
 
 
-def test_a_lot_of_another_unit_is_refused(tmp_path: Path, spark: "SparkSession") -> None:
+def test_a_lot_of_another_unit_is_refused_with_both_units(
+    tmp_path: Path, spark: "SparkSession", capsys: pytest.CaptureFixture[str]
+) -> None:
     with tm.Pipeline("t", home=tmp_path / "home", spark=spark) as pipeline:
         hourly = pipeline.dataset("hourly", "id BIGINT", lots="PT1H")
         pipeline.arc(reads=hourly, writes="out", name="copy")(lambda df: df)
@@ -262,8 +264,19 @@ def test_a_lot_of_another_unit_is_refused(tmp_path: Path, spark: "SparkSession")
         hourly.append([(1,)])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(loading, "find", lambda _: _Kept(pipeline))
-            for lot in ("20230101PT5M050", "20230101", "A00000000000000001", "nonsense"):
-                assert main(["retry", "copy", lot]) == 1, lot
+            for lot, said in (
+                ("20230101PT5M050", "20230101PT5M050 is a lot of PT5M, and out has lots of PT1H"),
+                ("20230101", "20230101 is a lot of P1D, and out has lots of PT1H"),
+                ("A00000000000000001", "A00000000000000001 is an append, and out has lots of PT1H"),
+                ("nonsense", "'nonsense' is not a lot id"),
+            ):
+                for order in ("retry", "backfill", "replay"):
+                    capsys.readouterr()
+                    assert main([order, "copy", lot]) == 1, lot
+                    assert said in capsys.readouterr().err
+            capsys.readouterr()
+            assert main(["retry", "copy", "20230101PT5M050"]) == 1
+            assert "its lot that begins then is 20230101PT1H004" in capsys.readouterr().err
         with pytest.raises(DeclarationError, match=rf"{HERE}:\d+: lots of 25200 s"):
             pipeline.dataset("odd", "id BIGINT", lots="PT7H")
         with pytest.raises(TidemillError, match=r"hourly, daily"):

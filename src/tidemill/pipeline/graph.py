@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tidemill.arcs.census import Span
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.errors import BadLotId, UsageError
-from tidemill.lots import datasets
+from tidemill.lots import datasets, ids
 from tidemill.lots.ids import AppendId, LotId, Unit
 from tidemill.lots.keys import DatasetId
 from tidemill.publish.parts import PartSink
@@ -116,6 +116,20 @@ def unit_of(pipeline: "Pipeline", table: str) -> Unit | None:
         return pipeline.datasets[table].dataset.unit
     site = pipeline.site  # a template reads tables of others, too
     return site.store.run(lambda tx: datasets.read(tx, site.keys.lots, DatasetId(table))).unit
+
+
+def lot_of(table: str, unit: Unit | None, text: str) -> str:
+    """One lot by its id; `BadLotId` for one of another unit, with the unit that these lots have."""
+    lot = ids.parse(text)
+    given = None if isinstance(lot, AppendId) else lot.unit
+    if given == unit:
+        return str(lot)
+    of = "an append" if given is None else f"a lot of {given}"
+    has = "one lot per append" if unit is None else f"lots of {unit}"
+    hint = f"see them with `tidemill lots {table}`"
+    if unit is not None and isinstance(lot, LotId):
+        hint = f"its lot that begins then is {unit.at(lot.start)}"
+    raise BadLotId(f"{text} is {of}, and {table} has {has}", hint=hint)
 
 
 def span(unit: Unit | None, first: Bound, last: Bound) -> Span:

@@ -116,7 +116,7 @@ def plan(
     table = name if name not in pipeline.all_arcs() else arc.sinks[0].name
     unit = graph.unit_of(pipeline, table)
     if lots is not None:
-        named = sorted({graph.span(unit, lot, None).first for lot in lots})
+        named = sorted({graph.lot_of(table, unit, lot) for lot in lots})
         if first is not None or last is not None or not named:
             raise UsageError("lots and a range of them", hint="name lots, or a range")
         span = Span(named[0], named[-1])
@@ -254,16 +254,24 @@ def retry(pipeline: "Pipeline", arc: str | None = None, lots: Sequence[str] = ()
         wanted = [one.name for one in arcs.values() if one.template == arc]
     else:
         wanted = [arc] if arc in arcs else [] if arc in groups else [graph.maker(pipeline, arc).name]
+    named = {name: _named(pipeline, name, lots) for name in wanted}  # all of them, before any is asked for
     asked: list[tuple[str, str]] = []
     for name in wanted:
         id_ = graph.arc_id(pipeline, name)
-        names = list(lots) or _troubled(pipeline, keys, _reading(pipeline, name))
+        names = named[name] or _troubled(pipeline, keys, _reading(pipeline, name))
         for first in range(0, len(names), PAGE):
             page = names[first : first + PAGE]
             site.store.run(lambda tx, page=page, id_=id_: [asks.ask(tx, keys, id_, lot) for lot in page])  # type: ignore[misc]
             asked += [(name, lot) for lot in page]
         site.store.run(partial(_arm, keys=keys, name=id_))
     return asked
+
+
+def _named(pipeline: "Pipeline", arc: str, lots: Sequence[str]) -> list[str]:
+    """Lots as they were asked for, each of the arc's own unit."""
+    table = pipeline.all_arcs()[arc].sinks[0].name
+    unit = graph.unit_of(pipeline, table) if lots else None
+    return [graph.lot_of(table, unit, lot) for lot in lots]
 
 
 def _reading(pipeline: "Pipeline", arc: str) -> ArcSpec:
