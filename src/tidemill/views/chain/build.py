@@ -249,7 +249,7 @@ class Builder:
 
     def _aggregate(self, op: ops.Aggregate) -> int:
         below = self._types[op.input] if op.input.width else ()
-        keys, aggs, values = [], [], {}
+        keys, aggs, values, finals = [], [], {}, []
         if not all(_is_native(one) for one in op.calls):
             return self._groups(op)
         for group in op.groups:
@@ -262,6 +262,7 @@ class Builder:
                 assert place is not None
                 values[place] = f"v{place}"
                 aggs.append(Agg(kind, f"v{place}", f"a{n}"))
+                finals.append((kind, below[place], self._types[op][len(op.groups) + n]))
             else:
                 aggs.append(Agg("count_rows", None, f"a{n}"))
         fields = [pa.field(f"k{n}", self._arrow(below[place])) for n, place in enumerate(keys)]
@@ -270,6 +271,8 @@ class Builder:
         inputs = [pa.field(name, self._arrow(below[place])) for place, name in values.items()]
         best = 1 if self._grows.get(op.input) else BEST
         try:
+            for each in finals:
+                final(*each, 0)
             always = not op.groups and op.sets is None
             kernel = Aggregate(pa.schema(fields), pa.schema(inputs), tuple(aggs), best, always)
         except TypeRefused as error:
@@ -278,6 +281,8 @@ class Builder:
             raise Unsupported(error.message) from None
         sent = [[*map(column, keys), *map(column, values)]]
         if op.sets is not None:
+            if len({frozenset(one) for one in op.sets}) < len(op.sets):  # Spark gives its rows once for each
+                raise Unsupported("a grouping set is there twice")
             sent = [_set(one, keys, list(values), below) for one in op.sets]
         node = AggregateNode(kernel)
         number = self._add(f"{self._ids[op]}.{best}", node)

@@ -46,11 +46,23 @@ def final(kind: Kind, argument: str, result: str, first: int) -> Expr:
     if exact is None:
         value: list[str | int] = ["(CAST(", total, " AS DOUBLE) / ", count, ")"]
     else:
-        digits, scale = int(exact[1]), int(exact[2])
-        wide = f"DECIMAL({min(38, digits + 10)},{scale})"
+        digits, scale = min(38, int(exact[1]) + 10), int(exact[2])
+        shown = _DECIMAL.fullmatch(result)
+        if shown is None or _quotient_scale(digits, scale) < int(shown[2]):
+            raise TypeRefused(f"no exact avg over {argument}", hint="the operator can run keyed")
+        wide = f"DECIMAL({digits},{scale})"
         divided: list[str | int] = ["(CAST(", total, f" AS {wide}) / CAST(", count, " AS DECIMAL(20,0)))"]
         value = ["CAST(", *divided, f" AS {result})"]
     return _guarded(first + 1, over, ["CASE WHEN ", count, " > 0 THEN ", *value, " END"])
+
+
+def _quotient_scale(digits: int, scale: int) -> int:
+    """How many decimals Spark keeps of a DECIMAL(digits, scale) over a count. Its own avg divides without
+    that limit, so the text is right only where these are no fewer than the result has.
+    """
+    wanted = max(6, scale + 21)
+    whole = digits - scale
+    return wanted if whole + wanted <= 38 else max(38 - whole, 6)
 
 
 def _guarded(flag: int, over: str, value: list[str | int]) -> Expr:

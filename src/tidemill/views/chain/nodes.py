@@ -371,9 +371,15 @@ class GatherNode:
         return self.types if side == 0 else tuple(self.types[place] for place in self.key)
 
     def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
-        if side == 0:
-            return {"rows": consolidate(_keyed(rows, self._layout, self.key), self._layout)}
-        return {"keys": _keys(rows, self._layout.key_names)}
+        if side == 1:
+            return {"keys": _keys(rows, self._layout.key_names)}
+        table = _keyed(rows, self._layout, self.key)
+        packed = {"rows": consolidate(table, self._layout)}
+        if packed["rows"].num_rows < table.num_rows:
+            # A key whose rows cancel out is among those whose result is taken back: it is computed again.
+            names = self._layout.key_names
+            packed["keys"] = distinct_keys([table.select([HASH, *names])], names)
+        return packed
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> Given:
         delta = together(parts.get("rows", ()), self._layout)

@@ -72,7 +72,7 @@ class Plan:
         return [
             one
             for one in self.chain.nodes
-            if one.number in self.active and not isinstance(one.node, OutputNode) and one.layer == number
+            if one.number in self.mine and not isinstance(one.node, OutputNode) and one.layer == number
         ]
 
     def leaving(self, origin: int | str) -> list[Edge]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tidemill.errors import TypeRefused
+from tidemill.errors import QueryError, TypeRefused
 from tidemill.lots.datasets import Dataset
 from tidemill.spark import queries
 from tidemill.spark.sessions import PINNED
@@ -108,9 +108,15 @@ def _linked(output: Output, others: Mapping[str, Output], views: frozenset[str])
 def _asking(
     spark: "SparkSession", frames: "Mapping[str, DataFrame]", tag: str
 ) -> Callable[[str], Sequence[Column]]:
+    from pyspark.errors import PySparkException
+
     def ask(sql: str) -> Sequence[Column]:
-        with queries.over(spark, sql, frames, tag) as frame:
-            return [Column(one.name, one.dataType.simpleString()) for one in frame.schema.fields]
+        try:
+            with queries.over(spark, sql, frames, tag) as frame:
+                return [Column(one.name, one.dataType.simpleString()) for one in frame.schema.fields]
+        except (QueryError, PySparkException) as error:  # what was written can still be recomputed
+            said = str(error).strip().partition("\n")[0]
+            raise Unsupported(f"its operators cannot be asked for their types: {said}") from error
 
     return ask
 

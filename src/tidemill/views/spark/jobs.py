@@ -42,6 +42,7 @@ class Jobs:
         plan: what is computed; its job is set here.
         site: where tasks find things.
         kinds_of: the Spark types of a view's columns.
+        kind: what runs one of them.
     """
 
     spark: "SparkSession"
@@ -49,6 +50,7 @@ class Jobs:
     plan: Plan
     site: Site
     kinds_of: KindsOf
+    kind: type[Job] = Job
     told: list[Told] = field(default_factory=list)
     kept: Kept = field(default_factory=Kept)
     plan_s: float = 0.0
@@ -63,7 +65,7 @@ class Jobs:
                 given = self._given(plan, frames, open_queries)
                 if not plan.mine or not (given or plan.first):
                     continue
-                job = Job(self.spark, plan, self.site, self.kinds_of)
+                job = self.kind(self.spark, plan, self.site, self.kinds_of)
                 frame = job.planned(given)
                 planned = time.perf_counter()
                 told = job.collected(frame)

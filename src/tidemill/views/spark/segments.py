@@ -65,13 +65,31 @@ def beyond(df: "DataFrame", plan: Plan, layer: int, kinds_of: KindsOf) -> "DataF
     edges = [edge for edges in plan.typed(layer).values() for edge in edges]
     wire = [sf.col(name) for name in WIRE.names]
     df = df.select(*wire, *(sf.col(f"n{edge.origin}").alias(f"e{edge.number}") for edge in edges))
+    return _moved(df, wire, edges, plan, kinds_of)
+
+
+def at_ends(df: "DataFrame", edges: Sequence[Edge], plan: Plan, kinds_of: KindsOf) -> "DataFrame":
+    """The rows of a table, c0, c1, … and `_w`, at the ends of edges that explode nothing: a struct column
+    `e7` for edge 7, which is NULL for a row that does not arrive there.
+    """
+    from pyspark.sql import functions as sf
+
+    row = sf.struct(*df.columns)
+    return _moved(df.select(*(row.alias(f"e{edge.number}") for edge in edges)), [], edges, plan, kinds_of)
+
+
+def _moved(
+    df: "DataFrame", kept: "Sequence[Column]", edges: Sequence[Edge], plan: Plan, kinds_of: KindsOf
+) -> "DataFrame":
+    from pyspark.sql import functions as sf
+
     for place in range(max((len(edge.segment.steps) for edge in edges), default=0)):
-        df = df.select(*wire, *(_step(edge, place).alias(f"e{edge.number}") for edge in edges))
+        df = df.select(*kept, *(_step(edge, place).alias(f"e{edge.number}") for edge in edges))
     views = {edge.number for edge in edges if _is_of_view(plan, edge)}
     if not views:
         return df
     return df.select(
-        *wire,
+        *kept,
         *(
             (_identity(edge, plan, kinds_of) if edge.number in views else sf.col(f"e{edge.number}")).alias(
                 f"e{edge.number}"

@@ -1,0 +1,210 @@
+"""Views computed by the kernels of one chain, step by step, for the judge: many queries, a job or none.
+
+A step is given as values; its tasks run in this process (`InProcess`), or as a Spark job. The state is in
+real run files under a version file per step, as a pipeline has it.
+"""
+
+import random
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from tidemill.clock import SYSTEM
+from tidemill.objects import place_of
+from tidemill.objects.local import LocalObjects
+from tidemill.spark import schema
+from tidemill.spark.storage import Storage
+from tidemill.testing import Holding, Step
+from tidemill.views.chain.chain import Chain
+from tidemill.views.chain.nodes import OutputNode
+from tidemill.views.chain.work import Plan, Told
+from tidemill.views.circuit.operators import Operator, Output
+from tidemill.views.circuit.render import Renderer
+from tidemill.views.kernels.zset import added_up
+from tidemill.views.spark.arrow import struct_of
+from tidemill.views.spark.chains import Chained, chained
+from tidemill.views.spark.inprocess import InProcess
+from tidemill.views.spark.job import Job
+from tidemill.views.spark.jobs import Jobs
+from tidemill.views.spark.tasks import Site
+from tidemill.views.trace.slices import ranges
+from tidemill.views.trace.version import Kept, Version, write_version
+
+WEIGHT = "_weight"
+
+
+class Kernels:
+    """The views of a chain, with what they hold.
+
+    Args:
+        spark: for types and expressions.
+        folder: where state is.
+        tables: the columns of the tables.
+        outputs: the circuits of views.
+        kinds: how the rows of tables come; "rows" where nothing is said.
+        count: how many ranges.
+        job: compute steps as Spark jobs.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        folder: Path,
+        tables: Mapping[str, str],
+        outputs: Mapping[str, Output],
+        *,
+        kinds: Mapping[str, str] | None = None,
+        count: int = 2,
+        job: bool = False,
+    ) -> None:
+        self.spark = spark
+        self.objects = LocalObjects(folder, SYSTEM, random.Random(1))
+        self.columns = {name: schema.parse(text) for name, text in tables.items()}
+        frames = {name: spark.createDataFrame([], str(text)) for name, text in self.columns.items()}
+        known = dict.fromkeys(tables, "rows") | dict(kinds or {})
+        self.found: Chained = chained(spark, outputs, frames, known, "kernels")
+        self.count = count
+        self.runs_jobs = job
+        self.version, self.key, self.number = Version(), "", 0
+        self.base: dict[str, list[tuple[Any, int]]] = {name: [] for name in tables}
+        self.held: dict[str, pa.Table] = {}
+        self.loads = 0
+        self._last: Step | None = None
+
+    @property
+    def chain(self) -> Chain:
+        assert self.found.chain is not None
+        return self.found.chain
+
+    def holding(self, view: str) -> Holding:
+        """For a case of the judge; all cases of a step share one computation."""
+
+        def after(step: Step) -> DataFrame:
+            if step is not self._last:
+                self._last = step
+                self.step(step)
+            return self.frame(view)
+
+        return Holding(after)
+
+    def frame(self, view: str) -> DataFrame:
+        """What a view holds."""
+        held = self.held[view]
+        weights = held[WEIGHT].to_numpy()
+        assert (weights > 0).all(), f"{view} holds rows fewer than no times"
+        rows = held.drop_columns([WEIGHT]).take(pa.array(np.repeat(np.arange(len(weights)), weights)))
+        kind = struct_of(rows.column_names, self.found.types[view])
+        return (
+            self.spark.createDataFrame(rows, kind) if rows.num_rows else self.spark.createDataFrame([], kind)
+        )
+
+    # --- steps
+
+    def step(self, step: Step) -> list[Told]:
+        """Go one step on; what tasks told."""
+        changes = {
+            name: [
+                *((row, 1) for row in step.inserts.get(name, ())),
+                *((row, -1) for row in step.deletes.get(name, ())),
+            ]
+            for name in self.base
+        }
+        for name, rows in changes.items():
+            self.base[name] += rows
+        self.number += 1
+        every = frozenset(one.number for one in self.chain.nodes)
+        told: list[Told] = []
+        lost, kept = every, Kept()
+        if self.number > 1:
+            plan = Plan(self.chain, every, ranges(self.count))
+            ran = self._run(plan, {name: self._arrow(name, rows) for name, rows in changes.items()}, "step")
+            told, kept = ran.told, ran.kept
+            lost = self.chain.above({int(number) for one in told for number in one.exhausted})
+            self._take(told, {view for view, one in self.chain.outputs.items() if one.number not in lost})
+        rebuilt = {name for one in self.chain.nodes if one.number in lost for name in one.traces.values()}
+        if lost:
+            self.loads += 1
+            plan = Plan(self.chain, self.chain.below(lost), ranges(self.count + 1), first=True, kept=lost)
+            whole = {name: self._arrow(name, rows) for name, rows in self.base.items()}
+            ran = self._run(plan, whole, "load")
+            loaded, again = ran.told, ran.kept
+            kept = Kept.together(
+                [
+                    Kept(
+                        tuple(one for one in kept.added if one.trace not in rebuilt),
+                        tuple(one for one in kept.merged if one.trace not in rebuilt),
+                    ),
+                    again,
+                ]
+            )
+            views = {view for view, one in self.chain.outputs.items() if one.number in lost}
+            self.held = {view: table for view, table in self.held.items() if view not in views}
+            self._take(loaded, views)
+            told = [*told, *loaded]
+        outcome = self.version.apply(self.number, kept.added, kept.merged, rebuilt=rebuilt)
+        self.version, self.key = outcome.version, f"state/{self.number:06}/version"
+        write_version(self.objects, self.key, self.version)
+        return told
+
+    def _run(self, plan: Plan, changes: Mapping[str, pa.Table], what: str) -> Jobs:
+        folders = tuple(
+            (view, f"views/{self.number:06}/{what}/{view}/") for view in sorted(self.chain.outputs)
+        )
+        site = Site(place_of(self.objects), self.key, f"state/{self.number:06}/{what}/", folders, "off")
+        frames = {
+            name: partial(self._frame, rows)
+            for name, rows in changes.items()
+            if name in self.chain.inputs and (rows.num_rows or plan.first)
+        }
+        if plan.first:
+            frames |= {name: partial(self._constant, op) for name, op in self.chain.constants}
+        kind = Job if self.runs_jobs else InProcess
+        jobs = Jobs(self.spark, Storage(self.objects), plan, site, self._kinds_of, kind)
+        return jobs.run(frames)
+
+    def _frame(self, rows: pa.Table) -> DataFrame:
+        if rows.num_rows:
+            return self.spark.createDataFrame(rows).coalesce(1)
+        return self.spark.createDataFrame([], from_arrow_schema(rows.schema))
+
+    def _constant(self, operator: Operator) -> DataFrame:
+        chosen = [*(f"c{i}" for i in range(operator.width)), "1L AS _w"]
+        return self.spark.sql(f"SELECT {', '.join(chosen)} FROM ({Renderer().sql(operator, [])})")
+
+    def _kinds_of(self, number: int) -> Any:
+        node = self.chain.nodes[number].node
+        assert isinstance(node, OutputNode)
+        return [each.dataType for each in struct_of(node.names, self.found.types[node.view]).fields]
+
+    def _arrow(self, table: str, rows: list[tuple[Any, int]]) -> pa.Table:
+        arrow = schema.to_arrow(self.columns[table])
+        given = [{name: row.get(name) for name in arrow.names} for row, _ in rows]
+        made = pa.Table.from_pylist(given, arrow).rename_columns([f"c{i}" for i in range(len(arrow))])
+        return made.append_column("_w", pa.array([weight for _, weight in rows], pa.int64()))
+
+    def _take(self, told: list[Told], views: set[str]) -> None:
+        for view in views:
+            node = self.chain.outputs[view].node
+            assert isinstance(node, OutputNode)
+            kind = pa.schema(
+                [
+                    *(pa.field(f"q{i}", each) for i, each in enumerate(node.types)),
+                    pa.field(WEIGHT, pa.int64()),
+                ]
+            )
+            parts = [self.held.get(view, kind.empty_table())]
+            for written, key, *_ in (file for one in told for file in one.files):
+                if written == view:
+                    body = pq.read_table(pa.BufferReader(self.objects.get(key)[0]))
+                    names = [name for name in body.column_names if name not in {"_h1", "_h2"}]
+                    parts.append(body.select(names).rename_columns(kind.names).cast(kind))
+            self.held[view] = added_up(
+                pa.concat_tables(parts).rename_columns([*kind.names[:-1], "_w"])
+            ).rename_columns(kind.names)

@@ -1,0 +1,108 @@
+"""One node of a chain with its traces in memory: stepped as tasks step it, in as many ranges as one likes."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from tidemill.objects.memory import MemoryObjects
+from tidemill.testing import FakeClock
+from tidemill.views.chain.chain import Chain, Placed
+from tidemill.views.chain.nodes import Node
+from tidemill.views.chain.work import Plan, State, Told, complete, compute, gathered
+from tidemill.views.trace.bundle import Bundle
+from tidemill.views.trace.cache import Cache
+from tidemill.views.trace.slices import ranges
+from tidemill.views.trace.spine import Spine
+from tidemill.views.trace.version import Version, read_version, write_version
+
+Row = tuple[Any, ...]
+Change = Mapping[int, Sequence[tuple[Row, int]]]
+"""Rows with their weights, by side."""
+
+
+def table(types: Sequence[pa.DataType], rows: Iterable[tuple[Row, int]]) -> pa.Table:
+    """c0, c1, … and `_w`."""
+    rows = list(rows)
+    arrays = [pa.array([row[n] for row, _ in rows], kind) for n, kind in enumerate(types)]
+    names = [f"c{n}" for n in range(len(types))]
+    weights = pa.array([weight for _, weight in rows], pa.int64())
+    return pa.table([*arrays, weights], names=[*names, "_w"])
+
+
+class Alone:
+    """A node, its sides' types, and what it gave so far."""
+
+    def __init__(self, node: Node, sides: Sequence[Sequence[pa.DataType]], count: int = 1) -> None:
+        self.node, self.sides = node, sides
+        self.chain = Chain((Placed(0, "node", node, 0, 1, frozenset({"v"})),), ())
+        self.objects = MemoryObjects(FakeClock())
+        self.cache = Cache(self.objects, None)
+        self.count = count
+        self.version = Version.empty(self.chain.traces)
+        self.given: Counter[str] = Counter()
+        self.told: list[Told] = []
+
+    def step(self, change: Change, *, first: bool = False, pieces: int = 2) -> Counter[str]:
+        """Take a step, and commit it; its output, added up.
+
+        Args:
+            change: the rows of each side.
+            first: nothing is remembered.
+            pieces: as how many tasks the rows are packed.
+        """
+        number = self.version.step + 1
+        plan = Plan(self.chain, frozenset({0}), ranges(self.count), first=first)
+        packets = [
+            packet
+            for side, rows in change.items()
+            for piece in range(pieces)
+            for packet in plan.deliver(0, side, table(self.sides[side], rows[piece::pieces]))
+        ]
+        parts, out, self.told = gathered(packets), Counter[str](), []
+        for here in range(self.count):
+            told = Told(1, here)
+            bundle = Bundle(self.objects, f"step-{number}/{here}", self.cache)
+            state = State(Version() if first else self.version, self.cache, bundle)
+            for _, piece in compute(plan, 1, here, parts.get(here, {}), state, told):
+                assert piece.schema.equals(self.node.out), "what it gives has the columns it says"
+                add(out, piece)
+            bundle.write()
+            self.told.append(Told.decode(told.encode()))
+        kept = complete(plan, self.told)
+        rebuilt = self.chain.traces if first else ()
+        outcome = self.version.apply(number, kept.added, kept.merged, rebuilt=rebuilt)
+        assert not outcome.late
+        write_version(self.objects, f"versions/{number}", outcome.version)
+        self.version = read_version(self.objects, f"versions/{number}")
+        self.given = summed([self.given, out])
+        return summed([out])
+
+    def state(self) -> dict[str, Counter[str]]:
+        """All rows of all traces, whatever range they are read in."""
+        found = {}
+        for name, layout in self.node.layouts.items():
+            rows: Counter[str] = Counter()
+            for within in ranges(self.count):
+                spine = Spine.of(self.version, f"node.{name}", layout, self.cache, within, self.version.step)
+                for part in spine.scan():
+                    rows.update(map(repr, part.to_pylist()))
+            found[name] = rows
+        return found
+
+
+def add(total: Counter[str], rows: pa.Table) -> None:
+    """Add rows with a weight to a sum."""
+    weights = rows["_w"].to_pylist()
+    for row, weight in zip(rows.drop_columns(["_w"]).to_pylist(), weights, strict=True):
+        total[repr(tuple(row.values()))] += weight
+
+
+def summed(many: Iterable[Counter[str]]) -> Counter[str]:
+    """Weights added up; what cancels out is gone."""
+    total: Counter[str] = Counter()
+    for one in many:
+        for row, weight in one.items():
+            total[row] += weight
+    return Counter({row: weight for row, weight in total.items() if weight})
