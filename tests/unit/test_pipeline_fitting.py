@@ -8,7 +8,7 @@ import pytest
 
 from tidemill.errors import AppendRefused
 from tidemill.lots.checks import expect, not_null
-from tidemill.lots.datasets import Dataset, Drift
+from tidemill.lots.datasets import Dataset, Drift, Kind
 from tidemill.pipeline.appending import spelled
 from tidemill.pipeline.incoming import converter, growing
 from tidemill.sources.records import Record, sift
@@ -48,9 +48,7 @@ def test_names_that_are_new_become_columns_of_the_type_their_values_have_togethe
         {"id": 2, "f": 2.5, "mixed": "two", "deep": {"a": []}},
     ]
     columns = grown.columns(rows, DDL)
-    assert columns == (
-        f"{DDL}, n bigint, f double, t string, mixed string, deep struct<a: array<bigint>>"
-    )
+    assert columns == (f"{DDL}, n bigint, f double, t string, mixed string, deep struct<a: array<bigint>>")
     table = grown.convert(rows, columns)
     assert table.column("mixed").to_pylist() == ["1", "two"]
     assert table.column("deep").to_pylist() == [{"a": [1]}, {"a": []}]
@@ -103,3 +101,17 @@ def test_expressions_are_counted_and_take_rows_out_by_what_spark_says():
     assert [row["check"] for row in found.quarantined.to_pylist()] == ["positive", "positive"]
     assert check_table(table.slice(0, 0), checks, evaluate=evaluate).counts["positive"] == 0
     assert len(asked) == 1
+
+
+@pytest.mark.rule("LOT-34")
+def test_a_record_whose_key_does_not_fit_is_set_aside_and_not_rescued():
+    keyed = spelled(
+        Dataset(name="orders", schema=DDL, drift=Drift.RESCUE, key=("id",), kind=Kind.KEYED, deletes=True)
+    )
+    texts = [b'{"id": 1, "more": 2}', b'{"id": "x"}', b'{"name": "n"}', b'{"id": 4, "name": 4}']
+    records = [Record("t/0", number, text) for number, text in enumerate(texts)]
+    sifted = sift(records, converter(keyed), keyed.key)
+    assert sifted.rows.column("id").to_pylist() == [1, 4]
+    assert sifted.rows.column("_rescued").to_pylist() == ['{"more": "2"}', '{"name": "4"}']
+    assert sifted.bad.column("line").to_pylist() == [1, 2]
+    assert set(sifted.bad.column("error").to_pylist()) == {"the key column id is NULL"}

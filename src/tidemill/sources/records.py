@@ -87,7 +87,7 @@ def sift(
     while waiting:
         some = waiting.pop()
         try:
-            tables.append(convert([_with_key(row, key) for _, row in some]))
+            tables.append(_with_key(convert([row for _, row in some]), key))
         except (TidemillError, _NoKey) as error:
             if len(some) == 1:
                 bad.append((some[0][0], str(error).partition("\n")[0]))
@@ -103,11 +103,11 @@ class _NoKey(Exception):
     """A record without a value in a column of the key."""
 
 
-def _with_key(row: dict[str, Any], key: Sequence[str]) -> dict[str, Any]:
+def _with_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     for name in key:
-        if row.get(name) is None:
+        if rows.column(name).null_count:  # it was not there, or it does not fit and was kept beside
             raise _NoKey(f"the key column {name} is NULL")
-    return row
+    return rows
 
 
 def _parsed(text: bytes | None) -> dict[str, Any]:
