@@ -116,7 +116,8 @@ class ArcPlanner:
             if known.retracts and arc.changes is None:
                 raise DeclarationError(
                     f"arc {arc.name} reads {name}, whose rows can be deleted again",
-                    hint="changes='raw' gives and takes _weight; or write a view: it follows every change",
+                    hint="changes='linear' if it maps single rows, changes='raw' gives and takes _weight;"
+                    " or write a view: it follows every change",
                 )
         of_lots = any(check.of_lots for sink in arc.sinks for check in sink.checks)
         spec = ArcSpec(

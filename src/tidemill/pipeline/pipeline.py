@@ -256,7 +256,8 @@ class Pipeline:
                 moment on that the first of them has it.
             after_grace: what follows then: `wait` for ever; `partial`, make it of what is there, and once
                 more with each table that comes late; `skip`, give it up, unless somebody asks for it.
-            changes: for a table that can retract rows: `"raw"` gives and takes `_weight`.
+            changes: for a table that can retract rows: `"linear"` says that it maps rows one by one, so that
+                the weight is carried around it; `"raw"` gives and takes `_weight`.
             enabled: whether it is run; one that is not loses nothing, and is run for all of it when it is.
             name: of the arc; the function's by default.
             checks: what is expected of the rows of every lot it makes; of several tables: by name.
