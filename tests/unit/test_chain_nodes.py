@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.unit.chain_stage import Alone, Row
+from tests.unit.chain_stage import Alone, Row, add, table
 from tests.unit.test_views_types import TYPES, values_of
 from tidemill.errors import TypeRefused
 from tidemill.views.chain import nodes
@@ -476,12 +476,38 @@ def test_rows_of_a_view_meet_by_the_first_half_of_their_identity() -> None:
     assert node.pack(0, rows)["rows"]["_h"].to_pylist() == [5]
 
 
-def test_an_exhausted_group_is_told_and_not_guessed() -> None:
-    kernel = Aggregate(pa.schema([("k0", INT)]), pa.schema([("v0", INT)]), (Agg("max", "v0", "m"),), best=2)
-    node = Alone(AggregateNode(kernel), ((INT, INT),))
+def extremes(best: int) -> Alone:
+    aggs = (Agg("max", "v0", "m"), Agg("min", "v0", "n"))
+    kernel = Aggregate(pa.schema([("k0", INT)]), pa.schema([("v0", INT)]), aggs, best=best)
+    return Alone(AggregateNode(kernel), ((INT, INT),), count=3)
+
+
+def test_an_exhausted_group_of_an_append_only_input_is_told_and_not_guessed() -> None:
+    node = extremes(best=1)
     node.step({0: [((1, value), 1) for value in range(9)]}, first=True)
     node.step({0: [((1, value), -1) for value in (7, 8)]})
-    assert node.told[0].exhausted == {"0": 1}
+    assert sum(count for told in node.told for count in told.exhausted.values()) == 1
+
+
+@pytest.mark.rule("DBSP-13")
+@pytest.mark.parametrize("seed", range(6))
+def test_a_group_that_has_used_up_its_best_values_is_filled_again_from_its_own(seed: int) -> None:
+    chance = random.Random(seed)
+    node, live = extremes(best=2), Counter[tuple[int, int]]()
+    for step in range(12):
+        gone = chance.sample(sorted(live.elements()), min(10, live.total()))
+        came = [(chance.randrange(4), chance.randrange(12)) for _ in range(8 if step else 40)]
+        change = [*((row, 1) for row in came), *((row, -1) for row in gone)]
+        for row, weight in change:
+            live[row] += weight
+        node.step({0: change}, first=not step)
+        assert not any(told.exhausted for told in node.told), "its own values are enough"
+        groups = {key for (key, _), count in live.items() if count}
+        wanted = Counter[str]()
+        for group in groups:
+            values = [value for (key, value), count in live.items() if count and key == group]
+            add(wanted, table((INT, INT, INT), [((group, max(values), min(values)), 1)]))
+        assert node.given == wanted
 
 
 def test_a_sum_of_what_cannot_be_added_is_refused() -> None:

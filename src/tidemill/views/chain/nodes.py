@@ -84,6 +84,11 @@ class Node(Protocol):
         ...
 
 
+def _all(name: str) -> str:
+    """The trace of all values of a min or max."""
+    return f"{name}.all"
+
+
 def columns(types: Iterable[pa.DataType]) -> pa.Schema:
     """c0, c1, … of these types."""
     return pa.schema([pa.field(f"c{i}", kind) for i, kind in enumerate(types)])
@@ -166,13 +171,22 @@ class JoinNode:
 
 @dataclass(frozen=True)
 class AggregateNode:
-    """Groups with count, sum, avg, min and max. Rows have the key first, then the values, then `_w`."""
+    """Groups with count, sum, avg, min and max. Rows have the key first, then the values, then `_w`.
+
+    Where rows can be taken away, all values of a min or max are kept beside its best few: a group that has
+    used these up is filled again from its values alone (DBSP-13), and nobody else's are read.
+    """
 
     kernel: Aggregate
 
-    @property
+    @cached_property
     def layouts(self) -> dict[str, Layout]:
-        return self.kernel.layouts
+        every = {_all(name): self.kernel.layouts[name] for name in self._extremes if self.kernel.best > 1}
+        return {**self.kernel.layouts, **every}
+
+    @cached_property
+    def _extremes(self) -> list[str]:
+        return [agg.name for agg in self.kernel.aggs if agg.kind in {"min", "max"}]
 
     @cached_property
     def out(self) -> pa.Schema:
@@ -192,10 +206,38 @@ class AggregateNode:
         return self.kernel.accumulate(rows.append_column(HASH, hashes))
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> Given:
-        whole = {tag: together(parts.get(tag, ()), layout) for tag, layout in self.layouts.items()}
+        whole = {tag: together(parts.get(tag, ()), one) for tag, one in self.kernel.layouts.items()}
         made = self.kernel.step([whole], traces, first=first)
-        out = made.out.select([each.name for each in self._given] + [WEIGHT]).rename_columns(self.out.names)
-        return Given([out], made.traces, exhausted=0 if made.pending is None else made.pending.num_rows)
+        deltas = dict(made.traces)
+        out = [made.out]
+        exhausted = 0
+        if self.kernel.best > 1:
+            deltas |= {_all(name): whole[name] for name in self._extremes}
+            if made.pending is not None:
+                again = self.kernel.refill(made.pending, self._values(made.pending, whole, traces))
+                out.append(again.out)
+                deltas |= {
+                    name: pa.concat_tables([deltas[name], again.traces[name]]) for name in self._extremes
+                }
+        elif made.pending is not None:
+            exhausted = made.pending.num_rows
+        chosen = [*(each.name for each in self._given), WEIGHT]
+        return Given(
+            [table.select(chosen).rename_columns(self.out.names) for table in out],
+            deltas,
+            exhausted=exhausted,
+        )
+
+    def _values(
+        self, pending: pa.Table, whole: Mapping[str, pa.Table], traces: Traces
+    ) -> dict[str, pa.Table]:
+        """All values that these groups have after the step, of each min and max."""
+        hashes = np.unique(column(pending, HASH))
+        found = {}
+        for name in self._extremes:
+            mine = whole[name].filter(pc.is_in(whole[name][HASH], pa.array(hashes)))
+            found[name] = pa.concat_tables([traces[_all(name)].lookup(hashes), mine])
+        return found
 
     def speaks_first(self, within: Range) -> bool:
         low, high = hash_bounds(*within.grains)
