@@ -217,17 +217,27 @@ def test_now_is_the_time_of_the_step(tmp_path: Path, spark: "SparkSession") -> N
 # --- functions
 
 
-@pytest.mark.rule("DBSP-18")
-def test_a_view_may_be_a_function_that_is_declared(shop: tm.Pipeline) -> None:
+@pytest.mark.rule("DBSP-18", "DBSP-19")
+def test_a_view_may_be_a_function_that_is_declared_and_one_that_lies_is_told(shop: tm.Pipeline) -> None:
+    told: list[Event] = []
+
     def biggest(orders: "DataFrame", regions: "DataFrame") -> "DataFrame":
         return orders.join(regions, "region").groupBy("region").agg({"amount": "max"}).toDF("region", "most")
 
     shop.view("doubled", lambda df: df.selectExpr("id", "amount * 2 AS twice"), reads="orders", linear=True)
     shop.view("most", biggest, reads=["orders", "regions"], keyed_by="region")
     shop.view("n", lambda df: df.groupBy().count(), reads=[shop["doubled"]], full=True)
+    shop.view("lies", lambda df: df.select("region").distinct(), reads="orders", linear=True)
     shop["orders"].append([(1, "n", 2.0, None), (2, "n", 5.0, None)])  # type: ignore[attr-defined]
     shop["regions"].upsert([("n", "north")])  # type: ignore[attr-defined]
-    assert shop.run().ok
+    assert shop.run(emit=told.append).ok
+    kinds = {one.view: one.kind for one in told if isinstance(one, ViewCertified)}
+    assert kinds == {"doubled": "linear", "most": "keyed by region"}
+    (loud,) = [one for one in told if isinstance(one, ViewNotCertified)]
+    assert loud.view == "lies"
+    assert "declared linear, and is not" in loud.why
+    assert rows(shop["lies"]) == [("n",)], "it is run on whole tables"
+    assert "it is NOT" in shop["lies"].explain().text()  # type: ignore[attr-defined]
     assert rows(shop["doubled"]) == [(1, 4.0), (2, 10.0)]
     assert rows(shop["most"]) == [("n", 5.0)]
     assert rows(shop["n"]) == [(2,)]

@@ -2,13 +2,16 @@
 
 import doctest
 
+import pytest
+
 from tests.unit.views_stage import output
 from tidemill.views.circuit import types
-from tidemill.views.circuit.circuit import Circuit
+from tidemill.views.circuit.circuit import Circuit, walk
 from tidemill.views.circuit.expr import Expr, Now, both, call, column, joined, text
 from tidemill.views.circuit.interpret import interpret, interpreted
 from tidemill.views.circuit.operators import Column
 from tidemill.views.circuit.render import Renderer, quoted
+from tidemill.views.circuit.ties import break_ties, hangs_on_ties, settled
 
 
 def test_the_clock_of_a_step_is_put_in_everywhere_and_strings_are_left_alone() -> None:
@@ -24,23 +27,53 @@ def test_the_clock_of_a_step_is_put_in_everywhere_and_strings_are_left_alone() -
     assert said.count(" DATE '2024-01-01'") == 1
 
 
+def broken(sql: str) -> str:
+    """A query's circuit with its ties broken; every operator below has columns of text."""
+    made = output(sql)
+    types = {op: ("string",) * op.width for op in walk(made)}
+    return interpret(break_ties(made, types))
+
+
+@pytest.mark.rule("DBSP-20")
 def test_ties_are_broken_where_order_decides_and_nowhere_else() -> None:
     over = "OVER (PARTITION BY kind ORDER BY at"
-    for said_of, frame, broken in [
+    for said_of, frame, told_apart in [
         ("row_number()", "", True),
         ("lag(id)", "", True),
         ("sum(id)", "ROWS UNBOUNDED PRECEDING", True),
+        ("first_value(id)", "", True),
         ("rank()", "", False),
+        ("dense_rank()", "", False),
+        ("percent_rank()", "", False),
+        ("cume_dist()", "", False),
+        ("last_value(id)", "", False),
+        ("nth_value(id, 2)", "RANGE UNBOUNDED PRECEDING", False),
         ("sum(id)", "", False),
         ("sum(id)", "RANGE UNBOUNDED PRECEDING", False),
     ]:
-        made = output(f"SELECT {said_of} {over} {frame}) AS n FROM events")
-        said = interpret(made, Renderer(ties=lambda columns: f"xxhash64({', '.join(columns)})"))
-        assert ("xxhash64(" in said) is broken, (said_of, frame)
-    limited = interpret(
-        output("SELECT id FROM events LIMIT 3"), Renderer(ties=lambda c: f"hash({', '.join(c)})")
-    )
-    assert "ORDER BY hash(c0) LIMIT 3" in limited
+        said = broken(f"SELECT {said_of} {over} {frame}) AS n FROM events")
+        assert ("xxhash64(" in said) is told_apart, (said_of, frame)
+
+
+@pytest.mark.rule("DBSP-20")
+def test_ties_of_limits_and_of_groups_are_broken_by_the_hash_of_the_row() -> None:
+    limited = broken("SELECT id FROM events LIMIT 3")
+    assert "xxhash64(1953064037, isnull(c0), c0) AS o0, xxhash64(1835625580, isnull(c0), c0) AS o1" in limited
+    assert "ORDER BY o0 ASC NULLS FIRST, o1 ASC NULLS FIRST LIMIT 3" in limited
+    for said_of, settles in [
+        ("first(kind)", "min_by(c1, named_struct('h', xxhash64("),
+        ("last(kind)", "max_by(c1, named_struct('h', xxhash64("),
+        ("any_value(kind)", "min_by(c1, named_struct('h', xxhash64("),
+        ("max_by(kind, at)", "max_by(c1, named_struct('k', c3, 'r', named_struct('h', xxhash64("),
+        ("mode(kind)", "mode(c1, true)"),
+        ("collect_list(kind)", "transform(array_sort(collect_list(named_struct('r', "),
+        ("collect_list(kind) FILTER (WHERE id > 1)", "FILTER (WHERE (c0 > 1) AND (c1 IS NOT NULL))"),
+    ]:
+        made = output(f"SELECT {said_of} AS v FROM events GROUP BY id")
+        assert hangs_on_ties(made)
+        assert not settled(made)
+        said = broken(f"SELECT {said_of} AS v FROM events GROUP BY id")
+        assert settles in said, said
 
 
 def test_names_are_quoted_whatever_is_in_them() -> None:

@@ -13,6 +13,7 @@ from tidemill.views.certify import certificates, generate
 from tidemill.views.certify.certificates import Certificate, ViewCertified, ViewNotCertified
 from tidemill.views.certify.compare import difference
 from tidemill.views.certify.contents import Contents, Row, Step
+from tidemill.views.certify.functions import certify_function
 from tidemill.views.certify.results import collected
 from tidemill.views.circuit.operators import Output
 from tidemill.views.steps.keys import StepKeys
@@ -36,6 +37,7 @@ class CertifyView:
     where: str
     digest: str
     output: Output = field(repr=False)
+    written: Output = field(repr=False)
     tables: Mapping[str, str] = field(repr=False)
     known: Certificate | None = None
 
@@ -51,7 +53,9 @@ class CertifyView:
         if site.store.run(lambda tx: certificates.read(tx, cluster, self.digest)) is not None:
             return None
         with site.spark() as spark:
-            found = certificates.certify(spark, self.view, self.sql, self.output, self.tables)
+            found = certificates.certify(
+                spark, self.view, self.sql, self.output, self.tables, written=self.written
+            )
         site.store.run(lambda tx: certificates.write(tx, cluster, self.digest, found))
         if not found.equal:
             return ViewNotCertified(pipeline=self.pipeline, view=self.view, why=found.why)
@@ -67,6 +71,59 @@ class CertifyView:
         else:
             detail = f"NOT equal to plain Spark, so it is recomputed in every step: {found.why}"
         return {"what": "circuit", "name": self.view, "detail": " ".join(detail.split()), "where": self.where}
+
+
+@dataclass(frozen=True)
+class CertifyFunction:
+    """A view that is a function, declared linear or keyed: tried out on generated steps, once for its code.
+
+    - known: what an earlier certification of the same code found.
+    """
+
+    pipeline: str
+    view: str
+    declared: str
+    where: str
+    digest: str
+    function: "Callable[..., DataFrame]" = field(repr=False)
+    reads: tuple[str, ...]
+    keyed_by: tuple[str, ...]
+    tables: Mapping[str, str] = field(repr=False)
+    known: Certificate | None = None
+
+    def status(self, tx: Tx, keys: StepKeys) -> Status:
+        found = certificates.read(tx, keys.lots.cluster, self.digest)
+        if found is None:
+            return Status.NEW
+        return Status.SAME if found.equal else Status.CHANGED
+
+    def apply(self, site: "Site", holder: str) -> Event | None:
+        """Try it out, unless somebody has; the event says what was found."""
+        cluster = site.place.cluster
+        if site.store.run(lambda tx: certificates.read(tx, cluster, self.digest)) is not None:
+            return None
+        with site.spark() as spark:
+            found = certify_function(spark, self.function, self.reads, self.tables, keyed_by=self.keyed_by)
+        site.store.run(lambda tx: certificates.write(tx, cluster, self.digest, found))
+        if not found.equal:
+            why = f"it is declared {self.declared}, and is not: {found.why}"
+            return ViewNotCertified(pipeline=self.pipeline, view=self.view, why=why)
+        return ViewCertified(pipeline=self.pipeline, view=self.view, kind=self.declared, steps=found.compared)
+
+    def describe(self) -> dict[str, str]:
+        found = self.known
+        if found is None:
+            detail = f"declared {self.declared}, which is tried out when it is created"
+        elif found.equal:
+            detail = f"{self.declared}, as declared, after {found.compared} generated steps"
+        else:
+            detail = f"declared {self.declared}, and is NOT: recomputed in every step: {found.why}"
+        return {
+            "what": "function",
+            "name": self.view,
+            "detail": " ".join(detail.split()),
+            "where": self.where,
+        }
 
 
 def certify_arc(

@@ -32,10 +32,11 @@ _PLACE = re.compile(r"line (\d+),? pos (\d+)")
 
 @dataclass(frozen=True)
 class Made:
-    """A view's circuit as it would be run, and what there is to say about it."""
+    """A view's circuit as it would be run, what there is to say about it, and the circuit before rewrites."""
 
     output: Output
     notes: tuple[str, ...]
+    written: Output
 
 
 def table_of(name: str, frame: "DataFrame", *, key: Sequence[str] = (), append_only: bool) -> Table:
@@ -63,7 +64,7 @@ def make(
         tag: unique among the queries of this moment.
     """
     compiled = compile_query(sql, tables, _analysis(spark, frames, tag))
-    return Made(rewrite(compiled.output), compiled.notes)
+    return Made(rewrite(compiled.output), compiled.notes, compiled.output)
 
 
 def _analysis(spark: "SparkSession", frames: "Mapping[str, DataFrame]", tag: str) -> Analyse:

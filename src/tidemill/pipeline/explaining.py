@@ -34,8 +34,11 @@ class Explanation:
     def certified(self) -> str:
         """The comparison with plain Spark, in words."""
         found = self.certificate
+        if self.circuit is None and found is not None and not found.equal:
+            return f"a function, declared {self.declared}, and it is NOT: {found.why}"
         if self.circuit is None:
-            return f"a function, declared {self.declared}"
+            tried = f", and so it was in {found.compared} generated steps" if found is not None else ""
+            return f"a function, declared {self.declared}{tried}"
         if self.always_full:
             return "refresh='full': always recomputed, by plain Spark itself"
         if found is None:
@@ -76,12 +79,11 @@ class Explanation:
 
 def explain(pipeline: "Pipeline", view: str) -> Explanation:
     """Plan a pipeline, and explain one of its views."""
-    from tidemill.pipeline.certifying import CertifyView
+    from tidemill.pipeline.certifying import CertifyFunction, CertifyView
 
     plan, decl = pipeline.plan(), pipeline.views[view]
+    certified = (one for one in plan.stages if isinstance(one, CertifyView | CertifyFunction))
+    known = next((one.known for one in certified if one.view == view), None)
     if decl.function is not None:
-        return Explanation(view, None, declared=decl.declared)
-    known = next(
-        (one.known for one in plan.stages if isinstance(one, CertifyView) and one.view == view), None
-    )
+        return Explanation(view, None, known, declared=decl.declared)
     return Explanation(view, plan.explained(view), known, always_full=decl.refresh == "full")

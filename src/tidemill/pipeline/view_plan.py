@@ -9,7 +9,7 @@ from tidemill.futures.code_digests import code_digest
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline import circuits
 from tidemill.pipeline.catalog import Catalog, Known, at, ddl_of, short
-from tidemill.pipeline.certifying import CertifyView
+from tidemill.pipeline.certifying import CertifyFunction, CertifyView
 from tidemill.pipeline.declarations import ViewDecl
 from tidemill.pipeline.group_stages import RemoveGroup
 from tidemill.pipeline.pace import Pace, shortest
@@ -70,10 +70,13 @@ class ViewPlanner:
         known = site.store.run(lambda tx: groups.listed(tx, site.keys, name))
         return [RemoveGroup(name, one.spec.name) for one in known if one.spec.name not in groups_]
 
-    def _certified(self, views: Sequence[ViewProgram]) -> Iterator[CertifyView]:
+    def _certified(self, views: Sequence[ViewProgram]) -> Iterator[CertifyView | CertifyFunction]:
         """The comparison of each circuit with its query, as far as it was made before."""
         site = self.pipeline.site
         for view in views:
+            if view.function is not None and self.pipeline.views[view.name].declared != "full":
+                yield self._tried(view)
+                continue
             if view.name not in self.circuits or self.pipeline.views[view.name].refresh == "full":
                 continue  # what is always recomputed is plain Spark itself
             output = self.circuits[view.name].output
@@ -85,9 +88,29 @@ class ViewPlanner:
                 where=view.where,
                 digest=digest,
                 output=output,
+                written=self.circuits[view.name].written,
                 tables={name: self.catalog.known[name].ddl for name in (*view.datasets, *view.views)},
                 known=site.store.run(partial(certificates.read, cluster=site.place.cluster, digest=digest)),
             )
+
+    def _tried(self, view: ViewProgram) -> CertifyFunction:
+        """A function that is declared linear or keyed, and what was found of it before."""
+        site, decl = self.pipeline.site, self.pipeline.views[view.name]
+        tables = {name: self.catalog.known[name].ddl for name in dict.fromkeys(view.reads)}
+        digest = certificates.digest_of_function(view.code, decl.declared, tables)
+        assert view.function is not None
+        return CertifyFunction(
+            pipeline=self.pipeline.name,
+            view=view.name,
+            declared=decl.declared,
+            where=view.where,
+            digest=digest,
+            function=view.function,
+            reads=view.reads,
+            keyed_by=() if decl.linear else decl.keyed_by,
+            tables=tables,
+            known=site.store.run(partial(certificates.read, cluster=site.place.cluster, digest=digest)),
+        )
 
     def _ordered(self) -> list[ViewDecl]:
         """Views behind the views they read."""

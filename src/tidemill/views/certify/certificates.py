@@ -20,7 +20,7 @@ from tidemill.spark.sessions import expecting_errors
 from tidemill.store import Space, Tx
 from tidemill.views.certify import generate
 from tidemill.views.certify.equality import equality_of
-from tidemill.views.certify.judge import Case, Judge, Verdict
+from tidemill.views.certify.judge import Case, Judge, Verdict, Written
 from tidemill.views.circuit.interpret import interpret
 from tidemill.views.circuit.operators import Opaque, Output
 from tidemill.views.circuit.render import Renderer
@@ -30,7 +30,7 @@ from tidemill.views.spark.clock import moments, reads_clock
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FORMAT = 1
+FORMAT = 2
 """Of the generated steps and of the comparison: another one certifies every view anew."""
 
 
@@ -75,6 +75,12 @@ def digest_of(code: str, output: Output) -> str:
     return hashlib.sha256(repr((FORMAT, code, output.fingerprint)).encode()).hexdigest()[:32]
 
 
+def digest_of_function(code: str, declared: str, tables: Mapping[str, str]) -> str:
+    """What the certificate of a function is kept under: its code, and what it was declared to be."""
+    said = repr((FORMAT, code, declared, sorted(tables.items())))
+    return hashlib.sha256(said.encode()).hexdigest()[:32]
+
+
 def read(tx: Tx, cluster: str, digest: str) -> Certificate | None:
     """A certificate; None where that code was never certified."""
     raw = tx.get(_space(cluster)[digest])
@@ -87,7 +93,14 @@ def write(tx: Tx, cluster: str, digest: str, certificate: Certificate) -> None:
 
 
 def certify(
-    spark: "SparkSession", name: str, sql: str, output: Output, tables: Mapping[str, str], *, seed: int = 0
+    spark: "SparkSession",
+    name: str,
+    sql: str,
+    output: Output,
+    tables: Mapping[str, str],
+    *,
+    written: Output | None = None,
+    seed: int = 0,
 ) -> Certificate:
     """Compare a view's circuit with its query, by one Spark job (a few more where values make it raise).
 
@@ -97,6 +110,7 @@ def certify(
         sql: the query as it was written.
         output: the circuit that would be run for it.
         tables: the columns of what it reads.
+        written: the circuit before any rewrite: the oracle of a view whose order leaves ties.
         seed: another one makes other rows.
     """
     kind = equality_of(output)
@@ -106,7 +120,8 @@ def certify(
         )
     if isinstance(output.input, Opaque):
         return Certificate(equal=True, kind=kind.name, why="its query is run as it is written")
-    case = Case(name, sql, lambda now: interpret(output, Renderer(moments(now))), kind)
+    keyed = None if written is None else _text(written)
+    case = Case(name, sql, _text(output), kind, keyed)
     clock = reads_clock(sql, [column for text in tables.values() for column in _columns(text)])
     with expecting_errors():  # overflows of generated values, which both sides must raise
         verdict: Verdict = Judge(spark, tables).run([case], generate.steps(tables, seed=seed, clock=clock))
@@ -121,6 +136,10 @@ def certify(
         loose=verdict.loose,
         raised=verdict.raised,
     )
+
+
+def _text(output: Output) -> Written:
+    return lambda now: interpret(output, Renderer(moments(now)))
 
 
 def _columns(ddl: str) -> list[str]:

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
+_AS_TEXT = ("time(", "interval year to month")
+
+SMALL = 5_000
+"""Fewer rows than these are one partition."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -68,6 +73,11 @@ class Contents:
             for name, rows in self._rows.items()
         )
 
+    @property
+    def small(self) -> bool:
+        """Are there so few rows that one task has them all?"""
+        return sum(map(len, self._rows.values())) < SMALL
+
     def rows(self, table: str) -> list[Row]:
         """What a table holds."""
         return list(self._rows[table])
@@ -77,9 +87,10 @@ class Contents:
         columns = self._columns[table]
         rows = self._rows[table][:: -1 if backwards else 1]
         # Types that Arrow has not are there as NULL: a column that only exists.
-        kept = [one for one in columns.columns if _has_arrow(one)]
+        kept = [carried for one in columns.columns if (carried := _carried(one)) is not None]
+        texts = {one.name for one in kept if one not in columns.columns}
         arrow = schema.to_arrow(schema.Schema(tuple(kept)))
-        given = [{name: row.get(name) for name in arrow.names} for row in rows]
+        given = [{name: _given(row.get(name), name in texts) for name in arrow.names} for row in rows]
         # One column more, for a table in which no other is left: rows would be lost with it.
         table_ = pa.Table.from_pylist(given, arrow).append_column(
             "__n", pa.array(range(len(rows)), pa.int64())
@@ -89,6 +100,8 @@ class Contents:
         else:  # of no rows Spark Connect infers no columns
             ddl = [str(schema.Schema(tuple(kept)))] if kept else []
             frame = spark.createDataFrame([], ", ".join([*ddl, "__n BIGINT"]))
+        if len(rows) < SMALL:
+            frame = frame.coalesce(1)  # in one partition nothing has to be exchanged
         names = {one.name for one in kept}
         given_as = {one.name: quoted(one.name) if one.name in names else "NULL" for one in columns.columns}
         return frame.selectExpr(
@@ -96,12 +109,20 @@ class Contents:
         )
 
 
-def _has_arrow(column: schema.Column) -> bool:
+def _carried(column: schema.Column) -> schema.Column | None:
+    """A column in a type that Arrow and Spark both have: its own, or text that Spark casts; or none."""
+    kind = column.type
+    if isinstance(kind, schema.Simple) and kind.name.startswith(_AS_TEXT):
+        return schema.Column(column.name, schema.Simple("string"))
     try:
         schema.to_arrow(schema.Schema((column,)))
     except BadSchema:
-        return False
-    return True
+        return None
+    return column
+
+
+def _given(value: Any, text: bool) -> Any:
+    return str(value) if text and value is not None else value
 
 
 def _same(one: Row, other: Row) -> bool:

@@ -2,17 +2,18 @@
 
 exact     bit for bit, as Spark's own grouping compares: NaN is equal to itself, -0.0 to 0.0
 float     sums, averages and variances of floats: within `bound`; all else of the row exact
-ordered   where the order of the query leaves ties, Spark itself may give several results: a step in which it
-          does is told apart (`Judge`), and every other step is compared exactly
+ordered   where the order of the query leaves ties, the hash of the row is its last sort key, in the view and
+          in the oracle (`circuit.ties`); the query as it was written, which has no such key, must give the
+          same wherever Spark has one result for it
 approx    approx_*: within their stated error
 """
 
 from dataclasses import dataclass
 
 from tidemill.views.circuit.circuit import walk
-from tidemill.views.circuit.functions import LINEAR_AGGREGATES, ORDERED, names
-from tidemill.views.circuit.operators import Aggregate, Opaque, Operator, Output, TopK, Window
-from tidemill.views.circuit.render import breaks_ties
+from tidemill.views.circuit.functions import LINEAR_AGGREGATES, names
+from tidemill.views.circuit.operators import Aggregate, Opaque, Operator, Output, Window
+from tidemill.views.circuit.ties import hangs_on_ties, settled
 
 FLOAT_BOUND = 1e-9
 """How far floats may be apart, relative to the larger of the two and of 1: far above what the order of a
@@ -26,7 +27,6 @@ _INEXACT = (LINEAR_AGGREGATES - _COUNTS) | names("""
     histogram_numeric kurtosis median percentile percentile_cont percentile_disc skewness vector_avg
     vector_sum
     """)
-_BY_ROW = names("row_number ntile lag lead nth_value first first_value last last_value any_value")
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,13 @@ class Equality:
     """How two results of a view are compared.
 
     - bound: relative, for floats; 0 for bit for bit.
-    - ordered: the result may hang on ties.
+    - ordered: the result of the query as it was written may hang on ties.
+    - settled: that of the circuit does not: all its ties are broken.
     """
 
     bound: float = 0.0
     ordered: bool = False
+    settled: bool = False
 
     @property
     def name(self) -> str:
@@ -52,29 +54,15 @@ EXACT = Equality()
 
 def equality_of(output: Output) -> Equality:
     """The class of a view."""
-    called: set[str] = set()
-    ordered = False
-    for op in walk(output):
-        called |= _calls(op)
-        ordered = ordered or _hangs_on_ties(op)
+    called = {name for op in walk(output) for name in _calls(op)}
     approx = any(name.startswith(("approx_", "percentile_approx")) for name in called)
     bound = APPROX_BOUND if approx else FLOAT_BOUND if called & _INEXACT else 0.0
-    return Equality(bound, ordered)
+    ordered = hangs_on_ties(output)
+    # The hash of a row with an inexact sum in it is another one after another rounding.
+    return Equality(bound, ordered, ordered and not bound and settled(output))
 
 
 def _calls(op: Operator) -> set[str]:
     if isinstance(op, Aggregate | Window):
         return {call.name for call in op.calls}
     return set(op.calls) if isinstance(op, Opaque) else set()
-
-
-def _hangs_on_ties(op: Operator) -> bool:
-    if isinstance(op, TopK):
-        return True
-    if isinstance(op, Aggregate):
-        return any(call.name in ORDERED for call in op.calls)
-    if isinstance(op, Window):
-        return any(call.name in ORDERED or breaks_ties(call.name, call.frame) for call in op.calls)
-    if isinstance(op, Opaque):
-        return not (ORDERED | _BY_ROW).isdisjoint(op.calls) or " limit " in f" {op.sql.lower()} "
-    return False

@@ -35,6 +35,7 @@ _POOLS: Mapping[str, Sequence[Any]] = {
     "timestamp": tuple(FIRST + dt.timedelta(hours=n) for n in (0, 1, 30, -30, 12)),
     "timestamp_ntz": tuple((FIRST + dt.timedelta(hours=n)).replace(tzinfo=None) for n in (0, 1, 30, -30)),
     "interval day to second": (dt.timedelta(0), dt.timedelta(hours=1), dt.timedelta(days=-1)),
+    "interval year to month": ("0-0", "1-2", "-0-3"),
     "void": (None,),
     "time": (dt.time(0), dt.time(12, 30), dt.time(23, 59, 59)),
 }

@@ -4,9 +4,11 @@ The comparison is written once, here: certification, tests and fuzzing use it. A
 what is held against it: another query (a circuit as Spark SQL), or a function that is given each step and
 says what it holds after it (whatever maintains the view). Many cases are judged by one Spark job.
 
-Where the class of a view is *ordered*, the query is also run over the same tables with their rows in the
-opposite order. If that alone changes its result, Spark has several right answers in this step: then as many
-rows are demanded as it gives, and the step is counted as `loose`.
+Where the class of a view is *ordered*, the query as it was written leaves ties, and Spark breaks them anyhow.
+Then the oracle is the same query with the hash of the row as its last key (`Case.keyed`), and what is held
+must equal that. The query without the key must give the same again, unless Spark has several answers for it:
+ties are there if the opposite key changes the oracle's result, or the opposite order of the tables' rows that
+of the query. Only then no more than as many rows are demanded of it, and the step is counted as `loose`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +22,7 @@ from tidemill.views.certify import results
 from tidemill.views.certify.compare import Row, difference
 from tidemill.views.certify.contents import Contents, Step
 from tidemill.views.certify.equality import EXACT, Equality
+from tidemill.views.circuit.ties import turned
 from tidemill.views.spark.clock import at_time
 
 if TYPE_CHECKING:
@@ -37,12 +40,15 @@ class Case:
     - held: a query over the same tables, or that of a moment (µs since 1970); or a function that is given
       every step, in order, and returns a frame of all rows it holds after it.
     - equality: how the two are compared.
+    - keyed: the oracle of an ordered view: its query, operator by operator as it was written, with the hash
+      of the row as the last key of every order; as a query, or that of a moment.
     """
 
     name: str
     sql: str
     held: "str | Written | Holding"
     equality: Equality = EXACT
+    keyed: "str | Written | None" = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ class Verdict:
     """What a judge found.
 
     - compared: pairs of a case and a step.
-    - loose: those in which Spark itself has several answers.
+    - loose: those in which Spark itself has several answers to the query, and gave another one.
     - raised: those in which the query raises, and what is held against it as well.
     """
 
@@ -146,14 +152,25 @@ class Judge:
         if isinstance(case.held, Holding):
             asked.append(frames.named(case.held.after(step)))
         else:
-            asked.append(frames.query(case.held if isinstance(case.held, str) else case.held(frames.now)))
-        if case.equality.ordered:
-            asked.append(frames.query(sql, backwards=True))
-        return _Question(case, number, asked)
+            asked.append(frames.query(_at(case.held, frames.now)))
+        keyed = None
+        if case.equality.settled:
+            known = case.keyed if case.keyed is not None else case.held
+            keyed = None if isinstance(known, Holding) else _at(known, frames.now)
+        if keyed is not None and frames.query(keyed) != asked[1]:
+            asked.append(frames.query(keyed))
+
+        def others() -> list[str]:
+            backwards = frames.query(sql, backwards=True)
+            return [backwards] if keyed is None else [backwards, frames.query(turned(keyed))]
+
+        return _Question(case, number, asked, others, frames.small)
 
     def _answer(self, questions: Sequence["_Question"], verdict: Verdict) -> None:
+        small = all(one.small for one in questions)
         try:
-            found = iter(results.collected(self._spark, [text for one in questions for text in one.asked]))
+            asked = [text for one in questions for text in one.asked]
+            found = iter(results.collected(self._spark, asked, small=small))
         except Exception as error:
             if not _of_spark(error):
                 raise
@@ -192,16 +209,33 @@ class Judge:
             elif isinstance(found, Exception):
                 why = f"plain Spark has a result, and here it raises: {_said(found)}"
         else:
-            turned = given[2] if len(given) > 2 else expected
-            if isinstance(turned, Exception) or difference(expected, turned, case.equality) is not None:
-                verdict.loose += 1
-                if len(expected) != len(found):
-                    why = f"{len(found)} rows, and plain Spark has {len(expected)}"
-            else:
-                differs = difference(expected, found, case.equality)
-                why = str(differs) if differs is not None else ""
+            keyed = given[2] if len(given) > 2 else found
+            if isinstance(keyed, Exception):
+                why = f"the query with a key for ties raises: {_said(keyed)}"
+            elif (differs := difference(keyed, found, case.equality)) is not None:
+                why = f"of the query with a key for ties: {differs}"
+            elif (differs := difference(expected, keyed, case.equality)) is not None:
+                why = self._doubted(question, expected, keyed, str(differs), verdict)
         if why:
             verdict.mismatches.append(Mismatch(case, question.step, why))
+
+    def _doubted(
+        self, question: "_Question", expected: list[Row], found: list[Row], differs: str, verdict: Verdict
+    ) -> str:
+        """Why the query's own result differs; nothing where Spark has several, and as many rows in each."""
+        if not question.case.equality.ordered:
+            return differs
+        equality = question.case.equality
+        again = [self._alone(text) for text in question.others()]
+        if not any(
+            isinstance(other, Exception) or difference(mine, other, equality) is not None
+            for mine, other in zip((expected, found), again, strict=False)
+        ):
+            return differs
+        verdict.loose += 1
+        if len(expected) != len(found):
+            return f"{len(found)} rows, and plain Spark has {len(expected)}"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -209,6 +243,8 @@ class _Question:
     case: Case
     step: int
     asked: list[str]
+    others: Callable[[], list[str]]
+    small: bool
 
 
 class _Frames:
@@ -216,6 +252,7 @@ class _Frames:
 
     def __init__(self, spark: "SparkSession", contents: Contents, tag: str, stack: ExitStack) -> None:
         self.now = contents.now
+        self.small = contents.small
         self._spark = spark
         self._contents = contents.copy()
         self._tag = tag
@@ -242,6 +279,10 @@ class _Frames:
             self._stack.callback(self._spark.catalog.dropTempView, view)
             self._made[key] = view
         return self._made[key]
+
+
+def _at(text: "str | Written", now: int) -> str:
+    return text if isinstance(text, str) else text(now)
 
 
 def _of_spark(error: Exception) -> bool:

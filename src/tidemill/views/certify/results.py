@@ -25,8 +25,11 @@ _OPTIONS = (
 )
 
 
-def collected(spark: "SparkSession", texts: Sequence[str]) -> list[list[Row]]:
-    """The rows of each query, all by one job."""
+def collected(spark: "SparkSession", texts: Sequence[str], *, small: bool = False) -> list[list[Row]]:
+    """The rows of each query, all by one job.
+
+    - small: of few rows: one task computes them all. (A task is given the plans of all of them.)
+    """
     if not texts:
         return []
     said = f"to_json(struct(*), {_OPTIONS}) AS said, typeof(struct(*)) AS kind"
@@ -34,7 +37,10 @@ def collected(spark: "SparkSession", texts: Sequence[str]) -> list[list[Row]]:
     parts = [f"SELECT {place} AS place, {said} FROM (\n{text}\n)" for place, text in enumerate(texts)]  # noqa: S608
     found: list[list[Row]] = [[] for _ in texts]
     kinds: dict[int, Type] = {}
-    for place, text, kind in spark.sql("\nUNION ALL\n".join(parts)).collect():
+    every = "\nUNION ALL\n".join(parts)
+    if small:
+        every = f"SELECT /*+ COALESCE(1) */ * FROM (\n{every}\n)"  # noqa: S608
+    for place, text, kind in spark.sql(every).collect():
         body = json.loads(text, parse_float=str, parse_constant=str)
         if place not in kinds:
             known = _kind(kind)

@@ -1,22 +1,47 @@
-"""A whole circuit as one Spark SQL query: every operator a common table expression over those before it.
+"""A whole circuit as one Spark SQL query: every operator a query over those before it.
 
 Spark then computes the view from whole tables, operator by operator as the circuit says: what the
 normaliser and the rewrites did to the query is judged by comparing that with the query itself.
+
+An operator that one other reads stands inside of it, in parentheses; one that several read is a common table
+expression. (Spark resolves a chain of common table expressions one by one, with all its rules each time, and
+nested queries all at once: a circuit of ten operators costs it a third of the time.)
 """
 
+from collections import Counter
 from collections.abc import Mapping
 
 from tidemill.views.circuit.circuit import Circuit, walk
 from tidemill.views.circuit.expr import Now
-from tidemill.views.circuit.operators import Operator, Output
+from tidemill.views.circuit.operators import Opaque, Operator, Output, Source
 from tidemill.views.circuit.render import Renderer, quoted
 
 
 def interpret(output: Output, renderer: Renderer | None = None) -> str:
     """The query that computes a view by its circuit, with the view's names for its columns."""
-    names, tables = named(output, renderer or Renderer())
+    relations, tables = _nested(output, renderer or Renderer())
     chosen = ", ".join(f"c{i} AS {quoted(name)}" for i, name in enumerate(output.names))
-    return f"WITH {', '.join(tables)}\nSELECT {chosen} FROM {names[output]}"
+    first = f"WITH {', '.join(tables)}\n" if tables else ""
+    return f"{first}SELECT {chosen} FROM {relations[output.input]}"  # noqa: S608 - see render
+
+
+def _nested(output: Output, renderer: Renderer) -> tuple[dict[Operator, str], list[str]]:
+    """What stands for each operator in the text of its reader, and the common table expressions in order."""
+    operators = list(walk(output))
+    readers = Counter(child for operator in operators for child in operator.inputs)
+    # The text of an opaque query has its own names for its inputs: nothing may stand between them and it.
+    apart = {child for operator in operators if isinstance(operator, Opaque) for child in operator.inputs}
+    relations: dict[Operator, str] = {}
+    tables = []
+    for place, operator in enumerate(operators):
+        said = renderer.sql(operator, [relations[child] for child in operator.inputs])
+        shared = readers[operator] > 1 and not isinstance(operator, Source)
+        if shared or operator in apart:
+            relations[operator] = f"__op{place}"
+            tables.append(f"\n  __op{place} AS ({said})")
+        else:
+            relations[operator] = f"({said})"
+    return relations, tables
 
 
 def named(root: Operator, renderer: Renderer, prefix: str = "__op") -> tuple[dict[Operator, str], list[str]]:

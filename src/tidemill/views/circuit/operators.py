@@ -308,13 +308,17 @@ class Aggregate(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Window(Operator):
-    """The input's columns, then window functions over one partitioning and order."""
+    """The input's columns, then window functions over one partitioning and order.
+
+    `ties` are the last sort keys of those calls alone that tell peers apart (`tidemill.views.circuit.ties`).
+    """
 
     kind = "window"
     input: Operator
     partition: tuple[Expr, ...]
     order: tuple[Order, ...]
     calls: tuple[WindowCall, ...]
+    ties: tuple[Order, ...] = ()
 
     @property
     def width(self) -> int:

@@ -78,7 +78,7 @@ def _needs(op: Operator, wanted: set[int]) -> list[set[int]]:
         width = op.input.width
         calls = [call for i, call in enumerate(op.calls) if width + i in wanted]
         read = [call.value for call in calls]
-        read += [*op.partition, *(key.value for key in op.order)] if calls else []
+        read += [*op.partition, *(key.value for key in (*op.order, *op.ties))] if calls else []
         return [{i for i in wanted if i < width} | {place for expr in read for place in expr.columns}]
     if isinstance(op, Scalar):
         return [{i for i in wanted if i < op.input.width}, {0} if op.input.width in wanted else set()]
@@ -182,7 +182,7 @@ def _window(op: Window, wanted: set[int], below: tuple[Operator, Places]) -> tup
         arguments = tuple(_moved(one, places) for one in call.arguments)
         calls.append(replace(call, value=_moved(call.value, places), arguments=arguments))
     partition = tuple(_moved(one, places) for one in op.partition)
-    made = Window(child, partition, _orders(op.order, places), tuple(calls))
+    made = Window(child, partition, _orders(op.order, places), tuple(calls), _orders(op.ties, places))
     return made, {**places, **{width + old: child.width + new for new, old in enumerate(kept)}}
 
 

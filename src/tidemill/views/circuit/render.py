@@ -55,15 +55,9 @@ def quoted(name: str) -> str:
 
 @dataclass(frozen=True)
 class Renderer:
-    """How operators are written: values for the clock, and what breaks ties in an order.
-
-    `ties` gives the last sort key for a list of columns (a hash of the row): with it, row_number, LIMIT and
-    the like have one result. It is never added for rank, dense_rank, percent_rank, cume_dist or RANGE
-    frames.
-    """
+    """How operators are written: values for the clock."""
 
     now: Mapping[Now, str] | None = None
-    ties: Callable[[Sequence[str]], str] | None = None
 
     def sql(self, operator: Operator, inputs: Sequence[str]) -> str:
         """A query over `inputs`, names of relations with the columns c0, c1, … of the operator's inputs."""
@@ -168,8 +162,8 @@ class Renderer:
             if op.partition:
                 spec.append("PARTITION BY " + ", ".join(self.text(expr) for expr in op.partition))
             order = [self._order(key) for key in op.order]
-            if self.ties and order and breaks_ties(call.name, call.frame):
-                order.append(self.ties(_columns(width)))
+            if breaks_ties(call.name, call.frame):
+                order += [self._order(key) for key in op.ties]
             if order:
                 spec.append("ORDER BY " + ", ".join(order))
             spec += [call.frame] if call.frame else []
@@ -180,8 +174,6 @@ class Renderer:
         keys = [f"{self.text(key.value)} AS o{i}" for i, key in enumerate(op.order)]
         below = f"(SELECT *, {', '.join(keys)} FROM {inputs[0]})" if keys else inputs[0]
         order = [f"o{i} {key.suffix}" for i, key in enumerate(op.order)]
-        if self.ties:
-            order.append(self.ties(_columns(op.width)))
         said = f"SELECT {_list(_columns(op.width))} FROM {below}"
         said += f" ORDER BY {', '.join(order)}" if order else ""
         said += f" LIMIT {op.limit}" if op.limit is not None else ""
@@ -214,8 +206,8 @@ def breaks_ties(name: str, frame: str) -> bool:
         return False
     if name in {"row_number", "ntile", "lag", "lead"}:
         return True
-    # Without a frame, an aggregate with an order has the frame RANGE … CURRENT ROW: its peers are one.
-    return frame.upper().startswith("ROWS") or (not frame and name == "nth_value")
+    # Without a frame, a function with an order has the frame RANGE … CURRENT ROW: its peers are one.
+    return frame.upper().startswith("ROWS")
 
 
 def _columns(width: int) -> list[str]:

@@ -13,6 +13,8 @@ from tidemill.errors import NameAmbiguous, NameUnknown, QueryError, QueryRefused
 from tidemill.views.circuit.functions import Functions, UserFunction
 from tidemill.views.circuit.interpret import interpret
 from tidemill.views.circuit.operators import Column, Opaque, Output, Source
+from tidemill.views.circuit.ties import break_ties, hangs_on_ties
+from tidemill.views.circuit.types import types
 from tidemill.views.sql.catalog import Analyse, Table, Unsupported
 from tidemill.views.sql.front import Front
 from tidemill.views.sql.parser import Query
@@ -91,7 +93,26 @@ def _checked(front: Front, relation: Relation, shown: Sequence[Column] | None) -
         wrong = _difference(front, output, shown)
         if wrong:
             output = Output(_kept(front, shown, wrong).operator, *_typed(shown))
+        else:
+            output = _with_ties_broken(front, output, shown)
     return _finished(front, output)
+
+
+def _with_ties_broken(front: Front, output: Output, shown: Sequence[Column]) -> Output:
+    """With the hash of the row as the last key of every order; types are asked for where there is one."""
+    if not hangs_on_ties(output):
+        return output
+    assert front.analyse is not None
+    analyse = front.analyse
+    try:
+        made = break_ties(output, types(output, lambda sql: analyse(sql, front.tables)))
+        wrong = _difference(front, made, shown)
+    except QueryRefused as error:
+        wrong = error.message.splitlines()[0]
+    if wrong:
+        front.note(f"ties are broken by Spark alone, another way each time: {wrong}")
+        return output
+    return made
 
 
 def _difference(front: Front, output: Output, shown: Sequence[Column]) -> str | None:
