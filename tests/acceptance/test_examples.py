@@ -12,7 +12,8 @@ ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
 TUTORIAL = ROOT / "docs" / "tutorial" / "futures.md"
 PIPELINE = ROOT / "docs" / "tutorial" / "pipeline.md"
-PAGES = [ROOT / "README.md", TUTORIAL, PIPELINE]
+TRIGGERS = ROOT / "docs" / "howto" / "triggers.md"
+PAGES = [ROOT / "README.md", TUTORIAL, PIPELINE, TRIGGERS]
 
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 INCLUDED = re.compile(rf"^<!-- (?P<file>\S+): (?P<region>\w+) -->\n{BLOCK.pattern[1:]}", BLOCK.flags)
@@ -74,3 +75,13 @@ def test_the_tutorial_of_pipelines_leaves_no_region_out_and_prints_what_it_says(
     copy = tmp_path / "shop.py"  # a pipeline keeps its home beside its file
     copy.write_text((EXAMPLES / "04_shop.py").read_text(encoding="utf-8"), encoding="utf-8")
     assert run(str(copy), tmp_path) == "".join(block["text"] for block in SHOWN.finditer(text))
+
+
+def test_the_page_about_triggers_leaves_no_region_out_and_its_example_has_the_arcs_it_names(
+    tmp_path: Path,
+) -> None:
+    text = TRIGGERS.read_text(encoding="utf-8")
+    assert {block["region"] for block in INCLUDED.finditer(text)} == regions("05_triggers.py").keys()
+    copy = tmp_path / "shop.py"
+    copy.write_text((EXAMPLES / "05_triggers.py").read_text(encoding="utf-8"), encoding="utf-8")
+    assert run(str(copy), tmp_path).split() == ["daily", "hourly", "clean[raw_orders]", "clean[raw_visits]"]
