@@ -20,6 +20,7 @@ from tests.unit.lots_stage import new_lot
 from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
+from tidemill.errors import TransactionTooLong
 from tidemill.lots import datasets, lots
 from tidemill.lots.datasets import Dataset
 from tidemill.lots.keys import DatasetId, LotKeys
@@ -59,8 +60,16 @@ class Scene:
         self.node = self.store.run(lambda tx: nodes.join(tx, self.cluster, Node(id="n", epoch=0), 10**12))
         self.now = self.store.run(lambda tx: tx.now())
         for first in range(0, size, 250):
-            page = range(first, min(first + 250, size))
-            self.store.run(lambda tx, page=page: self._fill(tx, page))
+            self._fill_page(range(first, min(first + 250, size)))
+
+    def _fill_page(self, page: range) -> None:
+        """One commit; several where the machine is so busy that it would take too long."""
+        try:
+            self.store.run(lambda tx: self._fill(tx, page))
+        except TransactionTooLong:
+            half = (page.start + page.stop) // 2
+            self._fill_page(range(page.start, half))
+            self._fill_page(range(half, page.stop))
 
     def _fill(self, tx: Tx, page: range) -> None:
         """Rows as an attach leaves them, with the item pushed; a page is one commit."""
