@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from tidemill.runner.life import Life
 
 CLEAN_EVERY_S = 30.0
+COLLECT_EVERY_S = 300.0
+"""Listing what there is costs requests, and nothing is collected before its grace is over."""
+
 COMPACT_EVERY_S = 10.0
 NAMES = frozenset({"clean", "compact"})
 """The lines of upkeep: nobody who catches up waits for them."""
@@ -56,7 +59,7 @@ class Upkeep:
         self._stops = stops
         self._tell = tell
         self._clock = clock
-        self._clean_at = self._compact_at = 0.0
+        self._clean_at = self._compact_at = self._collect_at = 0.0
 
     def turn(self, life: "Life") -> None:
         """Begin what is due. Lots of many small files come when nothing else is to be done for a moment."""
@@ -69,11 +72,13 @@ class Upkeep:
             self._lines.begin("compact", partial(self.compact, life.compactor), spare=self._spare)
 
     def clean(self, life: "Life") -> None:
-        """Remove what ended attempts left, and the futures of their parts."""
+        """Remove what ended attempts left, with the futures of their parts, and what steps have replaced."""
         try:
             while life.cleaner.clean():
                 pass
-            life.collector.collect()
+            if self._clock.monotonic() >= self._collect_at:
+                more = life.collector.collect()
+                self._collect_at = self._clock.monotonic() + (CLEAN_EVERY_S if more else COLLECT_EVERY_S)
             self._parts.forget_ended()
         except LeaseLost:
             return
