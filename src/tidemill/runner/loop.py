@@ -153,7 +153,9 @@ class Loop:
         self._away = 0  # turns in a row in which the store did not answer
         self.rewrite = rewrite
         self.evaluate = evaluate
-        self._graces = Graces(store, self.arc_keys, [one.spec for one in program.arcs.values()])
+        self._graces = Graces(
+            store, self.arc_keys, lambda: [one.spec for one in self.program.all_arcs().values()]
+        )
         self._poll_at: dict[str, float] = {}
         self._ask_at: dict[str, float] = {}
         self._stop = threading.Event()
@@ -380,7 +382,7 @@ class Loop:
             behind = sum(ticket.heads[one] - ticket.progress[one] for one in ticket.progress)
             self.emit(RunStarted(name=due.name, epoch=due.epoch, behind=behind))
             if arc is not None:
-                self.tally.outcomes += life.arcs.run(arc.spec, ticket)
+                self.tally.add(life.arcs.run(arc.spec, ticket))
             else:
                 stepped = life.groups.run(ticket, self._stops)
                 self.tally.steps[due.name] = self.tally.steps.get(due.name, 0) + stepped.jobs
@@ -456,7 +458,7 @@ class Loop:
             if outcome.ended in (Ended.ELSEWHERE, Ended.FULL):  # others are at it: not at once again
                 self._ask_at[arc] = self.clock.monotonic() + FULL_BACKOFF_S
             elif outcome.ended not in IDLE:
-                self.tally.outcomes.append(outcome)
+                self.tally.add([outcome])
         except LeaseLost:
             return
         except Exception as error:  # noqa: BLE001 - told; the lot is found again as one that nobody works on
@@ -470,7 +472,7 @@ class Loop:
                 return
             outcome = life.arcs.work(program.spec, lot)
             if outcome.ended not in IDLE:
-                self.tally.outcomes.append(outcome)
+                self.tally.add([outcome])
             if (arc, lot) in self._unfinished and outcome.ended is not Ended.FULL:
                 self._unfinished.discard((arc, lot))
                 self.tally.failures.pop(arc, None)
