@@ -371,3 +371,17 @@ def test_the_digest_is_written_down_and_what_was_damaged_since_is_not_spread():
         first.compact(ORDERS.id, LOT)
     stage.store.run(lambda tx: lots.digested(tx, stage.keys.lots, row, "other-columns:of other rows"))
     assert first.compact(ORDERS.id, LOT) is not None  # the schema is another one since
+
+
+def test_a_manifest_that_cannot_be_read_keeps_nothing_behind_it_from_being_removed() -> None:
+    stage = Layouts()
+    olds = []
+    for generation in range(2):
+        olds.append(stage.publish(20, generation=generation))
+        assert stage.compactor().compact(ORDERS.id, LOT) is not None
+    stage.objects.put(olds[0].manifest, b"{")
+    stage.clean(stage.node, readers_s=0.0)
+    left = stage.store.run(lambda tx: lots.retired(tx, stage.keys.lots, LONG_US))
+    assert [one.manifest for one in left] == [olds[0].manifest]
+    assert olds[1].manifest not in {info.key for info in stage.objects.list("datasets/")}
+    assert stage.rows(stage.listed())

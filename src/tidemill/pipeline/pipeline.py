@@ -668,7 +668,9 @@ class Pipeline:
         return snapshot(self)
 
     def close(self) -> None:
-        """Close the store, and the Spark session if it was opened here. It is opened again when needed."""
+        """Close the store; it is opened again when needed. Spark is left running: a process has one, and what
+        else is done in it may stand on it.
+        """
         with self._lock:
             site, self._site = self._site, None
         if site is not None:

@@ -1,10 +1,8 @@
 """What a run did, for people and programs."""
 
-from collections import Counter
-
 import msgspec
 
-from tidemill.arcs.work import Ended, Outcome
+from tidemill.arcs.work import Ended
 from tidemill.runner.tally import Tally
 
 
@@ -60,25 +58,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 def of(pipeline: str, tally: Tally, seconds: float) -> Report:
     """The report of what a loop has done."""
-    arcs: dict[str, list[Outcome]] = {}
-    for outcome in tally.outcomes:
-        arcs.setdefault(outcome.arc, []).append(outcome)
-    found = []
-    for name, outcomes in arcs.items():
-        count = Counter(one.ended for one in outcomes)
-        rows: Counter[str] = Counter()
-        for one in outcomes:
-            rows.update({dataset.name: n for dataset, n in one.rows.items()})
-        found.append(
-            ArcReport(
-                arc=name.partition("/")[2],
-                complete=count[Ended.COMPLETE],
-                partial=count[Ended.PARTIAL],
-                missing=count[Ended.MISSING],
-                rows=dict(rows),
-                errors={one.lot: one.error for one in outcomes if one.error},
-            )
+    found = [
+        ArcReport(
+            arc=name.partition("/")[2],
+            complete=arc.ended[Ended.COMPLETE],
+            partial=arc.ended[Ended.PARTIAL],
+            missing=arc.ended[Ended.MISSING],
+            rows=dict(arc.rows),
+            errors=dict(arc.errors),
         )
+        for name, arc in tally.arcs.items()
+    ]
     return Report(
         pipeline=pipeline,
         seconds=seconds,

@@ -61,14 +61,12 @@ class SourcePlanner:
             checks=decl.checks,
         )
         detail = f"{spec.reading.format.value} files in {place.root}"
-        self.catalog.stages.append(DeclareSource(dataset=known.name, detail=detail, where=str(decl.line)))
+        self.catalog.stages.append(DeclareSource(dataset=known.id, detail=detail, where=str(decl.line)))
         return SourceProgram(spec=spec, place=place, where=str(decl.line))
 
     def _pushed(self, decl: SourceDecl, spec: PushSpec, known: Dataset) -> StreamProgram:
         place = settled_push(self.pipeline, decl.dataset, spec)
-        self.catalog.stages.append(
-            DeclareSource(dataset=known.name, detail=place.shown, where=str(decl.line))
-        )
+        self.catalog.stages.append(DeclareSource(dataset=known.id, detail=place.shown, where=str(decl.line)))
         return StreamProgram(
             id=source_id(self.pipeline.name, decl.dataset),
             dataset=known,
@@ -80,7 +78,7 @@ class SourcePlanner:
         )
 
     def _drawn(self, decl: SourceDecl, spec: PollSpec | KafkaSpec, known: Dataset) -> StreamProgram:
-        self.catalog.stages.append(DeclareSource(dataset=known.name, detail=spec.shown, where=str(decl.line)))
+        self.catalog.stages.append(DeclareSource(dataset=known.id, detail=spec.shown, where=str(decl.line)))
         return StreamProgram(
             id=source_id(self.pipeline.name, decl.dataset),
             dataset=known,

@@ -25,6 +25,7 @@ from tidemill.errors import (
 from tidemill.events import Event
 from tidemill.lots import datasets, events, lots, staging
 from tidemill.lots.datasets import Dataset, Drift
+from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.pace import FASTEST, Pace
 from tidemill.publish import attempts
 from tidemill.spark.drift import evolved
@@ -107,21 +108,25 @@ class DeclareDataset:
 
 @dataclass(frozen=True)
 class DeclareSource:
-    """What arrives from outside; it has no row of its own before it takes something."""
+    """What arrives from outside; it has no row of its own, and is known when its dataset is."""
 
-    dataset: str
+    dataset: DatasetId
     detail: str
     where: str
 
     def status(self, tx: Tx, keys: StepKeys) -> Status:
+        try:
+            datasets.read(tx, keys.lots, self.dataset)
+        except DatasetUnknown:
+            return Status.NEW
         return Status.SAME
 
     def apply(self, site: "Site", holder: str) -> None:
         """Nothing: its dataset is declared by a stage of its own."""
 
     def describe(self) -> dict[str, str]:
-        detail = f"{self.detail} -> {self.dataset}"
-        return {"what": "source", "name": self.dataset, "detail": detail, "where": self.where}
+        detail = f"{self.detail} -> {self.dataset.name}"
+        return {"what": "source", "name": self.dataset.name, "detail": detail, "where": self.where}
 
 
 @dataclass(frozen=True)

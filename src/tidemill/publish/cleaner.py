@@ -147,12 +147,16 @@ class Cleaner:
         """
         lots_keys = self._keys.lots
         page = self._store.run(lambda tx: lots.retired(tx, lots_keys, tx.now() - self._readers_us, limit))
+        left = 0
         for old in page:
             removed = 0
             try:
                 root = self._manifests.load(old.manifest)
             except ObjectMissing:
                 root = None  # somebody died behind this point
+            except ManifestUnreadable:
+                left += 1  # what it lists is not known; those behind it are no worse for that
+                continue
             if root is not None:
                 data = [item.uri for item in root.objects]
                 for part in root.parts:
@@ -174,7 +178,7 @@ class Cleaner:
                     objects=removed,
                 )
             )
-        return len(page)
+        return len(page) - left
 
     def _settle(self, ended: Published | Abandoned, now: int, last: bool) -> None:
         if last and isinstance(ended, Abandoned):

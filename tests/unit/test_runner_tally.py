@@ -1,0 +1,27 @@
+"""What a loop counts of its work does not grow with it."""
+
+from tidemill.arcs.work import Ended, Outcome
+from tidemill.lots.keys import DatasetId
+from tidemill.pipeline import report
+from tidemill.runner.tally import MOST_ERRORS, Tally
+
+SINK = DatasetId("clean")
+
+
+def outcome(number: int, *, error: str = "") -> Outcome:
+    ended = Ended.PARTIAL if error else Ended.COMPLETE
+    return Outcome(arc="arc:p/a", lot=f"A{number:017}", ended=ended, rows={SINK: 2}, error=error)
+
+
+def test_lots_are_counted_and_only_the_newest_errors_are_kept() -> None:
+    tally = Tally()
+    tally.add(outcome(number) for number in range(5000))
+    tally.add([outcome(number, error=f"e{number}") for number in range(3 * MOST_ERRORS)])
+    tally.add([outcome(2 * MOST_ERRORS, error="again")])
+    (arc,) = tally.arcs.values()
+    assert (arc.ended[Ended.COMPLETE], arc.rows["clean"]) == (5000, 2 * (5000 + 3 * MOST_ERRORS + 1))
+    assert len(arc.errors) == MOST_ERRORS
+    assert list(arc.errors)[-1] == f"A{2 * MOST_ERRORS:017}", "the newest is the last"
+    told = report.of("p", tally, 1.0)
+    assert [(one.arc, one.complete, one.partial) for one in told.arcs] == [("a", 5000, 3 * MOST_ERRORS + 1)]
+    assert told.arcs[0].errors[f"A{2 * MOST_ERRORS:017}"] == "again"
