@@ -1,0 +1,49 @@
+"""TPC-DS: its queries are parsed, taken apart, and equal Spark when their circuits are interpreted.
+
+`make test` has a share of them, `make crash` all; what was found is told in docs/reference/tpcds.md.
+"""
+
+from typing import Any
+
+import pytest
+
+from tests.integration import tpcds_queries_1_50, tpcds_queries_51_99, tpcds_tables, views_oracle
+from tidemill.views.circuit.circuit import walk
+from tidemill.views.circuit.operators import Opaque
+from tidemill.views.circuit.rewrite import rewrite
+
+QUERIES = {**tpcds_queries_1_50.QUERIES, **tpcds_queries_51_99.QUERIES}
+
+# What is kept whole, or has a part that is, and must not be more than this.
+WHOLE = {"q10", "q35", "q41", "q45"}
+
+SOME = ("q1", "q6", "q8", "q21", "q36", "q38", "q51")
+SHARES = 7
+
+
+def share(number: int) -> tuple[str, ...]:
+    return tuple(QUERIES)[number::SHARES]
+
+
+@pytest.mark.rule("DBSP-15")
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(SOME, id="some"),
+        *(pytest.param(share(n), id=f"share-{n}", marks=pytest.mark.crash) for n in range(SHARES)),
+    ],
+)
+def test_queries_of_tpcds_equal_their_circuits(spark: Any, names: tuple[str, ...]) -> None:
+    cases, whole = [], set()
+    with views_oracle.stage(spark, tpcds_tables.rows(), tpcds_tables.DDL) as tables:
+        for name in names:
+            output = rewrite(views_oracle.compiled(spark, tables, QUERIES[name]).output)
+            cases.append((QUERIES[name], output))
+            if any(isinstance(op, Opaque) for op in walk(output)):
+                whole.add(name)
+        shown: list[int] = []
+        wrong = views_oracle.differences(spark, cases, 4, shown)
+    assert not wrong, "\n\n".join(map(str, wrong))
+    assert whole == WHOLE & set(names)
+    assert len(QUERIES) == 98
+    assert sum(bool(rows) for rows in shown) > len(names) * 2 / 3, "most have rows to compare"
