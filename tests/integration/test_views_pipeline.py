@@ -106,7 +106,7 @@ def test_a_view_that_reads_itself_is_refused(shop: tm.Pipeline) -> None:
         ("SELECT id, rand() AS r FROM orders", "rand"),
         ("SELECT id, now() AS n FROM orders", "clock"),
         ("SELECT o.id FROM orders o JOIN regions r ON o.region < r.region", "no equality"),
-        ("SELECT region, count(*) AS n FROM orders GROUP BY region", "this release recomputes every view"),
+        ("SELECT id FROM orders ORDER BY id LIMIT 3", "first rows of an order"),
     ],
 )
 def test_incremental_refuses_instead_of_recomputing(shop: tm.Pipeline, sql: str, said: str) -> None:
@@ -116,10 +116,16 @@ def test_incremental_refuses_instead_of_recomputing(shop: tm.Pipeline, sql: str,
     assert HERE in caught.value.message
 
 
+@pytest.mark.rule("DBSP-17")
+def test_incremental_takes_what_follows_the_change(shop: tm.Pipeline) -> None:
+    view = shop.view("v", "SELECT region, count(*) AS n FROM orders GROUP BY region", refresh="incremental")
+    assert view.explain().json()["runs"] == "incremental"
+
+
 # --- explain
 
 
-def test_explain_says_what_each_operator_could_be_and_that_steps_are_recomputed(
+def test_explain_says_the_rung_of_each_operator_and_how_steps_are_computed(
     shop: tm.Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shop.view("big", "SELECT id, region FROM orders WHERE amount > 10")
@@ -129,7 +135,7 @@ def test_explain_says_what_each_operator_could_be_and_that_steps_are_recomputed(
     )
     found = view.explain()
     text = repr(found)
-    assert "every step recomputes" in text
+    assert "each step follows the change" in text
     assert "not yet compared" in text
     assert "amount > 10" in text, "down to the datasets, through the other view"
     kinds = {one["kind"]: one["rung"] for one in found.json()["circuit"]["operators"]}  # type: ignore[index]
@@ -145,7 +151,7 @@ def test_explain_says_what_each_operator_could_be_and_that_steps_are_recomputed(
     picture = tmp_path / "named.svg"
     assert main(["explain", "named", "--json", "--draw", str(picture)]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told["runs"] == "full"
+    assert told["runs"] == "incremental"
     assert told["certified"] is True
     assert picture.read_text().startswith("<svg")
     assert main(["explain", "orders"]) == 1

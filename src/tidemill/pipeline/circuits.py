@@ -120,16 +120,21 @@ def explained(made: Mapping[str, Made], view: str) -> Explained:
     return explain(Circuit({view: whole.outputs[view]}, notes), Pins(settings=PINNED))
 
 
-def refuse_incremental(output: Output | None, line: Line) -> None:
-    """`NotIncremental`, with every reason: whatever the circuit could be, steps are recomputed today."""
+def refuse_incremental(output: Output | None, line: Line, why: str) -> None:
+    """`NotIncremental`, with every reason, for a view that would be recomputed.
+
+    Args:
+        output: its circuit, if it has one.
+        line: where it is declared.
+        why: what keeps kernels from computing it; empty if nothing does.
+    """
     reasons = [
         f"{op.kind}: {'not the same twice: ' if not placed.steady else ''}{placed.reason}"
         for op, placed in (rungs(output) if output is not None else {}).items()
         if not placed.incremental
     ]
-    said = "; ".join(dict.fromkeys(reasons)) or "no operator of it stands in the way, but"
-    raise NotIncremental(
-        f"{line}: the view would be recomputed in every step: {said}"
-        + ("" if reasons else " this release recomputes every view"),
-        hint="refresh='auto' keeps it as well as can be; explain() says what each operator could be",
-    )
+    if reasons or why:
+        raise NotIncremental(
+            f"{line}: the view would be recomputed in every step: {'; '.join(dict.fromkeys(reasons)) or why}",
+            hint="refresh='auto' keeps it as well as can be; explain() says what each operator could be",
+        )

@@ -11,8 +11,8 @@ from tidemill.views.circuit.explain import Explained
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
 
-NOW = "runs now: every step recomputes the query and stores what differs from its table"
-COULD = "its circuit, with the rung each operator could have"
+FOLLOWS = "each step follows the change"
+COMPARED = "each step recomputes it, and stores what differs from its table"
 
 
 @dataclass(frozen=True, repr=False)
@@ -22,6 +22,7 @@ class Explanation:
     - certificate: what the comparison with plain Spark found; None before the view was run.
     - declared: of a view that is a function, what it was declared to be.
     - always_full: whether its refresh is `full`.
+    - recomputed: why it is recomputed in each step; empty for one that follows the change.
     """
 
     view: str
@@ -29,6 +30,12 @@ class Explanation:
     certificate: Certificate | None = None
     declared: str = ""
     always_full: bool = False
+    recomputed: str = ""
+
+    @property
+    def runs(self) -> str:
+        """How it is computed, in words."""
+        return f"{COMPARED}: {self.recomputed}" if self.recomputed else FOLLOWS
 
     @property
     def certified(self) -> str:
@@ -49,16 +56,20 @@ class Explanation:
 
     def text(self) -> str:
         """For people."""
-        head = [f"{self.view}", f"  {NOW}", f"  certified: {self.certified}"]
+        head = [f"{self.view}", f"  {self.runs}", f"  certified: {self.certified}"]
         if self.circuit is not None:
-            head += [f"  {COULD}:", *(f"  {line}" for line in self.circuit.text().splitlines())]
+            head += [
+                "  its circuit, with the rung of each operator:",
+                *(f"  {line}" for line in self.circuit.text().splitlines()),
+            ]
         return "\n".join(head)
 
     def json(self) -> dict[str, object]:
         """For programs: everything that the text says."""
         return {
             "view": self.view,
-            "runs": "full",
+            "runs": "full" if self.recomputed else "incremental",
+            "how": self.runs,
             "certified": None if self.certificate is None else self.certificate.equal,
             "why": self.certified,
             "circuit": None if self.circuit is None else self.circuit.json(),
@@ -80,10 +91,15 @@ class Explanation:
 def explain(pipeline: "Pipeline", view: str) -> Explanation:
     """Plan a pipeline, and explain one of its views."""
     from tidemill.pipeline.certifying import CertifyFunction, CertifyView
+    from tidemill.pipeline.chaining import chain_of
 
     plan, decl = pipeline.plan(), pipeline.views[view]
     certified = (one for one in plan.stages if isinstance(one, CertifyView | CertifyFunction))
     known = next((one.known for one in certified if one.view == view), None)
-    if decl.function is not None:
-        return Explanation(view, None, known, declared=decl.declared)
-    return Explanation(view, plan.explained(view), known, always_full=decl.refresh == "full")
+    always = decl.refresh == "full"
+    (members,) = (one.views for one in plan.program.groups.values() if any(v.name == view for v in one.views))
+    with pipeline.site.spark() as spark:
+        reasons = chain_of(spark, members, plan.program.datasets).reasons
+    why = "refresh='full'" if always else reasons.get(view, "")
+    circuit = None if decl.function is not None else plan.explained(view)
+    return Explanation(view, circuit, known, decl.declared, always_full=always, recomputed=why)

@@ -10,6 +10,7 @@ from tidemill.lots.keys import DatasetId
 from tidemill.pipeline import circuits
 from tidemill.pipeline.catalog import Catalog, Known, at, ddl_of, short
 from tidemill.pipeline.certifying import CertifyFunction, CertifyView
+from tidemill.pipeline.chaining import chain_of
 from tidemill.pipeline.declarations import ViewDecl
 from tidemill.pipeline.group_stages import RemoveGroup
 from tidemill.pipeline.pace import Pace, shortest
@@ -40,6 +41,8 @@ class ViewPlanner:
         for decl in views:
             with at(decl.line):
                 members_of.setdefault(decl.group, []).append(self._view(decl))
+        for members in members_of.values():
+            self._refuse_recomputed(members)
         paces = {name: self._pace(name) for name in members_of}
         programs = [
             GroupProgram(spec=_group(self.pipeline.name, name, members, paces[name]), views=tuple(members))
@@ -57,6 +60,14 @@ class ViewPlanner:
             )
         self.catalog.stages += self._certified([view for one in programs for view in one.views])
         return programs
+
+    def _refuse_recomputed(self, members: Sequence[ViewProgram]) -> None:
+        """Views that shall be incremental, and would not be."""
+        wanted = [view for view in members if view.refresh == "incremental"]
+        reasons = chain_of(self.catalog.spark, members, self.catalog.datasets).reasons if wanted else {}
+        for view in wanted:
+            line = self.pipeline.views[view.name].line
+            circuits.refuse_incremental(view.circuit, line, reasons.get(view.name, ""))
 
     def _pace(self, group: str) -> Pace:
         """The shortest that the views of a group declare."""
@@ -148,8 +159,6 @@ class ViewPlanner:
                 self.circuits[decl.name] = made
             names = dict.fromkeys(queries.match(name, self.catalog.known) for name in read)
             ddl = self._result(decl, list(names))
-        if decl.refresh == "incremental":
-            circuits.refuse_incremental(self.circuits[decl.name].output if decl.sql else None, decl.line)
         missing = [name for name in decl.keyed_by if name not in schema.parse(ddl).names]
         if missing:
             raise DeclarationError(
