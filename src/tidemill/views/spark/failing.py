@@ -9,13 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from tidemill.errors import TidemillError, ViewFailed
+from tidemill import errors
+from tidemill.errors import StepLost, TidemillError, ViewFailed
 
 _CONTEXT = re.compile(r"== SQL[^\n]*==\n(?P<line>[^\n]*)\n(?P<marks>[ ^]*\^)")
 _LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
 _RAISED = re.compile(r"^(?P<said>[\w.]*(?:Error|Exception|Exit|Interrupt)\b(?::[^\n]*)?)\s*$", re.MULTILINE)
+_OURS = re.compile(r"^tidemill\.errors\.(?P<kind>\w+): (?P<said>[^\n]*)", re.MULTILINE)
 _END = re.compile(r"\n\nJVM stacktrace|\n== SQL|;\n'|SQLSTATE")
+_MEMORY = re.compile(r"^(?:MemoryError|pyarrow\.lib\.ArrowMemoryError)\b", re.MULTILINE)
 _MOST = 600
+MORE_MEMORY = "give workers more memory, or more tasks; the step is run again, and none of it was kept"
 
 
 class Told(Protocol):
@@ -35,6 +39,24 @@ def telling(view: Told) -> Iterator[None]:
     except Exception as error:
         where = getattr(view, "where", "")
         raise ViewFailed(f"{where}{': ' if where else ''}view {view.name}: {said(error)}") from error
+
+
+def of_task(error: Exception) -> Exception:
+    """What a task of a step raised in its Python worker, as if it had been raised here; else the error.
+
+    A damaged run file, or a storage that is full, is told by its own error with the name of the file. Spark
+    shows those as a stack of Python inside of one of Java.
+    """
+    text = str(error)
+    ours = list(_OURS.finditer(text))
+    kind = getattr(errors, ours[-1]["kind"], None) if ours else None
+    if isinstance(kind, type) and issubclass(kind, TidemillError):
+        return kind(ours[-1]["said"])
+    if _MEMORY.search(text):
+        return StepLost("a Python worker had not enough memory for its part of a step", hint=MORE_MEMORY)
+    if "Python worker exited unexpectedly" in text:
+        return StepLost("a Python worker ended in the middle of a step, several times", hint=MORE_MEMORY)
+    return error
 
 
 def said(error: BaseException) -> str:

@@ -229,7 +229,10 @@ class Turn:
         """
         lost = self._chain.above({int(number) for one in self._told for number in one.exhausted})
         self._current -= lost
-        self.ready = frozenset(view for view in self.ready if self._is_ready(view))
+        stepped, self.ready = self.ready, frozenset(view for view in self.ready if self._is_ready(view))
+        for name, key, *_ in (file for one in self._told for file in one.files):
+            if name in stepped - self.ready:  # a part of a change, which nobody may take for the whole of it
+                self._storage.objects.delete(key)
         gone = {name for one in self._chain.nodes if one.number in lost for name in one.traces.values()}
         self._kept = Kept(
             tuple(one for one in kept.added if one.trace not in gone),
@@ -267,7 +270,7 @@ class Turn:
             for name, many in slices.items()
         }
         frames |= {name: partial(self._constant, op) for name, op in self._chain.constants}
-        jobs = self._jobs(plan, frames, views)
+        jobs = self._jobs(plan, frames, [view for view in views if not self._comparable(view)])
         self._kept = Kept.together([self._kept, jobs.kept])
         self._loaded = missing
         self._load_s = time.perf_counter() - began
@@ -285,13 +288,22 @@ class Turn:
     def _held(self, dataset: DatasetId) -> list[Slice]:
         return self._owner.inputs.at(dataset, self._batch.positions[dataset])
 
+    def _comparable(self, view: str) -> str:
+        """The table that a view's whole result is compared with; empty if it has none with these columns.
+
+        Such a result is no change of the view: it is written beside the state, as what later jobs read is.
+        """
+        before = self._batch.tables.get(view, "")
+        same = before and schema_text(self._owner.tables.schema(before)) == schema_text(self._schema(view))
+        return before if same else ""
+
     def _compared(self, view: str, told: list[Told]) -> Output | None:
         """The output of a view that was loaded: its whole result, against its table if it has one."""
         tables, place = self._owner.tables, self._place(view)
         schema = self._schema(view)
         written, digest = _written(view, told)
-        before = self._batch.tables.get(view, "")
-        if before and schema_text(tables.schema(before)) == schema_text(schema):
+        before = self._comparable(view)
+        if before:
             whole = read_objects(self._spark, self._storage, stored(schema), written.objects)
             with naming(self._storage):
                 frame = difference(self._spark, tables, whole, schema, before)

@@ -13,6 +13,7 @@ import pyarrow as pa
 from tidemill.views.chain.nodes import OutputNode
 from tidemill.views.chain.work import Plan, Told
 from tidemill.views.spark import segments, tasks
+from tidemill.views.spark.failing import of_task
 from tidemill.views.spark.segments import KindsOf
 from tidemill.views.spark.tasks import HELLO, WIRE, WIRE_DDL, Site
 
@@ -51,8 +52,14 @@ class Job:
         )
 
     def collected(self, frame: "DataFrame") -> list[Told]:
-        """Run it; what its tasks told."""
-        return tasks.told_of(row[0] for row in frame.collect())
+        """Run it; what its tasks told. What one of them raised is raised here."""
+        from pyspark.errors import PySparkException
+
+        try:
+            rows = frame.collect()
+        except PySparkException as error:
+            raise of_task(error) from error
+        return tasks.told_of(row[0] for row in rows)
 
     def _sent(self, number: int, side: int, df: "DataFrame") -> "DataFrame":
         node = self.plan.chain.nodes[number].node

@@ -1,0 +1,71 @@
+"""Workers that die, a storage without room, files that are not as they were: steps fail or succeed, whole."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers.process import ServerUnavailable
+from tests.servers.spark import require_spark
+
+ROOT = Path(__file__).parents[2]
+FIRST = [[["x", 10, 135], ["y", 10, 145]], [["x", 10], ["y", 10], [None, 10]]]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All of it in one process, because a Spark that tries tasks again is one of its own."""
+    try:
+        require_spark()
+    except ServerUnavailable as reason:
+        pytest.skip(str(reason))
+    home, trouble = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("trouble")
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])])
+    env = {**os.environ, "PYTHONPATH": paths, "TIDEMILL_TROUBLE": str(trouble), "TIDEMILL_CACHE": "off"}
+    command = [sys.executable, "-m", "tests.integration.views_trouble", str(home), str(trouble)]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def after(times: int) -> list[Any]:
+    """What the views hold after so many rows more."""
+    (x, y), (xs, ys, none) = FIRST
+    return [[[x[0], x[1] + times, x[2] + 1000 * times], y], [[xs[0], xs[1] + times], ys, none]]
+
+
+@pytest.mark.rule("DBSP-46")
+def test_a_worker_killed_after_its_bundle_in_every_layer_changes_nothing(found: dict[str, Any]) -> None:
+    assert found["marks"] == ["killed-0-1", "killed-0-2", "killed-0-3", "killed-1-1", "killed-1-2"]
+    assert found["failed"] == [], "the step was not even tried again"
+    assert found["rows"] == FIRST
+    assert found["orphans"], "what the dead had written was there"
+    assert found["listed"] == [], "and no version lists it: each task counts once"
+    assert found["left"] == [], "it was collected"
+    assert found["lacking"] == [], "and nothing that is needed"
+
+
+@pytest.mark.parametrize(
+    ("number", "what", "code", "said"),
+    [
+        (0, "full", "objects-full", ".runs'"),
+        (1, "memory", "step-lost", "not enough memory"),
+        (2, "corrupt", "trace-corrupt", ".runs'"),
+        (3, "missing", "trace-missing", ".runs'"),
+        (4, "newer", "trace-format", "version' has format 99"),
+    ],
+)
+def test_a_step_in_trouble_fails_with_a_name_and_the_last_version_serves(
+    found: dict[str, Any], number: int, what: str, code: str, said: str
+) -> None:
+    one = found[what]
+    assert one["failed"], "the step failed"
+    assert all(each.startswith(f"{code}: ") and said in each for each in one["failed"]), one["failed"]
+    assert one["rows"] == after(number), "what was committed before is there"
+    assert one["again"] == [], "and when the trouble is over"
+    assert one["after"] == after(number + 1), "the step is run, once"
