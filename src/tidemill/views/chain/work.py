@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tidemill.errors import StepLost
 from tidemill.views.chain.chain import Chain, Edge, Placed
-from tidemill.views.chain.nodes import Given, OutputNode
+from tidemill.views.chain.nodes import Given, Node, OutputNode
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.layout import WEIGHT
@@ -99,7 +99,7 @@ class Plan:
             here: the range in which they were made; rows that do not travel stay there.
         """
         node = self.chain.nodes[number].node
-        for tag, table in node.pack(side, rows).items():
+        for tag, table in node.pack(side, _typed(node, side, rows)).items():
             stays = isinstance(node, OutputNode) and node.local
             parts = [(here or 0, table)] if stays else list(enumerate(split(table, self.ranges)))
             for to, part in parts:
@@ -140,6 +140,15 @@ class Told:
     def decode(cls, body: bytes) -> "Told":
         rest, kept = json.loads(body)
         return cls(**rest, kept=Kept.decode(kept.encode()))
+
+
+def _typed(node: Node, side: int, rows: pa.Table) -> pa.Table:
+    """Rows in the types that the node knows: a session may call UTC otherwise, and says what cannot be NULL."""
+    for place, kind in enumerate(node.takes(side)):
+        if rows.schema.field(place).type != kind:
+            name = f"c{place}"
+            rows = rows.set_column(place, pa.field(name, kind), rows.column(place).cast(kind))
+    return rows
 
 
 class State(NamedTuple):
