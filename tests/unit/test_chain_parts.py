@@ -1,0 +1,206 @@
+"""What lies between operators with state, what they read, and what a step must be told to be whole."""
+
+import pyarrow as pa
+import pytest
+
+from tests.unit.views_stage import output
+from tidemill.errors import StepLost, TypeRefused
+from tidemill.views.chain.chain import Chain, Placed
+from tidemill.views.chain.finals import final, raw_width
+from tidemill.views.chain.nodes import OutputNode, SetNode
+from tidemill.views.chain.prepare import prepared
+from tidemill.views.chain.segments import Explode, Segment, Select, Where
+from tidemill.views.chain.work import PIECE_ROWS, Plan, Told, complete, gathered
+from tidemill.views.circuit.circuit import walk
+from tidemill.views.circuit.expr import call, column, text
+from tidemill.views.circuit.operators import Aggregate, Filter, Join, Operator, Window
+from tidemill.views.trace.slices import ranges
+
+# --- segments
+
+
+def test_choosing_among_chosen_columns_stays_one_step() -> None:
+    one = Segment().select([call("upper", column(1)), column(0), column(2)])
+    two = one.select([column(2), column(0), column(0)])
+    assert two.steps == (Select((column(2), call("upper", column(1)), call("upper", column(1)))),)
+    assert len(one.select([call("lower", column(0))]).steps) == 2, "what computes is a step of its own"
+    assert Segment().where([]) == Segment()
+
+
+def test_a_segment_is_plain_if_it_only_chooses_columns() -> None:
+    assert Segment().plain(3) == (0, 1, 2)
+    chosen = Segment().select([column(2), column(0)])
+    assert chosen.plain(3) == (2, 0)
+    again = Segment((*chosen.steps, Select((column(1), column(1)))))
+    assert again.plain(3) == (0, 0)
+    assert chosen.select([call("abs", column(0))]).plain(3) is None
+    assert chosen.where([text("true")]).plain(3) is None
+    exploded = chosen.explode(Explode(text("explode(x)"), 2, 1, False))
+    assert exploded.plain(3) is None
+    assert exploded.explodes
+    assert not chosen.explodes
+
+
+def test_only_columns_of_another_type_are_cast() -> None:
+    assert Segment().cast(["int", "string"], ["int", "string"]) == Segment()
+    (step,) = Segment().cast(["int", "string"], ["bigint", "string"]).steps
+    assert isinstance(step, Select)
+    assert [one.sql() for one in step.expressions] == ["CAST(c0 AS bigint)", "c1"]
+    where = Segment().where([text("true")])
+    assert isinstance(where.steps[0], Where)
+
+
+# --- what is made plain
+
+
+def of(kind: type[Operator], root: Operator) -> list[Operator]:
+    return [op for op in walk(root) if isinstance(op, kind)]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT o.day FROM orders o JOIN customers c ON o.cust + 1 = c.id AND o.amount < length(c.region)",
+        """SELECT upper(kind) AS k, sum(id) FILTER (WHERE at IS NULL) AS s, count(id, at) AS n,
+                  count_if(id = 1) AS i, count(1) AS every, mean(id) AS m FROM events GROUP BY upper(kind)""",
+        "SELECT o.id FROM orders o LEFT JOIN customers c ON o.cust + 1 = c.id AND o.id < c.id + 7",
+        "SELECT id, rank() OVER (PARTITION BY cust % 2 ORDER BY id) AS r FROM orders",
+        "SELECT id + 1 AS k, collect_list(kind) AS l FROM events GROUP BY id + 1",
+        "SELECT DISTINCT kind FROM events",
+    ],
+)
+def test_operators_with_state_read_plain_columns_and_keep_their_width(sql: str) -> None:
+    before = output(sql)
+    after = prepared(before)
+    assert after.width == before.width
+    assert after.names == before.names
+    for op in walk(after):
+        keys: list[object] = []
+        if isinstance(op, Join):
+            keys = [part.column for key in op.keys for part in (key.left, key.right)]
+            assert op.join != "inner" or not op.residual, "what else a join demands is a filter above it"
+        elif isinstance(op, Aggregate):
+            keys = [group.column for group in op.groups]
+        elif isinstance(op, Window):
+            keys = [part.column for part in op.partition]
+        assert None not in keys
+
+
+def test_a_filter_of_an_aggregate_becomes_a_case_and_several_arguments_one() -> None:
+    sql = "SELECT sum(id) FILTER (WHERE cust > 1) AS s, count(id, cust) AS n, count(*) AS e FROM orders"
+    after = prepared(output(sql))
+    (aggregate,) = of(Aggregate, after)
+    assert isinstance(aggregate, Aggregate)
+    assert [one.name for one in aggregate.calls] == ["sum", "count", "count"]
+    assert all(one.filter is None and len(one.arguments) <= 1 for one in aggregate.calls)
+    assert [len(one.arguments) for one in aggregate.calls] == [1, 1, 0]
+
+
+def test_the_condition_of_an_inner_join_is_a_filter_over_it() -> None:
+    after = prepared(
+        output("SELECT o.id FROM orders o JOIN customers c ON o.cust = c.id AND o.id < c.id + 7")
+    )
+    (join,) = of(Join, after)
+    above = [op for op in of(Filter, after) if join in op.inputs]
+    assert len(above) == 1
+
+
+# --- from sums to Spark's values
+
+
+@pytest.mark.parametrize(
+    ("kind", "argument", "result", "width", "said"),
+    [
+        ("count", "string", "bigint", 1, "c3"),
+        ("max", "date", "date", 1, "c3"),
+        ("sum", "double", "double", 1, "c3"),
+        ("sum", "int", "bigint", 2, "CAST(c3 AS bigint)"),
+        ("sum", "decimal(10,2)", "decimal(20,2)", 2, "CAST(c3 AS decimal(20,2))"),
+        ("avg", "int", "double", 3, "(CAST(c3 AS DOUBLE) / c5)"),
+        (
+            "avg",
+            "decimal(10,2)",
+            "decimal(14,6)",
+            3,
+            "CAST(c3 AS DECIMAL(20,2)) / CAST(c5 AS DECIMAL(20,0))",
+        ),
+    ],
+)
+def test_a_final_reads_its_raw_columns(kind: str, argument: str, result: str, width: int, said: str) -> None:
+    assert raw_width(kind, argument) == width  # type: ignore[arg-type]
+    made = final(kind, argument, result, 3)  # type: ignore[arg-type]
+    assert said in made.sql()
+    assert made.columns <= set(range(3, 3 + width))
+    if width > 1:
+        assert f"overflows {result}" in made.sql(), "what does not fit is an error, as in Spark"
+
+
+@pytest.mark.parametrize(
+    ("kind", "argument", "result"),
+    [
+        ("avg", "decimal(38,18)", "decimal(38,22)"),
+        ("avg", "decimal(28,4)", "decimal(32,8)"),
+        ("sum", "interval day to second", "interval day to second"),
+    ],
+)
+def test_what_cannot_be_exact_is_refused(kind: str, argument: str, result: str) -> None:
+    """Spark's division keeps fewer decimals of a wide DECIMAL than its avg does."""
+    with pytest.raises(TypeRefused):
+        final(kind, argument, result, 0)  # type: ignore[arg-type]
+
+
+# --- a step is whole, or it is none
+
+INT = pa.int32()
+
+
+def plan(count: int = 2) -> Plan:
+    nodes = (
+        Placed(0, "a", SetNode("distinct", (INT,)), 0, 1),
+        Placed(1, "b", SetNode("distinct", (INT,)), 0, 2),
+        Placed(2, "view:v", OutputNode("v", ("x",), (INT,)), 0, 3),
+        Placed(3, "c", SetNode("distinct", (INT,)), 1, 1),
+    )
+    return Plan(Chain(nodes, ()), frozenset(range(4)), ranges(count))
+
+
+def told(layer: int, here: int, *nodes: int) -> Told:
+    return Told(layer, here, list(nodes))
+
+
+WHOLE = [told(1, 0, 0), told(1, 1, 0), told(2, 0, 1), told(2, 1, 1), told(4, 0)]
+
+
+@pytest.mark.rule("DBSP-46")
+def test_a_step_is_whole_when_each_node_told_once_of_each_range() -> None:
+    assert complete(plan(), WHOLE).added == ()
+    for place in range(4):
+        with pytest.raises(StepLost, match="1 told nothing"):
+            complete(plan(), [*WHOLE[:place], *WHOLE[place + 1 :]])
+        with pytest.raises(StepLost, match="1 twice"):
+            complete(plan(), [*WHOLE, WHOLE[place]])
+    for odd in (told(1, 2, 0), told(3, 0, 2), told(1, 0, 3), told(1, 0, 9)):
+        with pytest.raises(StepLost):
+            complete(plan(), [*WHOLE, odd])
+
+
+def test_what_a_task_told_is_read_back() -> None:
+    one = Told(2, 1, [3, 4], seconds=0.5, rows=7, files=[("v", "k", 1, 2, "ff")], aside={"3": 1})
+    again = Told.decode(one.encode())
+    assert again.encode() == one.encode()
+    assert (again.nodes, again.aside, again.kept) == ([3, 4], {"3": 1}, one.kept)
+
+
+@pytest.mark.rule("DBSP-9")
+def test_rows_go_to_the_range_of_their_hash_in_pieces_that_are_not_too_large() -> None:
+    count = PIECE_ROWS + 10
+    rows = pa.table({"c0": pa.array(range(count), INT), "_w": pa.array([1] * count, pa.int64())})
+    packets = list(plan(7).deliver(0, 0, rows))
+    assert max(packet.table.num_rows for packet in packets) <= PIECE_ROWS
+    assert sum(packet.table.num_rows for packet in packets) == count
+    found = gathered(packets)
+    assert found.keys() == set(range(7))
+    sizes = [sum(part.num_rows for part in tags[0]["left"]) for tags in found.values()]
+    assert max(sizes) < 1.1 * count / 7, "spread evenly"
+    one = list(plan(1).deliver(0, 0, rows))
+    assert [packet.range for packet in one] == [0, 0]
