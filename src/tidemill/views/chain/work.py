@@ -143,7 +143,7 @@ class Told:
 
 
 def _typed(node: Node, side: int, rows: pa.Table) -> pa.Table:
-    """Rows in the types that the node knows: a session may call UTC otherwise, and says what cannot be NULL."""
+    """Rows in the types that the node knows: sessions may call UTC otherwise, and say what cannot be NULL."""
     for place, kind in enumerate(node.takes(side)):
         if rows.schema.field(place).type != kind:
             name = f"c{place}"
