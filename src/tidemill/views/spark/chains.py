@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tidemill.errors import QueryError, TypeRefused
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import Dataset, Kind
 from tidemill.spark import queries
 from tidemill.spark.sessions import PINNED
 from tidemill.views.chain.build import Builder
@@ -44,8 +44,13 @@ class Chained:
 
 
 def kind_of(dataset: Dataset) -> str:
-    """How the rows of a dataset come to a chain."""
-    return "in an order of their own" if dataset.order_by else dataset.kind.value
+    """How the rows of a dataset come to a chain.
+
+    A lot of an interval gathers appends, and which write of a key is the later one is told by the append it
+    is in: traces know a position and an ordinal alone.
+    """
+    own = dataset.order_by or (dataset.kind is Kind.KEYED and dataset.unit is not None)
+    return "in an order of their own" if own else dataset.kind.value
 
 
 def chained(
