@@ -246,7 +246,7 @@ class Stage:
         if name not in self._followed:
             self.report.say(f"{name}: drawing {rows:,} orders")
             followed = Followed(self, query, Shop(self.folder / "shops" / name, query.kind, rows))
-            if not self._followed and rows > 10_000:
+            if not self._followed and self.scale.slow_peers:
                 self._first(query)
             followed.begin()
             followed.warm_up(self.scale.warm_ups)
