@@ -1,0 +1,108 @@
+"""Queries of every kind as views of one chain: after every step its kernels hold what plain Spark gives.
+
+The exchange stays in this process; kernels and state are those of a job, as which some are run as well.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration import views_oracle
+from tests.integration.views_generator import DDL, Generator
+from tests.integration.views_kernels import Kernels
+from tests.integration.views_queries import SINGLE, TRAPS
+from tidemill.errors import QueryError
+from tidemill.spark import queries
+from tidemill.testing import Case, Judge, Step
+from tidemill.views.certify import generate
+from tidemill.views.certify.equality import equality_of
+from tidemill.views.circuit.rewrite import rewrite
+from tidemill.views.sql.catalog import Table
+
+HAND = {**SINGLE, **TRAPS}
+DRAWN = {f"seed {n}": Generator(n).query() for n in range(30)}
+AS_JOBS = 40
+
+
+def hand_steps(spark: Any) -> list[Step]:
+    """The rows full of traps: some, then all with some taken back, then most of them gone."""
+    with views_oracle.stage(spark, views_oracle.ROWS, views_oracle.TABLES):
+        names = views_oracle.TABLES
+        rows = {n: [row.asDict(recursive=True) for row in spark.table(f"`{n}`").collect()] for n in names}
+    half = {name: every[::2] for name, every in rows.items()}
+    return [
+        Step(inserts=half),
+        Step(inserts=rows, deletes={name: some[:2] for name, some in half.items()}),
+        Step(deletes={name: every[1:] for name, every in rows.items()}),
+    ]
+
+
+@pytest.fixture(scope="module")
+def hand(spark: Any) -> Iterator[tuple[dict[str, Table], list[Step]]]:
+    steps = hand_steps(spark)
+    with views_oracle.stage(spark, {}) as found:
+        yield found, steps
+
+
+def judged(
+    spark: Any,
+    folder: Path,
+    ddl: Mapping[str, str],
+    known: dict[str, Table],
+    texts: Mapping[str, str],
+    steps: list[Step],
+    **options: Any,
+) -> tuple[Kernels, int]:
+    """Judge the queries that have a chain; how many there were."""
+    outputs = {n: rewrite(views_oracle.compiled(spark, known, sql).output) for n, sql in texts.items()}
+    kernels = Kernels(spark, folder, ddl, outputs, **options)
+    cases = [
+        Case(name, sql, kernels.holding(name), equality_of(outputs[name]))
+        for name, sql in texts.items()
+        if name in kernels.found.views and is_one_query(sql)
+    ]
+    verdict = Judge(spark, ddl, batch=60).run(cases, steps)
+    assert verdict, str(verdict)
+    assert verdict.compared == len(cases) * len(steps)
+    assert verdict.raised == 0
+    return kernels, len(cases)
+
+
+def is_one_query(sql: str) -> bool:
+    """The judge renames tables in the text: VALUES without SELECT is none that it can read."""
+    try:
+        queries.table_names(sql)
+    except QueryError:
+        return False
+    return True
+
+
+@pytest.mark.rule("DBSP-10", "DBSP-12")
+def test_queries_written_by_hand_are_equal_to_spark_on_kernels_after_every_step(
+    spark: Any, hand: tuple[dict[str, Table], list[Step]], tmp_path: Path
+) -> None:
+    kernels, count = judged(spark, tmp_path, views_oracle.TABLES, hand[0], HAND, hand[1][:2])
+    assert count > 140
+    kinds = {type(one.node).__name__ for one in kernels.chain.nodes}
+    assert kinds >= {"JoinNode", "AggregateNode", "SetNode", "GatherNode", "ReplaceNode", "OutputNode"}
+
+
+@pytest.mark.rule("DBSP-1", "DBSP-20")
+def test_generated_queries_are_equal_to_spark_on_kernels_in_seven_ranges(spark: Any, tmp_path: Path) -> None:
+    steps = generate.steps(DDL, seed=7)[:3]
+    with views_oracle.stage(spark, {}, DDL) as known:
+        kinds = {"t": "changes", "n": "changes"}
+        _, count = judged(spark, tmp_path, DDL, known, DRAWN, steps, kinds=kinds, count=7)
+    assert count > 12
+
+
+@pytest.mark.crash
+@pytest.mark.rule("DBSP-1", "DBSP-46")
+def test_queries_written_by_hand_are_equal_to_spark_as_jobs(
+    spark: Any, hand: tuple[dict[str, Table], list[Step]], tmp_path: Path
+) -> None:
+    some = dict(list(HAND.items())[:: max(1, len(HAND) // (2 * AS_JOBS))])
+    _, count = judged(spark, tmp_path, views_oracle.TABLES, hand[0], some, hand[1], job=True)
+    assert count >= AS_JOBS
