@@ -96,12 +96,25 @@ def stored(schema: "StructType") -> "StructType":
 def arrow_schema(schema: "StructType") -> pa.Schema | None:
     """The columns of files as they are merged outside of Spark; None when they are not."""
     columns = schemas.of_spark(schema)
-    if "collate" in str(columns).lower():  # equal to Spark, and not here
+    # Texts with a collation are equal to Spark, and not here. A NULL in a map of Spark's came back as 0.
+    if any(_only_spark(column.type) for column in columns.columns):
         return None
     try:
         return schemas.to_arrow(columns.stored())
     except BadSchema:
         return None
+
+
+def _only_spark(kind: schemas.Type) -> bool:
+    match kind:
+        case schemas.Map():
+            return True
+        case schemas.Array():
+            return _only_spark(kind.element)
+        case schemas.Struct():
+            return any(_only_spark(column.type) for column in kind.fields)
+        case schemas.Simple():
+            return " collate " in kind.name.lower()
 
 
 # --- in this process
