@@ -190,18 +190,22 @@ class Objects(ABC):
         check_key(key)
         return self._head(key)
 
-    def list(self, prefix: str = "", *, after: str | None = None, limit: int | None = None) -> Iterator[Info]:
+    def list(
+        self, prefix: str = "", *, after: str | None = None, limit: int | None = None, ahead: bool = True
+    ) -> Iterator[Info]:
         """Objects whose key begins with `prefix` and sorts behind `after`, in key order, read as you go.
 
         Args:
             prefix: as on S3 just characters; end it with `/` to mean a folder.
             after: the last key you have had; it need not exist.
             limit: stop after so many.
+            ahead: let a provider look for the next page while one is gone through; without it no request is
+                made whose answer nobody reads.
         """
         check_prefix(prefix)
         if limit is not None and limit < 0:
             raise UsageError(f"not a limit: {limit}", hint="0 or more, or None for all")
-        return islice(self._list(prefix, after), limit)
+        return islice(self._list(prefix, after) if ahead else self._list_lazily(prefix, after), limit)
 
     def list_foreign(
         self, skip: Callable[[str, str], None], prefix: str = "", *, after: str | None = None
@@ -217,6 +221,9 @@ class Objects(ABC):
         return self._list_foreign(prefix, after, skip)
 
     # --- the backend
+
+    def _list_lazily(self, prefix: str, after: str | None) -> Iterator[Info]:
+        return self._list(prefix, after)
 
     def _list_foreign(
         self, prefix: str, after: str | None, skip: Callable[[str, str], None]

@@ -207,12 +207,18 @@ class RemoteObjects(Objects):
         return _info(key, self._ask("head", key, lambda store, path: store.head(path)))
 
     def _list(self, prefix: str, after: str | None) -> Iterator[Info]:
+        return self._in_order(prefix, after, ahead=True)
+
+    def _list_lazily(self, prefix: str, after: str | None) -> Iterator[Info]:
+        return self._in_order(prefix, after, ahead=False)
+
+    def _in_order(self, prefix: str, after: str | None, *, ahead: bool) -> Iterator[Info]:
         if not self._flat:
             for key, meta in walk(self._entries, prefix, after):
                 yield _info(key, meta)
             return
         last = ""
-        for meta in self._listed(prefix, after):
+        for meta in self._listed(prefix, after, ahead=ahead):
             key = meta["path"].removeprefix(self._root)
             if key <= last:
                 raise ObjectError(
@@ -240,7 +246,7 @@ class RemoteObjects(Objects):
         for key, meta in walk(lambda folder: self._entries(folder, skip), prefix, last):
             yield _info(key, meta)
 
-    def _listed(self, prefix: str, after: str | None) -> Iterator["ObjectMeta"]:
+    def _listed(self, prefix: str, after: str | None, *, ahead: bool) -> Iterator["ObjectMeta"]:
         """What the provider lists from somewhat before the first object that is wanted."""
         folder = (self._root + prefix).rpartition("/")[0] or None
         low = max(after or "", before(prefix))
@@ -267,15 +273,15 @@ class RemoteObjects(Objects):
             return found
 
         found = fetched()
-        if len(found) < _PAGE:  # most listings: there is hardly more
+        if not ahead or len(found) < _PAGE:  # most listings: there is hardly more
             while found:
                 yield from found
                 found = fetched()
             return
         # The provider looks for the next page while this one is gone through.
-        with ThreadPoolExecutor(1, thread_name_prefix="objects-list") as ahead:
+        with ThreadPoolExecutor(1, thread_name_prefix="objects-list") as scout:
             while found:
-                coming = ahead.submit(fetched)
+                coming = scout.submit(fetched)
                 yield from found
                 found = coming.result()
 

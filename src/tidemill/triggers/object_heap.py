@@ -72,7 +72,7 @@ class ObjectHeap(Heap):
         prefix = f"{ROOT}/shard={shard:02d}/"
         # Not the name of a folder: servers that list by folders would leave out what is in it.
         after = prefix + minute(lo_us)[:-1] if lo_us > 0 else None
-        for info in self._objects.list(prefix, after=after):
+        for info in self._objects.list(prefix, after=after, ahead=False):
             item = parse(info.key)
             if item is None:
                 self._pass_over(info.key)
