@@ -114,10 +114,11 @@ def main(home: Path, trouble: Path) -> dict[str, Any]:
     found["left"] = sorted(stage.runs() - listed)
     found["lacking"] = sorted(listed - stage.runs())
 
+    stage.orders.append([(100, "a", 1000)])
     for what in ("full", "memory", "corrupt", "missing", "newer"):
-        stage.orders.append([(100, "a", 1000)])
         failed = stage.during(what, stage.run) if what in ("full", "memory") else stage.broken(what)
-        found[what] = {"failed": failed, "rows": stage.rows(), "again": stage.run(), "after": stage.rows()}
+        found[what] = {"failed": failed, "rows": stage.rows()}
+    found["over"] = {"failed": stage.run(), "rows": stage.rows()}
     return found
 
 
