@@ -383,7 +383,7 @@ class Turn:
         return struct_of(node.names, self._found.types[view])
 
     def _tasks(self, rows: int) -> int:
-        """How many tasks a layer has: as many as can run at once, or more if these would have too many rows."""
+        """How many tasks a layer has: as many as run at once, or more if these would have too many rows."""
         return max(1, min(256, max(parallelism(self._spark), -(-rows // LOAD_ROWS))))
 
 
