@@ -32,6 +32,7 @@ from tidemill.runner.part_futures import PartFutures
 from tidemill.spark.sessions import SparkSettings
 from tidemill.triggers import subscriptions
 from tidemill.views.steps import commits, groups
+from tidemill.views.trace.version import read_version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -211,6 +212,8 @@ def orphans(shop: tm.Pipeline) -> list[str]:
     roots = [row.manifest for name in _stored(shop) for row in _rows(shop, name)]
     for row in _step_rows(shop):
         roots += [key for one in row.outputs for key in (one.changes, one.table) if key]
+        if row.version:  # each step's own, until it is collected
+            live |= {row.version, *read_version(site.objects, row.version).files()}
     for key in roots:
         live |= {key, *manifests.load(key).parts, *(item.uri for item in manifests.listed(key))}
     keys = [info.key for info in site.objects.list("")]
@@ -299,6 +302,7 @@ def _names(shop: tm.Pipeline) -> list[str]:
         ("attempt=[^/]+", "attempt=T"),
         (r"part=(\d+)-[^/]+", r"part=\1"),
         (r"part-\d+-[0-9a-f-]+", "part"),
+        (r"/(\d+-\d+)-[0-9a-f-]+\.runs", r"/\1.runs"),
     )
     found = []
     for info in shop.site.objects.list(""):
