@@ -1,26 +1,45 @@
 """Fuzzing of views (`make fuzz ARGS="--seconds 600"`): queries from new seeds, judged as in the tests.
 
-What differs is printed with its seed and made smaller first: fewer rows, then fewer steps, for as long as it
-still differs. The same seed draws the same query again: `--seed N --count 1`.
+What differs is printed with its seed and made smaller first: fewer rows, then a shorter query, for as long as
+it still differs. The same seed draws the same query again: `--seed N --count 1`.
 """
 
 import argparse
 import itertools
 import random
 import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tests.integration import views_oracle
-from tests.integration.test_views_generated import cases
-from tests.integration.views_generator import DDL
+from tests.integration.test_views_generated import case_of
+from tests.integration.views_generator import DDL, Generator
+from tests.integration.views_shrinking import Rows, shrunk_query, shrunk_rows
 from tests.servers.spark import small_spark
 from tidemill.clock import SYSTEM
-from tidemill.spark.sessions import open_session
-from tidemill.testing import Case, Judge, Step
+from tidemill.errors import TidemillError
+from tidemill.spark.sessions import expecting_errors, open_session
+from tidemill.testing import Judge, Step, Verdict
 from tidemill.views.certify import generate
-from tidemill.views.certify.contents import Contents
+from tidemill.views.sql.catalog import Table
 
 BATCH = 20
+
+
+@dataclass(frozen=True)
+class Found:
+    """A query that differs from plain Spark, and the least of it that still does."""
+
+    seed: int
+    sql: str
+    smaller: str
+    steps: list[Step]
+    verdict: Verdict
+
+    def __str__(self) -> str:
+        said = [f"seed {self.seed}: {self.sql}", f"smaller: {self.smaller}", str(self.verdict), "steps:"]
+        return "\n".join([*said, *(f"  {step}" for step in self.steps)])
 
 
 def main() -> int:
@@ -31,50 +50,60 @@ def main() -> int:
     given = parser.parse_args()
     first = given.seed if given.seed is not None else random.SystemRandom().randrange(2**40)
     sys.stdout.write(f"seed {first}\n")
-    spark = open_session(small_spark())
     ends = SYSTEM.monotonic() + given.seconds
+    spark = open_session(small_spark())
+    done = 0
     with views_oracle.stage(spark, {}, DDL) as tables:
-        for done in itertools.count(0, BATCH):
-            if SYSTEM.monotonic() >= ends if given.count is None else done >= given.count:
-                sys.stdout.write(f"{min(done, given.count or done)} queries, all equal to plain Spark\n")
-                return 0
-            some = BATCH if given.count is None else min(BATCH, given.count - done)
-            found, _, _ = cases(spark, tables, range(first + done, first + done + some))
-            steps = generate.steps(DDL, seed=first + done)[:3]
-            verdict = Judge(spark, DDL).run(found, steps)
-            if not verdict:
-                wrong = verdict.mismatches[0].case
-                small = smaller(spark, wrong, steps)
-                again = Judge(spark, DDL).run([wrong], small)
-                sys.stdout.write(f"{again}\ncircuit: {wrong.held}\nsteps:\n")
-                sys.stdout.writelines(f"  {step}\n" for step in small)
+        for seeds in _batches(first, given.count):
+            if given.count is None and SYSTEM.monotonic() >= ends:
+                break
+            found = search(spark, tables, seeds)
+            if found is not None:
+                sys.stdout.write(f"{found}\n")
                 return 1
+            done += len(seeds)
+    sys.stdout.write(f"{done} queries, all equal to plain Spark\n")
     return 0
 
 
-def smaller(spark: Any, case: Case, steps: list[Step]) -> list[Step]:
-    """The fewest rows of one step with which the case still differs; the steps themselves if it takes all."""
+def _batches(first: int, count: int | None) -> Iterator[range]:
+    for done in itertools.count(0, BATCH):
+        if count is not None and done >= count:
+            return
+        some = BATCH if count is None else min(BATCH, count - done)
+        yield range(first + done, first + done + some)
 
-    def differs(rows: dict[str, list[Any]]) -> bool:
-        return not Judge(spark, DDL).run([case], [Step(inserts=rows)])
 
-    contents = Contents(DDL)
-    for step in steps:
-        contents.apply(step)
-        rows = {name: contents.rows(name) for name in DDL}
-        if differs(rows):
-            break
-    else:
-        return steps
-    shrunk = True
-    while shrunk:
-        shrunk = False
-        for name in DDL:
-            for place in range(len(rows[name]) - 1, -1, -1):
-                less = {**rows, name: rows[name][:place] + rows[name][place + 1 :]}
-                if differs(less):
-                    rows, shrunk = less, True
-    return [Step(inserts=rows)]
+def search(spark: Any, tables: Mapping[str, Table], seeds: range) -> Found | None:
+    """The first of these queries that differs, made smaller; None if all equal plain Spark."""
+    given = {f"seed {seed}": (seed, Generator(seed).query()) for seed in seeds}
+    steps = generate.steps(DDL, seed=seeds.start)[:3]
+    cases = [case_of(spark, tables, name, sql) for name, (_, sql) in given.items()]
+    verdict = Judge(spark, DDL).run(cases, steps)
+    if verdict:
+        return None
+    seed, sql = given[verdict.mismatches[0].case.name]
+    with expecting_errors():  # what is left of a query may be none
+        return _smaller(spark, tables, seed, sql, steps)
+
+
+def _smaller(spark: Any, tables: Mapping[str, Table], seed: int, sql: str, steps: list[Step]) -> Found:
+    def judged(text: str, given: list[Step]) -> Verdict:
+        return Judge(spark, DDL).run([case_of(spark, tables, f"seed {seed}", text)], given)
+
+    def differs(text: str, given: list[Step]) -> bool:
+        try:
+            return not judged(text, given)
+        except TidemillError:
+            return False
+
+    rows: Rows | None = shrunk_rows(DDL, steps, lambda less: differs(sql, [Step(inserts=less)]))
+    small = steps if rows is None else [Step(inserts=rows)]
+    text = shrunk_query(sql, lambda less: differs(less, small))
+    if rows is not None:
+        again = shrunk_rows(DDL, small, lambda less: differs(text, [Step(inserts=less)]))
+        small = [Step(inserts=again)] if again is not None else small
+    return Found(seed, sql, text, small, judged(text, small))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 `make fuzz` (`tests.fuzz_views`) draws others, for as long as it is told.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -31,18 +32,19 @@ def tables(spark: Any) -> Iterator[dict[str, Table]]:
         yield found
 
 
-def cases(spark: Any, tables: dict[str, Table], seeds: Sequence[int]) -> tuple[list[Case], set[type], int]:
-    """The circuits of queries; which kinds of operators they have, and how many are kept whole."""
-    found, kinds, whole = [], set[type](), 0
-    for seed in seeds:
-        sql = Generator(seed).query()
-        written = views_oracle.compiled(spark, tables, sql).output
-        output = rewrite(written)
-        mine = {type(op) for op in walk(output)}
-        kinds |= mine
-        whole += Opaque in mine
-        found.append(Case(f"seed {seed}", sql, interpret(output), equality_of(output), interpret(written)))
-    return found, kinds, whole
+@dataclass(frozen=True)
+class Drawn(Case):
+    """A query and its circuit, and which kinds of operators that has."""
+
+    kinds: frozenset[type] = frozenset()
+
+
+def case_of(spark: Any, tables: Mapping[str, Table], name: str, sql: str) -> Drawn:
+    """A query held against its circuit; the oracle of ties is the circuit before any rewrite."""
+    written = views_oracle.compiled(spark, tables, sql).output
+    output = rewrite(written)
+    kinds = frozenset(type(op) for op in walk(output))
+    return Drawn(name, sql, interpret(output), equality_of(output), interpret(written), kinds)
 
 
 @pytest.mark.rule("DBSP-15", "DBSP-20")
@@ -50,7 +52,9 @@ def cases(spark: Any, tables: dict[str, Table], seeds: Sequence[int]) -> tuple[l
 def test_generated_queries_equal_their_circuits_after_every_step(
     spark: Any, tables: dict[str, Table], part: int
 ) -> None:
-    given, kinds, whole = cases(spark, tables, SEEDS[part::PARTS])
+    given = [case_of(spark, tables, f"seed {n}", Generator(n).query()) for n in SEEDS[part::PARTS]]
+    kinds = {kind for case in given for kind in case.kinds}
+    whole = sum(Opaque in case.kinds for case in given)
     verdict = Judge(spark, DDL, batch=40).run(given, STEPS)
     assert verdict, str(verdict)
     assert verdict.compared == len(given) * len(STEPS)
