@@ -6,11 +6,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 import tidemill as tm
 from tests.unit.test_checks import counted, rows_of
 from tidemill.errors import AppendRefused, DatasetChanged, DeclarationError
+from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.ids import Unit
 from tidemill.lots.keys import DatasetId
+from tidemill.views.spark.chains import kind_of
 
 COLUMNS = "id BIGINT, place STRING, at TIMESTAMP_NTZ, n INT"
 BAD = DatasetId("orders_quarantine")
@@ -108,3 +112,12 @@ def test_whole_rows_of_pandas_and_batches_can_be_deleted_too(tmp_path: Path) -> 
         orders.delete(pd.DataFrame({"id": [1], "n": [2]}))
         orders.delete(pa.RecordBatch.from_pydict({"id": [1], "n": [2]}))
         assert [(row["id"], row["n"]) for row in rows_of(pipeline, DatasetId("orders"))] == [(1, None)] * 2
+
+
+@pytest.mark.rule("LOT-40")
+def test_views_do_not_keep_traces_of_writes_whose_order_is_their_own() -> None:
+    plain = Dataset(name="t", kind=Kind.KEYED, key=("id",), deletes=True)
+    assert kind_of(plain) == "keyed"
+    for other in (replace(plain, order_by=("at",)), replace(plain, unit=Unit.parse("PT5M"))):
+        assert kind_of(other) == "in an order of their own"
+    assert kind_of(Dataset(name="t", unit=Unit.parse("PT5M"))) == "rows"
