@@ -96,7 +96,7 @@ def stored(schema: "StructType") -> "StructType":
 def arrow_schema(schema: "StructType") -> pa.Schema | None:
     """The columns of files as they are merged outside of Spark; None when they are not."""
     columns = schemas.of_spark(schema)
-    # Texts with a collation are equal to Spark, and not here. A NULL in a map of Spark's came back as 0.
+    # Texts with a collation are equal to Spark, and not here; maps it compares by sorting their entries.
     if any(_only_spark(column.type) for column in columns.columns):
         return None
     try:
