@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from tidemill.errors import QueryRefused
@@ -142,12 +143,16 @@ def compiled(spark: Any, tables: Mapping[str, Table], sql: str, **options: Any) 
 
 def bags(spark: Any, texts: Sequence[str]) -> list[Counter[str]]:
     """The rows of each query, by one Spark job for all, and one task of it."""
-    # NULL fields stay, so that a row is told from one with a field less.
-    row = "to_json(struct(*), map('ignoreNullFields', 'false')) AS said"
-    parts = [f"SELECT {place} AS place, {row} FROM (\n{sql}\n)" for place, sql in enumerate(texts)]
-    every = "\nUNION ALL\n".join(parts)
+    from pyspark.sql import functions as f
+
+    parts = []
+    for place, sql in enumerate(texts):
+        # NULL fields stay, so that a row is told from one with a field less. Each is asked for by itself: not
+        # every query may stand in parentheses.
+        row = f.to_json(f.struct("*"), {"ignoreNullFields": "false"})
+        parts.append(spark.sql(sql).select(f.lit(place).alias("place"), row.alias("said")))
     found: list[Counter[str]] = [Counter() for _ in texts]
-    for place, said in spark.sql(f"SELECT /*+ COALESCE(1) */ * FROM (\n{every}\n)").collect():
+    for place, said in reduce(lambda one, other: one.unionAll(other), parts).coalesce(1).collect():
         found[place][said] += 1
     return found
 
