@@ -154,9 +154,7 @@ def test_explain_as_text_names_columns_rungs_and_what_is_shared() -> None:
 
 
 def test_explain_as_json_is_whole() -> None:
-    made = explain(
-        circuit(late="SELECT DISTINCT id FROM events", all="SELECT id, now() AS t FROM events")
-    )
+    made = explain(circuit(late="SELECT DISTINCT id FROM events", all="SELECT id, now() AS t FROM events"))
     told = json.loads(json.dumps(made.json()))
     assert told["views"]["late"]["incremental"] is True
     assert told["views"]["all"]["incremental"] is False

@@ -16,12 +16,10 @@ What is left, and only that, may still hang on ties: what a frame of RANGE says 
 calls with a treatment of NULLs, and queries that are kept whole. `settled` says whether anything is.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tidemill.errors import BadSchema
-from tidemill.spark import schema
-from tidemill.spark.schema import Array, Map, Struct, Type
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.expr import Expr, Part, joined
 from tidemill.views.circuit.functions import ORDERED
@@ -37,10 +35,15 @@ from tidemill.views.circuit.operators import (
     WindowCall,
 )
 from tidemill.views.circuit.render import breaks_ties
+from tidemill.views.circuit.types import fields, listed
 
 SALTS = (0x7469_6465, 0x6D69_6C6C)
 """Of the two halves of H128."""
 
+_HASHED = re.compile(
+    r"boolean|tinyint|smallint|int|bigint|float|double|decimal\(.*\)|string.*|char\(.*\)|varchar\(.*\)|binary"
+    r"|date|timestamp.*|interval .*|void"
+)
 WHOLE = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
 SO_FAR = "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
 _FIRSTS = frozenset({"first", "first_value", "any_value"})
@@ -105,50 +108,39 @@ def hash_of(types: Sequence[str]) -> tuple[Expr, Expr]:
     """The two halves of H128 of a row with columns of these types."""
     parts: list[Part] = []
     for place, kind in enumerate(types):
-        parts += [", isnull(", place, "), ", *hashable((place,), _type(kind))]
+        parts += [", isnull(", place, "), ", *hashable((place,), kind)]
     first, second = (Expr(joined([f"xxhash64({salt}", *parts, ")"]), _WORDS) for salt in SALTS)
     return first, second
 
 
-def hashable(value: tuple[Part, ...], kind: Type | None, depth: int = 0) -> tuple[Part, ...]:
+def hashable(value: tuple[Part, ...], kind: str, depth: int = 0) -> tuple[Part, ...]:
     """A value as `xxhash64` takes it, with nothing of it passed over: the SQL of `rows.identified`."""
     item = f"i{depth}"
-    match kind:
-        case Array():
-            inner = _flagged((item,), kind.element, depth + 1)
-            size = ("named_struct('n', size(", *value, "), 'v', transform(", *value)
-            return (*size, f", {item} -> ", *inner, "))")
-        case Map():
-            key = hashable((f"{item}.key",), kind.key, depth + 1)
-            inner = _flagged((f"{item}.value",), kind.value, depth + 1)
-            order = "(l, r) -> CASE WHEN l.key < r.key THEN -1 WHEN l.key > r.key THEN 1 ELSE 0 END"
-            entries: tuple[Part, ...] = ("array_sort(map_entries(", *value, f"), {order})")
-            size = ("named_struct('n', size(", *value, "), 'v', transform(", *entries)
-            return (*size, f", {item} -> named_struct('k', ", *key, ", 'v', ", *inner, ")))")
-        case Struct():
-            fields: list[Part] = []
-            for number, one in enumerate(kind.fields):
-                name = "`" + one.name.replace("`", "``") + "`"
-                fields += [", " if number else "", f"'f{number}', "]
-                fields += _flagged((*value, f".{name}"), one.type, depth + 1)
-            return ("named_struct(", *fields, ")")
-        case None:  # a type that Spark hashes not, or that we do not know: its text
-            return ("CAST(", *value, " AS STRING)")
-        case _:
-            return value
+    if kind.startswith("array<"):
+        inner = _flagged((item,), kind[6:-1], depth + 1)
+        size = ("named_struct('n', size(", *value, "), 'v', transform(", *value)
+        return (*size, f", {item} -> ", *inner, "))")
+    if kind.startswith("map<"):
+        of_key, of_value = listed(kind[4:-1])
+        key = hashable((f"{item}.key",), of_key, depth + 1)
+        inner = _flagged((f"{item}.value",), of_value, depth + 1)
+        order = "(l, r) -> CASE WHEN l.key < r.key THEN -1 WHEN l.key > r.key THEN 1 ELSE 0 END"
+        entries: tuple[Part, ...] = ("array_sort(map_entries(", *value, f"), {order})")
+        size = ("named_struct('n', size(", *value, "), 'v', transform(", *entries)
+        return (*size, f", {item} -> named_struct('k', ", *key, ", 'v', ", *inner, ")))")
+    if kind.startswith("struct<"):
+        parts: list[Part] = []
+        for number, (name, of_field) in enumerate(fields(kind)):
+            quoted = "`" + name.replace("`", "``") + "`"
+            parts += [", " if number else "", f"'f{number}', "]
+            parts += _flagged((*value, f".{quoted}"), of_field, depth + 1)
+        return ("named_struct(", *parts, ")")
+    # A type that Spark does not hash, or that we do not know: its text.
+    return value if _HASHED.fullmatch(kind) else ("CAST(", *value, " AS STRING)")
 
 
-def _flagged(value: tuple[Part, ...], kind: Type, depth: int) -> tuple[Part, ...]:
+def _flagged(value: tuple[Part, ...], kind: str, depth: int) -> tuple[Part, ...]:
     return ("named_struct('null', isnull(", *value, "), 'v', ", *hashable(value, kind, depth), ")")
-
-
-def _type(text: str) -> Type | None:
-    if text.startswith(("variant", "interval", "geometry", "geography")) and text.partition(" ")[2] == "":
-        return None
-    try:
-        return schema.parse(f"r {text}").columns[0].type
-    except BadSchema:
-        return None
 
 
 def _keys(types: Sequence[str]) -> tuple[Order, ...]:

@@ -25,11 +25,19 @@ def fields(struct: str) -> list[tuple[str, str]]:
     [('c0', 'int'), ('c1', 'struct<f:int,g:map<string,int>>'), ('c2', 'decimal(10,2)')]
     """
     inside = struct.removeprefix("struct<").removesuffix(">")
+    return [(name, kind) for name, _, kind in (part.partition(":") for part in listed(inside) if part)]
+
+
+def listed(text: str) -> list[str]:
+    """The parts of a list, at commas that stand inside of nothing.
+
+    >>> listed("string,map<string,decimal(4,2)>")
+    ['string', 'map<string,decimal(4,2)>']
+    """
     parts, depth, start = [], 0, 0
-    for place, letter in enumerate(inside):
+    for place, letter in enumerate(text):
         depth += {"<": 1, "(": 1, ">": -1, ")": -1}.get(letter, 0)
         if letter == "," and not depth:
-            parts.append(inside[start:place])
+            parts.append(text[start:place])
             start = place + 1
-    parts.append(inside[start:])
-    return [(name, kind) for name, _, kind in (part.partition(":") for part in parts if part)]
+    return [*parts, text[start:]]
