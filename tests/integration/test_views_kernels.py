@@ -85,8 +85,15 @@ def test_queries_written_by_hand_are_equal_to_spark_on_kernels_after_every_step(
 ) -> None:
     kernels, count = judged(spark, tmp_path, views_oracle.TABLES, hand[0], HAND, hand[1][:2])
     assert count > 140
-    kinds = {type(one.node).__name__ for one in kernels.chain.nodes}
-    assert kinds >= {"JoinNode", "AggregateNode", "SetNode", "GatherNode", "ReplaceNode", "OutputNode"}
+    kinds = {type(one.station).__name__ for one in kernels.chain.stations}
+    assert kinds >= {
+        "JoinStation",
+        "AggregateStation",
+        "SetStation",
+        "GatherStation",
+        "ReplaceStation",
+        "OutputStation",
+    }
 
 
 @pytest.mark.rule("DBSP-1", "DBSP-20")

@@ -23,7 +23,7 @@ from tidemill.spark import schema
 from tidemill.spark.storage import Storage
 from tidemill.testing import Holding, Step
 from tidemill.views.chain.chain import Chain
-from tidemill.views.chain.nodes import OutputNode
+from tidemill.views.chain.stations import OutputStation
 from tidemill.views.chain.work import Plan, Told
 from tidemill.views.circuit.operators import Operator, Output
 from tidemill.views.circuit.render import Renderer
@@ -119,7 +119,7 @@ class Kernels:
         for name, rows in changes.items():
             self.base[name] += rows
         self.number += 1
-        every = frozenset(one.number for one in self.chain.nodes)
+        every = frozenset(one.number for one in self.chain.stations)
         told: list[Told] = []
         lost, kept = every, Kept()
         if self.number > 1:
@@ -128,7 +128,7 @@ class Kernels:
             told, kept = ran.told, ran.kept
             lost = self.chain.above({int(number) for one in told for number in one.exhausted})
             self._take(told, {view for view, one in self.chain.outputs.items() if one.number not in lost})
-        rebuilt = {name for one in self.chain.nodes if one.number in lost for name in one.traces.values()}
+        rebuilt = {name for one in self.chain.stations if one.number in lost for name in one.traces.values()}
         if lost:
             self.loads += 1
             plan = Plan(self.chain, self.chain.below(lost), ranges(self.count + 1), first=True, kept=lost)
@@ -179,9 +179,9 @@ class Kernels:
         return self.spark.sql(f"SELECT {', '.join(chosen)} FROM ({Renderer().sql(operator, [])})")
 
     def _kinds_of(self, number: int) -> Any:
-        node = self.chain.nodes[number].node
-        assert isinstance(node, OutputNode)
-        return [each.dataType for each in struct_of(node.names, self.found.types[node.view]).fields]
+        station = self.chain.stations[number].station
+        assert isinstance(station, OutputStation)
+        return [each.dataType for each in struct_of(station.names, self.found.types[station.view]).fields]
 
     def _arrow(self, table: str, rows: list[tuple[Any, int]]) -> pa.Table:
         arrow = schema.to_arrow(self.columns[table])
@@ -191,11 +191,11 @@ class Kernels:
 
     def _take(self, told: list[Told], views: set[str]) -> None:
         for view in views:
-            node = self.chain.outputs[view].node
-            assert isinstance(node, OutputNode)
+            station = self.chain.outputs[view].station
+            assert isinstance(station, OutputStation)
             kind = pa.schema(
                 [
-                    *(pa.field(f"q{i}", each) for i, each in enumerate(node.types)),
+                    *(pa.field(f"q{i}", each) for i, each in enumerate(station.types)),
                     pa.field(WEIGHT, pa.int64()),
                 ]
             )

@@ -1,4 +1,4 @@
-"""One node of a chain with its traces in memory: stepped as tasks step it, in as many ranges as one likes."""
+"""One station of a chain with its traces in memory: stepped as tasks do, in as many ranges as one likes."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ import pyarrow as pa
 from tidemill.objects.memory import MemoryObjects
 from tidemill.testing import FakeClock
 from tidemill.views.chain.chain import Chain, Placed
-from tidemill.views.chain.nodes import Node
+from tidemill.views.chain.stations import Station
 from tidemill.views.chain.work import Plan, State, Told, complete, compute, gathered
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
@@ -32,11 +32,11 @@ def table(types: Sequence[pa.DataType], rows: Iterable[tuple[Row, int]]) -> pa.T
 
 
 class Alone:
-    """A node, its sides' types, and what it gave so far."""
+    """A station, its sides' types, and what it gave so far."""
 
-    def __init__(self, node: Node, sides: Sequence[Sequence[pa.DataType]], count: int = 1) -> None:
-        self.node, self.sides = node, sides
-        self.chain = Chain((Placed(0, "node", node, 0, 1, frozenset({"v"})),), ())
+    def __init__(self, station: Station, sides: Sequence[Sequence[pa.DataType]], count: int = 1) -> None:
+        self.station, self.sides = station, sides
+        self.chain = Chain((Placed(0, "station", station, 0, 1, frozenset({"v"})),), ())
         self.objects = MemoryObjects(FakeClock())
         self.cache = Cache(self.objects, None)
         self.count = count
@@ -66,7 +66,7 @@ class Alone:
             bundle = Bundle(self.objects, f"step-{number}/{here}", self.cache)
             state = State(Version() if first else self.version, self.cache, bundle)
             for _, piece in compute(plan, 1, here, parts.get(here, {}), state, told):
-                assert piece.schema.equals(self.node.out), "what it gives has the columns it says"
+                assert piece.schema.equals(self.station.out), "what it gives has the columns it says"
                 add(out, piece)
             bundle.write()
             self.told.append(Told.decode(told.encode()))
@@ -82,10 +82,12 @@ class Alone:
     def state(self) -> dict[str, Counter[str]]:
         """All rows of all traces, whatever range they are read in."""
         found = {}
-        for name, layout in self.node.layouts.items():
+        for name, layout in self.station.layouts.items():
             rows: Counter[str] = Counter()
             for within in ranges(self.count):
-                spine = Spine.of(self.version, f"node.{name}", layout, self.cache, within, self.version.step)
+                spine = Spine.of(
+                    self.version, f"station.{name}", layout, self.cache, within, self.version.step
+                )
                 for part in spine.scan():
                     rows.update(map(repr, part.to_pylist()))
             found[name] = rows

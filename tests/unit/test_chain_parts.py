@@ -7,31 +7,31 @@ from tests.unit.views_stage import output
 from tidemill.errors import StepLost, TypeRefused
 from tidemill.views.chain.chain import Chain, Placed
 from tidemill.views.chain.finals import final, raw_width
-from tidemill.views.chain.nodes import OutputNode, SetNode
+from tidemill.views.chain.legs import Explode, Leg, Select, Where
 from tidemill.views.chain.prepare import prepared
-from tidemill.views.chain.segments import Explode, Segment, Select, Where
+from tidemill.views.chain.stations import OutputStation, SetStation
 from tidemill.views.chain.work import PIECE_ROWS, Plan, Told, complete, gathered
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.expr import call, column, text
 from tidemill.views.circuit.operators import Aggregate, Filter, Join, Operator, Window
 from tidemill.views.trace.slices import ranges
 
-# --- segments
+# --- legs
 
 
 def test_choosing_among_chosen_columns_stays_one_step() -> None:
-    one = Segment().select([call("upper", column(1)), column(0), column(2)])
+    one = Leg().select([call("upper", column(1)), column(0), column(2)])
     two = one.select([column(2), column(0), column(0)])
     assert two.steps == (Select((column(2), call("upper", column(1)), call("upper", column(1)))),)
     assert len(one.select([call("lower", column(0))]).steps) == 2, "what computes is a step of its own"
-    assert Segment().where([]) == Segment()
+    assert Leg().where([]) == Leg()
 
 
 def test_a_segment_is_plain_if_it_only_chooses_columns() -> None:
-    assert Segment().plain(3) == (0, 1, 2)
-    chosen = Segment().select([column(2), column(0)])
+    assert Leg().plain(3) == (0, 1, 2)
+    chosen = Leg().select([column(2), column(0)])
     assert chosen.plain(3) == (2, 0)
-    again = Segment((*chosen.steps, Select((column(1), column(1)))))
+    again = Leg((*chosen.steps, Select((column(1), column(1)))))
     assert again.plain(3) == (0, 0)
     assert chosen.select([call("abs", column(0))]).plain(3) is None
     assert chosen.where([text("true")]).plain(3) is None
@@ -42,11 +42,11 @@ def test_a_segment_is_plain_if_it_only_chooses_columns() -> None:
 
 
 def test_only_columns_of_another_type_are_cast() -> None:
-    assert Segment().cast(["int", "string"], ["int", "string"]) == Segment()
-    (step,) = Segment().cast(["int", "string"], ["bigint", "string"]).steps
+    assert Leg().cast(["int", "string"], ["int", "string"]) == Leg()
+    (step,) = Leg().cast(["int", "string"], ["bigint", "string"]).steps
     assert isinstance(step, Select)
     assert [one.sql() for one in step.expressions] == ["CAST(c0 AS bigint)", "c1"]
-    where = Segment().where([text("true")])
+    where = Leg().where([text("true")])
     assert isinstance(where.steps[0], Where)
 
 
@@ -155,17 +155,17 @@ INT = pa.int32()
 
 
 def plan(count: int = 2) -> Plan:
-    nodes = (
-        Placed(0, "a", SetNode("distinct", (INT,)), 0, 1),
-        Placed(1, "b", SetNode("distinct", (INT,)), 0, 2),
-        Placed(2, "view:v", OutputNode("v", ("x",), (INT,)), 0, 3),
-        Placed(3, "c", SetNode("distinct", (INT,)), 1, 1),
+    stations = (
+        Placed(0, "a", SetStation("distinct", (INT,)), 0, 1),
+        Placed(1, "b", SetStation("distinct", (INT,)), 0, 2),
+        Placed(2, "view:v", OutputStation("v", ("x",), (INT,)), 0, 3),
+        Placed(3, "c", SetStation("distinct", (INT,)), 1, 1),
     )
-    return Plan(Chain(nodes, ()), frozenset(range(4)), ranges(count))
+    return Plan(Chain(stations, ()), frozenset(range(4)), ranges(count))
 
 
-def told(layer: int, here: int, *nodes: int) -> Told:
-    return Told(layer, here, list(nodes))
+def told(layer: int, here: int, *stations: int) -> Told:
+    return Told(layer, here, list(stations))
 
 
 WHOLE = [told(1, 0, 0), told(1, 1, 0), told(2, 0, 1), told(2, 1, 1), told(4, 0)]
@@ -188,7 +188,7 @@ def test_what_a_task_told_is_read_back() -> None:
     one = Told(2, 1, [3, 4], seconds=0.5, rows=7, files=[("v", "k", 1, 2, "ff")], aside={"3": 1})
     again = Told.decode(one.encode())
     assert again.encode() == one.encode()
-    assert (again.nodes, again.aside, again.kept) == ([3, 4], {"3": 1}, one.kept)
+    assert (again.stations, again.aside, again.kept) == ([3, 4], {"3": 1}, one.kept)
 
 
 @pytest.mark.rule("DBSP-9")

@@ -1,4 +1,4 @@
-"""From a circuit to its chain: nodes for operators with state, edges for what lies between them."""
+"""From a circuit to its chain: stations for operators with state, edges for what lies between them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -8,20 +8,20 @@ import pyarrow as pa
 from tidemill.errors import TypeRefused
 from tidemill.views.chain.chain import Chain, Edge, Input, Placed, Query
 from tidemill.views.chain.finals import Kind, final, raw_width
-from tidemill.views.chain.nodes import (
-    AggregateNode,
-    ChangesNode,
-    GatherNode,
-    JoinNode,
-    Node,
-    OutputNode,
-    ReplaceNode,
-    SetNode,
-    SpillNode,
-    UpsertsNode,
-)
+from tidemill.views.chain.legs import Explode, Leg, Select
 from tidemill.views.chain.prepare import Unsupported
-from tidemill.views.chain.segments import Explode, Segment, Select
+from tidemill.views.chain.stations import (
+    AggregateStation,
+    ChangesStation,
+    GatherStation,
+    JoinStation,
+    OutputStation,
+    ReplaceStation,
+    SetStation,
+    SpillStation,
+    Station,
+    UpsertsStation,
+)
 from tidemill.views.circuit import operators as ops
 from tidemill.views.circuit.circuit import Circuit
 from tidemill.views.circuit.expr import Expr, call, column, joined
@@ -65,8 +65,8 @@ class Builder:
         self._grows: dict[Operator, bool] = {}
         for output in circuit.outputs.values():
             self._grows |= append_only(output)
-        self._nodes: list[tuple[str, Node]] = []
-        self._edges: list[tuple[int | Input, int, int, Segment]] = []
+        self._nodes: list[tuple[str, Station]] = []
+        self._edges: list[tuple[int | Input, int, int, Leg]] = []
         self._made: dict[Operator, int] = {}
         self._queries: list[Query] = []
         self._constants: dict[str, Operator] = {}
@@ -78,24 +78,24 @@ class Builder:
         jobs = self._jobs()
         self._cross(jobs)
         layers = self._layers(jobs)
-        nodes = tuple(
-            Placed(number, name, node, jobs[number], layers[number])
-            for number, (name, node) in enumerate(self._nodes)
+        stations = tuple(
+            Placed(number, name, station, jobs[number], layers[number])
+            for number, (name, station) in enumerate(self._nodes)
         )
         edges = []
-        for number, (origin, target, side, segment) in enumerate(self._edges):
+        for number, (origin, target, side, leg) in enumerate(self._edges):
             width = origin.width if isinstance(origin, Input) else len(self._nodes[origin][1].out) - 1
-            node = self._nodes[target][1]
-            written = isinstance(node, OutputNode) and node.identified  # Spark computes the identity
-            plain = None if written else segment.plain(width)
-            edges.append(Edge(number, origin, target, side, segment, plain))
-        chain = Chain(nodes, tuple(edges), tuple(self._queries), tuple(self._constants.items()))
+            station = self._nodes[target][1]
+            written = isinstance(station, OutputStation) and station.identified  # Spark computes the identity
+            plain = None if written else leg.plain(width)
+            edges.append(Edge(number, origin, target, side, leg, plain))
+        chain = Chain(stations, tuple(edges), tuple(self._queries), tuple(self._constants.items()))
         needs = {view: chain.below({one.number}) for view, one in chain.outputs.items()}
         marked = [
             replace(one, views=frozenset(view for view, below in needs.items() if one.number in below))
-            for one in nodes
+            for one in stations
         ]
-        return replace(chain, nodes=tuple(marked))
+        return replace(chain, stations=tuple(marked))
 
     # --- views
 
@@ -106,24 +106,24 @@ class Builder:
             raise Unsupported("a view without columns")
         flows = self._flows(output)
         local = len(flows) == 1 and isinstance(flows[0][0], int) and self._meets(*flows[0])
-        node = OutputNode(view, output.names, tuple(map(self._arrow, types)), local)
-        number = self._add(f"view:{view}", node)
-        for origin, segment in flows:
-            self._connect(origin, number, 0, segment)
+        station = OutputStation(view, output.names, tuple(map(self._arrow, types)), local)
+        number = self._add(f"view:{view}", station)
+        for origin, leg in flows:
+            self._connect(origin, number, 0, leg)
 
-    def _meets(self, origin: int | Input, segment: Segment) -> bool:
-        """Whether equal rows of a view come from one range: the whole key of their node is among them."""
+    def _meets(self, origin: int | Input, leg: Leg) -> bool:
+        """Whether equal rows of a view come from one range: the whole key of their station is among them."""
         assert isinstance(origin, int)
-        node = self._nodes[origin][1]
+        station = self._nodes[origin][1]
         keys = 0
-        if isinstance(node, AggregateNode):
-            keys = len(node.kernel.keys)
-        elif isinstance(node, SetNode):
-            keys = len(node.types)
-        if not keys or segment.explodes:
+        if isinstance(station, AggregateStation):
+            keys = len(station.kernel.keys)
+        elif isinstance(station, SetStation):
+            keys = len(station.types)
+        if not keys or leg.explodes:
             return False
-        here: list[int | None] = list(range(len(node.out) - 1))
-        for step in segment.steps:
+        here: list[int | None] = list(range(len(station.out) - 1))
+        for step in leg.steps:
             if isinstance(step, Select):
                 chosen = [one.column for one in step.expressions]
                 here = [None if place is None else here[place] for place in chosen]
@@ -131,28 +131,28 @@ class Builder:
 
     # --- row by row
 
-    def _flows(self, op: Operator) -> list[tuple[int | Input, Segment]]:
-        """From where the rows of an operator come, and through which segments."""
+    def _flows(self, op: Operator) -> list[tuple[int | Input, Leg]]:
+        """From where the rows of an operator come, and through which legs."""
         if isinstance(op, ops.Source):
-            return [(self._source(op), Segment())]
+            return [(self._source(op), Leg())]
         if isinstance(op, ops.Values):
             name = f"values:{self._ids[op]}"
             self._constants[name] = op
-            return [(Input(name, op.width), Segment())]
+            return [(Input(name, op.width), Leg())]
         if isinstance(op, ops.Filter):
             self._no_clock(op.conditions)
-            return [(origin, segment.where(op.conditions)) for origin, segment in self._flows(op.input)]
+            return [(origin, leg.where(op.conditions)) for origin, leg in self._flows(op.input)]
         if isinstance(op, ops.Project):
             self._no_clock(op.expressions)
-            return [(origin, segment.select(op.expressions)) for origin, segment in self._flows(op.input)]
+            return [(origin, leg.select(op.expressions)) for origin, leg in self._flows(op.input)]
         if isinstance(op, ops.Generate):
             step = Explode(op.call, op.input.width, op.produces, op.outer)
             return [self._apart(op.input, *flow, step) for flow in self._flows(op.input)]
         if isinstance(op, ops.UnionAll):
             return [
-                (origin, segment.cast(self._types[part], self._types[op]))
+                (origin, leg.cast(self._types[part], self._types[op]))
                 for part in op.parts
-                for origin, segment in self._flows(part)
+                for origin, leg in self._flows(part)
             ]
         if isinstance(op, ops.Output):
             return self._flows(op.input)
@@ -162,13 +162,13 @@ class Builder:
         return [(number, self._finals(op))]
 
     def _apart(
-        self, below: Operator, origin: int | Input, segment: Segment, step: Explode
-    ) -> tuple[int | Input, Segment]:
+        self, below: Operator, origin: int | Input, leg: Leg, step: Explode
+    ) -> tuple[int | Input, Leg]:
         """Behind a kernel nothing is exploded: such rows pass through files into a job of their own."""
         if isinstance(origin, int):
             types = tuple(map(self._arrow, self._types[below]))
-            origin, segment = Input(self._spilled(origin, segment, types), len(types)), Segment()
-        return origin, segment.explode(step)
+            origin, leg = Input(self._spilled(origin, leg, types), len(types)), Leg()
+        return origin, leg.explode(step)
 
     def _no_clock(self, expressions: Sequence[Expr]) -> None:
         if any(one.reads_clock for one in expressions):
@@ -182,10 +182,10 @@ class Builder:
             return Input(op.table, op.width)
         if op not in self._made:
             types = tuple(self._arrow(each.type) for each in op.columns)
-            node: Node = ChangesNode(types) if kind == "changes" else UpsertsNode(types, op.key)
+            station: Station = ChangesStation(types) if kind == "changes" else UpsertsStation(types, op.key)
             extra = 0 if kind == "changes" else 3
-            number = self._add(self._ids[op], node)
-            self._connect(Input(op.table, op.width + extra), number, 0, Segment())
+            number = self._add(self._ids[op], station)
+            self._connect(Input(op.table, op.width + extra), number, 0, Leg())
             self._made[op] = number
         return self._made[op]
 
@@ -229,8 +229,8 @@ class Builder:
             sides.append((child, tuple(given), tuple(at), tuple(map(self._arrow, types))))
         (left, left_given, left_at, left_types), (right, right_given, right_at, right_types) = sides
         safe = tuple(key.null_safe for key in op.keys)
-        node = JoinNode(left_types, right_types, left_at, right_at, safe)
-        number = self._add(self._ids[op], node)
+        station = JoinStation(left_types, right_types, left_at, right_at, safe)
+        number = self._add(self._ids[op], station)
         self._feed(left, number, 0, left_given)
         self._feed(right, number, 1, right_given)
         return number
@@ -284,8 +284,8 @@ class Builder:
             if len({frozenset(one) for one in op.sets}) < len(op.sets):  # Spark gives its rows once for each
                 raise Unsupported("a grouping set is there twice")
             sent = [_set(one, keys, list(values), below) for one in op.sets]
-        node = AggregateNode(kernel)
-        number = self._add(f"{self._ids[op]}.{best}", node)
+        station = AggregateStation(kernel)
+        number = self._add(f"{self._ids[op]}.{best}", station)
         for place, given in enumerate(sent):
             self._feed(op.input, number, place, given)
         return number
@@ -294,11 +294,11 @@ class Builder:
         types = self._types.get(op, ())
         if not types:
             raise Unsupported("rows without columns")
-        node = SetNode(kind, tuple(map(self._arrow, types)))
-        number = self._add(self._ids[op], node)
+        station = SetStation(kind, tuple(map(self._arrow, types)))
+        number = self._add(self._ids[op], station)
         for place, child in enumerate(children):
-            for origin, segment in self._flows(child):
-                self._connect(origin, number, place, segment.cast(self._types[child], types))
+            for origin, leg in self._flows(child):
+                self._connect(origin, number, place, leg.cast(self._types[child], types))
         return number
 
     # --- operators with a key
@@ -350,12 +350,12 @@ class Builder:
         gathers = []
         for place, (child, mine) in enumerate(zip(children, keys, strict=True)):
             given, at, types = self._with_key(child, mine, kinds)
-            node = GatherNode(tuple(map(self._arrow, types)), tuple(at))
-            number = self._add(f"{name}.gather{place}", node)
+            station = GatherStation(tuple(map(self._arrow, types)), tuple(at))
+            number = self._add(f"{name}.gather{place}", station)
             self._feed(child, number, 0, given)
             gathers.append(number)
         shown = tuple(map(self._arrow, self._types[op]))
-        result_at = self._add(name, ReplaceNode(shown, tuple(map(self._arrow, kinds))))
+        result_at = self._add(name, ReplaceStation(shown, tuple(map(self._arrow, kinds))))
         for place, (child, mine) in enumerate(zip(children, keys, strict=True)):
             sent = [_cast(column(i), kind) for i, kind in zip(mine, kinds, strict=True)]
             self._feed(child, result_at, 1, sent)
@@ -364,10 +364,10 @@ class Builder:
                     self._feed(child, number, 1, sent)
         reads = []
         for number, child in zip(gathers, children, strict=True):
-            reads.append(self._spill(number, Segment().select([column(i) for i in range(child.width)])))
+            reads.append(self._spill(number, Leg().select([column(i) for i in range(child.width)])))
         table = f"result:{result_at}"
         self._queries.append(Query(table, op, tuple(key), tuple(reads)))
-        self._connect(Input(table, op.width + len(key)), result_at, 0, Segment())
+        self._connect(Input(table, op.width + len(key)), result_at, 0, Leg())
         return result_at
 
     def _kinds_of_key(self, op: Operator, keys: Sequence[Sequence[int]], n: int) -> str:
@@ -389,30 +389,30 @@ class Builder:
                 types.append(kind)
         return given, at, types
 
-    def _spill(self, origin: int, segment: Segment) -> str:
-        """Keep the rows of a node for a later job; the name of the input they are there."""
+    def _spill(self, origin: int, leg: Leg) -> str:
+        """Keep the rows of a station for a later job; the name of the input they are there."""
         width = len(self._nodes[origin][1].out) - 1
-        places = segment.plain(width)
+        places = leg.plain(width)
         assert places is not None
         types = tuple(self._nodes[origin][1].out.field(place).type for place in places)
-        return self._spilled(origin, segment, types)
+        return self._spilled(origin, leg, types)
 
-    def _spilled(self, origin: int, segment: Segment, types: tuple[pa.DataType, ...]) -> str:
+    def _spilled(self, origin: int, leg: Leg, types: tuple[pa.DataType, ...]) -> str:
         name = f"spill:{len(self._nodes)}"
         number = self._add(
-            name, SpillNode(name, tuple(f"c{i}" for i in range(len(types))), types, local=True)
+            name, SpillStation(name, tuple(f"c{i}" for i in range(len(types))), types, local=True)
         )
-        self._connect(origin, number, 0, segment)
+        self._connect(origin, number, 0, leg)
         return name
 
-    def _finals(self, op: Operator) -> Segment:
-        """From the columns a node gives to those of its operator."""
-        if not isinstance(self._nodes[self._made[op]][1], AggregateNode | JoinNode):
-            return Segment()
+    def _finals(self, op: Operator) -> Leg:
+        """From the columns a station gives to those of its operator."""
+        if not isinstance(self._nodes[self._made[op]][1], AggregateStation | JoinStation):
+            return Leg()
         if not isinstance(op, ops.Aggregate):
             if isinstance(op, ops.Join):
                 return self._unwidened(op)
-            return Segment()
+            return Leg()
         below = self._types[op.input] if op.input.width else ()
         keys = len(op.groups) + (op.sets is not None)
         given, at = [column(i) for i in range(len(op.groups))], keys
@@ -424,35 +424,37 @@ class Builder:
             at += raw_width(kind, argument)
         if op.sets is not None:
             given.append(column(keys - 1))
-        return Segment().select(given)
+        return Leg().select(given)
 
-    def _unwidened(self, op: ops.Join) -> Segment:
-        """A join's node may give columns that are keys of a wider type alone: they are left out."""
-        node = self._nodes[self._made[op]][1]
-        assert isinstance(node, JoinNode)
+    def _unwidened(self, op: ops.Join) -> Leg:
+        """A join's station may give columns that are keys of a wider type alone: they are left out."""
+        station = self._nodes[self._made[op]][1]
+        assert isinstance(station, JoinStation)
         width = op.left.width
-        kept = [*range(width), *range(len(node.left), len(node.left) + op.right.width)]
-        every = list(range(len(node.left) + len(node.right)))
-        return Segment() if kept == every else Segment().select([column(i) for i in kept])
+        kept = [*range(width), *range(len(station.left), len(station.left) + op.right.width)]
+        every = list(range(len(station.left) + len(station.right)))
+        return Leg() if kept == every else Leg().select([column(i) for i in kept])
 
     # --- wiring
 
     def _feed(self, child: Operator, number: int, side: int, given: Sequence[Expr]) -> None:
-        for origin, segment in self._flows(child):
+        for origin, leg in self._flows(child):
             plain = [one.column for one in given] == list(range(child.width))
-            self._connect(origin, number, side, segment if plain else segment.select(given))
+            self._connect(origin, number, side, leg if plain else leg.select(given))
 
-    def _add(self, name: str, node: Node) -> int:
-        self._nodes.append((name, node))
+    def _add(self, name: str, station: Station) -> int:
+        self._nodes.append((name, station))
         return len(self._nodes) - 1
 
-    def _connect(self, origin: int | Input, target: int, side: int, segment: Segment) -> None:
-        self._edges.append((origin, target, side, segment))
+    def _connect(self, origin: int | Input, target: int, side: int, leg: Leg) -> None:
+        self._edges.append((origin, target, side, leg))
 
     def _jobs(self) -> dict[int, int]:
-        """The job of every node: behind the queries that it reads."""
+        """The job of every station: behind the queries that it reads."""
         queries = {one.table: one for one in self._queries}
-        spills = {node.view: n for n, (_, node) in enumerate(self._nodes) if isinstance(node, SpillNode)}
+        spills = {
+            station.view: n for n, (_, station) in enumerate(self._nodes) if isinstance(station, SpillStation)
+        }
         found: dict[int, int] = {}
 
         def job(number: int) -> int:
@@ -474,26 +476,26 @@ class Builder:
 
     def _cross(self, jobs: dict[int, int]) -> None:
         """Have rows that go from one job to a later one pass through files."""
-        for place, (origin, target, side, segment) in enumerate(list(self._edges)):
+        for place, (origin, target, side, leg) in enumerate(list(self._edges)):
             if isinstance(origin, int) and jobs[origin] < jobs[target]:
                 types = self._nodes[target][1].takes(side)
-                name = self._spilled(origin, segment, types)
+                name = self._spilled(origin, leg, types)
                 jobs[len(self._nodes) - 1] = jobs[origin]
-                self._edges[place] = (Input(name, len(types)), target, side, Segment())
+                self._edges[place] = (Input(name, len(types)), target, side, Leg())
 
     def _layers(self, jobs: Mapping[int, int]) -> dict[int, int]:
-        """The layer of every node in its job."""
+        """The layer of every station in its job."""
         found: dict[int, int] = {}
 
         def layer(number: int) -> int:
             if number not in found:
-                node = self._nodes[number][1]
+                station = self._nodes[number][1]
                 below = [
                     layer(origin) if isinstance(origin, int) else 0
                     for origin, target, _, _ in self._edges
                     if target == number
                 ]
-                stays = isinstance(node, OutputNode) and node.local
+                stays = isinstance(station, OutputStation) and station.local
                 found[number] = max(below, default=0) + (0 if stays else 1)
             return found[number]
 

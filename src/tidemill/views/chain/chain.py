@@ -1,11 +1,12 @@
-"""A chain: the operators with state of a group in layers, and the segments between them (DBSP-9, DBSP-46).
+"""A chain: the operators with state of a group in layers, and the legs between them (DBSP-9, DBSP-46).
 
-A circuit is cut at its operators with state, the *nodes*. Rows reach a node over *edges*: from an input of
-the step or from another node, through a segment. Nodes are put into layers, each behind all it reads, and
-between two layers there is one exchange. An equal subtree of several views is one node, and computed once.
+A circuit is cut at its operators with state, the *stations*. Rows reach a station over *edges*: from an input
+of the step or from another station, through a leg. Stations are put into layers, each behind all it
+reads, and between two layers there is one exchange. An equal subtree of several views is one station, and
+computed once.
 
-An operator without a kernel of its own, but with a key, is *keyed*: nodes gather all rows of the keys that
-changed, Spark SQL computes their result, and another node puts it in the place of the stored one. The query
+An operator without a kernel of its own, but with a key, is *keyed*: stations gather all rows of the keys that
+changed, Spark SQL computes their result, and another one puts it in the place of the stored one. The query
 cuts the step: what lies behind it is another job. Rows that cross from one job to a later one are written to
 files of the attempt, and read from there.
 """
@@ -14,8 +15,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
-from tidemill.views.chain.nodes import Node, OutputNode, SpillNode
-from tidemill.views.chain.segments import Segment
+from tidemill.views.chain.legs import Leg
+from tidemill.views.chain.stations import OutputStation, SpillStation, Station
 from tidemill.views.circuit.expr import Expr
 from tidemill.views.circuit.operators import Operator
 
@@ -30,14 +31,14 @@ class Input:
 
 @dataclass(frozen=True)
 class Edge:
-    """How rows come to a side of a node.
+    """How rows come to a side of a station.
 
     Args:
         number: its place in the chain.
-        origin: where they come from: the number of a node, or an input.
-        target: the number of the node they go to.
+        origin: where they come from: the number of a station, or an input.
+        target: the number of the station they go to.
         side: which of its sides.
-        segment: what happens on the way.
+        leg: what happens on the way.
         plain: which columns of the origin it chooses, if that is all that happens.
     """
 
@@ -45,17 +46,17 @@ class Edge:
     origin: int | Input
     target: int
     side: int
-    segment: Segment
+    leg: Leg
     plain: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A node, its id, its job and layer, and which views need it."""
+    """A station, its id, its job and layer, and which views need it."""
 
     number: int
     id: str
-    node: Node
+    station: Station
     job: int
     layer: int
     views: frozenset[str] = frozenset()
@@ -63,7 +64,7 @@ class Placed:
     @property
     def traces(self) -> dict[str, str]:
         """The ids of its traces, by their names."""
-        return {name: f"{self.id}.{name}" for name in self.node.layouts}
+        return {name: f"{self.id}.{name}" for name in self.station.layouts}
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Query:
 class Chain:
     """Nodes by number, edges by number, the queries between jobs, and inputs that never change."""
 
-    nodes: tuple[Placed, ...]
+    stations: tuple[Placed, ...]
     edges: tuple[Edge, ...]
     queries: tuple[Query, ...] = ()
     constants: tuple[tuple[str, Operator], ...] = ()
@@ -101,37 +102,39 @@ class Chain:
 
     @property
     def spills(self) -> dict[str, Placed]:
-        """The nodes whose rows are inputs of later jobs, by the names of these."""
-        return {one.node.view: one for one in self.nodes if isinstance(one.node, SpillNode)}
+        """The stations whose rows are inputs of later jobs, by the names of these."""
+        return {one.station.view: one for one in self.stations if isinstance(one.station, SpillStation)}
 
     @property
     def jobs(self) -> int:
         """How many jobs a step has."""
-        return 1 + max((one.job for one in self.nodes), default=0)
+        return 1 + max((one.job for one in self.stations), default=0)
 
     def depth(self, job: int) -> int:
         """How many layers a job has."""
-        return max((one.layer for one in self.nodes if one.job == job), default=0)
+        return max((one.layer for one in self.stations if one.job == job), default=0)
 
     @property
     def outputs(self) -> dict[str, Placed]:
-        """The nodes of views."""
-        found = [one for one in self.nodes if isinstance(one.node, OutputNode) and one.node.identified]
-        return {one.node.view: one for one in found if isinstance(one.node, OutputNode)}
+        """The stations of views."""
+        found = [
+            one for one in self.stations if isinstance(one.station, OutputStation) and one.station.identified
+        ]
+        return {one.station.view: one for one in found if isinstance(one.station, OutputStation)}
 
     @property
     def traces(self) -> frozenset[str]:
-        return frozenset(name for one in self.nodes for name in one.traces.values())
+        return frozenset(name for one in self.stations for name in one.traces.values())
 
     def below(self, numbers: Collection[int]) -> frozenset[int]:
-        """These nodes and all that they read."""
+        """These stations and all that they read."""
         found = set(numbers)
         while more := {one for one, other in self._links if other in found} - found:
             found |= more
         return frozenset(found)
 
     def above(self, numbers: Collection[int]) -> frozenset[int]:
-        """These nodes and all that read them."""
+        """These stations and all that read them."""
         found = set(numbers)
         while more := {other for one, other in self._links if one in found} - found:
             found |= more
@@ -139,7 +142,7 @@ class Chain:
 
     @cached_property
     def _links(self) -> frozenset[tuple[int, int]]:
-        """Pairs of nodes of which the second reads the first, also through files and queries."""
+        """Pairs of stations of which the second reads the first, also through files and queries."""
         behind = {name: [placed.number] for name, placed in self.spills.items()}
         for query in self.queries:
             behind[query.table] = [number for name in query.reads for number in behind[name]]
@@ -151,7 +154,7 @@ class Chain:
         return frozenset(found)
 
     def leaving(self, origin: int | str) -> list[Edge]:
-        """The edges out of a node, or of a table's changes."""
+        """The edges out of a station, or of a table's changes."""
         return [
             edge
             for edge in self.edges

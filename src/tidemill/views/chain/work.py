@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tidemill.errors import StepLost
 from tidemill.views.chain.chain import Chain, Edge, Placed
-from tidemill.views.chain.nodes import Given, Node, OutputNode
+from tidemill.views.chain.stations import Given, OutputStation, Station
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.layout import WEIGHT
@@ -27,10 +27,10 @@ PIECE_ROWS = 262_144
 
 
 class Packet(NamedTuple):
-    """Rows on their way: to which range, to which node, and what they are there."""
+    """Rows on their way: to which range, to which station, and what they are there."""
 
     range: int
-    node: int
+    station: int
     tag: str
     table: pa.Table
 
@@ -41,11 +41,11 @@ class Plan:
 
     Args:
         chain: what is computed.
-        active: the numbers of the nodes that take part.
+        active: the numbers of the stations that take part.
         ranges: hash space, one range for each task of a layer.
-        first: nodes remember nothing, and are given whole inputs: traces are built, or built anew.
+        first: stations remember nothing, and are given whole inputs: traces are built, or built anew.
         job: which of the chain's jobs.
-        kept: the nodes whose traces are written; None is all.
+        kept: the stations whose traces are written; None is all.
     """
 
     chain: Chain
@@ -62,45 +62,45 @@ class Plan:
 
     @property
     def mine(self) -> frozenset[int]:
-        """The nodes of this job that take part."""
+        """The stations of this job that take part."""
         return frozenset(
-            one.number for one in self.chain.nodes if one.number in self.active and one.job == self.job
+            one.number for one in self.chain.stations if one.number in self.active and one.job == self.job
         )
 
     def layer(self, number: int) -> list[Placed]:
-        """The nodes that a layer computes."""
+        """The stations that a layer computes."""
         return [
             one
-            for one in self.chain.nodes
-            if one.number in self.mine and not isinstance(one.node, OutputNode) and one.layer == number
+            for one in self.chain.stations
+            if one.number in self.mine and not isinstance(one.station, OutputStation) and one.layer == number
         ]
 
     def leaving(self, origin: int | str) -> list[Edge]:
         return [edge for edge in self.chain.leaving(origin) if edge.target in self.mine]
 
     def typed(self, number: int) -> dict[int, list[Edge]]:
-        """Of a layer's nodes the edges on which Spark has to compute something."""
+        """Of a layer's stations the edges on which Spark has to compute something."""
         found = {
             one.number: [e for e in self.leaving(one.number) if e.plain is None] for one in self.layer(number)
         }
-        return {node: edges for node, edges in found.items() if edges}
+        return {station: edges for station, edges in found.items() if edges}
 
     def send(self, edge: Edge, rows: pa.Table, here: int | None = None) -> Iterator[Packet]:
         """The packets of rows at the end of an edge."""
         return self.deliver(edge.target, edge.side, rows, here)
 
     def deliver(self, number: int, side: int, rows: pa.Table, here: int | None = None) -> Iterator[Packet]:
-        """The packets of rows for a side of a node.
+        """The packets of rows for a side of a station.
 
         Args:
-            number: of the node.
+            number: of the station.
             side: which of its sides.
             rows: c0, c1, … as the side takes them, and `_w`.
             here: the range in which they were made; rows that do not travel stay there.
         """
-        node = self.chain.nodes[number].node
-        for tag, table in node.pack(side, _typed(node, side, rows)).items():
-            stays = isinstance(node, OutputNode) and node.local
+        station = self.chain.stations[number].station
+        for tag, table in station.pack(side, _typed(station, side, rows)).items():
+            stays = isinstance(station, OutputStation) and station.local
             parts = [(here or 0, table)] if stays else list(enumerate(split(table, self.ranges)))
             for to, part in parts:
                 for first in range(0, part.num_rows, PIECE_ROWS):
@@ -113,18 +113,18 @@ class Told:
 
     Args:
         layer, range: which task.
-        nodes: the nodes it has computed.
+        stations: the stations it has computed.
         kept: what it added to traces.
         seconds: the time it took, without waiting for rows.
         rows: how many came in.
         files: what it wrote for views: (view, key, rows, size, digest).
-        aside: of sources, how many rows are set aside after the step, by node.
-        exhausted: groups of a node that need their values read again, by node.
+        aside: of sources, how many rows are set aside after the step, by station.
+        exhausted: groups of a station that need their values read again, by station.
     """
 
     layer: int
     range: int
-    nodes: list[int] = field(default_factory=list)
+    stations: list[int] = field(default_factory=list)
     kept: Kept = field(default_factory=Kept)
     seconds: float = 0.0
     rows: int = 0
@@ -142,9 +142,9 @@ class Told:
         return cls(**rest, kept=Kept.decode(kept.encode()))
 
 
-def _typed(node: Node, side: int, rows: pa.Table) -> pa.Table:
-    """Rows in the types that the node knows: sessions may call UTC otherwise, and say what cannot be NULL."""
-    for place, kind in enumerate(node.takes(side)):
+def _typed(station: Station, side: int, rows: pa.Table) -> pa.Table:
+    """Rows in the types that are known: sessions may call UTC otherwise, and say what cannot be NULL."""
+    for place, kind in enumerate(station.takes(side)):
         if rows.schema.field(place).type != kind:
             name = f"c{place}"
             rows = rows.set_column(place, pa.field(name, kind), rows.column(place).cast(kind))
@@ -167,28 +167,28 @@ def compute(
     state: State,
     told: Told,
 ) -> Iterator[tuple[Placed, pa.Table]]:
-    """Run the nodes of a layer in a range; what each gives, in pieces. The bundle is written by the caller.
+    """Run the stations of a layer in a range; what each gives, in pieces. The caller writes the bundle.
 
     Args:
         plan: of the step.
         layer: which.
         here: the number of the range.
-        parts: the packed tables that came, by node and tag.
+        parts: the packed tables that came, by station and tag.
         state: the traces.
         told: what there is to tell is added to it, and complete when all pieces are read.
     """
     within = plan.ranges[here]
     for placed in plan.layer(layer):
         mine = parts.get(placed.number, {})
-        told.nodes.append(placed.number)
+        told.stations.append(placed.number)
         told.rows += sum(table.num_rows for tables in mine.values() for table in tables)
         spines = _spines(plan, placed, within, state)
         came = any(table.num_rows for tables in mine.values() for table in tables)
-        if not came and not (plan.first and placed.node.speaks_first(within)):
+        if not came and not (plan.first and placed.station.speaks_first(within)):
             merged = [Kept((), tuple(spine.merges(state.bundle, MERGED_ROWS))) for spine in spines.values()]
             told.kept = Kept.together([told.kept, *merged])
             continue
-        given = placed.node.step(mine, spines, first=plan.first)
+        given = placed.station.step(mine, spines, first=plan.first)
         if given.exhausted:
             told.exhausted[str(placed.number)] = given.exhausted
         if given.aside:
@@ -207,7 +207,7 @@ MERGED_ROWS = 65_536
 
 
 def _spines(plan: Plan, placed: Placed, within: Range, state: State) -> dict[str, Spine]:
-    layouts, version = placed.node.layouts, state.version
+    layouts, version = placed.station.layouts, state.version
     if plan.first:
         return {
             name: Spine(trace, layouts[name], (), state.cache, within)
@@ -242,16 +242,16 @@ def chosen(rows: pa.Table, places: Sequence[int]) -> pa.Table:
 
 
 def gathered(packets: Iterable[Packet]) -> dict[int, dict[int, dict[str, list[pa.Table]]]]:
-    """Packets by range, node and tag."""
+    """Packets by range, station and tag."""
     found: dict[int, dict[int, dict[str, list[pa.Table]]]] = {}
     for packet in packets:
-        tags = found.setdefault(packet.range, {}).setdefault(packet.node, {})
+        tags = found.setdefault(packet.range, {}).setdefault(packet.station, {})
         tags.setdefault(packet.tag, []).append(packet.table)
     return found
 
 
 def complete(plan: Plan, every: Sequence[Told]) -> Kept:
-    """What all tasks kept; `StepLost` unless each node told once of each range (DBSP-46)."""
+    """What all tasks kept; `StepLost` unless each station told once of each range (DBSP-46)."""
     wanted = {
         (one.number, here)
         for layer in range(1, plan.depth + 1)
@@ -260,8 +260,8 @@ def complete(plan: Plan, every: Sequence[Told]) -> Kept:
     }
     seen: dict[tuple[int, int], int] = {}
     for told in every:
-        for node in told.nodes:
-            seen[node, told.range] = seen.get((node, told.range), 0) + 1
+        for station in told.stations:
+            seen[station, told.range] = seen.get((station, told.range), 0) + 1
     twice = sorted(key for key, count in seen.items() if count > 1)
     missing = sorted(wanted - seen.keys())
     if twice or missing or seen.keys() - wanted:

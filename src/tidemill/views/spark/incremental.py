@@ -28,7 +28,7 @@ from tidemill.spark.reading import naming, read_objects
 from tidemill.spark.sessions import parallelism
 from tidemill.spark.writing import Written
 from tidemill.views.chain.chain import Chain, Placed
-from tidemill.views.chain.nodes import OutputNode, SpillNode
+from tidemill.views.chain.stations import OutputStation, SpillStation
 from tidemill.views.chain.work import Plan, Told, timings
 from tidemill.views.circuit.operators import Operator
 from tidemill.views.circuit.render import Renderer
@@ -161,7 +161,7 @@ class Turn:
             for name, one in self._names.items()
             if name in self._chain.inputs and one in batch.moved
         }
-        current = {one.number for one in self._chain.nodes if one.traces and self._is_current(one)}
+        current = {one.number for one in self._chain.stations if one.traces and self._is_current(one)}
         self._changed = sum(_rows((*one.plus, *one.minus)) for one in self._exchanges.values())
         self._known = max(
             (sum(run.rows for run in runs) for runs in self._version.traces.values()), default=0
@@ -185,7 +185,7 @@ class Turn:
         }
 
     def _is_ready(self, view: str) -> bool:
-        needs = {one.number for one in self._chain.nodes if view in one.views and one.traces}
+        needs = {one.number for one in self._chain.stations if view in one.views and one.traces}
         batch = self._batch
         return view not in batch.stale and view in batch.tables and needs <= self._current
 
@@ -211,11 +211,11 @@ class Turn:
         return [made for view in self._batch.spec.views if (made := self._output(view.name)) is not None]
 
     def _spills_of(self, numbers: Collection[int]) -> set[int]:
-        """The nodes that keep rows of these for a later job."""
+        """The stations that keep rows of these for a later job."""
         return {
             edge.target
             for edge in self._chain.edges
-            if edge.origin in numbers and isinstance(self._chain.nodes[edge.target].node, SpillNode)
+            if edge.origin in numbers and isinstance(self._chain.stations[edge.target].station, SpillStation)
         }
 
     def _jobs(self, plan: Plan, frames: Frames, views: Iterable[str]) -> Jobs:
@@ -233,7 +233,7 @@ class Turn:
         for name, key, *_ in (file for one in self._told for file in one.files):
             if name in stepped - self.ready:  # a part of a change, which nobody may take for the whole of it
                 self._storage.objects.delete(key)
-        gone = {name for one in self._chain.nodes if one.number in lost for name in one.traces.values()}
+        gone = {name for one in self._chain.stations if one.number in lost for name in one.traces.values()}
         self._kept = Kept(
             tuple(one for one in kept.added if one.trace not in gone),
             tuple(one for one in kept.merged if one.trace not in gone),
@@ -255,7 +255,7 @@ class Turn:
 
     def load(self) -> list[Output]:
         """Build the traces that are missing, and give the changes of the views that have them."""
-        missing = frozenset(one.number for one in self._chain.nodes if one.traces) - self._current
+        missing = frozenset(one.number for one in self._chain.stations if one.traces) - self._current
         views = [view.name for view in self._batch.spec.views if self._is_to_load(view.name)]
         if not missing and not views:
             return []
@@ -327,7 +327,7 @@ class Turn:
     def commit(self) -> str:
         """Write the version file of the step; its key."""
         loaded = {
-            name for one in self._chain.nodes if one.number in self._loaded for name in one.traces.values()
+            name for one in self._chain.stations if one.number in self._loaded for name in one.traces.values()
         }
         outcome = self._version.apply(
             self._batch.step,
@@ -372,15 +372,15 @@ class Turn:
         return Place(pipeline=batch.pipeline, view=view, lot=batch.lot, attempt=self._attempt)
 
     def _kinds_of(self, number: int) -> "list[DataType]":
-        node = self._chain.nodes[number].node
-        assert isinstance(node, OutputNode)
-        return [field.dataType for field in self._schema(node.view).fields]
+        station = self._chain.stations[number].station
+        assert isinstance(station, OutputStation)
+        return [field.dataType for field in self._schema(station.view).fields]
 
     def _schema(self, view: str) -> "StructType":
         """The columns of a view, as its chain gives them."""
-        node = self._chain.outputs[view].node
-        assert isinstance(node, OutputNode)
-        return struct_of(node.names, self._found.types[view])
+        station = self._chain.outputs[view].station
+        assert isinstance(station, OutputStation)
+        return struct_of(station.names, self._found.types[view])
 
     def _tasks(self, rows: int) -> int:
         """How many tasks a layer has: as many as run at once, or more if these would have too many rows."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tidemill.views.chain.chain import Edge
-from tidemill.views.chain.nodes import OutputNode
-from tidemill.views.spark import segments, tasks
+from tidemill.views.chain.stations import OutputStation
+from tidemill.views.spark import legs, tasks
 from tidemill.views.spark.job import Job
 from tidemill.views.spark.tasks import HELLO, TOLD, wire_row
 
@@ -43,17 +43,17 @@ class InProcess(Job):
     def _entering(self, frame: "DataFrame", edges: Sequence[Edge]) -> list[pa.RecordBatch]:
         """The packets of a table's change; what explodes rows is asked for alone."""
         found: list[pa.RecordBatch] = []
-        together = [edge for edge in edges if not edge.segment.explodes]
+        together = [edge for edge in edges if not edge.leg.explodes]
         for edge in edges:
             if edge in together:
                 continue
-            rows = segments.along(self.spark, frame, edge.segment)
-            node = self.plan.chain.nodes[edge.target].node
-            if isinstance(node, OutputNode) and node.identified:
-                rows = segments.identified(rows, len(node.types), self.kinds_of(edge.target))
+            rows = legs.along(self.spark, frame, edge.leg)
+            station = self.plan.chain.stations[edge.target].station
+            if isinstance(station, OutputStation) and station.identified:
+                rows = legs.identified(rows, len(station.types), self.kinds_of(edge.target))
             found += self._sent_here(edge, _collected(rows))
         if together:
-            rows = segments.at_ends(frame, together, self.plan, self.kinds_of)
+            rows = legs.at_ends(frame, together, self.plan, self.kinds_of)
             given = _collected(rows).combine_chunks()
             for edge in together:
                 found += self._sent_here(edge, _fields(given[f"e{edge.number}"]))
@@ -73,7 +73,7 @@ class InProcess(Job):
         if not self.plan.typed(number):
             return made
         there = pa.Table.from_batches(made, tasks.typed_schema(self.plan, number))
-        frame = segments.beyond(self.spark.createDataFrame(there), self.plan, number, self.kinds_of)
+        frame = legs.beyond(self.spark.createDataFrame(there), self.plan, number, self.kinds_of)
         given = _collected(frame).to_batches()
         return list(tasks.packing(self.plan, self.site, number)(iter(given)))
 

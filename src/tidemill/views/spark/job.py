@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tidemill.views.chain.nodes import OutputNode
+from tidemill.views.chain.stations import OutputStation
 from tidemill.views.chain.work import Plan, Told
-from tidemill.views.spark import segments, tasks
+from tidemill.views.spark import legs, tasks
 from tidemill.views.spark.failing import of_task
-from tidemill.views.spark.segments import KindsOf
+from tidemill.views.spark.legs import KindsOf
 from tidemill.views.spark.tasks import HELLO, WIRE, WIRE_DDL, Site
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Job:
         """
         return self._layers(
             [
-                self._sent(edge.target, edge.side, segments.along(self.spark, frame, edge.segment))
+                self._sent(edge.target, edge.side, legs.along(self.spark, frame, edge.leg))
                 for table, frame in changes.items()
                 for edge in self.plan.leaving(table)
             ]
@@ -62,9 +62,9 @@ class Job:
         return tasks.told_of(row[0] for row in rows)
 
     def _sent(self, number: int, side: int, df: "DataFrame") -> "DataFrame":
-        node = self.plan.chain.nodes[number].node
-        if isinstance(node, OutputNode) and node.identified:
-            df = segments.identified(df, len(node.types), self.kinds_of(number))
+        station = self.plan.chain.stations[number].station
+        if isinstance(station, OutputStation) and station.identified:
+            df = legs.identified(df, len(station.types), self.kinds_of(number))
         return df.mapInArrow(tasks.sending(self.plan, number, side), WIRE_DDL)
 
     def _layers(self, sent: "list[DataFrame]") -> "DataFrame":
@@ -79,7 +79,7 @@ class Job:
             schema = from_arrow_schema(tasks.typed_schema(self.plan, layer))
             frame = frame.mapInArrow(tasks.layer(self.plan, self.site, layer), schema)
             if self.plan.typed(layer):
-                frame = segments.beyond(frame, self.plan, layer, self.kinds_of)
+                frame = legs.beyond(frame, self.plan, layer, self.kinds_of)
                 frame = frame.mapInArrow(tasks.packing(self.plan, self.site, layer), WIRE_DDL)
         return frame.select("blob")
 

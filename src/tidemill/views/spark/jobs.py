@@ -17,11 +17,11 @@ from tidemill.spark import queries
 from tidemill.spark.reading import read_objects
 from tidemill.spark.storage import Storage
 from tidemill.views.chain.chain import Input, Query
-from tidemill.views.chain.nodes import OutputNode, columns, weighted
+from tidemill.views.chain.stations import OutputStation, columns, weighted
 from tidemill.views.chain.work import Plan, Told, complete
 from tidemill.views.circuit.render import Renderer
 from tidemill.views.spark.job import Job
-from tidemill.views.spark.segments import WEIGHT, KindsOf
+from tidemill.views.spark.legs import WEIGHT, KindsOf
 from tidemill.views.spark.tasks import Site
 from tidemill.views.trace.version import Kept
 
@@ -101,9 +101,9 @@ class Jobs:
     def _spilled(self, name: str) -> "DataFrame":
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        node = self.plan.chain.spills[name].node
-        assert isinstance(node, OutputNode)
-        schema = from_arrow_schema(pa.schema(weighted(columns(node.types))))
+        station = self.plan.chain.spills[name].station
+        assert isinstance(station, OutputStation)
+        schema = from_arrow_schema(pa.schema(weighted(columns(station.types))))
         return read_objects(self.spark, self.storage, schema, self._files(name))
 
     def _result(self, query: Query, open_queries: ExitStack) -> "DataFrame | None":

@@ -107,7 +107,16 @@ def netted(df: "DataFrame", schema: "StructType") -> "DataFrame":
     from pyspark.sql import functions as sf
 
     total = sf.sum(sf.col(WEIGHT)).alias(WEIGHT)
-    grouped = df.groupBy(sf.col(HIGH), sf.col(LOW), *columns_of(schema)).agg(total)
+    keys, kept = [], []
+    for number, field in enumerate(schema.fields):
+        column = sf.col(quoted(field.name))
+        if _has_map(field.dataType):
+            # Spark's grouping by a map loses NULLs inside of it: by its entries, with the column beside them.
+            keys.append(_flagged(column, field.dataType).alias(f"_tidemill_key{number}"))
+            kept.append(sf.first(column).alias(field.name))
+        else:
+            keys.append(column)
+    grouped = df.groupBy(sf.col(HIGH), sf.col(LOW), *keys).agg(total, *kept)
     return grouped.where(sf.col(WEIGHT) != 0).select(*columns_of(schema), HIGH, LOW, WEIGHT)
 
 
@@ -152,6 +161,20 @@ def _flagged(value: "Column", kind: "DataType") -> "Column":
     from pyspark.sql import functions as sf
 
     return sf.struct(value.isNull().alias("null"), _hashable(value, kind).alias("v"))
+
+
+def _has_map(kind: "DataType") -> bool:
+    from pyspark.sql import types as st
+
+    match kind:
+        case st.MapType():
+            return True
+        case st.ArrayType():
+            return _has_map(kind.elementType)
+        case st.StructType():
+            return any(_has_map(field.dataType) for field in kind.fields)
+        case _:
+            return False
 
 
 def _by_key(left: "Column", right: "Column") -> "Column":

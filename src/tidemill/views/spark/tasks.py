@@ -1,9 +1,10 @@
 """What Spark's Python workers run: the ends of edges, the kernels of layers, and the sink of a step.
 
-Between two layers travel rows (range, node, tag, blob): a blob is an Arrow table, which Spark moves without
-looking into it. Where Spark has to compute something on the way, rows of a node come as a struct column of
-their own instead. A task may run twice, or its worker may be killed after it wrote: its bundle and its files
-have names that nobody else uses, and only what a task *told* counts, which Spark takes from one attempt.
+Between two layers travel rows (range, station, tag, blob): a blob is an Arrow table, which Spark moves
+without looking into it. Where Spark has to compute something on the way, rows of a station come as a struct
+column of their own instead. A task may run twice, or its worker may be killed after it wrote: its bundle and
+its files have names that nobody else uses, and only what a task *told* counts, which Spark takes from one
+attempt.
 """
 
 import functools
@@ -25,7 +26,7 @@ from tidemill.clock import SystemClock
 from tidemill.objects import Objects, open_place
 from tidemill.objects.url import RemoteUrl
 from tidemill.views.chain.chain import Placed
-from tidemill.views.chain.nodes import OutputNode
+from tidemill.views.chain.stations import OutputStation
 from tidemill.views.chain.work import Packet, Plan, State, Told, chosen, compute, gathered
 from tidemill.views.kernels.digest import digest
 from tidemill.views.kernels.zset import added_up
@@ -39,20 +40,20 @@ Batches = Iterator[pa.RecordBatch]
 Task = Callable[[Batches], Batches]
 
 TOLD = -1
-"""The node of a packet that is what a task told."""
+"""The station of a packet that is what a task told."""
 
 HELLO = -2
-"""The node of a packet that only says that there is a range."""
+"""The station of a packet that only says that there is a range."""
 
 WIRE = pa.schema(
     [
         pa.field("to", pa.int32()),
-        pa.field("node", pa.int32()),
+        pa.field("station", pa.int32()),
         pa.field("tag", pa.string()),
         pa.field("blob", pa.binary()),
     ]
 )
-WIRE_DDL = "to INT, node INT, tag STRING, blob BINARY"
+WIRE_DDL = "to INT, station INT, tag STRING, blob BINARY"
 
 
 @dataclass(frozen=True)
@@ -125,15 +126,15 @@ def _unique() -> str:
 def to_wire(packets: Iterable[Packet]) -> Batches:
     """Packets as rows, one batch each."""
     for packet in packets:
-        yield wire_row(packet.range, packet.node, packet.tag, blob(packet.table))
+        yield wire_row(packet.range, packet.station, packet.tag, blob(packet.table))
 
 
-def wire_row(to: int, node: int, tag: str, body: bytes | pa.Buffer) -> pa.RecordBatch:
+def wire_row(to: int, station: int, tag: str, body: bytes | pa.Buffer) -> pa.RecordBatch:
     """One row, as a batch of its own."""
     held = pa.py_buffer(body)
     offsets = pa.py_buffer(struct.pack("<ii", 0, held.size))
     value = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, held])
-    ints = [pa.array([number], pa.int32()) for number in (to, node)]
+    ints = [pa.array([number], pa.int32()) for number in (to, station)]
     return pa.RecordBatch.from_arrays([*ints, pa.array([tag]), value], schema=WIRE)
 
 
@@ -159,26 +160,26 @@ class _Arrived:
         self.told: list[pa.RecordBatch] = []
         self.ranges: set[int] = set()
         for batch in batches:
-            tos, nodes = batch.column(0).to_pylist(), batch.column(1).to_pylist()
-            for row, (to, node) in enumerate(zip(tos, nodes, strict=True)):
+            tos, stations = batch.column(0).to_pylist(), batch.column(1).to_pylist()
+            for row, (to, station) in enumerate(zip(tos, stations, strict=True)):
                 self.ranges.add(to)
-                if node in mine:
+                if station in mine:
                     tag = batch.column(2)[row].as_py()
-                    self.packets.append(Packet(to, node, tag, table_of(batch.column(3)[row])))
-                elif node != HELLO:
+                    self.packets.append(Packet(to, station, tag, table_of(batch.column(3)[row])))
+                elif station != HELLO:
                     self.passing.append(batch.slice(row, 1).select(WIRE.names))
 
 
 # --- the first layer: changes of tables
 
 
-def sending(plan: Plan, node: int, side: int) -> Task:
-    """Rows c0, c1, … and `_w`, as Spark has read and computed them, to packets for a side of a node."""
+def sending(plan: Plan, station: int, side: int) -> Task:
+    """Rows c0, c1, … and `_w`, as Spark has read and computed them, to packets for a side of a station."""
 
     def run(batches: Batches) -> Batches:
         _frozen()
         for rows in _large(batches):
-            yield from to_wire(plan.deliver(node, side, rows))
+            yield from to_wire(plan.deliver(station, side, rows))
 
     return run
 
@@ -248,11 +249,11 @@ def _direct(plan: Plan, placed: Placed, piece: pa.Table, here: int) -> Batches:
 
 
 def typed_schema(plan: Plan, number: int) -> pa.Schema:
-    """The columns of a layer's rows: those of the wire, and a struct for each node that Spark has to see."""
+    """The columns of a layer's rows: those of the wire, and structs of the stations that Spark has to see."""
     fields = []
-    for node in plan.typed(number):
-        inner = [pa.field(each.name, each.type) for each in plan.chain.nodes[node].node.out]
-        fields.append(pa.field(f"n{node}", pa.struct(inner)))
+    for station in plan.typed(number):
+        inner = [pa.field(each.name, each.type) for each in plan.chain.stations[station].station.out]
+        fields.append(pa.field(f"n{station}", pa.struct(inner)))
     return pa.schema([*WIRE, *fields])
 
 
@@ -320,22 +321,22 @@ def _sunk(plan: Plan, site: Site, batches: Batches) -> Batches:
     """Write the rows of views, and give on what tasks told; that is all that reaches the driver."""
     views: dict[tuple[int, int], list[pa.Table]] = {}
     for batch in batches:
-        tos, nodes = batch.column(0).to_pylist(), batch.column(1).to_pylist()
-        for row, (to, node) in enumerate(zip(tos, nodes, strict=True)):
-            if node == TOLD:
+        tos, stations = batch.column(0).to_pylist(), batch.column(1).to_pylist()
+        for row, (to, station) in enumerate(zip(tos, stations, strict=True)):
+            if station == TOLD:
                 yield batch.slice(row, 1).select(WIRE.names)
-            elif node >= 0:
-                views.setdefault((node, to), []).append(table_of(batch.column(3)[row]))
+            elif station >= 0:
+                views.setdefault((station, to), []).append(table_of(batch.column(3)[row]))
     folders = dict(site.folders)
     began = time.perf_counter()
     for (number, to), tables in sorted(views.items(), key=lambda item: item[0]):
-        node = plan.chain.nodes[number].node
-        assert isinstance(node, OutputNode)
+        station = plan.chain.stations[number].station
+        assert isinstance(station, OutputStation)
         told = Told(plan.depth + 1, to)
         written = _write_view(
             _cache(site).objects,
-            node,
-            folders.get(node.view, f"{site.prefix}spill/"),
+            station,
+            folders.get(station.view, f"{site.prefix}spill/"),
             pa.concat_tables(tables),
             to,
         )
@@ -346,20 +347,20 @@ def _sunk(plan: Plan, site: Site, batches: Batches) -> Batches:
 
 
 def _write_view(
-    objects: Objects, node: OutputNode, folder: str, rows: pa.Table, to: int
+    objects: Objects, station: OutputStation, folder: str, rows: pa.Table, to: int
 ) -> tuple[str, str, int, int, str] | None:
-    width = len(node.types)
-    if not node.identified:
+    width = len(station.types)
+    if not station.identified:
         key = f"{folder}part-{to:05}-{_unique()}.parquet"
-        return (node.view, key, rows.num_rows, _parquet(objects, key, rows), "0")
+        return (station.view, key, rows.num_rows, _parquet(objects, key, rows), "0")
     names = [f"c{i}" for i in range(width + 2)]
     netted = added_up(rows.select([*names, WEIGHT]))
     if netted.num_rows == 0:
         return None
     found = digest(netted, f"c{width}", f"c{width + 1}", WEIGHT)
     key = f"{folder}part-{to:05}-{_unique()}.parquet"
-    size = _parquet(objects, key, netted.rename_columns([*node.names, "_h1", "_h2", "_weight"]))
-    return node.view, key, netted.num_rows, size, f"{found:032x}"
+    size = _parquet(objects, key, netted.rename_columns([*station.names, "_h1", "_h2", "_weight"]))
+    return station.view, key, netted.num_rows, size, f"{found:032x}"
 
 
 def _parquet(objects: Objects, key: str, table: pa.Table) -> int:

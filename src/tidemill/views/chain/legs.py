@@ -1,8 +1,8 @@
-"""Segments: what happens to rows one by one on their way from one operator with state to the next (DBSP-10).
+"""Legs: what happens to rows one by one on their way from one operator with state to the next (DBSP-10).
 
 A relation on its way has the columns c0, c1, … and a weight `_w`. Conditions and expressions are Spark SQL
 and are evaluated by Spark, one step after the other: what can raise is evaluated on the rows that the steps
-before have left, and on no other. A segment that only chooses columns needs no Spark: `plain` says which.
+before have left, and on no other. A leg that only chooses columns needs no Spark: `plain` says which.
 """
 
 from collections.abc import Sequence
@@ -39,27 +39,27 @@ Step = Where | Select | Explode
 
 
 @dataclass(frozen=True)
-class Segment:
+class Leg:
     """Steps, in order."""
 
     steps: tuple[Step, ...] = ()
 
-    def where(self, conditions: Sequence[Expr]) -> "Segment":
-        return Segment((*self.steps, Where(tuple(conditions)))) if conditions else self
+    def where(self, conditions: Sequence[Expr]) -> "Leg":
+        return Leg((*self.steps, Where(tuple(conditions)))) if conditions else self
 
-    def select(self, expressions: Sequence[Expr]) -> "Segment":
+    def select(self, expressions: Sequence[Expr]) -> "Leg":
         """Columns computed from those so far; choosing among chosen columns stays one step."""
         chosen = tuple(expressions)
         last = self.steps[-1] if self.steps else None
         if isinstance(last, Select) and all(one.column is not None for one in chosen):
             merged = tuple(last.expressions[one.column or 0] for one in chosen)
-            return Segment((*self.steps[:-1], Select(merged)))
-        return Segment((*self.steps, Select(chosen)))
+            return Leg((*self.steps[:-1], Select(merged)))
+        return Leg((*self.steps, Select(chosen)))
 
-    def explode(self, step: Explode) -> "Segment":
-        return Segment((*self.steps, step))
+    def explode(self, step: Explode) -> "Leg":
+        return Leg((*self.steps, step))
 
-    def cast(self, types: Sequence[str], wanted: Sequence[str]) -> "Segment":
+    def cast(self, types: Sequence[str], wanted: Sequence[str]) -> "Leg":
         """With columns of these types made into columns of those wanted."""
         if list(types) == list(wanted):
             return self

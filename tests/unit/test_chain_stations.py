@@ -14,17 +14,17 @@ import pytest
 from tests.unit.chain_stage import Alone, Row, add, table
 from tests.unit.test_views_types import TYPES, values_of
 from tidemill.errors import TypeRefused
-from tidemill.views.chain import nodes
-from tidemill.views.chain.nodes import (
-    AggregateNode,
-    ChangesNode,
-    GatherNode,
-    JoinNode,
-    Node,
-    OutputNode,
-    ReplaceNode,
-    SetNode,
-    UpsertsNode,
+from tidemill.views.chain import stations
+from tidemill.views.chain.stations import (
+    AggregateStation,
+    ChangesStation,
+    GatherStation,
+    JoinStation,
+    OutputStation,
+    ReplaceStation,
+    SetStation,
+    Station,
+    UpsertsStation,
     hashed,
 )
 from tidemill.views.kernels.aggregate import Agg, Aggregate
@@ -46,9 +46,9 @@ KEYS: dict[pa.DataType, list[Any]] = POOLS | {REAL: [None, 0.0, -0.0, NAN, 1.5]}
 
 @dataclass(frozen=True)
 class Kind:
-    """A node, the types of its sides, and its result by plain Python."""
+    """A station, the types of its sides, and its result by plain Python."""
 
-    node: Node
+    station: Station
     sides: tuple[tuple[pa.DataType, ...], ...]
     plain: Callable[..., Counter[str]]
     pools: dict[pa.DataType, list[Any]] | None = None
@@ -148,28 +148,28 @@ VALUES = pa.schema([("v0", BIG), ("v1", MONEY)])
 TWO = (REAL, TEXT)
 KINDS = {
     "join": Kind(
-        JoinNode((INT, REAL, TEXT), (REAL, INT), (0, 1), (1, 0), (False, False)),
+        JoinStation((INT, REAL, TEXT), (REAL, INT), (0, 1), (1, 0), (False, False)),
         ((INT, REAL, TEXT), (REAL, INT)),
         join(null_safe=False),
         KEYS,
     ),
     "null-safe join": Kind(
-        JoinNode((INT, REAL, TEXT), (REAL, INT), (0, 1), (1, 0), (True, True)),
+        JoinStation((INT, REAL, TEXT), (REAL, INT), (0, 1), (1, 0), (True, True)),
         ((INT, REAL, TEXT), (REAL, INT)),
         join(null_safe=True),
         KEYS,
     ),
     "groups": Kind(
-        AggregateNode(Aggregate(pa.schema([("k0", REAL)]), VALUES, AGGS)), ((REAL, BIG, MONEY),), groups()
+        AggregateStation(Aggregate(pa.schema([("k0", REAL)]), VALUES, AGGS)), ((REAL, BIG, MONEY),), groups()
     ),
     "everything": Kind(
-        AggregateNode(Aggregate(pa.schema([]), VALUES, AGGS, always=True)),
+        AggregateStation(Aggregate(pa.schema([]), VALUES, AGGS, always=True)),
         ((BIG, MONEY),),
         groups(everything=True),
     ),
-    "changes": Kind(ChangesNode((INT, REAL)), ((INT, REAL),), admitted),
+    "changes": Kind(ChangesStation((INT, REAL)), ((INT, REAL),), admitted),
     **{
-        name: Kind(SetNode(name, TWO), (TWO,) if name == "distinct" else (TWO, TWO), sets(name))
+        name: Kind(SetStation(name, TWO), (TWO,) if name == "distinct" else (TWO, TWO), sets(name))
         for name in ("distinct", "intersect", "intersect_all", "except", "except_all")
     },
 }
@@ -227,12 +227,12 @@ def whole(steps: list[Step], sides: int) -> Step:
 
 
 def alone(kind: Kind, count: int, steps: list[Step]) -> Alone:
-    """The node after these steps, of which an empty one is the first."""
-    node = Alone(kind.node, kind.sides, count)
-    node.step({}, first=True)
+    """The station after these steps, of which an empty one is the first."""
+    station = Alone(kind.station, kind.sides, count)
+    station.step({}, first=True)
     for step in steps:
-        node.step(step)
-    return node
+        station.step(step)
+    return station
 
 
 def plain(kind: Kind, steps: list[Step]) -> Counter[str]:
@@ -248,11 +248,11 @@ def test_after_every_step_and_in_any_number_of_ranges_a_node_gave_what_plain_pyt
 ) -> None:
     kind = KINDS[name]
     steps = history(kind, seed)
-    every = [Alone(kind.node, kind.sides, count) for count in (1, 2, 7)]
-    for node in every:
-        node.step({}, first=True)
+    every = [Alone(kind.station, kind.sides, count) for count in (1, 2, 7)]
+    for station in every:
+        station.step({}, first=True)
     for number, step in enumerate(steps):
-        outs = [node.step(step, pieces=1 + seed) for node in every]
+        outs = [station.step(step, pieces=1 + seed) for station in every]
         assert outs[0] == outs[1] == outs[2]
         assert every[0].given == plain(kind, steps[: number + 1])
 
@@ -268,7 +268,7 @@ def test_steps_that_are_merged_split_or_loaded_at_once_give_the_same_total_and_s
     one = alone(kind, 2, steps)
     merged = alone(kind, 7, [whole(steps, len(kind.sides))])
     single = [{side: [item]} for step in steps for side, rows in step.items() for item in rows]
-    loaded = Alone(kind.node, kind.sides, 3)
+    loaded = Alone(kind.station, kind.sides, 3)
     loaded.step(whole(steps, len(kind.sides)), first=True)
     assert one.given == merged.given == loaded.given
     if name != "changes":  # what is deleted first is set aside, so its order counts there
@@ -282,16 +282,16 @@ def test_steps_that_are_merged_split_or_loaded_at_once_give_the_same_total_and_s
 def test_a_change_and_its_inverse_restore_the_state_and_leave_nothing(name: str, seed: int) -> None:
     kind = KINDS[name]
     *before, last = history(kind, seed)
-    node = alone(kind, 2, before)
-    state, given = node.state(), node.given
-    node.step(last)
-    node.step({side: [(row, -weight) for row, weight in rows] for side, rows in last.items()})
-    assert node.given == given
-    assert node.state() == state
+    station = alone(kind, 2, before)
+    state, given = station.state(), station.given
+    station.step(last)
+    station.step({side: [(row, -weight) for row, weight in rows] for side, rows in last.items()})
+    assert station.given == given
+    assert station.state() == state
     everything = whole(before, len(kind.sides))
-    node.step({side: [(row, -weight) for row, weight in rows] for side, rows in everything.items()})
-    assert node.given == alone(kind, 1, []).given
-    assert not any(node.state().values())
+    station.step({side: [(row, -weight) for row, weight in rows] for side, rows in everything.items()})
+    assert station.given == alone(kind, 1, []).given
+    assert not any(station.state().values())
 
 
 @EVERY
@@ -303,7 +303,7 @@ def test_keys_that_share_a_hash_are_told_apart(name: str, monkeypatch: pytest.Mo
     def weak(rows: pa.Table, names: list[str]) -> pa.Array:
         return pa.array([value & 1 for value in hashed(rows, names).to_pylist()], pa.int64())
 
-    monkeypatch.setattr(nodes, "hashed", weak)
+    monkeypatch.setattr(stations, "hashed", weak)
     assert alone(kind, 2, steps).given == strong.given == plain(kind, steps)
 
 
@@ -313,26 +313,26 @@ def test_keys_that_share_a_hash_are_told_apart(name: str, monkeypatch: pytest.Mo
 @pytest.mark.rule("DBSP-21")
 @pytest.mark.parametrize("count", [1, 7])
 def test_what_is_deleted_before_it_is_there_waits_and_is_counted_until_it_comes(count: int) -> None:
-    node = Alone(ChangesNode((INT, TEXT)), ((INT, TEXT),), count)
+    station = Alone(ChangesStation((INT, TEXT)), ((INT, TEXT),), count)
 
     def aside() -> int:
-        return sum(told.aside.get("0", 0) for told in node.told)
+        return sum(told.aside.get("0", 0) for told in station.told)
 
-    assert node.step({0: [((1, "a"), 1)]}, first=True) == Counter({repr((1, "a")): 1})
-    assert node.step({0: [((1, "a"), -3), ((2, None), -1)]}) == Counter({repr((1, "a")): -1})
+    assert station.step({0: [((1, "a"), 1)]}, first=True) == Counter({repr((1, "a")): 1})
+    assert station.step({0: [((1, "a"), -3), ((2, None), -1)]}) == Counter({repr((1, "a")): -1})
     assert aside() == 2
-    assert node.step({0: [((1, "a"), 1), ((2, None), 2)]}) == Counter({repr((2, None)): 1})
+    assert station.step({0: [((1, "a"), 1), ((2, None), 2)]}) == Counter({repr((2, None)): 1})
     assert aside() == 1
-    assert node.step({0: [((1, "a"), 2)]}) == Counter({repr((1, "a")): 1})
+    assert station.step({0: [((1, "a"), 2)]}) == Counter({repr((1, "a")): 1})
     assert aside() == 0
-    assert sum(node.state()["aside"].values()) == 0
+    assert sum(station.state()["aside"].values()) == 0
 
 
 def test_a_deletion_of_a_zero_of_the_other_sign_is_set_aside() -> None:
-    node = Alone(ChangesNode((REAL,)), ((REAL,),))
-    node.step({0: [((0.0,), 1)]}, first=True)
-    assert node.step({0: [((-0.0,), -1)]}) == Counter()
-    assert node.told[0].aside == {"0": 1}
+    station = Alone(ChangesStation((REAL,)), ((REAL,),))
+    station.step({0: [((0.0,), 1)]}, first=True)
+    assert station.step({0: [((-0.0,), -1)]}) == Counter()
+    assert station.told[0].aside == {"0": 1}
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
@@ -352,18 +352,18 @@ def test_of_a_keyed_dataset_the_last_write_of_a_key_is_there_however_writes_are_
         last[write[0], key_of(write[1])] = None if write[3] else write[:3]
     wanted = Counter(repr(row) for row in last.values() if row is not None)
     sides = ((*types, pa.bool_(), BIG, BIG),)
-    node = Alone(UpsertsNode(types, (1, 0)), sides, count)
+    station = Alone(UpsertsStation(types, (1, 0)), sides, count)
     places = sorted(chance.randrange(41) for _ in range(5))
     for low, high in zip([0, *places], [*places, 40], strict=True):
         part = writes[low:high]
         chance.shuffle(part)
-        node.step({0: [(write, 1) for write in part]}, first=low == 0 and not node.version.step)
-    assert node.given == wanted
-    once = Alone(UpsertsNode(types, (1, 0)), sides, 1)
+        station.step({0: [(write, 1) for write in part]}, first=low == 0 and not station.version.step)
+    assert station.given == wanted
+    once = Alone(UpsertsStation(types, (1, 0)), sides, 1)
     once.step({0: [(write, 1) for write in writes]}, first=True)
     assert once.given == wanted
-    assert once.state() == node.state()
-    again = node.step({0: [(write, 1) for write in writes]})
+    assert once.state() == station.state()
+    again = station.step({0: [(write, 1) for write in writes]})
     assert not again, "writes that say what is there already change nothing"
 
 
@@ -374,23 +374,23 @@ def test_of_a_keyed_dataset_the_last_write_of_a_key_is_there_however_writes_are_
 @pytest.mark.rule("DBSP-17")
 def test_a_key_whose_change_cancels_out_is_gathered_with_all_its_rows(pieces: int) -> None:
     """Whoever holds its result is told of the key as well, and takes that back."""
-    node = Alone(GatherNode((INT, TEXT), (0,)), ((INT, TEXT), (INT,)))
-    node.step({0: [((1, "a"), 1), ((1, "b"), 2), ((2, "c"), 1)]}, first=True)
+    station = Alone(GatherStation((INT, TEXT), (0,)), ((INT, TEXT), (INT,)))
+    station.step({0: [((1, "a"), 1), ((1, "b"), 2), ((2, "c"), 1)]}, first=True)
     change = [((1, "a"), 1), ((1, "a"), -1)]
-    assert node.step({0: change}, pieces=pieces) == Counter({repr((1, "a")): 1, repr((1, "b")): 2})
-    assert node.step({1: [((2,), -1), ((9,), 1)]}) == Counter({repr((2, "c")): 1})
+    assert station.step({0: change}, pieces=pieces) == Counter({repr((1, "a")): 1, repr((1, "b")): 2})
+    assert station.step({1: [((2,), -1), ((9,), 1)]}) == Counter({repr((2, "c")): 1})
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.rule("DBSP-17")
 def test_of_the_keys_that_changed_the_stored_result_goes_and_the_new_one_comes(count: int) -> None:
-    node = Alone(ReplaceNode((REAL, TEXT), (REAL,)), ((REAL, TEXT, REAL), (REAL,)), count)
-    node.step({0: [((0.0, "a", 0.0), 1), ((NAN, "b", NAN), 1)], 1: [((0.0,), 1), ((NAN,), 1)]}, first=True)
-    node.step({0: [((-0.0, "c", -0.0), 2)], 1: [((-0.0,), 1), ((NAN,), -1), ((7.0,), 1)]})
-    assert node.given == Counter({repr((-0.0, "c")): 2})
-    node.step({1: [((0.0,), 1)]})
-    assert node.given == Counter()
-    assert not any(node.state().values())
+    station = Alone(ReplaceStation((REAL, TEXT), (REAL,)), ((REAL, TEXT, REAL), (REAL,)), count)
+    station.step({0: [((0.0, "a", 0.0), 1), ((NAN, "b", NAN), 1)], 1: [((0.0,), 1), ((NAN,), 1)]}, first=True)
+    station.step({0: [((-0.0, "c", -0.0), 2)], 1: [((-0.0,), 1), ((NAN,), -1), ((7.0,), 1)]})
+    assert station.given == Counter({repr((-0.0, "c")): 2})
+    station.step({1: [((0.0,), 1)]})
+    assert station.given == Counter()
+    assert not any(station.state().values())
 
 
 # --- the hash
@@ -460,54 +460,54 @@ def test_zeros_and_nans_have_one_hash_also_inside_of_nested_values() -> None:
         assert len(set(hashed(pa.table({"c0": array}), ["c0"]).to_pylist())) == 1
 
 
-# --- edges of nodes
+# --- edges of stations
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 256])
 def test_an_aggregate_over_everything_speaks_first_in_one_range_alone(count: int) -> None:
-    node = KINDS["everything"].node
-    assert sum(node.speaks_first(within) for within in ranges(count)) == 1
-    assert not any(KINDS["groups"].node.speaks_first(within) for within in ranges(count))
+    station = KINDS["everything"].station
+    assert sum(station.speaks_first(within) for within in ranges(count)) == 1
+    assert not any(KINDS["groups"].station.speaks_first(within) for within in ranges(count))
 
 
 def test_rows_of_a_view_meet_by_the_first_half_of_their_identity() -> None:
-    node = OutputNode("v", ("x",), (INT,))
+    station = OutputStation("v", ("x",), (INT,))
     rows = pa.table({"c0": pa.array([7], INT), "c1": [5], "c2": [6], "_w": [1]})
-    assert node.pack(0, rows)["rows"]["_h"].to_pylist() == [5]
+    assert station.pack(0, rows)["rows"]["_h"].to_pylist() == [5]
 
 
 def extremes(best: int) -> Alone:
     aggs = (Agg("max", "v0", "m"), Agg("min", "v0", "n"))
     kernel = Aggregate(pa.schema([("k0", INT)]), pa.schema([("v0", INT)]), aggs, best=best)
-    return Alone(AggregateNode(kernel), ((INT, INT),), count=3)
+    return Alone(AggregateStation(kernel), ((INT, INT),), count=3)
 
 
 def test_an_exhausted_group_of_an_append_only_input_is_told_and_not_guessed() -> None:
-    node = extremes(best=1)
-    node.step({0: [((1, value), 1) for value in range(9)]}, first=True)
-    node.step({0: [((1, value), -1) for value in (7, 8)]})
-    assert sum(count for told in node.told for count in told.exhausted.values()) == 1
+    station = extremes(best=1)
+    station.step({0: [((1, value), 1) for value in range(9)]}, first=True)
+    station.step({0: [((1, value), -1) for value in (7, 8)]})
+    assert sum(count for told in station.told for count in told.exhausted.values()) == 1
 
 
 @pytest.mark.rule("DBSP-13")
 @pytest.mark.parametrize("seed", range(6))
 def test_a_group_that_has_used_up_its_best_values_is_filled_again_from_its_own(seed: int) -> None:
     chance = random.Random(seed)
-    node, live = extremes(best=2), Counter[tuple[int, int]]()
+    station, live = extremes(best=2), Counter[tuple[int, int]]()
     for step in range(12):
         gone = chance.sample(sorted(live.elements()), min(10, live.total()))
         came = [(chance.randrange(4), chance.randrange(12)) for _ in range(8 if step else 40)]
         change = [*((row, 1) for row in came), *((row, -1) for row in gone)]
         for row, weight in change:
             live[row] += weight
-        node.step({0: change}, first=not step)
-        assert not any(told.exhausted for told in node.told), "its own values are enough"
+        station.step({0: change}, first=not step)
+        assert not any(told.exhausted for told in station.told), "its own values are enough"
         groups = {key for (key, _), count in live.items() if count}
         wanted = Counter[str]()
         for group in groups:
             values = [value for (key, value), count in live.items() if count and key == group]
             add(wanted, table((INT, INT, INT), [((group, max(values), min(values)), 1)]))
-        assert node.given == wanted
+        assert station.given == wanted
 
 
 def test_a_sum_of_what_cannot_be_added_is_refused() -> None:

@@ -1,7 +1,7 @@
 """Operators with state as one step sees them: how rows reach them, what they give, what they remember.
 
-A node is a value that reaches tasks by pickling; it has no connection to anything. Rows come to a *side* of
-it with the columns c0, c1, … and `_w`; `pack` gives them the hash of their key and may combine them, which
+A station is a value that reaches tasks by pickling; it is connected to nothing. Rows come to a *side* of it
+with the columns c0, c1, … and `_w`; `pack` gives them the hash of their key and may combine them, which
 happens before the exchange. What leaves it has the columns of `out`, again c0, c1, … and `_w`.
 
 The hash is ours and not Spark's (see ADR 16): one function of the Arrow values, the same wherever a row comes
@@ -39,7 +39,7 @@ ASIDE = "aside"
 
 
 class Given(NamedTuple):
-    """What a node makes of a step.
+    """What a station makes of a step.
 
     Args:
         out: its change, in pieces that may cancel each other.
@@ -54,7 +54,7 @@ class Given(NamedTuple):
     exhausted: int = 0
 
 
-class Node(Protocol):
+class Station(Protocol):
     """An operator with state."""
 
     @property
@@ -113,7 +113,7 @@ def together(parts: Sequence[pa.Table], layout: Layout) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class JoinNode:
+class JoinStation:
     """An inner equi-join of two sides.
 
     Args:
@@ -170,7 +170,7 @@ class JoinNode:
 
 
 @dataclass(frozen=True)
-class AggregateNode:
+class AggregateStation:
     """Groups with count, sum, avg, min and max. Rows have the key first, then the values, then `_w`.
 
     Where rows can be taken away, all values of a min or max are kept beside its best few: a group that has
@@ -245,7 +245,7 @@ class AggregateNode:
 
 
 @dataclass(frozen=True)
-class SetNode:
+class SetStation:
     """DISTINCT, INTERSECT and EXCEPT: how often each row is there on each side."""
 
     kernel_kind: str
@@ -286,7 +286,7 @@ class SetNode:
 
 
 @dataclass(frozen=True)
-class ChangesNode:
+class ChangesStation:
     """The source operator of a dataset that allows deletes: no row is there fewer than no times (DBSP-21)."""
 
     types: tuple[pa.DataType, ...]
@@ -328,7 +328,7 @@ class ChangesNode:
 
 
 @dataclass(frozen=True)
-class UpsertsNode:
+class UpsertsStation:
     """The source operator of a keyed dataset: the stored row of a key goes, the last written comes (LOT-40).
 
     Rows have the dataset's columns, then whether they delete, then the position and the ordinal that say
@@ -387,7 +387,7 @@ class UpsertsNode:
 
 
 @dataclass(frozen=True)
-class GatherNode:
+class GatherStation:
     """One input of a keyed operator: remembers its rows by key, and gives all rows of the keys that changed.
 
     Side 0 takes rows; the others take keys that changed elsewhere, in another input of the operator. What it
@@ -439,7 +439,7 @@ class GatherNode:
 
 
 @dataclass(frozen=True)
-class ReplaceNode:
+class ReplaceStation:
     """The result of a keyed operator: what is stored for a key goes, what Spark computed for it comes.
 
     Side 0 takes results, the operator's columns and behind them the key; side 1 takes the keys that changed.
@@ -488,7 +488,7 @@ class ReplaceNode:
 
 
 @dataclass(frozen=True)
-class OutputNode:
+class OutputStation:
     """Where the changes of a view arrive: its columns, then both halves of the row's identity, and `_w`.
 
     It remembers nothing. Rows meet by the first half of their identity, unless they meet already where they
@@ -507,7 +507,7 @@ class OutputNode:
     @property
     def identified(self) -> bool:
         """Whether rows have their identity with them."""
-        return not isinstance(self, SpillNode)
+        return not isinstance(self, SpillStation)
 
     @cached_property
     def out(self) -> pa.Schema:
@@ -530,7 +530,7 @@ class OutputNode:
 
 
 @dataclass(frozen=True)
-class SpillNode(OutputNode):
+class SpillStation(OutputStation):
     """Rows that a later job of the step reads: they are written as they are, where they were made."""
 
 

@@ -1,4 +1,4 @@
-"""Segments of a chain on frames: Spark evaluates the conditions and expressions between operators.
+"""Legs of a chain on frames: Spark evaluates the conditions and expressions between operators.
 
 The first layer works on plain frames. Behind a kernel, rows of several operators come in one frame, each a
 struct in a column of its own and NULL in the others: a condition makes the struct NULL, an expression a new
@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tidemill.views.chain.chain import Edge
-from tidemill.views.chain.nodes import OutputNode
-from tidemill.views.chain.segments import Explode, Segment, Select, Where
+from tidemill.views.chain.legs import Explode, Leg, Select, Where
+from tidemill.views.chain.stations import OutputStation
 from tidemill.views.chain.work import Plan
 from tidemill.views.circuit.expr import Expr
 from tidemill.views.spark import rows
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 WEIGHT = "_w"
 
 KindsOf = Callable[[int], "Sequence[DataType]"]
-"""The Spark types of a view's columns, by the number of its node."""
+"""The Spark types of a view's columns, by the number of its station."""
 
 
-def along(spark: "SparkSession", df: "DataFrame", segment: Segment) -> "DataFrame":
-    """A frame of c0, c1, … and `_w` at the end of a segment."""
-    for step in segment.steps:
+def along(spark: "SparkSession", df: "DataFrame", leg: Leg) -> "DataFrame":
+    """A frame of c0, c1, … and `_w` at the end of a leg."""
+    for step in leg.steps:
         if isinstance(step, Where):
             df = df.where(_all(step.conditions, "c{}".format))
         elif isinstance(step, Select):
@@ -83,7 +83,7 @@ def _moved(
 ) -> "DataFrame":
     from pyspark.sql import functions as sf
 
-    for place in range(max((len(edge.segment.steps) for edge in edges), default=0)):
+    for place in range(max((len(edge.leg.steps) for edge in edges), default=0)):
         df = df.select(*kept, *(_step(edge, place).alias(f"e{edge.number}") for edge in edges))
     views = {edge.number for edge in edges if _is_of_view(plan, edge)}
     if not views:
@@ -100,17 +100,17 @@ def _moved(
 
 
 def _is_of_view(plan: Plan, edge: Edge) -> bool:
-    node = plan.chain.nodes[edge.target].node
-    return isinstance(node, OutputNode) and node.identified
+    station = plan.chain.stations[edge.target].station
+    return isinstance(station, OutputStation) and station.identified
 
 
 def _step(edge: Edge, place: int) -> "Column":
     from pyspark.sql import functions as sf
 
     name = f"e{edge.number}"
-    if place >= len(edge.segment.steps):
+    if place >= len(edge.leg.steps):
         return sf.col(name)
-    step = edge.segment.steps[place]
+    step = edge.leg.steps[place]
     inside = f"{name}.c{{}}".format
     if isinstance(step, Where):
         return sf.expr(f"CASE WHEN {name} IS NOT NULL AND {_all(step.conditions, inside)} THEN {name} END")
@@ -123,9 +123,9 @@ def _step(edge: Edge, place: int) -> "Column":
 def _identity(edge: Edge, plan: Plan, kinds_of: KindsOf) -> "Column":
     from pyspark.sql import functions as sf
 
-    node = plan.chain.nodes[edge.target].node
-    assert isinstance(node, OutputNode)
-    width, name = len(node.types), f"e{edge.number}"
+    station = plan.chain.stations[edge.target].station
+    assert isinstance(station, OutputStation)
+    width, name = len(station.types), f"e{edge.number}"
     columns = [sf.col(f"{name}.c{i}") for i in range(width)]
     high, low = rows.identity(columns, kinds_of(edge.target))
     made = [column.alias(f"c{i}") for i, column in enumerate([*columns, high, low])]
