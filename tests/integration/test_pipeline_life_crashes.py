@@ -492,6 +492,8 @@ def _any(store: Store, cluster: str, space: str) -> bool:
 
 
 SCENES = ("ordered", "compaction", "bucket", "poll", "kafka", "push")
+QUICK = ("compaction", "push")
+"""Those of `make test`; `make crash` has all of them, at more points."""
 
 
 @pytest.fixture(scope="module")
@@ -525,7 +527,7 @@ def scenes(
 @pytest.mark.rule("LOT-35")
 @pytest.mark.rule("LOT-37")
 @pytest.mark.rule("CLU-22")
-@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("name", QUICK)
 def test_after_a_death_in_the_life_of_lots_the_next_process_leaves_what_an_undisturbed_one_does(
     name: str, scenes: Callable[[str, pytest.FixtureRequest], Matrix], request: pytest.FixtureRequest
 ) -> None:

@@ -181,8 +181,7 @@ def test_what_is_wrong_with_a_source_is_told_with_its_line(shop: tm.Pipeline) ->
     with pytest.raises(DeclarationError, match=f"{HERE}:.*is no source"):
         shop.source("orders", "landing/*.json")  # type: ignore[arg-type]
     shop.source("orders", tm.http_push())
-    with pytest.raises(DeclarationError, match=f"{HERE}:.*id > 0 is an expression of Spark"):
-        shop.plan()
+    assert shop.plan(), "what is pushed may be checked by expressions of Spark"
 
 
 @pytest.mark.parametrize(

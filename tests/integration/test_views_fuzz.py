@@ -10,6 +10,7 @@ from tests.integration.views_generator import DDL, Generator
 from tidemill.views.circuit import render
 
 
+@pytest.mark.crash  # a minute and more: one query after the other is made smaller
 @pytest.mark.rule("DBSP-19")
 def test_a_planted_fault_is_found_and_made_small(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the circuit took every left join for an inner one."""

@@ -96,6 +96,7 @@ def test_queries_written_by_hand_are_equal_to_spark_on_kernels_after_every_step(
     }
 
 
+@pytest.mark.crash
 @pytest.mark.rule("DBSP-1", "DBSP-20")
 def test_generated_queries_are_equal_to_spark_on_kernels_in_seven_ranges(spark: Any, tmp_path: Path) -> None:
     steps = generate.steps(DDL, seed=7)[:3]

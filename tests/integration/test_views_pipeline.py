@@ -420,3 +420,18 @@ def test_a_linear_arc_follows_deletions_and_one_that_is_not_is_refused(
 
         with pytest.raises(DeclarationError, match="counted is declared linear, and is not"):
             pipeline.plan()
+
+
+@pytest.mark.rule("DBSP-20")
+def test_ties_are_broken_alike_in_whatever_order_rows_came(tmp_path: Path, spark: "SparkSession") -> None:
+    found = []
+    for home, turn in (("one", 1), ("other", -1)):
+        with tm.Pipeline("ties", home=tmp_path / home, spark=spark) as pipeline:
+            table = pipeline.dataset("t", "id BIGINT, grade INT")
+            view = pipeline.view("best", "SELECT id, grade FROM t ORDER BY grade DESC LIMIT 3")
+            for row in [(n, n % 2) for n in range(8)][::turn]:
+                table.append([row])
+            assert pipeline.run().ok
+            found.append(rows(view))
+    assert found[0] == found[1]
+    assert [grade for _, grade in found[0]] == [1, 1, 1]

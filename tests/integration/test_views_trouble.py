@@ -16,6 +16,9 @@ ROOT = Path(__file__).parents[2]
 FIRST = [[["x", 10, 135], ["y", 10, 145]], [["x", 10], ["y", 10], [None, 10]]]
 
 
+pytestmark = pytest.mark.crash  # a Spark of its own, whose workers die one after the other
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """All of it in one process, because a Spark that tries tasks again is one of its own."""

@@ -176,7 +176,7 @@ def differences(
             if shown is not None:
                 shown.append(query.total())
             made = [next(found) for _ in circuits]
-            ordered = hangs_on_ties(circuits[0])
+            ordered = bool(circuits) and hangs_on_ties(circuits[0])
             first = made[0] if ordered and settled(circuits[0]) else query
             for output, circuit in zip(circuits, made, strict=True):
                 if circuit == query == first:

@@ -43,6 +43,8 @@ class Code:
     views: tuple[str, ...] = ()
     function: Any = None
     reads: tuple[str, ...] = ()
+    circuit: Any = None
+    refresh: str = "full"
 
 
 class ViewStage(StepStage):

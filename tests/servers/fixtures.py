@@ -14,7 +14,7 @@ from tests.servers.kafka import KafkaServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.process import ServerUnavailable
 from tests.servers.s3 import RcloneS3, S3rver, S3Server, SeaweedS3
-from tests.servers.spark import SparkConnectServer, SparkStandalone, require_spark, small_spark
+from tests.servers.spark import SMALL, SparkConnectServer, SparkStandalone, require_spark, small_spark
 from tidemill.spark.sessions import open_session
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def spark() -> Iterator["SparkSession"]:
         pytest.skip(str(reason))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pyspark's own, at its start: nothing a test could do about them
-        session = open_session(small_spark())
+        session = open_session(small_spark(SMALL))
     yield session
     session.stop()
 

@@ -34,6 +34,14 @@ def jvm_options() -> str:
     return QUICK + shared
 
 
+SMALL = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
+"""For few rows, where compiling a query takes most of the time. Children of tests run as users' Sparks do."""
+
+
 def small_spark(conf: Mapping[str, str] | None = None) -> SparkSettings:
     """A local Spark of two threads and 1 GiB, for this process or for a child of a test."""
     return SparkSettings(

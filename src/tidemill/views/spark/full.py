@@ -18,9 +18,12 @@ from tidemill.spark import queries
 from tidemill.spark.operations import WEIGHT
 from tidemill.spark.reading import naming
 from tidemill.spark.writing import Written
+from tidemill.views.circuit.interpret import interpret
 from tidemill.views.circuit.operators import Output as CircuitOutput
+from tidemill.views.circuit.render import Renderer
+from tidemill.views.circuit.ties import hangs_on_ties, settled
 from tidemill.views.spark import contents, rows
-from tidemill.views.spark.clock import at_time, reads_clock
+from tidemill.views.spark.clock import at_time, moments, reads_clock
 from tidemill.views.spark.digests import text_of
 from tidemill.views.spark.failing import telling
 from tidemill.views.spark.tables import Place, Tables, schema_text
@@ -247,6 +250,11 @@ def _result(
     """What a view is now, of whole tables."""
     if code.function is not None:
         yield result_of(code.name, code.function, [frames[name] for name in code.reads])
+        return
+    if code.circuit is not None and hangs_on_ties(code.circuit) and settled(code.circuit):
+        # The query has several results; its circuit, in which ties are broken, has one (DBSP-20).
+        with queries.over(spark, interpret(code.circuit, Renderer(moments(now))), frames, tag) as result:
+            yield result
         return
     text = at_time(code.sql, now, {name for frame in frames.values() for name in frame.columns})
     with queries.over(spark, text, frames, tag) as result:
