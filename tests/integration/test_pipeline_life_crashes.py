@@ -492,7 +492,7 @@ def _any(store: Store, cluster: str, space: str) -> bool:
 
 
 SCENES = ("ordered", "compaction", "bucket", "poll", "kafka", "push")
-QUICK = ("compaction", "push")
+QUICK = ("compaction",)
 """Those of `make test`; `make crash` has all of them, at more points."""
 
 

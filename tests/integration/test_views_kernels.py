@@ -79,6 +79,7 @@ def is_one_query(sql: str) -> bool:
     return True
 
 
+@pytest.mark.crash
 @pytest.mark.rule("DBSP-10", "DBSP-12")
 def test_queries_written_by_hand_are_equal_to_spark_on_kernels_after_every_step(
     spark: Any, hand: tuple[dict[str, Table], list[Step]], tmp_path: Path

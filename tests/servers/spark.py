@@ -37,7 +37,6 @@ def jvm_options() -> str:
 SMALL = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
 }
 """For few rows, where compiling a query takes most of the time. Children of tests run as users' Sparks do."""
 
