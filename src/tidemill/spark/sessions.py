@@ -347,6 +347,6 @@ def interrupt(session: "SparkSession", tag: str) -> None:
 
 def parallelism(spark: "SparkSession") -> int:
     """How many tasks can run at once, as far as that is known: the cores of a local Spark or of a cluster."""
-    if hasattr(spark, "_jsparkSession"):
-        return int(spark.sparkContext.defaultParallelism)
-    return int(spark.conf.get("spark.default.parallelism", "2") or 2)
+    if _is_connect(spark):
+        return int(spark.conf.get("spark.default.parallelism", "2") or 2)
+    return int(spark.sparkContext.defaultParallelism)
