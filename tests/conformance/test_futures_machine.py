@@ -2,14 +2,13 @@
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.errors import FlakyStrategyDefinition
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from tests.conformance.futures_model import Known, Model, S
@@ -55,6 +54,7 @@ from tidemill.store.sqlite import SqliteStore
 from tidemill.testing.futures_invariants import judge
 from tidemill.testing.futures_mirror import Mirror
 
+T = TypeVar("T")
 numbers = itertools.count()
 SIZES = {
     "big": Capacity(cpu=8.0, ram=2**34),
@@ -64,10 +64,37 @@ SIZES = {
 HOUR_US = 3600 * 1_000_000
 
 
+class Drawn:
+    """What Hypothesis chooses: it replays a life and shrinks it."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self.data = data
+
+    def one(self, among: Sequence[T]) -> T:
+        return self.data.draw(st.sampled_from(among))
+
+    def some(self, among: Sequence[T], most: int) -> list[T]:
+        return self.data.draw(st.lists(st.sampled_from(among), max_size=most, unique=True))
+
+
+class Thrown:
+    """What a seed chooses: for a store whose clock is not ours, where no life can be replayed."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def one(self, among: Sequence[T]) -> T:
+        return self.random.choice(among)
+
+    def some(self, among: Sequence[T], most: int) -> list[T]:
+        return self.random.sample(among, self.random.randint(0, min(most, len(among))))
+
+
 class FutureMachine(RuleBasedStateMachine):
     """Clients, three nodes that come and go, and a leader, one transaction at a time."""
 
     store: Store  # set by the test
+    dice: Drawn | Thrown
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,18 +186,21 @@ class FutureMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
-        self.draw = data.draw
-        self.draw(st.sampled_from(ACTS), label="act")(self)
+        self.dice = Drawn(data)
+        self.act()
+
+    def act(self) -> None:
+        self.dice.one(ACTS)(self)
 
     def one_future(self) -> bytes | None:
-        return self.draw(st.sampled_from(sorted(self.model.futures))) if self.model.futures else None
+        return self.dice.one(sorted(self.model.futures)) if self.model.futures else None
 
     def one_claim(self) -> Claim | None:
         """Mostly one that holds; now and then one that is over."""
         held = list(self.holders.values())
         old = [one for one in self.all_claims[-8:] if self.holders.get(one.id) is not one]
         found = [*held, *held, *held, *old]
-        return self.draw(st.sampled_from(found)) if found else None
+        return self.dice.one(found) if found else None
 
     # --- clients
 
@@ -178,20 +208,20 @@ class FutureMachine(RuleBasedStateMachine):
         if len(self.model.futures) > 8:
             return
         there = sorted(self.model.futures)
-        inputs = self.draw(st.lists(st.sampled_from(there), max_size=3, unique=True)) if there else []
-        near = bool(inputs) and self.draw(st.booleans())
+        inputs = self.dice.some(there, 3) if there else []
+        near = bool(inputs) and self.dice.one((False, True))
         spec = Spec(
             id=new_id(1000 + next(numbers), self.chance),
             name="f",
             code=b"",
             args=Blob(b""),
             inputs=tuple(inputs),
-            needs=Needs(cpu=self.draw(st.sampled_from((0.0, 0.0, 1.0, 4.0, 32.0)))),
-            max_retries=self.draw(st.sampled_from((0, 1, 2))),
-            reconstruct=self.draw(st.sampled_from((True, True, True, False))),
+            needs=Needs(cpu=self.dice.one((0.0, 0.0, 1.0, 4.0, 32.0))),
+            max_retries=self.dice.one((0, 1, 2)),
+            reconstruct=self.dice.one((True, True, True, False)),
             near=inputs[0] if near else b"",
-            hard=near and self.draw(st.sampled_from((False, False, True))),
-            queue=self.draw(st.sampled_from(("", "", "q"))),
+            hard=near and self.dice.one((False, False, True)),
+            queue=self.dice.one(("", "", "q")),
         )
         self.run(submit.submit, [spec])
         known = Known(spec.inputs, spec.max_retries, spec.needs.cpu, spec.reconstruct, spec.hard)
@@ -201,7 +231,7 @@ class FutureMachine(RuleBasedStateMachine):
         future = self.one_future()
         if future is None:
             return
-        why = self.draw(st.sampled_from(("cancelled", "deadline")))
+        why = self.dice.one(("cancelled", "deadline"))
         if why == "cancelled":
             self.run(cancel.cancel, future)
         else:
@@ -215,7 +245,7 @@ class FutureMachine(RuleBasedStateMachine):
         )
         if not ended:
             return
-        future = self.draw(st.sampled_from(ended))
+        future = self.dice.one(ended)
         if self.model.requeue(self.model.futures[future]):
             self.run(requeue.requeue, future)
         else:
@@ -224,13 +254,13 @@ class FutureMachine(RuleBasedStateMachine):
 
     def realized(self) -> bytes | None:
         found = sorted(one for one, known in self.model.futures.items() if known.state is S.REALIZED)
-        return self.draw(st.sampled_from(found)) if found else None
+        return self.dice.one(found) if found else None
 
     def lose(self) -> None:
         future = self.realized()
         if future is None:
             return
-        known, old = self.model.futures[future], self.draw(st.sampled_from((0, 0, 1)))
+        known, old = self.model.futures[future], self.dice.one((0, 0, 1))
         self.there(results.lose, future, known.version - old, unreachable=True)
         if not old and known.kind != "inline":
             self.model.lose(known)
@@ -244,7 +274,7 @@ class FutureMachine(RuleBasedStateMachine):
     # --- nodes
 
     def claim(self) -> None:
-        name, limit = self.draw(st.sampled_from(sorted(SIZES))), self.draw(st.sampled_from((1, 2, 10)))
+        name, limit = self.dice.one(sorted(SIZES)), self.dice.one((1, 2, 10))
         node, free = self.nodes[name], SIZES[name]
         lanes = self.run(claim.read_lanes)
         if not self.alive(name):
@@ -272,7 +302,7 @@ class FutureMachine(RuleBasedStateMachine):
         spec = self.mirror.specs.get(got.id) if got is not None else None
         if got is None or spec is None:
             return
-        node, kind = self.nodes[got.row.holder], self.draw(st.sampled_from(("inline", "segment", "object")))
+        node, kind = self.nodes[got.row.holder], self.dice.one(("inline", "segment", "object"))
         location = {
             "inline": Location(kind="inline"),
             "segment": Location(kind="segment", name="s", node=node.id, node_epoch=node.epoch),
@@ -283,7 +313,7 @@ class FutureMachine(RuleBasedStateMachine):
             self.refused(lambda: self.there(finish.realize, node, done))
             self.refused(lambda: self.there(finish.realize_many, node, [done], mode="take"))
             return
-        fast = self.draw(st.booleans())
+        fast = self.dice.one((False, True))
         made = fast and self.there(finish.realize_many, node, [done], mode="take")[0]
         if not made:
             self.there(finish.realize, node, done)
@@ -295,7 +325,7 @@ class FutureMachine(RuleBasedStateMachine):
         if got is None:
             return
         node = self.nodes[got.row.holder]
-        kind = self.draw(st.sampled_from(("exception", "exception", "crash", "crash", "oom", "deserialize")))
+        kind = self.dice.one(("exception", "exception", "crash", "crash", "oom", "deserialize"))
         failure = Failure(kind=kind, message="no")
         if not self.usable(got):
             self.refused(lambda: self.there(finish.fail, node, got, failure))
@@ -309,7 +339,7 @@ class FutureMachine(RuleBasedStateMachine):
         got = self.one_claim()
         if got is None:
             return
-        node, asked = self.nodes[got.row.holder], self.draw(st.booleans())
+        node, asked = self.nodes[got.row.holder], self.dice.one((False, True))
 
         def write() -> Any:
             if asked:
@@ -332,7 +362,7 @@ class FutureMachine(RuleBasedStateMachine):
         if not self.usable(got) or known is None:
             self.refused(lambda: self.there(finish.block, node, got, []))
             return
-        lost = self.draw(st.booleans())
+        lost = self.dice.one((False, True))
         gone = [
             one
             for one in known.inputs
@@ -367,7 +397,7 @@ class FutureMachine(RuleBasedStateMachine):
     # --- death and the leader
 
     def one_node(self) -> str:
-        return self.draw(st.sampled_from(sorted(SIZES)))
+        return self.dice.one(sorted(SIZES))
 
     def die(self) -> None:
         name = self.one_node()
@@ -482,10 +512,18 @@ def test_lives_of_futures_on_sqlite(sqlite: Store) -> None:
 
 @pytest.mark.rule("FUT-12", "FUT-13", "FUT-15", "FUT-16")
 def test_lives_of_futures_on_postgresql(postgres: Store) -> None:
-    try:
-        lives_of_futures(postgres, 40, 40)
-    except FlakyStrategyDefinition:  # the server's clock went on: other steps were possible the second time
-        lives_of_futures(postgres, 40, 40)
+    machine = type("Machine", (FutureMachine,), {"store": postgres})
+    for seed in range(40):
+        life = machine()
+        life.dice = Thrown(seed)
+        life.begin()
+        for step in range(40):
+            try:
+                life.act()
+                life.in_step_with_the_model()
+            except Exception as error:
+                error.add_note(f"in step {step} of the life with seed {seed}")
+                raise
 
 
 def test_the_model_knows_every_state() -> None:
