@@ -2,6 +2,7 @@
 
 from decimal import Decimal
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import hypothesis.strategies as st
@@ -47,6 +48,16 @@ def cut(history: Change, places: list[int]) -> list[Change]:
     return [history[low:high] for low, high in pairwise(bounds)]
 
 
+@st.composite
+def independent_steps(draw: Any) -> tuple[Change, list[Change]]:
+    """A history, and steps behind it in any order: they take away only what was there before them."""
+    history = [one for one in draw(histories(25)) if one[2] > 0]
+    gone = draw(st.lists(st.integers(0, len(history) - 1), unique=True, max_size=8)) if history else []
+    changes = [(*history[place][:2], -1) for place in gone]
+    changes += [one for one in draw(histories(12)) if one[2] > 0]
+    return history, cut(draw(st.permutations(changes)), draw(st.lists(st.integers(0, 20), max_size=5)))
+
+
 def run(steps: list[Change], **options: Any) -> Circuit:
     circuit = Circuit(**options)
     for step in steps:
@@ -60,6 +71,21 @@ def run(steps: list[Change], **options: Any) -> Circuit:
 def test_the_result_is_that_of_plain_python_however_steps_are_cut(history: Change, places: list[int]) -> None:
     circuit = run(cut(history, places))
     assert circuit.content() == expected(circuit.base)
+
+
+@pytest.mark.rule("DBSP-42")
+@settings(max_examples=10)
+@given(independent_steps(), st.randoms(use_true_random=False))
+def test_steps_in_another_order_come_to_the_same_digests_and_state(
+    given_steps: tuple[Change, list[Change]], chance: Random
+) -> None:
+    history, steps = given_steps
+    shuffled = steps.copy()
+    chance.shuffle(shuffled)
+    one, other = run([history, *steps]), run([history, *shuffled])
+    extremes = ["groups.low", "groups.high"]  # they may keep more values, or fewer, and never wrong ones
+    assert one.state(without=extremes) == other.state(without=extremes)
+    assert one.content() == other.content() == expected(one.base)
 
 
 @settings(max_examples=20)
