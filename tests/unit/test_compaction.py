@@ -82,7 +82,7 @@ class Layouts:
             for n in range(files)
         ]
         made = self.manifests.part_made(
-            hold, _done(hold, items, {"positive": 2}), alone=True, fingerprints={}
+            hold, done_of(hold, items, {"positive": 2}), alone=True, fingerprints={}
         )
         [row] = self.manifests.finish(hold, [made], {})
         door.publish(hold, [row])
@@ -153,7 +153,7 @@ class Layouts:
         return {info.key for info in self.objects.list("data/")}
 
 
-def _done(hold: Hold, items: Sequence[StoredObject], checks: dict[str, int]) -> PartDone:
+def done_of(hold: Hold, items: Sequence[StoredObject], checks: dict[str, int], part: str = "") -> PartDone:
     task = PartTask(
         kind="arc",
         pipeline="",
@@ -161,6 +161,7 @@ def _done(hold: Hold, items: Sequence[StoredObject], checks: dict[str, int]) -> 
         code="",
         attempt=hold.draft.id,
         lot=LOT,
+        part=part,
         key="",
         sinks=(PartSink(dataset=ORDERS.id),),
     )

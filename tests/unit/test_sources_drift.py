@@ -109,3 +109,19 @@ def test_a_window_that_comes_second_with_another_type_is_read_again_under_the_fi
     assert isinstance(first, attempts.Abandoned)
     assert "city was bigint and cannot become string" in first.why
     assert not [event for event in drifts.stage.told if isinstance(event, ColumnsDrifted)]
+
+
+@pytest.mark.rule("LOT-34")
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_who_dies_where_a_window_is_given_up_leaves_it_to_be_read_again(drifts: Drifts, side: str) -> None:
+    drifts.parts.before = lambda _: drifts.declare("id BIGINT, city BIGINT") if not drifts.parts.ran else None
+    work = drifts.work()
+    work.look()
+    with crash.armed(f"sources.give-up.{side}"), pytest.raises(crash.Crashed):
+        work.work()
+    assert drifts.stage.stage.rows_of(ORDERS) == []
+    drifts.work().work()
+    assert drifts.dataset.schema == "id bigint, city bigint"
+    [row] = drifts.stage.stage.rows_of(ORDERS)
+    assert row.attempt == drifts.parts.ran[-1].attempt != drifts.parts.ran[0].attempt
+    assert drifts.stage.open_windows() == []

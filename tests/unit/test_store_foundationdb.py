@@ -10,6 +10,7 @@ import pytest
 
 from tests.clocks import JumpingClock
 from tests.doubles.foundationdb import Binding, Database, FDBError
+from tidemill import crash
 from tidemill.errors import BadUrl, StoreCorrupt, StoreError, StoreFormat, UsageError
 from tidemill.store import Store, Tx, Version, pack, unpack
 from tidemill.store.foundationdb import FoundationStore, Mapping
@@ -48,6 +49,17 @@ class TestLawsOverTheDouble(StoreConformance):
     def age(self, store: Store, seconds: float) -> None:
         assert isinstance(store.clock, JumpingClock)
         store.clock.skip(seconds)
+
+
+@pytest.mark.parametrize(("side", "there"), [("before", None), ("after", b"v")])
+def test_a_death_before_the_commit_leaves_nothing_and_behind_it_everything(
+    store: FoundationStore, database: Database, side: str, there: bytes | None
+) -> None:
+    key = pack(("node", 7))
+    with crash.armed(f"store.foundationdb.{side}_commit"), pytest.raises(crash.Crashed):
+        store.run(lambda tx: tx.set(key, b"v"))
+    assert database.now.get(PREFIX + key) == there
+    assert store.run(lambda tx: tx.get(key)) == there
 
 
 class TestKeys:
