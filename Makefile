@@ -54,6 +54,7 @@ docs: $(VENV)/.installed  ## the generated pages: errors, states, rules and thei
 	@$(BIN)/python -m tests.states_page
 	@$(BIN)/python -m tests.heap_page
 	@$(BIN)/python -m tests.manifest_page
+	@$(BIN)/python -m tests.types_page
 	@$(BIN)/python -m tests.rules_page
 
 constraints: $(VENV)/.installed  ## compile constraints.txt anew (ARGS=--upgrade for the newest versions)

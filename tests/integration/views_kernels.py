@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from tidemill.clock import SYSTEM
 from tidemill.objects import place_of
@@ -22,6 +21,7 @@ from tidemill.objects.local import LocalObjects
 from tidemill.spark import schema
 from tidemill.spark.storage import Storage
 from tidemill.testing import Holding, Step
+from tidemill.views.certify.contents import Contents
 from tidemill.views.chain.chain import Chain
 from tidemill.views.chain.stations import OutputStation
 from tidemill.views.chain.work import Plan, Told
@@ -124,7 +124,7 @@ class Kernels:
         lost, kept = every, Kept()
         if self.number > 1:
             plan = Plan(self.chain, every, ranges(self.count))
-            ran = self._run(plan, {name: self._arrow(name, rows) for name, rows in changes.items()}, "step")
+            ran = self._run(plan, changes, "step")
             told, kept = ran.told, ran.kept
             lost = self.chain.above({int(number) for one in told for number in one.exhausted})
             self._take(told, {view for view, one in self.chain.outputs.items() if one.number not in lost})
@@ -132,8 +132,7 @@ class Kernels:
         if lost:
             self.loads += 1
             plan = Plan(self.chain, self.chain.below(lost), ranges(self.count + 1), first=True, kept=lost)
-            whole = {name: self._arrow(name, rows) for name, rows in self.base.items()}
-            ran = self._run(plan, whole, "load")
+            ran = self._run(plan, self.base, "load")
             loaded, again = ran.told, ran.kept
             kept = Kept.together(
                 [
@@ -153,15 +152,15 @@ class Kernels:
         write_version(self.objects, self.key, self.version)
         return told
 
-    def _run(self, plan: Plan, changes: Mapping[str, pa.Table], what: str) -> Jobs:
+    def _run(self, plan: Plan, changes: Mapping[str, list[tuple[Any, int]]], what: str) -> Jobs:
         folders = tuple(
             (view, f"views/{self.number:06}/{what}/{view}/") for view in sorted(self.chain.outputs)
         )
         site = Site(place_of(self.objects), self.key, f"state/{self.number:06}/{what}/", folders, "off")
         frames = {
-            name: partial(self._frame, rows)
+            name: partial(self._frame, name, rows)
             for name, rows in changes.items()
-            if name in self.chain.inputs and (rows.num_rows or plan.first)
+            if name in self.chain.inputs and (rows or plan.first)
         }
         if plan.first:
             frames |= {name: partial(self._constant, op) for name, op in self.chain.constants}
@@ -169,10 +168,11 @@ class Kernels:
         jobs = Jobs(self.spark, Storage(self.objects), plan, site, self._kinds_of, kind)
         return jobs.run(frames)
 
-    def _frame(self, rows: pa.Table) -> DataFrame:
-        if rows.num_rows:
-            return self.spark.createDataFrame(rows).coalesce(1)
-        return self.spark.createDataFrame([], from_arrow_schema(rows.schema))
+    def _frame(self, table: str, rows: list[tuple[Any, int]]) -> DataFrame:
+        given = Contents({table: f"{self.columns[table]}, _w BIGINT"})
+        given.apply(Step({table: [{**row, "_w": weight} for row, weight in rows]}))
+        names = [f"c{i}" for i in range(len(self.columns[table].columns))]
+        return given.frame(self.spark, table).toDF(*names, "_w")
 
     def _constant(self, operator: Operator) -> DataFrame:
         chosen = [*(f"c{i}" for i in range(operator.width)), "1L AS _w"]
@@ -182,12 +182,6 @@ class Kernels:
         station = self.chain.stations[number].station
         assert isinstance(station, OutputStation)
         return [each.dataType for each in struct_of(station.names, self.found.types[station.view]).fields]
-
-    def _arrow(self, table: str, rows: list[tuple[Any, int]]) -> pa.Table:
-        arrow = schema.to_arrow(self.columns[table])
-        given = [{name: row.get(name) for name in arrow.names} for row, _ in rows]
-        made = pa.Table.from_pylist(given, arrow).rename_columns([f"c{i}" for i in range(len(arrow))])
-        return made.append_column("_w", pa.array([weight for _, weight in rows], pa.int64()))
 
     def _take(self, told: list[Told], views: set[str]) -> None:
         for view in views:

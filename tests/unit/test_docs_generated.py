@@ -2,14 +2,16 @@ from types import ModuleType
 
 import pytest
 
-from tests import errors_page, heap_page, manifest_page, states_page
+from tests import errors_page, heap_page, manifest_page, states_page, types_page
 from tidemill.errors import Stop, TidemillError
 
 MACHINES = [machine for room in states_page.rooms() for machine in states_page.machines(room)]
 
 
 @pytest.mark.parametrize(
-    "module", [errors_page, heap_page, manifest_page, states_page], ids=lambda module: module.__name__
+    "module",
+    [errors_page, heap_page, manifest_page, states_page, types_page],
+    ids=lambda module: module.__name__,
 )
 def test_a_generated_page_is_current(module: ModuleType) -> None:
     assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run `make docs`"

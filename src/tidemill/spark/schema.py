@@ -32,6 +32,7 @@ __all__ = [
     "analysed",
     "of_arrow",
     "of_spark",
+    "of_type",
     "parse",
     "quoted",
     "to_arrow",
@@ -163,12 +164,13 @@ def _spark_simple(name: str) -> "DataType":
 
 def of_spark(struct: "StructType") -> Schema:
     """The columns of Spark's types; `BadSchema` for a type of the user's own making."""
-    kind = _of_spark(struct)
+    kind = of_type(struct)
     assert isinstance(kind, Struct)
     return Schema(kind.fields)
 
 
-def _of_spark(kind: "DataType") -> Type:
+def of_type(kind: "DataType") -> Type:
+    """One of Spark's types; `BadSchema` for a type of the user's own making."""
     from pyspark.sql import types as st
 
     match kind:
@@ -177,7 +179,7 @@ def _of_spark(kind: "DataType") -> Type:
                 tuple(
                     Column(
                         field.name,
-                        _of_spark(field.dataType),
+                        of_type(field.dataType),
                         field.nullable,
                         str((field.metadata or {}).get("comment", "")),
                     )
@@ -185,9 +187,9 @@ def _of_spark(kind: "DataType") -> Type:
                 )
             )
         case st.ArrayType():
-            return Array(_of_spark(kind.elementType), kind.containsNull)
+            return Array(of_type(kind.elementType), kind.containsNull)
         case st.MapType():
-            return Map(_of_spark(kind.keyType), _of_spark(kind.valueType), kind.valueContainsNull)
+            return Map(of_type(kind.keyType), of_type(kind.valueType), kind.valueContainsNull)
         case st.UserDefinedType():
             raise BadSchema(
                 f"{type(kind).__name__} is a type of somebody's own making",

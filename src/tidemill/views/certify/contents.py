@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-_AS_TEXT = ("time(", "interval year to month")
+_AS_OTHERS: Mapping[str, tuple[str, str]] = {
+    "time": ("string", "CAST({} AS {})"),
+    "interval": ("string", "CAST({} AS {})"),
+    "variant": ("string", "parse_json({})"),
+    "geometry": ("binary", "ST_GeomFromWKB({}, 4326)"),
+    "geography": ("binary", "ST_GeogFromWKB({})"),
+}
+"""Types that Spark takes from no Arrow table: what their values are given as, and what makes them of it."""
 
 SMALL = 5_000
 """Fewer rows than these are one partition."""
@@ -86,34 +93,45 @@ class Contents:
         """A table as a frame; `backwards` has its rows in the opposite order."""
         columns = self._columns[table]
         rows = self._rows[table][:: -1 if backwards else 1]
-        # Types that Arrow has not are there as NULL: a column that only exists.
+        # Types that have no form outside of Spark are there as NULL: a column that only exists. One column
+        # more, for a table in which no other is left: rows would be lost with it.
         kept = [carried for one in columns.columns if (carried := _carried(one)) is not None]
-        texts = {one.name for one in kept if one not in columns.columns}
-        arrow = schema.to_arrow(schema.Schema(tuple(kept)))
-        given = [{name: _given(row.get(name), name in texts) for name in arrow.names} for row in rows]
-        # One column more, for a table in which no other is left: rows would be lost with it.
-        table_ = pa.Table.from_pylist(given, arrow).append_column(
-            "__n", pa.array(range(len(rows)), pa.int64())
-        )
+        texts = {one.name for one in kept if one not in columns.columns and str(one.type) == "string"}
+        every = schema.Schema((*kept, schema.Column("__n", schema.Simple("bigint"))))
         if rows:
-            frame = spark.createDataFrame(table_)
+            given = [
+                {"__n": n, **{one.name: _given(row.get(one.name), one.name in texts) for one in kept}}
+                for n, row in enumerate(rows)
+            ]
+            frame = spark.createDataFrame(pa.Table.from_pylist(given, schema.to_arrow(every)))
         else:  # of no rows Spark Connect infers no columns
-            ddl = [str(schema.Schema(tuple(kept)))] if kept else []
-            frame = spark.createDataFrame([], ", ".join([*ddl, "__n BIGINT"]))
+            frame = spark.createDataFrame([], str(every))
         if len(rows) < SMALL:
             frame = frame.coalesce(1)  # in one partition nothing has to be exchanged
         names = {one.name for one in kept}
-        given_as = {one.name: quoted(one.name) if one.name in names else "NULL" for one in columns.columns}
         return frame.selectExpr(
-            *(f"CAST({given_as[one.name]} AS {one.type}) AS {quoted(one.name)}" for one in columns.columns)
+            *(f"{_made(one, one.name in names)} AS {quoted(one.name)}" for one in columns.columns)
         )
 
 
+def _other(kind: schema.Type) -> tuple[str, str] | None:
+    if not isinstance(kind, schema.Simple) or kind.name == "interval day to second":
+        return None
+    return _AS_OTHERS.get(kind.name.partition("(")[0].partition(" ")[0])
+
+
+def _made(column: schema.Column, there: bool) -> str:
+    """A column of its type again."""
+    other = _other(column.type)
+    text = "CAST({} AS {})" if other is None or not there else other[1]
+    return text.format(quoted(column.name) if there else "NULL", column.type)
+
+
 def _carried(column: schema.Column) -> schema.Column | None:
-    """A column in a type that Arrow and Spark both have: its own, or text that Spark casts; or none."""
-    kind = column.type
-    if isinstance(kind, schema.Simple) and kind.name.startswith(_AS_TEXT):
-        return schema.Column(column.name, schema.Simple("string"))
+    """A column in a type that Arrow and Spark both have: its own, or one that it is made of; or none."""
+    other = _other(column.type)
+    if other is not None:
+        return schema.Column(column.name, schema.Simple(other[0]))
     try:
         schema.to_arrow(schema.Schema((column,)))
     except BadSchema:

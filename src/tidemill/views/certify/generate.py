@@ -7,6 +7,7 @@ ends of their types: where a query overflows on those, that step is left out by 
 
 import datetime as dt
 import random
+import struct
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -20,6 +21,12 @@ NAN = float("nan")
 FIRST = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 NOW = int(FIRST.timestamp()) * 1_000_000
 DAY_US = 86_400_000_000
+
+
+def _point(x: float, y: float) -> bytes:
+    """A point, as geometries are written."""
+    return struct.pack("<BIdd", 1, 1, x, y)
+
 
 _POOLS: Mapping[str, Sequence[Any]] = {
     "boolean": (True, False),
@@ -36,6 +43,10 @@ _POOLS: Mapping[str, Sequence[Any]] = {
     "timestamp_ntz": tuple((FIRST + dt.timedelta(hours=n)).replace(tzinfo=None) for n in (0, 1, 30, -30)),
     "interval day to second": (dt.timedelta(0), dt.timedelta(hours=1), dt.timedelta(days=-1)),
     "interval year to month": ("0-0", "1-2", "-0-3"),
+    **dict.fromkeys((f"interval {unit}" for unit in ("year", "month", "day", "hour")), ("0", "1", "-3")),
+    "interval": ("0 days", "1 month", "30 days", "1 month 2 days 3 seconds"),
+    "variant": ("1", "1.0", '"a"', "null", '{"a": 1, "b": [true, null]}', '{"b": [], "a": 2}'),
+    **dict.fromkeys(("geometry", "geography"), (_point(0.0, 0.0), _point(1.0, 2.0))),
     "void": (None,),
     "time": (dt.time(0), dt.time(12, 30), dt.time(23, 59, 59)),
 }
@@ -122,3 +133,8 @@ def _simple(chance: random.Random, name: str, ends: bool) -> Any:
         word = "string"
     pool = _POOLS.get(word, _POOLS.get(name, (None,)))
     return chance.choice([*pool, *(_ENDS.get(word, ()) if ends else ())])
+
+
+def ends(kind: Type) -> tuple[Any, ...]:
+    """The values at the ends of a type, where it has some that arithmetic can leave."""
+    return tuple(_ENDS.get(str(kind), ()))

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tidemill.errors import TypeRefused
+from tidemill.spark.schema import of_type
+from tidemill.views.spark.type_table import untraced
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -21,7 +23,7 @@ def arrow_of(kind: str) -> pa.DataType:
         inner = _type_of(kind)
     except Exception as error:
         raise TypeRefused(f"no kernel takes a {kind}", hint="the view is recomputed") from error
-    why = _refused(inner)
+    why = untraced(of_type(inner))
     if why:
         raise TypeRefused(f"no kernel takes {why}", hint="the view is recomputed")
     return to_arrow_type(inner, timezone="UTC")
@@ -41,34 +43,3 @@ def _type_of(kind: str) -> "DataType":
     found = st.DataType.fromDDL(f"c {kind}")
     assert isinstance(found, st.StructType)
     return found.fields[0].dataType
-
-
-def _refused(kind: object) -> str:
-    from pyspark.sql import types as st
-
-    match kind:
-        case st.StringType():
-            return "" if kind.collation == "UTF8_BINARY" else f"a text with the collation {kind.collation}"
-        case st.ArrayType():
-            return _refused(kind.elementType)
-        case st.MapType():
-            return _refused(kind.keyType) or _refused(kind.valueType)
-        case st.StructType():
-            return next(filter(None, (_refused(field.dataType) for field in kind.fields)), "")
-        case (
-            st.BooleanType()
-            | st.ByteType()
-            | st.ShortType()
-            | st.IntegerType()
-            | st.LongType()
-            | st.FloatType()
-            | st.DoubleType()
-            | st.DecimalType()
-            | st.BinaryType()
-            | st.DateType()
-            | st.TimestampType()
-            | st.TimestampNTZType()
-        ):
-            return ""
-        case _:
-            return f"a {getattr(kind, 'simpleString', str)()}"

@@ -10,9 +10,11 @@ order of their entries.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from tidemill.errors import ViewRefused
+from tidemill.errors import BadSchema, ViewRefused
+from tidemill.spark import schema as schemas
 from tidemill.spark.operations import WEIGHT
 from tidemill.spark.queries import quoted
+from tidemill.views.spark import type_table
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -42,32 +44,17 @@ def check_columns(view: str, schema: "StructType") -> None:
                 hint="give one of them another name: SELECT … AS name",
             )
         seen[name.lower()] = name
-        why = _incomparable(field.dataType)
+        why = _unkept(field.dataType)
         if why:
             raise ViewRefused(f"column {name!r} of view {view} is {why}", hint="cast it, or leave it out")
 
 
-def _incomparable(kind: "DataType") -> str:
+def _unkept(kind: "DataType") -> str:
     """Why rows with a column of this type cannot be compared or kept; empty if they can."""
-    from pyspark.sql import types as st
-
-    match kind:
-        case st.NullType():
-            return "of no type (void), which no file can hold"
-        case st.VariantType() | st.CalendarIntervalType():
-            return f"a {kind.simpleString()}, which Spark does not compare"
-        case st.ArrayType():
-            return _incomparable(kind.elementType)
-        case st.MapType():
-            return _incomparable(kind.keyType) or _incomparable(kind.valueType)
-        case st.StructType():
-            if not kind.fields:
-                return "a struct without fields, which no file can hold"
-            return next(filter(None, (_incomparable(field.dataType) for field in kind.fields)), "")
-        case st.UserDefinedType():
-            return "of a type of the user's own"
-        case _:
-            return ""
+    try:
+        return type_table.unkept(schemas.of_type(kind))
+    except BadSchema:
+        return "of a type of the user's own"
 
 
 def columns_of(schema: "StructType") -> "list[Column]":

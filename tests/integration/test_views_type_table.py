@@ -1,0 +1,175 @@
+"""Every cell of the table of types, on real Spark: kept equal to plain Spark over steps, or refused."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+import pytest
+
+from tests.integration import views_oracle
+from tests.integration.views_kernels import Kernels
+from tidemill.errors import QueryRefused, ViewRefused
+from tidemill.spark import schema
+from tidemill.spark.operations import WEIGHT
+from tidemill.spark.sessions import expecting_errors
+from tidemill.testing import Case, Holding, Judge, Step
+from tidemill.views.certify import generate
+from tidemill.views.certify.contents import Contents
+from tidemill.views.certify.equality import equality_of
+from tidemill.views.circuit.interpret import interpret
+from tidemill.views.circuit.operators import Output
+from tidemill.views.circuit.rewrite import rewrite
+from tidemill.views.circuit.rungs import Rung
+from tidemill.views.spark import rows
+from tidemill.views.spark.type_table import QUERIES, TYPES, How, Role, cell
+
+# These are types of tables; in a query they are strings.
+IN_QUERIES = {"CHAR(3)": "STRING", "VARCHAR(5)": "STRING"}
+KINDS = {name: schema.parse(f"v {name}").columns[0].type for name in TYPES}
+NUMBERS = ("1", "-2.5", "1e3", " 7 ", None)
+
+
+def column_of(name: str, role: Role) -> str:
+    """Texts that are added up have a column of their own: others than numbers raise, in plain Spark too."""
+    texts = name.startswith(("STRING", "CHAR", "VARCHAR"))
+    return f"{'s' if texts and role is Role.AGGREGATED else 'v'}{TYPES.index(name)}"
+
+
+COLUMNS = {column_of(name, role): IN_QUERIES.get(name, name) for name in TYPES for role in Role}
+DDL = {"d": ", ".join(["k INT", *(f"{column} {name}" for column, name in COLUMNS.items())])}
+
+
+@dataclass
+class Found:
+    """What became of a cell: why it was refused, or where it is computed."""
+
+    refused: str = ""
+    rung: Rung | None = None
+
+
+class Kept:
+    """A table's columns as the rung *full* keeps rows: with identity and weight, netted, and repeated."""
+
+    def __init__(self, spark: Any, columns: Sequence[str]) -> None:
+        self.spark, self.columns, self.contents = spark, columns, Contents(DDL)
+
+    def after(self, step: Step) -> Any:
+        """All rows, of which some were taken back and came again."""
+        from pyspark.sql import functions as sf
+
+        self.contents.apply(step)
+        df = self.contents.frame(self.spark, "d").select(*self.columns)
+        weights = sf.explode(sf.array(*(sf.lit(one).cast("bigint") for one in (1, -2, 2))))
+        every = rows.identified(df.withColumn(WEIGHT, weights), df.schema)
+        return rows.repeated(rows.netted(every, df.schema), df.schema)
+
+
+def steps() -> list[Step]:
+    """Rows that come, rows that come and go, then the ends of each type, each in a group of its own."""
+    drawn = generate.steps(DDL, seed=5, rows=12)[1:3]
+
+    def numbered(given: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+        of_texts = [column for column in COLUMNS if column.startswith("s")]
+        return {
+            "d": [row | {one: NUMBERS[len(repr(row)) % 5] for one in of_texts} for row in given.get("d", ())]
+        }
+
+    ends = {column: generate.ends(KINDS[TYPES[int(column[1:])]]) for column in COLUMNS}
+    last = [
+        {"k": 100 + n, **dict(zip(ends, row, strict=True))}
+        for n, row in enumerate(zip_longest(*ends.values()))
+    ]
+    return [*(Step(numbered(one.inserts), numbered(one.deletes)) for one in drawn), Step({"d": last})]
+
+
+def rung_of(kernels: Kernels, view: str) -> Rung:
+    """Where the one operator of a view that has state is computed."""
+    if view not in kernels.found.views:
+        return Rung.FULL
+    mine = kernels.chain.below({kernels.chain.outputs[view].number})
+    by_spark = {f"result:{number}" for number in mine}
+    return Rung.KEYED if any(one.table in by_spark for one in kernels.chain.queries) else Rung.NATIVE
+
+
+@dataclass(frozen=True)
+class Placed:
+    """All cells, the views of those that are not refused, and the chain of all that have one."""
+
+    cells: Mapping[tuple[str, Role], Found]
+    views: Mapping[str, tuple[str, Role, str, Output]]
+    kernels: Kernels
+
+
+@pytest.fixture(scope="module")
+def placed(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Placed:
+    """A table with a column of each type, and a view for each cell."""
+    cells = {(name, role): Found() for name in TYPES for role in Role}
+    views: dict[str, tuple[str, Role, str, Output]] = {}
+    with views_oracle.stage(spark, {}, DDL) as tables, expecting_errors():
+        for (name, role), one in cells.items():
+            column = column_of(name, role)
+            sql = QUERIES[role].replace(".v", f".{column}").replace("(v)", f"({column})")
+            sql = sql.replace("SELECT v,", f"SELECT {column},").replace("BY v", f"BY {column}")
+            try:
+                output = rewrite(views_oracle.compiled(spark, tables, sql).output)
+                rows.check_columns("view", spark.sql(sql).schema)
+            except (QueryRefused, ViewRefused) as reason:
+                one.refused = str(reason)
+                continue
+            views[f"{column}_{role.value}"] = name, role, sql, output
+        outputs = {view: output for view, (*_, output) in views.items()}
+        kernels = Kernels(spark, tmp_path_factory.mktemp("kernels"), DDL, outputs)
+    for view, (name, role, *_) in views.items():
+        cells[name, role].rung = rung_of(kernels, view)
+    return Placed(cells, views, kernels)
+
+
+@pytest.mark.rule("DBSP-21")
+@pytest.mark.parametrize("role", Role, ids=[role.value for role in Role])
+@pytest.mark.parametrize("name", TYPES)
+def test_a_cell_of_the_table_of_types_is_computed_where_it_says_or_refused(
+    placed: Placed, name: str, role: Role
+) -> None:
+    wanted, one = cell(KINDS[name], role), placed.cells[name, role]
+    assert one.rung is wanted.rung, one.refused
+    assert bool(one.refused) == (wanted.how is How.REFUSED)
+    assert wanted.why or wanted.how is How.NATIVE
+
+
+@pytest.mark.rule("DBSP-20", "DBSP-21")
+def test_rows_of_every_type_are_kept_as_they_were(spark: Any, placed: Placed) -> None:
+    """What the rung *full* does with rows: their identity brings equal ones together, and no others."""
+    columns = [view.partition("_")[0] for view, (_, role, *_) in placed.views.items() if role is Role.PAYLOAD]
+    assert len(columns) > 25
+    kept = Case("kept", f"SELECT {', '.join(columns)} FROM d", Holding(Kept(spark, columns).after))
+    with views_oracle.stage(spark, {}, DDL):
+        verdict = Judge(spark, DDL).run([kept], steps())
+    assert verdict, str(verdict)
+    assert verdict.compared == len(steps())
+
+
+@pytest.mark.crash  # 140 queries, each in three steps: a minute and more
+@pytest.mark.rule("DBSP-20", "DBSP-21")
+def test_every_cell_of_the_table_of_types_is_equal_to_spark_after_every_step(
+    spark: Any, placed: Placed
+) -> None:
+    cases = []
+    for view, (_, _, sql, output) in placed.views.items():
+        kernels = view in placed.kernels.found.views
+        held = placed.kernels.holding(view) if kernels else interpret(output)
+        cases.append(Case(view, sql, held, equality_of(output)))
+    with views_oracle.stage(spark, {}, DDL):
+        verdict = Judge(spark, DDL, batch=100).run(cases, steps())
+    assert verdict, str(verdict)
+    assert verdict.compared == len(steps()) * len(cases)
+    assert verdict.raised == 0
+
+
+@pytest.mark.rule("DBSP-21")
+def test_a_refused_column_is_named_with_its_reason(placed: Placed) -> None:
+    for name, kind in KINDS.items():
+        wanted = cell(kind, Role.PAYLOAD)
+        if wanted.how is How.REFUSED:
+            refused = placed.cells[name, Role.PAYLOAD].refused
+            assert f"column '{column_of(name, Role.PAYLOAD)}' of view view is {wanted.why}" in refused
