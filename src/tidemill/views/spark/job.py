@@ -4,7 +4,7 @@ No frame is consumed twice and none is kept: the plan is built anew for each ste
 would give what it gave before.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,13 +43,7 @@ class Job:
         Args:
             changes: of each table that moved, or of all that it reads, c0, c1, … and `_w`.
         """
-        return self._layers(
-            [
-                self._sent(edge.target, edge.side, legs.along(self.spark, frame, edge.leg))
-                for table, frame in changes.items()
-                for edge in self.plan.leaving(table)
-            ]
-        )
+        return self._layers([one for table, frame in changes.items() for one in self._entering(frame, table)])
 
     def collected(self, frame: "DataFrame") -> list[Told]:
         """Run it; what its tasks told. What one of them raised is raised here."""
@@ -60,6 +54,21 @@ class Job:
         except PySparkException as error:
             raise of_task(error) from error
         return tasks.told_of(row[0] for row in rows)
+
+    def _entering(self, frame: "DataFrame", table: str) -> "Iterator[DataFrame]":
+        """The packets of a table's rows. However many operators read it, it is read once for all of them,
+        and once more for each that explodes its rows.
+        """
+        edges = self.plan.leaving(table)
+        together = [edge for edge in edges if not edge.leg.explodes]
+        if len(together) < 2:
+            together = []
+        for edge in edges:
+            if edge not in together:
+                yield self._sent(edge.target, edge.side, legs.along(self.spark, frame, edge.leg))
+        if together:
+            ends = legs.at_ends(frame, together, self.plan, self.kinds_of)
+            yield ends.mapInArrow(tasks.entering(self.plan, together), WIRE_DDL)
 
     def _sent(self, number: int, side: int, df: "DataFrame") -> "DataFrame":
         station = self.plan.chain.stations[number].station

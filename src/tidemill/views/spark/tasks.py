@@ -14,7 +14,7 @@ import os
 import random
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from tidemill import crash
 from tidemill.clock import SystemClock
 from tidemill.objects import Objects, open_place
 from tidemill.objects.url import RemoteUrl
-from tidemill.views.chain.chain import Placed
+from tidemill.views.chain.chain import Edge, Placed
 from tidemill.views.chain.stations import OutputStation
 from tidemill.views.chain.work import Packet, Plan, State, Told, chosen, compute, gathered
 from tidemill.views.kernels.digest import digest
@@ -180,6 +180,22 @@ def sending(plan: Plan, station: int, side: int) -> Task:
         _frozen()
         for rows in _large(batches):
             yield from to_wire(plan.deliver(station, side, rows))
+
+    return run
+
+
+def entering(plan: Plan, edges: Sequence[Edge]) -> Task:
+    """Rows of a table at the ends of several edges, a struct column `e7` for edge 7, to packets."""
+
+    def run(batches: Batches) -> Batches:
+        _frozen()
+        for rows in _large(batches):
+            for edge in edges:
+                there = rows[f"e{edge.number}"].combine_chunks()
+                mine = there.filter(there.is_valid()) if there.null_count else there
+                if len(mine):
+                    flat = pa.Table.from_arrays(mine.flatten(), names=[each.name for each in mine.type])
+                    yield from to_wire(plan.send(edge, flat))
 
     return run
 
