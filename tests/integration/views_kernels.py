@@ -4,8 +4,10 @@ A step is given as values; its tasks run in this process (`InProcess`), or as a 
 real run files under a version file per step, as a pipeline has it.
 """
 
+import copy
 import random
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from tidemill.views.chain.stations import OutputStation
 from tidemill.views.chain.work import Plan, Told
 from tidemill.views.circuit.operators import Operator, Output
 from tidemill.views.circuit.render import Renderer
+from tidemill.views.kernels.digest import together
 from tidemill.views.kernels.zset import added_up
 from tidemill.views.spark.arrow import struct_of
 from tidemill.views.spark.chains import Chained, chained
@@ -34,7 +37,9 @@ from tidemill.views.spark.inprocess import InProcess
 from tidemill.views.spark.job import Job
 from tidemill.views.spark.jobs import Jobs
 from tidemill.views.spark.tasks import Site
-from tidemill.views.trace.slices import ranges
+from tidemill.views.trace.cache import Cache
+from tidemill.views.trace.slices import ALL, ranges
+from tidemill.views.trace.spine import Spine
 from tidemill.views.trace.version import Kept, Version, write_version
 
 WEIGHT = "_weight"
@@ -76,6 +81,7 @@ class Kernels:
         self.base: dict[str, list[tuple[Any, int]]] = {name: [] for name in tables}
         self.held: dict[str, pa.Table] = {}
         self.loads = 0
+        self.attempt = "0"
         self._last: Step | None = None
 
     @property
@@ -93,6 +99,24 @@ class Kernels:
             return self.frame(view)
 
         return Holding(after)
+
+    def fork(self, attempt: str, count: int) -> "Kernels":
+        """The same state in the same files, which goes on by itself from here, in so many ranges."""
+        other = copy.copy(self)
+        other.attempt, other.count = attempt, count
+        other.base = {name: list(rows) for name, rows in self.base.items()}
+        other.held = dict(self.held)
+        return other
+
+    def state(self) -> dict[str, Counter[str]]:
+        """All rows of all traces with their sums, as text."""
+        cache, found = Cache(self.objects, None), {}
+        for one in self.chain.stations:
+            for name, trace in one.traces.items():
+                layout = one.station.layouts[name]
+                spine = Spine.of(self.version, trace, layout, cache, ALL, self.version.step)
+                found[trace] = Counter(repr(row) for table in spine.scan() for row in table.to_pylist())
+        return found
 
     def frame(self, view: str) -> DataFrame:
         """What a view holds."""
@@ -148,15 +172,17 @@ class Kernels:
             self._take(loaded, views)
             told = [*told, *loaded]
         outcome = self.version.apply(self.number, kept.added, kept.merged, rebuilt=rebuilt)
-        self.version, self.key = outcome.version, f"state/{self.number:06}/version"
+        self.version, self.key = outcome.version, f"state/{self.number:06}/{self.attempt}/version"
         write_version(self.objects, self.key, self.version)
         return told
 
     def _run(self, plan: Plan, changes: Mapping[str, list[tuple[Any, int]]], what: str) -> Jobs:
         folders = tuple(
-            (view, f"views/{self.number:06}/{what}/{view}/") for view in sorted(self.chain.outputs)
+            (view, f"views/{self.number:06}/{self.attempt}/{what}/{view}/")
+            for view in sorted(self.chain.outputs)
         )
-        site = Site(place_of(self.objects), self.key, f"state/{self.number:06}/{what}/", folders, "off")
+        prefix = f"state/{self.number:06}/{self.attempt}/{what}/"
+        site = Site(place_of(self.objects), self.key, prefix, folders, "off")
         frames = {
             name: partial(self._frame, name, rows)
             for name, rows in changes.items()
@@ -202,3 +228,11 @@ class Kernels:
             self.held[view] = added_up(
                 pa.concat_tables(parts).rename_columns([*kind.names[:-1], "_w"])
             ).rename_columns(kind.names)
+
+
+def digests(told: Iterable[Told]) -> dict[str, int]:
+    """The digest of what tasks wrote for each view that changed."""
+    found: dict[str, list[int]] = {}
+    for view, _, _, _, digest in (file for one in told for file in one.files):
+        found.setdefault(view, []).append(int(digest, 16))
+    return {view: total for view, many in found.items() if (total := together(many))}
