@@ -8,7 +8,6 @@ import copy
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from tidemill.views.circuit.operators import Operator, Output
 from tidemill.views.circuit.render import Renderer
 from tidemill.views.kernels.digest import together
 from tidemill.views.kernels.zset import added_up
+from tidemill.views.spark.arriving import Arriving, Framed
 from tidemill.views.spark.arrow import struct_of
 from tidemill.views.spark.chains import Chained, chained
 from tidemill.views.spark.inprocess import InProcess
@@ -183,13 +183,13 @@ class Kernels:
         )
         prefix = f"state/{self.number:06}/{self.attempt}/{what}/"
         site = Site(place_of(self.objects), self.key, prefix, folders, "off")
-        frames = {
-            name: partial(self._frame, name, rows)
+        frames: dict[str, Arriving] = {
+            name: Framed(self._frame(name, rows))
             for name, rows in changes.items()
             if name in self.chain.inputs and (rows or plan.first)
         }
         if plan.first:
-            frames |= {name: partial(self._constant, op) for name, op in self.chain.constants}
+            frames |= {name: Framed(self._constant(op)) for name, op in self.chain.constants}
         kind = Job if self.runs_jobs else InProcess
         jobs = Jobs(self.spark, Storage(self.objects), plan, site, self._kinds_of, kind)
         return jobs.run(frames)

@@ -4,9 +4,8 @@ import pyarrow as pa
 import pytest
 
 from tests.unit.views_stage import output
-from tidemill.errors import StepLost, TypeRefused
+from tidemill.errors import StepLost
 from tidemill.views.chain.chain import Chain, Placed
-from tidemill.views.chain.finals import final, raw_width
 from tidemill.views.chain.legs import Explode, Leg, Select, Where
 from tidemill.views.chain.prepare import prepared
 from tidemill.views.chain.stations import OutputStation, SetStation
@@ -106,47 +105,6 @@ def test_the_condition_of_an_inner_join_is_a_filter_over_it() -> None:
 
 
 # --- from sums to Spark's values
-
-
-@pytest.mark.parametrize(
-    ("kind", "argument", "result", "width", "said"),
-    [
-        ("count", "string", "bigint", 1, "c3"),
-        ("max", "date", "date", 1, "c3"),
-        ("sum", "double", "double", 1, "c3"),
-        ("sum", "int", "bigint", 2, "CAST(c3 AS bigint)"),
-        ("sum", "decimal(10,2)", "decimal(20,2)", 2, "CAST(c3 AS decimal(20,2))"),
-        ("avg", "int", "double", 3, "(CAST(c3 AS DOUBLE) / c5)"),
-        (
-            "avg",
-            "decimal(10,2)",
-            "decimal(14,6)",
-            3,
-            "CAST(c3 AS DECIMAL(20,2)) / CAST(c5 AS DECIMAL(20,0))",
-        ),
-    ],
-)
-def test_a_final_reads_its_raw_columns(kind: str, argument: str, result: str, width: int, said: str) -> None:
-    assert raw_width(kind, argument) == width  # type: ignore[arg-type]
-    made = final(kind, argument, result, 3)  # type: ignore[arg-type]
-    assert said in made.sql()
-    assert made.columns <= set(range(3, 3 + width))
-    if width > 1:
-        assert f"overflows {result}" in made.sql(), "what does not fit is an error, as in Spark"
-
-
-@pytest.mark.parametrize(
-    ("kind", "argument", "result"),
-    [
-        ("avg", "decimal(38,18)", "decimal(38,22)"),
-        ("avg", "decimal(28,4)", "decimal(32,8)"),
-        ("sum", "interval day to second", "interval day to second"),
-    ],
-)
-def test_what_cannot_be_exact_is_refused(kind: str, argument: str, result: str) -> None:
-    """Spark's division keeps fewer decimals of a wide DECIMAL than its avg does."""
-    with pytest.raises(TypeRefused):
-        final(kind, argument, result, 0)  # type: ignore[arg-type]
 
 
 # --- a step is whole, or it is none

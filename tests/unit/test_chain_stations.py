@@ -5,7 +5,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Decimal, localcontext
 from typing import Any
 
 import pyarrow as pa
@@ -31,12 +31,13 @@ from tidemill.views.kernels.aggregate import Agg, Aggregate
 from tidemill.views.trace.slices import ranges
 
 INT, BIG, TEXT, REAL, MONEY = pa.int32(), pa.int64(), pa.string(), pa.float64(), pa.decimal128(10, 2)
+MEAN = pa.decimal128(14, 6)
 NAN = float("nan")
 Bag = Counter[Row]
 
 POOLS: dict[pa.DataType, list[Any]] = {
     INT: [None, 0, 1, 2, -1],
-    BIG: [None, 0, 1, -1, 2**62],
+    BIG: [None, 0, 1, -1, 2**50],
     TEXT: [None, "", "a", "b", "ü"],
     REAL: [None, 0.0, -0.0, 0.1, 1e16, NAN],
     MONEY: [None, Decimal("0.01"), Decimal("-0.01"), Decimal("99999999.99")],
@@ -117,11 +118,8 @@ def groups(*, everything: bool = False) -> Callable[..., Counter[str]]:
                         *key,
                         len(many),
                         len(sums),
-                        Decimal(sum(sums)) if sums else None,
-                        False,
-                        sum(money, Decimal(0)) if money else None,
-                        False,
-                        len(money),
+                        sum(sums) if sums else None,
+                        _mean(money),
                         min(sums, default=None),
                         max(money, default=None),
                     )
@@ -130,6 +128,14 @@ def groups(*, everything: bool = False) -> Callable[..., Counter[str]]:
         return found
 
     return plain
+
+
+def _mean(values: list[Decimal]) -> Decimal | None:
+    """An average as Spark rounds it."""
+    if not values:
+        return None
+    with localcontext(prec=60, rounding=ROUND_HALF_UP):
+        return (sum(values, Decimal(0)) / len(values)).quantize(Decimal(1).scaleb(-MEAN.scale))
 
 
 def admitted(rows: Bag) -> Counter[str]:
@@ -145,6 +151,7 @@ AGGS = (
     Agg("max", "v1", "most"),
 )
 VALUES = pa.schema([("v0", BIG), ("v1", MONEY)])
+RESULTS = (BIG, BIG, BIG, MEAN, BIG, MONEY)
 TWO = (REAL, TEXT)
 KINDS = {
     "join": Kind(
@@ -160,10 +167,12 @@ KINDS = {
         KEYS,
     ),
     "groups": Kind(
-        AggregateStation(Aggregate(pa.schema([("k0", REAL)]), VALUES, AGGS)), ((REAL, BIG, MONEY),), groups()
+        AggregateStation(Aggregate(pa.schema([("k0", REAL)]), VALUES, AGGS), RESULTS),
+        ((REAL, BIG, MONEY),),
+        groups(),
     ),
     "everything": Kind(
-        AggregateStation(Aggregate(pa.schema([]), VALUES, AGGS, always=True)),
+        AggregateStation(Aggregate(pa.schema([]), VALUES, AGGS, always=True), RESULTS),
         ((BIG, MONEY),),
         groups(everything=True),
     ),
@@ -472,14 +481,18 @@ def test_an_aggregate_over_everything_speaks_first_in_one_range_alone(count: int
 
 def test_rows_of_a_view_meet_by_the_first_half_of_their_identity() -> None:
     station = OutputStation("v", ("x",), (INT,))
-    rows = pa.table({"c0": pa.array([7], INT), "c1": [5], "c2": [6], "_w": [1]})
-    assert station.pack(0, rows)["rows"]["_h"].to_pylist() == [5]
+    packed = station.pack(0, pa.table({"c0": pa.array([7], INT), "_w": [1]}))["rows"]
+    assert packed["_h"].to_pylist() == packed["c1"].to_pylist()
+    nested = OutputStation("v", ("x",), (pa.list_(INT),))
+    assert nested.asks_spark
+    rows = pa.table({"c0": pa.array([[7]], pa.list_(INT)), "c1": [5], "c2": [6], "_w": [1]})
+    assert nested.pack(0, rows)["rows"]["_h"].to_pylist() == [5]
 
 
 def extremes(best: int) -> Alone:
     aggs = (Agg("max", "v0", "m"), Agg("min", "v0", "n"))
     kernel = Aggregate(pa.schema([("k0", INT)]), pa.schema([("v0", INT)]), aggs, best=best)
-    return Alone(AggregateStation(kernel), ((INT, INT),), count=3)
+    return Alone(AggregateStation(kernel, (INT, INT)), ((INT, INT),), count=3)
 
 
 def test_an_exhausted_group_of_an_append_only_input_is_told_and_not_guessed() -> None:

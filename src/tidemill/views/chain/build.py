@@ -7,7 +7,6 @@ import pyarrow as pa
 
 from tidemill.errors import TypeRefused
 from tidemill.views.chain.chain import Chain, Edge, Input, Placed, Query
-from tidemill.views.chain.finals import Kind, final, raw_width
 from tidemill.views.chain.legs import Explode, Leg, Select
 from tidemill.views.chain.prepare import Unsupported
 from tidemill.views.chain.stations import (
@@ -30,6 +29,7 @@ from tidemill.views.circuit.operators import Operator
 from tidemill.views.circuit.properties import append_only
 from tidemill.views.kernels.aggregate import Agg, Aggregate
 from tidemill.views.kernels.extremes import BEST
+from tidemill.views.kernels.finals import Kind
 
 Types = Mapping[Operator, tuple[str, ...]]
 Arrow = Callable[[str], pa.DataType]
@@ -86,8 +86,8 @@ class Builder:
         for number, (origin, target, side, leg) in enumerate(self._edges):
             width = origin.width if isinstance(origin, Input) else len(self._nodes[origin][1].out) - 1
             station = self._nodes[target][1]
-            written = isinstance(station, OutputStation) and station.identified  # Spark computes the identity
-            plain = None if written else leg.plain(width)
+            asks = isinstance(station, OutputStation) and station.asks_spark
+            plain = None if asks else leg.plain(width)
             edges.append(Edge(number, origin, target, side, leg, plain))
         chain = Chain(stations, tuple(edges), tuple(self._queries), tuple(self._constants.items()))
         needs = {view: chain.below({one.number}) for view, one in chain.outputs.items()}
@@ -249,7 +249,7 @@ class Builder:
 
     def _aggregate(self, op: ops.Aggregate) -> int:
         below = self._types[op.input] if op.input.width else ()
-        keys, aggs, values, finals = [], [], {}, []
+        keys, aggs, values, results = [], [], {}, []
         if not all(_is_native(one) for one in op.calls):
             return self._groups(op)
         for group in op.groups:
@@ -262,19 +262,18 @@ class Builder:
                 assert place is not None
                 values[place] = f"v{place}"
                 aggs.append(Agg(kind, f"v{place}", f"a{n}"))
-                finals.append((kind, below[place], self._types[op][len(op.groups) + n]))
             else:
                 aggs.append(Agg("count_rows", None, f"a{n}"))
+            results.append(self._arrow(self._types[op][len(op.groups) + n]))
         fields = [pa.field(f"k{n}", self._arrow(below[place])) for n, place in enumerate(keys)]
         if op.sets is not None:
             fields.append(pa.field(f"k{len(keys)}", pa.int64()))
         inputs = [pa.field(name, self._arrow(below[place])) for place, name in values.items()]
         best = 1 if self._grows.get(op.input) else BEST
         try:
-            for each in finals:
-                final(*each, 0)
             always = not op.groups and op.sets is None
             kernel = Aggregate(pa.schema(fields), pa.schema(inputs), tuple(aggs), best, always)
+            station = AggregateStation(kernel, tuple(results))
         except TypeRefused as error:
             if op.groups and op.sets is None:
                 return self._groups(op)
@@ -284,7 +283,6 @@ class Builder:
             if len({frozenset(one) for one in op.sets}) < len(op.sets):  # Spark gives its rows once for each
                 raise Unsupported("a grouping set is there twice")
             sent = [_set(one, keys, list(values), below) for one in op.sets]
-        station = AggregateStation(kernel)
         number = self._add(f"{self._ids[op]}.{best}", station)
         for place, given in enumerate(sent):
             self._feed(op.input, number, place, given)
@@ -413,18 +411,10 @@ class Builder:
             if isinstance(op, ops.Join):
                 return self._unwidened(op)
             return Leg()
-        below = self._types[op.input] if op.input.width else ()
-        keys = len(op.groups) + (op.sets is not None)
-        given, at = [column(i) for i in range(len(op.groups))], keys
-        for n, one in enumerate(op.calls):
-            place = one.arguments[0].column if one.arguments else None
-            argument = "" if place is None else below[place]
-            kind: Kind = _kind(one) if one.arguments else "count_rows"
-            given.append(final(kind, argument, self._types[op][len(op.groups) + n], at))
-            at += raw_width(kind, argument)
-        if op.sets is not None:
-            given.append(column(keys - 1))
-        return Leg().select(given)
+        if op.sets is None:
+            return Leg()
+        groups, width = len(op.groups), len(op.groups) + 1 + len(op.calls)  # which set comes behind the key
+        return Leg().select(list(map(column, (*range(groups), *range(groups + 1, width), groups))))
 
     def _unwidened(self, op: ops.Join) -> Leg:
         """A join's station may give columns that are keys of a wider type alone: they are left out."""

@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidemill.views.kernels import keyed
-from tidemill.views.kernels.aggregate import GLOBAL_HASH, Aggregate
+from tidemill.views.kernels import finals, keyed
+from tidemill.views.kernels.aggregate import GLOBAL_HASH, Agg, Aggregate
 from tidemill.views.kernels.align import distinct_keys
 from tidemill.views.kernels.canonical import canonical, has_floats
+from tidemill.views.kernels.identity import identifiable, identity
 from tidemill.views.kernels.join import Join
 from tidemill.views.kernels.setops import SetOperation
 from tidemill.views.kernels.source import Source
@@ -175,9 +176,21 @@ class AggregateStation:
 
     Where rows can be taken away, all values of a min or max are kept beside its best few: a group that has
     used these up is filled again from its values alone (DBSP-13), and nobody else's are read.
+
+    Args:
+        kernel: what is added up.
+        results: the types of the aggregates' values, as Spark's analysis of the query says.
     """
 
     kernel: Aggregate
+    results: tuple[pa.DataType, ...]
+
+    def __post_init__(self) -> None:
+        for agg, result in zip(self.kernel.aggs, self.results, strict=True):
+            finals.check(agg.kind, self._argument(agg), result)
+
+    def _argument(self, agg: Agg) -> pa.DataType | None:
+        return None if agg.column is None else self.kernel.values.field(agg.column).type
 
     @cached_property
     def layouts(self) -> dict[str, Layout]:
@@ -190,11 +203,19 @@ class AggregateStation:
 
     @cached_property
     def out(self) -> pa.Schema:
-        return weighted(columns(each.type for each in self._given))
+        return weighted(columns([*(each.type for each in self.kernel.keys), *self.results]))
 
-    @cached_property
-    def _given(self) -> list[pa.Field]:
-        return [each for each in self.kernel.schema if each.name not in {HASH, WEIGHT}]
+    def _shown(self, table: pa.Table) -> pa.Table:
+        """The kernel's rows with the values that Spark's own aggregates have."""
+        names = [each.name for each in self.kernel.schema if each.name not in {HASH, WEIGHT}]
+        keys = len(self.kernel.keys)
+        made, at = [table[name] for name in names[:keys]], keys
+        for agg, result in zip(self.kernel.aggs, self.results, strict=True):
+            argument = self._argument(agg)
+            raw = names[at : at + finals.raw_width(agg.kind, argument)]
+            made.append(finals.finish(agg.kind, argument, result, [chunk(table, name) for name in raw]))
+            at += len(raw)
+        return pa.Table.from_arrays([*made, table[WEIGHT]], names=self.out.names)
 
     def takes(self, side: int) -> tuple[pa.DataType, ...]:
         return tuple(each.type for each in (*self.kernel.keys, *self.kernel.values))
@@ -221,12 +242,7 @@ class AggregateStation:
                 }
         elif made.pending is not None:
             exhausted = made.pending.num_rows
-        chosen = [*(each.name for each in self._given), WEIGHT]
-        return Given(
-            [table.select(chosen).rename_columns(self.out.names) for table in out],
-            deltas,
-            exhausted=exhausted,
-        )
+        return Given([self._shown(table) for table in out], deltas, exhausted=exhausted)
 
     def _values(
         self, pending: pa.Table, whole: Mapping[str, pa.Table], traces: Traces
@@ -489,7 +505,8 @@ class ReplaceStation:
 
 @dataclass(frozen=True)
 class OutputStation:
-    """Where the changes of a view arrive: its columns, then both halves of the row's identity, and `_w`.
+    """Where the changes of a view arrive. Packets have its columns, both halves of a row's identity and `_w`;
+    rows come with the identity if Spark has to compute it (`asks_spark`), else without.
 
     It remembers nothing. Rows meet by the first half of their identity, unless they meet already where they
     come from (`local`): then they do not travel.
@@ -510,6 +527,11 @@ class OutputStation:
         return not isinstance(self, SpillStation)
 
     @cached_property
+    def asks_spark(self) -> bool:
+        """Whether Spark computes the identity of its rows."""
+        return self.identified and not all(map(identifiable, self.types))
+
+    @cached_property
     def out(self) -> pa.Schema:
         return weighted(columns([*self.types, *([pa.int64()] * 2 if self.identified else [])]))
 
@@ -517,7 +539,10 @@ class OutputStation:
         return self.types
 
     def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
-        rows = pa.Table.from_arrays(rows.columns, schema=self.out)  # whatever Spark says of NULLs
+        *given, weights = rows.columns
+        if self.identified and not self.asks_spark:
+            given += identity(given)
+        rows = pa.Table.from_arrays([*given, weights], schema=self.out)  # whatever Spark says of NULLs
         if not self.identified:
             return {"rows": rows}
         return {"rows": rows.append_column(HASH, rows[f"c{len(self.types)}"])}

@@ -36,9 +36,7 @@ from tidemill.views.circuit.operators import (
 )
 from tidemill.views.circuit.render import breaks_ties
 from tidemill.views.circuit.types import fields, listed
-
-SALTS = (0x7469_6465, 0x6D69_6C6C)
-"""Of the two halves of H128."""
+from tidemill.views.trace.words import SALTS
 
 _HASHED = re.compile(
     r"boolean|tinyint|smallint|int|bigint|float|double|decimal\(.*\)|string.*|char\(.*\)|varchar\(.*\)|binary"

@@ -6,8 +6,8 @@ the new one with +1, where they differ. Old rows are computed from exact accumul
 last bit, the rows that were given before: a retraction leaves nothing (DBSP-20).
 
 An aggregate has these traces: `main` (counts and limbs per group), `bins` if it adds up doubles (see `bins`),
-and one for each min and max (see `extremes`). Results are raw: Spark SQL makes of them the type that Spark's
-own aggregate has. They are, for an aggregate named x:
+and one for each min and max (see `extremes`). Results are raw: `finals` makes of them the values of Spark's
+own aggregate. They are, for an aggregate named x:
 
     count, count_rows   x BIGINT
     sum of integers, decimals   x DECIMAL(38, s), x_over BOOLEAN: does not fit, and is NULL
@@ -19,7 +19,7 @@ own aggregate has. They are, for an aggregate named x:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,14 +31,13 @@ from tidemill.views.kernels.align import added_at, distinct_keys, positions
 from tidemill.views.kernels.bins import averages, doubles_of, pieces_of, totals
 from tidemill.views.kernels.canonical import canonical
 from tidemill.views.kernels.extremes import BEST, VALUE, Extreme, Mask, Rows
+from tidemill.views.kernels.finals import Kind
 from tidemill.views.kernels.limbs import decimals, limb_count, limbs_of
 from tidemill.views.trace.consolidate import carry, chunk, column, consolidate
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 from tidemill.views.trace.order import I64
 from tidemill.views.trace.spine import Spine
 from tidemill.views.trace.words import same
-
-Kind = Literal["count_rows", "count", "sum", "avg", "min", "max"]
 
 MAIN = "main"
 BINS = "bins"

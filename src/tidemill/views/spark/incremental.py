@@ -15,7 +15,7 @@ The version file of the step lists the runs of all traces; the step's commit nam
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tidemill.events import Emit, ignore
@@ -33,12 +33,16 @@ from tidemill.views.chain.work import Plan, Told, timings
 from tidemill.views.circuit.operators import Operator
 from tidemill.views.circuit.render import Renderer
 from tidemill.views.kernels.digest import together
-from tidemill.views.spark import arriving
+from tidemill.views.spark.arriving import Arriving, Framed, Lots
 from tidemill.views.spark.arrow import struct_of
 from tidemill.views.spark.chains import Chained, chained, kind_of
 from tidemill.views.spark.full import FullViews, ViewCode, difference, follow
-from tidemill.views.spark.jobs import Frames, Jobs
+from tidemill.views.spark.inprocess import Grown, InProcess
+from tidemill.views.spark.job import Job
+from tidemill.views.spark.jobs import Inputs as Given
+from tidemill.views.spark.jobs import Jobs
 from tidemill.views.spark.merging import stored
+from tidemill.views.spark.places import Estimate, Venue, choose
 from tidemill.views.spark.tables import Place, Tables, schema_text
 from tidemill.views.spark.tasks import Site
 from tidemill.views.steps.commits import Aside, Batch, Output, State
@@ -156,6 +160,7 @@ class Turn:
         self._told: list[Told] = []
         self._loaded: frozenset[int] = frozenset()
         self._plan_s = self._job_s = self._load_s = 0.0
+        self._estimate = Estimate(Venue.SPARK, 0.0)
         self._exchanges = {
             name: owner.inputs.between(one, batch.before[one], batch.positions[one])
             for name, one in self._names.items()
@@ -199,13 +204,13 @@ class Turn:
         outputs = {one.number for view, one in self._chain.outputs.items() if view in self.ready}
         active = frozenset(self._current | outputs | self._spills_of(self._current))
         plan = Plan(self._chain, active, ranges(self._tasks(self._changed)))
-        frames = {
-            name: partial(arriving.changes, self._spark, self._storage, self._declared(name), exchange)
+        inputs = {
+            name: Lots(self._spark, self._storage, self._declared(name), exchange.plus, exchange.minus)
             for name, exchange in self._exchanges.items()
         }
-        if not frames:
+        if not inputs:
             return []
-        jobs = self._jobs(plan, frames, self.ready)
+        jobs = self._placed(plan, inputs)
         self._told, self._plan_s, self._job_s = jobs.told, jobs.plan_s, jobs.job_s
         self._keep(jobs.kept)
         return [made for view in self._batch.spec.views if (made := self._output(view.name)) is not None]
@@ -218,10 +223,20 @@ class Turn:
             if edge.origin in numbers and isinstance(self._chain.stations[edge.target].station, SpillStation)
         }
 
-    def _jobs(self, plan: Plan, frames: Frames, views: Iterable[str]) -> Jobs:
+    def _placed(self, plan: Plan, inputs: Given) -> Jobs:
+        """The jobs of a step where they take the least; one that grew too large in the runner is Spark's."""
+        self._estimate = choose(plan, inputs, self._changed, parallelism(self._spark))
+        if self._estimate.place is Venue.RUNNER:
+            try:
+                return self._jobs(replace(plan, ranges=ranges(1)), inputs, self.ready, InProcess)
+            except Grown:
+                self._estimate = self._estimate._replace(place=Venue.SPARK)
+        return self._jobs(plan, inputs, self.ready)
+
+    def _jobs(self, plan: Plan, inputs: Given, views: Iterable[str], kind: type[Job] = Job) -> Jobs:
         site = self._site(views)
         with naming(self._storage):
-            return Jobs(self._spark, self._storage, plan, site, self._kinds_of).run(frames)
+            return Jobs(self._spark, self._storage, plan, site, self._kinds_of, kind).run(inputs)
 
     def _keep(self, kept: Kept) -> None:
         """What the job kept, but for operators with a group whose values have to be read again, and for those
@@ -265,12 +280,12 @@ class Turn:
         rows = sum(_rows(many) for many in slices.values())
         active = self._chain.below(missing | outputs)
         plan = Plan(self._chain, active, ranges(self._tasks(rows)), first=True, kept=missing)
-        frames = {
-            name: partial(arriving.held, self._spark, self._storage, self._declared(name), many)
+        inputs: dict[str, Arriving] = {
+            name: Lots(self._spark, self._storage, self._declared(name), many)
             for name, many in slices.items()
         }
-        frames |= {name: partial(self._constant, op) for name, op in self._chain.constants}
-        jobs = self._jobs(plan, frames, [view for view in views if not self._comparable(view)])
+        inputs |= {name: Framed(self._constant(op)) for name, op in self._chain.constants}
+        jobs = self._jobs(plan, inputs, [view for view in views if not self._comparable(view)])
         self._kept = Kept.together([self._kept, jobs.kept])
         self._loaded = missing
         self._load_s = time.perf_counter() - began
@@ -352,6 +367,8 @@ class Turn:
             job_s=self._job_s,
             load_s=self._load_s,
             kernel_s=timings(self._told)["kernel_s"],
+            place=self._estimate.place,
+            estimated_s=self._estimate.seconds,
             changed_rows=self._changed,
             known_rows=self._known,
         )

@@ -1,47 +1,72 @@
 """A step in this process: the tasks of a Spark job one after the other, with rows handed over in memory.
 
 The kernels, the packets and what tasks tell are those of a job, by the same functions. Spark is asked for
-expressions alone: once for each table that moved, and once behind each layer. So many views can be computed
-step after step in little time, which is what tests of kernels need.
+expressions alone, once for each table whose rows need one and once behind each layer that has some; where
+rows only change their columns' places it is not asked at all. So a small step costs what its kernels cost.
+
+A step may turn out to be large: a key that changed may have very many rows. What is on its way is held in
+memory here, so there is a limit; `Grown` says that it was passed, and that Spark should do it.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from tidemill.views.chain.chain import Edge
 from tidemill.views.chain.stations import OutputStation
+from tidemill.views.chain.work import Told, chosen
 from tidemill.views.spark import legs, tasks
+from tidemill.views.spark.arriving import Arriving
 from tidemill.views.spark.job import Job
-from tidemill.views.spark.tasks import HELLO, TOLD, wire_row
+from tidemill.views.spark.tasks import HELLO, TOLD, WIRE, to_wire, wire_row
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+MOST_BYTES = 256 * 2**20
+"""What may be on its way at once."""
+
+
+class Grown(Exception):
+    """More rows are on their way than this process should hold."""
 
 
 @dataclass(frozen=True)
 class InProcess(Job):
     """One step of a chain in this process; see `Job`."""
 
-    def planned(self, changes: "Mapping[str, DataFrame]") -> "DataFrame":
-        """The step is computed here and now; the frame holds what its tasks told.
+    def planned(self, changes: Mapping[str, Arriving]) -> Callable[[], list[Told]]:
+        return partial(self._run, changes)
 
-        Args:
-            changes: as for `Job.planned`.
-        """
+    def _run(self, changes: Mapping[str, Arriving]) -> list[Told]:
         rows = [wire_row(here, HELLO, "", b"") for here in range(len(self.plan.ranges))]
-        for table, frame in changes.items():
-            rows += self._entering(frame, self.plan.leaving(table))
+        for table, arriving in changes.items():
+            rows += self._entering(arriving, self.plan.leaving(table))
         for layer in range(1, self.plan.depth + 1):
             rows = self._layer(layer, rows)
-        told = [row.column(3)[0].as_py() for batch in rows for row in _single(batch) if _node(row) == TOLD]
-        return self.spark.createDataFrame([(one,) for one in told], "blob BINARY")
+        return tasks.told_of(
+            row.column(3)[0].as_py() for batch in rows for row in _single(batch) if _station(row) == TOLD
+        )
 
-    def _entering(self, frame: "DataFrame", edges: Sequence[Edge]) -> list[pa.RecordBatch]:
-        """The packets of a table's change; what explodes rows is asked for alone."""
+    def _entering(self, arriving: Arriving, edges: Sequence[Edge]) -> list[pa.RecordBatch]:
+        """The packets of a table's change."""
+        table = arriving.table() if any(edge.plain is not None for edge in edges) else None
+        if table is None:
+            return self._asked(arriving.frame(), edges)
+        rest = [edge for edge in edges if edge.plain is None]
+        found = self._asked(arriving.frame(), rest) if rest else []
+        for edge in edges:
+            if edge.plain is not None:
+                packets = self.plan.send(edge, chosen(table, edge.plain))
+                found += to_wire(packets)
+        return found
+
+    def _asked(self, frame: "DataFrame", edges: Sequence[Edge]) -> list[pa.RecordBatch]:
+        """The packets of a table's change, with what Spark computes; what explodes is asked for alone."""
         found: list[pa.RecordBatch] = []
         together = [edge for edge in edges if not edge.leg.explodes]
         for edge in edges:
@@ -49,7 +74,7 @@ class InProcess(Job):
                 continue
             rows = legs.along(self.spark, frame, edge.leg)
             station = self.plan.chain.stations[edge.target].station
-            if isinstance(station, OutputStation) and station.identified:
+            if isinstance(station, OutputStation) and station.asks_spark:
                 rows = legs.identified(rows, len(station.types), self.kinds_of(edge.target))
             found += self._sent_here(edge, _collected(rows))
         if together:
@@ -69,13 +94,25 @@ class InProcess(Job):
             for row in _single(batch):
                 parts[row.column(0)[0].as_py()].append(row)
         task = tasks.layer(self.plan, self.site, number)
-        made = [batch for part in parts for batch in task(iter(part))]
+        made = _held(batch for part in parts for batch in task(iter(part)))
         if not self.plan.typed(number):
             return made
-        there = pa.Table.from_batches(made, tasks.typed_schema(self.plan, number))
-        frame = legs.beyond(self.spark.createDataFrame(there), self.plan, number, self.kinds_of)
-        given = _collected(frame).to_batches()
+        given = [batch.select(WIRE.names) for batch in made if not _is_typed(batch)]
+        if len(given) < len(made):
+            there = pa.Table.from_batches([batch for batch in made if _is_typed(batch)])
+            frame = legs.beyond(self.spark.createDataFrame(there), self.plan, number, self.kinds_of)
+            given += _collected(frame).to_batches()
         return list(tasks.packing(self.plan, self.site, number)(iter(given)))
+
+
+def _held(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    found, size = [], 0
+    for batch in batches:
+        size += batch.nbytes
+        if size > MOST_BYTES:
+            raise Grown
+        found.append(batch)
+    return found
 
 
 def _collected(frame: "DataFrame") -> pa.Table:
@@ -92,7 +129,12 @@ def _single(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
     return [batch.slice(row, 1) for row in range(batch.num_rows)]
 
 
-def _node(row: pa.RecordBatch) -> int:
+def _is_typed(batch: pa.RecordBatch) -> bool:
+    """Whether its rows are structs, which Spark has to see."""
+    return bool(batch.column(3).null_count)
+
+
+def _station(row: pa.RecordBatch) -> int:
     return int(row.column(1)[0].as_py())
 
 

@@ -4,8 +4,9 @@ No frame is consumed twice and none is kept: the plan is built anew for each ste
 would give what it gave before.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pyarrow as pa
 from tidemill.views.chain.stations import OutputStation
 from tidemill.views.chain.work import Plan, Told
 from tidemill.views.spark import legs, tasks
+from tidemill.views.spark.arriving import Arriving
 from tidemill.views.spark.failing import of_task
 from tidemill.views.spark.legs import KindsOf
 from tidemill.views.spark.tasks import HELLO, WIRE, WIRE_DDL, Site
@@ -37,16 +39,16 @@ class Job:
     site: Site
     kinds_of: KindsOf
 
-    def planned(self, changes: "Mapping[str, DataFrame]") -> "DataFrame":
-        """The step as a frame that has not run.
+    def planned(self, changes: Mapping[str, Arriving]) -> Callable[[], list[Told]]:
+        """The step, ready to run; it gives what its tasks told. What one of them raised is raised there.
 
         Args:
             changes: of each table that moved, or of all that it reads, c0, c1, … and `_w`.
         """
-        return self._layers([one for table, frame in changes.items() for one in self._entering(frame, table)])
+        sent = [one for table, arriving in changes.items() for one in self._entering(arriving.frame(), table)]
+        return partial(self._collected, self._layers(sent))
 
-    def collected(self, frame: "DataFrame") -> list[Told]:
-        """Run it; what its tasks told. What one of them raised is raised here."""
+    def _collected(self, frame: "DataFrame") -> list[Told]:
         from pyspark.errors import PySparkException
 
         try:
@@ -68,13 +70,13 @@ class Job:
                 yield self._sent(edge.target, edge.side, legs.along(self.spark, frame, edge.leg))
         if together:
             ends = legs.at_ends(frame, together, self.plan, self.kinds_of)
-            yield ends.mapInArrow(tasks.entering(self.plan, together), WIRE_DDL)
+            yield ends.mapInArrow(tasks.alone(tasks.entering(self.plan, together)), WIRE_DDL)
 
     def _sent(self, number: int, side: int, df: "DataFrame") -> "DataFrame":
         station = self.plan.chain.stations[number].station
-        if isinstance(station, OutputStation) and station.identified:
+        if isinstance(station, OutputStation) and station.asks_spark:
             df = legs.identified(df, len(station.types), self.kinds_of(number))
-        return df.mapInArrow(tasks.sending(self.plan, number, side), WIRE_DDL)
+        return df.mapInArrow(tasks.alone(tasks.sending(self.plan, number, side)), WIRE_DDL)
 
     def _layers(self, sent: "list[DataFrame]") -> "DataFrame":
         from pyspark.sql import functions as sf
@@ -86,10 +88,11 @@ class Job:
         for layer in range(1, self.plan.depth + 1):
             frame = frame.repartitionById(len(self.plan.ranges), sf.col("to"))
             schema = from_arrow_schema(tasks.typed_schema(self.plan, layer))
-            frame = frame.mapInArrow(tasks.layer(self.plan, self.site, layer), schema)
+            frame = frame.mapInArrow(tasks.alone(tasks.layer(self.plan, self.site, layer)), schema)
             if self.plan.typed(layer):
                 frame = legs.beyond(frame, self.plan, layer, self.kinds_of)
-                frame = frame.mapInArrow(tasks.packing(self.plan, self.site, layer), WIRE_DDL)
+                packing = tasks.alone(tasks.packing(self.plan, self.site, layer))
+                frame = frame.mapInArrow(packing, WIRE_DDL)
         return frame.select("blob")
 
     def _hello(self) -> "DataFrame":

@@ -5,7 +5,7 @@ row as often as it is there, and gives the result of the keys that changed: Spar
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from tidemill.views.chain.chain import Input, Query
 from tidemill.views.chain.stations import OutputStation, columns, weighted
 from tidemill.views.chain.work import Plan, Told, complete
 from tidemill.views.circuit.render import Renderer
+from tidemill.views.spark.arriving import Arriving, Framed
 from tidemill.views.spark.job import Job
 from tidemill.views.spark.legs import WEIGHT, KindsOf
 from tidemill.views.spark.tasks import Site
@@ -28,8 +29,8 @@ from tidemill.views.trace.version import Kept
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Frames = Mapping[str, Callable[[], "DataFrame"]]
-"""What gives the rows of a table, by its name; asked for in each job that reads it."""
+Inputs = Mapping[str, Arriving]
+"""The rows of tables, by their names."""
 
 
 @dataclass
@@ -56,42 +57,42 @@ class Jobs:
     plan_s: float = 0.0
     job_s: float = 0.0
 
-    def run(self, frames: Frames) -> "Jobs":
+    def run(self, inputs: Inputs) -> "Jobs":
         """Run them all; those to which nothing comes are left out."""
         for number in range(self.plan.chain.jobs):
             plan = replace(self.plan, job=number)
             with ExitStack() as open_queries:
                 began = time.perf_counter()
-                given = self._given(plan, frames, open_queries)
+                given = self._given(plan, inputs, open_queries)
                 if not plan.mine or not (given or plan.first):
                     continue
                 job = self.kind(self.spark, plan, self.site, self.kinds_of)
-                frame = job.planned(given)
+                run = job.planned(given)
                 planned = time.perf_counter()
-                told = job.collected(frame)
+                told = run()
             self.plan_s += planned - began
             self.job_s += time.perf_counter() - planned
             self.kept = Kept.together([self.kept, complete(plan, told)])
             self.told += told
         return self
 
-    def _given(self, plan: Plan, frames: Frames, open_queries: ExitStack) -> "dict[str, DataFrame]":
-        """The frames that a job reads."""
+    def _given(self, plan: Plan, inputs: Inputs, open_queries: ExitStack) -> dict[str, Arriving]:
+        """What a job reads."""
         named = {query.table: query for query in plan.chain.queries}
-        found: dict[str, DataFrame] = {}
+        found: dict[str, Arriving] = {}
         wanted = {
             edge.origin.table
             for edge in plan.chain.edges
             if isinstance(edge.origin, Input) and edge.target in plan.mine
         }
         for name in sorted(wanted):
-            if name in frames:
-                found[name] = frames[name]()
+            if name in inputs:
+                found[name] = inputs[name]
             elif name in named:
                 result = self._result(named[name], open_queries)
-                found |= {} if result is None else {name: result}
+                found |= {} if result is None else {name: Framed(result)}
             elif self._files(name):
-                found[name] = self._spilled(name)
+                found[name] = Framed(self._spilled(name))
         return found
 
     def _files(self, name: str) -> list[StoredObject]:

@@ -101,7 +101,7 @@ def _moved(
 
 def _is_of_view(plan: Plan, edge: Edge) -> bool:
     station = plan.chain.stations[edge.target].station
-    return isinstance(station, OutputStation) and station.identified
+    return isinstance(station, OutputStation) and station.asks_spark
 
 
 def _step(edge: Edge, place: int) -> "Column":

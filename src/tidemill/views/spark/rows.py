@@ -15,6 +15,7 @@ from tidemill.spark import schema as schemas
 from tidemill.spark.operations import WEIGHT
 from tidemill.spark.queries import quoted
 from tidemill.views.spark import type_table
+from tidemill.views.trace.words import SALTS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -26,7 +27,6 @@ KEPT: Final = f"{HIGH} BIGINT, {LOW} BIGINT, {WEIGHT} BIGINT"
 """The columns that stand beside a view's own in its files."""
 
 RESERVED: Final = frozenset({HIGH, LOW, WEIGHT, "_position"})
-_SALTS: Final = (0x7469_6465, 0x6D69_6C6C)
 
 
 def check_columns(view: str, schema: "StructType") -> None:
@@ -82,7 +82,7 @@ def identity(columns: "Sequence[Column]", kinds: "Sequence[DataType]") -> "tuple
         for column, kind in zip(columns, kinds, strict=True)
         for part in (column.isNull(), _hashable(column, kind))
     ]
-    high, low = (sf.xxhash64(sf.lit(salt), *parts) for salt in _SALTS)
+    high, low = (sf.xxhash64(sf.lit(salt), *parts) for salt in SALTS)
     return high, low
 
 

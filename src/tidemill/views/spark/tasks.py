@@ -85,6 +85,16 @@ class Site:
 _CHANCE = random.SystemRandom()
 
 
+def alone(task: Task) -> Task:
+    """A task for a worker process, which has nothing else to do."""
+
+    def run(batches: Batches) -> Batches:
+        _frozen()
+        return task(batches)
+
+    return run
+
+
 @functools.cache
 def _frozen() -> None:
     """Once in a worker: what is loaded by now is never garbage, and a task has one core."""
@@ -177,7 +187,6 @@ def sending(plan: Plan, station: int, side: int) -> Task:
     """Rows c0, c1, … and `_w`, as Spark has read and computed them, to packets for a side of a station."""
 
     def run(batches: Batches) -> Batches:
-        _frozen()
         for rows in _large(batches):
             yield from to_wire(plan.deliver(station, side, rows))
 
@@ -188,7 +197,6 @@ def entering(plan: Plan, edges: Sequence[Edge]) -> Task:
     """Rows of a table at the ends of several edges, a struct column `e7` for edge 7, to packets."""
 
     def run(batches: Batches) -> Batches:
-        _frozen()
         for rows in _large(batches):
             for edge in edges:
                 there = rows[f"e{edge.number}"].combine_chunks()
@@ -224,7 +232,6 @@ def layer(plan: Plan, site: Site, number: int) -> Task:
     last = number == plan.depth and not typed
 
     def run(batches: Batches) -> Batches:
-        _frozen()
         arrived = _Arrived(batches, frozenset(one.number for one in plan.layer(number)))
         made = itertools.chain(
             (_padded(batch, schema) for batch in arrived.passing),
@@ -309,7 +316,7 @@ def packing(plan: Plan, site: Site, number: int) -> Task:
             for row in range(blobs.num_rows):
                 yield blobs.slice(row, 1).select(WIRE.names)
             tos = batch.column(0)
-            for edge in edges:
+            for edge in edges if batch.num_columns > len(WIRE) else ():
                 rows = batch.column(f"e{edge.number}")
                 if rows.null_count == len(rows):
                     continue
@@ -323,7 +330,6 @@ def packing(plan: Plan, site: Site, number: int) -> Task:
             yield from to_wire(plan.send(plan.chain.edges[edge_number], pa.concat_tables(tables), to))
 
     def run(batches: Batches) -> Batches:
-        _frozen()
         made = packed(batches)
         yield from _sunk(plan, site, made) if last else made
 

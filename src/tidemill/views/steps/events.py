@@ -52,6 +52,8 @@ class StepTimed(Event, frozen=True, kw_only=True):
     - plan_s: until Spark was given the job; job_s: until it had run; kernel_s: inside of kernels, all tasks.
     - load_s: building traces from whole inputs; such a step is chosen where a trace is missing, or where more
       rows changed than are known.
+    - place: where the rest was computed, by a job of `spark` or in the `runner`; estimated_s: what it was
+      expected to take there, which is why.
     - changed_rows, known_rows: what that was decided by.
     """
 
@@ -63,6 +65,8 @@ class StepTimed(Event, frozen=True, kw_only=True):
     job_s: float
     load_s: float
     kernel_s: float
+    place: str = "spark"
+    estimated_s: float = 0.0
     changed_rows: int = 0
     known_rows: int = 0
 

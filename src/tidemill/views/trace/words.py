@@ -28,6 +28,9 @@ from tidemill.views.trace.order import I64, ascending
 U64 = np.ndarray[Any, np.dtype[np.uint64]]
 Zeros = Literal["equal", "differ"]
 
+SALTS = (0x7469_6465, 0x6D69_6C6C)
+"""Of the two halves of a row's identity, H128, whoever computes it."""
+
 _K1 = np.uint64(0x9E3779B97F4A7C15)
 _K2 = np.uint64(0xBF58476D1CE4E5B9)
 _NULL = np.uint64(0x6C62272E07BB0142)

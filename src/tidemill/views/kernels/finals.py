@@ -1,0 +1,152 @@
+"""From what an aggregate's accumulators give to what Spark's own aggregate would give.
+
+Sums of integers and decimals come exact, as DECIMAL(38, s), with a flag for those that do not fit even that
+(see `aggregate`). Here they get the type that Spark's analysis of the query says, and what does not fit it
+raises, as it does in Spark under ANSI. An average of decimals is rounded as Spark rounds it: half up, to 38
+decimals, then to those of the result.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from tidemill.errors import TypeRefused, ViewFailed
+
+Kind = Literal["count_rows", "count", "sum", "avg", "min", "max"]
+
+_WORD = 2**64
+
+
+def raw_width(kind: Kind, argument: pa.DataType | None) -> int:
+    """How many columns the accumulators give for an aggregate over values of this type."""
+    if kind in {"sum", "avg"} and not pat.is_floating(argument):
+        return 2 if kind == "sum" else 3
+    return 1
+
+
+def check(kind: Kind, argument: pa.DataType | None, result: pa.DataType) -> None:
+    """`TypeRefused` unless the aggregate has a result of this type."""
+    if raw_width(kind, argument) == 1:
+        return
+    if argument is not None and pat.is_decimal128(argument) and pat.is_decimal128(result):
+        fits = result.scale == argument.scale if kind == "sum" else result.scale >= argument.scale
+    else:
+        fits = pat.is_signed_integer(argument) and result == {"sum": pa.int64(), "avg": pa.float64()}[kind]
+    if not fits:
+        raise TypeRefused(f"no exact {kind} over {argument}", hint="the operator can run keyed")
+
+
+def finish(
+    kind: Kind, argument: pa.DataType | None, result: pa.DataType, raw: Sequence[pa.Array]
+) -> pa.Array:
+    """The values of an aggregate.
+
+    Args:
+        kind: which aggregate.
+        argument: the type of what is aggregated.
+        result: the type of the result, from Spark's analysis.
+        raw: its columns, as many as `raw_width` says.
+    """
+    if len(raw) == 1:
+        return raw[0]
+    total, over = raw[0], raw[1]
+    if pc.any(over).as_py():
+        raise _overflow(kind, result)
+    if kind == "sum":
+        try:
+            return total.cast(result)
+        except pa.ArrowInvalid:
+            raise _overflow(kind, result) from None
+    counts = raw[2].to_numpy(zero_copy_only=False)
+    if pat.is_floating(result):
+        return _quotients(total, counts, result)
+    return _averages(total, counts, argument, result)
+
+
+def _overflow(kind: Kind, result: pa.DataType) -> ViewFailed:
+    shown = {pa.int64(): "bigint"}.get(result) or str(result).replace("128", "").replace(" ", "")
+    return ViewFailed(f"the {kind} overflows {shown}")
+
+
+def _quotients(total: pa.Array, counts: Any, result: pa.DataType) -> pa.Array:
+    """Of integers: the sum as a double by the count as a double, each correctly rounded."""
+    there = counts > 0
+    try:
+        sums = total.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False).astype(np.float64)
+    except pa.ArrowInvalid:
+        sums = np.array([float(one) for one in _integers(total)])
+    values = np.divide(sums, counts.astype(np.float64), out=np.zeros(len(sums)), where=there)
+    return pa.array(values, result, mask=~there)
+
+
+def _averages(total: pa.Array, counts: Any, argument: pa.DataType, result: pa.DataType) -> pa.Array:
+    """Of decimals; at once where rounding in one go gives the same, else one by one."""
+    scale, shown = argument.scale, result.scale
+    try:
+        total = total.cast(pa.decimal128(min(38, argument.precision + 10), scale))
+    except pa.ArrowInvalid:
+        raise _overflow("avg", result) from None
+    there = counts > 0
+    sums = _small(total)
+    factor, many = 2 * 10 ** (shown - scale), int(counts.max(initial=0))
+    fits = sums is not None and int(np.abs(sums).max(initial=0)) * factor + many < 2**63
+    if fits and 2 * many < 10 ** (38 - shown):  # no tie is as near as the first rounding moves a quotient
+        count = np.where(there, counts, 1)
+        sizes = (np.abs(sums) * factor + count) // (2 * count)
+        if int(sizes.max(initial=0)) >= 10**result.precision:
+            raise _overflow("avg", result)
+        return _decimals(np.where(sums < 0, -sizes, sizes), there, result)
+    found: list[int | None] = []
+    for one, count in zip(_integers(total), counts.tolist(), strict=True):
+        value = _rounded(_rounded(one * 10 ** (38 - scale), count), 10 ** (38 - shown)) if count > 0 else None
+        if value is not None and abs(value) >= 10**result.precision:
+            raise _overflow("avg", result)
+        found.append(value)
+    body = b"".join((one or 0).to_bytes(16, "little", signed=True) for one in found)
+    return _masked(pa.Array.from_buffers(result, len(found), [None, pa.py_buffer(body)]), there)
+
+
+def _rounded(value: int, by: int) -> int:
+    """A quotient, rounded half up: away from zero."""
+    size = (2 * abs(value) + by) // (2 * by)
+    return -size if value < 0 else size
+
+
+# --- decimals as integers
+
+
+def _words(array: pa.Array) -> Any:
+    body = np.frombuffer(array.buffers()[1], np.uint64)[2 * array.offset : 2 * (array.offset + len(array))]
+    return body.reshape(-1, 2)
+
+
+def _small(array: pa.Array) -> Any:
+    """Unscaled values in 64 bits, 0 for NULL; None when one of them needs more."""
+    pair = _words(array)
+    low, high = pair[:, 0].view(np.int64), pair[:, 1].view(np.int64)
+    valid = array.is_valid().to_numpy(zero_copy_only=False)
+    low = np.where(valid, low, 0)
+    return low if (~valid | (high == low >> 63)).all() else None
+
+
+def _integers(array: pa.Array) -> list[int]:
+    valid = array.is_valid().to_pylist()
+    return [
+        (int(high) - _WORD if int(high) >= _WORD // 2 else int(high)) * _WORD + int(low) if there else 0
+        for (low, high), there in zip(_words(array).tolist(), valid, strict=True)
+    ]
+
+
+def _decimals(values: Any, there: Any, kind: pa.DataType) -> pa.Array:
+    pair = np.stack([values, values >> 63], axis=1).astype(np.int64)
+    return _masked(pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(pair.tobytes())]), there)
+
+
+def _masked(array: pa.Array, there: Any) -> pa.Array:
+    if bool(there.all()):
+        return array
+    return pc.if_else(pa.array(there), array, pa.scalar(None, array.type))

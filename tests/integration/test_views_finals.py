@@ -1,0 +1,101 @@
+"""Sums and averages out of exact accumulators are Spark's own, to the last digit, and raise where it does."""
+
+import random
+from decimal import Decimal, localcontext
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from tidemill.errors import TypeRefused, ViewFailed
+from tidemill.views.kernels.finals import Kind, check, finish, raw_width
+from tidemill.views.spark.arrow import arrow_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TYPES = {  # of what is aggregated: its digits, its scale, and the result's types
+    "int": (9, 0, "bigint", "double"),
+    "bigint": (13, 0, "bigint", "double"),  # Spark adds up doubles: of larger sums its average is not exact
+    "decimal(10,2)": (10, 2, "decimal(20,2)", "decimal(14,6)"),
+    "decimal(18,0)": (18, 0, "decimal(28,0)", "decimal(22,4)"),
+    "decimal(28,4)": (28, 4, "decimal(38,4)", "decimal(32,8)"),
+    "decimal(38,18)": (22, 18, "decimal(38,18)", "decimal(38,22)"),
+}
+WIDE = pa.decimal128(38, 0)
+
+
+def _values(chance: random.Random, digits: int, scale: int, count: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(count):
+        size = chance.choice((1, 2, digits))
+        value = chance.randrange(-(10**size) + 1, 10**size)
+        found.append(None if chance.random() < 0.1 else value if not scale else Decimal(value).scaleb(-scale))
+    return found
+
+
+def _raw(kind: Kind, argument: pa.DataType, groups: list[list[Any]]) -> list[pa.Array]:
+    """What accumulators give."""
+    scale = argument.scale if pa.types.is_decimal(argument) else 0
+    known = [[one for one in group if one is not None] for group in groups]
+    with localcontext(prec=60):
+        sums = [sum(map(Decimal, group), Decimal(0)) if group else None for group in known]
+    raw = [pa.array(sums, pa.decimal128(38, scale)), pa.array([False] * len(groups))]
+    return raw if kind == "sum" else [*raw, pa.array(map(len, known), pa.int64())]
+
+
+@pytest.mark.rule("DBSP-13", "DBSP-20")
+def test_sums_and_averages_are_those_of_spark(spark: "SparkSession") -> None:
+    chance = random.Random(3)
+    parts, wanted = [], {}
+    for number, (kind, (digits, scale, *results)) in enumerate(TYPES.items()):
+        groups = [_values(chance, digits, scale, chance.choice((1, 2, 3, 7, 60))) for _ in range(40)]
+        argument = arrow_of(kind)
+        rows = [(at, value) for at, group in enumerate(groups) for value in group]
+        table = pa.table([[at for at, _ in rows], pa.array([v for _, v in rows], argument)], names=["g", "v"])
+        spark.createDataFrame(table).createOrReplaceTempView(f"finals{number}")
+        text = f"SELECT {number} AS n, g, CAST(sum(v) AS STRING) s, CAST(avg(v) AS STRING) a, {{}} t"
+        typed = "concat(typeof(sum(v)), ' ', typeof(avg(v)))"
+        parts.append(f"{text.format(typed)} FROM finals{number} GROUP BY g")
+        made = {
+            one: finish(one, argument, arrow_of(result), _raw(one, argument, groups))
+            for one, result in zip(("sum", "avg"), results, strict=True)
+        }
+        for at in range(len(groups)):
+            wanted[number, at] = (made["sum"][at].as_py(), made["avg"][at].as_py(), " ".join(results))
+    found = spark.sql(" UNION ALL ".join(parts)).collect()
+    assert len(found) == len(wanted)
+    for row in found:
+        total, mean, types = wanted[row.n, row.g]
+        assert row.t == types
+        for said, value in ((row.s, total), (row.a, mean)):
+            if said is None or value is None:
+                assert said is value, (row, value)
+            else:
+                same = float(said) == value if isinstance(value, float) else Decimal(said) == value
+                assert same, (row, value)
+
+
+@pytest.mark.rule("DBSP-20")
+def test_what_does_not_fit_raises() -> None:
+    big = pa.array([Decimal(2**63)], WIDE)
+    no, yes = pa.array([False]), pa.array([True])
+    with pytest.raises(ViewFailed, match="the sum overflows bigint"):
+        finish("sum", pa.int64(), pa.int64(), [big, no])
+    with pytest.raises(ViewFailed, match=r"the sum overflows decimal\(38,0\)"):
+        finish("sum", WIDE, WIDE, [pa.array([None], WIDE), yes])
+    narrow = pa.decimal128(12, 2)
+    with pytest.raises(ViewFailed, match=r"the sum overflows decimal\(12,2\)"):
+        finish("sum", pa.decimal128(2, 2), narrow, [pa.array([Decimal(10**11)], pa.decimal128(38, 2)), no])
+    sums = [pa.array([Decimal(10**36)], WIDE), no, pa.array([1])]
+    with pytest.raises(ViewFailed, match="the avg overflows"):
+        finish("avg", WIDE, pa.decimal128(38, 4), sums)
+    assert finish("avg", pa.int64(), pa.float64(), [big, no, pa.array([2])]).to_pylist() == [float(2**62)]
+
+
+def test_widths_and_refusals() -> None:
+    assert [raw_width(kind, pa.int32()) for kind in ("count", "sum", "avg", "max")] == [1, 2, 3, 1]
+    assert raw_width("sum", pa.float64()) == 1
+    for kind in ("sum", "avg"):
+        with pytest.raises(TypeRefused):
+            check(kind, pa.duration("us"), pa.duration("us"))
