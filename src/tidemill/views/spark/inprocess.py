@@ -45,14 +45,14 @@ class InProcess(Job):
     def _run(self, changes: Mapping[str, Arriving]) -> list[Told]:
         rows = [wire_row(here, HELLO, "", b"") for here in range(len(self.plan.ranges))]
         for table, arriving in changes.items():
-            rows += self._entering(arriving, self.plan.leaving(table))
+            rows += self._arrived(arriving, self.plan.leaving(table))
         for layer in range(1, self.plan.depth + 1):
             rows = self._layer(layer, rows)
         return tasks.told_of(
             row.column(3)[0].as_py() for batch in rows for row in _single(batch) if _station(row) == TOLD
         )
 
-    def _entering(self, arriving: Arriving, edges: Sequence[Edge]) -> list[pa.RecordBatch]:
+    def _arrived(self, arriving: Arriving, edges: Sequence[Edge]) -> list[pa.RecordBatch]:
         """The packets of a table's change."""
         table = arriving.table() if any(edge.plain is not None for edge in edges) else None
         if table is None:
