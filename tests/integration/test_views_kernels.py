@@ -4,8 +4,9 @@ The exchange stays in this process; kernels and state are those of a job, as whi
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,11 +16,16 @@ from tests.integration.views_kernels import Kernels
 from tests.integration.views_queries import SINGLE, TRAPS
 from tidemill.errors import QueryError
 from tidemill.spark import queries
-from tidemill.testing import Case, Judge, Step
+from tidemill.testing import Case, Holding, Judge, Step
 from tidemill.views.certify import generate
 from tidemill.views.certify.equality import equality_of
+from tidemill.views.circuit.operators import Operator
 from tidemill.views.circuit.rewrite import rewrite
+from tidemill.views.circuit.rungs import Rung, rungs
 from tidemill.views.sql.catalog import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 HAND = {**SINGLE, **TRAPS}
 DRAWN = {f"seed {n}": Generator(n).query() for n in range(30)}
@@ -105,6 +111,46 @@ def test_generated_queries_are_equal_to_spark_on_kernels_in_seven_ranges(spark: 
         kinds = {"t": "changes", "n": "changes"}
         _, count = judged(spark, tmp_path, DDL, known, DRAWN, steps, kinds=kinds, count=7)
     assert count > 12
+
+
+def is_shallow(output: Operator) -> bool:
+    """Whether a step of it is at most two jobs: no keyed operator behind another one."""
+    found = rungs(output)
+
+    def keyed(op: Operator) -> int:
+        return (found[op].rung is Rung.KEYED) + max(map(keyed, op.inputs), default=0)
+
+    return keyed(output) < 2 and all(placed.rung is not Rung.FULL for placed in found.values())
+
+
+@pytest.mark.rule("DBSP-1", "DBSP-46")
+def test_forty_queries_are_equal_to_spark_as_jobs(
+    spark: Any, hand: tuple[dict[str, Table], list[Step]], tmp_path: Path
+) -> None:
+    """A load and a step, both for all of them in the same few jobs; what they hold then is compared."""
+    texts = [item for item in list(HAND.items())[::3] if is_one_query(item[1])]
+    compiled = {n: rewrite(views_oracle.compiled(spark, hand[0], sql).output) for n, sql in texts}
+    some = dict([(n, one) for n, one in compiled.items() if is_shallow(one)][: AS_JOBS + 4])
+    kernels = Kernels(spark, tmp_path, views_oracle.TABLES, some, job=True)
+    assert len(kernels.found.views) >= AS_JOBS
+    assert kernels.chain.jobs == 2, "some have a query between two jobs"
+    (first, then) = hand[1][:2]
+    kernels.step(first)
+    kernels.step(then)
+    both = Step({n: [*first.inserts[n], *then.inserts[n]] for n in first.inserts}, then.deletes)
+    cases = [
+        Case(name, sql, Holding(partial(_held, kernels, name)), equality_of(some[name]))
+        for name, sql in texts
+        if name in kernels.found.views
+    ]
+    verdict = Judge(spark, views_oracle.TABLES, batch=200).run(cases, [both])
+    assert verdict, str(verdict)
+    assert verdict.compared == len(cases) >= AS_JOBS
+    assert kernels.loads == 1, "the second one was a step"
+
+
+def _held(kernels: Kernels, view: str, _: Step) -> "DataFrame":
+    return kernels.frame(view)
 
 
 @pytest.mark.crash
