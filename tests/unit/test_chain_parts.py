@@ -7,9 +7,10 @@ from tests.unit.views_stage import output
 from tidemill.errors import StepLost
 from tidemill.views.chain.chain import Chain, Placed
 from tidemill.views.chain.legs import Explode, Leg, Select, Where
+from tidemill.views.chain.portions import PORTION_ROWS
 from tidemill.views.chain.prepare import prepared
 from tidemill.views.chain.stations import OutputStation, SetStation
-from tidemill.views.chain.work import PIECE_ROWS, Plan, Told, complete, gathered
+from tidemill.views.chain.work import Plan, Told, complete, gathered
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.expr import call, column, text
 from tidemill.views.circuit.operators import Aggregate, Filter, Join, Operator, Window
@@ -151,10 +152,10 @@ def test_what_a_task_told_is_read_back() -> None:
 
 @pytest.mark.rule("DBSP-9")
 def test_rows_go_to_the_range_of_their_hash_in_pieces_that_are_not_too_large() -> None:
-    count = PIECE_ROWS + 10
+    count = PORTION_ROWS + 10
     rows = pa.table({"c0": pa.array(range(count), INT), "_w": pa.array([1] * count, pa.int64())})
     packets = list(plan(7).deliver(0, 0, rows))
-    assert max(packet.table.num_rows for packet in packets) <= PIECE_ROWS
+    assert max(packet.table.num_rows for packet in packets) <= PORTION_ROWS
     assert sum(packet.table.num_rows for packet in packets) == count
     found = gathered(packets)
     assert found.keys() == set(range(7))

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from tidemill.errors import StepLost
 from tidemill.views.chain.chain import Chain, Edge, Placed
+from tidemill.views.chain.portions import PORTION_BYTES, PORTION_ROWS, heaps, portions
 from tidemill.views.chain.stations import Given, OutputStation, Station
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
@@ -21,9 +22,6 @@ from tidemill.views.trace.layout import WEIGHT
 from tidemill.views.trace.slices import Range, split
 from tidemill.views.trace.spine import Spine
 from tidemill.views.trace.version import Kept, Version
-
-PIECE_ROWS = 262_144
-"""Rows of a packet at most, so that none grows beyond what one value may have."""
 
 
 class Packet(NamedTuple):
@@ -103,8 +101,8 @@ class Plan:
             stays = isinstance(station, OutputStation) and station.local
             parts = [(here or 0, table)] if stays else list(enumerate(split(table, self.ranges)))
             for to, part in parts:
-                for first in range(0, part.num_rows, PIECE_ROWS):
-                    yield Packet(to, number, tag, part.slice(first, PIECE_ROWS))
+                for portion in portions(part):
+                    yield Packet(to, number, tag, portion)
 
 
 @dataclass
@@ -221,17 +219,8 @@ def _spines(plan: Plan, placed: Placed, within: Range, state: State) -> dict[str
 
 def _pieces(given: Given) -> Iterator[pa.Table]:
     """The output in tables that are neither tiny nor huge."""
-    waiting: list[pa.Table] = []
-    rows = 0
-    for piece in given.out:
-        if piece.num_rows:
-            waiting.append(piece)
-            rows += piece.num_rows
-        if rows >= 4 * PIECE_ROWS:
-            yield pa.concat_tables(waiting)
-            waiting, rows = [], 0
-    if waiting:
-        yield pa.concat_tables(waiting)
+    for some in heaps(given.out, 4 * PORTION_ROWS, 4 * PORTION_BYTES):
+        yield pa.concat_tables(some)
 
 
 def chosen(rows: pa.Table, places: Sequence[int]) -> pa.Table:

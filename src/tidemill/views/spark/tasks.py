@@ -26,14 +26,16 @@ from tidemill.clock import SystemClock
 from tidemill.objects import Objects, open_place
 from tidemill.objects.url import RemoteUrl
 from tidemill.views.chain.chain import Edge, Placed
+from tidemill.views.chain.portions import PORTION_BYTES, PORTION_ROWS, heaps, portions
 from tidemill.views.chain.stations import OutputStation
 from tidemill.views.chain.work import Packet, Plan, State, Told, chosen, compute, gathered
 from tidemill.views.kernels.digest import digest
 from tidemill.views.kernels.zset import added_up
+from tidemill.views.spark.sink import Sink
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.folder import cache_place
-from tidemill.views.trace.layout import WEIGHT
+from tidemill.views.trace.layout import HASH, WEIGHT
 from tidemill.views.trace.version import Version, read_version
 
 Batches = Iterator[pa.RecordBatch]
@@ -208,18 +210,10 @@ def entering(plan: Plan, edges: Sequence[Edge]) -> Task:
     return run
 
 
-def _large(batches: Batches, rows: int = 1_000_000) -> Iterator[pa.Table]:
-    """Batches in tables of about so many rows."""
-    waiting: list[pa.RecordBatch] = []
-    count = 0
-    for batch in batches:
-        waiting.append(batch)
-        count += batch.num_rows
-        if count >= rows:
-            yield pa.Table.from_batches(waiting)
-            waiting, count = [], 0
-    if count:
-        yield pa.Table.from_batches(waiting)
+def _large(batches: Batches) -> Iterator[pa.Table]:
+    """Batches in tables that are worth packing."""
+    for some in heaps(batches, 4 * PORTION_ROWS, 4 * PORTION_BYTES):
+        yield pa.Table.from_batches(some)
 
 
 # --- a layer
@@ -281,7 +275,8 @@ def typed_schema(plan: Plan, number: int) -> pa.Schema:
 
 
 def _structs(placed: Placed, piece: pa.Table, here: int, schema: pa.Schema) -> Batches:
-    for batch in piece.combine_chunks().to_batches(max_chunksize=65_536):
+    for portion in portions(piece, 65_536):
+        (batch,) = portion.combine_chunks().to_batches()
         count = batch.num_rows
         mine = pa.StructArray.from_arrays(batch.columns, fields=list(schema.field(f"n{placed.number}").type))
         arrays: list[pa.Array] = [
@@ -309,8 +304,13 @@ def packing(plan: Plan, site: Site, number: int) -> Task:
     edges = [edge for edges in plan.typed(number).values() for edge in edges]
     last = number == plan.depth
 
+    def sent(held: dict[tuple[int, int], list[pa.Table]]) -> Batches:
+        for (edge_number, to), tables in held.items():
+            yield from to_wire(plan.send(plan.chain.edges[edge_number], pa.concat_tables(tables), to))
+
     def packed(batches: Batches) -> Batches:
         held: dict[tuple[int, int], list[pa.Table]] = {}
+        size = 0
         for batch in batches:
             blobs = batch.filter(pa.compute.is_valid(batch.column(3)))
             for row in range(blobs.num_rows):
@@ -326,8 +326,11 @@ def packing(plan: Plan, site: Site, number: int) -> Task:
                 for to in pa.compute.unique(where).to_pylist():
                     mine = flat if len(where) == 0 else flat.filter(pa.compute.equal(where, to))
                     held.setdefault((edge.number, to), []).append(mine)
-        for (edge_number, to), tables in held.items():
-            yield from to_wire(plan.send(plan.chain.edges[edge_number], pa.concat_tables(tables), to))
+                    size += mine.nbytes
+            if size >= 4 * PORTION_BYTES:
+                yield from sent(held)
+                held, size = {}, 0
+        yield from sent(held)
 
     def run(batches: Batches) -> Batches:
         made = packed(batches)
@@ -341,31 +344,35 @@ def packing(plan: Plan, site: Site, number: int) -> Task:
 
 def _sunk(plan: Plan, site: Site, batches: Batches) -> Batches:
     """Write the rows of views, and give on what tasks told; that is all that reaches the driver."""
-    views: dict[tuple[int, int], list[pa.Table]] = {}
+    views: dict[tuple[int, int], Sink] = {}
     for batch in batches:
         tos, stations = batch.column(0).to_pylist(), batch.column(1).to_pylist()
         for row, (to, station) in enumerate(zip(tos, stations, strict=True)):
             if station == TOLD:
                 yield batch.slice(row, 1).select(WIRE.names)
             elif station >= 0:
-                views.setdefault((station, to), []).append(table_of(batch.column(3)[row]))
+                if (station, to) not in views:
+                    views[station, to] = Sink(HASH if _output(plan, station).identified else "")
+                views[station, to].add(table_of(batch.column(3)[row]))
     folders = dict(site.folders)
+    objects = _cache(site).objects
     began = time.perf_counter()
-    for (number, to), tables in sorted(views.items(), key=lambda item: item[0]):
-        station = plan.chain.stations[number].station
-        assert isinstance(station, OutputStation)
+    for (number, to), sink in sorted(views.items(), key=lambda item: item[0]):
+        output = _output(plan, number)
         told = Told(plan.depth + 1, to)
-        written = _write_view(
-            _cache(site).objects,
-            station,
-            folders.get(station.view, f"{site.prefix}spill/"),
-            pa.concat_tables(tables),
-            to,
-        )
-        if written is not None:
-            told.files.append(written)
+        for rows in sink.parts():
+            folder = folders.get(output.view, f"{site.prefix}spill/")
+            written = _write_view(objects, output, folder, rows, to)
+            if written is not None:
+                told.files.append(written)
         told.seconds, began = time.perf_counter() - began, time.perf_counter()
         yield wire_row(to, TOLD, "", told.encode())
+
+
+def _output(plan: Plan, number: int) -> OutputStation:
+    station = plan.chain.stations[number].station
+    assert isinstance(station, OutputStation)
+    return station
 
 
 def _write_view(
