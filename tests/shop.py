@@ -160,7 +160,7 @@ def seen(shop: tm.Pipeline, *, steps: bool = True) -> dict[str, object]:
         "steps": _steps(shop) if steps and VIEW in shop.views else None,
         "arcs": {name: _standings(shop, name) for name in shop.arcs},
         "progress": {name: _progress(shop, name) for name in shop.arcs},
-        "names": [name for name in _names(shop) if steps or "name=view%3A" not in name],
+        "names": [name for name in _names(shop) if steps or not re.search("name=views?%3A", name)],
     }
 
 

@@ -3,7 +3,8 @@
 Every durable write has a point before and after it. `point("publish.before_commit")` costs one dictionary
 look-up when nothing is armed. Tests arm a point in process (it raises `Crashed`, a BaseException that
 nothing here catches) or by the environment variable `TIDEMILL_CRASH=name[:n]` in a child process, which
-then ends like kill -9 on the n-th visit.
+then ends like kill -9 on the n-th visit. Of several, `name[:n],name[:n]`, each is for one life of a process
+that is started again when it has died.
 """
 
 import os
@@ -72,9 +73,15 @@ def recorded() -> Iterator[set[str]]:
         _seen = outer
 
 
+def in_life(number: int) -> str:
+    """What the environment arms in a life of a process, the first being 0; empty if nothing."""
+    lives = os.environ.get(ENVIRONMENT, "").split(",")
+    return lives[number] if number < len(lives) else ""
+
+
 def arm_from_environment() -> None:
     """Arm what `TIDEMILL_CRASH=name[:n]` names: the process kills itself on the n-th visit."""
-    spec = os.environ.get(ENVIRONMENT)
+    spec = in_life(0)
     if not spec:
         return
     name, _, visit = spec.partition(":")

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
@@ -15,6 +15,9 @@ from tests import shop
 from tests.servers.process import wait_until
 from tidemill.pipeline.pipeline import Pipeline
 from tidemill.spark.sessions import SparkSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
 LONG_S = 300.0
@@ -59,9 +62,9 @@ class Place:
         (folder / "shop.py").write_text(text)
         (folder / "tidemill.toml").write_text('pipeline = "shop.py:shop"\n')
 
-    def declare(self) -> Pipeline:
-        """The same pipeline here, to be read without Spark."""
-        return shop.declare(spark=None, **self.options)
+    def declare(self, spark: "SparkSession | None" = None) -> Pipeline:
+        """The same pipeline here: to be read, which needs no Spark."""
+        return shop.declare(spark=spark, **self.options)
 
     def lines(self, word: str) -> list[int]:
         """The processes that noted it, one for each time."""
@@ -119,4 +122,5 @@ class Run:
             for one in below:
                 if one.is_running():
                     one.kill()
-        self.process.communicate()
+        if self.process.stdout is not None and not self.process.stdout.closed:  # nobody ended it before
+            self.process.communicate()

@@ -1,16 +1,19 @@
-"""`tidemill run` whose process ends like kill -9 at a crash point: its supervisor starts another, which ends
-as if nothing had been. In `make test` a tenth of all points, drawn by a seed; in `make crash` all, and more.
+"""`tidemill run` whose process ends like kill -9 before a step, and its successor behind it: the third one
+ends as if nothing had been. In `make test` a tenth of all points, drawn by a seed; in `make crash` all, and a
+hundred by chance.
 """
 
 import random
+import shutil
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 from tests import shop
 from tests.acceptance.pipeline_processes import Place, Run
-from tests.servers.spark import small_spark
+from tests.servers.spark import SMALL, small_spark
 from tidemill import crash
 
 if TYPE_CHECKING:
@@ -36,17 +39,22 @@ STEPS = (
     "views.manifest",
     "views.open",
 )
-POINTS = (
-    *(f"{step}.{side}" for step in STEPS for side in ("before", "after")),
-    "objects.local.before_rename",
-    "objects.local.after_rename",
-    "runner.function.before",
-    "store.sqlite.before_commit",
-    "store.sqlite.after_commit",
-)
-"""What a run passes that begins with an empty home; a test sees to it that these are all."""
+SIDES = {
+    **{step: (f"{step}.before", f"{step}.after") for step in STEPS},
+    "objects.local.link": ("objects.local.before_link", "objects.local.after_link"),
+    "objects.local.rename": ("objects.local.before_rename", "objects.local.after_rename"),
+    "runner.function": ("runner.function.before",),
+    "store.sqlite.commit": ("store.sqlite.before_commit", "store.sqlite.after_commit"),
+    "views.trace.version": ("views.trace.before_version", "views.trace.after_version"),
+}
+POINTS = tuple(point for points in SIDES.values() for point in points)
+"""What a run passes whose pipeline is declared; a test sees to it that these are all."""
 
-SOME = random.Random(SEED).sample(POINTS, len(POINTS) // 10)
+IN_WORKERS = ("views.trace.before_bundle", "views.trace.after_bundle", "views.task.told")
+"""What Spark's workers pass in a step of a view: there they kill their runner."""
+
+ALL = {**SIDES, "views.trace.bundle": IN_WORKERS}
+SOME = random.Random(SEED).sample(sorted(ALL), len(ALL) // 10)
 
 LATER = (
     "publish.abandon",
@@ -62,78 +70,132 @@ LATER = (
 """What a run does when there is time for it."""
 
 
+class Calm(NamedTuple):
+    """A home in which the pipeline is declared and its view certified, and what an undisturbed run leaves."""
+
+    planned: Path
+    landing: Path
+    left: dict[str, object]
+
+
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory, spark: "SparkSession") -> dict[str, object]:
+def calm(tmp_path_factory: pytest.TempPathFactory, spark: "SparkSession") -> Calm:
     """What an undisturbed run leaves, once the points that it passes are those that are listed here."""
     folder = tmp_path_factory.mktemp("calm")
-    shop.land(folder / "landing", "a", 0)
-    with shop.declare(folder / "home", folder / "landing", spark, refresh="full") as pipeline:
+    home, landing, planned = folder / "home", folder / "landing", folder / "planned"
+    shop.land(landing, "a", 0)
+    with shop.declare(home, landing, spark) as pipeline:
+        pipeline.plan().apply("calm")
+    shutil.copytree(home, planned)
+    with shop.declare(home, landing, spark) as pipeline:
         with crash.recorded() as passed:
             assert pipeline.run().ok
         later = {f"{step}.{side}" for step in LATER for side in ("before", "after")}
         assert passed - later == {*POINTS}
         shop.clean_up(pipeline)
         assert shop.orphans(pipeline) == []
-        return shop.seen(pipeline, steps=False)
+        return Calm(planned, landing, shop.seen(pipeline, steps=False))
 
 
-def killed_at(place: Place, crash_at: str) -> bool:
-    """Run with a point armed until everything is done; whether the process was killed meanwhile."""
+def killed_at(place: Place, *points: str) -> int:
+    """Run until everything is done, with a point armed in each life; how many of them ended there."""
     imported = len(place.lines("imported"))
-    run = Run(place, crash=crash_at)
+    run = Run(place, crash=",".join(points))
     try:
         assert run.report()["ok"], run.said()
     finally:
         run.end()
-    return len(place.lines("imported")) - imported == 3  # asked what it is; the first process; the second
+    return len(place.lines("imported")) - imported - 2  # asked what it is; and the last one
 
 
-def check(point: str, folder: Path, calm: dict[str, object]) -> None:
-    place = Place(folder, small_spark())
-    shop.land(place.landing, "a", 0)
-    assert killed_at(place, point), point
+def check(step: str, folder: Path, calm: Calm, spark: "SparkSession") -> None:
+    daemon = {"spark.python.daemon.module": "tests.acceptance.killing_daemon"}
+    conf = SMALL | daemon if step == "views.trace.bundle" else SMALL
+    place = Place(folder, small_spark(conf), refresh="auto", landing=str(calm.landing))
+    shutil.copytree(calm.planned, folder / "home")
+    assert killed_at(place, *ALL[step]) == len(ALL[step])
     with place.declare() as pipeline:
         shop.clean_up(pipeline)
         assert shop.orphans(pipeline) == []
-        assert shop.seen(pipeline, steps=False) == calm
+        assert shop.seen(pipeline, steps=False) == calm.left
+    shop.land(calm.landing, "b", 6)
+    try:
+        with place.declare(spark) as pipeline:  # the view's state is what it should be, too
+            assert pipeline.run().ok
+            assert shop.held(pipeline) == shop.expected(range(12))
+    finally:
+        (calm.landing / "b.json").unlink()
 
 
 @pytest.mark.rule("LOT-20")
-@pytest.mark.parametrize("point", SOME)
-def test_after_a_kill_the_next_process_leaves_what_an_undisturbed_one_does(
-    point: str, tmp_path: Path, calm: dict[str, object]
+@pytest.mark.parametrize("step", SOME)
+def test_after_kills_before_and_behind_a_step_the_next_process_leaves_what_an_undisturbed_one_does(
+    step: str, tmp_path: Path, calm: Calm, spark: "SparkSession"
 ) -> None:
-    check(point, tmp_path, calm)
+    check(step, tmp_path, calm, spark)
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("point", [point for point in POINTS if point not in SOME])
-def test_after_a_kill_at_any_other_point_too(point: str, tmp_path: Path, calm: dict[str, object]) -> None:
-    check(point, tmp_path, calm)
+@pytest.mark.parametrize("step", [step for step in ALL if step not in SOME])
+def test_after_kills_at_any_other_step_too(
+    step: str, tmp_path: Path, calm: Calm, spark: "SparkSession"
+) -> None:
+    check(step, tmp_path, calm, spark)
 
 
-ROUNDS, KILLS = 10, 10
+ROUNDS, KILLS, AT_ONCE = 10, 10, 4
+FILES = [range(10 * n, 10 * n + 1 + 7 * n % 10) for n in range(10)]
+"""The orders that arrive, a file at a time; whoever takes it dies some times, and so do its successors."""
+
+
+class Visited(NamedTuple):
+    """How often a run comes by each point, at least, in the order of the first visits; and what there is
+    after so many files when nobody was killed.
+    """
+
+    least: dict[str, int]
+    left: list[dict[str, object]]
+
+
+@pytest.fixture(scope="module")
+def visited(calm: Calm, tmp_path_factory: pytest.TempPathFactory, spark: "SparkSession") -> Visited:
+    folder = tmp_path_factory.mktemp("visited")
+    shutil.copytree(calm.planned, folder / "home")
+    times, left = list[Counter[str]](), list[dict[str, object]]()
+    for n, ids in enumerate(FILES[: KILLS // 2]):
+        shop.land(folder / "landing", f"f{n}", ids.start, len(ids))
+        with shop.declare(folder / "home", folder / "landing", spark) as pipeline:
+            times.append(Counter())
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(crash, "point", lambda name: times[-1].update([name]))
+                assert pipeline.run().ok
+            shop.clean_up(pipeline)
+            left.append(shop.seen(pipeline, steps=False))
+    least = {point: min(one[point] for one in times) for point in times[0] if point in POINTS}
+    return Visited(least, left)
 
 
 @pytest.mark.crash
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_also_after_many_kills_wherever_they_are(
-    number: int, tmp_path: Path, request: pytest.FixtureRequest
+    number: int, tmp_path: Path, calm: Calm, visited: Visited
 ) -> None:
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}")  # noqa: T201 - shown when this fails
-    chance = random.Random(seed)
-    place = Place(tmp_path, small_spark())
-    ids: list[range] = []
+    chance, order = random.Random(seed), list(visited.least)
+    place = Place(tmp_path, small_spark(SMALL), refresh="auto")
+    shutil.copytree(calm.planned, tmp_path / "home")
     kills = 0
-    for n in range(KILLS):
-        ids.append(range(10 * n, 10 * n + chance.randint(1, 10)))
-        shop.land(place.landing, f"f{n}", ids[-1].start, len(ids[-1]))
-        kills += killed_at(place, f"{chance.choice(POINTS)}:{chance.randint(1, 6)}")
+    for n, left in enumerate(visited.left):
+        shop.land(place.landing, f"f{n}", FILES[n].start, len(FILES[n]))
+        points = sorted(chance.choices(order, k=AT_ONCE), key=order.index)
+        kills += killed_at(
+            place, *(f"{one}:{chance.randint(1, max(1, visited.least[one]))}" for one in points)
+        )
         with place.declare() as pipeline:
-            assert shop.held(pipeline) == shop.expected(*ids)
-    assert kills >= KILLS // 3
-    with place.declare() as pipeline:
-        shop.clean_up(pipeline)
-        assert shop.orphans(pipeline) == []
-        shop.seen(pipeline)
+            shop.clean_up(pipeline)
+            assert shop.orphans(pipeline) == []
+            assert shop.seen(pipeline, steps=False) == left
+        if kills >= KILLS:
+            return
+    raise AssertionError(f"only {kills} kills")

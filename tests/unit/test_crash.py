@@ -102,7 +102,12 @@ def in_a_process(spec: str | None) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("spec", "printed"),
-    [("step.before_commit", "1"), ("step.before_commit:1", "1"), ("step.before_commit:3", "123")],
+    [
+        ("step.before_commit", "1"),
+        ("step.before_commit:1", "1"),
+        ("step.before_commit:3", "123"),
+        ("step.before_commit:2,step.before_commit", "12"),
+    ],
 )
 def test_the_environment_arms_a_point_that_kills_the_process(spec: str, printed: str) -> None:
     done = in_a_process(spec)
@@ -110,7 +115,19 @@ def test_the_environment_arms_a_point_that_kills_the_process(spec: str, printed:
     assert "".join(done.stdout.split()) == printed
 
 
-@pytest.mark.parametrize("spec", [None, "", "step.after_commit", "step.before_commit:4"])
+@pytest.mark.parametrize(
+    "spec",
+    [None, "", "step.after_commit", "step.before_commit:4", "step.after_commit,step.before_commit"],
+)
 def test_a_process_that_does_not_come_to_an_armed_point_ends_well(spec: str | None) -> None:
     done = in_a_process(spec)
     assert (done.returncode, done.stdout.split()[-1], done.stderr) == (0, "end", "")
+
+
+def test_each_life_of_a_process_that_is_started_again_has_a_point_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(crash.ENVIRONMENT, "a.before:2,b.after")
+    assert [crash.in_life(number) for number in range(3)] == ["a.before:2", "b.after", ""]
+    monkeypatch.delenv(crash.ENVIRONMENT)
+    assert crash.in_life(0) == ""

@@ -69,17 +69,21 @@ class Web:
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}/orders"
 
     def says(self, body: Any, kind: str = JSON, status: int = 200, **headers: str) -> None:
-        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.reply = reply_of(body, kind, status, **headers)
 
-        def reply(handler: BaseHTTPRequestHandler) -> None:
-            handler.send_response(status)
-            told = {"Content-Type": kind, "Content-Length": str(len(raw))}
-            for name, value in {**told, **{k.replace("_", "-"): v for k, v in headers.items()}}.items():
-                handler.send_header(name, value)
-            handler.end_headers()
-            handler.wfile.write(raw)
 
-        self.reply = reply
+def reply_of(body: Any, kind: str = JSON, status: int = 200, **headers: str) -> Reply:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+
+    def reply(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        told = {"Content-Type": kind, "Content-Length": str(len(raw))}
+        for name, value in {**told, **{k.replace("_", "-"): v for k, v in headers.items()}}.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(raw)
+
+    return reply
 
 
 @pytest.fixture

@@ -123,10 +123,12 @@ def run_runner(
 class Child:
     """One child process, in a session of its own, with whatever it starts."""
 
-    def __init__(self, hello: Hello, *, armed: bool) -> None:
+    def __init__(self, hello: Hello, *, life: int) -> None:
         self.node = hello.node
         self._ended, told = os.pipe()
-        environment = {k: v for k, v in os.environ.items() if armed or k != crash.ENVIRONMENT}
+        environment = {k: v for k, v in os.environ.items() if k != crash.ENVIRONMENT}
+        if point := crash.in_life(life):
+            environment[crash.ENVIRONMENT] = point
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tidemill.runner.child"],
@@ -197,6 +199,7 @@ class Supervisor:
         self._told = False
         self._young = 0  # children in a row that died young
         self._epoch = -1  # of the last child
+        self._lives = 0
         self._child: Child | None = None
 
     def run(self) -> int:
@@ -245,7 +248,8 @@ class Supervisor:
             grace_s=self.options.grace_s,
             path=sys.path,
         )
-        child = self._child = Child(hello, armed=self._epoch < 0)
+        child = self._child = Child(hello, life=self._lives)
+        self._lives += 1
         self._epoch = node.epoch
         self._told = False
         self.emit(ChildStarted(node=node.id, epoch=node.epoch, pid=child.process.pid))

@@ -1,0 +1,63 @@
+"""Processes that live in scenes of the life of lots (`tests.integration.life_scenes`), until they are killed.
+
+    python -m tests.acceptance.life_process PORT SECRET
+
+It is told on its standard input, a line each, which scene, in which home, how late it is and at which point;
+it forks a process that lives there and ends like kill -9 at the point, and says how that ended: a line with
+the number of the signal, or of the exit. They share a Java with the test that started them, so that none of
+them has to start one.
+"""
+
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from tests.integration.life_scenes import SCENES
+from tidemill import crash
+from tidemill.clock import SYSTEM
+from tidemill.testing.fake_clock import ShiftedClock
+
+
+def session() -> SparkSession:
+    """A session of our own on the context that somebody else has started in this Java."""
+    gateway = launch_gateway()
+    jvm = gateway.jvm
+    shared = jvm.JavaSparkContext.fromSparkContext(jvm.org.apache.spark.SparkContext.getOrCreate())
+    context = SparkContext(gateway=gateway, jsc=shared, conf=SparkConf(_jconf=shared.getConf()))
+    return SparkSession(context)
+
+
+def live(told: dict[str, Any]) -> None:
+    os.environ[crash.ENVIRONMENT] = told["point"]
+    crash.arm_from_environment()
+    clock = ShiftedClock(SYSTEM, wall_s=told["shift_s"], monotonic_s=told["shift_s"])
+    SCENES[told["scene"]](**told["options"]).live(Path(told["home"]), session(), clock)
+
+
+def main() -> None:
+    os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"] = sys.argv[1:]
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                live(json.loads(line))
+            except BaseException:  # noqa: BLE001 - said, and told by the exit code
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        sys.stdout.write(f"{-os.waitstatus_to_exitcode(status)}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    main()
