@@ -7,13 +7,13 @@ from tests.unit.views_stage import output
 from tidemill.errors import StepLost
 from tidemill.views.chain.chain import Chain, Placed
 from tidemill.views.chain.legs import Explode, Leg, Select, Where
-from tidemill.views.chain.portions import PORTION_ROWS
 from tidemill.views.chain.prepare import prepared
 from tidemill.views.chain.stations import OutputStation, SetStation
 from tidemill.views.chain.work import Plan, Told, complete, gathered
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.expr import call, column, text
 from tidemill.views.circuit.operators import Aggregate, Filter, Join, Operator, Window
+from tidemill.views.trace.portions import PORTION_ROWS
 from tidemill.views.trace.slices import ranges
 
 # --- legs

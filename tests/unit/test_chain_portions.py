@@ -6,12 +6,12 @@ import pyarrow as pa
 import pytest
 
 from tidemill.views.chain.chain import Chain, Placed
-from tidemill.views.chain.portions import PORTION_BYTES, heaps, portions
 from tidemill.views.chain.stations import ChangesStation
 from tidemill.views.chain.work import Plan
 from tidemill.views.kernels.zset import added_up
 from tidemill.views.spark import sink as sinks
 from tidemill.views.spark.sink import Sink
+from tidemill.views.trace.portions import PORTION_BYTES, heaps, portions
 from tidemill.views.trace.slices import ranges
 
 

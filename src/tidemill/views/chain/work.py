@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from tidemill.errors import StepLost
 from tidemill.views.chain.chain import Chain, Edge, Placed
-from tidemill.views.chain.portions import PORTION_BYTES, PORTION_ROWS, heaps, portions
 from tidemill.views.chain.stations import Given, OutputStation, Station
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.layout import WEIGHT
+from tidemill.views.trace.portions import PORTION_BYTES, PORTION_ROWS, heaps, portions
 from tidemill.views.trace.slices import Range, split
 from tidemill.views.trace.spine import Spine
 from tidemill.views.trace.version import Kept, Version

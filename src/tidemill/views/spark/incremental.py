@@ -43,6 +43,7 @@ from tidemill.views.spark.jobs import Inputs as Given
 from tidemill.views.spark.jobs import Jobs
 from tidemill.views.spark.merging import stored
 from tidemill.views.spark.places import Estimate, Venue, choose
+from tidemill.views.spark.sizes import NOTHING, size_of, tasks_for
 from tidemill.views.spark.tables import Place, Tables, schema_text
 from tidemill.views.spark.tasks import Site
 from tidemill.views.steps.commits import Aside, Batch, Output, State
@@ -56,9 +57,6 @@ from tidemill.views.trace.version import Kept, Version, read_version, write_vers
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
-
-LOAD_ROWS = 2_000_000
-"""Rows of input that one task takes, about: its memory follows them."""
 
 LOAD_RATIO = 2
 LOAD_LEAST = 50_000
@@ -167,7 +165,8 @@ class Turn:
             if name in self._chain.inputs and one in batch.moved
         }
         current = {one.number for one in self._chain.stations if one.traces and self._is_current(one)}
-        self._changed = sum(_rows((*one.plus, *one.minus)) for one in self._exchanges.values())
+        self._size = sum((size_of((*one.plus, *one.minus)) for one in self._exchanges.values()), NOTHING)
+        self._changed = self._size.rows
         self._known = max(
             (sum(run.rows for run in runs) for runs in self._version.traces.values()), default=0
         )
@@ -203,7 +202,7 @@ class Turn:
         """The changes of the views that are ready, in one job, and one more behind each keyed operator."""
         outputs = {one.number for view, one in self._chain.outputs.items() if view in self.ready}
         active = frozenset(self._current | outputs | self._spills_of(self._current))
-        plan = Plan(self._chain, active, ranges(self._tasks(self._changed)))
+        plan = Plan(self._chain, active, ranges(tasks_for(self._spark, self._size)))
         inputs = {
             name: Lots(self._spark, self._storage, self._declared(name), exchange.plus, exchange.minus)
             for name, exchange in self._exchanges.items()
@@ -225,7 +224,7 @@ class Turn:
 
     def _placed(self, plan: Plan, inputs: Given) -> Jobs:
         """The jobs of a step where they take the least; one that grew too large in the runner is Spark's."""
-        self._estimate = choose(plan, inputs, self._changed, parallelism(self._spark))
+        self._estimate = choose(plan, inputs, self._size, parallelism(self._spark))
         if self._estimate.place is Venue.RUNNER:
             try:
                 return self._jobs(replace(plan, ranges=ranges(1)), inputs, self.ready, InProcess)
@@ -277,9 +276,9 @@ class Turn:
         began = time.perf_counter()
         outputs = {self._chain.outputs[view].number for view in views}
         slices = {name: self._held(one) for name, one in self._names.items() if name in self._chain.inputs}
-        rows = sum(_rows(many) for many in slices.values())
+        size = sum((size_of(many) for many in slices.values()), NOTHING)
         active = self._chain.below(missing | outputs)
-        plan = Plan(self._chain, active, ranges(self._tasks(rows)), first=True, kept=missing)
+        plan = Plan(self._chain, active, ranges(tasks_for(self._spark, size)), first=True, kept=missing)
         inputs: dict[str, Arriving] = {
             name: Lots(self._spark, self._storage, self._declared(name), many)
             for name, many in slices.items()
@@ -398,14 +397,6 @@ class Turn:
         station = self._chain.outputs[view].station
         assert isinstance(station, OutputStation)
         return struct_of(station.names, self._found.types[view])
-
-    def _tasks(self, rows: int) -> int:
-        """How many tasks a layer has: as many as run at once, or more if these would have too many rows."""
-        return max(1, min(256, max(parallelism(self._spark), -(-rows // LOAD_ROWS))))
-
-
-def _rows(slices: Iterable[Slice]) -> int:
-    return sum(item.rows or 0 for one in slices for item in one.objects)
 
 
 def _written(view: str, every: Iterable[Told]) -> tuple[Written, int]:

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from tidemill.errors import UsageError
 from tidemill.views.chain.work import Plan
+from tidemill.views.spark.sizes import Size
 
 SETTING: Final = "TIDEMILL_PLACE"
 """Of the runner's environment: `spark` or `runner`, for all steps; else each step is estimated."""
@@ -27,7 +28,8 @@ class Venue(StrEnum):
 
 
 MOST_ROWS: Final = 200_000
-"""A step with more changes than that is Spark's: it has more memory, and more cores."""
+MOST_BYTES: Final = 32 * 1024**2
+"""A step with more changes than that, or larger ones, is Spark's: it has more memory, and more cores."""
 
 # Seconds, as they were measured on two cores with warm processes (docs/explanation/performance.md).
 _JOB: Final = 0.25
@@ -43,15 +45,16 @@ class Estimate(NamedTuple):
     seconds: float
 
 
-def choose(plan: Plan, tables: Iterable[str], rows: int, cores: int) -> Estimate:
+def choose(plan: Plan, tables: Iterable[str], size: Size, cores: int) -> Estimate:
     """Where a step should be computed.
 
     Args:
         plan: of the step.
         tables: the inputs that moved.
-        rows: how many rows changed.
+        size: how much changed.
         cores: how many tasks of Spark run at once.
     """
+    rows = size.rows
     layers = asked = 0
     for number in range(plan.chain.jobs):
         part = replace(plan, job=number)
@@ -67,6 +70,6 @@ def choose(plan: Plan, tables: Iterable[str], rows: int, cores: int) -> Estimate
         raise UsageError(
             f"{SETTING} is {wanted!r}", hint="it is spark, runner, or not set: then each step is estimated"
         )
-    small = runner < spark and rows <= MOST_ROWS
+    small = runner < spark and rows <= MOST_ROWS and size.stored_bytes <= MOST_BYTES
     place = Venue(wanted or (Venue.RUNNER if small else Venue.SPARK))
     return Estimate(place, runner if place is Venue.RUNNER else spark)

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from tidemill.views.chain.portions import portions
 from tidemill.views.trace.consolidate import column
+from tidemill.views.trace.portions import portions
 
 HELD_BYTES = 64 * 1024**2
 """What one view's rows may take in a task before they are put aside."""

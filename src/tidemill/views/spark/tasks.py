@@ -26,7 +26,6 @@ from tidemill.clock import SystemClock
 from tidemill.objects import Objects, open_place
 from tidemill.objects.url import RemoteUrl
 from tidemill.views.chain.chain import Edge, Placed
-from tidemill.views.chain.portions import PORTION_BYTES, PORTION_ROWS, heaps, portions
 from tidemill.views.chain.stations import OutputStation
 from tidemill.views.chain.work import Packet, Plan, State, Told, chosen, compute, gathered
 from tidemill.views.kernels.digest import digest
@@ -36,6 +35,7 @@ from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.folder import cache_place
 from tidemill.views.trace.layout import HASH, WEIGHT
+from tidemill.views.trace.portions import PORTION_BYTES, PORTION_ROWS, heaps, portions
 from tidemill.views.trace.version import Version, read_version
 
 Batches = Iterator[pa.RecordBatch]
