@@ -26,6 +26,14 @@ KINDS = {
     "double": [0.0, -0.0, -1.5, float("nan"), float("inf"), -float("inf"), 5e-324],
     "decimal(9,2)": [Decimal("0.00"), Decimal("-0.01"), Decimal("9999999.99")],
     "decimal(18,0)": [Decimal(10**18 - 1), Decimal(-(10**18) + 1), Decimal(0)],
+    "decimal(20,2)": [Decimal("0.00"), Decimal("-0.01"), Decimal("1.27"), Decimal("1.28"), Decimal("-1.28")],
+    "decimal(38,0)": [
+        Decimal(10**38 - 1),
+        Decimal(-(10**38) + 1),
+        Decimal(2**63),
+        Decimal(-1),
+        Decimal(-129),
+    ],
     "date": [dt.date(1, 1, 1), dt.date(1969, 12, 31), dt.date(9999, 12, 31)],
     "timestamp": [EPOCH, EPOCH - dt.timedelta(microseconds=1), EPOCH + dt.timedelta(days=10_000)],
     "timestamp_ntz": [
@@ -73,5 +81,5 @@ def test_no_rows_have_no_identity() -> None:
 
 
 def test_what_kernels_cannot_identify_is_left_to_spark() -> None:
-    for kind in ("decimal(38,2)", "array<int>", "map<int,int>", "struct<a:int>"):
+    for kind in ("array<int>", "map<int,int>", "struct<a:int>"):
         assert not identifiable(arrow_of(kind))

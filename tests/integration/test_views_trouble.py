@@ -28,7 +28,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         pytest.skip(str(reason))
     home, trouble = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("trouble")
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])])
-    env = {**os.environ, "PYTHONPATH": paths, "TIDEMILL_TROUBLE": str(trouble), "TIDEMILL_CACHE": "off"}
+    ours = {"TIDEMILL_TROUBLE": str(trouble), "TIDEMILL_CACHE": "off", "TIDEMILL_PLACE": "spark"}
+    env = {**os.environ, **ours, "PYTHONPATH": paths}
     command = [sys.executable, "-m", "tests.integration.views_trouble", str(home), str(trouble)]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -30,6 +30,7 @@ _P1, _P2, _P3, _P4, _P5 = (
 )
 _WORD, _HALF, _STRIPE = 8, 4, 32
 _TURNS = (1, 7, 12, 18)
+_LONG_DIGITS = 18  # of decimals that Spark hashes as one word
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -45,7 +46,7 @@ def identifiable(kind: pa.DataType) -> bool:
         or pat.is_float64(kind)
         or pat.is_string(kind)
         or pat.is_binary(kind)
-        or (pat.is_decimal128(kind) and kind.precision <= 18)
+        or pat.is_decimal128(kind)
     )
 
 
@@ -87,7 +88,11 @@ class _Values:
             self._floats(array)
         elif pat.is_decimal(kind):
             body = np.frombuffer(array.buffers()[1], np.uint64)
-            self.longs = body[2 * array.offset : 2 * (array.offset + len(array)) : 2]  # the low of both words
+            pair = body[2 * array.offset : 2 * (array.offset + len(array))].reshape(-1, 2)
+            if kind.precision <= _LONG_DIGITS:
+                self.longs = pair[:, 0]
+            else:
+                self.octets = _shortest(pair)
         elif pat.is_boolean(kind):
             self.ints = array.cast(pa.uint64()).fill_null(0).to_numpy(zero_copy_only=False)
         elif kind.bit_width == 64:
@@ -112,6 +117,15 @@ class _Values:
             return _of_long(self.longs, seed)
         assert self.ints is not None
         return _of_int(self.ints, seed)
+
+
+def _shortest(pair: Any) -> tuple[Any, Any, Any]:
+    """Integers of two words, the low one first, as the fewest octets that tell them, the highest first."""
+    octets = np.ascontiguousarray(pair[:, ::-1]).astype(">u8").view(np.uint8).reshape(-1, 16)
+    sign = np.where(octets[:, :1] >= 128, 255, 0)
+    spare = (octets[:, :-1] == sign) & ((octets[:, 1:] >= 128) == (sign == 255))
+    skipped = np.logical_and.accumulate(spare, axis=1).sum(axis=1)
+    return octets.reshape(-1), 16 * np.arange(len(octets)) + skipped, 16 - skipped
 
 
 # --- xxhash64, as Spark has it; arithmetic is modulo 2^64
