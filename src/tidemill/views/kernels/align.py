@@ -9,10 +9,12 @@ import pyarrow as pa
 from tidemill.views.trace.consolidate import chunk, column
 from tidemill.views.trace.layout import HASH
 from tidemill.views.trace.order import I64, ascending
+from tidemill.views.trace.portions import row_bytes
 from tidemill.views.trace.spine import expand
 from tidemill.views.trace.words import Zeros, code_rows, grouped, same
 
 _PAIRS = 262_144  # pairs that are compared and gathered at once
+_PAIRS_BYTES = 64 * 1024**2  # and fewer where both rows together are wide
 
 
 def distinct_keys(tables: Sequence[pa.Table], keys: list[str]) -> pa.Table:
@@ -77,17 +79,22 @@ def pairs(
     ordered = right_hashes[order]
     hashes = column(left, HASH)
     begin, end = np.searchsorted(ordered, hashes), np.searchsorted(ordered, hashes, "right")
-    total = np.cumsum(end - begin)
-    low = 0
-    while low < len(total):
-        before = int(total[low - 1]) if low else 0
-        high = max(low + 1, int(np.searchsorted(total, before + _PAIRS, "right")))
-        ones = np.repeat(np.arange(low, high), end[low:high] - begin[low:high])
-        others = order[expand(begin[low:high], end[low:high])]
-        if len(ones):
-            agree = _agree(left, ones, left_keys, right, others, right_keys)
-            yield (ones, others) if agree.all() else (ones[agree], others[agree])
-        low = high
+    counts = end - begin
+    total = np.cumsum(counts)
+    most = min(_PAIRS, max(1, _PAIRS_BYTES // (row_bytes(left) + row_bytes(right))))
+    for first in range(0, int(total[-1]), most):
+        last = min(first + most, int(total[-1]))
+        low, high = np.searchsorted(total, [first, last - 1], "right")  # the rows that have these pairs
+        some = counts[low : high + 1].copy()
+        some[-1] -= total[high] - last
+        skipped = first - int(total[low] - counts[low])  # pairs of the first row that were given before
+        some[0] -= skipped
+        ones = np.repeat(np.arange(low, high + 1), some)
+        at = begin[low : high + 1].copy()
+        at[0] += skipped
+        others = order[expand(at, at + some)]
+        agree = _agree(left, ones, left_keys, right, others, right_keys)
+        yield (ones, others) if agree.all() else (ones[agree], others[agree])
 
 
 def _agree(

@@ -85,12 +85,13 @@ class Join:
 
     def _out(self, mine: pa.Table, theirs: pa.Table, left: Spine, right: Spine) -> Iterator[pa.Table]:
         if mine.num_rows:
-            known = right.lookup(_hashes(mine), [source for source, _ in self.right_out])
-            yield from self._matched(mine, pa.concat_tables([known, theirs.select(known.column_names)]))
+            for known in right.lookups(_hashes(mine), [source for source, _ in self.right_out]):
+                yield from self._matched(mine, known)
+            yield from self._matched(mine, theirs)
         if theirs.num_rows:
-            known = left.lookup(_hashes(theirs), [source for source, _ in self.left_out]).combine_chunks()
-            for ones, others in pairs(theirs, known, self.right.key_names, self.left.key_names):
-                yield self._rows(known, others, theirs, ones)
+            for known in left.lookups(_hashes(theirs), [source for source, _ in self.left_out]):
+                for ones, others in pairs(theirs, known, self.right.key_names, self.left.key_names):
+                    yield self._rows(known, others, theirs, ones)
 
     def _matched(self, mine: pa.Table, theirs: pa.Table) -> Iterator[pa.Table]:
         theirs = theirs.combine_chunks()

@@ -16,10 +16,11 @@ import contextlib
 import hashlib
 import itertools
 import os
+import resource
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,12 @@ _PREFACE = struct.Struct("<8sQQ")  # magic, bytes of the file, bytes of the head
 _MAGIC = b"tm-cache"
 _ALIGN = 64
 _SMALL = 256 * 1024  # runs of fewer bytes are fetched at once
+_AT_ONCE_BYTES = 16 * 1024**2  # of a larger one so much, compressed
 _WHOLE_BYTES = 512 * 1024**2  # larger ones stay in batches: texts of more than 2 GiB do not fit one
 _OPEN = 4096  # runs that stay mapped
+_MEMORY_BYTES = 256 * 1024**2  # of rows that lie in this process' memory, because no folder keeps them
+_MEMORY_SHARE = 4  # of the address space, where that is limited, one part in so many
+_ALL = -1  # in the place of a batch's number: all of a run
 _SCRATCH = itertools.count()  # of the process: several caches may share a folder
 
 
@@ -48,6 +53,7 @@ class _Run:
 
     head: Head
     whole: pa.RecordBatch | None = None
+    held_bytes: int = 0  # of memory that `whole` takes
     batches: dict[int, pa.RecordBatch] = field(default_factory=dict)
 
 
@@ -60,11 +66,19 @@ class Cache:
         objects: where the run files are.
         folder: where to keep them; None keeps what this process has read in its memory.
         limit_bytes: how large the folder may become.
+        memory_bytes: how much this process may hold; what is mapped counts only if its address space is
+            limited. Reading goes on beyond it: what was used longest ago is dropped, and read again.
         unique: what makes names of scratch files differ between writers, e.g. a task's attempt.
     """
 
     def __init__(
-        self, objects: Objects, folder: Path | None, *, limit_bytes: int = 16 * 1024**3, unique: str = ""
+        self,
+        objects: Objects,
+        folder: Path | None,
+        *,
+        limit_bytes: int = 16 * 1024**3,
+        memory_bytes: int = _MEMORY_BYTES,
+        unique: str = "",
     ) -> None:
         self.objects = objects
         self.folder = folder
@@ -72,20 +86,25 @@ class Cache:
         self._unique = f"{os.getpid()}-{unique}"
         self._known: OrderedDict[tuple[str, int], _Run] = OrderedDict()
         self._lock = threading.Lock()
+        space, _ = resource.getrlimit(resource.RLIMIT_AS)
+        self._counts_maps = space != resource.RLIM_INFINITY
+        self._memory_bytes = min(memory_bytes, space // _MEMORY_SHARE) if self._counts_maps else memory_bytes
+        self._held: OrderedDict[tuple[str, int, int], int] = OrderedDict()
+        self._held_bytes = 0
         self._unchecked_bytes = limit_bytes  # look at the folder's size before the first write
         self.fetched_bytes = 0
 
     # --- reading
 
-    def holding(self, entry: Entry, layout: Layout, hashes: np.ndarray[Any, Any]) -> list[pa.RecordBatch]:
-        """The batches of a run whose fences enclose one of the hashes, which are sorted."""
+    def holding(self, entry: Entry, layout: Layout, hashes: np.ndarray[Any, Any]) -> Iterable[pa.RecordBatch]:
+        """The batches of a run whose fences enclose one of the hashes, which are sorted; a few at a time."""
         run = self._run(entry, layout)
         if run.whole is not None:
             return [run.whole] if len(run.head.holding(hashes)) else []
         return self._batches(entry, run, run.head.holding(hashes))
 
-    def between(self, entry: Entry, layout: Layout, low: int, high: int) -> list[pa.RecordBatch]:
-        """The batches of a run that may hold hashes from low to high."""
+    def between(self, entry: Entry, layout: Layout, low: int, high: int) -> Iterable[pa.RecordBatch]:
+        """The batches of a run that may hold hashes from low to high, a few at a time."""
         run = self._run(entry, layout)
         if run.whole is not None:
             return [run.whole]
@@ -117,6 +136,8 @@ class Cache:
             known = self._known.get(key)
             if known is not None:
                 self._known.move_to_end(key)
+                if (*key, _ALL) in self._held:
+                    self._held.move_to_end((*key, _ALL))
                 return known
         run = self._kept_whole(entry, layout) or self._fetched(entry, layout)
         self._remember(entry, run)
@@ -125,8 +146,26 @@ class Cache:
     def _remember(self, entry: Entry, run: _Run) -> None:
         with self._lock:
             self._known[entry.file, entry.offset] = run
+            if run.whole is not None:
+                self._hold(entry, _ALL, run.held_bytes)
             while len(self._known) > _OPEN:
                 self._known.popitem(last=False)
+
+    def _hold(self, entry: Entry, number: int, size: int) -> None:
+        """Count rows that take memory, and drop those that were used longest ago; the lock is held."""
+        if not size:
+            return
+        key = (entry.file, entry.offset, number)
+        self._held_bytes += size - self._held.pop(key, 0)
+        self._held[key] = size
+        while self._held_bytes > self._memory_bytes and self._held:
+            (file, offset, which), less = self._held.popitem(last=False)
+            self._held_bytes -= less
+            run = self._known.get((file, offset))
+            if which == _ALL:
+                self._known.pop((file, offset), None)
+            elif run is not None:
+                run.batches.pop(which, None)
 
     def _kept_whole(self, entry: Entry, layout: Layout) -> _Run | None:
         body = self._mapped(entry, "whole")
@@ -137,7 +176,7 @@ class Cache:
             body[_PREFACE.size : _PREFACE.size + head_bytes].to_pybytes(), layout, _where(entry)
         )
         plain = body.slice(_aligned(_PREFACE.size + head_bytes))
-        return _Run(head, pa.ipc.read_record_batch(plain, head.schema))
+        return _Run(head, pa.ipc.read_record_batch(plain, head.schema), self._cost(body.size))
 
     def _fetched(self, entry: Entry, layout: Layout) -> _Run:
         kept = self._mapped(entry, "head")
@@ -156,22 +195,44 @@ class Cache:
         batches = [decode_batch(body[at:end], head, n, _where(entry)) for n, (at, end) in enumerate(spans)]
         return self._whole(entry, head, pa.Table.from_batches(batches, head.schema), body[: entry.head])
 
-    def _batches(self, entry: Entry, run: _Run, numbers: Sequence[int] | Any) -> list[pa.RecordBatch]:
-        wanted = [int(number) for number in numbers]
+    def _batches(self, entry: Entry, run: _Run, numbers: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+        waiting: list[int] = []
+        size = 0
+        for number in map(int, numbers):
+            waiting.append(number)
+            size += int(run.head.batches["size"][number])
+            if size >= _AT_ONCE_BYTES:
+                yield from self._some(entry, run, waiting)
+                waiting, size = [], 0
+        yield from self._some(entry, run, waiting)
+
+    def _some(self, entry: Entry, run: _Run, wanted: Sequence[int]) -> list[pa.RecordBatch]:
+        found = {number: batch for number in wanted if (batch := run.batches.get(number)) is not None}
         for number in wanted:
-            if number not in run.batches:
-                kept = self._mapped(entry, f"{number}")
-                if kept is not None:
-                    plain = kept.slice(_aligned(_PREFACE.size))
-                    run.batches[number] = pa.ipc.read_record_batch(plain, run.head.schema)
-        missing = [number for number in wanted if number not in run.batches]
+            if number not in found and (kept := self._mapped(entry, f"{number}")) is not None:
+                plain = kept.slice(_aligned(_PREFACE.size))
+                batch = pa.ipc.read_record_batch(plain, run.head.schema)
+                self._keep_in(entry, run, number, batch, self._cost(kept.size))
+                found[number] = batch
+        missing = [number for number in wanted if number not in found]
         if missing:
-            found = run.head.batches
-            spans = [(int(found["at"][number]), int(found["size"][number])) for number in missing]
+            told = run.head.batches
+            spans = [(int(told["at"][number]), int(told["size"][number])) for number in missing]
             for number, body in zip(missing, self._fetch(entry, spans), strict=True):
-                batch = decode_batch(body, run.head, number, _where(entry))
-                run.batches[number] = self._keep_batch(entry, number, batch)
-        return [run.batches[number] for number in wanted]
+                fetched = decode_batch(body, run.head, number, _where(entry))
+                batch, held = self._keep_batch(entry, number, fetched)
+                self._keep_in(entry, run, number, batch, held)
+                found[number] = batch
+        return [found[number] for number in wanted]
+
+    def _keep_in(self, entry: Entry, run: _Run, number: int, batch: pa.RecordBatch, size: int) -> None:
+        with self._lock:
+            run.batches[number] = batch
+            self._hold(entry, number, size)
+
+    def _cost(self, mapped_bytes: int) -> int:
+        """What a mapped file takes of this process' memory."""
+        return mapped_bytes if self._counts_maps else 0
 
     def _fetch(self, entry: Entry, spans: list[tuple[int, int]]) -> list[bytes]:
         try:
@@ -190,24 +251,32 @@ class Cache:
 
     def _whole(self, entry: Entry, head: Head, table: pa.Table, head_body: bytes) -> _Run:
         """A run whose rows are all known, kept as one file, or as its batches if that would be too large."""
-        if table.nbytes > _WHOLE_BYTES:
+        free = self.folder is not None and not self._counts_maps
+        if table.nbytes > (_WHOLE_BYTES if free else min(_WHOLE_BYTES, self._memory_bytes)):
             self._write(entry, "head", head_body, None)
-            batches = table.to_batches(max_chunksize=int(head.batches["rows"][0]))
-            return _Run(head, None, {n: self._keep_batch(entry, n, each) for n, each in enumerate(batches)})
+            at = 0
+            for number, count in enumerate(head.batches["rows"].tolist()):
+                (batch,) = table.slice(at, count).combine_chunks().to_batches()
+                self._write(entry, f"{number}", b"", batch.serialize())
+                at += count
+            return _Run(head)
         (batch,) = table.combine_chunks().to_batches()
+        held = batch.nbytes
         if self._write(entry, "whole", head_body, batch.serialize()):
             body = self._mapped(entry, "whole")
             if body is not None:  # the mapped one instead: memory that others share, and the kernel may drop
                 plain = body.slice(_aligned(_PREFACE.size + len(head_body)))
-                batch = pa.ipc.read_record_batch(plain, head.schema)
-        return _Run(head, batch)
+                batch, held = pa.ipc.read_record_batch(plain, head.schema), self._cost(body.size)
+        return _Run(head, batch, held)
 
-    def _keep_batch(self, entry: Entry, number: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _keep_batch(self, entry: Entry, number: int, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
+        """The batch out of a file that keeps it, if there can be one; and what it takes of memory."""
         if self._write(entry, f"{number}", b"", batch.serialize()):
             body = self._mapped(entry, f"{number}")
             if body is not None:
-                return pa.ipc.read_record_batch(body.slice(_aligned(_PREFACE.size)), batch.schema)
-        return batch
+                plain = body.slice(_aligned(_PREFACE.size))
+                return pa.ipc.read_record_batch(plain, batch.schema), self._cost(body.size)
+        return batch, batch.nbytes
 
     def _write(self, entry: Entry, part: str, head: bytes, plain: pa.Buffer | None) -> bool:
         """Keep a file; False when there is no folder or no room."""
@@ -238,6 +307,8 @@ class Cache:
             return None
         path = self._path(entry, part)
         try:
+            if self._counts_maps and path.stat().st_size > self._memory_bytes:
+                return None  # there is no room for it: it is read batch by batch
             with pa.memory_map(str(path)) as source:
                 body = source.read_buffer()
             os.utime(path)  # used now: the least used go first

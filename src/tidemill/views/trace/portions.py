@@ -51,3 +51,8 @@ def heaps(parts: Iterable[Rows], rows: int, size: int) -> Iterator[list[Rows]]:
             waiting, count, taken = [], 0, 0
     if waiting:
         yield waiting
+
+
+def row_bytes(rows: pa.Table | pa.RecordBatch) -> int:
+    """About how many bytes a row takes in memory; at least one."""
+    return max(1, int(rows.nbytes) // max(1, int(rows.num_rows)))

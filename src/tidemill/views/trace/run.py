@@ -4,9 +4,10 @@
     for each batch: first hash i8 | last hash i8 | rows u4 | crc u4 | offset u8 | bytes u8
     schema message | compressed batch messages ...
 
-Batches have at most 64k rows and two fences, their first and their last hash: whoever looks for a hash reads
-the head and then only the batches whose fences enclose it. Each batch has a checksum, so that a run that is
-not what was written is an error which names the file, and never a wrong result.
+Batches have at most 64k rows, fewer if these are wide, and two fences, their first and their last hash:
+whoever looks for a hash reads the head and then only the batches whose fences enclose it. Each batch has a
+checksum, so that a run that is not what was written is an error which names the file, and never a wrong
+result.
 """
 
 import struct
@@ -20,9 +21,11 @@ import pyarrow as pa
 from tidemill.errors import TraceCorrupt, TraceFormat
 from tidemill.views.trace.consolidate import column
 from tidemill.views.trace.layout import HASH, Layout
+from tidemill.views.trace.portions import portions
 
 FORMAT = 1
 BATCH_ROWS = 65_536
+BATCH_BYTES = 8 * 1024**2
 MAGIC = b"tidemill"
 
 _HEADER = struct.Struct("<8sIIII")
@@ -69,7 +72,8 @@ def encode(table: pa.Table, layout: Layout) -> tuple[bytes, pa.Buffer]:
     with pa.ipc.new_stream(sink, layout.schema, options=_OPTIONS) as writer:
         schema_bytes = len(layout.schema.serialize())
         at, row = schema_bytes, 0
-        for batch in table.to_batches(max_chunksize=BATCH_ROWS):
+        for portion in portions(table, BATCH_ROWS, BATCH_BYTES):
+            (batch,) = portion.combine_chunks().to_batches()
             writer.write_batch(batch)
             end, last = sink.tell(), row + batch.num_rows - 1
             found.append((int(hashes[row]), int(hashes[last]), batch.num_rows, 0, at, end - at))

@@ -5,7 +5,6 @@ into the same bundle; both become part of the trace when a version lists them.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +14,14 @@ from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.consolidate import consolidate
 from tidemill.views.trace.layout import HASH, Layout
 from tidemill.views.trace.merge import Piece, budget, fit, plan
+from tidemill.views.trace.portions import heaps, row_bytes
 from tidemill.views.trace.slices import ALL, Hashes, Range, hash_bounds
 from tidemill.views.trace.version import Added, Cut, Entry, Kept, Merged, Version
 
 _CHUNK_ROWS = 65_536  # rows gathered at once: buffers of this size stay in the processor's cache
+_CHUNK_BYTES = 16 * 1024**2  # and fewer where they are wide
+_MERGE_BYTES = 64 * 1024**2  # rows that are merged at once
+_SAMPLE_ROWS = 1024
 
 
 class Spine:
@@ -60,15 +63,25 @@ class Spine:
             hashes: sorted, each once.
             columns: what to read beside hash, key and sums; None is everything.
         """
-        names = self.layout.select(columns)
-        found: list[pa.RecordBatch] = []
+        schema = self._chosen(columns)
+        return pa.Table.from_batches(list(self._found(hashes, schema.names)), schema)
+
+    def lookups(self, hashes: Hashes, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The same in tables of a bounded size, each in one chunk: a key may have more rows than memory."""
+        schema = self._chosen(columns)
+        for some in heaps(self._found(hashes, schema.names), 4 * _CHUNK_ROWS, _MERGE_BYTES):
+            yield pa.Table.from_batches(some, schema).combine_chunks()
+
+    def _chosen(self, columns: Sequence[str] | None) -> pa.Schema:
+        return pa.schema([self.layout.schema.field(name) for name in self.layout.select(columns)])
+
+    def _found(self, hashes: Hashes, names: list[str]) -> Iterator[pa.RecordBatch]:
         for entry in self.entries:
             low, high = hash_bounds(entry.low, entry.high)
             wanted = hashes[np.searchsorted(hashes, low) : np.searchsorted(hashes, high, "right")]
             if len(wanted):
                 for batch in self._cache.holding(entry, self.layout, wanted):
-                    found.extend(_gather(batch, wanted, names))
-        return pa.Table.from_batches(found, pa.schema([self.layout.schema.field(name) for name in names]))
+                    yield from _gather(batch, wanted, names)
 
     def consolidated(self, hashes: Hashes) -> pa.Table:
         """All rows with these hashes, added up."""
@@ -106,13 +119,33 @@ class Spine:
     def merges(self, bundle: Bundle, budget_rows: int) -> Iterator[Merged]:
         """Merge what is due within the budget."""
         for planned in plan(self.entries, budget_rows):
-            piece = fit(planned, budget_rows, self._count)
-            cuts = tuple(
-                Cut(entry.file, entry.offset, max(entry.low, piece.low), min(entry.high, piece.high))
-                for entry in piece.entries
-            )
-            table = consolidate(self._read(piece), self.layout)
-            yield Merged(self.name, cuts, bundle.add(self.layout, table, piece.low, piece.high))
+            for piece in self._holdable(fit(planned, budget_rows, self._count)):
+                cuts = tuple(
+                    Cut(entry.file, entry.offset, max(entry.low, piece.low), min(entry.high, piece.high))
+                    for entry in piece.entries
+                )
+                table = consolidate(self._read(piece), self.layout)
+                yield Merged(self.name, cuts, bundle.add(self.layout, table, piece.low, piece.high))
+
+    def _holdable(self, piece: Piece) -> Iterator[Piece]:
+        """The piece, cut so that the rows of each part take a bounded memory."""
+        taken = sum(
+            self._count(entry, piece.low, piece.high) * self._row_bytes(entry, piece)
+            for entry in piece.entries
+        )
+        width = piece.high - piece.low + 1
+        step = max(1, width * _MERGE_BYTES // taken) if taken > _MERGE_BYTES else width
+        for low in range(piece.low, piece.high + 1, step):
+            yield piece._replace(low=low, high=min(piece.high, low + step - 1))
+
+    def _row_bytes(self, entry: Entry, piece: Piece) -> int:
+        """About how many bytes a row of a run takes in memory: by some rows of it."""
+        part = entry.within(piece.low, piece.high)
+        assert part is not None, "a merge is of runs that cover it"
+        low, high = hash_bounds(part.low, part.high)
+        for batch in self._cache.between(entry, self.layout, low, high):
+            return row_bytes(batch.slice(int(np.searchsorted(batch.column(HASH), low)), _SAMPLE_ROWS))
+        return 1
 
     def _read(self, piece: Piece) -> pa.Table:
         found: list[pa.RecordBatch] = []
@@ -143,31 +176,29 @@ def _gather(batch: pa.RecordBatch, wanted: Hashes, names: list[str]) -> Iterator
     wanted = wanted[np.searchsorted(wanted, hashes[0]) : np.searchsorted(wanted, hashes[-1], "right")]
     if len(wanted) == 0:
         return
+    chosen = batch.select(names)
+    at_once = min(_CHUNK_ROWS, max(1, _CHUNK_BYTES // row_bytes(chosen)))
     if len(wanted) * 8 >= len(hashes):  # about as many as there are: walk along both
         at = np.searchsorted(wanted, hashes)
         rows = np.flatnonzero(wanted[np.minimum(at, len(wanted) - 1)] == hashes)
         counted = len(rows)
-        pieces = [rows[begin : begin + _CHUNK_ROWS] for begin in range(0, counted, _CHUNK_ROWS)]
+        pieces = [rows[begin : begin + at_once] for begin in range(0, counted, at_once)]
     else:
         begin = np.searchsorted(hashes, wanted)
         hit = hashes[np.minimum(begin, len(hashes) - 1)] == wanted
         begin, wanted = begin[hit], wanted[hit]
-        pieces = _chunks(begin, np.searchsorted(hashes, wanted, "right"))
-    chosen = batch.select(names)
+        pieces = _chunks(begin, np.searchsorted(hashes, wanted, "right"), at_once)
     for rows in pieces:
         if len(rows):
             yield chosen.take(pa.array(rows))
 
 
-def _chunks(begin: Hashes, end: Hashes) -> list[Hashes]:
-    """The numbers begin[i] to end[i] one behind the other, in arrays of about `_CHUNK_ROWS`."""
-    counts = end - begin
-    total = np.cumsum(counts)
-    if len(counts) == 0:
+def _chunks(begin: Hashes, end: Hashes, at_once: int) -> list[Hashes]:
+    """The numbers begin[i] to end[i] one behind the other, in arrays of at most so many."""
+    if len(begin) == 0:
         return []
-    cuts = np.searchsorted(total, np.arange(_CHUNK_ROWS, int(total[-1]), _CHUNK_ROWS), "right")
-    bounds = [0, *np.unique(cuts[cuts > 0]).tolist(), len(counts)]
-    return [expand(begin[a:b], end[a:b]) for a, b in pairwise(bounds) if b > a]
+    rows = expand(begin, end)
+    return [rows[first : first + at_once] for first in range(0, len(rows), at_once)]
 
 
 def expand(begin: Hashes, end: Hashes) -> Hashes:

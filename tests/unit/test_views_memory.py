@@ -1,0 +1,184 @@
+"""What takes memory is bounded by bytes: rows of runs in a process, bundles, merges, pairs of a join."""
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tidemill.objects.memory import MemoryObjects
+from tidemill.testing import FakeClock
+from tidemill.views.kernels import align
+from tidemill.views.kernels.align import pairs
+from tidemill.views.trace import bundle as bundles
+from tidemill.views.trace import spine as spines
+from tidemill.views.trace.bundle import Bundle
+from tidemill.views.trace.cache import Cache
+from tidemill.views.trace.consolidate import consolidate
+from tidemill.views.trace.layout import Layout
+from tidemill.views.trace.run import BATCH_BYTES
+from tidemill.views.trace.slices import ALL
+from tidemill.views.trace.spine import Spine
+from tidemill.views.trace.version import Entry
+
+WIDE = Layout(pa.schema([("k", pa.int64()), ("text", pa.string())]), 1)
+WIDTH = 10_000
+
+
+def wide_rows(numbers: range) -> pa.Table:
+    """Rows whose hashes are spread over all of hash space."""
+    spread = (np.array(numbers, np.uint64) * np.uint64(0x9E37_79B9_7F4A_7C15)).view(np.int64)
+    texts = [f"{n:08}" * (WIDTH // 8) for n in numbers]
+    table = pa.table([spread, np.array(numbers), texts, np.ones(len(numbers), np.int64)], schema=WIDE.schema)
+    return consolidate(table, WIDE)
+
+
+def written(objects: MemoryObjects, rows: pa.Table, key: str = "runs") -> Entry:
+    bundle = Bundle(objects, key)
+    entry = bundle.add(WIDE, rows, *ALL.grains)
+    bundle.write()
+    assert entry is not None
+    return entry
+
+
+def held(cache: Cache) -> int:
+    """The bytes of rows that a cache has hold of."""
+    runs: Any = cache._known.values()
+    return sum(
+        batch.nbytes for run in runs for batch in (*run.batches.values(), *([run.whole] if run.whole else []))
+    )
+
+
+@pytest.fixture
+def objects() -> MemoryObjects:
+    return MemoryObjects(FakeClock())
+
+
+def test_batches_of_wide_rows_are_small(objects: MemoryObjects) -> None:
+    rows = wide_rows(range(3_000))
+    head = Cache(objects, None).head(written(objects, rows), WIDE)
+    assert len(head.batches) >= rows.nbytes // BATCH_BYTES
+    assert int(head.batches["rows"].max()) * WIDTH <= BATCH_BYTES
+
+
+def test_a_cache_without_a_folder_drops_what_was_used_longest_ago_and_reads_it_again(
+    objects: MemoryObjects,
+) -> None:
+    rows = wide_rows(range(4_000))
+    entry = written(objects, rows)
+    cache = Cache(objects, None, memory_bytes=2 * BATCH_BYTES)
+    spine = Spine("t", WIDE, (entry,), cache)
+    hashes = rows["_h"].to_numpy()
+    for part in np.array_split(hashes, 7):
+        assert spine.lookup(part).equals(rows.filter(pa.array(np.isin(hashes, part))))
+        assert held(cache) <= 2 * BATCH_BYTES
+    assert pa.concat_tables(spine.scan(rows=100)).equals(rows)
+    assert held(cache) <= 2 * BATCH_BYTES
+    before = cache.fetched_bytes
+    spine.lookup(hashes[:1])
+    spine.lookup(hashes[:1])
+    assert cache.fetched_bytes - before <= entry.length / 4, "the second time it was there"
+
+
+def test_a_run_that_was_just_written_is_not_held_beyond_the_limit(objects: MemoryObjects) -> None:
+    cache = Cache(objects, None, memory_bytes=BATCH_BYTES)
+    bundle = Bundle(objects, "runs", cache)
+    rows = wide_rows(range(2_000))
+    entry = bundle.add(WIDE, rows, *ALL.grains)
+    bundle.write()
+    assert entry is not None
+    assert held(cache) <= BATCH_BYTES
+    assert Spine("t", WIDE, (entry,), cache).lookup(rows["_h"].to_numpy()).equals(rows)
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from tests.unit.test_views_memory import *
+
+objects = MemoryObjects(FakeClock())
+rows = wide_rows(range(4_000))
+entry = written(objects, rows)
+folder = Path(sys.argv[1])
+keeping = Cache(objects, folder)
+keeping.fill([entry], WIDE)
+size = max(path.stat().st_size for path in folder.iterdir())
+assert size > 30_000_000, size
+limit = 120_000_000
+resource.setrlimit(resource.RLIMIT_AS, (2**38, resource.RLIM_INFINITY))
+cache = Cache(objects, folder, memory_bytes=limit // 4)
+spine = Spine("t", WIDE, (entry,), cache)
+for part in np.array_split(rows["_h"].to_numpy(), 5):
+    assert spine.lookup(part).num_rows == len(part)
+    assert cache._held_bytes <= limit // 4, cache._held_bytes
+assert cache.fetched_bytes > 0, "the whole file was too large to be mapped"
+"""
+
+
+def test_where_address_space_is_limited_what_is_mapped_is_too(tmp_path: Path) -> None:
+    """In a process of its own, because the limit cannot be raised again."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY, "and this one is not"
+
+
+def test_a_large_bundle_waits_on_the_disk(objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = [wide_rows(range(n, n + 50)) for n in range(0, 500, 50)]
+    small, large = Bundle(objects, "small"), Bundle(objects, "large")
+    entries = [small.add(WIDE, rows, *ALL.grains) for rows in whole]
+    size = small.write()
+    monkeypatch.setattr(bundles, "HELD_BYTES", size // 5)
+    for rows, entry in zip(whole, entries, strict=True):
+        assert entry is not None
+        assert large.add(WIDE, rows, *ALL.grains) == entry._replace(file="large")
+        assert sum(len(memoryview(part)) for part in large._parts) <= size // 5
+    assert large.write() == size
+    assert objects.get("large")[0] == objects.get("small")[0]
+
+
+@pytest.mark.rule("DBSP-47")
+def test_a_merge_of_wide_rows_is_cut_into_parts_that_memory_holds(
+    objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [wide_rows(range(n, 2_000, 10)) for n in range(10)]
+    entries = [written(objects, some, f"runs-{n}") for n, some in enumerate(rows)]
+    spine = Spine("t", WIDE, entries, Cache(objects, None))
+    most = 4_000_000
+    monkeypatch.setattr(spines, "_MERGE_BYTES", most)
+    sizes: list[int] = []
+
+    class Watched(Bundle):
+        def add(self, layout: Layout, table: pa.Table, low: int, high: int) -> Entry | None:
+            sizes.append(table.nbytes)
+            return super().add(layout, table, low, high)
+
+    merged = list(spine.merges(Watched(objects, "merged"), 100_000))
+    assert sum(one.entry.rows for one in merged if one.entry) == 2_000
+    assert len(sizes) >= 5
+    assert max(sizes) < 1.5 * most, "hashes are spread about evenly"
+
+
+@pytest.mark.parametrize("most", [1, 7, 100, 262_144])
+def test_pairs_are_given_a_bounded_number_at_a_time_also_of_one_row(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(align, "_PAIRS", most)
+    left = pa.table({"_h": [1, 2, 3, 5, 9], "k": [1, 2, 3, 5, 9]})
+    right = pa.table(
+        {"_h": [2] * 30 + [9, 3, 3] + [5] * 11 + [7], "k": [2] * 30 + [9, 3, 4] + [5] * 11 + [7]}
+    )
+    given = list(pairs(left, right, ["k"], ["k"]))
+    assert max(len(ones) for ones, _ in given) <= most
+    found = sorted((int(a), int(b)) for ones, others in given for a, b in zip(ones, others, strict=True))
+    keys, theirs = left["k"].to_pylist(), right["k"].to_pylist()
+    assert found == [(a, b) for a in range(5) for b in range(len(theirs)) if keys[a] == theirs[b]]
