@@ -1,21 +1,23 @@
 """Fuzzing of views (`make fuzz ARGS="--seconds 600"`): queries from new seeds, judged as in the tests.
 
-What differs is printed with its seed and made smaller first: fewer rows, then a shorter query, for as long as
-it still differs. The same seed draws the same query again: `--seed N --count 1`.
+Every other batch is about all of Spark's types (`TypedGenerator`), the rest about how operators are put
+together. What differs is printed with its seed and made smaller first: fewer rows, then a shorter query, for
+as long as it still differs. The same seed draws the same query again: `--seed N --count 1` (and `--typed`).
 """
 
 import argparse
 import itertools
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.integration import views_oracle
+from tests.integration import views_oracle, views_typed
 from tests.integration.test_views_generated import case_of
 from tests.integration.views_generator import DDL, Generator
 from tests.integration.views_shrinking import Rows, shrunk_query, shrunk_rows
+from tests.integration.views_typed import one_result
 from tests.servers.spark import small_spark
 from tidemill.clock import SYSTEM
 from tidemill.errors import TidemillError
@@ -25,6 +27,23 @@ from tidemill.views.certify import generate
 from tidemill.views.sql.catalog import Table
 
 BATCH = 20
+
+
+@dataclass(frozen=True)
+class Family:
+    """Tables, the queries that are drawn over them, and steps of rows."""
+
+    ddl: Mapping[str, str]
+    query: Callable[[int], str]
+    steps: Callable[[int], list[Step]]
+
+
+PLAIN = Family(DDL, lambda seed: Generator(seed).query(), lambda seed: generate.steps(DDL, seed=seed)[:3])
+TYPED = Family(
+    views_typed.DDL,
+    lambda seed: views_typed.TypedGenerator(seed).query(),
+    views_typed.steps,
+)
 
 
 @dataclass(frozen=True)
@@ -47,17 +66,18 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="how long")
     parser.add_argument("--seed", type=int, help="of the first query; drawn if it is not given")
     parser.add_argument("--count", type=int, help="how many queries, instead of a time")
+    parser.add_argument("--typed", action="store_true", help="only queries about types")
     given = parser.parse_args()
     first = given.seed if given.seed is not None else random.SystemRandom().randrange(2**40)
     sys.stdout.write(f"seed {first}\n")
     ends = SYSTEM.monotonic() + given.seconds
     spark = open_session(small_spark())
     done = 0
-    with views_oracle.stage(spark, {}, DDL) as tables:
-        for seeds in _batches(first, given.count):
+    with views_oracle.stage(spark, {}, {**PLAIN.ddl, **TYPED.ddl}) as tables:
+        for number, seeds in enumerate(_batches(first, given.count)):
             if given.count is None and SYSTEM.monotonic() >= ends:
                 break
-            found = search(spark, tables, seeds)
+            found = search(spark, tables, seeds, TYPED if given.typed or number % 2 else PLAIN)
             if found is not None:
                 sys.stdout.write(f"{found}\n")
                 return 1
@@ -74,22 +94,24 @@ def _batches(first: int, count: int | None) -> Iterator[range]:
         yield range(first + done, first + done + some)
 
 
-def search(spark: Any, tables: Mapping[str, Table], seeds: range) -> Found | None:
+def search(spark: Any, tables: Mapping[str, Table], seeds: range, family: Family = PLAIN) -> Found | None:
     """The first of these queries that differs, made smaller; None if all equal plain Spark."""
-    given = {f"seed {seed}": (seed, Generator(seed).query()) for seed in seeds}
-    steps = generate.steps(DDL, seed=seeds.start)[:3]
-    cases = [case_of(spark, tables, name, sql) for name, (_, sql) in given.items()]
-    verdict = Judge(spark, DDL).run(cases, steps)
+    given = {f"seed {seed}": (seed, family.query(seed)) for seed in seeds}
+    steps = family.steps(seeds.start)
+    cases = [one_result(case_of(spark, tables, name, sql)) for name, (_, sql) in given.items()]
+    verdict = Judge(spark, family.ddl).run(cases, steps)
     if verdict:
         return None
     seed, sql = given[verdict.mismatches[0].case.name]
     with expecting_errors():  # what is left of a query may be none
-        return _smaller(spark, tables, seed, sql, steps)
+        return _smaller(spark, tables, seed, sql, steps, family.ddl)
 
 
-def _smaller(spark: Any, tables: Mapping[str, Table], seed: int, sql: str, steps: list[Step]) -> Found:
+def _smaller(
+    spark: Any, tables: Mapping[str, Table], seed: int, sql: str, steps: list[Step], ddl: Mapping[str, str]
+) -> Found:
     def judged(text: str, given: list[Step]) -> Verdict:
-        return Judge(spark, DDL).run([case_of(spark, tables, f"seed {seed}", text)], given)
+        return Judge(spark, ddl).run([one_result(case_of(spark, tables, f"seed {seed}", text))], given)
 
     def differs(text: str, given: list[Step]) -> bool:
         try:
@@ -97,11 +119,11 @@ def _smaller(spark: Any, tables: Mapping[str, Table], seed: int, sql: str, steps
         except TidemillError:
             return False
 
-    rows: Rows | None = shrunk_rows(DDL, steps, lambda less: differs(sql, [Step(inserts=less)]))
+    rows: Rows | None = shrunk_rows(ddl, steps, lambda less: differs(sql, [Step(inserts=less)]))
     small = steps if rows is None else [Step(inserts=rows)]
     text = shrunk_query(sql, lambda less: differs(less, small))
     if rows is not None:
-        again = shrunk_rows(DDL, small, lambda less: differs(text, [Step(inserts=less)]))
+        again = shrunk_rows(ddl, small, lambda less: differs(text, [Step(inserts=less)]))
         small = [Step(inserts=again)] if again is not None else small
     return Found(seed, sql, text, small, judged(text, small))
 

@@ -19,9 +19,9 @@ they are; *encoded* are those that go through a form which makes equal values eq
 Spark refuses, and what could not be kept or compared.
 
 A *payload* is a column of rows that are kept, compared and taken back, in traces as well; rows are grouped by
-a *key*; *joined* is equality between rows; *ordered* is for min and max; *aggregated* is for sums. A column of
-any type can be read, whatever is refused of it: `variant_get(v, '$.a', 'int')` is an int, `ST_AsBinary(g)` is
-binary. Every cell is tried on real Spark, with NULL, NaN, both zeros, duplicates and rows that come and go.
+a *key*; *joined* is equality between rows; *ordered* is for min and max; *aggregated* is for sums. A column
+of any type can be read, whatever is refused of it: `variant_get(v, '$.a', 'int')` is an int, `ST_AsBinary(g)`
+is binary. Every cell is tried on real Spark: with NULL, NaN, both zeros, duplicates, rows that come and go.
 """
 NOTES = "The numbers in the table:"
 

@@ -155,6 +155,8 @@ def cell(kind: Type, role: Role) -> Cell:
     if role in {Role.ORDERED, Role.JOINED} and _holds_map(kind):
         return Cell(How.REFUSED, why="plain Spark compares no maps, but groups by them")
     how, why = _form(kind)
+    if role is Role.PAYLOAD and _collation(kind):
+        how, why = How.NATIVE, "as it is written: texts that are equal are still two"
     lost = untraced(kind)
     if lost:
         return Cell(how, Rung.FULL, "; ".join(filter(None, (why, f"no kernel takes {lost}"))))
