@@ -27,6 +27,7 @@ from tidemill.views.kernels.setops import SetOperation
 from tidemill.views.kernels.source import Source
 from tidemill.views.trace.consolidate import chunk, column, consolidate
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
+from tidemill.views.trace.order import distinct
 from tidemill.views.trace.slices import Range, hash_bounds
 from tidemill.views.trace.spine import Spine
 from tidemill.views.trace.words import class_ids, code_rows
@@ -248,7 +249,7 @@ class AggregateStation:
         self, pending: pa.Table, whole: Mapping[str, pa.Table], traces: Traces
     ) -> dict[str, pa.Table]:
         """All values that these groups have after the step, of each min and max."""
-        hashes = np.unique(column(pending, HASH))
+        hashes = distinct(column(pending, HASH))
         found = {}
         for name in self._extremes:
             mine = whole[name].filter(pc.is_in(whole[name][HASH], pa.array(hashes)))

@@ -35,7 +35,7 @@ from tidemill.views.kernels.finals import Kind
 from tidemill.views.kernels.limbs import decimals, limb_count, limbs_of
 from tidemill.views.trace.consolidate import carry, chunk, column, consolidate
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
-from tidemill.views.trace.order import I64
+from tidemill.views.trace.order import I64, distinct
 from tidemill.views.trace.spine import Spine
 from tidemill.views.trace.words import same
 
@@ -222,7 +222,7 @@ class Aggregate:
         groups = self._touched(deltas, first=first)
         if groups.num_rows == 0:
             return Aggregated(self.schema.empty_table(), deltas, None)
-        hashes = np.unique(column(groups, HASH))
+        hashes = distinct(column(groups, HASH))
         known = {name: traces[name].lookup(hashes) for name in self.layouts}
         old = self._sums(groups, known[MAIN])
         change = self._sums(groups, deltas[MAIN])

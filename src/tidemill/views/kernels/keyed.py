@@ -6,7 +6,6 @@ order or ties would leave a residue (DBSP-17). Upserts of a keyed dataset are th
 the new one comes.
 """
 
-import numpy as np
 import pyarrow as pa
 
 from tidemill.errors import WeightNegative
@@ -14,6 +13,7 @@ from tidemill.views.kernels.align import distinct_keys, positions
 from tidemill.views.kernels.canonical import canonical
 from tidemill.views.trace.consolidate import column, consolidate
 from tidemill.views.trace.layout import HASH, WEIGHT
+from tidemill.views.trace.order import distinct
 from tidemill.views.trace.spine import Spine
 
 
@@ -27,7 +27,7 @@ def rows_of_keys(keys: pa.Table, trace: Spine, delta: pa.Table | None = None) ->
     """
     layout = trace.layout
     wanted = distinct_keys([canonical(keys, layout.key_names)], layout.key_names)
-    rows = trace.lookup(np.unique(column(wanted, HASH)))
+    rows = trace.lookup(distinct(column(wanted, HASH)))
     if delta is not None:
         rows = pa.concat_tables([rows, layout.conform(delta)])
     rows = rows.combine_chunks()

@@ -16,6 +16,7 @@ from tidemill.views.kernels.align import added_at, positions
 from tidemill.views.kernels.canonical import canonical
 from tidemill.views.trace.consolidate import column, consolidate
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
+from tidemill.views.trace.order import distinct
 from tidemill.views.trace.spine import Spine
 
 Kind = Literal["distinct", "union", "intersect", "intersect_all", "except", "except_all"]
@@ -63,7 +64,7 @@ class SetOperation:
         delta = consolidate(pa.concat_tables(sides), self.layout)
         if delta.num_rows == 0:
             return Counted(self.schema.empty_table(), delta)
-        known = trace.lookup(np.unique(column(delta, HASH)))
+        known = trace.lookup(distinct(column(delta, HASH)))
         place = positions(delta, known, self.layout.key_names)
         before = {name: added_at(place, column(known, name), delta.num_rows) for name in ("_l", "_r")}
         after = {name: before[name] + column(delta, name) for name in ("_l", "_r")}

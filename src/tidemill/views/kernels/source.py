@@ -13,6 +13,7 @@ import pyarrow as pa
 from tidemill.views.kernels.align import added_at, positions
 from tidemill.views.trace.consolidate import column, consolidate
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
+from tidemill.views.trace.order import distinct
 from tidemill.views.trace.spine import Spine
 
 
@@ -48,7 +49,7 @@ class Source:
             trace: all rows so far, with negative weights for those in quarantine.
         """
         change = consolidate(delta, self.layout)
-        known = trace.lookup(np.unique(column(change, HASH)))
+        known = trace.lookup(distinct(column(change, HASH)))
         place = positions(change, known, self.layout.key_names, zeros="differ")
         before = added_at(place, column(known, WEIGHT), change.num_rows)
         after = before + column(change, WEIGHT)

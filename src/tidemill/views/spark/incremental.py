@@ -156,6 +156,7 @@ class Turn:
         self._names = owner.names(batch.spec)
         self._kept = Kept()
         self._told: list[Told] = []
+        self._told_by_load: list[Told] = []
         self._loaded: frozenset[int] = frozenset()
         self._plan_s = self._job_s = self._load_s = 0.0
         self._estimate = Estimate(Venue.SPARK, 0.0)
@@ -286,7 +287,7 @@ class Turn:
         inputs |= {name: Framed(self._constant(op)) for name, op in self._chain.constants}
         jobs = self._jobs(plan, inputs, [view for view in views if not self._comparable(view)])
         self._kept = Kept.together([self._kept, jobs.kept])
-        self._loaded = missing
+        self._loaded, self._told_by_load = missing, jobs.told
         self._load_s = time.perf_counter() - began
         return [made for view in views if (made := self._compared(view, jobs.told)) is not None]
 
@@ -330,10 +331,11 @@ class Turn:
 
     def doubtful(self) -> set[DatasetId]:
         """Datasets that may have rows to set aside: those whose source operator says so or was not asked."""
-        told = {int(number) for one in self._told for number in one.aside}
+        told = {int(number) for one in (*self._told, *self._told_by_load) for number in one.aside}
+        computed = self._current | {number for one in self._told_by_load for number in one.stations}
         found = set()
         for name, one in self._names.items():
-            sources = {edge.target for edge in self._chain.leaving(name)} & self._current
+            sources = {edge.target for edge in self._chain.leaving(name)} & computed
             if one in self._batch.moved and (not sources or sources & told):
                 found.add(one)
         return found

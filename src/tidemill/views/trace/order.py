@@ -39,3 +39,12 @@ def lexical(minor: I64, major: I64) -> I64:
             digit = (digits >> np.uint64(shift)).astype(np.uint16)
             order = order[np.argsort(digit[order], kind="stable")]
     return order
+
+
+def distinct(values: I64) -> I64:
+    """Each value once, ascending; quick where they are ascending already."""
+    if not (values[1:] >= values[:-1]).all():
+        values = np.sort(values)
+    first = np.ones(len(values), bool)
+    np.not_equal(values[1:], values[:-1], out=first[1:])
+    return values if first.all() else values[first]

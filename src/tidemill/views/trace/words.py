@@ -35,6 +35,7 @@ _K1 = np.uint64(0x9E3779B97F4A7C15)
 _K2 = np.uint64(0xBF58476D1CE4E5B9)
 _NULL = np.uint64(0x6C62272E07BB0142)
 _SEED = np.uint64(0xD6E8FEB86659FD93)
+_BLOCK = 16_384  # rows whose words stay in a core's cache between two operations on them
 _LONG = 64  # bytes of a text from which on hashlib is faster than a loop over words of all texts
 
 
@@ -347,9 +348,20 @@ def _text_mix(texts: pa.Array) -> U64:
 
 
 def _scramble(word: U64) -> U64:
-    mixed = (word ^ (word >> np.uint64(30))) * _K2
-    return mixed ^ (mixed >> np.uint64(27))
+    mixed = word >> np.uint64(30)
+    mixed ^= word
+    mixed *= _K2
+    mixed ^= mixed >> np.uint64(27)
+    return mixed
 
 
 def _mix2(one: U64, other: U64) -> U64:
-    return _scramble((one ^ (one >> np.uint64(32))) * _K1 + _scramble(other ^ _SEED))
+    mixed = np.empty_like(one)
+    for first in range(0, len(one), _BLOCK):
+        here = slice(first, first + _BLOCK)
+        mine = one[here] >> np.uint64(32)
+        mine ^= one[here]
+        mine *= _K1
+        mine += _scramble(other[here] ^ _SEED)
+        mixed[here] = _scramble(mine)
+    return mixed
