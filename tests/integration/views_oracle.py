@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -97,15 +97,28 @@ def refusal(said: str) -> QueryRefused:
 
 
 @contextmanager
+def settings(spark: Any, wanted: Mapping[str, str]) -> Iterator[None]:
+    """Settings of the session, as they were afterwards."""
+    before = {name: spark.conf.get(name, None) for name in wanted}
+    for name, value in wanted.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
+
+
+@contextmanager
 def stage(
     spark: Any, rows: Mapping[str, str], ddl: Mapping[str, str] | None = None
 ) -> Iterator[dict[str, Table]]:
     """The tables as temporary views, empty where there are no rows; and settings for many tiny queries."""
-    before = {name: spark.conf.get(name, None) for name in SETTINGS}
-    for name, value in SETTINGS.items():
-        spark.conf.set(name, value)
     tables = {}
-    try:
+    with settings(spark, SETTINGS), ExitStack() as stack:
         for name, types in (ddl or TABLES).items():
             columns = columns_of(spark, types)
             tables[name] = Table(name, columns)
@@ -121,20 +134,13 @@ def stage(
             where = "" if rows.get(name) else " WHERE false"
             frame = spark.sql(f"SELECT {cast} FROM {values}{where}")
             frame.createOrReplaceTempView(f"`{name}`")
+            stack.callback(spark.catalog.dropTempView, name)
             backwards = frame.selectExpr("*", "monotonically_increasing_id() AS __n").orderBy(
                 "__n", ascending=False
             )
             backwards.drop("__n").createOrReplaceTempView(f"`{name} backwards`")
+            stack.callback(spark.catalog.dropTempView, f"{name} backwards")
         yield tables
-    finally:
-        for name in tables:
-            spark.catalog.dropTempView(name)
-            spark.catalog.dropTempView(f"{name} backwards")
-        for name, value in before.items():
-            if value is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, value)
 
 
 def compiled(spark: Any, tables: Mapping[str, Table], sql: str, **options: Any) -> Compiled:

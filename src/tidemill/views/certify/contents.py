@@ -93,24 +93,25 @@ class Contents:
         """A table as a frame; `backwards` has its rows in the opposite order."""
         columns = self._columns[table]
         rows = self._rows[table][:: -1 if backwards else 1]
+        if not rows:
+            # Of no rows Spark Connect infers no columns, and a list of none would be read by a Python worker.
+            nothing = (f"{_made(one, there=False)} AS {quoted(one.name)}" for one in columns.columns)
+            return spark.sql(f"SELECT {', '.join(nothing)} WHERE false")
         # Types that have no form outside of Spark are there as NULL: a column that only exists. One column
         # more, for a table in which no other is left: rows would be lost with it.
         kept = [carried for one in columns.columns if (carried := _carried(one)) is not None]
         texts = {one.name for one in kept if one not in columns.columns and str(one.type) == "string"}
         every = schema.Schema((*kept, schema.Column("__n", schema.Simple("bigint"))))
-        if rows:
-            given = [
-                {"__n": n, **{one.name: _given(row.get(one.name), one.name in texts) for one in kept}}
-                for n, row in enumerate(rows)
-            ]
-            frame = spark.createDataFrame(pa.Table.from_pylist(given, schema.to_arrow(every)))
-        else:  # of no rows Spark Connect infers no columns
-            frame = spark.createDataFrame([], str(every))
+        given = [
+            {"__n": n, **{one.name: _given(row.get(one.name), one.name in texts) for one in kept}}
+            for n, row in enumerate(rows)
+        ]
+        frame = spark.createDataFrame(pa.Table.from_pylist(given, schema.to_arrow(every)))
         if len(rows) < SMALL:
             frame = frame.coalesce(1)  # in one partition nothing has to be exchanged
         names = {one.name for one in kept}
         return frame.selectExpr(
-            *(f"{_made(one, one.name in names)} AS {quoted(one.name)}" for one in columns.columns)
+            *(f"{_made(one, there=one.name in names)} AS {quoted(one.name)}" for one in columns.columns)
         )
 
 
@@ -120,7 +121,7 @@ def _other(kind: schema.Type) -> tuple[str, str] | None:
     return _AS_OTHERS.get(kind.name.partition("(")[0].partition(" ")[0])
 
 
-def _made(column: schema.Column, there: bool) -> str:
+def _made(column: schema.Column, *, there: bool) -> str:
     """A column of its type again."""
     other = _other(column.type)
     text = "CAST({} AS {})" if other is None or not there else other[1]

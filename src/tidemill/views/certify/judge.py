@@ -9,13 +9,16 @@ Then the oracle is the same query with the hash of the row as its last key (`Cas
 must equal that. The query without the key must give the same again, unless Spark has several answers for it:
 ties are there if the opposite key changes the oracle's result, or the opposite order of the tables' rows that
 of the query. Only then no more than as many rows are demanded of it, and the step is counted as `loose`.
+
+What a query gives after each of several steps may be known ahead of all questions (`Ahead`): whoever can have
+Spark plan it once for all steps says so, and only the rest is asked for here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from tidemill.spark import queries, schema
 from tidemill.views.certify import results
@@ -93,6 +96,22 @@ class Verdict:
         return "\n\n".join([said, *map(str, self.mismatches)])
 
 
+class Ahead(Protocol):
+    """Results of many queries after many steps, as far as they can be had ahead of the questions."""
+
+    def __call__(
+        self, contents: Sequence[Contents], asked: Sequence[Collection[str]]
+    ) -> Sequence[Mapping[str, list[Row]]]:
+        """The rows of queries after each step, by their texts.
+
+        Args:
+            contents: what the tables hold after each of the steps.
+            asked: the texts that will be asked for after each of them; those that raise, or that cannot be
+                known ahead, are left out of the answer.
+        """
+        ...
+
+
 class Judge:
     """Compares views with plain Spark, step by step.
 
@@ -106,37 +125,45 @@ class Judge:
         spark: a session with the pinned settings.
         tables: the columns of the tables that queries read, by name, as Spark writes them.
         batch: about how many results one job computes.
+        ahead: who is asked first for the results of all queries after all steps.
     """
 
-    def __init__(self, spark: "SparkSession", tables: Mapping[str, str], *, batch: int = 40) -> None:
+    def __init__(
+        self,
+        spark: "SparkSession",
+        tables: Mapping[str, str],
+        *,
+        batch: int = 40,
+        ahead: Ahead | None = None,
+    ) -> None:
         self._spark = spark
         self._tables = dict(tables)
+        self._columns = {name for text in tables.values() for name in schema.parse(text).names}
         self._batch = batch
-        self._number = 0
+        self._ahead = ahead
 
     def run(self, cases: Sequence[Case], steps: Sequence[Step]) -> Verdict:
         """Judge every case after every step; the tables begin empty."""
         verdict = Verdict()
-        contents = Contents(self._tables)
-        columns = {name for text in self._tables.values() for name in schema.parse(text).names}
         waiting: list[_Question] = []
         asked = 0
         before: Contents | None = None
+        contents = self._contents(steps)
+        known = self._known(cases, contents)
         with ExitStack() as stack:
-            frames = _Frames(self._spark, contents, f"judge{id(self):x}", stack)
             for number, step in enumerate(steps):
-                contents.apply(step)
-                if before is None or not contents.same(before):
-                    frames = _Frames(self._spark, contents, f"judge{id(self):x}_{number}", stack)
-                    cases_now = cases
-                else:
+                now = contents[number]
+                cases_now = cases
+                if before is not None and now.same(before):
                     # Plain Spark has said already what a query gives: only what is maintained is asked again.
                     cases_now = [case for case in cases if isinstance(case.held, Holding)]
                     verdict.compared += len(cases) - len(cases_now)
-                before = contents.copy()
+                else:
+                    frames = _Frames(self._spark, now, f"judge{id(self):x}_{number}", stack)
+                before = now
                 for case in cases_now:
-                    waiting.append(self._question(case, number, step, frames, columns))
-                    asked += len(waiting[-1].asked)
+                    waiting.append(self._question(case, number, step, frames, known[number]))
+                    asked += sum(isinstance(one, str) for one in waiting[-1].asked)
                     if asked >= self._batch:
                         self._answer(waiting, verdict)
                         waiting, asked = [], 0
@@ -144,21 +171,43 @@ class Judge:
                 self._answer(waiting, verdict)
         return verdict
 
+    def _contents(self, steps: Sequence[Step]) -> list[Contents]:
+        """What the tables hold after each step."""
+        contents, found = Contents(self._tables), []
+        for step in steps:
+            contents.apply(step)
+            found.append(contents.copy())
+        return found
+
+    def _known(
+        self, cases: Sequence[Case], contents: Sequence[Contents]
+    ) -> Sequence[Mapping[str, list[Row]]]:
+        if self._ahead is None:
+            return [{} for _ in contents]
+        asked: list[set[str]] = []
+        for number, now in enumerate(contents):
+            again = number > 0 and now.same(contents[number - 1])
+            wanted = [case for case in cases if not again or isinstance(case.held, Holding)]
+            asked.append({text for case in wanted for text in self._texts(case, now.now) if text is not None})
+        return self._ahead(contents, asked)
+
+    def _texts(self, case: Case, now: int) -> tuple[str, str | None, str | None]:
+        """The queries that are asked after a step: the view's, what is held, and the oracle of ties."""
+        held = None if isinstance(case.held, Holding) else _at(case.held, now)
+        keyed = held if case.keyed is None else _at(case.keyed, now)
+        return at_time(case.sql, now, self._columns), held, keyed if case.equality.settled else None
+
     def _question(
-        self, case: Case, number: int, step: Step, frames: "_Frames", columns: set[str]
+        self, case: Case, number: int, step: Step, frames: "_Frames", known: Mapping[str, list[Row]]
     ) -> "_Question":
-        sql = at_time(case.sql, frames.now, columns)
-        asked = [frames.query(sql)]
+        sql, held, keyed = self._texts(case, frames.now)
+        asked = [known[sql] if sql in known else frames.query(sql)]
         if isinstance(case.held, Holding):
             asked.append(frames.named(case.held.after(step)))
-        else:
-            asked.append(frames.query(_at(case.held, frames.now)))
-        keyed = None
-        if case.equality.settled:
-            known = case.keyed if case.keyed is not None else case.held
-            keyed = None if isinstance(known, Holding) else _at(known, frames.now)
-        if keyed is not None and frames.query(keyed) != asked[1]:
-            asked.append(frames.query(keyed))
+        elif held is not None:
+            asked.append(known[held] if held in known else frames.query(held))
+        if keyed is not None and keyed != held:
+            asked.append(known[keyed] if keyed in known else frames.query(keyed))
 
         def others() -> list[str]:
             backwards = frames.query(sql, backwards=True)
@@ -169,7 +218,7 @@ class Judge:
     def _answer(self, questions: Sequence["_Question"], verdict: Verdict) -> None:
         small = all(one.small for one in questions)
         try:
-            asked = [text for one in questions for text in one.asked]
+            asked = [text for one in questions for text in one.asked if isinstance(text, str)]
             found = iter(results.collected(self._spark, asked, small=small))
         except Exception as error:
             if not _of_spark(error):
@@ -184,9 +233,11 @@ class Judge:
                 self._judge(one, [self._alone(text) for text in one.asked], verdict)
             return
         for one in questions:
-            self._judge(one, [next(found) for _ in one.asked], verdict)
+            self._judge(one, [next(found) if isinstance(each, str) else each for each in one.asked], verdict)
 
-    def _alone(self, text: str) -> "list[Row] | Exception":
+    def _alone(self, text: "str | list[Row]") -> "list[Row] | Exception":
+        if not isinstance(text, str):
+            return text
         try:
             return results.collected(self._spark, [text])[0]
         except Exception as error:
@@ -240,9 +291,11 @@ class Judge:
 
 @dataclass(frozen=True)
 class _Question:
+    """What is asked of Spark for a case after a step: queries, or their rows where those are known."""
+
     case: Case
     step: int
-    asked: list[str]
+    asked: list[str | list[Row]]
     others: Callable[[], list[str]]
     small: bool
 

@@ -9,7 +9,7 @@ guessed from the text.
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tidemill.errors import BadSchema
 from tidemill.spark import schema
@@ -25,6 +25,10 @@ _OPTIONS = (
 )
 
 
+SAID = f"to_json(struct(*), {_OPTIONS}) AS said, typeof(struct(*)) AS kind"
+"""What is selected of a query's rows, for `Reader` to understand."""
+
+
 def collected(spark: "SparkSession", texts: Sequence[str], *, small: bool = False) -> list[list[Row]]:
     """The rows of each query, all by one job.
 
@@ -32,24 +36,36 @@ def collected(spark: "SparkSession", texts: Sequence[str], *, small: bool = Fals
     """
     if not texts:
         return []
-    said = f"to_json(struct(*), {_OPTIONS}) AS said, typeof(struct(*)) AS kind"
     # Each on lines of its own: a query may end in a comment.
-    parts = [f"SELECT {place} AS place, {said} FROM (\n{text}\n)" for place, text in enumerate(texts)]  # noqa: S608
-    found: list[list[Row]] = [[] for _ in texts]
-    kinds: dict[int, Type] = {}
+    parts = [f"SELECT {place} AS place, {SAID} FROM (\n{text}\n)" for place, text in enumerate(texts)]  # noqa: S608
     every = "\nUNION ALL\n".join(parts)
     if small:
         every = f"SELECT /*+ COALESCE(1) */ * FROM (\n{every}\n)"  # noqa: S608
-    for place, text, kind in spark.sql(every).collect():
-        body = json.loads(text, parse_float=str, parse_constant=str)
-        if place not in kinds:
+    readers = [Reader(spark, text) for text in texts]
+    found: list[list[Row]] = [[] for _ in texts]
+    for place, said, kind in spark.sql(every).collect():
+        found[place].append(readers[place].row(said, kind))
+    return found
+
+
+class Reader:
+    """Makes rows of what Spark said about those of one query (`SAID`)."""
+
+    def __init__(self, spark: "SparkSession", text: str) -> None:
+        self._spark = spark
+        self._text = text
+        self._known: Struct | None = None
+
+    def row(self, said: str, kind: str) -> Row:
+        """One of its rows."""
+        body = json.loads(said, parse_float=str, parse_constant=str)
+        if self._known is None:
             known = _kind(kind)
             if not isinstance(known, Struct) or {one.name for one in known.fields} != body.keys():
                 # Spark does not quote names there: one that is not a plain word has to be asked for.
-                known = Struct(schema.of_spark(spark.sql(texts[place]).schema).columns)
-            kinds[place] = known
-        found[place].append(_value(kinds[place], body))
-    return found
+                known = Struct(schema.of_spark(self._spark.sql(self._text).schema).columns)
+            self._known = known
+        return cast(Row, _value(self._known, body))
 
 
 @lru_cache(maxsize=1024)
