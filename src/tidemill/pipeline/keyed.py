@@ -7,23 +7,39 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tidemill.errors import DeclarationError
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import Dataset, Kind
 from tidemill.pipeline import rows as given
 from tidemill.spark import operations, schema
 from tidemill.spark.queries import quoted
+from tidemill.views.spark.type_table import unkept
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 def check_columns(dataset: Dataset) -> None:
-    """Are the columns of the key, and those that order its writes, there? By the declaration alone."""
-    names = schema.parse(dataset.schema).names
+    """Are the columns of the key, and those that order its writes, there, and can rows be told apart by what
+    tells them apart? By the declaration alone.
+    """
+    columns = schema.parse(dataset.schema).columns
+    names = [column.name for column in columns]
     for what, wanted in (("be its key", dataset.key), ("be ordered by", dataset.order_by)):
         missing = [name for name in wanted if name not in names]
         if missing:
             raise DeclarationError(
                 f"{dataset.name} has no column {missing[0]} to {what}", hint=f"it has {dataset.schema}"
+            )
+    for column in columns:
+        why = unkept(column.type)
+        if why and dataset.kind is Kind.CHANGES:
+            raise DeclarationError(
+                f"rows of {dataset.name} cannot be found to be deleted: its column {column.name} is {why}",
+                hint="give it a key instead of deletes=True, or keep the value as another type",
+            )
+        if why and column.name in dataset.key:
+            raise DeclarationError(
+                f"{dataset.name} cannot have {column.name} as its key: it is {why}",
+                hint="take another column, or keep the value as another type",
             )
 
 

@@ -19,6 +19,7 @@ from tidemill.runner.program import GroupProgram, ViewProgram
 from tidemill.spark import queries, schema
 from tidemill.spark.sessions import PINNED
 from tidemill.views.certify import certificates
+from tidemill.views.spark import rows
 from tidemill.views.spark.crossings import ClockUse, clock_use
 from tidemill.views.spark.full import result_of
 from tidemill.views.sql.catalog import Table
@@ -207,10 +208,13 @@ class ViewPlanner:
         try:
             if decl.function is not None:
                 given = [frames[queries.match(name, self.catalog.known)] for name in decl.reads]
-                return ddl_of(result_of(decl.name, decl.function, given))
+                made = result_of(decl.name, decl.function, given)
+                rows.check_columns(decl.name, made.schema)
+                return ddl_of(made)
             with queries.over(
                 self.catalog.spark, decl.sql, frames, f"plan{len(self.catalog.known)}"
             ) as frame:
+                rows.check_columns(decl.name, frame.schema)
                 return ddl_of(frame)
         except TidemillError:
             raise
