@@ -72,6 +72,7 @@
     │   ├── SessionUnfit              a session that cannot be used, with the reasons
     │   ├── BadSchema                 a schema that cannot be understood, or columns that are not those of it
     │   ├── ObjectUnreadable          an object of a lot that Spark cannot read
+    │   ├── FileUnlike                a file whose columns are not plainly those declared; Spark reads it
     │   └── WriteMismatch             what was written is not what was computed
     ├── SubscriptionError             something about a subscription; the kinds below say what
     │   ├── SubscriptionUnknown       no such subscription, or no longer
@@ -535,6 +536,13 @@ class ObjectUnreadable(SparkError):
     key: str = ""
     code = "object-unreadable"
     hint = "restore the object from its backup, or replay the lot it belongs to"
+
+
+class FileUnlike(SparkError):
+    """Told to nobody: whoever reads with Arrow asks Spark instead."""
+
+    code = "file-unlike"
+    hint = "nothing is to be done: Spark reads the file instead"
 
 
 class WriteMismatch(SparkError):

@@ -30,7 +30,7 @@ def test_the_memory_of_a_worker_is_its_share_of_the_setting(setting: str, expect
 
 def test_tasks_are_as_many_as_rows_bytes_and_memory_ask_for() -> None:
     assert tasks(NOTHING) == 2
-    assert tasks(Size(5 * TASK_ROWS, 0)) == 5
+    assert tasks(Size(5 * TASK_ROWS, 0)) == 6, "no core waits while another takes the last"
     assert tasks(Size(10, 7 * TASK_BYTES + 1)) == 8, "few rows that are wide"
     assert tasks(Size(10, 2**20), "64m") == 2
     assert tasks(Size(10, 2**26), "64m") == 64, "each worker has 32 MiB, and reads one of them"

@@ -4,7 +4,7 @@ rows      each row once; a lot that was replaced takes its old rows back (DBSP-8
 changes   each row with its weight
 keyed     each write: the row, whether it deletes, and where it stands among all writes
 
-Rows come as a frame, for a job of Spark's, or as a table that this process reads by itself.
+Rows come as a frame, or from files that the runner, or a worker of Spark's, reads by itself (`lot_files`).
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-import pyarrow.types as pat
 
-from tidemill.errors import ObjectMissing, TypeRefused
+from tidemill.errors import FileUnlike, TypeRefused
 from tidemill.lots.datasets import Dataset, Kind
-from tidemill.lots.manifest import StoredObject
-from tidemill.spark.footers import unreadable
 from tidemill.spark.operations import OP, ORDINAL, Operation, stored_schema
 from tidemill.spark.operations import WEIGHT as STORED
 from tidemill.spark.queries import quoted
@@ -27,12 +22,15 @@ from tidemill.spark.reading import POSITION, read_objects, read_positioned
 from tidemill.spark.schema import parse, to_spark
 from tidemill.spark.storage import Storage
 from tidemill.views.spark.arrow import arrow_of
+from tidemill.views.spark.lot_files import OURS, File, Reading
 from tidemill.views.steps.inputs import Slice
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-OURS = frozenset({OP, ORDINAL, STORED, POSITION})
+PART_ROWS = 500_000
+PART_BYTES = 32 * 2**20
+"""What is read by one task at a time, about, if the file has row groups that small."""
 
 
 class Arriving(Protocol):
@@ -43,6 +41,12 @@ class Arriving(Protocol):
 
     def table(self) -> pa.Table | None:
         """Read here and now; None when only Spark reads them."""
+
+    def reading(self) -> Reading | None:
+        """How workers read `files` by themselves; None when only Spark reads them."""
+
+    def files(self) -> list[File]:
+        """What is to be read."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,12 @@ class Framed:
     def table(self) -> pa.Table | None:
         return None
 
+    def reading(self) -> Reading | None:
+        return None
+
+    def files(self) -> list[File]:
+        return []
+
 
 @dataclass(frozen=True)
 class Lots:
@@ -68,6 +78,7 @@ class Lots:
         dataset: of which these are lots.
         plus: what comes.
         minus: what is taken back; of a keyed dataset nothing may be, since what was before is not known.
+        by_spark: only Spark may read them.
     """
 
     spark: "SparkSession"
@@ -75,6 +86,7 @@ class Lots:
     dataset: Dataset
     plus: Sequence[Slice]
     minus: Sequence[Slice] = ()
+    by_spark: bool = False
 
     def __post_init__(self) -> None:
         assert not (self.minus and self.dataset.kind is Kind.KEYED), "what was written before is not known"
@@ -101,78 +113,37 @@ class Lots:
         df = read_objects(self.spark, self.storage, schema, [item for one in slices for item in one.objects])
         return _numbered(df, [], sf.col(STORED) * sign if kind is Kind.CHANGES else sf.lit(sign))
 
-    # --- as a table
+    # --- by Arrow
 
     def table(self) -> pa.Table | None:
+        reading = self.reading()
+        if reading is None:
+            return None
         try:
-            wanted = self._wanted()
-            parts = [
-                self._part(one, item, sign, wanted)
-                for slices, sign in ((self.plus, 1), (self.minus, -1))
-                for one in slices
-                for item in one.objects
-            ]
-        except (TypeRefused, _Unlike):
+            parts = [rows for file in self.files() for rows in reading.rows(self.storage.objects, file)]
+        except FileUnlike:
             return None
         return pa.concat_tables(parts) if parts else None
 
-    def _wanted(self) -> pa.Schema:
-        declared = to_spark(parse(stored_schema(self.dataset.schema, self.dataset.kind)))
-        return pa.schema([pa.field(one.name, arrow_of(one.dataType.simpleString())) for one in declared])
+    def reading(self) -> Reading | None:
+        objects = [item for one in (*self.plus, *self.minus) for item in one.objects]
+        if self.by_spark or not all(item.size and item.format == "parquet" for item in objects):
+            return None
+        try:
+            declared = to_spark(parse(stored_schema(self.dataset.schema, self.dataset.kind)))
+            wanted = [pa.field(one.name, arrow_of(one.dataType.simpleString())) for one in declared]
+        except TypeRefused:
+            return None
+        return Reading(pa.schema(wanted), self.dataset.kind)
 
-    def _part(self, slice_: Slice, item: StoredObject, sign: int, wanted: pa.Schema) -> pa.Table:
-        rows = _read(self.storage, item, wanted)
-        count = rows.num_rows
-        columns = [rows[name] for name in wanted.names if name not in OURS]
-        weight = pa.repeat(pa.scalar(sign, pa.int64()), count)
-        if self.dataset.kind is Kind.CHANGES:
-            weight = pc.multiply_checked(rows[STORED], sign)
-        elif self.dataset.kind is Kind.KEYED:
-            position = pa.repeat(pa.scalar(slice_.position, pa.int64()), count)
-            columns += [pc.equal(rows[OP], Operation.DELETE.value), position, rows[ORDINAL]]
-        names = [*(f"c{i}" for i in range(len(columns))), "_w"]
-        return pa.table([*columns, weight], names=names)
-
-
-class _Unlike(Exception):
-    """A file's columns are not plainly those that are wanted: Spark knows what to make of them."""
-
-
-def _read(storage: Storage, item: StoredObject, wanted: pa.Schema) -> pa.Table:
-    """The wanted columns of a file; one that it lacks is NULL."""
-    try:
-        body, _ = storage.objects.get(item.uri)
-        found = pq.read_table(pa.BufferReader(body), use_threads=False)
-    except ObjectMissing as error:
-        raise unreadable(item.uri, "it is not there") from error
-    except (pa.ArrowException, OSError) as error:
-        raise unreadable(item.uri, f"it is no whole Parquet file: {error}") from error
-    places = {name.lower(): place for place, name in enumerate(found.column_names)}
-    if len(places) != found.num_columns:
-        raise _Unlike
-    columns = []
-    for field in wanted:
-        place = places.get(field.name.lower())
-        if place is None:
-            columns.append(pa.chunked_array([pa.nulls(found.num_rows, field.type)]))
-            continue
-        column = found.column(place)
-        if not _alike(column.type, field.type):
-            raise _Unlike
-        columns.append(column.cast(field.type))
-    return pa.Table.from_arrays(columns, names=wanted.names)
-
-
-def _alike(here: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether each value of one type is the same value of the other."""
-    if here == wanted:
-        return True
-    if pat.is_signed_integer(here) and pat.is_signed_integer(wanted):
-        return bool(here.bit_width < wanted.bit_width)
-    if pat.is_timestamp(here) and pat.is_timestamp(wanted):
-        return bool(here.unit == wanted.unit and (here.tz is None) == (wanted.tz is None))
-    texts = pat.is_large_string(here) and pat.is_string(wanted)
-    return bool(texts or (pat.is_large_binary(here) and pat.is_binary(wanted)))
+    def files(self) -> list[File]:
+        found = []
+        signed = [*((one, 1) for one in self.plus), *((one, -1) for one in self.minus)]
+        for one, sign in signed:
+            for item in one.objects:
+                parts = max(1, -(-(item.rows or 0) // PART_ROWS), -(-item.size // PART_BYTES))
+                found += [File(item.uri, item.size, sign, one.position, part, parts) for part in range(parts)]
+        return found
 
 
 def _numbered(df: "DataFrame", extra: "Sequence[Column]", weight: "Column") -> "DataFrame":

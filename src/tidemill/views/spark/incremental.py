@@ -16,8 +16,10 @@ The version file of the step lists the runs of all traces; the step's commit nam
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from tidemill.errors import FileUnlike
 from tidemill.events import Emit, ignore
 from tidemill.lots import layout
 from tidemill.lots.datasets import Dataset, Kind
@@ -234,9 +236,16 @@ class Turn:
         return self._jobs(plan, inputs, self.ready)
 
     def _jobs(self, plan: Plan, inputs: Given, views: Iterable[str], kind: type[Job] = Job) -> Jobs:
-        site = self._site(views)
+        jobs = partial(Jobs, self._spark, self._storage, plan, self._site(views), self._kinds_of, kind)
         with naming(self._storage):
-            return Jobs(self._spark, self._storage, plan, site, self._kinds_of, kind).run(inputs)
+            try:
+                return jobs().run(inputs)
+            except FileUnlike:
+                spark = {
+                    name: replace(one, by_spark=True) if isinstance(one, Lots) else one
+                    for name, one in inputs.items()
+                }
+                return jobs().run(spark)
 
     def _keep(self, kept: Kept) -> None:
         """What the job kept, but for operators with a group whose values have to be read again, and for those

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from tidemill.views.chain.chain import Edge
 from tidemill.views.chain.stations import OutputStation
 from tidemill.views.chain.work import Plan, Told
 from tidemill.views.spark import legs, tasks
 from tidemill.views.spark.arriving import Arriving
 from tidemill.views.spark.failing import of_task
 from tidemill.views.spark.legs import KindsOf
+from tidemill.views.spark.lot_files import File, Reading
 from tidemill.views.spark.tasks import HELLO, WIRE, WIRE_DDL, Site
 
 if TYPE_CHECKING:
@@ -45,8 +47,18 @@ class Job:
         Args:
             changes: of each table that moved, or of all that it reads, c0, c1, … and `_w`.
         """
-        sent = [one for table, arriving in changes.items() for one in self._entering(arriving.frame(), table)]
-        return partial(self._collected, self._layers(sent))
+        sent: list[DataFrame] = []
+        direct: dict[str, tuple[Reading, list[Edge]]] = {}
+        for table, arriving in changes.items():
+            edges = self.plan.leaving(table)
+            reading = arriving.reading() if all(edge.plain is not None for edge in edges) else None
+            if reading is None:
+                sent += self._entering(arriving.frame(), table)
+            else:
+                direct[table] = (reading, edges)
+        files = [(table, file) for table in direct for file in changes[table].files()]
+        first = self._read(direct, files) if files else self._hello()
+        return partial(self._collected, self._layers([first, *sent]))
 
     def _collected(self, frame: "DataFrame") -> list[Told]:
         from pyspark.errors import PySparkException
@@ -82,8 +94,8 @@ class Job:
         from pyspark.sql import functions as sf
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        frame = self._hello()
-        for one in sent:
+        frame, *others = sent
+        for one in others:
             frame = frame.unionAll(one)
         for layer in range(1, self.plan.depth + 1):
             frame = frame.repartitionById(len(self.plan.ranges), sf.col("to"))
@@ -94,6 +106,16 @@ class Job:
                 packing = tasks.alone(tasks.packing(self.plan, self.site, layer))
                 frame = frame.mapInArrow(packing, WIRE_DDL)
         return frame.select("blob")
+
+    def _read(
+        self, direct: dict[str, tuple[Reading, list[Edge]]], files: list[tuple[str, File]]
+    ) -> "DataFrame":
+        """The packets of files that workers read, and a row for each range."""
+        rows = [(here, None, *File("", 0, 0, 0)) for here in range(len(self.plan.ranges))]
+        columns = zip(*rows, *((0, table, *file) for table, file in files), strict=True)
+        arrays = [pa.array(values, each.type) for values, each in zip(columns, tasks.FILES, strict=True)]
+        frame = self.spark.createDataFrame(pa.Table.from_arrays(arrays, schema=tasks.FILES))
+        return frame.mapInArrow(tasks.alone(tasks.reading(self.plan, self.site, direct)), WIRE_DDL)
 
     def _hello(self) -> "DataFrame":
         """A row for each range: so every range has a task in every layer, whatever came."""

@@ -48,11 +48,12 @@ def size_of(slices: Iterable[Slice]) -> Size:
 
 
 def tasks_for(spark: "SparkSession", size: Size) -> int:
-    """How many tasks a layer has: as many as run at once, or more if these would have too much each."""
+    """How many tasks a layer has: as many as run at once, or a multiple if these would have too much each."""
     cores = parallelism(spark)
     limit = worker_bytes(spark.conf.get(_MEMORY, "") or "", cores)
     most = TASK_BYTES if limit is None else max(1, min(TASK_BYTES, limit // MEMORY_SHARE))
-    return max(1, min(SLICES, max(cores, -(-size.rows // TASK_ROWS), -(-size.stored_bytes // most))))
+    wanted = max(1, -(-size.rows // TASK_ROWS), -(-size.stored_bytes // most))
+    return min(SLICES, -(-wanted // cores) * cores)
 
 
 def worker_bytes(setting: str, cores: int) -> int | None:

@@ -14,7 +14,7 @@ import os
 import random
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from tidemill.views.chain.stations import OutputStation
 from tidemill.views.chain.work import Packet, Plan, State, Told, chosen, compute, gathered
 from tidemill.views.kernels.digest import digest
 from tidemill.views.kernels.zset import added_up
+from tidemill.views.spark.lot_files import File, Reading
 from tidemill.views.spark.sink import Sink
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
@@ -206,6 +207,40 @@ def entering(plan: Plan, edges: Sequence[Edge]) -> Task:
                 if len(mine):
                     flat = pa.Table.from_arrays(mine.flatten(), names=[each.name for each in mine.type])
                     yield from to_wire(plan.send(edge, flat))
+
+    return run
+
+
+FILES = pa.schema(
+    [
+        pa.field("to", pa.int32()),
+        pa.field("table", pa.string()),
+        pa.field("key", pa.string()),
+        pa.field("size", pa.int64()),
+        pa.field("sign", pa.int32()),
+        pa.field("position", pa.int64()),
+        pa.field("part", pa.int32()),
+        pa.field("parts", pa.int32()),
+    ]
+)
+"""Files that are to be read, each a row; a row without a table says that there is a range."""
+
+
+def reading(plan: Plan, site: Site, tables: Mapping[str, tuple[Reading, Sequence[Edge]]]) -> Task:
+    """Files of lots (`FILES`) to packets along edges that only choose columns."""
+
+    def run(batches: Batches) -> Batches:
+        objects = _cache(site).objects
+        for row in itertools.chain.from_iterable(batch.to_pylist() for batch in batches):
+            to, table = row.pop("to"), row.pop("table")
+            if table is None:
+                yield wire_row(to, HELLO, "", b"")
+                continue
+            how, edges = tables[table]
+            for rows in _large(one for part in how.rows(objects, File(**row)) for one in part.to_batches()):
+                for edge in edges:
+                    if edge.plain is not None:
+                        yield from to_wire(plan.send(edge, chosen(rows, edge.plain)))
 
     return run
 

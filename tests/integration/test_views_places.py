@@ -1,0 +1,127 @@
+"""Wherever a step is computed, by a job of Spark's or in the runner, it comes to the same."""
+
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+import tidemill as tm
+from tests.integration.views_stage import bag
+from tidemill.events import Event
+from tidemill.views.spark import arriving, inprocess
+from tidemill.views.spark.lot_files import Reading
+from tidemill.views.spark.places import SETTING
+from tidemill.views.steps import commits
+from tidemill.views.steps.events import StepTimed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SALES = """
+    SELECT c.region, o.item, count(*) AS n, sum(o.price) AS total, avg(o.price) AS mean, max(o.price) AS most
+    FROM orders o JOIN customers c ON o.cust = c.id GROUP BY c.region, o.item"""
+CHEAP = "SELECT upper(item) AS item, price * 2 AS price FROM orders WHERE price < 50"
+LONELY = "SELECT c.id, c.region, o.item FROM customers c LEFT JOIN orders o ON o.cust = c.id"
+
+
+class Shop:
+    def __init__(self, home: Path, spark: "SparkSession") -> None:
+        self.told: list[Event] = []
+        self.spark = spark
+        self.pipeline = tm.Pipeline("shop", home=home, spark=spark)
+        self.orders = self.pipeline.dataset(
+            "orders", "id BIGINT, cust INT, item STRING, price DECIMAL(20,2)", deletes=True
+        )
+        self.customers = self.pipeline.dataset("customers", "id INT, region STRING", key="id")
+        for name, sql in (("sales", SALES), ("cheap", CHEAP), ("lonely", LONELY)):
+            self.pipeline.view(name, sql)
+
+    def life(self) -> list[Any]:
+        """A load and two steps; what was told of the steps, and the digests of what each changed."""
+        rows = [_order(n) for n in range(40)]
+        self.customers.upsert([{"id": n, "region": "ab"[n % 2]} for n in range(6)])
+        self.orders.append(rows)
+        self.run()
+        self.orders.append([_order(n) for n in range(40, 50)])
+        self.orders.delete(rows[:7])
+        self.run()
+        self.customers.upsert([{"id": 2, "region": "c"}, {"id": 9, "region": None}])
+        self.run()
+        return self.digests()
+
+    def run(self) -> None:
+        report = self.pipeline.run(emit=self.told.append)
+        assert report.ok, report
+
+    @property
+    def places(self) -> list[str]:
+        """Where steps were computed; the first is a load."""
+        return [str(one.place) for one in self.told if isinstance(one, StepTimed)][1:]
+
+    def digests(self) -> list[Any]:
+        site = self.pipeline.site
+        steps = site.store.run(lambda tx: commits.rows(tx, site.keys, "shop", "main", 0, 1 << 60))
+        return [sorted((one.view, one.digest, one.content) for one in row.outputs) for row in steps]
+
+    def check(self) -> None:
+        for name in ("orders", "customers"):
+            self.pipeline[name].df().createOrReplaceTempView(name)
+        for name, sql in (("sales", SALES), ("cheap", CHEAP), ("lonely", LONELY)):
+            assert bag(self.pipeline[name].df()) == bag(self.spark.sql(sql)), name
+
+
+def _order(n: int) -> dict[str, Any]:
+    return {"id": n, "cust": n % 8, "item": "xyz"[n % 3], "price": Decimal(n * 7 % 90) + Decimal("0.25")}
+
+
+@pytest.fixture
+def shop(tmp_path: Path, spark: "SparkSession") -> Iterator[Shop]:
+    made = Shop(tmp_path / "home", spark)
+    yield made
+    made.pipeline.close()
+
+
+@pytest.mark.rule("DBSP-20", "DBSP-41")
+def test_every_place_comes_to_the_same_digests(
+    tmp_path: Path, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {}
+    for place in ("spark", "runner"):
+        monkeypatch.setenv(SETTING, place)
+        made = Shop(tmp_path / place, spark)
+        found[place] = made.life()
+        assert set(made.places) == {place}
+        made.check()
+        made.pipeline.close()
+    assert found["spark"] == found["runner"]
+    assert all(step for step in found["spark"])
+
+
+@pytest.mark.rule("DBSP-41")
+def test_a_step_that_grows_is_handed_to_spark(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inprocess, "MOST_BYTES", 2_000)
+    monkeypatch.setenv(SETTING, "runner")
+    shop.life()
+    assert set(shop.places) == {"spark"}, "all of them grew beyond that"
+    shop.check()
+
+
+def test_files_with_other_columns_are_read_by_spark(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    once = arriving.Lots.reading
+    tried: list[bool] = []
+
+    def reading(self: arriving.Lots) -> Reading | None:
+        found = once(self)
+        tried.append(self.by_spark)
+        if found is None:
+            return None
+        return Reading(pa.schema([(each.name, pa.list_(pa.int8())) for each in found.wanted]), found.kind)
+
+    monkeypatch.setattr(arriving.Lots, "reading", reading)
+    monkeypatch.setenv(SETTING, "spark")
+    shop.life()
+    shop.check()
+    assert {True, False} == set(tried), "workers were asked first, and refused"

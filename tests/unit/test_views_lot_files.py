@@ -1,0 +1,91 @@
+"""Files of lots read with Arrow: every row once; what is not plainly as declared is Spark's."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tidemill.clock import SYSTEM
+from tidemill.errors import FileUnlike, ObjectUnreadable
+from tidemill.lots.datasets import Kind
+from tidemill.objects import Objects
+from tidemill.objects.local import LocalObjects
+from tidemill.views.spark.lot_files import File, Reading
+
+WANTED = pa.schema([("id", pa.int64()), ("name", pa.string()), ("_weight", pa.int64())])
+KEYED = pa.schema([("id", pa.int64()), ("_op", pa.string()), ("_ordinal", pa.int64())])
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> Objects:
+    return LocalObjects(tmp_path, SYSTEM, random.Random(1))
+
+
+def put(objects: Objects, key: str, table: pa.Table, **options: Any) -> int:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, **options)
+    body = sink.getvalue().to_pybytes()
+    objects.put(key, body)
+    return len(body)
+
+
+def rows_of(reading: Reading, objects: Objects, file: File) -> list[dict[str, Any]]:
+    return [row for table in reading.rows(objects, file) for row in table.to_pylist()]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+def test_parts_of_a_file_have_every_row_once(objects: Objects, parts: int) -> None:
+    table = pa.table({"id": range(50), "name": [f"n{n}" for n in range(50)], "_weight": [1, 2] * 25})
+    size = put(objects, "a.parquet", table, row_group_size=10)
+    reading = Reading(WANTED, Kind.CHANGES)
+    found = [
+        row
+        for part in range(parts)
+        for row in rows_of(reading, objects, File("a.parquet", size, -1, 4, part, parts))
+    ]
+    assert found == [{"c0": n, "c1": f"n{n}", "_w": -(1 + n % 2)} for n in range(50)]
+
+
+def test_columns_are_found_by_name_widened_and_null_where_they_are_missing(objects: Objects) -> None:
+    table = pa.table({"_weight": pa.array([3], pa.int64()), "ID": pa.array([7], pa.int32())})
+    size = put(objects, "b.parquet", table)
+    found = rows_of(Reading(WANTED, Kind.CHANGES), objects, File("b.parquet", size, 1, 1))
+    assert found == [{"c0": 7, "c1": None, "_w": 3}]
+
+
+def test_writes_of_a_keyed_dataset_come_with_their_place(objects: Objects) -> None:
+    table = pa.table({"id": [1, 2], "_op": ["upsert", "delete"], "_ordinal": [0, 1]})
+    size = put(objects, "c.parquet", table)
+    found = rows_of(Reading(KEYED, Kind.KEYED), objects, File("c.parquet", size, 1, 9))
+    assert [tuple(row.values()) for row in found] == [(1, False, 9, 0, 1), (2, True, 9, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pa.table({"id": ["1"], "_weight": [1]}),
+        pa.table({"id": pa.array([1.0]), "_weight": [1]}),
+        pa.table({"id": [1], "ID": [2], "_weight": [1]}),
+        pa.table({"id": [1], "name": [{"a": 1}], "_weight": [1]}),
+        pa.table({"other": [1]}),
+    ],
+)
+def test_what_is_not_plainly_as_declared_is_refused(objects: Objects, table: pa.Table) -> None:
+    size = put(objects, "d.parquet", table)
+    with pytest.raises(FileUnlike, match=r"d\.parquet"):
+        rows_of(Reading(WANTED, Kind.CHANGES), objects, File("d.parquet", size, 1, 1))
+
+
+def test_a_damaged_or_missing_file_is_named(objects: Objects) -> None:
+    table = pa.table({"id": range(1000), "name": ["x"] * 1000, "_weight": [1] * 1000})
+    size = put(objects, "e.parquet", table, compression="none")
+    body, _ = objects.get("e.parquet")
+    objects.put("cut.parquet", body[: size // 2])
+    reading = Reading(WANTED, Kind.CHANGES)
+    for key, length in (("cut.parquet", size // 2), ("gone.parquet", size)):
+        with pytest.raises(ObjectUnreadable, match=key) as caught:
+            rows_of(reading, objects, File(key, length, 1, 1))
+        assert caught.value.key == key
