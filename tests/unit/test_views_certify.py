@@ -1,10 +1,13 @@
 """The comparison of certification, its classes and its generated steps: all that needs no Spark."""
 
 import datetime as dt
+from decimal import Decimal
 
+import pyarrow as pa
 import pytest
 
 from tidemill.errors import UsageError
+from tidemill.spark import schema
 from tidemill.views.certify import generate
 from tidemill.views.certify.compare import Real, difference
 from tidemill.views.certify.contents import Contents, Step
@@ -72,6 +75,17 @@ def test_floats_are_compared_within_their_bound_and_nothing_else_is() -> None:
 @pytest.mark.rule("DBSP-20")
 def test_the_class_of_a_view_is_read_off_its_circuit(sql: str, expected: Equality) -> None:
     assert equality_of(compile_query(sql, T).output) == expected
+
+
+@pytest.mark.rule("DBSP-21")
+@pytest.mark.parametrize("kind", ["DECIMAL(38,0)", "DECIMAL(38,18)", "DECIMAL(30,30)", "DECIMAL(2,0)"])
+def test_generated_decimals_fit_their_type_to_the_last_digit(kind: str) -> None:
+    column = schema.to_arrow(schema.parse(f"v {kind}"))
+    steps = [step for seed in range(20) for step in generate.steps({"t": f"v {kind}"}, seed=seed)]
+    drawn = [row["v"] for step in steps for row in step.inserts.get("t", ())]
+    assert pa.table({"v": drawn}, column)["v"].to_pylist() == drawn
+    most = 10 ** column.field("v").type.precision - 1
+    assert Decimal((0, tuple(map(int, str(most))), -column.field("v").type.scale)) in drawn
 
 
 def test_a_step_that_deletes_what_is_not_there_changes_nothing() -> None:

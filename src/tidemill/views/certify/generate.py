@@ -128,7 +128,9 @@ def _simple(chance: random.Random, name: str, ends: bool) -> Any:
     if word == "decimal":
         digits, scale = (int(part) for part in name[8:-1].split(","))
         whole = chance.choice((0, 1, 15, -25, 10**digits - 1 if ends else 3))
-        return Decimal(whole % 10**digits if whole > 0 else max(whole, -(10**digits) + 1)).scaleb(-scale)
+        fits = whole % 10**digits if whole > 0 else max(whole, -(10**digits) + 1)
+        # By its digits: arithmetic on decimals would round to the 28 of Python's context.
+        return Decimal((int(fits < 0), tuple(map(int, str(abs(fits)))), -scale))
     if word in ("char", "varchar") or name.startswith("string collate "):
         word = "string"
     pool = _POOLS.get(word, _POOLS.get(name, (None,)))
