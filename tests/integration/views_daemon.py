@@ -6,9 +6,12 @@ write the bundle of a layer:
     kill     a worker kills itself after it wrote its bundle, once for each job and layer
     full     object storage is full when a bundle is written
     memory   there is no memory left for a kernel
+
+`TIDEMILL_WORKER_BYTES` limits what a worker may allocate.
 """
 
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -44,6 +47,8 @@ def in_trouble() -> None:
 
 
 if __name__ == "__main__":
+    if most := int(os.environ.get("TIDEMILL_WORKER_BYTES", "0")):
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     crash._armed["views.task.told"] = killed_once
     crash._armed["views.trace.before_bundle"] = in_trouble
     from pyspark.daemon import manager

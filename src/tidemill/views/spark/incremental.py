@@ -231,7 +231,7 @@ class Turn:
         if self._estimate.place is Venue.RUNNER:
             try:
                 return self._jobs(replace(plan, ranges=ranges(1)), inputs, self.ready, InProcess)
-            except Grown:
+            except (Grown, MemoryError):
                 self._estimate = self._estimate._replace(place=Venue.SPARK)
         return self._jobs(plan, inputs, self.ready)
 
