@@ -1,6 +1,6 @@
 """Processes that live in scenes of the life of lots (`tests.integration.life_scenes`), until they are killed.
 
-    python -m tests.acceptance.life_process PORT SECRET
+    PYSPARK_GATEWAY_PORT=… PYSPARK_GATEWAY_SECRET=… python -m tests.acceptance.life_process
 
 It is told on its standard input, a line each, which scene, in which home, how late it is and at which point;
 it forks a process that lives there and ends like kill -9 at the point, and says how that ended: a line with
@@ -43,7 +43,6 @@ def live(told: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"] = sys.argv[1:]
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:

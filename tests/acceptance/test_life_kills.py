@@ -59,11 +59,11 @@ class Lives:
         self._jobs = spark.sparkContext.statusTracker()
         self._context = spark.sparkContext
         where = spark.sparkContext._gateway.gateway_parameters  # type: ignore[union-attr]
-        words = ["-m", "tests.acceptance.life_process", str(where.port), str(where.auth_token)]
+        there = {"PYSPARK_GATEWAY_PORT": str(where.port), "PYSPARK_GATEWAY_SECRET": str(where.auth_token)}
         self._process = subprocess.Popen(
-            [sys.executable, *words],
+            [sys.executable, "-m", "tests.acceptance.life_process"],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, **there, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

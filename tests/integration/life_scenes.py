@@ -60,6 +60,9 @@ class Scene:
     spaces: ClassVar[tuple[str, ...]] = ("future", "part", "pin")
     """Of rows that nothing is left in."""
 
+    in_batches: ClassVar[bool] = False
+    """Does it depend on the moment which rows come together in a lot?"""
+
     def __init__(self, **options: str) -> None:
         self.options = options
 
@@ -210,6 +213,7 @@ class Poll(Scene):
 
 class Kafka(Scene):
     name = "kafka"
+    in_batches = True
     spaces = ("future", "pin")  # the partitions of a topic stay
     tables = ("orders", "orders_quarantine")
     steps: ClassVar[set[str]] = {"sources.draw", "sources.mark", "publish.intent", "publish.commit"}
@@ -426,7 +430,10 @@ class Stage:
         with self.scene.declare(home, self.spark, self.clock) as pipeline:
             left = orphans(pipeline, self.scene)
             assert not left, str(left)
-            return {name: seen(pipeline, name) for name in self.scene.tables} | {"marks": marks(pipeline)}
+            found = {name: seen(pipeline, name) for name in self.scene.tables}
+            if self.scene.in_batches:
+                found = {name: {"rows": one["rows"]} for name, one in found.items()}
+            return found | {"marks": marks(pipeline)}
 
     def later(self) -> None:
         """The leases of the dead are over."""
