@@ -342,7 +342,7 @@ class Builder:
         children, name = op.inputs, self._ids[op]
         kinds = [self._kinds_of_key(op, keys, n) for n in range(len(keys[0]))]
         key = [
-            _cast(_either(place, other[n] if other else None), kind)
+            _cast(_either(place, other[n] if other else None), self._types[op][place], kind)
             for n, (place, kind) in enumerate(zip(result, kinds, strict=True))
         ]
         gathers = []
@@ -355,7 +355,9 @@ class Builder:
         shown = tuple(map(self._arrow, self._types[op]))
         result_at = self._add(name, ReplaceStation(shown, tuple(map(self._arrow, kinds))))
         for place, (child, mine) in enumerate(zip(children, keys, strict=True)):
-            sent = [_cast(column(i), kind) for i, kind in zip(mine, kinds, strict=True)]
+            sent = [
+                _cast(column(i), self._types[child][i], kind) for i, kind in zip(mine, kinds, strict=True)
+            ]
             self._feed(child, result_at, 1, sent)
             for elsewhere, number in enumerate(gathers):
                 if elsewhere != place:
@@ -383,7 +385,7 @@ class Builder:
                 at.append(place)
             else:
                 at.append(len(given))
-                given.append(_cast(column(place), kind))
+                given.append(_cast(column(place), self._types[child][place], kind))
                 types.append(kind)
         return given, at, types
 
@@ -494,7 +496,10 @@ class Builder:
         return found
 
 
-def _cast(expr: Expr, kind: str) -> Expr:
+def _cast(expr: Expr, given: str, kind: str) -> Expr:
+    """An expression of a type; a column that has it already stays plain."""
+    if expr.column is not None and given == kind:
+        return expr
     return Expr(joined(("CAST(", *expr.parts, f" AS {kind})")), expr.calls | {"cast"})
 
 

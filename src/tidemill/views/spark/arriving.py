@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tidemill.errors import FileUnlike, TypeRefused
 from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.manifest import StoredObject
 from tidemill.spark.operations import OP, ORDINAL, Operation, stored_schema
 from tidemill.spark.operations import WEIGHT as STORED
 from tidemill.spark.queries import quoted
@@ -60,6 +62,39 @@ class Framed:
 
     def table(self) -> pa.Table | None:
         return None
+
+    def reading(self) -> Reading | None:
+        return None
+
+    def files(self) -> list[File]:
+        return []
+
+
+@dataclass(frozen=True)
+class Spilled:
+    """Rows that an earlier job of the step wrote.
+
+    Args:
+        spark: the session.
+        storage: where objects are.
+        schema: the columns, c0, c1, … and `_w`.
+        objects: the files.
+    """
+
+    spark: "SparkSession"
+    storage: Storage
+    schema: pa.Schema
+    objects: Sequence[StoredObject]
+
+    def frame(self) -> "DataFrame":
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return read_objects(self.spark, self.storage, from_arrow_schema(self.schema), self.objects)
+
+    def table(self) -> pa.Table | None:
+        bodies = [self.storage.objects.get(item.uri)[0] for item in self.objects]
+        parts = [pq.read_table(pa.BufferReader(body), use_threads=False) for body in bodies]
+        return pa.concat_tables([part.cast(self.schema) for part in parts])
 
     def reading(self) -> Reading | None:
         return None

@@ -14,13 +14,12 @@ import pyarrow as pa
 
 from tidemill.lots.manifest import StoredObject
 from tidemill.spark import queries
-from tidemill.spark.reading import read_objects
 from tidemill.spark.storage import Storage
 from tidemill.views.chain.chain import Input, Query
 from tidemill.views.chain.stations import OutputStation, columns, weighted
 from tidemill.views.chain.work import Plan, Told, complete
 from tidemill.views.circuit.render import Renderer
-from tidemill.views.spark.arriving import Arriving, Framed
+from tidemill.views.spark.arriving import Arriving, Framed, Spilled
 from tidemill.views.spark.job import Job
 from tidemill.views.spark.legs import WEIGHT, KindsOf
 from tidemill.views.spark.tasks import Site
@@ -92,20 +91,18 @@ class Jobs:
                 result = self._result(named[name], open_queries)
                 found |= {} if result is None else {name: Framed(result)}
             elif self._files(name):
-                found[name] = Framed(self._spilled(name))
+                found[name] = self._spilled(name)
         return found
 
     def _files(self, name: str) -> list[StoredObject]:
         files = [file for told in self.told for file in told.files if file[0] == name]
         return [StoredObject(uri=key, rows=rows, size=size) for _, key, rows, size, _ in files]
 
-    def _spilled(self, name: str) -> "DataFrame":
-        from pyspark.sql.pandas.types import from_arrow_schema
-
+    def _spilled(self, name: str) -> Spilled:
         station = self.plan.chain.spills[name].station
         assert isinstance(station, OutputStation)
-        schema = from_arrow_schema(pa.schema(weighted(columns(station.types))))
-        return read_objects(self.spark, self.storage, schema, self._files(name))
+        schema = pa.schema(weighted(columns(station.types)))
+        return Spilled(self.spark, self.storage, schema, self._files(name))
 
     def _result(self, query: Query, open_queries: ExitStack) -> "DataFrame | None":
         """The result of a keyed operator for the keys that changed; None when they have no rows at all."""
@@ -121,7 +118,7 @@ class Jobs:
 
     def _repeated(self, name: str) -> "DataFrame":
         """Rows, each as often as it is there."""
-        df = self._spilled(name)
+        df = self._spilled(name).frame()
         names = [one for one in df.columns if one != WEIGHT]
         again = f"explode(array_repeat(1, CAST({WEIGHT} AS INT))) AS _again"
         return df.selectExpr(*names, again).selectExpr(*names)
