@@ -1,6 +1,7 @@
 """What differs, made smaller: fewer rows, then a shorter query, for as long as it still differs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sqlglot
@@ -35,6 +36,35 @@ def shrunk_rows(
                 if less[name] != rows[name] and differs(less):
                     rows = less
     return rows
+
+
+def shrunk_steps(steps: Sequence[Step], differs: Callable[[list[Step]], bool]) -> list[Step]:
+    """The fewest rows in the fewest steps with which it still differs; steps that cannot be taken do not."""
+    small = list(steps)
+    for place in range(len(small) - 1, -1, -1):
+        less = small[:place] + small[place + 1 :]
+        if less and differs(less):
+            small = less
+    for size in (16, 4, 1):
+        for place in range(len(small)):
+            for kind in ("deletes", "inserts"):
+                for name in getattr(small[place], kind):
+                    small = _fewer(small, place, kind, name, size, differs)
+    return small
+
+
+def _fewer(
+    steps: list[Step], place: int, kind: str, name: str, size: int, differs: Callable[[list[Step]], bool]
+) -> list[Step]:
+    at = len(getattr(steps[place], kind)[name])
+    while at > 0:
+        at = max(0, at - size)
+        rows = getattr(steps[place], kind)[name]
+        fewer = {**getattr(steps[place], kind), name: [*rows[:at], *rows[at + size :]]}
+        less = [*steps[:place], replace(steps[place], **{kind: fewer}), *steps[place + 1 :]]
+        if differs(less):
+            steps = less
+    return steps
 
 
 def shrunk_query(sql: str, differs: Callable[[str], bool]) -> str:

@@ -1,6 +1,6 @@
 """What fuzzing finds is made smaller: rows and parts of the query that are not needed are left out."""
 
-from tests.integration.views_shrinking import Rows, shorter, shrunk_query, shrunk_rows
+from tests.integration.views_shrinking import Rows, shorter, shrunk_query, shrunk_rows, shrunk_steps
 from tidemill.testing import Step
 
 DDL = {"t": "a INT", "u": "a INT"}
@@ -17,6 +17,24 @@ def test_rows_are_left_out_for_as_long_as_it_still_differs() -> None:
 
     assert shrunk_rows(DDL, steps, differs) == {"t": [{"a": 5}], "u": [{"a": 3}]}
     assert shrunk_rows(DDL, steps, lambda rows: False) is None
+
+
+def test_steps_and_their_rows_are_left_out_for_as_long_as_it_still_differs() -> None:
+    steps = [
+        Step(inserts={"t": [{"a": n} for n in range(40)]}),
+        Step(inserts={"u": [{"a": n} for n in range(7)]}),
+        Step(deletes={"t": [{"a": n} for n in range(30)]}),
+    ]
+
+    def differs(some: list[Step]) -> bool:
+        there = [{"a": 5} in step.inserts.get("t", ()) for step in some]
+        gone = [{"a": 5} in step.deletes.get("t", ()) for step in some]
+        return any(there) and any(gone) and there.index(True) < gone.index(True)
+
+    first, second = shrunk_steps(steps, differs)
+    assert (first.inserts, first.deletes) == ({"t": [{"a": 5}]}, {})
+    assert (second.inserts, second.deletes) == ({}, {"t": [{"a": 5}]})
+    assert shrunk_steps(steps, lambda some: False) == steps
 
 
 def test_clauses_columns_and_queries_around_it_are_left_out() -> None:
