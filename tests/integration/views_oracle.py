@@ -53,6 +53,9 @@ SETTINGS = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.leafNodeDefaultParallelism": "1",
     "spark.sql.autoBroadcastJoinThreshold": "-1",
+    # It forgets the order below a LIMIT where a scalar subquery stands above: SELECT (SELECT max(k) FROM u
+    # WHERE u.a = z.a) FROM (SELECT a FROM t ORDER BY x LIMIT 3) z has any three rows of t.
+    "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.EliminateSorts",
 }
 
 
@@ -189,8 +192,8 @@ def differences(
                     continue
                 if ordered and circuit == first and circuit.total() == query.total():
                     backwards = queries.renamed(sql, "`{} backwards`".format)
-                    others = bags(spark, [backwards, turned(interpret(output))])
-                    if others[0] != query or others[1] != circuit:
+                    others = bags(spark, [backwards, *turned(interpret(output))])
+                    if others[0] != query or any(other != circuit for other in others[1:]):
                         continue  # several answers
                 wrong.append(Difference(sql, interpret(output), query - circuit, circuit - query))
     return wrong

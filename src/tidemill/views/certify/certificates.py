@@ -30,7 +30,7 @@ from tidemill.views.spark.clock import moments, reads_clock
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FORMAT = 3
+FORMAT = 4
 """Of the generated steps and of the comparison: another one certifies every view anew."""
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.functions import LINEAR_AGGREGATES, names
 from tidemill.views.circuit.operators import Aggregate, Opaque, Operator, Output, Window
-from tidemill.views.circuit.ties import hangs_on_ties, settled
+from tidemill.views.circuit.ties import hanging, settled
 
 FLOAT_BOUND = 1e-9
 """How far floats may be apart, relative to the larger of the two and of 1: far above what the order of a
@@ -55,11 +55,16 @@ EXACT = Equality()
 def equality_of(output: Output) -> Equality:
     """The class of a view."""
     called = {name for op in walk(output) for name in _calls(op)}
-    approx = any(name.startswith(("approx_", "percentile_approx")) for name in called)
-    bound = APPROX_BOUND if approx else FLOAT_BOUND if called & _INEXACT else 0.0
-    ordered = hangs_on_ties(output)
+    bound = APPROX_BOUND if any(map(_approx, called)) else FLOAT_BOUND if called & _INEXACT else 0.0
+    order = hanging(output)
     # The hash of a row with an inexact sum in it is another one after another rounding.
-    return Equality(bound, ordered, ordered and not bound and settled(output))
+    below = {name for op in order for child in op.inputs for one in walk(child) for name in _calls(one)}
+    rounded = any(_approx(name) or name in _INEXACT for name in below)
+    return Equality(bound, bool(order), bool(order) and not rounded and settled(output))
+
+
+def _approx(name: str) -> bool:
+    return name.startswith(("approx_", "percentile_approx"))
 
 
 def _calls(op: Operator) -> set[str]:

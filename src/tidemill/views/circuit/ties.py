@@ -44,6 +44,8 @@ _HASHED = re.compile(
 )
 WHOLE = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
 SO_FAR = "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
+WAYS = 6
+"""In so many ways ties are broken to see whether there are any."""
 _FIRSTS = frozenset({"first", "first_value", "any_value"})
 _LASTS = frozenset({"last", "last_value"})
 _LISTS = frozenset({"collect_list", "array_agg"})
@@ -54,7 +56,12 @@ _WORDS = frozenset({"xxhash64", "isnull", "named_struct", "size", "transform", "
 
 def hangs_on_ties(output: Operator) -> bool:
     """Does plain Spark have several results where the query's order leaves ties?"""
-    return any(_hangs(op) for op in walk(output))
+    return bool(hanging(output))
+
+
+def hanging(output: Operator) -> list[Operator]:
+    """The operators in which it has."""
+    return [op for op in walk(output) if _hangs(op)]
 
 
 def settled(output: Operator) -> bool:
@@ -62,12 +69,25 @@ def settled(output: Operator) -> bool:
     return not any(_unsettled(op) for op in walk(output))
 
 
-def turned(sql: str) -> str:
-    """The text of a circuit with all its ties broken the other way: it differs where there are any."""
+def turned(sql: str) -> list[str]:
+    """The text of a circuit with all its ties broken in other ways: some of them differ where there are any.
+
+    The opposite way first. It is not enough by itself: of three rows that tie for two places, the one in the
+    middle is in both, and the other two may look alike in the result.
+    """
+    opposite = sql
     for salt in SALTS:
         # All bits turned are the opposite order.
-        sql = sql.replace(f"xxhash64({salt},", f"~xxhash64({salt},")
-    return sql
+        opposite = opposite.replace(f"xxhash64({salt},", f"~xxhash64({salt},")
+    if opposite == sql:
+        return []
+    found = [opposite]
+    for number in range(1, WAYS):
+        other = sql
+        for salt in SALTS:
+            other = other.replace(f"xxhash64({salt},", f"xxhash64({salt - number},")
+        found.append(other)
+    return found
 
 
 def break_ties(output: Output, types: Mapping[Operator, Sequence[str]]) -> Output:
