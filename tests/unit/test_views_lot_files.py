@@ -13,7 +13,8 @@ from tidemill.errors import FileUnlike, ObjectUnreadable
 from tidemill.lots.datasets import Kind
 from tidemill.objects import Objects
 from tidemill.objects.local import LocalObjects
-from tidemill.views.spark.lot_files import File, Reading
+from tidemill.views.spark import lot_files
+from tidemill.views.spark.lot_files import BATCH_BYTES, File, Reading
 
 WANTED = pa.schema([("id", pa.int64()), ("name", pa.string()), ("_weight", pa.int64())])
 KEYED = pa.schema([("id", pa.int64()), ("_op", pa.string()), ("_ordinal", pa.int64())])
@@ -89,3 +90,23 @@ def test_a_damaged_or_missing_file_is_named(objects: Objects) -> None:
         with pytest.raises(ObjectUnreadable, match=key) as caught:
             rows_of(reading, objects, File(key, length, 1, 1))
         assert caught.value.key == key
+
+
+def test_wide_rows_come_in_small_pieces(objects: Objects) -> None:
+    chance = random.Random(5)
+    names = [chance.randbytes(5_000).hex() for _ in range(4_000)]
+    table = pa.table({"id": range(4_000), "name": names, "_weight": [1] * 4_000})
+    size = put(objects, "wide.parquet", table)
+    found = list(Reading(WANTED, Kind.CHANGES).rows(objects, File("wide.parquet", size, 1, 1)))
+    assert max(one.nbytes for one in found) < 1.5 * BATCH_BYTES < table.nbytes
+    assert pa.concat_tables(found)["c1"].to_pylist() == names
+
+
+def test_too_little_memory_is_not_the_files_fault(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(*_: Any) -> int:
+        raise pa.ArrowMemoryError("malloc of size 31457280 failed")
+
+    size = put(objects, "a.parquet", pa.table({"id": [1], "name": ["x"], "_weight": [1]}))
+    monkeypatch.setattr(lot_files, "_at_once", raises)
+    with pytest.raises(MemoryError, match="malloc"):
+        rows_of(Reading(WANTED, Kind.CHANGES), objects, File("a.parquet", size, 1, 1))

@@ -48,10 +48,17 @@ class RangedFile(io.RawIOBase):
         return body
 
 
-def open_parquet(objects: Objects, key: str, size: int) -> Any:
-    """A `pyarrow.parquet.ParquetFile` on an object; `ObjectUnreadable` when it is none."""
+def open_parquet(objects: Objects, key: str, size: int, *, buffer_bytes: int = 0) -> Any:
+    """A `pyarrow.parquet.ParquetFile` on an object; `ObjectUnreadable` when it is none.
+
+    - buffer_bytes: how much of a column is fetched at once; 0 is all of it that a row group has.
+    """
     try:
-        return pq.ParquetFile(pa.PythonFile(RangedFile(objects, key, size), mode="r"))
+        return pq.ParquetFile(
+            pa.PythonFile(RangedFile(objects, key, size), mode="r"), buffer_size=buffer_bytes
+        )
+    except MemoryError:
+        raise  # of Arrow's as well: it says nothing of the file
     except (pa.ArrowException, OSError, ObjectMissing) as error:
         raise unreadable(key, f"it is no whole Parquet file: {error}") from error
 

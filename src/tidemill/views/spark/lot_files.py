@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from tidemill.errors import FileUnlike, ObjectMissing
@@ -23,6 +24,10 @@ from tidemill.spark.reading import POSITION
 
 OURS = frozenset({OP, ORDINAL, STORED, POSITION})
 BATCH_ROWS = 131_072
+BATCH_BYTES = 16 * 1024**2
+"""What is decoded at once, by what a file says of its rows."""
+
+_BUFFER_BYTES = 8 * 1024**2  # fetched at once of a column of a large file
 
 
 class File(NamedTuple):
@@ -58,16 +63,22 @@ class Reading:
     def rows(self, objects: Objects, file: File) -> Iterator[pa.Table]:
         """The rows of a part of a file, in pieces."""
         try:
-            with open_parquet(objects, file.key, file.size) as found:
+            large = file.size > 2 * _BUFFER_BYTES
+            with open_parquet(
+                objects, file.key, file.size, buffer_bytes=_BUFFER_BYTES if large else 0
+            ) as found:
                 places = self._places(found.schema_arrow, file.key)
                 groups = _share(found.num_row_groups, file)
                 names = [found.schema_arrow.field(place).name for place in places if place is not None]
                 if not names:
                     raise FileUnlike(f"{file.key!r} has none of the declared columns")
-                for batch in found.iter_batches(BATCH_ROWS, groups, names, use_threads=False):
+                count = _at_once(found.metadata, groups)
+                for batch in found.iter_batches(count, groups, names, use_threads=False):
                     yield self._shown(pa.Table.from_batches([batch]), file)
         except ObjectMissing as error:
             raise unreadable(file.key, "it is not there") from error
+        except MemoryError:
+            raise  # of Arrow's as well: it says nothing of the file
         except (pa.ArrowException, OSError) as error:
             raise unreadable(file.key, f"it is no whole Parquet file: {error}") from error
 
@@ -104,6 +115,13 @@ class Reading:
 def _share(groups: int, file: File) -> list[int]:
     first, end = (groups * at // file.parts for at in (file.part, file.part + 1))
     return list(range(first, end))
+
+
+def _at_once(metadata: pq.FileMetaData, groups: list[int]) -> int:
+    """How many rows to decode at once."""
+    found = [metadata.row_group(number) for number in groups]
+    size, rows = sum(one.total_byte_size for one in found), sum(one.num_rows for one in found)
+    return max(1, min(BATCH_ROWS, BATCH_BYTES * rows // size)) if size else BATCH_ROWS
 
 
 def _alike(here: pa.DataType, wanted: pa.DataType) -> bool:
