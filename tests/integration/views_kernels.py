@@ -24,7 +24,7 @@ from tidemill.spark.storage import Storage
 from tidemill.testing import Holding, Step
 from tidemill.views.certify.contents import Contents
 from tidemill.views.chain.chain import Chain
-from tidemill.views.chain.stations import OutputStation
+from tidemill.views.chain.outputs import OutputStation
 from tidemill.views.chain.work import Plan, Told
 from tidemill.views.circuit.operators import Operator, Output
 from tidemill.views.circuit.render import Renderer

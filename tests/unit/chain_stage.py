@@ -9,7 +9,7 @@ import pyarrow as pa
 from tidemill.objects.memory import MemoryObjects
 from tidemill.testing import FakeClock
 from tidemill.views.chain.chain import Chain, Placed
-from tidemill.views.chain.stations import Station
+from tidemill.views.chain.station import Station
 from tidemill.views.chain.work import Plan, State, Told, complete, compute, gathered
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache

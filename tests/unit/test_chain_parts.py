@@ -7,8 +7,9 @@ from tests.unit.views_stage import output
 from tidemill.errors import StepLost
 from tidemill.views.chain.chain import Chain, Placed
 from tidemill.views.chain.legs import Explode, Leg, Select, Where
+from tidemill.views.chain.outputs import OutputStation
 from tidemill.views.chain.prepare import prepared
-from tidemill.views.chain.stations import OutputStation, SetStation
+from tidemill.views.chain.stations import SetStation
 from tidemill.views.chain.work import Plan, Told, complete, gathered
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.expr import call, column, text

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from tidemill.views.chain.chain import Chain, Placed
-from tidemill.views.chain.stations import ChangesStation
+from tidemill.views.chain.source_stations import ChangesStation
 from tidemill.views.chain.work import Plan
 from tidemill.views.kernels.zset import added_up
 from tidemill.views.spark import sink as sinks

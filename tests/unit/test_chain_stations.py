@@ -15,18 +15,11 @@ from tests.unit.chain_stage import Alone, Row, add, table
 from tests.unit.test_views_types import TYPES, values_of
 from tidemill.errors import TypeRefused
 from tidemill.views.chain import stations
-from tidemill.views.chain.stations import (
-    AggregateStation,
-    ChangesStation,
-    GatherStation,
-    JoinStation,
-    OutputStation,
-    ReplaceStation,
-    SetStation,
-    Station,
-    UpsertsStation,
-    hashed,
-)
+from tidemill.views.chain.keyed_stations import GatherStation, ReplaceStation
+from tidemill.views.chain.outputs import OutputStation
+from tidemill.views.chain.source_stations import ChangesStation, UpsertsStation
+from tidemill.views.chain.station import Station, hashed
+from tidemill.views.chain.stations import AggregateStation, JoinStation, SetStation
 from tidemill.views.kernels.aggregate import Agg, Aggregate
 from tidemill.views.trace.slices import ranges
 

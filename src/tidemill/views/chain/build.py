@@ -7,20 +7,13 @@ import pyarrow as pa
 
 from tidemill.errors import TypeRefused
 from tidemill.views.chain.chain import Chain, Edge, Input, Placed, Query
+from tidemill.views.chain.keyed_stations import GatherStation, ReplaceStation
 from tidemill.views.chain.legs import Explode, Leg, Select
+from tidemill.views.chain.outputs import OutputStation, SpillStation
 from tidemill.views.chain.prepare import Unsupported
-from tidemill.views.chain.stations import (
-    AggregateStation,
-    ChangesStation,
-    GatherStation,
-    JoinStation,
-    OutputStation,
-    ReplaceStation,
-    SetStation,
-    SpillStation,
-    Station,
-    UpsertsStation,
-)
+from tidemill.views.chain.source_stations import ChangesStation, UpsertsStation
+from tidemill.views.chain.station import Station
+from tidemill.views.chain.stations import AggregateStation, JoinStation, SetStation
 from tidemill.views.circuit import operators as ops
 from tidemill.views.circuit.circuit import Circuit
 from tidemill.views.circuit.expr import Expr, call, column, joined

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tidemill.views.chain.legs import Leg
-from tidemill.views.chain.stations import OutputStation, SpillStation, Station
+from tidemill.views.chain.outputs import OutputStation, SpillStation
+from tidemill.views.chain.station import Station
 from tidemill.views.circuit.expr import Expr
 from tidemill.views.circuit.operators import Operator
 

@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from tidemill.errors import StepLost
 from tidemill.views.chain.chain import Chain, Edge, Placed
-from tidemill.views.chain.stations import Given, OutputStation, Station
+from tidemill.views.chain.outputs import OutputStation
+from tidemill.views.chain.station import Given, Station
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.layout import WEIGHT

@@ -30,7 +30,7 @@ from tidemill.spark.reading import naming, read_objects
 from tidemill.spark.sessions import parallelism
 from tidemill.spark.writing import Written
 from tidemill.views.chain.chain import Chain, Placed
-from tidemill.views.chain.stations import OutputStation, SpillStation
+from tidemill.views.chain.outputs import OutputStation, SpillStation
 from tidemill.views.chain.work import Plan, Told, timings
 from tidemill.views.circuit.operators import Operator
 from tidemill.views.circuit.render import Renderer

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tidemill.views.chain.chain import Edge
-from tidemill.views.chain.stations import OutputStation
+from tidemill.views.chain.outputs import OutputStation
 from tidemill.views.chain.work import Plan, Told
 from tidemill.views.spark import legs, tasks
 from tidemill.views.spark.arriving import Arriving

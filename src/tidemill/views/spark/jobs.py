@@ -16,7 +16,8 @@ from tidemill.lots.manifest import StoredObject
 from tidemill.spark import queries
 from tidemill.spark.storage import Storage
 from tidemill.views.chain.chain import Input, Query
-from tidemill.views.chain.stations import OutputStation, columns, weighted
+from tidemill.views.chain.outputs import OutputStation
+from tidemill.views.chain.station import columns, weighted
 from tidemill.views.chain.work import Plan, Told, complete
 from tidemill.views.circuit.render import Renderer
 from tidemill.views.spark.arriving import Arriving, Framed, Spilled

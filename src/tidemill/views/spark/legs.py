@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.views.chain.chain import Edge
 from tidemill.views.chain.legs import Explode, Leg, Select, Where
-from tidemill.views.chain.stations import OutputStation
+from tidemill.views.chain.outputs import OutputStation
 from tidemill.views.chain.work import Plan
 from tidemill.views.circuit.expr import Expr
 from tidemill.views.spark import rows

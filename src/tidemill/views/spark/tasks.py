@@ -26,7 +26,7 @@ from tidemill.clock import SystemClock
 from tidemill.objects import Objects, open_place
 from tidemill.objects.url import RemoteUrl
 from tidemill.views.chain.chain import Edge, Placed
-from tidemill.views.chain.stations import OutputStation
+from tidemill.views.chain.outputs import OutputStation
 from tidemill.views.chain.work import Packet, Plan, State, Told, chosen, compute, gathered
 from tidemill.views.kernels.digest import digest
 from tidemill.views.kernels.zset import added_up

@@ -1,0 +1,130 @@
+"""Where the rows of datasets enter: those that may be deleted, and those with a key (DBSP-21, LOT-40)."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidemill.views.chain.station import (
+    Given,
+    Parts,
+    Traces,
+    column_name,
+    columns,
+    hashed,
+    keyed_rows,
+    layout_of,
+    together,
+    weighted,
+)
+from tidemill.views.kernels import keyed
+from tidemill.views.kernels.source import Source
+from tidemill.views.trace.consolidate import chunk, column, consolidate
+from tidemill.views.trace.layout import HASH, WEIGHT, Layout
+from tidemill.views.trace.slices import Range
+from tidemill.views.trace.words import class_ids, code_rows
+
+ASIDE = "aside"
+
+
+@dataclass(frozen=True)
+class ChangesStation:
+    """The source operator of a dataset that allows deletes: no row is there fewer than no times (DBSP-21)."""
+
+    types: tuple[pa.DataType, ...]
+
+    @cached_property
+    def _layout(self) -> Layout:
+        return Layout(columns(self.types), len(self.types))
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        return {"main": self._layout, ASIDE: self._layout}
+
+    @cached_property
+    def out(self) -> pa.Schema:
+        return weighted(columns(self.types))
+
+    def takes(self, side: int) -> tuple[pa.DataType, ...]:
+        return self.types
+
+    def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
+        packed = rows.append_column(HASH, hashed(rows, self._layout.names))
+        return {"main": consolidate(packed, self._layout)}
+
+    def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> Given:
+        delta = together(parts.get("main", ()), self._layout)
+        admitted = Source(columns(self.types)).step(delta, traces["main"])
+        aside = 0
+        if admitted.quarantine.num_rows or traces[ASIDE].rows:
+            known = pa.concat_tables([self._layout.empty(), *traces[ASIDE].scan(), admitted.quarantine])
+            aside = consolidate(known, self._layout).num_rows
+        return Given(
+            [admitted.out.select(self.out.names)],
+            {"main": admitted.state, ASIDE: admitted.quarantine},
+            aside=aside,
+        )
+
+    def speaks_first(self, within: Range) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class UpsertsStation:
+    """The source operator of a keyed dataset: the stored row of a key goes, the last written comes (LOT-40).
+
+    Rows have the dataset's columns, then whether they delete, then the position and the ordinal that say
+    which write is the last.
+    """
+
+    types: tuple[pa.DataType, ...]
+    key: tuple[int, ...]
+
+    @cached_property
+    def _layout(self) -> Layout:
+        return layout_of(self.types, self.key)
+
+    @cached_property
+    def _writes(self) -> Layout:
+        extra = [("_gone", pa.bool_()), ("_position", pa.int64()), ("_ordinal", pa.int64())]
+        fields = [*self._layout.columns, *(pa.field(name, kind) for name, kind in extra)]
+        return Layout(pa.schema(fields), len(self.key))
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        return {"main": self._layout}
+
+    @cached_property
+    def out(self) -> pa.Schema:
+        return weighted(columns(self.types))
+
+    def takes(self, side: int) -> tuple[pa.DataType, ...]:
+        return (*self.types, pa.bool_(), pa.int64(), pa.int64())
+
+    def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
+        names = [f"c{i}" for i in range(len(self.types))]
+        rows = rows.rename_columns([*names, "_gone", "_position", "_ordinal", WEIGHT])
+        return {"writes": self._last(self._writes.conform(keyed_rows(rows, self._layout, self.key)))}
+
+    def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> Given:
+        last = self._last(together(parts.get("writes", ()), self._writes))
+        there = last.filter(pc.invert(last["_gone"])).select(self._layout.schema.names)
+        change = keyed.exchange(last.select([HASH, *self._layout.key_names]), there, traces["main"])
+        names = [column_name(i, self.types, self.key) for i in range(len(self.types))]
+        return Given([change.select([*names, WEIGHT]).rename_columns(self.out.names)], {"main": change})
+
+    def speaks_first(self, within: Range) -> bool:
+        return False
+
+    def _last(self, writes: pa.Table) -> pa.Table:
+        """Of each key the write with the greatest position, and there the greatest ordinal."""
+        if writes.num_rows == 0:
+            return writes
+        writes = writes.combine_chunks()
+        coded = code_rows([chunk(writes, name) for name in self._layout.key_names], writes.num_rows)
+        ids = class_ids(coded)
+        order = np.lexsort((column(writes, "_ordinal"), column(writes, "_position"), ids))
+        ends = np.append(ids[order][1:] != ids[order][:-1], True)
+        return writes.take(pa.array(order[ends]))
