@@ -52,7 +52,7 @@ class ChangesStation:
 
     def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
         packed = rows.append_column(HASH, hashed(rows, self._layout.names))
-        return {"main": consolidate(packed, self._layout)}
+        return {"main": self._layout.conform(packed)}  # added up where it arrives
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> Given:
         delta = together(parts.get("main", ()), self._layout)
@@ -65,6 +65,7 @@ class ChangesStation:
             [admitted.out.select(self.out.names)],
             {"main": admitted.state, ASIDE: admitted.quarantine},
             aside=aside,
+            settled=frozenset({"main", ASIDE}),
         )
 
     def speaks_first(self, within: Range) -> bool:

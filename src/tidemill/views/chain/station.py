@@ -36,12 +36,14 @@ class Given(NamedTuple):
         deltas: what each trace gets.
         aside: how many rows a source has set aside after the step (DBSP-21).
         exhausted: groups whose min or max has to be read again; the step cannot end without them.
+        settled: the traces whose delta is in its one form already (`consolidate`).
     """
 
     out: Iterable[pa.Table]
     deltas: Mapping[str, pa.Table]
     aside: int = 0
     exhausted: int = 0
+    settled: frozenset[str] = frozenset()
 
 
 class Station(Protocol):

@@ -20,7 +20,7 @@ from tidemill.views.chain.station import (
     weighted,
 )
 from tidemill.views.kernels import finals
-from tidemill.views.kernels.aggregate import GLOBAL_HASH, Agg, Aggregate
+from tidemill.views.kernels.aggregate import BINS, GLOBAL_HASH, MAIN, Agg, Aggregate
 from tidemill.views.kernels.canonical import canonical
 from tidemill.views.kernels.join import Join
 from tidemill.views.kernels.setops import SetOperation
@@ -82,13 +82,14 @@ class JoinStation:
         for place, safe in zip(keys, self.null_safe, strict=True):
             if not safe and rows[f"c{place}"].null_count:  # it matches nothing: it need not travel
                 rows = rows.filter(pc.is_valid(rows[f"c{place}"]))
-        return {tag: consolidate(keyed_rows(rows, layout, keys), layout)}
+        return {tag: layout.conform(keyed_rows(rows, layout, keys))}  # added up where it arrives
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> Given:
         mine = together(parts.get("left", ()), self._kernel.left)
         theirs = together(parts.get("right", ()), self._kernel.right)
         joined = self._kernel.step(mine, theirs, traces["left"], traces["right"])
-        return Given(joined.out, {"left": joined.left, "right": joined.right})
+        deltas = {"left": joined.left, "right": joined.right}
+        return Given(joined.out, deltas, settled=frozenset(deltas))
 
     def speaks_first(self, within: Range) -> bool:
         return False
@@ -157,7 +158,7 @@ class AggregateStation:
         out = [made.out]
         exhausted = 0
         if self.kernel.best > 1:
-            deltas |= {_all(name): whole[name] for name in self._extremes}
+            deltas |= {_all(name): made.values[name] for name in self._extremes}
             if made.pending is not None:
                 again = self.kernel.refill(made.pending, self._values(made.pending, whole, traces))
                 out.append(again.out)
@@ -166,7 +167,8 @@ class AggregateStation:
                 }
         elif made.pending is not None:
             exhausted = made.pending.num_rows
-        return Given([self._shown(table) for table in out], deltas, exhausted=exhausted)
+        settled = frozenset({MAIN, BINS, *map(_all, self._extremes)} & deltas.keys())
+        return Given([self._shown(table) for table in out], deltas, exhausted=exhausted, settled=settled)
 
     def _values(
         self, pending: pa.Table, whole: Mapping[str, pa.Table], traces: Traces

@@ -197,7 +197,13 @@ def compute(
         if plan.kept is not None and placed.number not in plan.kept:
             continue
         told.kept = Kept.together(
-            [told.kept, *(spines[name].extend(delta, state.bundle) for name, delta in given.deltas.items())]
+            [
+                told.kept,
+                *(
+                    spines[name].extend(delta, state.bundle, settled=name in given.settled)
+                    for name, delta in given.deltas.items()
+                ),
+            ]
         )
 
 

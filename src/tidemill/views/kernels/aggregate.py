@@ -64,11 +64,13 @@ class Aggregated(NamedTuple):
         pending: groups whose min or max has to be read again: hash, key, the results as far as known, `_w`
             which is 1, and for each min and max x a flag `x_need`. Their old rows are retracted already;
             `refill` gives the new ones. None when there are none.
+        values: of each min and max the values that came and went, each once.
     """
 
     out: pa.Table
     traces: dict[str, pa.Table]
     pending: pa.Table | None
+    values: dict[str, pa.Table]
 
 
 @dataclass(frozen=True)
@@ -219,9 +221,10 @@ class Aggregate:
             name: consolidate(pa.concat_tables([layout.empty(), *(part[name] for part in parts)]), layout)
             for name, layout in self.layouts.items()
         }
+        values = {agg.name: deltas[agg.name] for agg, _ in self._extremes}
         groups = self._touched(deltas, first=first)
         if groups.num_rows == 0:
-            return Aggregated(self.schema.empty_table(), deltas, None)
+            return Aggregated(self.schema.empty_table(), deltas, None, values)
         hashes = distinct(column(groups, HASH))
         known = {name: traces[name].lookup(hashes) for name in self.layouts}
         old = self._sums(groups, known[MAIN])
@@ -259,7 +262,7 @@ class Aggregate:
             for name, need in needs.items():
                 table = table.append_column(f"{name}_need", pa.array(need[pending]))
             waiting = table
-        return Aggregated(out, deltas, waiting)
+        return Aggregated(out, deltas, waiting, values)
 
     def refill(self, pending: pa.Table, values: Mapping[str, pa.Table]) -> Aggregated:
         """The new rows of groups that were exhausted, from all values that they have after the step.
@@ -288,7 +291,7 @@ class Aggregate:
             fresh = ranked.after.take(pa.array(place, mask=place < 0))
             results[agg.name] = pc.if_else(pa.array(need), fresh, results[agg.name])
             traces[agg.name] = ranked.state
-        return Aggregated(self._out(groups, results, np.ones(groups.num_rows, bool), 1), traces, None)
+        return Aggregated(self._out(groups, results, np.ones(groups.num_rows, bool), 1), traces, None, {})
 
     @cached_property
     def schema(self) -> pa.Schema:

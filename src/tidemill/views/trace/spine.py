@@ -101,15 +101,18 @@ class Spine:
 
     # --- writing
 
-    def extend(self, delta: pa.Table, bundle: Bundle, budget_rows: int | None = None) -> Kept:
+    def extend(
+        self, delta: pa.Table, bundle: Bundle, budget_rows: int | None = None, *, settled: bool = False
+    ) -> Kept:
         """Add the rows of a step, and merge some runs; both are in the bundle, and count once it is listed.
 
         Args:
             delta: rows of this range, with the columns of the layout.
             bundle: the task's.
             budget_rows: how many rows merges may rewrite; None goes by the sizes of the step and the trace.
+            settled: the delta is what `consolidate` gave.
         """
-        fresh = consolidate(delta, self.layout)
+        fresh = delta if settled else consolidate(delta, self.layout)
         entry = bundle.add(self.layout, fresh, *self.within.grains)
         if budget_rows is None:
             budget_rows = budget(fresh.num_rows, self.rows)
