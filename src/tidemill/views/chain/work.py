@@ -226,7 +226,7 @@ def _spines(plan: Plan, placed: Placed, within: Range, state: State) -> dict[str
 
 def _pieces(given: Given) -> Iterator[pa.Table]:
     """The output in tables that are neither tiny nor huge."""
-    for some in heaps(given.out, 4 * PORTION_ROWS, 2 * PORTION_BYTES):
+    for some in heaps(given.out, 4 * PORTION_ROWS, PORTION_BYTES):
         yield pa.concat_tables(some)
 
 

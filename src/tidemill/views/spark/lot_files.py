@@ -24,10 +24,10 @@ from tidemill.spark.reading import POSITION
 
 OURS = frozenset({OP, ORDINAL, STORED, POSITION})
 BATCH_ROWS = 131_072
-BATCH_BYTES = 16 * 1024**2
+BATCH_BYTES = 8 * 1024**2
 """What is decoded at once, by what a file says of its rows."""
 
-_BUFFER_BYTES = 8 * 1024**2  # fetched at once of a column of a large file
+_BUFFER_BYTES = 4 * 1024**2  # fetched at once of a column of a large file
 
 
 class File(NamedTuple):

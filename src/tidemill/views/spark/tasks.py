@@ -247,7 +247,7 @@ def reading(plan: Plan, site: Site, tables: Mapping[str, tuple[Reading, Sequence
 
 def _large(batches: Batches) -> Iterator[pa.Table]:
     """Batches in tables that are worth packing."""
-    for some in heaps(batches, 4 * PORTION_ROWS, 2 * PORTION_BYTES):
+    for some in heaps(batches, 4 * PORTION_ROWS, PORTION_BYTES):
         yield pa.Table.from_batches(some)
 
 
@@ -362,7 +362,7 @@ def packing(plan: Plan, site: Site, number: int) -> Task:
                     mine = flat if len(where) == 0 else flat.filter(pa.compute.equal(where, to))
                     held.setdefault((edge.number, to), []).append(mine)
                     size += mine.nbytes
-            if size >= 2 * PORTION_BYTES:
+            if size >= PORTION_BYTES:
                 yield from sent(held)
                 held, size = {}, 0
         yield from sent(held)
