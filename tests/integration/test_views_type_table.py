@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tidemill.views.circuit.operators import Output
 from tidemill.views.circuit.rewrite import rewrite
 from tidemill.views.circuit.rungs import Rung
 from tidemill.views.spark import rows
+from tidemill.views.spark.chains import Chained, chained
 from tidemill.views.spark.type_table import QUERIES, TYPES, How, Role, cell
 
 # These are types of tables; in a query they are strings.
@@ -83,64 +85,76 @@ def steps() -> list[Step]:
     return [*(Step(numbered(one.inserts), numbered(one.deletes)) for one in drawn), Step({"d": last})]
 
 
-def rung_of(kernels: Kernels, view: str) -> Rung:
+def rung_of(found: Chained, view: str) -> Rung:
     """Where the one operator of a view that has state is computed."""
-    if view not in kernels.found.views:
+    if view not in found.views:
         return Rung.FULL
-    mine = kernels.chain.below({kernels.chain.outputs[view].number})
+    assert found.chain is not None
+    mine = found.chain.below({found.chain.outputs[view].number})
     by_spark = {f"result:{number}" for number in mine}
-    return Rung.KEYED if any(one.table in by_spark for one in kernels.chain.queries) else Rung.NATIVE
+    return Rung.KEYED if any(one.table in by_spark for one in found.chain.queries) else Rung.NATIVE
 
 
-@dataclass(frozen=True)
-class Placed:
-    """All cells, the views of those that are not refused, and the chain of all that have one."""
-
-    cells: Mapping[tuple[str, Role], Found]
-    views: Mapping[str, tuple[str, Role, str, Output]]
-    kernels: Kernels
+def query_of(name: str, role: Role) -> str:
+    column = column_of(name, role)
+    sql = QUERIES[role].replace(".v", f".{column}").replace("(v)", f"({column})")
+    return sql.replace("SELECT v,", f"SELECT {column},").replace("BY v", f"BY {column}")
 
 
 @pytest.fixture(scope="module")
-def placed(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Placed:
-    """A table with a column of each type, and a view for each cell."""
-    cells = {(name, role): Found() for name in TYPES for role in Role}
-    views: dict[str, tuple[str, Role, str, Output]] = {}
-    with views_oracle.stage(spark, {}, DDL) as tables, expecting_errors():
-        for (name, role), one in cells.items():
-            column = column_of(name, role)
-            sql = QUERIES[role].replace(".v", f".{column}").replace("(v)", f"({column})")
-            sql = sql.replace("SELECT v,", f"SELECT {column},").replace("BY v", f"BY {column}")
-            try:
-                output = rewrite(views_oracle.compiled(spark, tables, sql).output)
-                rows.check_columns("view", spark.sql(sql).schema)
-            except (QueryRefused, ViewRefused) as reason:
-                one.refused = str(reason)
-                continue
-            views[f"{column}_{role.value}"] = name, role, sql, output
-        outputs = {view: output for view, (*_, output) in views.items()}
-        kernels = Kernels(spark, tmp_path_factory.mktemp("kernels"), DDL, outputs)
-    for view, (name, role, *_) in views.items():
-        cells[name, role].rung = rung_of(kernels, view)
-    return Placed(cells, views, kernels)
+def cells(spark: Any) -> dict[tuple[str, Role], Found]:
+    """What becomes of every cell: for each type a small table, and a chain of the views of its roles."""
+    found = {(name, role): Found() for name in TYPES for role in Role}
+    for name in TYPES:
+        mine = {column_of(name, role) for role in Role}
+        ddl = {"d": ", ".join(["k INT", *(f"{column} {COLUMNS[column]}" for column in sorted(mine))])}
+        outputs: dict[str, Output] = {}
+        with views_oracle.stage(spark, {}, ddl) as tables, expecting_errors():
+            for role in Role:
+                sql = query_of(name, role)
+                try:
+                    outputs[role.value] = rewrite(views_oracle.compiled(spark, tables, sql).output)
+                    rows.check_columns("view", spark.sql(sql).schema)
+                except (QueryRefused, ViewRefused) as reason:
+                    found[name, role].refused = str(reason)
+                    outputs.pop(role.value, None)
+            chain = chained(
+                spark, outputs, {"d": spark.createDataFrame([], ddl["d"])}, {"d": "rows"}, "types"
+            )
+        for view in outputs:
+            found[name, Role(view)].rung = rung_of(chain, view)
+    return found
 
 
 @pytest.mark.rule("DBSP-21")
 @pytest.mark.parametrize("role", Role, ids=[role.value for role in Role])
 @pytest.mark.parametrize("name", TYPES)
 def test_a_cell_of_the_table_of_types_is_computed_where_it_says_or_refused(
-    placed: Placed, name: str, role: Role
+    cells: dict[tuple[str, Role], Found], name: str, role: Role
 ) -> None:
-    wanted, one = cell(KINDS[name], role), placed.cells[name, role]
+    wanted, one = cell(KINDS[name], role), cells[name, role]
     assert one.rung is wanted.rung, one.refused
     assert bool(one.refused) == (wanted.how is How.REFUSED)
     assert wanted.why or wanted.how is How.NATIVE
 
 
+@pytest.mark.rule("DBSP-21")
+def test_a_refused_column_is_named_with_its_reason(cells: dict[tuple[str, Role], Found]) -> None:
+    for name, kind in KINDS.items():
+        wanted = cell(kind, Role.PAYLOAD)
+        if wanted.how is How.REFUSED:
+            refused = cells[name, Role.PAYLOAD].refused
+            assert f"column '{column_of(name, Role.PAYLOAD)}' of view view is {wanted.why}" in refused
+
+
+def _kept(role: Role) -> list[str]:
+    return [name for name, kind in KINDS.items() if cell(kind, role).how is not How.REFUSED]
+
+
 @pytest.mark.rule("DBSP-20", "DBSP-21")
-def test_rows_of_every_type_are_kept_as_they_were(spark: Any, placed: Placed) -> None:
+def test_rows_of_every_type_are_kept_as_they_were(spark: Any) -> None:
     """What the rung *full* does with rows: their identity brings equal ones together, and no others."""
-    columns = [view.partition("_")[0] for view, (_, role, *_) in placed.views.items() if role is Role.PAYLOAD]
+    columns = [column_of(name, Role.PAYLOAD) for name in _kept(Role.PAYLOAD)]
     assert len(columns) > 25
     kept = Case("kept", f"SELECT {', '.join(columns)} FROM d", Holding(Kept(spark, columns).after))
     with views_oracle.stage(spark, {}, DDL):
@@ -152,24 +166,20 @@ def test_rows_of_every_type_are_kept_as_they_were(spark: Any, placed: Placed) ->
 @pytest.mark.crash  # 140 queries, each in three steps: a minute and more
 @pytest.mark.rule("DBSP-20", "DBSP-21")
 def test_every_cell_of_the_table_of_types_is_equal_to_spark_after_every_step(
-    spark: Any, placed: Placed
+    spark: Any, tmp_path: Path
 ) -> None:
-    cases = []
-    for view, (_, _, sql, output) in placed.views.items():
-        kernels = view in placed.kernels.found.views
-        held = placed.kernels.holding(view) if kernels else interpret(output)
-        cases.append(Case(view, sql, held, equality_of(output)))
-    with views_oracle.stage(spark, {}, DDL):
+    drawn = {f"{name} {role.value}": query_of(name, role) for role in Role for name in _kept(role)}
+    with views_oracle.stage(spark, {}, DDL) as tables:
+        outputs = {
+            f"v{n}": rewrite(views_oracle.compiled(spark, tables, sql).output)
+            for n, sql in enumerate(drawn.values())
+        }
+        kernels = Kernels(spark, tmp_path, DDL, outputs)
+        cases = []
+        for (view, output), (name, sql) in zip(outputs.items(), drawn.items(), strict=True):
+            held = kernels.holding(view) if view in kernels.found.views else interpret(output)
+            cases.append(Case(name, sql, held, equality_of(output)))
         verdict = Judge(spark, DDL, batch=100).run(cases, steps())
     assert verdict, str(verdict)
     assert verdict.compared == len(steps()) * len(cases)
     assert verdict.raised == 0
-
-
-@pytest.mark.rule("DBSP-21")
-def test_a_refused_column_is_named_with_its_reason(placed: Placed) -> None:
-    for name, kind in KINDS.items():
-        wanted = cell(kind, Role.PAYLOAD)
-        if wanted.how is How.REFUSED:
-            refused = placed.cells[name, Role.PAYLOAD].refused
-            assert f"column '{column_of(name, Role.PAYLOAD)}' of view view is {wanted.why}" in refused
