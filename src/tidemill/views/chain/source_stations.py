@@ -21,7 +21,7 @@ from tidemill.views.chain.station import (
 )
 from tidemill.views.kernels import keyed
 from tidemill.views.kernels.source import Source
-from tidemill.views.trace.consolidate import chunk, column, consolidate
+from tidemill.views.trace.consolidate import chunk, column, consolidate, lightened
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 from tidemill.views.trace.slices import Range
 from tidemill.views.trace.words import class_ids, code_rows
@@ -52,7 +52,7 @@ class ChangesStation:
 
     def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
         packed = rows.append_column(HASH, hashed(rows, self._layout.names))
-        return {"main": self._layout.conform(packed)}  # added up where it arrives
+        return {"main": lightened(packed, self._layout)}
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> Given:
         delta = together(parts.get("main", ()), self._layout)

@@ -24,7 +24,7 @@ from tidemill.views.kernels.aggregate import BINS, GLOBAL_HASH, MAIN, Agg, Aggre
 from tidemill.views.kernels.canonical import canonical
 from tidemill.views.kernels.join import Join
 from tidemill.views.kernels.setops import SetOperation
-from tidemill.views.trace.consolidate import chunk, column, consolidate
+from tidemill.views.trace.consolidate import chunk, column, consolidate, lightened
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 from tidemill.views.trace.order import distinct
 from tidemill.views.trace.slices import Range, hash_bounds
@@ -82,7 +82,7 @@ class JoinStation:
         for place, safe in zip(keys, self.null_safe, strict=True):
             if not safe and rows[f"c{place}"].null_count:  # it matches nothing: it need not travel
                 rows = rows.filter(pc.is_valid(rows[f"c{place}"]))
-        return {tag: layout.conform(keyed_rows(rows, layout, keys))}  # added up where it arrives
+        return {tag: lightened(keyed_rows(rows, layout, keys), layout)}
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> Given:
         mine = together(parts.get("left", ()), self._kernel.left)

@@ -33,7 +33,7 @@ from tidemill.views.kernels.canonical import canonical
 from tidemill.views.kernels.extremes import BEST, VALUE, Extreme, Mask, Rows
 from tidemill.views.kernels.finals import Kind
 from tidemill.views.kernels.limbs import decimals, limb_count, limbs_of
-from tidemill.views.trace.consolidate import carry, chunk, column, consolidate
+from tidemill.views.trace.consolidate import carry, chunk, column, consolidate, lightened
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 from tidemill.views.trace.order import I64, distinct
 from tidemill.views.trace.spine import Spine
@@ -192,7 +192,10 @@ class Aggregate:
                 [HASH, *self.keys.names, agg.column, WEIGHT]
             )
             tables[agg.name] = mine.rename_columns(extreme.layout.schema.names)
-        return {name: consolidate(table, self.layouts[name]) for name, table in tables.items()}
+        return {  # groups become far fewer rows, different values may not
+            name: (consolidate if name in {MAIN, BINS} else lightened)(table, self.layouts[name])
+            for name, table in tables.items()
+        }
 
     def _binned(self, rows: pa.Table, weights: I64) -> pa.Table:
         layout = self.layouts[BINS]

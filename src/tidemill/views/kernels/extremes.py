@@ -81,8 +81,11 @@ class Extreme:
             more |= marked > 0
             kept = kept.chosen(~marks)
         every = _Every.of(kept, changed, greatest_first=self.kind == "max")
-        quiet, still = every.quiet(more) if not refill else (np.zeros(count, bool), np.full(count, -1))
-        listed = every.listed(~quiet)
+        if refill:
+            still, wanted = np.full(count, -1), np.ones(len(every.group), bool)
+        else:
+            still, wanted = every.concerned(more)
+        listed = every.listed(wanted)
         here = listed.old > 0
         if (listed.old < 0).any():
             raise WeightNegative("a value that is kept for MIN or MAX is there fewer than no times")
@@ -204,11 +207,12 @@ class _Every(NamedTuple):
         # turned over by its bits, which never overflows
         return cls(value, group, ~order if greatest_first else order, old, change, len(kept.group))
 
-    def quiet(self, more: Mask) -> tuple[Mask, I64]:
-        """Groups whose change concerns nothing that is kept, and where their best value stands.
+    def concerned(self, more: Mask) -> tuple[I64, Mask]:
+        """Where the best value stands of groups whose change concerns nothing that is kept, else -1; and the
+        rows that have to be looked at: of other groups, and of these no changes worse than all that is kept.
 
-        Most changes of large groups are of this kind, and need not be sorted. A group of which some run takes
-        values back is not taken for quiet.
+        Most changes of large groups need not be sorted. A group of which some run takes values back is not
+        taken for quiet, and its worst value may be one that is gone: then more is looked at than needed.
         """
         count, kept = len(more), self.kept
         quiet = more.copy()
@@ -222,12 +226,16 @@ class _Every(NamedTuple):
         firsts = np.flatnonzero(order == best[group])
         where[group[firsts]] = firsts
         quiet &= where >= 0
-        quiet[self.group[kept:][self.order[kept:] <= worst[self.group[kept:]]]] = False
-        return quiet, np.where(quiet, where, -1)
+        changed = self.group[kept:]
+        near = self.order[kept:] <= worst[changed]
+        quiet[changed[near]] = False
+        wanted = ~quiet[self.group]
+        wanted[kept:] &= near | ~more[changed]
+        return np.where(quiet, where, -1), wanted
 
     def listed(self, wanted: Mask) -> _Listed:
-        """The values of the groups that are wanted, weights of equal ones added up."""
-        rows = np.flatnonzero(wanted[self.group])
+        """The values that are wanted by group, weights of equal ones added up."""
+        rows = np.flatnonzero(wanted)
         group, order = self.group[rows], self.order[rows]
         sequence = lexical(order, group)
         group, order, rows = group[sequence], order[sequence], rows[sequence]
