@@ -11,7 +11,7 @@ from tidemill.views.circuit.expr import Expr, Now, both, call, column, joined, t
 from tidemill.views.circuit.interpret import interpret, interpreted
 from tidemill.views.circuit.operators import Column
 from tidemill.views.circuit.render import Renderer, quoted
-from tidemill.views.circuit.ties import break_ties, hangs_on_ties, settled
+from tidemill.views.circuit.ties import break_ties, hangs_on_ties, hash_of, settled
 
 
 def test_the_clock_of_a_step_is_put_in_everywhere_and_strings_are_left_alone() -> None:
@@ -53,6 +53,16 @@ def test_ties_are_broken_where_order_decides_and_nowhere_else() -> None:
     ]:
         said = broken(f"SELECT {said_of} {over} {frame}) AS n FROM events")
         assert ("xxhash64(" in said) is told_apart, (said_of, frame)
+
+
+@pytest.mark.rule("DBSP-20", "DBSP-21")
+def test_what_spark_does_not_hash_is_hashed_by_a_form_that_it_has() -> None:
+    kinds = ["int", "variant", "geometry(4326)", "array<geography(4326)>"]
+    said = hash_of(kinds)[0].sql()
+    assert "isnull(c0), c0," in said
+    assert "isnull(c1), CAST(c1 AS STRING)," in said
+    assert "isnull(c2), ST_AsBinary(c2)," in said
+    assert "'v', ST_AsBinary(i0)" in said
 
 
 @pytest.mark.rule("DBSP-20")

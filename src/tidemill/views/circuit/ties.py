@@ -153,6 +153,8 @@ def hashable(value: tuple[Part, ...], kind: str, depth: int = 0) -> tuple[Part, 
             parts += [", " if number else "", f"'f{number}', "]
             parts += _flagged((*value, f".{quoted}"), of_field, depth + 1)
         return ("named_struct(", *parts, ")")
+    if kind.startswith(("geometry(", "geography(")):  # which Spark has no text for
+        return ("ST_AsBinary(", *value, ")")
     # A type that Spark does not hash, or that we do not know: its text.
     return value if _HASHED.fullmatch(kind) else ("CAST(", *value, " AS STRING)")
 
