@@ -15,10 +15,13 @@ from tests.integration.views_generator import DDL, Generator
 from tidemill.testing import Case, Judge, Step
 from tidemill.views.certify import generate
 from tidemill.views.certify.equality import equality_of
+from tidemill.views.certify.judge import Written
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.interpret import interpret
-from tidemill.views.circuit.operators import KINDS, Opaque
+from tidemill.views.circuit.operators import KINDS, Opaque, Output
+from tidemill.views.circuit.render import Renderer
 from tidemill.views.circuit.rewrite import rewrite
+from tidemill.views.spark.clock import moments
 from tidemill.views.sql.catalog import Table
 
 SEEDS = range(300)
@@ -54,7 +57,11 @@ def case_of(spark: Any, tables: Mapping[str, Table], name: str, sql: str) -> Dra
     written = views_oracle.compiled(spark, tables, sql).output
     output = rewrite(written)
     kinds = frozenset(type(op) for op in walk(output))
-    return Drawn(name, sql, interpret(output), equality_of(output), interpret(written), kinds)
+    return Drawn(name, sql, _text(output), equality_of(output), _text(written), kinds)
+
+
+def _text(output: Output) -> Written:
+    return lambda now: interpret(output, Renderer(moments(now)))
 
 
 @pytest.mark.rule("DBSP-15", "DBSP-20")

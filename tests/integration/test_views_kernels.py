@@ -14,8 +14,6 @@ from tests.integration import views_oracle
 from tests.integration.views_generator import DDL, Generator
 from tests.integration.views_kernels import Kernels
 from tests.integration.views_queries import SINGLE, TRAPS
-from tidemill.errors import QueryError
-from tidemill.spark import queries
 from tidemill.testing import Case, Holding, Judge, Step
 from tidemill.views.certify import generate
 from tidemill.views.certify.equality import equality_of
@@ -32,22 +30,9 @@ DRAWN = {f"seed {n}": Generator(n).query() for n in range(30)}
 AS_JOBS = 40
 
 
-def hand_steps(spark: Any) -> list[Step]:
-    """The rows full of traps: some, then all with some taken back, then most of them gone."""
-    with views_oracle.stage(spark, views_oracle.ROWS, views_oracle.TABLES):
-        names = views_oracle.TABLES
-        rows = {n: [row.asDict(recursive=True) for row in spark.table(f"`{n}`").collect()] for n in names}
-    half = {name: every[::2] for name, every in rows.items()}
-    return [
-        Step(inserts=half),
-        Step(inserts=rows, deletes={name: some[:2] for name, some in half.items()}),
-        Step(deletes={name: every[1:] for name, every in rows.items()}),
-    ]
-
-
 @pytest.fixture(scope="module")
 def hand(spark: Any) -> Iterator[tuple[dict[str, Table], list[Step]]]:
-    steps = hand_steps(spark)
+    steps = views_oracle.steps(spark)
     with views_oracle.stage(spark, {}) as found:
         yield found, steps
 
@@ -67,22 +52,13 @@ def judged(
     cases = [
         Case(name, sql, kernels.holding(name), equality_of(outputs[name]))
         for name, sql in texts.items()
-        if name in kernels.found.views and is_one_query(sql)
+        if name in kernels.found.views and views_oracle.is_one_query(sql)
     ]
     verdict = Judge(spark, ddl, batch=60).run(cases, steps)
     assert verdict, str(verdict)
     assert verdict.compared == len(cases) * len(steps)
     assert verdict.raised == 0
     return kernels, len(cases)
-
-
-def is_one_query(sql: str) -> bool:
-    """The judge renames tables in the text: VALUES without SELECT is none that it can read."""
-    try:
-        queries.table_names(sql)
-    except QueryError:
-        return False
-    return True
 
 
 @pytest.mark.crash
@@ -128,7 +104,7 @@ def test_forty_queries_are_equal_to_spark_as_jobs(
     spark: Any, hand: tuple[dict[str, Table], list[Step]], tmp_path: Path
 ) -> None:
     """A load and a step, both for all of them in the same few jobs; what they hold then is compared."""
-    texts = [item for item in list(HAND.items())[::3] if is_one_query(item[1])]
+    texts = [item for item in list(HAND.items())[::3] if views_oracle.is_one_query(item[1])]
     compiled = {n: rewrite(views_oracle.compiled(spark, hand[0], sql).output) for n, sql in texts}
     some = dict([(n, one) for n, one in compiled.items() if is_shallow(one)][: AS_JOBS + 4])
     kernels = Kernels(spark, tmp_path, views_oracle.TABLES, some, job=True)

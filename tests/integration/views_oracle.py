@@ -5,11 +5,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import reduce
 from typing import Any
 
-from tidemill.errors import QueryRefused
+from tidemill.errors import QueryError, QueryRefused
 from tidemill.spark import queries
+from tidemill.testing import Step
 from tidemill.views.circuit.interpret import interpret
 from tidemill.views.circuit.operators import Column
 from tidemill.views.circuit.ties import hangs_on_ties, settled, turned
@@ -144,6 +146,27 @@ def stage(
             backwards.drop("__n").createOrReplaceTempView(f"`{name} backwards`")
             stack.callback(spark.catalog.dropTempView, f"{name} backwards")
         yield tables
+
+
+def steps(spark: Any) -> list[Step]:
+    """The rows full of traps: some, then all with some taken back, then most of them gone."""
+    with stage(spark, ROWS):
+        rows = {n: [row.asDict(recursive=True) for row in spark.table(f"`{n}`").collect()] for n in TABLES}
+    half = {name: every[::2] for name, every in rows.items()}
+    return [
+        Step(inserts=half, now=int(datetime(2024, 1, 15, tzinfo=UTC).timestamp()) * 1_000_000),
+        Step(inserts=rows, deletes={name: some[:2] for name, some in half.items()}),
+        Step(deletes={name: every[1:] for name, every in rows.items()}),
+    ]
+
+
+def is_one_query(sql: str) -> bool:
+    """The judge renames tables in the text: VALUES without SELECT is none that it can read."""
+    try:
+        queries.table_names(sql)
+    except QueryError:
+        return False
+    return True
 
 
 def compiled(spark: Any, tables: Mapping[str, Table], sql: str, **options: Any) -> Compiled:
