@@ -16,6 +16,7 @@ from tidemill.views.spark.lot_files import Reading
 from tidemill.views.spark.places import SETTING
 from tidemill.views.steps import commits
 from tidemill.views.steps.events import StepTimed
+from tidemill.views.trace.version import read_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,7 +25,13 @@ SALES = """
     SELECT c.region, o.item, count(*) AS n, sum(o.price) AS total, avg(o.price) AS mean, max(o.price) AS most
     FROM orders o JOIN customers c ON o.cust = c.id GROUP BY c.region, o.item"""
 CHEAP = "SELECT upper(item) AS item, price * 2 AS price FROM orders WHERE price < 50"
+BEST = """
+    SELECT item, id, price FROM (
+        SELECT *, row_number() OVER (PARTITION BY item ORDER BY price DESC, id) AS place FROM orders)
+    WHERE place <= 2"""
 LONELY = "SELECT c.id, c.region, o.item FROM customers c LEFT JOIN orders o ON o.cust = c.id"
+
+VIEWS = {"sales": SALES, "cheap": CHEAP, "lonely": LONELY, "best": BEST}
 
 
 class Shop:
@@ -36,7 +43,7 @@ class Shop:
             "orders", "id BIGINT, cust INT, item STRING, price DECIMAL(20,2)", deletes=True
         )
         self.customers = self.pipeline.dataset("customers", "id INT, region STRING", key="id")
-        for name, sql in (("sales", SALES), ("cheap", CHEAP), ("lonely", LONELY)):
+        for name, sql in VIEWS.items():
             self.pipeline.view(name, sql)
 
     def life(self) -> list[Any]:
@@ -66,10 +73,17 @@ class Shop:
         steps = site.store.run(lambda tx: commits.rows(tx, site.keys, "shop", "main", 0, 1 << 60))
         return [sorted((one.view, one.digest, one.content) for one in row.outputs) for row in steps]
 
+    def stored(self) -> set[int]:
+        """How many rows each trace has."""
+        site = self.pipeline.site
+        steps = site.store.run(lambda tx: commits.rows(tx, site.keys, "shop", "main", 0, 1 << 60))
+        traces = read_version(site.objects, steps[-1].version).traces
+        return {sum(run.rows for run in runs) for runs in traces.values()}
+
     def check(self) -> None:
         for name in ("orders", "customers"):
             self.pipeline[name].df().createOrReplaceTempView(name)
-        for name, sql in (("sales", SALES), ("cheap", CHEAP), ("lonely", LONELY)):
+        for name, sql in VIEWS.items():
             assert bag(self.pipeline[name].df()) == bag(self.spark.sql(sql)), name
 
 
@@ -98,6 +112,14 @@ def test_every_place_comes_to_the_same_digests(
         made.pipeline.close()
     assert found["spark"] == found["runner"]
     assert all(step for step in found["spark"])
+
+
+@pytest.mark.rule("DBSP-17")
+def test_what_a_view_leaves_out_of_a_keyed_result_is_not_stored(shop: Shop) -> None:
+    shop.orders.append([_order(n) for n in range(40)])
+    shop.customers.upsert([{"id": 1, "region": "a"}])
+    shop.run()
+    assert 6 in shop.stored(), "two of each of three items, and not all forty places"
 
 
 @pytest.mark.rule("DBSP-41")

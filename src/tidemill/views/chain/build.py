@@ -68,6 +68,7 @@ class Builder:
         """The chain of these views; `Unsupported` says which operator no kernel computes, and why."""
         for view in views:
             self._output(view)
+        self._fuse()
         jobs = self._jobs()
         self._cross(jobs)
         layers = self._layers(jobs)
@@ -362,6 +363,28 @@ class Builder:
         self._queries.append(Query(table, op, tuple(key), tuple(reads)))
         self._connect(Input(table, op.width + len(key)), result_at, 0, Leg())
         return result_at
+
+    def _fuse(self) -> None:
+        """What happens to the result of a keyed operator on its only way is done by its query: what is left
+        out there is neither stored nor compared.
+        """
+        for place, query in enumerate(self._queries):
+            number = int(query.table.partition(":")[2])
+            ways = [at for at, (origin, *_) in enumerate(self._edges) if origin == number]
+            name, station = self._nodes[number]
+            if len(ways) != 1 or not isinstance(station, ReplaceStation):
+                continue
+            _, target, side, leg = self._edges[ways[0]]
+            if leg.explodes or leg.plain(len(station.types)) is not None:
+                continue
+            shown = self._nodes[target][1].takes(side)
+            self._nodes[number] = (f"{name}.{leg.digest}", replace(station, types=shown))
+            self._queries[place] = replace(query, leg=leg)
+            self._edges[ways[0]] = (number, target, side, Leg())
+            for at, (origin, to, where, way) in enumerate(self._edges):
+                if isinstance(origin, Input) and origin.table == query.table:
+                    widened = replace(origin, width=len(shown) + len(query.key))
+                    self._edges[at] = (widened, to, where, way)
 
     def _kinds_of_key(self, op: Operator, keys: Sequence[Sequence[int]], n: int) -> str:
         if isinstance(op, ops.Join):

@@ -12,7 +12,7 @@ files of the attempt, and read from there.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from tidemill.views.chain.legs import Leg
@@ -77,12 +77,14 @@ class Query:
         operator: what is computed.
         key: the key of a result's row, over the operator's columns.
         reads: the inputs with the rows of each of the operator's inputs.
+        leg: what happens to the operator's rows before they are stored.
     """
 
     table: str
     operator: Operator
     key: tuple[Expr, ...]
     reads: tuple[str, ...]
+    leg: Leg = field(default_factory=Leg)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ and are evaluated by Spark, one step after the other: what can raise is evaluate
 before have left, and on no other. A leg that only chooses columns needs no Spark: `plain` says which.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -71,6 +72,15 @@ class Leg:
         )
 
     @property
+    def digest(self) -> str:
+        """The same for the same steps: part of the name of what is stored behind them."""
+        said = [
+            (type(step).__name__, *(one.sql() for one in _expressions(step)), getattr(step, "outer", ""))
+            for step in self.steps
+        ]
+        return hashlib.blake2b(repr(said).encode(), digest_size=6).hexdigest()
+
+    @property
     def explodes(self) -> bool:
         return any(isinstance(step, Explode) for step in self.steps)
 
@@ -85,6 +95,12 @@ class Leg:
                 return None
             places = tuple(places[place] for place in chosen if place is not None)
         return places
+
+
+def _expressions(step: Step) -> tuple[Expr, ...]:
+    if isinstance(step, Where):
+        return step.conditions
+    return step.expressions if isinstance(step, Select) else (step.call,)
 
 
 NULL = text("NULL")

@@ -16,6 +16,7 @@ from tidemill.lots.manifest import StoredObject
 from tidemill.spark import queries
 from tidemill.spark.storage import Storage
 from tidemill.views.chain.chain import Input, Query
+from tidemill.views.chain.legs import Select, Where
 from tidemill.views.chain.outputs import OutputStation
 from tidemill.views.chain.station import columns, weighted
 from tidemill.views.chain.work import Plan, Told, complete
@@ -111,11 +112,7 @@ class Jobs:
             return None
         inputs = {f"__in{n}": self._repeated(name) for n, name in enumerate(query.reads)}
         inner = Renderer().sql(query.operator, list(inputs))
-        width = query.operator.width
-        chosen = [f"c{i}" for i in range(width)]
-        chosen += [f"{one.sql()} AS c{width + n}" for n, one in enumerate(query.key)]
-        text = f"SELECT {', '.join(chosen)}, 1L AS {WEIGHT} FROM ({inner})"  # noqa: S608  # the view's own query
-        return open_queries.enter_context(queries.over(self.spark, text, inputs, "keyed"))
+        return open_queries.enter_context(queries.over(self.spark, _text(query, inner), inputs, "keyed"))
 
     def _repeated(self, name: str) -> "DataFrame":
         """Rows, each as often as it is there."""
@@ -123,3 +120,22 @@ class Jobs:
         names = [one for one in df.columns if one != WEIGHT]
         again = f"explode(array_repeat(1, CAST({WEIGHT} AS INT))) AS _again"
         return df.selectExpr(*names, again).selectExpr(*names)
+
+
+def _text(query: Query, inner: str) -> str:
+    """The rows of a keyed operator at the end of its leg, c0, c1, …, with their key behind them."""
+    width, keys = query.operator.width, [f"k{n}" for n in range(len(query.key))]
+    shown = [f"c{i}" for i in range(width)]
+    given = [*shown, *(f"{one.sql()} AS k{n}" for n, one in enumerate(query.key))]
+    text = f"SELECT {', '.join(given)} FROM ({inner})"  # noqa: S608  # the view's own query
+    for step in query.leg.steps:
+        if isinstance(step, Where):
+            conditions = " AND ".join(one.enclosed().sql() for one in step.conditions)
+            text = f"SELECT * FROM ({text}) WHERE {conditions}"  # noqa: S608
+        else:
+            assert isinstance(step, Select), "what explodes is no part of a query"
+            made = [f"{one.sql()} AS c{i}" for i, one in enumerate(step.expressions)]
+            shown = [f"c{i}" for i in range(len(made))]
+            text = f"SELECT {', '.join([*made, *keys])} FROM ({text})"  # noqa: S608
+    last = [*shown, *(f"{name} AS c{len(shown) + n}" for n, name in enumerate(keys)), f"1L AS {WEIGHT}"]
+    return f"SELECT {', '.join(last)} FROM ({text})"  # noqa: S608
