@@ -1,10 +1,10 @@
 """Results of queries after many steps from one plan of each: for tiny tables, planning a query is the cost.
 
-A table is an RDD that holds what the table holds after the step whose number a property of this Java says. So a
-query is planned once; for every step what Spark planned is made ready to run anew, with exchanges and
-subqueries of its own, and run, many queries by one job. It is plain Spark, up to a class of adaptive execution
-(`LogicalQueryStage`) by which a physical plan stands for a query. What Spark refuses to plan and what raises
-is left to the judge, which asks for it by itself.
+A table is an RDD that holds what the table holds after the step whose number a property of this Java says. So
+a query is planned once; for every step what Spark planned is made ready to run anew, with exchanges and
+subqueries of its own, and run, many queries by one job. It is plain Spark, up to a class of adaptive
+execution (`LogicalQueryStage`) by which a physical plan stands for a query. What Spark refuses to plan and
+what raises is left to the judge, which asks for it by itself.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
