@@ -148,10 +148,11 @@ def stage(
         yield tables
 
 
-def steps(spark: Any) -> list[Step]:
+def steps(spark: Any, values: Mapping[str, str] = ROWS, ddl: Mapping[str, str] | None = None) -> list[Step]:
     """The rows full of traps: some, then all with some taken back, then most of them gone."""
-    with stage(spark, ROWS):
-        rows = {n: [row.asDict(recursive=True) for row in spark.table(f"`{n}`").collect()] for n in TABLES}
+    tables = ddl or TABLES
+    with stage(spark, values, tables):
+        rows = {n: [row.asDict(recursive=True) for row in spark.table(f"`{n}`").collect()] for n in tables}
     half = {name: every[::2] for name, every in rows.items()}
     return [
         Step(inserts=half, now=int(datetime(2024, 1, 15, tzinfo=UTC).timestamp()) * 1_000_000),
