@@ -20,7 +20,7 @@ from tidemill.views.trace.version import Added, Cut, Entry, Kept, Merged, Versio
 
 _CHUNK_ROWS = 65_536  # rows gathered at once: buffers of this size stay in the processor's cache
 _CHUNK_BYTES = 16 * 1024**2  # and fewer where they are wide
-_MERGE_BYTES = 32 * 1024**2  # rows that are merged at once
+_MERGE_BYTES = 16 * 1024**2  # rows that are merged at once: several copies of them are there for a while
 _SAMPLE_ROWS = 1024
 
 
