@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.integration import views_oracle
+from tests.integration.views_ahead import Ahead
 from tests.integration.views_generator import DDL, Generator
 from tests.integration.views_kernels import Kernels
 from tests.integration.views_queries import SINGLE, TRAPS
@@ -54,7 +55,7 @@ def judged(
         for name, sql in texts.items()
         if name in kernels.found.views and views_oracle.is_one_query(sql)
     ]
-    verdict = Judge(spark, ddl, batch=60).run(cases, steps)
+    verdict = Judge(spark, ddl, batch=60, ahead=Ahead(spark)).run(cases, steps)
     assert verdict, str(verdict)
     assert verdict.compared == len(cases) * len(steps)
     assert verdict.raised == 0
