@@ -1,5 +1,6 @@
 """Rows in portions: by their number and by their bytes; what is large is put aside on its way to files."""
 
+import tempfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,7 +10,6 @@ from tidemill.views.chain.chain import Chain, Placed
 from tidemill.views.chain.source_stations import ChangesStation
 from tidemill.views.chain.work import Plan
 from tidemill.views.kernels.zset import added_up
-from tidemill.views.spark import sink as sinks
 from tidemill.views.spark.sink import Sink
 from tidemill.views.trace.portions import PORTION_BYTES, heaps, portions
 from tidemill.views.trace.slices import ranges
@@ -80,7 +80,7 @@ def test_rows_that_need_not_meet_are_put_aside_as_they_come() -> None:
 
 
 def test_nothing_stays_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sinks.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     sink = Sink("", 1)
     sink.add(pa.table({"a": [1]}))
     assert len(list(tmp_path.iterdir())) == 1

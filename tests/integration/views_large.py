@@ -1,0 +1,114 @@
+"""Processes with little memory, and a view whose state is larger: `python -m … HOME MEGABYTES`.
+
+Spark's heap, and what Python workers and this process may allocate, are limited by the operating system (see
+`views_daemon`); what is mapped from files is not memory that anybody was given. It says on stdout, as JSON,
+how large the state became, and whether every step was right.
+"""
+
+import json
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import tidemill as tm
+from tests.servers.spark import small_spark
+from tidemill.events import Event
+from tidemill.spark.sessions import open_session
+from tidemill.triggers.events import RunFailed
+from tidemill.views.spark import sizes
+from tidemill.views.steps import commits
+from tidemill.views.steps.events import StepTimed
+from tidemill.views.trace.version import Version, read_version
+
+HEAP_MB = 224
+WIDTH = 1024
+CUSTOMERS = 500
+
+SOLD = "SELECT o.id, o.note, c.region FROM orders o JOIN customers c ON o.cust = c.id"
+TOTALS = """
+    SELECT c.id, c.region, count(*) AS n, sum(length(o.note)) AS length, max(o.note) AS last
+    FROM orders o JOIN customers c ON o.cust = c.id GROUP BY c.id, c.region"""
+
+
+class Stage:
+    def __init__(self, home: Path) -> None:
+        settings = small_spark(
+            {
+                "spark.driver.memory": f"{HEAP_MB}m",
+                "spark.testing.memory": str(HEAP_MB * 2**20),
+                "spark.testing.reservedMemory": str(64 * 2**20),
+                "spark.python.daemon.module": "tests.integration.views_daemon",
+                "spark.sql.shuffle.partitions": "8",
+            }
+        )
+        self.spark = open_session(msgspec.structs.replace(settings, master="local[1]"))
+        self.told: list[Event] = []
+        self.pipeline = tm.Pipeline("p", home=home, spark=self.spark)
+        self.orders = self.pipeline.dataset("orders", "id BIGINT, cust INT, note STRING", deletes=True)
+        self.customers = self.pipeline.dataset("customers", "id INT, region STRING", key="id")
+        self.sold = self.pipeline.view("sold", SOLD)
+        self.totals = self.pipeline.view("totals", TOTALS)
+
+    def notes(self, first: int, count: int) -> Any:
+        """Orders whose notes no compression makes smaller."""
+        parts = [f"sha2(concat('{part}-', id), 512)" for part in range(WIDTH // 128)]
+        chosen = ["id", f"CAST(id % {CUSTOMERS} AS INT) AS cust", f"concat({', '.join(parts)}) AS note"]
+        return self.spark.range(first, first + count).selectExpr(*chosen)
+
+    def run(self) -> StepTimed:
+        self.told.clear()
+        report = self.pipeline.run(emit=self.told.append)
+        failed = [f"{one.code}: {one.message}" for one in self.told if isinstance(one, RunFailed)]
+        assert report.ok, failed
+        return [one for one in self.told if isinstance(one, StepTimed)][-1]
+
+    def check(self) -> bool:
+        """Views against plain Spark; of the wide one what its rows come to, and not the rows themselves."""
+        self.orders.df().createOrReplaceTempView("orders")
+        self.customers.df().createOrReplaceTempView("customers")
+        self.sold.df().createOrReplaceTempView("sold")
+        told = "SELECT count(*), sum(id), bit_xor(xxhash64(id, note, region)) FROM {}"
+        same = (
+            self.spark.sql(told.format("sold")).collect()
+            == self.spark.sql(told.format(f"({SOLD})")).collect()
+        )
+        found = sorted(map(tuple, self.totals.df().collect()))
+        return same and found == sorted(map(tuple, self.spark.sql(TOTALS).collect()))
+
+    def version(self) -> Version:
+        site = self.pipeline.site
+        rows = site.store.run(lambda tx: commits.rows(tx, site.keys, "p", "main", 0, 1 << 60))
+        return read_version(site.objects, [row.version for row in rows if row.version][-1])
+
+    def state_bytes(self) -> int:
+        return sum(entry.length for runs in self.version().traces.values() for entry in runs)
+
+
+def main(home: Path, megabytes: int) -> dict[str, Any]:
+    sizes.TASK_BYTES = 6 * 2**20  # a tenth of what workers of a usual size are given
+    stage = Stage(home)
+    most = int(os.environ["TIDEMILL_WORKER_BYTES"])
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))  # Java is there already, with a limit of its own
+    count = megabytes * 2**20 // WIDTH
+    stage.customers.upsert([(n, f"r{n % 7}") for n in range(CUSTOMERS)])
+    parts = 8
+    for part in range(parts):
+        stage.orders.append(stage.notes(part * (count // parts), count // parts))
+    found: dict[str, Any] = {"load_s": stage.run().load_s, "right": [stage.check()]}
+    for step in range(3):
+        stage.orders.append(stage.notes(10 * count + step * 1000, 1000))
+        stage.orders.delete(stage.notes(step * 500, 500))
+        stage.customers.upsert([(step, "moved"), (CUSTOMERS + step, "new")])
+        timed = stage.run()
+        found["right"].append(stage.check() and timed.load_s == 0)
+    found["state_mb"] = stage.state_bytes() / 2**20
+    found["rows"] = count
+    return found
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]))) + "\n")
