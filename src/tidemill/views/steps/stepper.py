@@ -164,9 +164,6 @@ class GroupStep:
             )
             raise
 
-    def _next_batch(self, tx: Tx, group: str) -> Batch | None:
-        return commits.next_batch(tx, self._keys, self._pipeline, group, most=self._most)
-
     def _step(self, name: str, fn: Callable[[Tx], T]) -> T:
         crash.point(f"views.{name}.before")
         answer = self._store.run(fn)
