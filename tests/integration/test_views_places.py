@@ -16,6 +16,7 @@ from tidemill.views.spark.lot_files import Reading
 from tidemill.views.spark.places import SETTING
 from tidemill.views.steps import commits
 from tidemill.views.steps.events import StepTimed
+from tidemill.views.steps.inputs import ManifestReader
 from tidemill.views.trace.version import read_version
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ VIEWS = {"sales": SALES, "cheap": CHEAP, "lonely": LONELY, "best": BEST}
 
 
 class Shop:
-    def __init__(self, home: Path, spark: "SparkSession") -> None:
+    def __init__(self, home: Path, spark: "SparkSession", *views: str) -> None:
+        self.views = {name: VIEWS[name] for name in views or VIEWS}
         self.told: list[Event] = []
         self.spark = spark
         self.pipeline = tm.Pipeline("shop", home=home, spark=spark)
@@ -43,7 +45,7 @@ class Shop:
             "orders", "id BIGINT, cust INT, item STRING, price DECIMAL(20,2)", deletes=True
         )
         self.customers = self.pipeline.dataset("customers", "id INT, region STRING", key="id")
-        for name, sql in VIEWS.items():
+        for name, sql in self.views.items():
             self.pipeline.view(name, sql)
 
     def life(self) -> list[Any]:
@@ -83,7 +85,7 @@ class Shop:
     def check(self) -> None:
         for name in ("orders", "customers"):
             self.pipeline[name].df().createOrReplaceTempView(name)
-        for name, sql in VIEWS.items():
+        for name, sql in self.views.items():
             assert bag(self.pipeline[name].df()) == bag(self.spark.sql(sql)), name
 
 
@@ -92,8 +94,9 @@ def _order(n: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, spark: "SparkSession") -> Iterator[Shop]:
-    made = Shop(tmp_path / "home", spark)
+def shop(tmp_path: Path, spark: "SparkSession", request: pytest.FixtureRequest) -> Iterator[Shop]:
+    """With the views that the test asks for."""
+    made = Shop(tmp_path / "home", spark, *request.param)
     yield made
     made.pipeline.close()
 
@@ -115,6 +118,7 @@ def test_every_place_comes_to_the_same_digests(
 
 
 @pytest.mark.rule("DBSP-17")
+@pytest.mark.parametrize("shop", [("best",)], indirect=True)
 def test_what_a_view_leaves_out_of_a_keyed_result_is_not_stored(shop: Shop) -> None:
     shop.orders.append([_order(n) for n in range(40)])
     shop.customers.upsert([{"id": 1, "region": "a"}])
@@ -123,6 +127,7 @@ def test_what_a_view_leaves_out_of_a_keyed_result_is_not_stored(shop: Shop) -> N
 
 
 @pytest.mark.rule("DBSP-41")
+@pytest.mark.parametrize("shop", [("sales",)], indirect=True)
 def test_a_step_that_grows_is_handed_to_spark(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inprocess, "MOST_BYTES", 2_000)
     monkeypatch.setenv(SETTING, "runner")
@@ -131,6 +136,7 @@ def test_a_step_that_grows_is_handed_to_spark(shop: Shop, monkeypatch: pytest.Mo
     shop.check()
 
 
+@pytest.mark.parametrize("shop", [("sales",)], indirect=True)
 def test_files_with_other_columns_are_read_by_spark(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     once = arriving.Lots.reading
     tried: list[bool] = []
@@ -147,3 +153,28 @@ def test_files_with_other_columns_are_read_by_spark(shop: Shop, monkeypatch: pyt
     shop.life()
     shop.check()
     assert {True, False} == set(tried), "workers were asked first, and refused"
+
+
+@pytest.mark.parametrize("shop", [("cheap", "lonely")], indirect=True)
+def test_what_a_step_wrote_of_views_before_it_grew_is_removed(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = inprocess.InProcess._run
+
+    def run(self: inprocess.InProcess, changes: Any) -> Any:
+        if self.plan.job:
+            raise inprocess.Grown
+        return once(self, changes)
+
+    monkeypatch.setattr(inprocess.InProcess, "_run", run)
+    monkeypatch.setenv(SETTING, "runner")
+    shop.life()
+    assert set(shop.places) == {"spark"}
+    shop.check()
+    site = shop.pipeline.site
+    steps = site.store.run(lambda tx: commits.rows(tx, site.keys, "shop", "main", 0, 1 << 60))
+    reader = ManifestReader(site.objects)
+    listed = {item.uri for row in steps for one in row.outputs for item in reader.objects(one.changes)}
+    there = {info.key for info in site.objects.list("data/") if "name=view%3A" in info.key}
+    assert {key for key in there if "changes" in key} <= listed
+    assert listed <= there

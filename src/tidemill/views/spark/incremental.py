@@ -16,7 +16,6 @@ The version file of the step lists the runs of all traces; the step's commit nam
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from tidemill.errors import FileUnlike
@@ -235,17 +234,26 @@ class Turn:
                 self._estimate = self._estimate._replace(place=Venue.SPARK)
         return self._jobs(plan, inputs, self.ready)
 
-    def _jobs(self, plan: Plan, inputs: Given, views: Iterable[str], kind: type[Job] = Job) -> Jobs:
-        jobs = partial(Jobs, self._spark, self._storage, plan, self._site(views), self._kinds_of, kind)
-        with naming(self._storage):
-            try:
-                return jobs().run(inputs)
-            except FileUnlike:
-                spark = {
-                    name: replace(one, by_spark=True) if isinstance(one, Lots) else one
-                    for name, one in inputs.items()
-                }
-                return jobs().run(spark)
+    def _jobs(self, plan: Plan, inputs: Given, views: Collection[str], kind: type[Job] = Job) -> Jobs:
+        jobs = Jobs(self._spark, self._storage, plan, self._site(views), self._kinds_of, kind)
+        try:
+            with naming(self._storage):
+                return jobs.run(inputs)
+        except (FileUnlike, Grown, MemoryError) as error:
+            self._drop(jobs.told, views)  # they come again, from another way of doing it
+            if not isinstance(error, FileUnlike):
+                raise
+        spark = {
+            name: replace(one, by_spark=True) if isinstance(one, Lots) else one
+            for name, one in inputs.items()
+        }
+        return self._jobs(plan, spark, views, kind)
+
+    def _drop(self, told: Iterable[Told], views: Collection[str]) -> None:
+        """Remove what was written of changes that nobody may take for the whole of them."""
+        for name, key, *_ in (file for one in told for file in one.files):
+            if name in views:
+                self._storage.objects.delete(key)
 
     def _keep(self, kept: Kept) -> None:
         """What the job kept, but for operators with a group whose values have to be read again, and for those
@@ -254,9 +262,7 @@ class Turn:
         lost = self._chain.above({int(number) for one in self._told for number in one.exhausted})
         self._current -= lost
         stepped, self.ready = self.ready, frozenset(view for view in self.ready if self._is_ready(view))
-        for name, key, *_ in (file for one in self._told for file in one.files):
-            if name in stepped - self.ready:  # a part of a change, which nobody may take for the whole of it
-                self._storage.objects.delete(key)
+        self._drop(self._told, stepped - self.ready)
         gone = {name for one in self._chain.stations if one.number in lost for name in one.traces.values()}
         self._kept = Kept(
             tuple(one for one in kept.added if one.trace not in gone),
