@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import pyarrow.parquet as pq
 
 import tidemill as tm
-from tidemill.arcs import lots as arc_lots
+from tidemill.arcs import standings
 from tidemill.arcs.keys import ArcKeys
 from tidemill.lots import events, lots
 from tidemill.lots.keys import DatasetId
@@ -285,7 +285,7 @@ def _steps(shop: tm.Pipeline) -> list[tuple[int, int, int]]:
 
 def _standings(shop: tm.Pipeline, arc: str) -> list[tuple[object, ...]]:
     site, keys = shop.site, ArcKeys(shop.site.place.cluster)
-    found = site.store.run(lambda tx: arc_lots.listed(tx, keys, f"arc:{shop.name}/{arc}", "", 1000))
+    found = site.store.run(lambda tx: standings.listed(tx, keys, f"arc:{shop.name}/{arc}", "", 1000))
     return [(one.lot, one.generation, one.state) for one in found]
 
 

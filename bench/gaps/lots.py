@@ -20,7 +20,7 @@ from bench.comparison import rounded
 from bench.report import Report, at_most
 from bench.side import ROOT
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.lots import AnyLot, Complete, Missing, Partial, Running
+from tidemill.arcs.rows import AnyLot, Complete, Missing, Partial, Running
 from tidemill.lots.datasets import Dataset
 from tidemill.lots.events import LotEvent
 from tidemill.lots.ids import LotId, Unit

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.lots import Complete
+from tidemill.arcs.rows import Complete
 from tidemill.lots import layout, manifest
 from tidemill.lots.events import LotEvent
 from tidemill.lots.ids import AppendId

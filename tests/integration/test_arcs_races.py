@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.arcs_stage import LONG_US, ArcStage, LocalParts
-from tidemill.arcs import asks
-from tidemill.arcs import lots as arc_lots
+from tidemill.arcs import asks, standings
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.work import ArcWork, Ended, Outcome
 from tidemill.cluster.nodes import Node
@@ -109,8 +108,8 @@ def run_due(stage: ArcStage, arcs: dict[str, ArcSpec], node: Node, worker: ArcWo
     return found
 
 
-def troubled(stage: ArcStage) -> list[arc_lots.Standing]:
-    return stage.store.run(lambda tx: arc_lots.troubled(tx, stage.keys, stage.clean().id))
+def troubled(stage: ArcStage) -> list[standings.Standing]:
+    return stage.store.run(lambda tx: standings.troubled(tx, stage.keys, stage.clean().id))
 
 
 @pytest.mark.rule("LOT-14")

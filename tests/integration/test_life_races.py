@@ -9,7 +9,6 @@ import pytest
 from tests.unit.arcs_stage import LONG_US, LocalParts
 from tests.unit.life_stage import LifeStage
 from tidemill.arcs import asks
-from tidemill.arcs import lots as arc_lots
 from tidemill.arcs.asks import AskKind
 from tidemill.arcs.census import Census
 from tidemill.arcs.declarations import ArcSpec
@@ -57,9 +56,7 @@ def test_runners_that_share_a_replay_make_each_lot_once_and_never_too_many_at_on
             page = stage.store.run(lambda tx: asks.workable(tx, stage.keys, [spec]))
             for ask in page:
                 port.between = lambda _: crowds.append(
-                    stage.store.run(lambda tx: arc_lots.crowd(tx, stage.keys, spec.id)).batches.get(
-                        "batch", 0
-                    )
+                    stage.store.run(lambda tx: crowds.crowd(tx, stage.keys, spec.id)).batches.get("batch", 0)
                 )
                 ended.append(worker.work_off(spec, ask).ended)
         return ended

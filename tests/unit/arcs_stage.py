@@ -14,11 +14,10 @@ import msgspec
 
 from tests.unit.lots_stage import Stage
 from tidemill import crash
-from tidemill.arcs import asks
-from tidemill.arcs import lots as arc_lots
+from tidemill.arcs import asks, standings
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.lots import Standing
+from tidemill.arcs.standings import Standing
 from tidemill.arcs.work import ArcWork, Outcome
 from tidemill.cluster.nodes import Node
 from tidemill.events import Event
@@ -209,7 +208,7 @@ class ArcStage(Stage):
         return self.node(name, LONG_US)
 
     def standing(self, spec: ArcSpec, lot: str) -> Standing:
-        return self.run(arc_lots.standing, self.keys, spec.id, lot)
+        return self.run(standings.standing, self.keys, spec.id, lot)
 
     def ask(self, spec: ArcSpec, lot: str) -> asks.Ask:
         return self.run(asks.ask, self.keys, spec.id, lot)

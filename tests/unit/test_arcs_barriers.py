@@ -6,7 +6,7 @@ import random
 import pytest
 
 from tests.unit.life_stage import LifeStage
-from tidemill.arcs import lots as arc_lots
+from tidemill.arcs import standings
 from tidemill.arcs.asks import AskKind
 from tidemill.arcs.work import Ended
 from tidemill.triggers.subscriptions import Waiting
@@ -24,7 +24,7 @@ def test_a_lot_waits_until_every_source_has_closed_the_interval_and_does_not_spi
         stage.lot_of(stage.clicks, lot, number)
     assert [one.ended for one in stage.drain(spec, worker, node)] == [Ended.WAITING] * 3
     assert isinstance(stage.row(spec.id), Waiting)  # woken by what it waits for, and by nothing else
-    assert stage.run(arc_lots.listed, stage.keys, spec.id) == []  # neither missing nor partial
+    assert stage.run(standings.listed, stage.keys, spec.id) == []  # neither missing nor partial
     assert stage.parts.ran == []
     stage.lot_of(stage.rates, LOTS[1], 100)
     assert [(one.lot, one.ended) for one in stage.drain(spec, worker, node)] == [(LOTS[1], Ended.COMPLETE)]

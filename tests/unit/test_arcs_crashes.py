@@ -18,8 +18,7 @@ import pytest
 
 from tests.unit.arcs_stage import ArcStage
 from tidemill import crash
-from tidemill.arcs import asks
-from tidemill.arcs import lots as arc_lots
+from tidemill.arcs import asks, standings
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.work import ArcWork, Ended
 from tidemill.cluster.nodes import Node
@@ -86,10 +85,10 @@ class Scene:
         """Everything that is to be done now; False when there was nothing."""
         stage = self.stage
         done = [outcome for spec in self.arcs.values() for outcome in stage.drain(spec, worker, node)]
-        left = stage.run(arc_lots.stale, stage.keys)[0]
+        left = stage.run(standings.stale, stage.keys)[0]
         done += [worker.work(self.arcs[one.arc], one.lot) for one in left]
         for arc in self.arcs:
-            for trouble in stage.run(arc_lots.troubled, stage.keys, arc):
+            for trouble in stage.run(standings.troubled, stage.keys, arc):
                 self.mend()
                 stage.run(asks.ask, stage.keys, arc, trouble.lot)
         done += [worker.work_off(self.arcs[ask.arc], ask) for ask in stage.run(asks.asked, stage.keys)]
@@ -132,7 +131,7 @@ class Scene:
                 for one in tables
             ],
             "arcs": [
-                [(one.lot, one.generation, one.state) for one in stage.run(arc_lots.listed, stage.keys, arc)]
+                [(one.lot, one.generation, one.state) for one in stage.run(standings.listed, stage.keys, arc)]
                 for arc in self.arcs
             ],
             "progress": [stage.row(arc).tally.progress for arc in self.arcs],
@@ -141,7 +140,7 @@ class Scene:
 
 
 def rebuild_arc(stage: ArcStage, projections: Projections, spec: ArcSpec) -> None:
-    found = stage.run(arc_lots.listed, stage.keys, spec.id)
+    found = stage.run(standings.listed, stage.keys, spec.id)
     states = {one.lot: one.state.value for one in found}
     projections.rebuild_arc(spec.pipeline, spec.version, spec.name, states)
 

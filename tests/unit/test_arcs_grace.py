@@ -7,13 +7,12 @@ import pytest
 from tests.unit.life_stage import LifeStage
 from tests.unit.lots_stage import FIVE_MINUTES
 from tidemill import crash
-from tidemill.arcs import barriers
-from tidemill.arcs import lots as arc_lots
+from tidemill.arcs import barriers, rows
 from tidemill.arcs.asks import AskKind
 from tidemill.arcs.census import Census
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.gaps import Gaps, GapState
-from tidemill.arcs.lots import Missing
+from tidemill.arcs.rows import Missing
 from tidemill.arcs.states import ArcState
 from tidemill.arcs.work import ArcWork, Ended, Outcome
 from tidemill.cluster.nodes import Node
@@ -240,7 +239,7 @@ def test_two_that_find_a_grace_over_make_one_generation_and_a_paused_arc_none():
     assert (first.ended, answers[0].ended) == (Ended.COMPLETE, Ended.ELSEWHERE)
     assert stage.hands.end_grace(stage.spec, LOTS[0]).ended is Ended.DONE
     assert [one.generation for one in stage.events(stage.joined)] == [0]
-    assert stage.run(arc_lots.newest, stage.keys, stage.spec.id, LOTS[0])[0] == 0
+    assert stage.run(rows.newest, stage.keys, stage.spec.id, LOTS[0])[0] == 0
 
 
 def test_a_grace_is_for_several_sources():

@@ -4,10 +4,10 @@ import pytest
 
 from tests.unit.life_stage import LifeStage
 from tests.unit.lots_stage import SECOND_US
-from tidemill.arcs import asks
-from tidemill.arcs import lots as arc_lots
+from tidemill.arcs import asks, crowds
 from tidemill.arcs.asks import AskKind
-from tidemill.arcs.lots import Complete, Crowd, Missing, Partial, Running
+from tidemill.arcs.crowds import Crowd
+from tidemill.arcs.rows import Complete, Missing, Partial, Running
 from tidemill.arcs.states import ArcState
 from tidemill.arcs.work import Ended, Outcome
 from tidemill.errors import ArcLotConflict
@@ -119,7 +119,7 @@ def test_a_batch_has_no_more_lots_under_way_than_was_asked_for_and_leaves_a_plac
     most: list[dict[str, int]] = []
 
     def look(task) -> None:
-        most.append(stage.run(arc_lots.crowd, stage.keys, spec.id).batches)
+        most.append(stage.run(crowds.crowd, stage.keys, spec.id).batches)
         if len(most) == 1:  # within the first, the second; within that, one too many
             stage.parts.between = look
             assert stage.worker(stage.living("b")).work_off(spec, page[1]).ended is Ended.COMPLETE
@@ -240,7 +240,7 @@ def test_the_batch_of_a_lot_stays_with_it_when_another_node_takes_it_over():
     stage.clock.advance(20)
     heir = stage.worker(stage.living("heir"))
     assert [one.lot for one in heir.left()] == [lot]
-    stage.parts.between = lambda task: seen.append(stage.run(arc_lots.crowd, stage.keys, spec.id).batches)
+    stage.parts.between = lambda task: seen.append(stage.run(crowds.crowd, stage.keys, spec.id).batches)
     seen: list[dict[str, int]] = []
     assert heir.work(spec, lot).generation == 1
     assert seen == [{"batch": 1}]

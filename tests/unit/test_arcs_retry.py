@@ -3,10 +3,10 @@
 import pytest
 
 from tests.unit.arcs_stage import ArcStage, lapse
-from tidemill.arcs import asks
+from tidemill.arcs import asks, standings
 from tidemill.arcs import lots as arc_lots
 from tidemill.arcs.events import ArcLotMissing
-from tidemill.arcs.lots import Complete, Missing, Partial, Running
+from tidemill.arcs.rows import Complete, Missing, Partial, Running
 from tidemill.arcs.states import ArcState
 from tidemill.arcs.work import Ended
 from tidemill.errors import ArcLotConflict, ObjectUnavailable
@@ -33,7 +33,7 @@ def test_a_retry_runs_only_the_parts_that_failed_and_then_what_they_left_is_remo
     standing = stage.standing(spec, lot)
     assert isinstance(standing.row, Partial)
     assert standing.row.failed == first.failed
-    assert stage.run(arc_lots.troubled, stage.keys, spec.id)[0].row == standing.row
+    assert stage.run(standings.troubled, stage.keys, spec.id)[0].row == standing.row
 
     # nothing of it is touched while a retry may reuse it, whatever the time
     before = stage.keys_under("data/")
@@ -54,7 +54,7 @@ def test_a_retry_runs_only_the_parts_that_failed_and_then_what_they_left_is_remo
     assert done.attempt == first.attempt
     assert stage.run(asks.asked, stage.keys) == []
     assert stage.rows(stage.cleaned, lot) == [1, 2, 3, 4, 5, 6]
-    assert stage.run(arc_lots.troubled, stage.keys, spec.id) == []
+    assert stage.run(standings.troubled, stage.keys, spec.id) == []
     assert stage.orphans() != []
     cleaner.clean()
     stage.clock.advance(24 * 3600)
@@ -114,13 +114,13 @@ def test_a_failed_replay_is_no_gap_the_lot_stays_what_it_was():
     standing = stage.standing(spec, lot)
     assert (standing.state, standing.generation, standing.replaying) == (ArcState.COMPLETE, 0, True)
     assert stage.rows(stage.cleaned, lot) == [1, 3]
-    (trouble,) = stage.run(arc_lots.troubled, stage.keys, spec.id)
+    (trouble,) = stage.run(standings.troubled, stage.keys, spec.id)
     assert (trouble.state, trouble.generation, trouble.replaying) == (ArcState.PARTIAL, 1, True)
     done = worker.work_off(spec, stage.ask(spec, lot))
     assert (done.ended, done.generation) == (Ended.COMPLETE, 1)
     standing = stage.standing(spec, lot)
     assert (standing.state, standing.generation, standing.replaying) == (ArcState.COMPLETE, 1, False)
-    assert stage.run(arc_lots.listed, stage.keys, spec.id) == [standing]
+    assert stage.run(standings.listed, stage.keys, spec.id) == [standing]
 
 
 @pytest.mark.rule("LOT-11")

@@ -5,10 +5,11 @@ import pytest
 
 from tests.unit.arcs_stage import ArcStage, lapse
 from tests.unit.lots_stage import SECOND_US
-from tidemill.arcs import declarations
+from tidemill.arcs import declarations, standings
 from tidemill.arcs import lots as arc_lots
 from tidemill.arcs.events import ArcLotBegan, ArcLotComplete, ArcLotPartial
-from tidemill.arcs.lots import Complete, Refused
+from tidemill.arcs.lots import Refused
+from tidemill.arcs.rows import Complete
 from tidemill.arcs.states import ArcState
 from tidemill.arcs.work import Ended
 from tidemill.errors import ArcUnknown, LeaseLost, LotConflict
@@ -129,9 +130,9 @@ def test_a_running_lot_is_run_by_nobody_else_until_its_nodes_lease_is_over():
     def other(task) -> None:
         seen.append(stage.worker(second).work(spec, lot).ended)
         seen.append(slow.work(spec, lot).ended)  # another thread of the same node
-        assert stage.run(arc_lots.stale, stage.keys)[0] == []
+        assert stage.run(standings.stale, stage.keys)[0] == []
         stage.clock.advance(11)
-        (left,) = stage.run(arc_lots.stale, stage.keys)[0]
+        (left,) = stage.run(standings.stale, stage.keys)[0]
         assert (left.arc, left.lot, left.state) == (spec.id, lot, ArcState.RUNNING)
         seen.append(stage.worker(second).work(spec, lot).ended)
 

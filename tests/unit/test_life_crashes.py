@@ -13,8 +13,7 @@ import pytest
 from tests.unit.life_stage import LifeStage
 from tests.unit.test_publish_corrections import remove, replace
 from tidemill import crash
-from tidemill.arcs import asks
-from tidemill.arcs import lots as arc_lots
+from tidemill.arcs import asks, rows, standings
 from tidemill.arcs.asks import AskKind
 from tidemill.cluster.nodes import Node
 from tidemill.lots.states import LotState
@@ -69,9 +68,9 @@ class Scene:
         row = next(row for row in stage.rows_of(stage.orders) if row.lot == self.spurious)
         if row.state is not LotState.REMOVED:
             remove(stage, self.spurious)
-        if stage.run(arc_lots.read, stage.keys, self.clean.id, self.old, 1) is None:
+        if stage.run(rows.read, stage.keys, self.clean.id, self.old, 1) is None:
             self._ask(self.old, AskKind.REPLAY)
-        if stage.run(arc_lots.read, stage.keys, self.clean.id, self.passed, 0) is None:
+        if stage.run(rows.read, stage.keys, self.clean.id, self.passed, 0) is None:
             self._ask(self.passed, AskKind.BACKFILL)
 
     def _ask(self, lot: str, kind: AskKind) -> None:
@@ -105,7 +104,7 @@ class Scene:
                 sorted((row.lot, row.generation) for row in stage.rows_of(one)) for one in tables
             ],
             "arcs": [
-                [(one.lot, one.generation, one.state) for one in stage.run(arc_lots.listed, stage.keys, arc)]
+                [(one.lot, one.generation, one.state) for one in stage.run(standings.listed, stage.keys, arc)]
                 for arc in self.specs
             ],
             "asked": stage.run(asks.asked, stage.keys),

@@ -21,10 +21,11 @@ from enum import StrEnum
 
 import msgspec
 
-from tidemill.arcs import lots
+from tidemill.arcs import crowds, rows
+from tidemill.arcs.crowds import Crowd
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.lots import AnyLot, Complete, Crowd, Missing, Partial
+from tidemill.arcs.rows import AnyLot, Complete, Missing, Partial
 from tidemill.arcs.states import ArcState
 from tidemill.errors import ArcLotConflict
 from tidemill.store import Tx
@@ -71,7 +72,7 @@ def ask(tx: Tx, keys: ArcKeys, arc: str, lot: str) -> Ask:
     """Ask for a retry; `ArcLotConflict` for a lot that is neither partial nor missing. May be repeated."""
     found = enter(tx, keys, arc, lot, Order())
     if found is None:
-        last = lots.newest(tx, keys, arc, lot)
+        last = rows.newest(tx, keys, arc, lot)
         state = ArcState.NONE if last is None else last[1].state
         raise ArcLotConflict(f"lot {lot} of {arc} is {state.value}: there is nothing to retry")
     return found
@@ -79,7 +80,7 @@ def ask(tx: Tx, keys: ArcKeys, arc: str, lot: str) -> Ask:
 
 def enter(tx: Tx, keys: ArcKeys, arc: str, lot: str, order: Order) -> Ask | None:
     """Ask for a lot; None when there is nothing of this kind to do for it. May be repeated."""
-    generation = wanted(lots.newest(tx, keys, arc, lot), order.kind)
+    generation = wanted(rows.newest(tx, keys, arc, lot), order.kind)
     if generation is None:
         return None
     key = keys.ask[arc, lot, generation]
@@ -132,7 +133,7 @@ def workable(tx: Tx, keys: ArcKeys, specs: Iterable[ArcSpec]) -> list[Ask]:
         if page and not paused(tx, keys, spec.id):
             if len(page) == PAGE:
                 page = list(dict.fromkeys([*_retries(tx, keys, spec.id), *page]))
-            found += chosen(page, spec, lots.crowd(tx, keys, spec.id))
+            found += chosen(page, spec, crowds.crowd(tx, keys, spec.id))
     return found
 
 
@@ -182,4 +183,4 @@ def left(tx: Tx, keys: ArcKeys, arc: str, batch: str, limit: int = 10_000) -> Ma
     watches it.
     """
     waiting = sum(one.order.batch == batch for one in asked(tx, keys, limit=limit, arc=arc))
-    return {"waiting": waiting, "running": lots.crowd(tx, keys, arc).batches.get(batch, 0)}
+    return {"waiting": waiting, "running": crowds.crowd(tx, keys, arc).batches.get(batch, 0)}

@@ -16,10 +16,10 @@ lot that was begun after its grace knows that it was over.
 
 import msgspec
 
-from tidemill.arcs import lots
+from tidemill.arcs import lots, rows
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.lots import AnyLot, Missing
+from tidemill.arcs.rows import AnyLot, Missing
 from tidemill.lots import events
 from tidemill.lots import lots as published
 from tidemill.lots.keys import DatasetId
@@ -68,7 +68,7 @@ def wait(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> bool:
     missing = lacking(tx, keys, spec, lot)
     if not missing:
         return False
-    last = lots.newest(tx, keys, spec.id, lot)
+    last = rows.newest(tx, keys, spec.id, lot)
     if last is not None and not (isinstance(last[1], Missing) and not last[1].skipped):
         return True  # it was made, or given up: nothing waits
     key = keys.barrier[spec.id, lot]

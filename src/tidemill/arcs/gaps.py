@@ -12,11 +12,10 @@ from functools import partial
 
 import msgspec
 
-from tidemill.arcs import barriers
-from tidemill.arcs import lots as arc_lots
+from tidemill.arcs import barriers, rows
 from tidemill.arcs.census import Census
 from tidemill.arcs.declarations import ArcSpec
-from tidemill.arcs.lots import Missing, Partial, Running
+from tidemill.arcs.rows import Missing, Partial, Running
 from tidemill.arcs.states import ArcState
 from tidemill.cluster import nodes
 from tidemill.lots.keys import DatasetId
@@ -193,13 +192,13 @@ class Gaps:
             found = {}
             for (lot, _), raw in zip(page, raws, strict=True):
                 if raw is not None:
-                    found[lot] = self._words(tx, arc_lots.decode(raw))
+                    found[lot] = self._words(tx, rows.decode(raw))
             return found
 
         for lot, words in self._census.store.run(read).items():
             self._notes[arc, lot] = words
 
-    def _words(self, tx: Tx, row: arc_lots.AnyLot) -> str:
+    def _words(self, tx: Tx, row: rows.AnyLot) -> str:
         match row:
             case Running():
                 entry = nodes.read(tx, self._census.keys.publish.cluster, row.node)

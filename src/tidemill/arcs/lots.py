@@ -1,4 +1,4 @@
-"""How arcs stand with lots: one row per (arc, lot, generation), moved by functions of `tx` (LOT-9 to LOT-14).
+"""Work on lots, step by step: how the row of an arc's lot moves, as functions of `tx` (LOT-9 to LOT-14).
 
 Who works on a lot is fenced twice. A running row names its node and the node's epoch: nobody else begins the
 lot before that epoch is over (LOT-9). And it names its attempt: every later step shows the attempt's `Hold`,
@@ -13,9 +13,11 @@ from enum import StrEnum
 
 import msgspec
 
+from tidemill.arcs import crowds, rows
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.states import ArcEdge, ArcState, step
+from tidemill.arcs.rows import AnyLot, Complete, Missing, Partial, Running
+from tidemill.arcs.states import ArcEdge, ArcState
 from tidemill.cluster import nodes
 from tidemill.cluster.nodes import Node
 from tidemill.errors import ArcLotConflict, AttemptUnknown, LeaseLost
@@ -25,90 +27,9 @@ from tidemill.publish import attempts
 from tidemill.publish.attempts import Draft, Hold, Target
 from tidemill.publish.opening import Opened, open_or_adopt
 from tidemill.store import Tx
-from tidemill.triggers import subscriptions
-from tidemill.triggers.subscriptions import Scheduled
 
 WORDS = 1000
 MOST_NAMED = 100
-MOST_RUNNING = 1000
-SOON_US = 5_000_000
-"""A run that is due within this has a place kept for it; one that waits for its cadence has not."""
-
-
-class Running(msgspec.Struct, frozen=True, kw_only=True, tag="running"):
-    """A node works on it, as long as the node's epoch lasts."""
-
-    attempt: str
-    node: str
-    node_epoch: int
-    since: int  # store time, µs
-    tries: int = 1
-    batch: str = ""  # of the replay or backfill that it belongs to
-
-    @property
-    def state(self) -> ArcState:
-        return ArcState.RUNNING
-
-
-class Complete(msgspec.Struct, frozen=True, kw_only=True, tag="complete"):
-    """It is published, from these generations of its inputs."""
-
-    attempt: str
-    inputs: tuple[InputLot, ...]
-    at: int
-    tries: int
-
-    @property
-    def state(self) -> ArcState:
-        return ArcState.COMPLETE
-
-
-class Partial(msgspec.Struct, frozen=True, kw_only=True, tag="partial"):
-    """Parts of it failed; its attempt is kept for a retry."""
-
-    attempt: str
-    failed: tuple[str, ...]
-    error: str
-    at: int
-    tries: int
-
-    @property
-    def state(self) -> ArcState:
-        return ArcState.PARTIAL
-
-
-class Missing(msgspec.Struct, frozen=True, kw_only=True, tag="missing", omit_defaults=True):
-    """There is nothing of it; `skipped`: by its arc's own policy, so that only an order makes it."""
-
-    error: str
-    at: int
-    tries: int
-    skipped: bool = False
-
-    @property
-    def state(self) -> ArcState:
-        return ArcState.MISSING
-
-
-AnyLot = Running | Complete | Partial | Missing
-_decoder: msgspec.msgpack.Decoder[AnyLot] = msgspec.msgpack.Decoder(Running | Complete | Partial | Missing)
-
-
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """How an arc stands with a lot: its newest published generation, or else the newest there is.
-
-    `replaying`: a newer generation is under way or failed; that is no gap, the lot is there (LOT-12).
-    """
-
-    arc: str
-    lot: str
-    generation: int
-    row: AnyLot | None
-    replaying: bool = False
-
-    @property
-    def state(self) -> ArcState:
-        return ArcState.NONE if self.row is None else self.row.state
 
 
 class Refused(StrEnum):
@@ -118,43 +39,6 @@ class Refused(StrEnum):
     COMPLETE = "complete"  # there is nothing new to make
     FULL = "full"  # the arc works on as many lots as it may
     CHANGED = "changed"  # its inputs are not those it was planned with
-
-
-class Crowd(msgspec.Struct, frozen=True, kw_only=True):
-    """What living nodes work on of one arc: lots of its subscription and retries, and lots of batches.
-
-    `awaited`: the subscription has something to run for, now or soon.
-    """
-
-    live: int = 0
-    batches: dict[str, int] = {}
-    awaited: bool = False
-
-    def has_room(self, most: int, batch: str = "", at_once: int = 0) -> bool:
-        """May one more lot be begun? A batch leaves one place to what arrives, if anything has."""
-        bulk = sum(self.batches.values())
-        if not batch:
-            return self.live + bulk < most
-        if at_once and self.batches.get(batch, 0) >= at_once:
-            return False
-        return bulk + max(self.live, int(self.awaited)) < most
-
-    def joined(self, batch: str) -> "Crowd":
-        """With one more lot."""
-        if not batch:
-            return msgspec.structs.replace(self, live=self.live + 1)
-        return msgspec.structs.replace(self, batches=self.batches | {batch: self.batches.get(batch, 0) + 1})
-
-
-class _Runs(msgspec.Struct, frozen=True, array_like=True):
-    """A row of the index of what runs."""
-
-    node: str
-    node_epoch: int
-    batch: str = ""
-
-
-_runs = msgspec.msgpack.Decoder(_Runs)
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,45 +70,11 @@ class Began(msgspec.Struct, frozen=True, kw_only=True):
         return self.opened.hold
 
 
-def decode(raw: bytes) -> AnyLot:
-    """A row from its stored bytes."""
-    return _decoder.decode(raw)
-
-
-def read(tx: Tx, keys: ArcKeys, arc: str, lot: str, generation: int) -> AnyLot | None:
-    """One generation's row; None before it began."""
-    raw = tx.get(keys.lot[arc, lot, generation])
-    return None if raw is None else _decoder.decode(raw)
-
-
-def newest(tx: Tx, keys: ArcKeys, arc: str, lot: str) -> tuple[int, AnyLot] | None:
-    """The newest generation that ever began."""
-    found = tx.range(*keys.lot.under(arc, lot), limit=1, reverse=True)
-    if not found:
-        return None
-    generation = keys.lot.unpack(found[0].key)[2]
-    assert isinstance(generation, int)
-    return generation, _decoder.decode(found[0].value)
-
-
-def standing(tx: Tx, keys: ArcKeys, arc: str, lot: str) -> Standing:
-    """How an arc stands with a lot."""
-    last = newest(tx, keys, arc, lot)
-    if last is None:
-        return Standing(arc=arc, lot=lot, generation=0, row=None)
-    generation, row = last
-    if not isinstance(row, Complete) and generation > 0:
-        # generations begin one after the other, so the one before is published
-        before = read(tx, keys, arc, lot, generation - 1)
-        return Standing(arc=arc, lot=lot, generation=generation - 1, row=before, replaying=True)
-    return Standing(arc=arc, lot=lot, generation=generation, row=row)
-
-
 def due(
     tx: Tx, keys: ArcKeys, arc: str, lot: str, inputs: Sequence[InputLot], *, replay: bool = False
 ) -> int | None:
     """The generation to make from these inputs; None when that is made already."""
-    last = newest(tx, keys, arc, lot)
+    last = rows.newest(tx, keys, arc, lot)
     if last is None:
         return 0
     generation, row = last
@@ -238,7 +88,7 @@ def overtaken(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> bool:
 
     One that is not begun yet is not: whoever begins it takes what is current.
     """
-    last = newest(tx, keys, spec.id, lot)
+    last = rows.newest(tx, keys, spec.id, lot)
     if last is None or isinstance(last[1], Missing):
         return False
     row = last[1]
@@ -276,10 +126,10 @@ def begin(
     generation = due(tx, keys, spec.id, lot, wanted.inputs, replay=wanted.replay)
     if generation is None or not _is_asked(tx, keys, spec.id, lot, generation, wanted.generation):
         return Refused.COMPLETE
-    row = read(tx, keys, spec.id, lot, generation)
-    if isinstance(row, Running) and _held(tx, keys, row) and not (idle and _is_of(row, node)):
+    row = rows.read(tx, keys, spec.id, lot, generation)
+    if isinstance(row, Running) and rows.is_held(tx, keys, row) and not (idle and rows.is_of(row, node)):
         return Refused.RUNNING
-    others = crowd(tx, keys, spec.id, beside=(lot, generation))
+    others = crowds.crowd(tx, keys, spec.id, beside=(lot, generation))
     if not others.has_room(spec.max_concurrent, wanted.batch, wanted.at_once):
         return Refused.FULL
     draft = Draft(
@@ -334,7 +184,7 @@ def complete(tx: Tx, keys: ArcKeys, hold: Hold, *, barrier: bool = False) -> Non
         no_longer_awaited(tx, keys, draft.author, draft.lot)
     row = _run_by(tx, keys, draft)
     new = Complete(attempt=draft.id, inputs=draft.inputs, at=tx.now(), tries=row.tries)
-    _write(tx, keys, draft.author, draft.lot, draft.generation, row, [ArcEdge.COMPLETE], new)
+    rows.write(tx, keys, draft.author, draft.lot, draft.generation, row, [ArcEdge.COMPLETE], new)
 
 
 def fail(tx: Tx, keys: ArcKeys, hold: Hold, failed: Sequence[str], error: str) -> Partial:
@@ -349,7 +199,7 @@ def fail(tx: Tx, keys: ArcKeys, hold: Hold, failed: Sequence[str], error: str) -
         at=tx.now(),
         tries=row.tries,
     )
-    _write(tx, keys, draft.author, draft.lot, draft.generation, row, [ArcEdge.FAIL], new)
+    rows.write(tx, keys, draft.author, draft.lot, draft.generation, row, [ArcEdge.FAIL], new)
     return new
 
 
@@ -376,29 +226,29 @@ def miss(
         return Refused.COMPLETE
     if spec.has_barrier:
         no_longer_awaited(tx, keys, arc, lot, begun=True)
-    row = read(tx, keys, arc, lot, generation)
-    if isinstance(row, Running) and _held(tx, keys, row) and row.node != node.id:
+    row = rows.read(tx, keys, arc, lot, generation)
+    if isinstance(row, Running) and rows.is_held(tx, keys, row) and row.node != node.id:
         return Refused.RUNNING
     tries = 1 if row is None else row.tries + (not isinstance(row, Running))
     edges = [] if isinstance(row, Running) else [_beginning(row)]
     if isinstance(row, Partial):
         again = msgspec.structs.replace(row, error=error[:WORDS], at=tx.now(), tries=tries)
-        return _write(tx, keys, arc, lot, generation, row, [*edges, ArcEdge.FAIL], again)
+        return rows.write(tx, keys, arc, lot, generation, row, [*edges, ArcEdge.FAIL], again)
     if isinstance(row, Running):
         attempts.abandon_left(tx, keys.publish, row.attempt, error, node)
     new = Missing(error=error[:WORDS], at=tx.now(), tries=tries)
-    return _write(tx, keys, arc, lot, generation, row, [*edges, ArcEdge.MISS], new)
+    return rows.write(tx, keys, arc, lot, generation, row, [*edges, ArcEdge.MISS], new)
 
 
 def skip(tx: Tx, keys: ArcKeys, arc: str, lot: str, why: str) -> Missing | None:
     """It is given up before it began; None when it has begun, or was given up already."""
-    last = newest(tx, keys, arc, lot)
+    last = rows.newest(tx, keys, arc, lot)
     if last is not None and not (isinstance(last[1], Missing) and not last[1].skipped):
         return None
     generation, row = last or (0, None)
     tries = 1 if row is None else row.tries + 1
     new = Missing(error=why[:WORDS], at=tx.now(), tries=tries, skipped=True)
-    _write(tx, keys, arc, lot, generation, row, [_beginning(row), ArcEdge.MISS], new)
+    rows.write(tx, keys, arc, lot, generation, row, [_beginning(row), ArcEdge.MISS], new)
     return new
 
 
@@ -414,7 +264,7 @@ def no_longer_awaited(tx: Tx, keys: ArcKeys, arc: str, lot: str, *, begun: bool 
 
 def clean(tx: Tx, keys: ArcKeys, arc: str, lot: str, why: str = "cleaned up on request") -> Missing:
     """Partial -> missing: give up what its parts made; the cleaner removes it."""
-    last = newest(tx, keys, arc, lot)
+    last = rows.newest(tx, keys, arc, lot)
     if last is None or not isinstance(last[1], Partial):
         state = ArcState.NONE if last is None else last[1].state
         raise ArcLotConflict(f"lot {lot} of {arc} is {state.value}: there is nothing to clean up")
@@ -422,59 +272,8 @@ def clean(tx: Tx, keys: ArcKeys, arc: str, lot: str, why: str = "cleaned up on r
     assert isinstance(row, Partial)
     attempts.abandon_left(tx, keys.publish, row.attempt, why)
     new = Missing(error=row.error, at=tx.now(), tries=row.tries)
-    _write(tx, keys, arc, lot, generation, row, [ArcEdge.CLEAN], new)
+    rows.write(tx, keys, arc, lot, generation, row, [ArcEdge.CLEAN], new)
     return new
-
-
-# --- reports
-
-
-def listed(tx: Tx, keys: ArcKeys, arc: str, after: str = "", limit: int = 100) -> list[Standing]:
-    """A page of an arc's lots, by id: each as it stands."""
-    found: list[Standing] = []
-    lo, hi = keys.lot.under(arc)
-    if after:
-        _, lo = keys.lot.under(arc, after)
-    while len(found) < limit:
-        page = tx.range(lo, hi, limit=1, snapshot=True)
-        if not page:
-            break
-        lot = str(keys.lot.unpack(page[0].key)[1])
-        found.append(standing(tx, keys, arc, lot))
-        _, lo = keys.lot.under(arc, lot)
-    return found
-
-
-def troubled(tx: Tx, keys: ArcKeys, arc: str, limit: int = 100) -> list[Standing]:
-    """Lots of an arc whose newest generation is partial or missing."""
-    rows = tx.range(*keys.trouble.under(arc), limit=limit, snapshot=True)
-    return [_standing_at(tx, keys, keys.trouble.unpack(row.key)) for row in rows]
-
-
-def stale(
-    tx: Tx, keys: ArcKeys, after: bytes | None = None, limit: int = 100, *, node: Node | None = None
-) -> tuple[list[Standing], bytes | None]:
-    """A page of running lots, of all arcs, whose node is gone, or is `node`: it knows itself what it does.
-
-    The second value is where the next page begins; None after the last.
-    """
-    lo, hi = keys.running.all()
-    page = tx.range(lo if after is None else after + b"\x00", hi, limit=limit, snapshot=True)
-    found = [_standing_at(tx, keys, keys.running.unpack(row.key)) for row in page]
-    left = [
-        one
-        for one in found
-        if isinstance(one.row, Running)
-        and (not _held(tx, keys, one.row) or (node is not None and _is_of(one.row, node)))
-    ]
-    return left, page[-1].key if len(page) == limit else None
-
-
-def _standing_at(tx: Tx, keys: ArcKeys, key: tuple[object, ...]) -> Standing:
-    arc, lot, generation = str(key[0]), str(key[1]), key[2]
-    assert isinstance(generation, int)
-    row = read(tx, keys, arc, lot, generation)
-    return Standing(arc=arc, lot=lot, generation=generation, row=row, replaying=generation > 0)
 
 
 # --- steps
@@ -493,7 +292,7 @@ def _run(
         batch=old.batch if isinstance(old, Running) else batch,
     )
     edge = ArcEdge.TAKE_OVER if isinstance(old, Running) else _beginning(old)
-    _write(tx, keys, draft.author, draft.lot, draft.generation, old, [edge], new)
+    rows.write(tx, keys, draft.author, draft.lot, draft.generation, old, [edge], new)
 
 
 def _beginning(row: AnyLot | None) -> ArcEdge:
@@ -507,72 +306,12 @@ def _ours(tx: Tx, keys: ArcKeys, hold: Hold) -> Running:
 
 
 def _run_by(tx: Tx, keys: ArcKeys, draft: Draft) -> Running:
-    row = read(tx, keys, draft.author, draft.lot, draft.generation)
+    row = rows.read(tx, keys, draft.author, draft.lot, draft.generation)
     if not isinstance(row, Running) or row.attempt != draft.id:
         raise LeaseLost(f"lot {draft.lot} of {draft.author} is not run by attempt {draft.id} any more")
     return row
 
 
-def crowd(tx: Tx, keys: ArcKeys, arc: str, *, beside: tuple[str, int] | None = None) -> Crowd:
-    """What living nodes work on of an arc, as this transaction sees it; all but one lot, if it is given."""
-    live, batches = 0, dict[str, int]()
-    for row in tx.range(*keys.running.under(arc), limit=MOST_RUNNING):
-        found = _runs.decode(row.value)
-        if keys.running.unpack(row.key)[1:] == beside or not _lives(tx, keys, found.node, found.node_epoch):
-            continue
-        if found.batch:
-            batches[found.batch] = batches.get(found.batch, 0) + 1
-        else:
-            live += 1
-    own = subscriptions.read(tx, keys.publish.triggers, arc)
-    awaited = isinstance(own, Scheduled) and not own.tally.parked and own.next_run <= tx.now() + SOON_US
-    return Crowd(live=live, batches=batches, awaited=awaited)
-
-
 def _is_asked(tx: Tx, keys: ArcKeys, arc: str, lot: str, generation: int, asked: int | None) -> bool:
     """Is the generation that is due the one that a row asks for? Yes, if nobody acts for a row."""
     return asked is None or (asked == generation and tx.get(keys.ask[arc, lot, generation]) is not None)
-
-
-def _held(tx: Tx, keys: ArcKeys, row: Running) -> bool:
-    return _lives(tx, keys, row.node, row.node_epoch)
-
-
-def _lives(tx: Tx, keys: ArcKeys, node: str, epoch: int) -> bool:
-    entry = nodes.read(tx, keys.publish.cluster, node)
-    return entry is not None and entry.epoch == epoch and entry.expires_at > tx.now()
-
-
-def _is_of(row: Running, node: Node) -> bool:
-    return (row.node, row.node_epoch) == (node.id, node.epoch)
-
-
-def _write(
-    tx: Tx,
-    keys: ArcKeys,
-    arc: str,
-    lot: str,
-    generation: int,
-    old: AnyLot | None,
-    edges: Sequence[ArcEdge],
-    new: AnyLot,
-) -> AnyLot:
-    """The one place that writes rows, along edges of the table, and keeps the indexes in step with them."""
-    state = ArcState.NONE if old is None else old.state
-    for edge in edges:
-        state = step(state, edge)
-    assert state is new.state
-    place = (arc, lot, generation)
-    tx.set(keys.lot[place], msgspec.msgpack.encode(new), quiet=True)
-    if isinstance(new, Running):
-        held = _Runs(new.node, new.node_epoch, new.batch)
-        tx.set(keys.running[place], msgspec.msgpack.encode(held), quiet=True)
-    elif isinstance(old, Running):
-        tx.clear(keys.running[place], quiet=True)
-    if isinstance(new, Partial | Missing):
-        tx.set(keys.trouble[place], new.state.value.encode(), quiet=True)
-    elif isinstance(old, Partial | Missing):
-        tx.clear(keys.trouble[place], quiet=True)
-    if not isinstance(old, Running):  # it begins: what was asked for is done with, however it ends
-        tx.clear(keys.ask[place], quiet=True)
-    return new

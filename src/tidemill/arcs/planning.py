@@ -6,11 +6,12 @@ plan whose inputs are others by then is made again.
 
 import msgspec
 
-from tidemill.arcs import barriers, lots, parts
+from tidemill.arcs import barriers, lots, parts, rows
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.lots import Missing, Wanted
+from tidemill.arcs.lots import Wanted
 from tidemill.arcs.parts import Part
+from tidemill.arcs.rows import Missing
 from tidemill.lots import lots as lot_rows
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
@@ -60,17 +61,17 @@ def inputs(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str, *, replay: bool = Fal
     """What a lot would be made from now."""
     found = {dataset: lot_rows.current(tx, keys.publish.lots, dataset, lot) for dataset in spec.reads}
     lacking = tuple(dataset for dataset, row in found.items() if row is None)
-    rows = tuple(row for row in found.values() if row is not None)
-    last = lots.newest(tx, keys, spec.id, lot) if spec.has_barrier else None
+    there = tuple(row for row in found.values() if row is not None)
+    last = rows.newest(tx, keys, spec.id, lot) if spec.has_barrier else None
     newest = None if last is None else last[1]
     named = tuple(
         InputLot(dataset=row.dataset.name, version=row.dataset.version, lot=lot, generation=row.generation)
-        for row in rows
+        for row in there
     )
-    enough = not lacking or (bool(rows) and barriers.is_over(tx, keys, spec, lot, newest))
+    enough = not lacking or (bool(there) and barriers.is_over(tx, keys, spec, lot, newest))
     done = enough and lots.due(tx, keys, spec.id, lot, named, replay=replay) is None
     skipped = isinstance(newest, Missing) and newest.skipped
-    return Inputs(named, rows, lacking, enough=enough, done=done, skipped=skipped)
+    return Inputs(named, there, lacking, enough=enough, done=done, skipped=skipped)
 
 
 def plan(

@@ -23,14 +23,15 @@ from typing import TypeVar
 import msgspec
 
 from tidemill import crash
-from tidemill.arcs import asks, barriers, lots, parts, planning, telling
+from tidemill.arcs import asks, barriers, lots, parts, planning, rows, standings, telling
 from tidemill.arcs.asks import Ask, AskKind
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.events import ArcLotMissing, ArcLotPartial
 from tidemill.arcs.keys import ArcKeys
 from tidemill.arcs.line import Line, Turn
-from tidemill.arcs.lots import Began, Refused, Standing
+from tidemill.arcs.lots import Began, Refused
 from tidemill.arcs.planning import Ordered, Plan
+from tidemill.arcs.standings import Standing
 from tidemill.arcs.states import ArcState, PartState, part_state, rollup
 from tidemill.clock import Clock
 from tidemill.cluster import nodes
@@ -205,7 +206,7 @@ class ArcWork:
         if spec.after_grace is AfterGrace.PARTIAL:
             return self._work_on(spec, lot, Turn(), Ordered())
 
-        def step(tx: Tx) -> lots.Missing | None:
+        def step(tx: Tx) -> rows.Missing | None:
             nodes.check(tx, self._keys.publish.cluster, self._node)
             return barriers.skip(tx, self._keys, spec, lot)
 
@@ -225,7 +226,7 @@ class ArcWork:
         after: bytes | None = None
         while True:
             page, after = self._store.run(
-                lambda tx, after=after: lots.stale(tx, self._keys, after, node=self._node)  # type: ignore[misc]
+                lambda tx, after=after: standings.stale(tx, self._keys, after, node=self._node)  # type: ignore[misc]
             )
             with self._lock:
                 found += [one for one in page if (one.arc, one.lot) not in self._busy]
@@ -394,7 +395,7 @@ class ArcWork:
     ) -> Outcome:
         ending = turn.ending()
 
-        def both(tx: Tx) -> lots.AnyLot | Refused:
+        def both(tx: Tx) -> rows.AnyLot | Refused:
             answer = lots.miss(
                 tx,
                 self._keys,
@@ -414,7 +415,7 @@ class ArcWork:
             ended = Ended.DONE if answer is Refused.COMPLETE else Ended.ELSEWHERE
             return Outcome(arc=spec.id, lot=lot, ended=ended)
         self._show(spec, lot)
-        standing = self._store.run(lambda tx: lots.newest(tx, self._keys, spec.id, lot))
+        standing = self._store.run(lambda tx: rows.newest(tx, self._keys, spec.id, lot))
         generation = 0 if standing is None else standing[0]
         if answer.state is ArcState.PARTIAL:
             self._emit(ArcLotPartial(arc=spec.id, lot=lot, generation=generation, failed=[], error=error))
@@ -468,5 +469,5 @@ class ArcWork:
             spec.version,
             spec.name,
             lot,
-            lambda tx: lots.standing(tx, self._keys, spec.id, lot).state.value,
+            lambda tx: standings.standing(tx, self._keys, spec.id, lot).state.value,
         )

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from tidemill.arcs import barriers
+from tidemill.arcs import barriers, standings
 from tidemill.arcs import declarations as arc_rows
-from tidemill.arcs import lots as arc_lots
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.lots import Missing, Partial, Running, Standing
+from tidemill.arcs.rows import Missing, Partial, Running
+from tidemill.arcs.standings import Standing
 from tidemill.errors import ArcUnknown, DatasetUnknown, GroupUnknown, UsageError
 from tidemill.lots import datasets, events, lots
 from tidemill.lots.keys import DatasetId
@@ -223,7 +223,7 @@ def _standings(pipeline: "Pipeline", arc: str) -> Iterator[Standing]:
     site, keys = pipeline.site, ArcKeys(pipeline.site.place.cluster)
     after = ""
     while True:
-        page = site.store.run(lambda tx, after=after: arc_lots.listed(tx, keys, arc, after, PAGE))  # type: ignore[misc]
+        page = site.store.run(lambda tx, after=after: standings.listed(tx, keys, arc, after, PAGE))  # type: ignore[misc]
         yield from page
         if len(page) < PAGE:
             return
@@ -330,7 +330,7 @@ def _arc_run(pipeline: "Pipeline", name: str) -> RunShown:
 
     def read(tx: Tx) -> RunShown:
         shown, _ = _subscription(tx, pipeline, arc)
-        troubled = arc_lots.troubled(tx, keys, arc, 1000)
+        troubled = standings.troubled(tx, keys, arc, 1000)
         return msgspec.structs.replace(
             shown,
             partial=sum(isinstance(one.row, Partial) for one in troubled),

@@ -6,9 +6,8 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from tidemill.arcs import asks
+from tidemill.arcs import asks, standings
 from tidemill.arcs import declarations as arc_rows
-from tidemill.arcs import lots as arc_lots
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
 from tidemill.clock import Clock
@@ -235,7 +234,7 @@ def _retry_all(store: Store, keys: ArcKeys, arc: str) -> None:
     """The arc is another one now: what failed before is worth another try."""
 
     def step(tx: Tx) -> None:
-        for standing in arc_lots.troubled(tx, keys, arc, MOST_RETRIED):
+        for standing in standings.troubled(tx, keys, arc, MOST_RETRIED):
             asks.ask(tx, keys, arc, standing.lot)
 
     store.run(step)

@@ -8,7 +8,7 @@ and producers alike (LOT-22, LOT-23).
 
 from functools import partial
 
-from tidemill.arcs import declarations, lots
+from tidemill.arcs import declarations, standings
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
 from tidemill.errors import ArcUnknown
@@ -50,4 +50,4 @@ class Leftovers:
 
 
 def _state(tx: Tx, keys: ArcKeys, arc: str, lot: str) -> str:
-    return lots.standing(tx, keys, arc, lot).state.value
+    return standings.standing(tx, keys, arc, lot).state.value
