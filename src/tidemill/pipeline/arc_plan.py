@@ -17,9 +17,10 @@ from tidemill.lots.checks import drops, quarantine_of
 from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.appending import spelled
-from tidemill.pipeline.catalog import Catalog, Known, at, ddl_of, short
+from tidemill.pipeline.catalog import Catalog, Known, ddl_of, short
 from tidemill.pipeline.certifying import certify_arc
 from tidemill.pipeline.declarations import ArcDecl, SinkDecl
+from tidemill.pipeline.lines import at
 from tidemill.pipeline.stages import DeclareArc, RemoveArc, Stage
 from tidemill.pipeline.template_stages import RefusedChild
 from tidemill.publish.parts import PartSink

@@ -1,14 +1,13 @@
 """The catalog of a plan: the tables that are known so far, and the stages that declare them."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from tidemill.errors import DatasetUnknown, DeclarationError, QueryError, TidemillError
+from tidemill.errors import DatasetUnknown, DeclarationError
 from tidemill.lots import datasets
 from tidemill.lots.checks import QUARANTINE_SCHEMA, Check, quarantine_of
 from tidemill.lots.datasets import Dataset, Drift, Kind
@@ -120,17 +119,6 @@ class Catalog:
 def ddl_of(frame: "DataFrame") -> str:
     """The columns of a frame as files hold them."""
     return str(schema.of_spark(frame.schema).stored())
-
-
-@contextmanager
-def at(line: Line) -> Iterator[None]:
-    """Whatever is wrong inside is told with the line of its declaration."""
-    try:
-        yield
-    except TidemillError as error:
-        if isinstance(error, QueryError) or error.message.startswith(f"{line}: "):
-            raise
-        raise DeclarationError(f"{line}: {error.message}", hint=error.hint) from error
 
 
 def short(error: Exception) -> str:

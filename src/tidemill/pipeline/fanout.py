@@ -17,8 +17,9 @@ from tidemill.lots.datasets import Dataset
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline import graph
 from tidemill.pipeline.arc_plan import ArcPlanner
-from tidemill.pipeline.catalog import Catalog, at
+from tidemill.pipeline.catalog import Catalog
 from tidemill.pipeline.declarations import ArcDecl
+from tidemill.pipeline.lines import at
 from tidemill.pipeline.stages import Stage
 from tidemill.pipeline.template_stages import DeclareTemplate, RemoveTemplate
 from tidemill.runner.children import Child
@@ -29,6 +30,7 @@ from tidemill.triggers.templates import Template
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
+    from tidemill.pipeline.register import Register
 
 PAGE = 100
 
@@ -38,12 +40,12 @@ def is_pattern(name: str) -> bool:
     return "*" in name
 
 
-def template_id(pipeline: "Pipeline", name: str) -> str:
+def template_id(pipeline: "Register", name: str) -> str:
     """A template's name in the store; its children's begin with it."""
     return f"arc:{pipeline.name}/{name}"
 
 
-def template_of(pipeline: "Pipeline", decl: ArcDecl) -> Template:
+def template_of(pipeline: "Register", decl: ArcDecl) -> Template:
     """A template as the store has it."""
     first, *others = (sink.name for sink in decl.sinks)
     id_ = template_id(pipeline, decl.name)
@@ -58,7 +60,7 @@ def template_of(pipeline: "Pipeline", decl: ArcDecl) -> Template:
     )
 
 
-def check(pipeline: "Pipeline", decl: ArcDecl) -> None:
+def check(pipeline: "Register", decl: ArcDecl) -> None:
     """Is this a template that can be? What is wrong is told with the line of the declaration."""
     with at(decl.line):
         if not is_pattern(decl.reads[0]) or any(is_pattern(name) for name in decl.reads[1:]):

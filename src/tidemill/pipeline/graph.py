@@ -16,12 +16,13 @@ from tidemill.spark import queries
 if TYPE_CHECKING:
     from tidemill.pipeline.declarations import ArcDecl
     from tidemill.pipeline.pipeline import Pipeline
+    from tidemill.pipeline.register import Register
 
 Bound = str | date | datetime | None
 """Where a range of lots begins or ends: a lot, a day, or a moment."""
 
 
-def id_of(pipeline: "Pipeline", table: str) -> DatasetId:
+def id_of(pipeline: "Register", table: str) -> DatasetId:
     """A table of lots by its name."""
     known = pipeline.datasets.get(table)
     return DatasetId(table) if known is None else known.id

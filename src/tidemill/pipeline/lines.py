@@ -1,10 +1,14 @@
 """Where in the user's file something was declared, so that an error can point at it."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 import msgspec
+
+from tidemill.errors import DeclarationError, QueryError, TidemillError
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 
@@ -75,3 +79,14 @@ def within(line: Line, text: str, row: int, column: int = 0) -> str:
     first, margin = before.count("\n"), len(before) - (before.rfind("\n") + 1)
     place = column + (margin if row == 1 else 0)
     return f"{Line(line.file, first + row)}" + (f":{place}" if column else "")
+
+
+@contextmanager
+def at(line: Line) -> Iterator[None]:
+    """Whatever is wrong inside is told with the line of its declaration."""
+    try:
+        yield
+    except TidemillError as error:
+        if isinstance(error, QueryError) or error.message.startswith(f"{line}: "):
+            raise
+        raise DeclarationError(f"{line}: {error.message}", hint=error.hint) from error

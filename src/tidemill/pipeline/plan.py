@@ -17,7 +17,8 @@ from tidemill.lots.checks import drops
 from tidemill.pipeline import circuits, fanout, keyed
 from tidemill.pipeline.appending import spelled
 from tidemill.pipeline.arc_plan import ArcPlanner
-from tidemill.pipeline.catalog import Catalog, at
+from tidemill.pipeline.catalog import Catalog
+from tidemill.pipeline.lines import at
 from tidemill.pipeline.source_plan import SourcePlanner
 from tidemill.pipeline.stages import Stage, Status
 from tidemill.pipeline.view_plan import ViewPlanner

@@ -6,9 +6,10 @@ from tidemill.errors import DeclarationError
 from tidemill.lots.checks import drops, strict
 from tidemill.lots.datasets import Dataset
 from tidemill.pipeline.appending import spelled
-from tidemill.pipeline.catalog import Catalog, at
+from tidemill.pipeline.catalog import Catalog
 from tidemill.pipeline.declarations import SourceDecl
 from tidemill.pipeline.incoming import converter, growing, settled_push
+from tidemill.pipeline.lines import at
 from tidemill.pipeline.stages import DeclareSource
 from tidemill.runner.program import SourceProgram, StreamProgram
 from tidemill.sources.bucket import BucketSpec

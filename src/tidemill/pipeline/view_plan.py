@@ -8,11 +8,12 @@ from tidemill.errors import DeclarationError, TidemillError
 from tidemill.futures.code_digests import code_digest
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline import circuits
-from tidemill.pipeline.catalog import Catalog, Known, at, ddl_of, short
+from tidemill.pipeline.catalog import Catalog, Known, ddl_of, short
 from tidemill.pipeline.certifying import CertifyFunction, CertifyView
 from tidemill.pipeline.chaining import chain_of
 from tidemill.pipeline.declarations import ViewDecl
 from tidemill.pipeline.group_stages import RemoveGroup
+from tidemill.pipeline.lines import at
 from tidemill.pipeline.pace import Pace, shortest
 from tidemill.pipeline.stages import DeclareGroups
 from tidemill.runner.program import GroupProgram, ViewProgram
