@@ -12,18 +12,17 @@ dropped, and the node joins again under a higher epoch. Should a result slip thr
 import os
 import random
 import threading
-from collections.abc import Callable
 
-from tidemill.clock import SYSTEM, Clock, backoff
+from tidemill.clock import SYSTEM, Clock
 from tidemill.cluster.events import NodeJoined
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.member import Member
 from tidemill.cluster.nodes import Node
-from tidemill.errors import CommitUnknown, LeaseLost, StoreError, TidemillError
+from tidemill.errors import StoreError
 from tidemill.events import Emit, Event, ignore
 from tidemill.futures import inbox
 from tidemill.futures.books import Books
-from tidemill.futures.claim import Claim
+from tidemill.futures.dealings import AUDIT_S, CLAIM_MARGIN_S, Dealings
 from tidemill.futures.duties import future_duties
 from tidemill.futures.finish import Done
 from tidemill.futures.floor import Floor
@@ -35,8 +34,6 @@ from tidemill.futures.settings import Settings
 from tidemill.futures.wakeup import Wakeup
 from tidemill.futures.wire import Hello
 from tidemill.futures.worker_events import (
-    ClaimsGivenBack,
-    StoreAway,
     WorkDropped,
     WorkerEnded,
     WorkerStarted,
@@ -44,12 +41,7 @@ from tidemill.futures.worker_events import (
 from tidemill.futures.zygote import Zygote
 from tidemill.store import Store
 
-POLL_S = 1.0
 INBOX_S = 0.020
-AUDIT_S = 30.0
-CLAIM_MARGIN_S = 2.6
-"""How much of its lease a node must have left to claim (`claim.LEAST_LEFT_US`, and the way there)."""
-
 ROUND_RESULTS = 100
 ROUND_BYTES = 500_000
 """How many results one round writes at most, and of what size: a transaction has its limits."""
@@ -107,6 +99,7 @@ class Supervisor:
         )
         self.wakeup = Wakeup()
         self.books = Books(store, hello.cluster, self.chance)
+        self._dealings = Dealings(self.books, hello.node, clock=clock, chance=self.chance, emit=emit)
         self.floor = Floor(
             hello,
             settings,
@@ -124,12 +117,10 @@ class Supervisor:
         self._ended = threading.Event()
         self._broken: BaseException | None = None  # what ended the member's thread
         self._epoch = 0  # of the node, under which everything here was claimed
-        self._unloaded: list[tuple[Claim, bytes | None]] = []  # claims that could not be read yet
         self._rung = True  # somebody said that there is something to claim
         self._mail = True  # there may be a command
         self._hungry = False  # the last claim was as large as it could be
-        self._poll_at = self._inbox_at = self._audit_at = self._retry_at = 0.0
-        self._failures = 0  # of the store, in a row
+        self._inbox_at = 0.0
 
     # --- running
 
@@ -205,15 +196,15 @@ class Supervisor:
     def _pause_s(self) -> float:
         """How long to wait for children when nothing else is to do."""
         now = self.clock.monotonic()
-        if now < self._retry_at:
-            return min(self._retry_at - now, 0.1)
+        if now < self._dealings.retry_at:
+            return min(self._dealings.retry_at - now, 0.1)
         if not self.member.membership.alive():
             return 0.1
-        if self.floor.done or self.books.errands or self.books.telling or self._unloaded:
+        if self.floor.done or self.books.errands or self.books.telling or self._dealings.unloaded:
             return 0.0
         if (self._rung or self._hungry or self.floor.heard) and self._could_take():
             return 0.0
-        at = min(self._poll_at, self.floor.care.look_at)
+        at = min(self._dealings.poll_at, self.floor.care.look_at)
         if self._mail:
             at = min(at, self._inbox_at)
         return max(0.0, at - now)
@@ -244,7 +235,7 @@ class Supervisor:
             self._drain_told = True
             self.member.drain(max(0.0, by - now) + self.settings.ttl_s)
         self.floor.care.drain(now, by)
-        if self.floor.jobs or self.floor.done or self.books.errands or self._unloaded:
+        if self.floor.jobs or self.floor.done or self.books.errands or self._dealings.unloaded:
             return
         for actor_id in list(self.floor.hosting.actors):  # actors die with their node
             failure = Failure(kind="actor", type="ActorDied", message="the actor's worker has left")
@@ -265,82 +256,51 @@ class Supervisor:
     def _lose(self) -> None:
         """Our lease is over: stop everything, write nothing (FUT-55)."""
         self._epoch = 0
-        self._unloaded.clear()
+        self._dealings.unloaded.clear()
         self.books.drop()
         self.emit(WorkDropped(node=self.member.id, tasks=self.floor.drop()))
 
     def _joined(self, node: Node) -> None:
         """We are in the list, for the first time or again: what is claimed in our name is not ours."""
-        given = self._all_of(lambda: self.books.reclaim(node)) if self.settings.address else 0
-        given += self._all_of(lambda: self.books.strays(node, ()))
-        if given:
-            self.emit(ClaimsGivenBack(node=node.id, claims=given))
-        self._audit_at = self.clock.monotonic() + AUDIT_S
+        dealings = self._dealings
+        given = dealings.all_of(lambda: self.books.reclaim(node)) if self.settings.address else 0
+        dealings.tell_given_back(given + dealings.strays(node, ()))
+        dealings.audit_later()
         self._epoch = self.floor.node_epoch = node.epoch
 
     def _audit(self, node: Node) -> None:
         """Claims of ours are the jobs we have (FUT-38), and segments are results that somebody knows of."""
-        given = self._all_of(lambda: self.books.strays(node, self.floor.jobs))
-        if given:
-            self.emit(ClaimsGivenBack(node=node.id, claims=given))
+        self._dealings.tell_given_back(self._dealings.strays(node, self.floor.jobs))
         if self.segments is not None:
             for name in self.books.unknown_segments(node, self.floor.old_segments(AUDIT_S)):
                 self.segments.delete(name)
-        self._audit_at = self.clock.monotonic() + AUDIT_S
+        self._dealings.audit_later()
 
-    def _all_of(self, page: Callable[[], tuple[int, bool]]) -> int:
-        total, more = page()
-        while more:
-            some, more = page()
-            total += some
-        return total
+    def _refused(self, stands: bool) -> None:
+        """The store refused us: our lease is over, or too little of it was left to claim."""
+        if not stands:
+            self._lose()
+            self.member.wake()
 
     # --- the store
 
     def _settle(self) -> None:
         """Bring the store in step with the floor, and the floor with the store."""
-        now = self.clock.monotonic()
-        if now < self._retry_at:
-            return
         node = self.member.node
-        try:
-            if self._epoch != node.epoch:
-                self._joined(node)
-            if now >= self._poll_at:
-                self.floor.heard = self._mail = True
-                self.books.forget_lanes()
-                self._poll_at = now + POLL_S * (0.5 + 0.5 * self.chance.random())
-            self._round(node)
-            if self._unloaded:
-                self._load()
-            self._run_errands(node)
-            if now >= self._audit_at:
-                self._audit(node)
-            self._failures = 0
-        except LeaseLost:
-            self._doubt(node)
-        except CommitUnknown as error:
-            self._audit_at = 0.0  # there may be claims of ours that we do not know of
-            self._store_failed(error)
-        except TidemillError as error:
-            self._store_failed(error)
+        self._dealings.settle(node, lambda: self._deal(node), self._refused)
 
-    def _store_failed(self, error: TidemillError) -> None:
-        self._failures += 1
-        pause_s = backoff(self._failures, self.chance, first_s=0.05, most_s=2.0)
-        self._retry_at = self.clock.monotonic() + pause_s
-        self.emit(StoreAway(node=self.member.id, error=error.message))
-
-    def _doubt(self, node: Node) -> None:
-        """The store refused us: our lease is over, or too little of it was left to claim."""
-        try:
-            stands = self.books.stands(node)
-        except StoreError as error:
-            self._store_failed(error)
-            return
-        if not stands:
-            self._lose()
-            self.member.wake()
+    def _deal(self, node: Node) -> None:
+        dealings = self._dealings
+        if self._epoch != node.epoch:
+            self._joined(node)
+        if dealings.is_poll_due():
+            self.floor.heard = self._mail = True
+        self._round(node)
+        if dealings.unloaded:
+            self.floor.add(dealings.load())
+        self._run_errands(node)
+        if dealings.is_audit_due():
+            self._audit(node)
 
     def _may_claim(self) -> bool:
         membership = self.member.membership
@@ -376,8 +336,7 @@ class Supervisor:
         self._hungry = wish is not None and len(found.claims) >= wish.limit
         floor.care.starved(found.starved)
         if found.claims:
-            specs = found.specs or [None] * len(found.claims)
-            self._unloaded += zip(found.claims, specs, strict=True)
+            self._dealings.claimed(found)
         elif rung and self.books.forget_lanes():
             floor.heard = True  # it rang, and there was nothing: perhaps in a lane that is new
         floor.placement.round_s += 0.1 * (self.clock.monotonic() - began - floor.placement.round_s)
@@ -398,14 +357,6 @@ class Supervisor:
         done, floor.done = floor.done, []
         return done
 
-    def _load(self) -> None:
-        """Read what the claims need to run. If the store does not answer they are kept for the next turn."""
-        claims = [one for one, _ in self._unloaded]
-        specs = [raw for _, raw in self._unloaded]
-        loaded = self.books.load(claims, specs if None not in specs else ())
-        self._unloaded.clear()
-        self.floor.add(loaded)
-
     def _run_errands(self, node: Node) -> None:
         while self.books.errands:
             for job, row in self.books.run_errands(node):
@@ -418,7 +369,7 @@ class Supervisor:
         """Take our commands, after work was given out: they only hurry what rows say, and somebody waits."""
         now = self.clock.monotonic()
         node = self.member.node
-        if not self._mail or now < max(self._inbox_at, self._retry_at) or node.epoch != self._epoch:
+        if not self._mail or now < max(self._inbox_at, self._dealings.retry_at) or node.epoch != self._epoch:
             return
         self._mail = False
         self._inbox_at = now + INBOX_S
@@ -426,7 +377,7 @@ class Supervisor:
             commands = self.books.commands(node)
         except StoreError as error:
             self._mail = True
-            self._store_failed(error)
+            self._dealings.failed(error)
             return
         for command in commands:
             match command:
