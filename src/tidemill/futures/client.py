@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Self, TypeVar, Unpack
 
 from tidemill.errors import FutureError, FutureUnknown, StoreError, UsageError
-from tidemill.futures import bulk, cancel, context, limits, results
+from tidemill.futures import cancel, context, limits, results
 from tidemill.futures.actor_handle import ActorHandle
 from tidemill.futures.awaiting import Awaiting
 from tidemill.futures.callbacks import Callbacks
@@ -44,7 +44,7 @@ from tidemill.futures.options import (
 from tidemill.futures.putting import Putting
 from tidemill.futures.rows import AnyRow
 from tidemill.futures.states import ENDED
-from tidemill.futures.submission import NOTHING, Submission
+from tidemill.futures.submitting import Submitting
 from tidemill.store import Tx
 
 T = TypeVar("T")
@@ -103,6 +103,7 @@ class Client:
     def __init__(self, connection: Connection) -> None:
         self._link = connection
         self._callbacks = Callbacks(connection.waiting)
+        self.submitting = Submitting(connection, lambda one: Future(self, one))
         self.putting = Putting(connection)
         self.awaiting = Awaiting(connection, lambda one: ActorHandle(self.future(one)))
         self._workers: list[LocalWorker] = []
@@ -175,10 +176,7 @@ class Client:
             *(deadline, key, durable, queue, on_unsatisfiable, progress_timeout),
         )
         options = _PLAIN if given == _DEFAULTS else Options.of(dict(zip(NAMES, given, strict=True)))
-        submissions = self._link.submissions
-        code = submissions.code(function)
-        submissions.check_call(function, args, kwargs)
-        return self._entered(submissions.make(code, args, kwargs, options))
+        return self.submitting.one(function, args, kwargs, options)
 
     def map(
         self,
@@ -191,31 +189,7 @@ class Client:
 
         Options as for `submit`. With `key`, call number n has the key "key/n".
         """
-        if not iterables:
-            raise UsageError("map needs something to go over", hint="map(function, items)")
-        for one in iterables:
-            if not isinstance(one, Iterable):
-                raise UsageError(f"map goes over iterables, not {type(one).__name__}", hint="map(f, [a, b])")
-        given = Options.of(options) if options else _PLAIN
-        code = self._link.submissions.code(function)
-        futures: list[Future[T]] = []
-        for page in self._link.submitter.enter_many(self._mapped(function, code, iterables, given)):
-            futures += self._handles_of(*page)
-        return futures
-
-    def _mapped(
-        self, function: Callable[..., Any], code: Any, iterables: Sequence[Iterable[Any]], options: Options
-    ) -> Iterator[Submission]:
-        submissions = self._link.submissions
-        ids: list[bytes] = []
-        for nth, args in enumerate(zip(*iterables)):  # noqa: B905 - as `map` does
-            if not nth:
-                submissions.check_call(function, args, NOTHING)
-            if not ids:
-                ids = submissions.new_ids(bulk.PAGE)[::-1]
-            yield submissions.make(
-                code, args, NOTHING, options.numbered(nth) if options.key else options, future_id=ids.pop()
-            )
+        return self.submitting.many(function, iterables, Options.of(options) if options else _PLAIN)
 
     def actor(self, kind: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ActorHandle:
         """Create an actor: an object that lives on one worker, whose methods are called in order (FUT-47).
@@ -223,21 +197,14 @@ class Client:
         Options as for `submit`. `handle.method.submit(*args)`, or just `handle.method(*args)`, is a future.
         """
         options, kwargs = _split(kwargs)
-        submissions = self._link.submissions
-        code = submissions.code(kind)
-        submissions.check_call(kind, args, kwargs)
-        actor_id = submissions.new_ids(1)[0]
-        made = submissions.make(code, args, kwargs, options, future_id=actor_id, actor=actor_id)
-        return ActorHandle(self._entered(made), kind)
+        return ActorHandle(self.submitting.actor(kind, args, kwargs, options), kind)
 
     def call(
         self, actor: Future[Any], function: Callable[..., T], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Future[T]:
         """Submit a call of an actor's method; used by its handle."""
         options, kwargs = _split(kwargs)
-        submissions = self._link.submissions
-        code = submissions.code(function)
-        return self._entered(submissions.make(code, args, kwargs, options, actor=actor.id))
+        return self.submitting.method(actor.id, function, args, kwargs, options)
 
     def put(self, value: T, *, durable: bool = True) -> Future[T]:
         """A value as a realised future: pass it to many calls, store it once (FUT-33).
@@ -246,7 +213,7 @@ class Client:
         without it, which is for tasks, it lies on the task's worker and on one other.
         """
         future_id = self.putting.put(self, value, durable=durable)
-        return self._handles_of([future_id])[0]
+        return self.submitting.handles_of([future_id])[0]
 
     def future(self, future_id: bytes | str) -> Future[Any]:
         """A handle of a future by its id, which others may have submitted."""
@@ -258,16 +225,6 @@ class Client:
             raise UsageError(f"not the id of a future: {future_id!r:.80}", hint="32 hexadecimal digits")
         self.handles.count([raw], ours=False)
         return Future(self, raw)
-
-    def _entered(self, submission: Submission) -> Future[Any]:
-        return self._handles_of([self._link.submitter.enter(submission)], [submission.spec.id])[0]
-
-    def _handles_of(self, ids: Sequence[bytes], ours: Sequence[bytes] | None = None) -> list[Future[Any]]:
-        """Handles of what was entered; an id that is not the one we drew is of an earlier submission."""
-        known = {one for one, own in zip(ids, ours, strict=True) if one != own} if ours else set()
-        self.handles.count([one for one in ids if one not in known], ours=True)
-        self.handles.count([one for one in ids if one in known], ours=False)
-        return [Future(self, one) for one in ids]
 
     # --- waiting
 
