@@ -11,6 +11,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 ARGS ?=
+# What tests write goes when they have ended, also what processes left that they killed.
+PYTEST = scratch=$$(scripts/make-scratch); trap 'rm -rf "$$scratch"' EXIT; \
+	TMPDIR="$$scratch" $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --basetemp "$$scratch/t"
 
 # --- verbs ------------------------------------------------------------------------------------------------
 
@@ -23,7 +26,7 @@ demo: $(VENV)/.installed  ## files become lots, an arc and a view follow; the ru
 	@$(BIN)/tidemill demo $(ARGS)
 
 test: servers  ## every test but the long ones; writes build/rules.json (ARGS=… goes to pytest)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=15 --durations-min=0.5 $(ARGS)
+	@$(PYTEST) --durations=15 --durations-min=0.5 $(ARGS)
 
 check: $(VENV)/.installed  ## lint, format, types, layers
 	@$(BIN)/ruff check
@@ -36,7 +39,7 @@ format: $(VENV)/.installed  ## mend what ruff can mend
 	@$(BIN)/ruff format
 
 crash: servers  ## the long runs: real processes, killed again and again
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -o faulthandler_timeout=3600 -m crash $(ARGS)
+	@$(PYTEST) -o faulthandler_timeout=3600 -m crash $(ARGS)
 
 fuzz: $(VENV)/.installed  ## generated queries against plain Spark (ARGS="--seconds 600", or --seed N --count 1)
 	@$(BIN)/python -m tests.fuzz_views $(ARGS)

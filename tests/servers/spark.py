@@ -28,10 +28,11 @@ _DEPLOY = "org.apache.spark.deploy"
 def jvm_options() -> str:
     """Options that make a Java start fast: with the archive of classes (`spark_archive`) at half the CPU.
 
-    A Java or a Spark that the archive was not made with ignores it, and says nothing.
+    A Java or a Spark that the archive was not made with ignores it, and says nothing. What it writes beside
+    the work is where other temporary files are: one that is killed leaves it there.
     """
     shared = f' "-XX:SharedArchiveFile={ARCHIVE}" -Xlog:disable' if ARCHIVE.exists() else ""
-    return QUICK + shared
+    return f'{QUICK} "-Djava.io.tmpdir={tempfile.gettempdir()}"{shared}'
 
 
 SMALL = {
