@@ -17,11 +17,12 @@ from hypothesis import given, settings
 from tests.unit.spark_hash import hashed
 from tests.unit.test_views_types import Keeper
 from tidemill.errors import UsageError, WeightNegative, WeightOverflow
-from tidemill.views.kernels.aggregate import GLOBAL_HASH, Agg, Aggregate, Aggregated
+from tidemill.views.kernels.aggregate import Agg, Aggregate, Aggregated
 from tidemill.views.kernels.bins import averages, pieces_of, totals
 from tidemill.views.kernels.digest import SPAN, digest
 from tidemill.views.kernels.limbs import decimals, limbs_of
 from tidemill.views.trace.consolidate import carry
+from tidemill.views.trace.key_hash import GLOBAL_HASH
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 FLOATS = pa.schema([("v", pa.float64())])

@@ -18,8 +18,11 @@ from tidemill.errors import ObjectsFull, TraceCorrupt, TraceError, TraceFormat, 
 from tidemill.objects.local import LocalObjects
 from tidemill.objects.memory import MemoryObjects
 from tidemill.testing import FakeClock
+from tidemill.views.trace import run
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
+from tidemill.views.trace.consolidate import consolidate
+from tidemill.views.trace.key_hash import key_hashes
 from tidemill.views.trace.layout import Layout
 from tidemill.views.trace.run import BATCH_ROWS
 from tidemill.views.trace.slices import ALL, GRAINS
@@ -44,10 +47,19 @@ def test_a_run_file_that_is_missing_is_named(objects: MemoryObjects) -> None:
         trace.spine().lookup(np.array([1]))
 
 
-def test_no_damage_of_a_run_file_goes_unnoticed(objects: MemoryObjects) -> None:
-    # but for the end mark of the Arrow stream, which nobody reads
+def by_key(rows: pa.Table) -> pa.Table:
+    """Rows with the hashes of their keys."""
+    hashes = pa.array(key_hashes([rows["k"].combine_chunks()], len(rows)))
+    return consolidate(rows.set_column(0, "_h", hashes), LAYOUT)
+
+
+@pytest.mark.parametrize("stores_hash", [True, False])
+def test_no_damage_of_a_run_file_goes_unnoticed(objects: MemoryObjects, stores_hash: bool) -> None:
     trace = Trace(objects)
-    trace.step(numbered(50, random.Random(2)))
+    rows = numbered(50, random.Random(2))
+    trace.step(rows if stores_hash else by_key(rows))
+    (entry,) = trace.version.traces["t"]
+    assert Cache(objects, None).head(entry, LAYOUT).stores_hash == stores_hash
     body, _ = objects.get("runs/00000001")
     wanted = content(trace.spine())
 
@@ -61,7 +73,7 @@ def test_no_damage_of_a_run_file_goes_unnoticed(objects: MemoryObjects) -> None:
         assert rows == wanted
         return False
 
-    assert [at for at in range(len(body)) if not noticed(at)] == list(range(len(body) - 8, len(body)))
+    assert [at for at in range(len(body)) if not noticed(at)] == []
     for at in (0, 5, 30, len(body) - 30):
         objects.put("runs/00000001", body[:at])
         trace.cache = Cache(objects, None)
@@ -76,42 +88,102 @@ def test_a_run_file_of_a_newer_format_or_with_other_columns_is_refused(objects: 
     with pytest.raises(TraceFormat, match="columns"):
         Spine("t", other, trace.version.traces["t"], Cache(objects, None)).lookup(np.array([1]))
     body, _ = objects.get("runs/00000001")
-    objects.put("runs/00000001", body[:8] + b"\2" + body[9:])
-    with pytest.raises(TraceFormat, match=r"runs/00000001.*format 2"):
-        Spine("t", LAYOUT, trace.version.traces["t"], Cache(objects, None)).lookup(np.array([1]))
+    for form in (1, 3):
+        objects.put("runs/00000001", body[:8] + bytes([form]) + body[9:])
+        with pytest.raises(TraceFormat, match=rf"runs/00000001.*format {form}; this release reads 2"):
+            Spine("t", LAYOUT, trace.version.traces["t"], Cache(objects, None)).lookup(np.array([1]))
+
+
+def test_hashes_that_follow_from_keys_are_not_stored_and_the_same_when_read(objects: MemoryObjects) -> None:
+    mine, theirs = Trace(objects), Trace(MemoryObjects(FakeClock()))
+    rows = numbered(20_000, random.Random(3))
+    mine.step(by_key(rows))
+    others = pa.array(by_key(rows)["_h"].to_numpy() // 2)
+    theirs.step(by_key(rows).set_column(0, "_h", others))
+    sizes = [trace.version.traces["t"][0].length for trace in (mine, theirs)]
+    assert sizes[1] - sizes[0] > 5 * len(rows)
+    mine.cache = Cache(objects, None)
+    assert pa.concat_tables(mine.spine().scan()).combine_chunks().equals(by_key(rows))
+    asked = by_key(rows)["_h"].to_numpy()[::100]
+    assert mine.spine().lookup(asked)["_h"].to_pylist() == asked.tolist()
+
+
+def test_a_run_that_was_sorted_by_other_hashes_is_refused(
+    objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = Trace(objects)
+    trace.step(by_key(numbered(50, random.Random(2))))
+    trace.cache = Cache(objects, None)
+    monkeypatch.setattr(run, "key_hashes", lambda columns, rows: key_hashes(columns, rows) ^ 1)
+    with pytest.raises(TraceCorrupt, match=r"runs/00000001.* other hashes"):
+        content(trace.spine())
+
+
+@pytest.mark.parametrize("width", [10, 100])
+def test_hashes_of_wide_keys_are_stored(objects: MemoryObjects, width: int) -> None:
+    layout = Layout(pa.schema([("k", pa.string())]), 1)
+    keys = pa.array([f"{n:0{width}}" for n in range(100)])
+    table = pa.table({"_h": key_hashes([keys], 100), "k": keys, "_w": [1] * 100}, schema=layout.schema)
+    bundle = Bundle(objects, "runs")
+    entry = bundle.add(layout, consolidate(table, layout), *ALL.grains)
+    bundle.write()
+    assert entry is not None
+    cache = Cache(objects, None)
+    assert cache.head(entry, layout).stores_hash == (width > 64)
+    found = pa.concat_tables(Spine("t", layout, [entry], cache).scan())
+    assert found.equals(consolidate(table, layout))
 
 
 # A run and a version as the first release wrote them: whatever changes, these are read (DBSP-4).
 GOLDEN_RUN = (
-    "bZKN|ZE0+50RR910RR915CH%Hs%7oh`~Uy{|NsC02LJ#7000000ssI2HrxTFPyqk{000005CQ-"
-    "I00000|NsC02mt^95C8xG000UA3;+fI1po*D3IG5A009I53;+NC2mlBG000C42mk;81ONa41ONa4pa1{>U;qFBGynhq1ONa4fdBv"
-    "h000335C8xG6aWAK1ONa4000000ssI2Uv~fiaR2}R00001KmY&$tpET2000365C8xG7ytkO1ONa4000000RR91Z~y=R1ONm81ONa"
-    "4)c^ng000335C8xG6aWAK1ONa4000000RR91YXATM#Q*>Q00001KmY&$5C9Ya2ml5E2LKEJ000mG5C8xG000335C8xG8~^|S1ONa"
-    "4000000ssI2UuXaT2mlNK2ml8F2mk;800001KmY&$00000|NsC0Kmh;%6aWAK000003;-"
-    "Aa1^@*B2mlNK3;+NC00RU78~^|S$N&HU00000000003;-Sg5C8-"
-    "K2mlNK3;+NCzyJUMBme*a7ytkO0ssI20000000000000I62ml8F1^@s6000012><{9000000000000000000000000000000Apig"
-    "X00000C;$Ke000000000000000C;$Ke00000ApigX00000Pyhe`000005&!@I00000XaE2J000009RL6T00000hyVZp000005&!@"
-    "I00000pa1{>000000000000000pa1{>00000ApigX00000000001ONa40ssI20000000000000000ssI20000000000000000ssI"
-    "2000000RR91000000ssI20000000000000005C8xG00000D77#BAP|870Q>*{|NsC0{|5j70000000000000005C8xG00000D77#"
-    "BAP|87009610000000IC20000000000000000RR9100000D77#BAOQ&g00961000003;+NC00000D77#BAPivu00000009610096"
-    "1000000RR9100000D77#BAOQ&g0AT<C000005C8xG00000D77#BAP|8700RI3000000RR90|NsC0{{R3000000|NsC000000"
+    "bZKN|ZE0+50ssI20RR915CH%H0RR91VF8QE`~Uy{|NsC02LJ#7000000ssI2YlYunSOEY400000Pyzq|00000@q;0y|NsC02mt^9"
+    "5C8xG000UA3;+fI1po*D3IG5A009I53;+NC2mlBG000C42mk;81ONa41ONa4pa1{>U;qFBGynhq1ONa4fdBvh000335C8xG6aWAK"
+    "1ONa4000000ssI2Uv~fiaR2}R00001KmY&$tpET2000365C8xG7ytkO1ONa4000000RR91Z~y=R1ONm81ONa4)c^ng000335C8xG"
+    "6aWAK1ONa4000000RR91YXATM#Q*>Q00001KmY&$5C9Ya2ml5E2LKEJ000mG5C8xG000335C8xG8~^|S1ONa4000000ssI2UuXaT"
+    "2mlNK2ml8F2mk;800001KmY&$00000|NsC0Z~*`S6aWAK000003;-Aa1^@*B2mlNK3;+NC00RU78~^|S*Z=?k00000000003;-Sg"
+    "5C8-K2mlNK3;+NC-~a#sBme*a7ytkO0ssI20000000000000I62ml8F1^@s6000013jhEB000000000000000000000000000000"
+    "8vp<R00000AOHXW000000000000000AOHXW000008UO$Q00000KmY&$000005&!@I00000SO5S30000082|tP00000cmMzZ00000"
+    "0000000000cmMzZ00000B>(^b00000pa1{>000005&!@I00000xBvhE000000000000000xBvhE000008UO$Q00000000001poj5"
+    "0ssI20000000000000000ssI20000000000000000ssI2000000RR91000000ssI20000000000000000ssI2000000000000000"
+    "5C8xG00000D77#BAP`jm03iDZ{{R61agGQ8000005C8xG00000D77#BAP`Le02l!R009687y<wQ000000RR9100000D77#BAOQ&g"
+    "00961000005C8xG00000D77#BAP_|W01yEH0RS?<0ssI2000007ytkO00000D77#BAQ+_p0AK(B0RRC20000000062VBi5@0RR91"
+    "0RR9100000D77#BAOQ&g0AT<C000005C8xG00000D77#BAP`Le02l-R0096UZU_JX00000bZKN|ZE0+50ssI20RR915CH%H00000"
+    "zBqRTIY6amw>8JY!+(I|irrf#0ssI2CLc{sSOEY40000000IC200000eO96<|NsC02mt^95C8xG000UA3;+fI1po*D3IG5A009I5"
+    "3;+NC2mlBG000C42mk;81ONa41ONa4pa1{>U;qFBGynhq1ONa4fdBvh000335C8xG6aWAK1ONa4000000ssI2Uv~fiaR2}R00001"
+    "KmY&$tpET2000365C8xG7ytkO1ONa4000000RR91Z~y=R1ONm81ONa4)c^ng000335C8xG6aWAK1ONa4000000RR91YXATM#Q*>Q"
+    "00001KmY&$5C9Ya2ml5E2LKEJ000mG5C8xG000335C8xG8~^|S1ONa4000000ssI2UuXaT2mlNK2ml8F2mk;800001KmY&$00000"
+    "|NsC0Kmh;%6aWAK000003;-Aa1^@*B2mlNK3;+NC00RU78~^|SxBvhE00000000003;-Sg5C8-K2mlNK3;+NCzyJUMBme*a7ytkO"
+    "0ssI20000000000000I62ml8F1^@s6000012><{90000000000000000000000000000008UO$Q00000AOHXW000005&!@I00000"
+    "H~;_u000008UO$Q00000SO5S3000000000000000SO5S300000B>(^b00000fB*mh000005&!@I00000m;e9(000000000000000"
+    "m;e9(000008vp<R00000000001ONa40ssI20000000000000000ssI2000000RR91000000ssI20000000000000000ssI200000"
+    "00000000005C8xG00000D77#BAP`Le02l%R009687y<wQ000000RR9100000D77#BAOQ&g00IC2000005C8xG00000D77#BAP`Le"
+    "02lxP009687y<wQ000007ytkO00000D77#BAQ+_p0AK(B0RRC20000000062VBi5@0RR910RR9100000D77#BAOQ&g0AT<C00000"
+    "5C8xG00000D77#BAP`jm03iPZ{{R61agGQ800000"
 )
 GOLDEN_VERSION = (
-    b'{"format":1,"crc":2526635314}\n{"name":"versions/golden","step":3,"code":"1","steps":{"t":3},'
-    b'"files":["runs/golden"],"traces":{"t":[[0,0,65535,0,872,336,2]]}}'
+    b'{"format":1,"crc":1477154999}'
+    b"\n"
+    b'{"name":"versions/golden","step":3,"code":"1","steps":{"t":3,"u":3},'
+    b'"files":["runs/golden"],"traces":{"t":[[0,0,65535,0,936,344,2]],"u":[[0,0,65535,936,856,344,2]]}}'
 )
+GOLDEN_ROWS = {
+    "t": [(-5, 1, "a", 3), (7, 2, None, -1)],  # hashes of somebody else
+    "u": [
+        (-4411498248168718279, 2, None, -1),
+        (2764046384914005955, 1, "a", 3),
+    ],  # ours, which need not be stored
+}
 
 
-def test_state_of_the_first_format_is_read(objects: MemoryObjects) -> None:
+@pytest.mark.parametrize("trace", GOLDEN_ROWS)
+def test_state_of_the_first_release_is_read(objects: MemoryObjects, trace: str) -> None:
     objects.put("runs/golden", base64.b85decode(GOLDEN_RUN))
     objects.put("versions/golden", GOLDEN_VERSION)
     version = read_version(objects, "versions/golden")
     assert version.step == 3
-    spine = Spine.of(version, "t", LAYOUT, Cache(objects, None), ALL, 3)
-    assert [tuple(row.values()) for piece in spine.scan() for row in piece.to_pylist()] == [
-        (-5, 1, "a", 3),
-        (7, 2, None, -1),
-    ]
+    spine = Spine.of(version, trace, LAYOUT, Cache(objects, None), ALL, 3)
+    found = [tuple(row.values()) for piece in spine.scan() for row in piece.to_pylist()]
+    assert found == GOLDEN_ROWS[trace]
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from tidemill.views.kernels.canonical import canonical_values
 from tidemill.views.kernels.extremes import order_of
 from tidemill.views.kernels.join import Join
 from tidemill.views.kernels.setops import SetOperation
+from tidemill.views.trace import planes
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.consolidate import consolidate
@@ -162,6 +163,24 @@ def test_a_column_is_stored_and_read_back_as_it_was(name: str) -> None:
         map(canonical_text, pa.array(values, kind).to_pylist())
     )
     assert set(found["_w"].to_pylist()) == {2}
+
+
+@EVERY
+@pytest.mark.parametrize("nulls", [True, False])
+def test_a_column_is_the_same_after_its_octets_were_taken_apart(name: str, nulls: bool) -> None:
+    kind, values = values_of(name)
+    array = pa.array([*values, *values] if nulls else [*TYPES[name][1], *TYPES[name][1]], kind)
+    schema = pa.schema([("p", kind)])
+    stored = planes.stored_schema(schema)
+    for first in range(len(array)):
+        for count in range(1, len(array) - first + 1):
+            wanted = array.slice(first, count)
+            parts = planes.split(pa.record_batch([wanted], schema=schema), stored)
+            parts.validate(full=True)
+            (found,) = planes.joined(parts, schema)
+            found.validate(full=True)
+            assert found.type == kind
+            assert repr(found.to_pylist()) == repr(wanted.to_pylist())
 
 
 @EVERY

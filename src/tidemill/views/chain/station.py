@@ -11,16 +11,14 @@ from, so that rows which one kernel sends to the next need not pass through Spar
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-import numpy as np
 import pyarrow as pa
 
-from tidemill.views.kernels.aggregate import GLOBAL_HASH
 from tidemill.views.kernels.canonical import canonical, has_floats
 from tidemill.views.trace.consolidate import chunk
+from tidemill.views.trace.key_hash import key_hashes
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 from tidemill.views.trace.slices import Range
 from tidemill.views.trace.spine import Spine
-from tidemill.views.trace.words import code_rows
 
 Parts = Mapping[str, Sequence[pa.Table]]
 """Packed tables by their tag, as they came from all tasks."""
@@ -88,10 +86,7 @@ def weighted(schema: pa.Schema) -> pa.Schema:
 
 def hashed(rows: pa.Table, names: Sequence[str]) -> pa.Array:
     """The hash of the key: equal for keys that Spark would group together."""
-    if not names:
-        return pa.array(np.full(rows.num_rows, GLOBAL_HASH, np.int64))
-    coded = code_rows([chunk(rows, name) for name in names], rows.num_rows)
-    return pa.array(coded.mix.view(np.int64))
+    return pa.array(key_hashes([chunk(rows, name) for name in names], rows.num_rows))
 
 
 def together(parts: Sequence[pa.Table], layout: Layout) -> pa.Table:

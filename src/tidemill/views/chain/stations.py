@@ -20,11 +20,12 @@ from tidemill.views.chain.station import (
     weighted,
 )
 from tidemill.views.kernels import finals
-from tidemill.views.kernels.aggregate import BINS, GLOBAL_HASH, MAIN, Agg, Aggregate
+from tidemill.views.kernels.aggregate import BINS, MAIN, Agg, Aggregate
 from tidemill.views.kernels.canonical import canonical
 from tidemill.views.kernels.join import Join
 from tidemill.views.kernels.setops import SetOperation
 from tidemill.views.trace.consolidate import chunk, column, consolidate, lightened
+from tidemill.views.trace.key_hash import GLOBAL_HASH
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 from tidemill.views.trace.order import distinct
 from tidemill.views.trace.slices import Range, hash_bounds

@@ -34,6 +34,7 @@ from tidemill.views.kernels.extremes import BEST, VALUE, Extreme, Mask, Rows
 from tidemill.views.kernels.finals import Kind
 from tidemill.views.kernels.limbs import decimals, limb_count, limbs_of
 from tidemill.views.trace.consolidate import carry, chunk, column, consolidate, lightened
+from tidemill.views.trace.key_hash import GLOBAL_HASH
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 from tidemill.views.trace.order import I64, distinct
 from tidemill.views.trace.spine import Spine
@@ -41,8 +42,6 @@ from tidemill.views.trace.words import same
 
 MAIN = "main"
 BINS = "bins"
-GLOBAL_HASH = 0
-"""The hash of the empty key."""
 
 _ROWS = "_n"
 
