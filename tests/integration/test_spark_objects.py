@@ -162,7 +162,10 @@ def test_a_write_can_die_before_and_after(spark: SparkSession, storage: Storage,
     assert keys(objects) != []
 
 
-def test_a_table_is_written_without_spark_and_read_by_it(spark: SparkSession, storage: Storage) -> None:
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_table_is_written_without_spark_and_read_by_it(
+    spark: SparkSession, storage: Storage, pack: bool
+) -> None:
     moment = datetime.datetime(2024, 2, 29, 1, 2, 3, 456789)  # noqa: DTZ001 - TIMESTAMP_NTZ has no zone
     table = pa.table(
         {
@@ -173,14 +176,15 @@ def test_a_table_is_written_without_spark_and_read_by_it(spark: SparkSession, st
             "tags": pa.array([["a", None], []], pa.list_(pa.string())),
         }
     )
-    written = write_table(table, storage.objects, lot(1))
+    written = write_table(table, storage.objects, lot(1), pack=pack)
     assert (written.rows, len(written.objects)) == (2, 1)
     schema = "id BIGINT, at TIMESTAMP, wall TIMESTAMP_NTZ, amount DECIMAL(10,2), tags ARRAY<STRING>"
     back = read_objects(spark, storage, schema, written.objects)
     one = back.select("id", sf.col("at").cast("string").alias("at"), "wall", "amount", "tags").first()
     assert one == Row(1, "2024-02-29 01:02:03.456789", moment, decimal.Decimal("1.50"), ["a", None])
     assert write_table(table.slice(0, 0), storage.objects, lot(2)) == Written((), 0)
-    many = write_table(pa.table({"id": list(range(1000))}), storage.objects, lot(3), target_bytes=2000)
+    numbers = pa.table({"id": list(range(1000))})
+    many = write_table(numbers, storage.objects, lot(3), target_bytes=2000, pack=pack)
     assert [item.rows for item in many.objects] == [250] * 4
     back = read_objects(spark, storage, ROWS, many.objects)
     assert sorted(row.id for row in back.collect()) == list(range(1000))

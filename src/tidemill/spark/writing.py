@@ -20,6 +20,7 @@ from tidemill.errors import UsageError, WriteMismatch
 from tidemill.lots.manifest import StoredObject
 from tidemill.objects import Info, Objects
 from tidemill.spark import footers
+from tidemill.spark.packing import packed
 from tidemill.spark.partitions import Partitioning
 from tidemill.spark.reading import naming
 from tidemill.spark.storage import Storage
@@ -155,6 +156,7 @@ def write_table(
     *,
     target_bytes: int = TARGET_BYTES,
     group_rows: int | None = None,
+    pack: bool = False,
 ) -> Written:
     """Keep the rows of an Arrow table as Parquet that Spark reads, without Spark; no rows make no objects.
 
@@ -166,11 +168,13 @@ def write_table(
         prefix: a folder (it ends in `/`) of its own.
         target_bytes: about how large a file should be.
         group_rows: rows of a row group, where files are read in part; None for Arrow's own.
+        pack: make it smaller than Spark would, see `packing`.
     """
     if not prefix.endswith("/"):
         raise UsageError(f"not a folder: {prefix!r}", hint="end it with /")
     if table.num_rows == 0:
         return Written()
+    options = packed(table.schema) if pack else {"compression": "snappy"}
     files = max(1, -(-table.nbytes // target_bytes))
     step = -(-table.num_rows // files)
     made = []
@@ -181,10 +185,10 @@ def write_table(
         pq.write_table(
             piece,
             sink,
-            compression="snappy",
             store_schema=False,
             coerce_timestamps="us",
             row_group_size=group_rows,
+            **options,
         )
         crash.point("spark.write_table.before")
         info = objects.put(f"{prefix}part-{number:05}.parquet", sink.getvalue().to_pybytes())

@@ -127,7 +127,7 @@ def _here(objects: Objects, load: Load, window: Window, arrow: pa.Schema, prefix
     made = netted(came)
     after = digest(made, rows.HIGH, rows.LOW, WEIGHT)
     _compare(window, before, after)
-    return Merged(write_table(made, objects, prefix, group_rows=GROUP_ROWS), after)
+    return Merged(write_table(made, objects, prefix, group_rows=GROUP_ROWS, pack=True), after)
 
 
 def netted(table: pa.Table) -> pa.Table:

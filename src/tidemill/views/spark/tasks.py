@@ -25,6 +25,7 @@ from tidemill import crash
 from tidemill.clock import SystemClock
 from tidemill.objects import Objects, open_place
 from tidemill.objects.url import RemoteUrl
+from tidemill.spark.packing import packed
 from tidemill.views.chain.chain import Edge, Placed
 from tidemill.views.chain.outputs import OutputStation
 from tidemill.views.chain.work import Packet, Plan, State, Told, chosen, compute, gathered
@@ -429,7 +430,7 @@ def _write_view(
 
 def _parquet(objects: Objects, key: str, table: pa.Table) -> int:
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", store_schema=False, coerce_timestamps="us")
+    pq.write_table(table, sink, store_schema=False, coerce_timestamps="us", **packed(table.schema))
     body = sink.getvalue()
     objects.put(key, memoryview(body))
     return int(body.size)
