@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import pyarrow.parquet as pq
 
 import tidemill as tm
+from tests.orphans import unlisted
 from tidemill.arcs import standings
 from tidemill.arcs.keys import ArcKeys
 from tidemill.lots import events, lots
@@ -24,7 +25,7 @@ from tidemill.pipeline.declarations import Refresh
 from tidemill.pipeline.site import Site
 from tidemill.publish import attempts
 from tidemill.publish.cleaner import Cleaner
-from tidemill.publish.manifests import Manifests, attempt_in
+from tidemill.publish.manifests import Manifests
 from tidemill.publish.projections import Projections
 from tidemill.runner.leftovers import Leftovers
 from tidemill.runner.making import make_part
@@ -207,25 +208,14 @@ def view(shop: tm.Pipeline) -> dict[tuple[Any, ...], int]:
 def orphans(shop: tm.Pipeline) -> list[str]:
     """Data and manifests that nothing published lists, and rows of work that has ended."""
     site = shop.site
-    manifests = Manifests(site.objects, site.clock)
     live: set[str] = set()
     roots = [row.manifest for name in _stored(shop) for row in _rows(shop, name)]
     for row in _step_rows(shop):
         roots += [key for one in row.outputs for key in (one.changes, one.table) if key]
         if row.version:  # each step's own, until it is collected
             live |= {row.version, *read_version(site.objects, row.version).files()}
-    for key in roots:
-        live |= {key, *manifests.load(key).parts, *(item.uri for item in manifests.listed(key))}
+    found = unlisted(site.objects, Manifests(site.objects, site.clock), roots, live)
     keys = [info.key for info in site.objects.list("")]
-    found = [key for key in keys if key.startswith("data/") and key not in live]
-    found += [
-        key
-        for key in keys
-        if key.startswith("datasets/")
-        and attempt_in(key)
-        and key not in live
-        and "/state=removed/" not in key
-    ]
     found += [key for key in keys if not key.startswith(("data/", "datasets/", "arcs/"))]
     found += [f"open {one}" for one in site.store.run(lambda tx: attempts.open_ids(tx, site.keys))]
     arcs = ArcKeys(site.place.cluster)

@@ -11,14 +11,14 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.acceptance.test_pipeline_kills import LATER
-from tests.integration.life_scenes import SCENES, Scene, Stage, made
+from tests.integration.life_scenes import SCENES, Scene, Stage, Staged, staged
 from tests.integration.test_pipeline_life_crashes import BELOW
 from tests.servers.process import wait_until
 from tests.unit.test_sources_polling import web
@@ -108,21 +108,8 @@ def lives(spark: "SparkSession") -> Iterator[Lives]:
 
 
 @pytest.fixture(scope="module")
-def scenes(
-    tmp_path_factory: pytest.TempPathFactory, spark: "SparkSession"
-) -> Callable[[str, pytest.FixtureRequest], Kills]:
-    known: dict[str, Kills] = {}
-
-    def found(name: str, request: pytest.FixtureRequest) -> Kills:
-        if name in known:
-            return known[name]
-        folder = tmp_path_factory.mktemp(name)
-        stage = Kills(made(name, folder, request.getfixturevalue), folder, spark)
-        if name != "poll":  # its server is of one test alone
-            known[name] = stage
-        return stage
-
-    return found
+def scenes(tmp_path_factory: pytest.TempPathFactory, spark: "SparkSession") -> Staged[Kills]:
+    return staged(Kills, tmp_path_factory, spark)
 
 
 def trouble(stage: Kills, step: str, lives: Lives) -> str:
@@ -140,7 +127,7 @@ def trouble(stage: Kills, step: str, lives: Lives) -> str:
 def test_after_kills_before_and_behind_a_step_in_the_life_of_lots_all_is_as_if_nothing_had_been(
     name: str,
     step: str,
-    scenes: Callable[[str, pytest.FixtureRequest], Kills],
+    scenes: Staged[Kills],
     lives: Lives,
     request: pytest.FixtureRequest,
 ) -> None:
@@ -155,7 +142,7 @@ def test_after_kills_before_and_behind_a_step_in_the_life_of_lots_all_is_as_if_n
 @pytest.mark.parametrize("name", SCENES)
 def test_also_at_every_step_of_every_scene(
     name: str,
-    scenes: Callable[[str, pytest.FixtureRequest], Kills],
+    scenes: Staged[Kills],
     lives: Lives,
     request: pytest.FixtureRequest,
 ) -> None:

@@ -12,12 +12,13 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pytest
 
 import tidemill as tm
 from tests import shop
+from tests.orphans import unlisted
 from tests.servers.kafka import KafkaServer
 from tests.servers.process import wait_until
 from tests.servers.s3 import S3Server
@@ -30,7 +31,7 @@ from tidemill.lots.keys import DatasetId
 from tidemill.objects import open_objects
 from tidemill.publish import attempts
 from tidemill.publish.cleaner import Cleaner
-from tidemill.publish.manifests import Manifests, attempt_in
+from tidemill.publish.manifests import Manifests
 from tidemill.publish.projections import Projections
 from tidemill.runner.leftovers import Leftovers
 from tidemill.runner.making import make_part
@@ -351,24 +352,12 @@ def clean_up(pipeline: tm.Pipeline) -> None:
 def orphans(pipeline: tm.Pipeline, scene: Scene) -> list[str]:
     """Data and manifests that no generation of a lot lists, and rows of work that has ended."""
     site = pipeline.site
-    manifests = Manifests(site.objects, site.clock)
-    live: set[str] = set()
-    for name in (*scene.tables, "orders_quarantine"):
-        for event in site.store.run(
-            lambda tx, n=name: events.read(tx, site.keys.lots, DatasetId(n), 0, 1000)
-        ):
-            key = site.store.run(_resolved(site.keys.lots, name, event)).manifest
-            live |= {key, *manifests.load(key).parts, *(item.uri for item in manifests.listed(key))}
-    keys = [info.key for info in site.objects.list("")]
-    found = [key for key in keys if key.startswith("data/") and key not in live]
-    found += [
-        key
-        for key in keys
-        if key.startswith("datasets/")
-        and attempt_in(key)
-        and key not in live
-        and "/state=removed/" not in key
+    roots = [
+        site.store.run(_resolved(site.keys.lots, name, event)).manifest
+        for name in (*scene.tables, "orders_quarantine")
+        for event in site.store.run(lambda tx, n=name: events.read(tx, site.keys.lots, DatasetId(n), 0, 1000))
     ]
+    found = unlisted(site.objects, Manifests(site.objects, site.clock), roots)
     found += [f"open {one}" for one in site.store.run(lambda tx: attempts.open_ids(tx, site.keys))]
     arcs = ArcKeys(site.place.cluster)
     for space in (arcs.running, arcs.ask):
@@ -451,3 +440,28 @@ class Stage:
         except Exception as error:  # noqa: BLE001 - gathered
             return f"{type(error).__name__}: {error}"
         return ""
+
+
+S = TypeVar("S", bound=Stage)
+Staged = Callable[[str, pytest.FixtureRequest], S]
+"""The stage of a scene, by its name."""
+
+
+def staged(
+    kind: Callable[[Scene, Path, "SparkSession"], S],
+    folders: pytest.TempPathFactory,
+    spark: "SparkSession",
+) -> Staged[S]:
+    """Stages of a kind, each made once; but for the scene whose server is of one test alone."""
+    known: dict[str, S] = {}
+
+    def stage(name: str, request: pytest.FixtureRequest) -> S:
+        if name in known:
+            return known[name]
+        folder = folders.mktemp(name)
+        found = kind(made(name, folder, request.getfixturevalue), folder, spark)
+        if name != "poll":
+            known[name] = found
+        return found
+
+    return stage

@@ -11,14 +11,14 @@ every step, those of the layers below too, at the first visit and at one by chan
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.life_scenes import SCENES, Scene, Stage, made
+from tests.integration.life_scenes import SCENES, Scene, Stage, Staged, staged
 from tests.unit.test_sources_polling import web
 from tidemill import crash
 
@@ -124,27 +124,14 @@ QUICK = ("compaction",)
 
 
 @pytest.fixture(scope="module")
-def scenes(
-    tmp_path_factory: pytest.TempPathFactory, spark: "SparkSession"
-) -> Callable[[str, pytest.FixtureRequest], Matrix]:
-    known: dict[str, Matrix] = {}
-
-    def matrix(name: str, request: pytest.FixtureRequest) -> Matrix:
-        if name not in known:
-            folder = tmp_path_factory.mktemp(name)
-            found = Matrix(made(name, folder, request.getfixturevalue), folder, spark)
-            if name == "poll":
-                return found  # its server is of this test alone
-            known[name] = found
-        return known[name]
-
-    return matrix
+def scenes(tmp_path_factory: pytest.TempPathFactory, spark: "SparkSession") -> Staged[Matrix]:
+    return staged(Matrix, tmp_path_factory, spark)
 
 
 @pytest.mark.rule("LOT-37")
 @pytest.mark.parametrize("name", QUICK)
 def test_after_a_death_in_the_life_of_lots_the_next_process_leaves_what_an_undisturbed_one_does(
-    name: str, scenes: Callable[[str, pytest.FixtureRequest], Matrix], request: pytest.FixtureRequest
+    name: str, scenes: Staged[Matrix], request: pytest.FixtureRequest
 ) -> None:
     matrix = scenes(name, request)
     assert {point.rpartition(".")[0] for point in matrix.visits} >= matrix.scene.steps
@@ -161,7 +148,7 @@ def test_after_a_death_in_the_life_of_lots_the_next_process_leaves_what_an_undis
 @pytest.mark.rule("CLU-22")
 @pytest.mark.parametrize("name", SCENES)
 def test_every_point_of_every_layer_is_met_at_its_first_visit_and_at_one_by_chance(
-    name: str, scenes: Callable[[str, pytest.FixtureRequest], Matrix], request: pytest.FixtureRequest
+    name: str, scenes: Staged[Matrix], request: pytest.FixtureRequest
 ) -> None:
     matrix, chance = scenes(name, request), random.Random(f"21 {name}")
     assert {point.rpartition(".")[0] for point in matrix.visits} >= matrix.scene.steps

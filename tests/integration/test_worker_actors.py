@@ -1,32 +1,17 @@
 """Actors: one process each, calls in order, state in memory, a typed death (FUT-47)."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import worker_tasks as tasks
+from tests.integration.worker_stage import client, home, worker
 from tests.workers import LONG_S, Look, WorkerProcess, wait
 from tidemill.errors import ActorDied
 from tidemill.futures.client import Client, connect
 from tidemill.futures.rows import Failed
 
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("home")
-
-
-@pytest.fixture(scope="module")
-def worker(home: Path) -> Iterator[WorkerProcess]:
-    with WorkerProcess(home, slots=2) as worker:
-        yield worker.ready()
-
-
-@pytest.fixture
-def client(home: Path, worker: WorkerProcess) -> Iterator[Client]:
-    with connect(home=home) as client:
-        yield client
+__all__ = ["client", "home", "worker"]  # fixtures
 
 
 @pytest.mark.rule("FUT-47", "FUT-42")

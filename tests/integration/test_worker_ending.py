@@ -6,33 +6,19 @@ from pathlib import Path
 import pytest
 
 from tests import worker_tasks as tasks
+from tests.integration.worker_stage import client, home, look
 from tests.workers import LONG_S, Look, WorkerProcess, wait
 from tidemill.errors import DeadlineExceeded, FutureCancelled
 from tidemill.futures.client import Client, connect
 from tidemill.futures.rows import Cancelled, Claimed, Failed, Unclaimed
 
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("home")
+__all__ = ["client", "home", "look"]  # fixtures
 
 
 @pytest.fixture(scope="module")
 def worker(home: Path) -> Iterator[WorkerProcess]:
     with WorkerProcess(home, "--cancel-grace", "0.5", slots=2) as worker:
         yield worker.ready()
-
-
-@pytest.fixture
-def client(home: Path, worker: WorkerProcess) -> Iterator[Client]:
-    with connect(home=home) as client:
-        yield client
-
-
-@pytest.fixture
-def look(home: Path) -> Iterator[Look]:
-    with Look(home) as look:
-        yield look
 
 
 @pytest.mark.rule("FUT-56")

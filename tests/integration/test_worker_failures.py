@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from tests import worker_tasks as tasks
+from tests.integration.worker_stage import client, home, look, worker
 from tests.workers import LONG_S, Look, WorkerProcess, wait
 from tidemill.errors import (
     BadSignature,
@@ -24,28 +25,7 @@ from tidemill.futures.handle import Future
 from tidemill.futures.rows import Failed, Quarantined, Realized
 from tidemill.store import Tx
 
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("home")
-
-
-@pytest.fixture(scope="module")
-def worker(home: Path) -> Iterator[WorkerProcess]:
-    with WorkerProcess(home, slots=2) as worker:
-        yield worker.ready()
-
-
-@pytest.fixture
-def client(home: Path, worker: WorkerProcess) -> Iterator[Client]:
-    with connect(home=home) as client:
-        yield client
-
-
-@pytest.fixture
-def look(home: Path) -> Iterator[Look]:
-    with Look(home) as look:
-        yield look
+__all__ = ["client", "home", "look", "worker"]  # fixtures
 
 
 @pytest.mark.rule("FUT-40")

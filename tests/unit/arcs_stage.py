@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from tests.orphans import unlisted
 from tests.unit.lots_stage import Stage
 from tidemill import crash
 from tidemill.arcs import asks, standings
@@ -31,7 +32,7 @@ from tidemill.publish.attempts import Hold
 from tidemill.publish.cleaner import Cleaner
 from tidemill.publish.door import Door
 from tidemill.publish.ids import new_attempt
-from tidemill.publish.manifests import Manifests, attempt_in
+from tidemill.publish.manifests import Manifests
 from tidemill.publish.parts import (
     PartDone,
     PartEnd,
@@ -291,22 +292,12 @@ class ArcStage(Stage):
 
     def orphans(self) -> list[str]:
         """Data that no published manifest lists, manifests of no published lot, and rows of ended work."""
-        live: set[str] = set()
-        for dataset in self.tables:
-            for event in self.events(dataset):
-                row = self.store.run(
-                    lambda tx, event=event, dataset=dataset: lots.resolve(
-                        tx, self.lots, dataset, event.lot, event.generation
-                    )
-                )
-                live |= {row.manifest, *self.manifests.load(row.manifest).parts}
-                live |= {item.uri for item in self.manifests.listed(row.manifest)}
-        found = [key for key in self.keys_under("data/") if key not in live]
-        found += [
-            key
-            for key in self.keys_under("datasets/")
-            if key not in live and attempt_in(key) and "/state=removed/" not in key
+        roots = [
+            self.run(lots.resolve, self.lots, dataset, event.lot, event.generation).manifest
+            for dataset in self.tables
+            for event in self.events(dataset)
         ]
+        found = unlisted(self.objects, self.manifests, roots)
         found += self.run(attempts.open_ids, self.keys.publish)
         found += [one.draft.id for one in self.run(attempts.to_sweep, self.keys.publish)]
         found += [repr(row) for row in self.store.run(lambda tx: tx.range(*self.keys.running.all()))]

@@ -1,6 +1,7 @@
 """Certification as a stage of a plan: a view's circuit against its query, when the view is new (DBSP-19)."""
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -24,72 +25,29 @@ if TYPE_CHECKING:
     from tidemill.pipeline.site import Site
 
 
-@dataclass(frozen=True)
-class CertifyView:
-    """A view whose circuit is compared with its query on generated steps, once for its code.
+@dataclass(frozen=True, kw_only=True)
+class Certify(ABC):
+    """Something that a view is said to be, tried out on generated steps, once for its code.
 
+    - digest: of what is tried out.
     - known: what an earlier certification of the same code found.
     """
 
     pipeline: str
     view: str
-    sql: str
     where: str
     digest: str
-    output: Output = field(repr=False)
-    written: Output = field(repr=False)
     tables: Mapping[str, str] = field(repr=False)
     known: Certificate | None = None
 
-    def status(self, tx: Tx, keys: StepKeys) -> Status:
-        found = certificates.read(tx, keys.lots.cluster, self.digest)
-        if found is None:
-            return Status.NEW
-        return Status.SAME if found.equal else Status.CHANGED
+    @abstractmethod
+    def _certified(self, spark: "SparkSession") -> Certificate: ...
 
-    def apply(self, site: "Site", holder: str) -> Event | None:
-        """Certify it, unless somebody has; the event says what was found."""
-        cluster = site.place.cluster
-        if site.store.run(lambda tx: certificates.read(tx, cluster, self.digest)) is not None:
-            return None
-        with site.spark() as spark:
-            found = certificates.certify(
-                spark, self.view, self.sql, self.output, self.tables, written=self.written
-            )
-        site.store.run(lambda tx: certificates.write(tx, cluster, self.digest, found))
-        if not found.equal:
-            return ViewNotCertified(pipeline=self.pipeline, view=self.view, why=found.why)
-        return ViewCertified(pipeline=self.pipeline, view=self.view, kind=found.kind, steps=found.compared)
+    @abstractmethod
+    def _event(self, found: Certificate) -> Event: ...
 
-    def describe(self) -> dict[str, str]:
-        found = self.known
-        if found is None:
-            detail = "its circuit is compared with plain Spark when it is created"
-        elif found.equal:
-            detail = f"equal to plain Spark ({found.kind}) after {found.compared} generated steps"
-            detail = found.why or detail
-        else:
-            detail = f"NOT equal to plain Spark, so it is recomputed in every step: {found.why}"
-        return {"what": "circuit", "name": self.view, "detail": " ".join(detail.split()), "where": self.where}
-
-
-@dataclass(frozen=True)
-class CertifyFunction:
-    """A view that is a function, declared linear or keyed: tried out on generated steps, once for its code.
-
-    - known: what an earlier certification of the same code found.
-    """
-
-    pipeline: str
-    view: str
-    declared: str
-    where: str
-    digest: str
-    function: "Callable[..., DataFrame]" = field(repr=False)
-    reads: tuple[str, ...]
-    keyed_by: tuple[str, ...]
-    tables: Mapping[str, str] = field(repr=False)
-    known: Certificate | None = None
+    @abstractmethod
+    def describe(self) -> dict[str, str]: ...
 
     def status(self, tx: Tx, keys: StepKeys) -> Status:
         found = certificates.read(tx, keys.lots.cluster, self.digest)
@@ -103,8 +61,57 @@ class CertifyFunction:
         if site.store.run(lambda tx: certificates.read(tx, cluster, self.digest)) is not None:
             return None
         with site.spark() as spark:
-            found = certify_function(spark, self.function, self.reads, self.tables, keyed_by=self.keyed_by)
+            found = self._certified(spark)
         site.store.run(lambda tx: certificates.write(tx, cluster, self.digest, found))
+        return self._event(found)
+
+    def _described(self, what: str, detail: str) -> dict[str, str]:
+        return {"what": what, "name": self.view, "detail": " ".join(detail.split()), "where": self.where}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertifyView(Certify):
+    """A view whose circuit is compared with its query."""
+
+    sql: str
+    output: Output = field(repr=False)
+    written: Output = field(repr=False)
+
+    def _certified(self, spark: "SparkSession") -> Certificate:
+        return certificates.certify(
+            spark, self.view, self.sql, self.output, self.tables, written=self.written
+        )
+
+    def _event(self, found: Certificate) -> Event:
+        if not found.equal:
+            return ViewNotCertified(pipeline=self.pipeline, view=self.view, why=found.why)
+        return ViewCertified(pipeline=self.pipeline, view=self.view, kind=found.kind, steps=found.compared)
+
+    def describe(self) -> dict[str, str]:
+        found = self.known
+        if found is None:
+            detail = "its circuit is compared with plain Spark when it is created"
+        elif found.equal:
+            detail = f"equal to plain Spark ({found.kind}) after {found.compared} generated steps"
+            detail = found.why or detail
+        else:
+            detail = f"NOT equal to plain Spark, so it is recomputed in every step: {found.why}"
+        return self._described("circuit", detail)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertifyFunction(Certify):
+    """A view that is a function, declared linear or keyed."""
+
+    declared: str
+    function: "Callable[..., DataFrame]" = field(repr=False)
+    reads: tuple[str, ...]
+    keyed_by: tuple[str, ...]
+
+    def _certified(self, spark: "SparkSession") -> Certificate:
+        return certify_function(spark, self.function, self.reads, self.tables, keyed_by=self.keyed_by)
+
+    def _event(self, found: Certificate) -> Event:
         if not found.equal:
             why = f"it is declared {self.declared}, and is not: {found.why}"
             return ViewNotCertified(pipeline=self.pipeline, view=self.view, why=why)
@@ -118,12 +125,7 @@ class CertifyFunction:
             detail = f"{self.declared}, as declared, after {found.compared} generated steps"
         else:
             detail = f"declared {self.declared}, and is NOT: recomputed in every step: {found.why}"
-        return {
-            "what": "function",
-            "name": self.view,
-            "detail": " ".join(detail.split()),
-            "where": self.where,
-        }
+        return self._described("function", detail)
 
 
 def certify_arc(
