@@ -87,8 +87,8 @@ def test_arguments_of_any_size_are_kept(blobs: Blobs, objects: Objects, size: in
     assert blob.size == size
     assert (blob.inline is None) == (size > IN_SPEC_BYTES) == bool(names(objects))
     blobs.store_args(ID, content)  # again, after a lost answer
-    blobs.delete_args(spec)
-    assert names(objects) == []
+    for name in names(objects):
+        objects.delete(name)
     if size > IN_SPEC_BYTES:
         with pytest.raises(BlobMissing, match="the arguments of f"):
             blobs.load_args(spec)

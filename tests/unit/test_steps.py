@@ -7,7 +7,6 @@ from tests.unit.steps_stage import P, StepStage, outputs, spec
 from tidemill import crash
 from tidemill.cluster.leases import Busy, Lease
 from tidemill.errors import GroupUnknown, LeaseLost, StepConflict, UsageError
-from tidemill.lots import layout
 from tidemill.lots.keys import DatasetId
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Abandoned, Published
@@ -480,19 +479,6 @@ def test_strangers_are_told_so(stage: StepStage) -> None:
     stage.page_all()
     with pytest.raises(UsageError):
         stage.stepper().run(stage.start(node, "arc"))
-
-
-def test_a_table_is_found_as_it_was_after_any_step(stage: StepStage) -> None:
-    a, b, node = stage.dataset("a"), stage.dataset("b"), stage.node("n")
-    stage.declare(spec("g", a), spec("h", b))
-    stage.settle(node, "g", "h")
-    for dataset in (a, b, b, a):
-        stage.publish(dataset)
-        stage.settle(node, "g", "h")
-    find = lambda step: stage.run(commits.table_at, stage.keys, P, "g", "g", step)  # noqa: E731
-    made = [None if find(step) is None else int(layout.parse_key(find(step))["lot"][1:]) for step in range(6)]
-    assert made == [None, 1, 2, 2, 2, 5]
-    assert stage.run(commits.table_at, stage.keys, P, "g", "stranger", 5) is None
 
 
 def test_the_step_log_is_a_source_that_groups_follow(stage: StepStage) -> None:

@@ -108,11 +108,6 @@ class Blobs:
         self._signer.check("args", spec.args.digest, spec.id, content)
         return content
 
-    def delete_args(self, spec: Spec) -> None:
-        """Remove what the arguments of a future take; for one that is gone for good."""
-        if spec.args.inline is None and self._objects is not None:
-            self._objects.delete(args_object(spec.id, spec.args.digest))
-
     def _put(self, name: str, digest: bytes, content: bytes, what: str) -> None:
         """Write an object that is a function of its name: whoever was there first has put the same."""
         if self._objects is None:

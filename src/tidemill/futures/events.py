@@ -3,60 +3,6 @@
 from tidemill.events import Event
 
 
-class FuturesSubmitted(Event, frozen=True):
-    """Futures were entered together."""
-
-    ids: list[str]
-    names: list[str]
-
-
-class FuturesClaimed(Event, frozen=True):
-    """A node claimed futures together."""
-
-    node: str
-    ids: list[str]
-
-
-class FutureRealized(Event, frozen=True):
-    """A future has a result."""
-
-    id: str
-    name: str
-    node: str
-    epoch: int
-    size: int
-    took_s: float
-
-
-class FutureRetried(Event, frozen=True):
-    """An attempt failed, and there will be another."""
-
-    id: str
-    name: str
-    node: str
-    kind: str
-    error: str
-    attempt: int
-
-
-class FutureEnded(Event, frozen=True):
-    """A future ended without a result: failed, cancelled or quarantined."""
-
-    id: str
-    name: str
-    state: str
-    kind: str
-    error: str
-
-
-class FuturesRelinquished(Event, frozen=True):
-    """A node gave claims back."""
-
-    node: str
-    ids: list[str]
-    why: str
-
-
 class FuturesReaped(Event, frozen=True):
     """Claims of a dead node were ended for it."""
 

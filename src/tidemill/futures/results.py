@@ -126,21 +126,6 @@ def add_copy(
     return True
 
 
-def drop_copy(tx: Tx, keys: FutureKeys, future_id: bytes, version: int, node: str) -> bool:
-    """Give up one of several copies; False, and nothing changed, when it is the last one."""
-    row = edges.read(tx, keys, future_id)
-    if not isinstance(row, Realized) or row.result.version != version:
-        return False
-    left = [one for one in copies(tx, keys, future_id) if one.location.node != node]
-    if not left:
-        return False
-    tx.clear(keys.copy[future_id, node])
-    if row.result.location.node == node:
-        new = msgspec.structs.replace(row, result=left[0])
-        edges.rewrite(tx, keys, edges.must_read_spec(tx, keys, future_id), row, new)
-    return True
-
-
 def transfer(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, future_id: bytes, result: Result
 ) -> bool:
@@ -195,11 +180,6 @@ def _free(tx: Tx, keys: FutureKeys, future_id: bytes, copy: Result) -> None:
         tx.set(keys.garbage[copy.location.name], b"")
     elif copy.location.kind == "segment":
         inbox.post(tx, keys, copy.location.node, inbox.Free(future_id, copy.location.name))
-
-
-def take_garbage(tx: Tx, keys: FutureKeys, limit: int = 100) -> list[str]:
-    """Names of objects to delete, taken off the list in a `take` transaction."""
-    return [str(keys.garbage.unpack(row.key)[0]) for row in tx.take(*keys.garbage.all(), limit)]
 
 
 # --- who keeps a result

@@ -356,16 +356,6 @@ def to_sweep(tx: Tx, keys: PublishKeys, limit: int = 100) -> list[Published | Ab
     return [row for row in rows if not isinstance(row, Open)]
 
 
-def next_sweep_at(tx: Tx, keys: PublishKeys) -> int | None:
-    """When the next ended attempt is to be looked after (store time, µs); None when there is none."""
-    found = tx.range(*keys.sweep.all(), limit=1, snapshot=True)
-    if not found:
-        return None
-    at = keys.sweep.unpack(found[0].key)[0]
-    assert isinstance(at, int)
-    return at
-
-
 def sweep_again(tx: Tx, keys: PublishKeys, seen: Published | Abandoned, at: int | None) -> bool:
     """It was swept: look again at `at`, or never. False when another cleaner was faster."""
     raw = tx.get(keys.attempt[seen.draft.id])

@@ -17,7 +17,7 @@ from tidemill.lots import events
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.store import Tx
 from tidemill.triggers import subscriptions
-from tidemill.triggers.due import NEVER, Next, Now
+from tidemill.triggers.due import Next, Now
 from tidemill.triggers.keys import TriggerKeys
 from tidemill.triggers.states import SubscriptionEdge
 from tidemill.triggers.subscriptions import AnyRow, Run, Scheduled, Waiting
@@ -59,17 +59,6 @@ def due_page(tx: Tx, keys: TriggerKeys, after: bytes, limit: int) -> tuple[list[
         epoch, running = msgspec.msgpack.decode(row.value, type=tuple[int, bool])
         found.append(Due(str(keys.due.unpack(row.key)[1]), epoch, running))
     return found, page[-1].key if len(page) == limit else b""
-
-
-def next_look_at(tx: Tx, keys: TriggerKeys) -> int | None:
-    """When the first of them has to be looked at (store time, µs); None when none is scheduled."""
-    lo, _ = keys.due.all()
-    found = tx.range(lo, keys.due[(NEVER,)], limit=1, snapshot=True)
-    if not found:
-        return None
-    time = keys.due.unpack(found[0].key)[0]
-    assert isinstance(time, int)
-    return time
 
 
 def start(

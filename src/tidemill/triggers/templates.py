@@ -54,10 +54,6 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return Pattern.parse(self.reads)
 
     @property
-    def target(self) -> Pattern | None:
-        return Pattern.parse_target(self.writes) if self.writes else None
-
-    @property
     def targets(self) -> list[Pattern]:
         """All that its children write."""
         return [Pattern.parse_target(one) for one in (self.writes, *self.also) if one]
@@ -65,11 +61,6 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def child(self, dataset: DatasetId) -> str:
         """The name of the child for a dataset."""
         return f"{self.name}[{dataset.name}]"
-
-    def target_of(self, dataset: DatasetId) -> str | None:
-        """The dataset that the child for this one writes; None when there is no such child, or no target."""
-        part = self.pattern.match(dataset.name)
-        return None if part is None or self.target is None else self.target.fill(part)
 
     def matches(self, dataset: DatasetId) -> bool:
         """Whether there is a child for this dataset. What was set aside of a table is matched only by a

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from tidemill.errors import NotIncremental
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.functions import CLOCK, EXTREMES, RANDOM, Functions
 from tidemill.views.circuit.ids import expressions
@@ -68,16 +67,6 @@ def rungs(root: Operator, functions: Functions | None = None) -> dict[Operator, 
     known = functions or Functions()
     grows = append_only(root)
     return {op: _placed(op, known, grows) for op in walk(root)}
-
-
-def refuse_unless_incremental(output: Output, functions: Functions | None = None) -> None:
-    """Raise `NotIncremental` for the first operator that keeps a view from being incremental."""
-    for op, placed in rungs(output, functions).items():
-        if not placed.incremental:
-            kind = "is not the same twice" if not placed.steady else f"runs on the rung {placed.rung.value}"
-            if placed.steady and placed.scan:
-                kind = "may scan everything in a step"
-            raise NotIncremental(f"the view is not incremental: its {op.kind} {kind} ({placed.reason})")
 
 
 def _placed(op: Operator, functions: Functions, grows: Mapping[Operator, bool]) -> Placed:

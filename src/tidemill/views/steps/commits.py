@@ -340,21 +340,6 @@ def newest(tx: Tx, keys: StepKeys, pipeline: str, group: str, limit: int) -> lis
     return [_row.decode(row.value) for row in found]
 
 
-def table_at(tx: Tx, keys: StepKeys, pipeline: str, group: str, view: str, step: int) -> str | None:
-    """The manifest of a view's table as it was after a step; None before it had one.
-
-    Of a step long ago what it lists may have been collected, unless it is pinned.
-    """
-    lo, hi = keys.step[pipeline, group, 0], keys.step[pipeline, group, step + 1]
-    while found := tx.range(lo, hi, limit=PAGE, reverse=True, snapshot=True):
-        for row in found:
-            for output in _row.decode(row.value).outputs:
-                if output.view == view:
-                    return output.table
-        hi = found[-1].key
-    return None
-
-
 def _check_state(batch: Batch, hold: Hold | None, state: State | None) -> None:
     """A version file is named by the attempt that wrote it: nobody else's is kept for us."""
     if state is None:
