@@ -1,5 +1,8 @@
 """How arcs stand with lots, for reports: lot by lot, those in trouble, those that nobody works on."""
 
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
 import msgspec
 
 from tidemill.arcs import rows
@@ -7,7 +10,7 @@ from tidemill.arcs.keys import ArcKeys
 from tidemill.arcs.rows import AnyLot, Complete, Running
 from tidemill.arcs.states import ArcState
 from tidemill.cluster.nodes import Node
-from tidemill.store import Tx
+from tidemill.store import Row, Tx
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,37 +32,58 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 def standing(tx: Tx, keys: ArcKeys, arc: str, lot: str) -> Standing:
     """How an arc stands with a lot."""
-    last = rows.newest(tx, keys, arc, lot)
-    if last is None:
+    last = tx.range(*keys.lot.under(arc, lot), limit=2, reverse=True)
+    return _stands(arc, lot, [_generation(keys, row) for row in reversed(last)])
+
+
+def _stands(arc: str, lot: str, generations: Sequence[tuple[int, AnyLot]]) -> Standing:
+    """The last generations of a lot, in their order: two of them, if there are so many, or more."""
+    if not generations:
         return Standing(arc=arc, lot=lot, generation=0, row=None)
-    generation, row = last
-    if not isinstance(row, Complete) and generation > 0:
+    generation, row = generations[-1]
+    if not isinstance(row, Complete) and len(generations) > 1:
         # generations begin one after the other, so the one before is published
-        before = rows.read(tx, keys, arc, lot, generation - 1)
-        return Standing(arc=arc, lot=lot, generation=generation - 1, row=before, replaying=True)
+        generation, row = generations[-2]
+        return Standing(arc=arc, lot=lot, generation=generation, row=row, replaying=True)
     return Standing(arc=arc, lot=lot, generation=generation, row=row)
 
 
+def _generation(keys: ArcKeys, row: Row) -> tuple[int, AnyLot]:
+    generation = keys.lot.unpack(row.key)[2]
+    assert isinstance(generation, int)
+    return generation, rows.decode(row.value)
+
+
 def listed(tx: Tx, keys: ArcKeys, arc: str, after: str = "", limit: int = 100) -> list[Standing]:
-    """A page of an arc's lots, by id: each as it stands."""
+    """A page of an arc's lots, by id: each as it stands.
+
+    Rows are read in order, many at a time: most lots have one generation.
+    """
     found: list[Standing] = []
     lo, hi = keys.lot.under(arc)
     if after:
         _, lo = keys.lot.under(arc, after)
     while len(found) < limit:
-        page = tx.range(lo, hi, limit=1, snapshot=True)
-        if not page:
+        most = limit - len(found) + 1
+        page = tx.range(lo, hi, limit=most, snapshot=True)
+        lots = {
+            lot: [_generation(keys, row) for row in same]
+            for lot, same in groupby(page, lambda row: str(keys.lot.unpack(row.key)[1]))
+        }
+        whole = len(page) < most
+        for number, (lot, generations) in enumerate(lots.items(), 1):
+            is_cut = not whole and number == len(lots)  # there may be more of it behind the page
+            found.append(standing(tx, keys, arc, lot) if is_cut else _stands(arc, lot, generations))
+            _, lo = keys.lot.under(arc, lot)
+        if whole:
             break
-        lot = str(keys.lot.unpack(page[0].key)[1])
-        found.append(standing(tx, keys, arc, lot))
-        _, lo = keys.lot.under(arc, lot)
-    return found
+    return found[:limit]
 
 
 def troubled(tx: Tx, keys: ArcKeys, arc: str, limit: int = 100) -> list[Standing]:
     """Lots of an arc whose newest generation is partial or missing."""
     page = tx.range(*keys.trouble.under(arc), limit=limit, snapshot=True)
-    return [_standing_at(tx, keys, keys.trouble.unpack(row.key)) for row in page]
+    return _standings_at(tx, keys, (keys.trouble.unpack(row.key) for row in page))
 
 
 def stale(
@@ -71,7 +95,7 @@ def stale(
     """
     lo, hi = keys.running.all()
     page = tx.range(lo if after is None else after + b"\x00", hi, limit=limit, snapshot=True)
-    found = [_standing_at(tx, keys, keys.running.unpack(row.key)) for row in page]
+    found = _standings_at(tx, keys, (keys.running.unpack(row.key) for row in page))
     left = [
         one
         for one in found
@@ -81,8 +105,17 @@ def stale(
     return left, page[-1].key if len(page) == limit else None
 
 
-def _standing_at(tx: Tx, keys: ArcKeys, key: tuple[object, ...]) -> Standing:
-    arc, lot, generation = str(key[0]), str(key[1]), key[2]
-    assert isinstance(generation, int)
-    row = rows.read(tx, keys, arc, lot, generation)
-    return Standing(arc=arc, lot=lot, generation=generation, row=row, replaying=generation > 0)
+def _standings_at(tx: Tx, keys: ArcKeys, places: Iterable[tuple[object, ...]]) -> list[Standing]:
+    """Generations as they are, by (arc, lot, generation)."""
+    named = [(str(arc), str(lot), number) for arc, lot, number in places if isinstance(number, int)]
+    raw = tx.get_many([keys.lot[place] for place in named])
+    return [
+        Standing(
+            arc=arc,
+            lot=lot,
+            generation=generation,
+            row=None if one is None else rows.decode(one),
+            replaying=generation > 0,
+        )
+        for (arc, lot, generation), one in zip(named, raw, strict=True)
+    ]
