@@ -118,6 +118,3 @@ class ViewDecl:
         """What a function is declared to be."""
         by = f"keyed by {', '.join(self.keyed_by)}" if self.keyed_by else "full"
         return "linear" if self.linear else by
-
-
-AnyDecl = DatasetDecl | SourceDecl | ArcDecl | ViewDecl

@@ -6,7 +6,6 @@ can be, so that a kernel or a rewrite can be judged by it. Expressions are put i
 
 # ruff: noqa: S608  # writing SQL is what this is for; names are quoted, expressions come from the user's own query
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,8 +32,6 @@ from tidemill.views.circuit.operators import (
     Values,
     Window,
 )
-
-PLAIN = re.compile(r"[a-z_][a-z0-9_]*", re.IGNORECASE)
 
 JOINS = {
     "inner": "INNER JOIN",

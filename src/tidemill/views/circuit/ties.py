@@ -48,7 +48,6 @@ WAYS = 6
 """In so many ways ties are broken to see whether there are any."""
 _FIRSTS = frozenset({"first", "first_value", "any_value"})
 _LASTS = frozenset({"last", "last_value"})
-_LISTS = frozenset({"collect_list", "array_agg"})
 _TEXTS = frozenset({"listagg", "string_agg"})
 _BY = frozenset({"max_by", "min_by"})
 _WORDS = frozenset({"xxhash64", "isnull", "named_struct", "size", "transform", "array_sort", "map_entries"})
