@@ -77,4 +77,9 @@ def test_a_view_that_is_taken_out_can_be_read_and_its_group_is_retired(
     with made("g1", "g2") as pipeline:
         assert pipeline.run().ok
         assert rows(pipeline["g2"]) == [(1,), (2,)]
-        assert set(pipeline.retired()) == {"h1"}
+        (left,) = pipeline.retired().values()
+        assert left.name == "h1"
+        assert left.drop()
+        assert not left.drop()
+        assert not old["g2"].drop(), "it is declared again"
+        assert pipeline.retired() == {}

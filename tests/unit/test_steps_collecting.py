@@ -16,10 +16,11 @@ from tidemill.objects.memory import MemoryObjects
 from tidemill.publish import attempts
 from tidemill.publish.cleaner import KEEP_S, Cleaner
 from tidemill.publish.door import Door
-from tidemill.views.steps import commits, gone, groups, pins
+from tidemill.views.steps import commits, gone, groups, pins, retired
 from tidemill.views.steps.collecting import GRACE_S, Collector
 from tidemill.views.steps.commits import Batch, Output, State
 from tidemill.views.steps.events import FilesCollected
+from tidemill.views.steps.groups import GroupSpec
 from tidemill.views.steps.inputs import ManifestReader
 from tidemill.views.steps.keys import changes_of, group_id, state_prefix, table_of
 from tidemill.views.steps.listing import listed
@@ -286,6 +287,31 @@ def test_what_is_declared_no_more_is_collected_but_for_its_last_table(stage: Fil
     stage.collect()
     assert stage.needed(stage.group("h").tables["h"]) | stage.all_changes("h") <= stage.files()
     assert stage.all_changes("g") <= stage.files()
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_of_a_view_that_was_dropped_no_table_stays(stage: Files, *, apart: bool) -> None:
+    both = [spec("g", stage.orders), spec("h", stage.orders)]
+    together = GroupSpec(name="g", views=tuple(one.views[0] for one in both))
+    stage.declare(*(both if apart else [together]), circuit="2")
+    for _ in range(4):
+        stage.publish(stage.orders)
+        stage.settle(stage.me, "g", *(["h"] if apart else []))
+    if apart:
+        stage.run(groups.remove, stage.keys, P, "h")
+    else:
+        stage.declare(spec("g", stage.orders), circuit="3")
+    stage.clock.advance(2 * GRACE_S)
+    stage.collect()
+    (kept,) = stage.run(retired.listed, stage.keys, P)
+    assert stage.needed(kept.table) <= stage.files()
+    assert stage.run(retired.drop, stage.keys, P, "h")
+    assert not stage.run(retired.drop, stage.keys, P, "h"), "once"
+    stage.collect()
+    left = {key for key in stage.files() if "shop%2Fh/" in key}
+    assert not {key for key in left if apart or "/version=changes/" not in key}
+    assert stage.run(gone.listed, stage.keys, P) == []
+    assert stage.needed(stage.group("g").tables["g"]) <= stage.files()
 
 
 @pytest.mark.rule("DBSP-37")

@@ -138,7 +138,9 @@ class Pipeline(Register):
         return View(self, name)
 
     def retired(self) -> "dict[str, RetiredView]":
-        """Views that were declared once and are not any more, by name: their tables can still be read."""
+        """Views that were declared once and are not any more, by name: their tables can still be read, until
+        they are dropped: `shop.retired()["old"].drop()`.
+        """
         from tidemill.pipeline import retired
 
         return retired.listed(self)

@@ -30,6 +30,13 @@ class RetiredView:
             tables = Tables(site.storage, ManifestReader(site.objects), site.clock)
             return tables.content(spark, self._table)
 
+    def drop(self) -> bool:
+        """Give it up: it can be read no more, and a runner's clean-up removes its files, when nobody reads them
+        who has begun before. False when it was dropped already, or is declared again.
+        """
+        site = self.pipeline.site
+        return site.store.run(lambda tx: retired.drop(tx, site.keys, self.pipeline.name, self.name))
+
     def __repr__(self) -> str:
         return f"<RetiredView {self.name} of {self.pipeline.name}, at step {self.position}>"
 

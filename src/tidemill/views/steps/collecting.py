@@ -11,10 +11,10 @@ that is known to be open (and is left alone) or has ended. A step's lists name w
 what the lists before it named; so what an ended attempt wrote and the current list does not name, no later
 list ever will.
 
-Kept: what the current lists name and those before them, and the last list of a view that was taken out; what
-readers have pinned; whatever is younger than a grace; the changes of every step whose row is there, because
-consumers may read them after any position. The files of base datasets are in other folders: input is not
-touched here at all (DBSP-28).
+Kept: what the current lists name and those before them, and the last list of a view that was taken out, until
+somebody drops it; what readers have pinned; whatever is younger than a grace; the changes of every step whose
+row is there, because consumers may read them after any position. The files of base datasets are in other
+folders: input is not touched here at all (DBSP-28).
 
 Any number of collectors may run at once, and each step may be repeated.
 """
@@ -235,7 +235,7 @@ class Collector:
             if folder.group == group.spec.name and group.version:
                 now.add(group.version)
                 before |= _earlier(tx, keys, pipeline, group.spec.name, "", group.version)
-            table = group.tables.get(folder.view) if folder.view else None
+            table = group.tables.get(folder.view) if folder.view in group.spec.names else None
             if table:
                 now.add(table)
                 before |= _earlier(tx, keys, pipeline, group.spec.name, folder.view, table)

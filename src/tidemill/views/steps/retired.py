@@ -1,8 +1,8 @@
 """Views that nobody declares any more: where their tables were when they were stepped last.
 
 A view that is taken out of its pipeline is computed no more, but what it held can be read as long as its
-files are there: somebody may have it in a query, or want it back. Declared again, it is one like any other,
-and its row here is forgotten.
+files are there: somebody may have it in a query, or want it back. They stay until somebody drops it. Declared
+again, it is one like any other, and its row here is forgotten.
 """
 
 from collections.abc import Iterable
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import msgspec
 
 from tidemill.store import Tx
+from tidemill.views.steps import gone
 from tidemill.views.steps.keys import StepKeys
 
 
@@ -36,9 +37,20 @@ def keep(tx: Tx, keys: StepKeys, pipeline: str, retired: Iterable[Retired]) -> N
 
 
 def forget(tx: Tx, keys: StepKeys, pipeline: str, views: Iterable[str]) -> None:
-    """These are declared."""
+    """These are declared, or dropped."""
     for view in views:
         tx.clear(keys.retired[pipeline, view], quiet=True)
+
+
+def drop(tx: Tx, keys: StepKeys, pipeline: str, view: str) -> bool:
+    """Give up what is kept of a view: a collector removes its files. False when nothing is kept of it: it is
+    declared again, say, or was dropped already.
+    """
+    if find(tx, keys, pipeline, view) is None:
+        return False
+    forget(tx, keys, pipeline, [view])
+    gone.mark(tx, keys, pipeline, [view])
+    return True
 
 
 def find(tx: Tx, keys: StepKeys, pipeline: str, view: str) -> Retired | None:
