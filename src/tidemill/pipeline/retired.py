@@ -31,8 +31,8 @@ class RetiredView:
             return tables.content(spark, self._table)
 
     def drop(self) -> bool:
-        """Give it up: it can be read no more, and a runner's clean-up removes its files, when nobody reads them
-        who has begun before. False when it was dropped already, or is declared again.
+        """Give it up: it can be read no more, and a runner's clean-up removes its files, when nobody who has
+        begun before reads them. False when it was dropped already, or is declared again.
         """
         site = self.pipeline.site
         return site.store.run(lambda tx: retired.drop(tx, site.keys, self.pipeline.name, self.name))
