@@ -24,7 +24,7 @@ from tidemill.lots.manifest import StoredObject
 from tidemill.pipeline.declarations import Refresh
 from tidemill.pipeline.site import Site
 from tidemill.publish import attempts
-from tidemill.publish.cleaner import Cleaner
+from tidemill.publish.cleaner import READERS_S, Cleaner
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.projections import Projections
 from tidemill.runner.leftovers import Leftovers
@@ -132,14 +132,22 @@ def land(landing: Path, name: str, first: int, count: int = 6) -> None:
     (landing / f".{name}").rename(landing / f"{name}.json")
 
 
-def clean_up(shop: tm.Pipeline) -> None:
+def clean_up(shop: tm.Pipeline, readers_s: float = READERS_S) -> None:
     """What the runner does every so often, but as if a day had passed."""
     site = shop.site
     parts = PartFutures(site.store, site.place.cluster, site.place.key, make_part, objects=site.objects)
     projections = Projections(site.store, site.keys, site.objects)
     drop = Leftovers(site.store, ArcKeys(site.place.cluster), parts, projections)
     cleaner = Cleaner(
-        site.store, site.keys, site.objects, site.door, site.clock, drop=drop, grace_s=0.0, keep_s=0.0
+        site.store,
+        site.keys,
+        site.objects,
+        site.door,
+        site.clock,
+        drop=drop,
+        grace_s=0.0,
+        keep_s=0.0,
+        readers_s=readers_s,
     )
     while cleaner.clean():
         pass

@@ -30,12 +30,7 @@ from tidemill.lots import events, lots
 from tidemill.lots.keys import DatasetId
 from tidemill.objects import open_objects
 from tidemill.publish import attempts
-from tidemill.publish.cleaner import Cleaner
 from tidemill.publish.manifests import Manifests
-from tidemill.publish.projections import Projections
-from tidemill.runner.leftovers import Leftovers
-from tidemill.runner.making import make_part
-from tidemill.runner.part_futures import PartFutures
 from tidemill.sources.bucket import BucketListing
 from tidemill.sources.keys import SourceKeys
 from tidemill.spark.sessions import SparkSettings
@@ -88,7 +83,7 @@ class Scene:
         """One life of a process."""
         with self.declare(home, spark, clock) as pipeline:
             self.act(pipeline)
-            clean_up(pipeline)
+            shop.clean_up(pipeline, readers_s=0.0)
 
 
 class Ordered(Scene):
@@ -326,27 +321,6 @@ def seen(pipeline: tm.Pipeline, name: str) -> dict[str, object]:
 def marks(pipeline: tm.Pipeline) -> list[bytes]:
     keys, store = SourceKeys(pipeline.site.place.cluster), pipeline.site.store
     return [row.value for row in store.run(lambda tx: tx.range(*keys.mark.all()))]
-
-
-def clean_up(pipeline: tm.Pipeline) -> None:
-    """What a runner does every so often, but as if a day had passed."""
-    site = pipeline.site
-    parts = PartFutures(site.store, site.place.cluster, site.place.key, make_part, objects=site.objects)
-    projections = Projections(site.store, site.keys, site.objects)
-    cleaner = Cleaner(
-        site.store,
-        site.keys,
-        site.objects,
-        site.door,
-        site.clock,
-        drop=Leftovers(site.store, ArcKeys(site.place.cluster), parts, projections),
-        grace_s=0.0,
-        keep_s=0.0,
-        readers_s=0.0,
-    )
-    while cleaner.clean():
-        pass
-    parts.forget_ended()
 
 
 def orphans(pipeline: tm.Pipeline, scene: Scene) -> list[str]:

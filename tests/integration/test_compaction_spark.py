@@ -3,7 +3,7 @@
 import json
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,7 +17,10 @@ from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.publish.cleaner import Cleaner
 from tidemill.publish.events import LotCompacted
+from tidemill.publish.manifests import attempt_in
+from tidemill.runner import compacting
 from tidemill.spark import digests
+from tidemill.spark.rewriting import Rewritten
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,7 +85,7 @@ def test_small_files_come_together_while_a_reader_reads_and_the_old_ones_go_afte
 
 @pytest.mark.rule("LOT-37")
 def test_a_runner_compacts_lots_of_many_small_files_by_itself_each_lot_for_itself(
-    tmp_path: Path, spark: "SparkSession"
+    tmp_path: Path, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop = tm.Pipeline("shop", home=tmp_path / "home", spark=spark)
     orders = shop.dataset("orders", "id BIGINT, name STRING", key="id")
@@ -93,7 +96,13 @@ def test_a_runner_compacts_lots_of_many_small_files_by_itself_each_lot_for_itsel
             orders.upsert(frame.repartition(16))
         before = {row["id"]: row["name"] for row in orders.df().collect()}
         assert [row.crumbled for row in rows_of(shop, "orders")] == [True, True]
-        over = threading.Event()
+        over, tags, rewrite = threading.Event(), list[set[str]](), compacting.rewrite
+
+        def noted(session: "SparkSession", *rest: Any) -> Rewritten:
+            tags.append(set(session.sparkContext.getJobTags()))
+            return rewrite(session, *rest)
+
+        monkeypatch.setattr(compacting, "rewrite", noted)
 
         def tell(event: Event) -> None:
             told.append(event)
@@ -104,6 +113,8 @@ def test_a_runner_compacts_lots_of_many_small_files_by_itself_each_lot_for_itsel
         assert report.ok, report
         assert sum(isinstance(event, LotCompacted) for event in told) == 2
         assert [(row.files, row.revision) for row in rows_of(shop, "orders")] == [(1, 1), (1, 1)]
+        attempts = [attempt_in(row.manifest) for row in rows_of(shop, "orders")]
+        assert tags == [{f"tidemill-{one}"} for one in attempts]  # so that they are found, and can be ended
         assert {row["id"]: row["name"] for row in orders.df().collect()} == before  # in the same order
         clean_up(shop)
         shop.view("names", "SELECT name FROM orders")

@@ -26,6 +26,7 @@ from tidemill.publish.parts import PartTask
 from tidemill.runner.loop import Loop
 from tidemill.runner.program import ArcProgram, Program
 from tidemill.runner.runner import Steps
+from tidemill.runner.tags import Tags
 from tidemill.store.memory import MemoryStore
 from tidemill.triggers.events import RunFailed
 from tidemill.views.steps.commits import Batch, Output
@@ -310,7 +311,7 @@ def test_a_view_whose_function_wants_to_end_the_process_is_one_that_failed(error
     def compute(batch: Batch, attempt: str) -> tuple[Output, ...]:
         raise error
 
-    steps = Steps(spark, compute)
+    steps = Steps(spark, compute, Tags(spark))
     batch = Batch(
         pipeline="shop",
         spec=GroupSpec(name="main", views=()),

@@ -31,6 +31,7 @@ from tidemill.publish.keys import PublishKeys
 from tidemill.publish.manifests import Manifests, attempt_in
 from tidemill.publish.parts import PartDone, PartSink, PartTask, SinkWritten
 from tidemill.publish.projections import Projections
+from tidemill.runner.tags import Tags
 from tidemill.spark.operations import stored_schema
 from tidemill.spark.rewriting import Rewritten, rewrite
 from tidemill.spark.storage import Storage
@@ -44,12 +45,14 @@ Rewrite: TypeAlias = Callable[[Dataset, Sequence[StoredObject], str], Rewritten]
 """Writes the rows of a dataset's objects into a folder of its own."""
 
 
-def on_spark(spark: "Session", storage: Storage) -> Rewrite:
-    """Rewriting by jobs of this session."""
+def on_spark(spark: "Session", storage: Storage, tags: Tags | None = None) -> Rewrite:
+    """Rewriting by jobs of this session, under the attempt whose folder they write into."""
+    marks = tags or Tags(spark)
 
     def run(dataset: Dataset, items: Sequence[StoredObject], prefix: str) -> Rewritten:
         schema = stored_schema(dataset.schema, dataset.kind)
-        return rewrite(spark, storage, schema, items, prefix)
+        with marks.marked(attempt_in(prefix)):
+            return rewrite(spark, storage, schema, items, prefix)
 
     return run
 

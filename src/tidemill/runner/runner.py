@@ -19,9 +19,10 @@ from tidemill.runner.making import Tools, make_part
 from tidemill.runner.part_futures import PartFutures, resource_of
 from tidemill.runner.presence import Presence
 from tidemill.runner.program import Program, ViewProgram
+from tidemill.runner.tags import Tags
 from tidemill.runner.tally import Tally
 from tidemill.spark.evaluating import evaluator
-from tidemill.spark.sessions import interrupt, kept, tagged
+from tidemill.spark.sessions import interrupt, kept
 from tidemill.spark.storage import Storage
 from tidemill.store import Store
 from tidemill.views.certify import certificates
@@ -87,7 +88,8 @@ class Runner:
         )
         self._clock = clock
         self.presence = presence
-        self._steps = Steps(spark, _views(spark, storage, store, keys, program, clock, emit))
+        self._tags = Tags(spark)
+        views = _views(spark, storage, store, keys, program, clock, emit)
         self.loop = Loop(
             store,
             keys,
@@ -95,12 +97,12 @@ class Runner:
             presence,
             program,
             parts,
-            self._steps,
+            Steps(spark, views, self._tags),
             check=self._check,
             clock=clock,
             chance=chance,
             emit=emit,
-            rewrite=on_spark(spark, storage),
+            rewrite=on_spark(spark, storage, self._tags),
             evaluate=evaluator(spark),
         )
 
@@ -143,7 +145,7 @@ class Runner:
     def _break_off(self) -> None:
         self.hands.stop()  # whoever waits for parts is told
         for _ in range(ENDING_TRIES):
-            self._steps.interrupt()  # again, because the next job of a step is not interrupted with this one
+            self._tags.interrupt()  # again, because the next job of a step is not interrupted with this one
             with contextlib.suppress(Exception):  # what ended us is raised, not what follows from it
                 if self.loop.end(1.0, drop=True):
                     return
@@ -152,16 +154,14 @@ class Runner:
 class Steps:
     """Computes the steps of views under a tag of their own each, so that they can be interrupted."""
 
-    def __init__(self, spark: "SparkSession", compute: Compute) -> None:
+    def __init__(self, spark: "SparkSession", compute: Compute, tags: Tags) -> None:
         self._spark = spark
         self._compute = compute
-        self._tags: set[str] = set()
+        self._tags = tags
 
     def __call__(self, batch: Batch, attempt: str) -> tuple[Part, ...]:
-        tag = f"tidemill-{attempt}"
-        self._tags.add(tag)
         try:
-            with tagged(self._spark, tag), kept(self._spark):
+            with self._tags.marked(attempt), kept(self._spark):
                 return self._compute(batch, attempt)
         except (
             SystemExit,
@@ -171,14 +171,6 @@ class Steps:
                 f"a function of the views of group {batch.spec.name!r} ended with {type(error).__name__}",
                 hint="it returns one DataFrame, or raises an Exception",
             ) from error
-        finally:
-            self._tags.discard(tag)
-
-    def interrupt(self) -> None:
-        """End the jobs of the steps that are being computed."""
-        for tag in list(self._tags):
-            with contextlib.suppress(Exception):  # Spark may be gone with what ended us
-                interrupt(self._spark, tag)
 
 
 def _views(
