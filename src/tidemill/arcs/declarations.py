@@ -23,6 +23,11 @@ _BOUNDS = {"parts": (1, 100), "retries": (0, 1000), "max_concurrent": (1, 1000)}
 Changes = Literal["", "linear", "raw"]
 
 
+def arc_id(pipeline: str, arc: str) -> str:
+    """The name of an arc in the store, of its subscription, and of the author of its attempts."""
+    return f"arc:{pipeline}/{arc}"
+
+
 class ArcSpec(msgspec.Struct, frozen=True, kw_only=True):
     """An arc.
 
@@ -86,7 +91,7 @@ class ArcSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def id(self) -> str:
         """Its name in the store, as the author of its attempts, and of its subscription."""
-        return f"arc:{self.pipeline}/{self.name}"
+        return arc_id(self.pipeline, self.name)
 
 
 _decoder = msgspec.msgpack.Decoder(ArcSpec)

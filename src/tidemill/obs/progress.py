@@ -16,6 +16,7 @@ from tidemill.sources.events import (
 )
 from tidemill.triggers.events import RunFailed, RunStarted
 from tidemill.views.steps.events import StepCommitted
+from tidemill.views.steps.keys import group_id
 
 
 @dataclass
@@ -99,7 +100,7 @@ class Progress:
                 bar.parts = bar.parts_done = 0
                 bar.note = event.error[:60]
             case StepCommitted():
-                bar = self._bar(f"views:{event.pipeline}/{event.group}", "views")
+                bar = self._bar(group_id(event.pipeline, event.group), "views")
                 bar.done += 1
                 bar.known = max(bar.known, bar.done)
                 bar.rows += event.rows

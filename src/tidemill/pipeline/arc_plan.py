@@ -16,6 +16,7 @@ from tidemill.futures.code_digests import code_digest
 from tidemill.lots.checks import drops, quarantine_of
 from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.keys import DatasetId
+from tidemill.pipeline import graph
 from tidemill.pipeline.appending import spelled
 from tidemill.pipeline.catalog import Catalog, Known, ddl_of, short
 from tidemill.pipeline.certifying import certify_arc
@@ -221,7 +222,7 @@ class ArcPlanner:
 
     def removed(self, arcs: Mapping[str, ArcProgram]) -> list[Stage]:
         """Arcs of this pipeline that were declared once and are not any more."""
-        keys, prefix = ArcKeys(self.pipeline.site.place.cluster), f"arc:{self.pipeline.name}/"
+        keys, prefix = ArcKeys(self.pipeline.site.place.cluster), graph.arc_id(self.pipeline, "")
         found: list[ArcSpec] = []
         while True:
             after = found[-1].id if found else prefix

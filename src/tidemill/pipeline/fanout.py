@@ -42,7 +42,7 @@ def is_pattern(name: str) -> bool:
 
 def template_id(pipeline: "Register", name: str) -> str:
     """A template's name in the store; its children's begin with it."""
-    return f"arc:{pipeline.name}/{name}"
+    return graph.arc_id(pipeline, name)
 
 
 def template_of(pipeline: "Register", decl: ArcDecl) -> Template:
@@ -180,7 +180,7 @@ def grow(pipeline: "Pipeline", arc: str) -> Child | None:
 
     Its tables and its row are declared; other runners may do the same at the same time.
     """
-    name = arc.removeprefix(f"arc:{pipeline.name}/")
+    name = arc.removeprefix(graph.arc_id(pipeline, ""))
     decl = pipeline.templates[name.partition("[")[0]]
     table = name.removeprefix(f"{decl.name}[").removesuffix("]")
     site = pipeline.site

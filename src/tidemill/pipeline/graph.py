@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, time
 from typing import TYPE_CHECKING
 
+from tidemill.arcs import declarations
 from tidemill.arcs.census import Span
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.errors import BadLotId, UsageError
@@ -45,9 +46,9 @@ def specs(pipeline: "Pipeline") -> list[ArcSpec]:
     ]
 
 
-def arc_id(pipeline: "Pipeline", arc: str) -> str:
+def arc_id(pipeline: "Register", arc: str) -> str:
     """An arc's name in the store."""
-    return f"arc:{pipeline.name}/{arc}"
+    return declarations.arc_id(pipeline.name, arc)
 
 
 def maker(pipeline: "Pipeline", name: str) -> "ArcDecl":

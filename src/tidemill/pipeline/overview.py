@@ -17,6 +17,7 @@ from tidemill.errors import ArcUnknown, DatasetUnknown, GroupUnknown, UsageError
 from tidemill.lots import datasets, events, lots
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
+from tidemill.pipeline import graph
 from tidemill.pipeline.incoming import settled_push
 from tidemill.sources import push_host, windows
 from tidemill.sources.declarations import source_id
@@ -175,7 +176,7 @@ def lots_of(pipeline: "Pipeline", name: str) -> list[LotShown]:
     arc = makers.get(name)
     if arc is None:
         return list(published.values())
-    standing = {one.lot: one for one in _standings(pipeline, f"arc:{pipeline.name}/{arc.name}")}
+    standing = {one.lot: one for one in _standings(pipeline, graph.arc_id(pipeline, arc.name))}
     expected = {row.lot for read in arc.reads if read not in pipeline.views for row in _rows(pipeline, read)}
     waits = _awaited(pipeline, arc.name)
     found = []
@@ -193,7 +194,7 @@ def lots_of(pipeline: "Pipeline", name: str) -> list[LotShown]:
 
 def _awaited(pipeline: "Pipeline", arc: str, limit: int = PAGE) -> dict[str, str]:
     """Of an arc over several tables: what its lots wait for, those that wait longest first."""
-    keys, name = ArcKeys(pipeline.site.place.cluster), f"arc:{pipeline.name}/{arc}"
+    keys, name = ArcKeys(pipeline.site.place.cluster), graph.arc_id(pipeline, arc)
 
     def read(tx: Tx) -> dict[str, str]:
         try:
@@ -326,7 +327,7 @@ def _subscription(tx: Tx, pipeline: "Pipeline", name: str) -> tuple[RunShown, in
 
 
 def _arc_run(pipeline: "Pipeline", name: str) -> RunShown:
-    keys, arc = ArcKeys(pipeline.site.place.cluster), f"arc:{pipeline.name}/{name}"
+    keys, arc = ArcKeys(pipeline.site.place.cluster), graph.arc_id(pipeline, name)
 
     def read(tx: Tx) -> RunShown:
         shown, _ = _subscription(tx, pipeline, arc)

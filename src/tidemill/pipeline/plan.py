@@ -26,6 +26,7 @@ from tidemill.runner.children import Children
 from tidemill.runner.program import Program
 from tidemill.spark import schema
 from tidemill.views.circuit.explain import Explained
+from tidemill.views.steps.keys import group_id
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
@@ -90,7 +91,7 @@ def make_plan(pipeline: "Pipeline") -> Plan:
         datasets=catalog.datasets,
         arcs=arcs,
         sources=sources,
-        groups={f"views:{pipeline.name}/{one.spec.name}": one for one in groups},
+        groups={group_id(pipeline.name, one.spec.name): one for one in groups},
         children=Children(
             frozenset(fanout.template_id(pipeline, name) for name in pipeline.templates),
             partial(fanout.grow, pipeline),

@@ -26,7 +26,7 @@ from tidemill.triggers.runs import Ticket
 from tidemill.views.steps import commits
 from tidemill.views.steps.commits import Alarm, Aside, Batch, Output, Part, State
 from tidemill.views.steps.events import RecordWritten, RowsSetAside, StepAbandoned, StepCommitted
-from tidemill.views.steps.keys import StepKeys
+from tidemill.views.steps.keys import StepKeys, group_id
 from tidemill.views.steps.records import Record
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class GroupStep:
 
         - stop: asked between commits; the group may be left at any step.
         """
-        prefix = f"views:{self._pipeline}/"
+        prefix = group_id(self._pipeline, "")
         if not ticket.name.startswith(prefix):
             raise UsageError(f"a run of {ticket.name}", hint=f"this steps the groups of {self._pipeline!r}")
         group, keys = ticket.name.removeprefix(prefix), self._keys
