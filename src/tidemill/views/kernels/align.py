@@ -78,8 +78,12 @@ def pairs(
     order = ascending(right_hashes)
     ordered = right_hashes[order]
     hashes = column(left, HASH)
-    begin, end = np.searchsorted(ordered, hashes), np.searchsorted(ordered, hashes, "right")
-    counts = end - begin
+    firsts = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1]))  # each hash is looked for once
+    different = hashes[firsts]
+    begin = np.searchsorted(ordered, different)
+    again = np.diff(np.append(firsts, len(hashes)))
+    counts = np.repeat(np.searchsorted(ordered, different, "right") - begin, again)
+    begin = np.repeat(begin, again)
     total = np.cumsum(counts)
     most = min(_PAIRS, max(1, _PAIRS_BYTES // (row_bytes(left) + row_bytes(right))))
     for first in range(0, int(total[-1]), most):

@@ -99,7 +99,7 @@ class Extreme:
         if (new < 0).any():
             raise WeightNegative("a value of MIN or MAX would be there fewer than no times")
         live = np.flatnonzero(new > 0)
-        nth = np.arange(len(live)) - np.searchsorted(listed.group[live], listed.group[live])
+        nth = _nth(listed.group[live])
         left_out = np.zeros(count, bool)
         left_out[listed.group[live[nth >= self.best]]] = True
         new[live[nth >= self.best]] = 0
@@ -121,6 +121,13 @@ class Extreme:
         weights = np.concatenate([change[rows], np.where(more_after[turned], 1, -1)]).astype(np.int64)
         table = groups.take(pa.array(np.concatenate([listed.group[rows], turned])))
         return table.append_column(VALUE, values).append_column(WEIGHT, pa.array(weights))
+
+
+def _nth(group: I64) -> I64:
+    """Of rows that are sorted by group, the place of each within its own."""
+    starts = np.flatnonzero(np.append(True, group[1:] != group[:-1])) if len(group) else group
+    place: I64 = np.arange(len(group)) - np.repeat(starts, np.diff(np.append(starts, len(group))))
+    return place
 
 
 class Rows(NamedTuple):

@@ -59,6 +59,9 @@ class Source:
 
 
 def _weighed(rows: pa.Table, weights: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Table:
-    chosen = pa.array(weights != 0)
+    there = weights != 0
+    if not there.any():
+        return rows.slice(0, 0)
     place = rows.column_names.index(WEIGHT)
-    return rows.set_column(place, rows.schema.field(place), pa.array(weights)).filter(chosen)
+    weighed = rows.set_column(place, rows.schema.field(place), pa.array(weights))
+    return weighed if there.all() else weighed.filter(pa.array(there))

@@ -43,7 +43,7 @@ from tidemill.views.spark.job import Job
 from tidemill.views.spark.jobs import Inputs as Given
 from tidemill.views.spark.jobs import Jobs
 from tidemill.views.spark.merging import stored
-from tidemill.views.spark.places import Estimate, Venue, choose
+from tidemill.views.spark.places import Estimate, Venue, choose, threads_for
 from tidemill.views.spark.sizes import NOTHING, size_of, tasks_for
 from tidemill.views.spark.tables import Place, Tables, schema_text
 from tidemill.views.spark.tasks import Site
@@ -229,7 +229,9 @@ class Turn:
         self._estimate = choose(plan, inputs, self._size, parallelism(self._spark))
         if self._estimate.place is Venue.RUNNER:
             try:
-                return self._jobs(replace(plan, ranges=ranges(1)), inputs, self.ready, InProcess)
+                return self._jobs(
+                    replace(plan, ranges=ranges(threads_for(self._size))), inputs, self.ready, InProcess
+                )
             except (Grown, MemoryError):
                 self._estimate = self._estimate._replace(place=Venue.SPARK)
         return self._jobs(plan, inputs, self.ready)

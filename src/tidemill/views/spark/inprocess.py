@@ -4,13 +4,18 @@ The kernels, the packets and what tasks tell are those of a job, by the same fun
 expressions alone, once for each table whose rows need one and once behind each layer that has some; where
 rows only change their columns' places it is not asked at all. So a small step costs what its kernels cost.
 
+A step of many rows has several ranges, and a thread for each: numpy and Arrow leave the interpreter to others
+while they work.
+
 A step may turn out to be large: a key that changed may have very many rows. What is on its way is held in
 memory here, so there is a limit; `Grown` says that it was passed, and that Spark should do it.
 """
 
+import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +27,10 @@ from tidemill.views.chain.work import Told, chosen
 from tidemill.views.spark import legs, tasks
 from tidemill.views.spark.arriving import Arriving
 from tidemill.views.spark.job import Job
-from tidemill.views.spark.tasks import HELLO, TOLD, WIRE, to_wire, wire_row
+from tidemill.views.spark.malloc import keep_memory
+from tidemill.views.spark.tasks import Site
+from tidemill.views.spark.wire import HELLO, TOLD, WIRE, to_wire, told_of, wire_row
+from tidemill.views.trace.portions import portions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -43,27 +51,41 @@ class InProcess(Job):
         return partial(self._run, changes)
 
     def _run(self, changes: Mapping[str, Arriving]) -> list[Told]:
+        keep_memory()
         rows = [wire_row(here, HELLO, "", b"") for here in range(len(self.plan.ranges))]
-        for table, arriving in changes.items():
-            rows += self._arrived(arriving, self.plan.leaving(table))
-        for layer in range(1, self.plan.depth + 1):
-            rows = self._layer(layer, rows)
-        return tasks.told_of(
+        with ThreadPoolExecutor(len(self.plan.ranges)) as threads:
+            for table, arriving in changes.items():
+                rows += self._arrived(arriving, self.plan.leaving(table), threads)
+            for layer in range(1, self.plan.depth + 1):
+                rows = self._layer(layer, rows, threads)
+        return told_of(
             row.column(3)[0].as_py() for batch in rows for row in _single(batch) if _station(row) == TOLD
         )
 
-    def _arrived(self, arriving: Arriving, edges: Sequence[Edge]) -> list[pa.RecordBatch]:
+    @property
+    def _here(self) -> Site:
+        return replace(self.site, apart=False)
+
+    def _arrived(
+        self, arriving: Arriving, edges: Sequence[Edge], threads: Executor
+    ) -> Iterator[pa.RecordBatch]:
         """The packets of a table's change."""
         table = arriving.table() if any(edge.plain is not None for edge in edges) else None
         if table is None:
-            return self._asked(arriving.frame(), edges)
+            yield from self._asked(arriving.frame(), edges)
+            return
         rest = [edge for edge in edges if edge.plain is None]
-        found = self._asked(arriving.frame(), rest) if rest else []
+        if rest:
+            yield from self._asked(arriving.frame(), rest)
+        pieces = list(portions(table, max(1, -(-table.num_rows // len(self.plan.ranges)))))
         for edge in edges:
             if edge.plain is not None:
-                packets = self.plan.send(edge, chosen(table, edge.plain))
-                found += to_wire(packets)
-        return found
+                for sent in threads.map(partial(self._packed, edge), pieces):
+                    yield from sent
+
+    def _packed(self, edge: Edge, rows: pa.Table) -> list[pa.RecordBatch]:
+        assert edge.plain is not None, "an expression is Spark's"
+        return list(to_wire(self.plan.send(edge, chosen(rows, edge.plain)), narrow=False))
 
     def _asked(self, frame: "DataFrame", edges: Sequence[Edge]) -> list[pa.RecordBatch]:
         """The packets of a table's change, with what Spark computes; what explodes is asked for alone."""
@@ -85,16 +107,16 @@ class InProcess(Job):
         return found
 
     def _sent_here(self, edge: Edge, rows: pa.Table) -> Iterable[pa.RecordBatch]:
-        return tasks.sending(self.plan, edge.target, edge.side)(iter(rows.to_batches()))
+        return tasks.sending(self.plan, self._here, edge.target, edge.side)(iter(rows.to_batches()))
 
-    def _layer(self, number: int, rows: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    def _layer(self, number: int, rows: Iterable[pa.RecordBatch], threads: Executor) -> list[pa.RecordBatch]:
         """The rows behind a layer: a task for each range gets what is for it."""
         parts: list[list[pa.RecordBatch]] = [[] for _ in self.plan.ranges]
         for batch in rows:
             for row in _single(batch):
                 parts[row.column(0)[0].as_py()].append(row)
-        task = tasks.layer(self.plan, self.site, number)
-        made = _held(batch for part in parts for batch in task(iter(part)))
+        task = tasks.layer(self.plan, self._here, number)
+        made = _held(itertools.chain.from_iterable(threads.map(lambda part: _held(task(iter(part))), parts)))
         if not self.plan.typed(number):
             return made
         given = [batch.select(WIRE.names) for batch in made if not _is_typed(batch)]
@@ -102,7 +124,7 @@ class InProcess(Job):
             there = pa.Table.from_batches([batch for batch in made if _is_typed(batch)])
             frame = legs.beyond(self.spark.createDataFrame(there), self.plan, number, self.kinds_of)
             given += _collected(frame).to_batches()
-        return list(tasks.packing(self.plan, self.site, number)(iter(given)))
+        return list(tasks.packing(self.plan, self._here, number)(iter(given)))
 
 
 def _held(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:

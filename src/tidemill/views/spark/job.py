@@ -19,7 +19,8 @@ from tidemill.views.spark.arriving import Arriving
 from tidemill.views.spark.failing import of_task
 from tidemill.views.spark.legs import KindsOf
 from tidemill.views.spark.lot_files import File, Reading
-from tidemill.views.spark.tasks import HELLO, WIRE, WIRE_DDL, Site
+from tidemill.views.spark.tasks import Site
+from tidemill.views.spark.wire import HELLO, WIRE, WIRE_DDL, told_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -67,7 +68,7 @@ class Job:
             rows = frame.collect()
         except PySparkException as error:
             raise of_task(error) from error
-        return tasks.told_of(row[0] for row in rows)
+        return told_of(row[0] for row in rows)
 
     def _entering(self, frame: "DataFrame", table: str) -> "Iterator[DataFrame]":
         """The packets of a table's rows. However many operators read it, it is read once for all of them,
@@ -82,13 +83,13 @@ class Job:
                 yield self._sent(edge.target, edge.side, legs.along(self.spark, frame, edge.leg))
         if together:
             ends = legs.at_ends(frame, together, self.plan, self.kinds_of)
-            yield ends.mapInArrow(tasks.alone(tasks.entering(self.plan, together)), WIRE_DDL)
+            yield ends.mapInArrow(tasks.alone(tasks.entering(self.plan, self.site, together)), WIRE_DDL)
 
     def _sent(self, number: int, side: int, df: "DataFrame") -> "DataFrame":
         station = self.plan.chain.stations[number].station
         if isinstance(station, OutputStation) and station.asks_spark:
             df = legs.identified(df, len(station.types), self.kinds_of(number))
-        return df.mapInArrow(tasks.alone(tasks.sending(self.plan, number, side)), WIRE_DDL)
+        return df.mapInArrow(tasks.alone(tasks.sending(self.plan, self.site, number, side)), WIRE_DDL)
 
     def _layers(self, sent: "list[DataFrame]") -> "DataFrame":
         from pyspark.sql import functions as sf

@@ -15,7 +15,7 @@ from tidemill.views.chain.outputs import OutputStation
 from tidemill.views.chain.work import Plan
 from tidemill.views.circuit.expr import Expr
 from tidemill.views.spark import rows
-from tidemill.views.spark.tasks import WIRE
+from tidemill.views.spark.wire import WIRE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

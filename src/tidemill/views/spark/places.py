@@ -1,9 +1,9 @@
 """Where a step is computed: by a Spark job, or in the runner itself (DBSP-41).
 
 A job costs a few hundred milliseconds before the first row is looked at, and more for each of its layers; the
-kernels of a small step need a few dozen. The runner has one process, and each time an expression stands on
-the way it has to ask Spark. What either would take is estimated from the plan and from the rows that changed,
-and the estimate is told with what it came to.
+kernels of a small step need a few dozen. The runner has the cores of one machine, and each time an expression
+stands on the way it has to ask Spark; but nothing passes through Java. What either would take is estimated
+from the plan and from the rows that changed, and the estimate is told with what it came to.
 """
 
 import os
@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from tidemill.errors import UsageError
 from tidemill.views.chain.work import Plan
 from tidemill.views.spark.sizes import Size
+from tidemill.views.trace.slices import SLICES
 
 SETTING: Final = "TIDEMILL_PLACE"
 """Of the runner's environment: `spark` or `runner`, for all steps; else each step is estimated."""
@@ -27,15 +28,19 @@ class Venue(StrEnum):
     RUNNER = "runner"
 
 
-MOST_ROWS: Final = 200_000
+MOST_ROWS: Final = 2_000_000
 MOST_BYTES: Final = 32 * 1024**2
-"""A step with more changes than that, or larger ones, is Spark's: it has more memory, and more cores."""
+"""A step with more changes than that, or larger ones, is Spark's: it has more memory."""
+
+THREAD_ROWS: Final = 50_000
+"""Changes for which the runner takes one more thread."""
 
 # Seconds, as they were measured on two cores with warm processes (docs/explanation/performance.md).
 _JOB: Final = 0.25
 _LAYER: Final = 0.07
 _ASKED: Final = 0.10
-_ROW: Final = 2e-6
+_ROW: Final = 0.8e-6
+_MOVED: Final = 0.4e-6
 
 
 class Estimate(NamedTuple):
@@ -43,6 +48,11 @@ class Estimate(NamedTuple):
 
     place: Venue
     seconds: float
+
+
+def threads_for(size: Size) -> int:
+    """How many threads of the runner compute a step."""
+    return max(1, min(len(os.sched_getaffinity(0)), size.rows // THREAD_ROWS, SLICES))
 
 
 def choose(plan: Plan, tables: Iterable[str], size: Size, cores: int) -> Estimate:
@@ -63,8 +73,8 @@ def choose(plan: Plan, tables: Iterable[str], size: Size, cores: int) -> Estimat
         given = tables if number == 0 else [one.table for one in plan.chain.queries]
         asked += typed + sum(any(edge.plain is None for edge in part.leaving(one)) for one in given)
         asked += sum(1 for one in plan.chain.queries if number and part.leaving(one.table))
-    spark = plan.chain.jobs * _JOB + layers * _LAYER + rows * layers * _ROW / max(1, cores)
-    runner = asked * _ASKED + rows * layers * _ROW
+    spark = plan.chain.jobs * _JOB + layers * _LAYER + rows * layers * (_ROW + _MOVED) / max(1, cores)
+    runner = asked * _ASKED + rows * layers * _ROW / threads_for(size)
     wanted = os.environ.get(SETTING, "")
     if wanted not in ("", *Venue):
         raise UsageError(

@@ -12,9 +12,8 @@ import gc
 import itertools
 import os
 import random
-import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +31,9 @@ from tidemill.views.chain.work import Packet, Plan, State, Told, chosen, compute
 from tidemill.views.kernels.digest import digest
 from tidemill.views.kernels.zset import added_up
 from tidemill.views.spark.lot_files import File, Reading
+from tidemill.views.spark.malloc import keep_memory
 from tidemill.views.spark.sink import Sink
+from tidemill.views.spark.wire import HELLO, TOLD, WIRE, table_of, to_wire, wire_row
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.folder import cache_place
@@ -42,22 +43,6 @@ from tidemill.views.trace.version import Version, read_version
 
 Batches = Iterator[pa.RecordBatch]
 Task = Callable[[Batches], Batches]
-
-TOLD = -1
-"""The station of a packet that is what a task told."""
-
-HELLO = -2
-"""The station of a packet that only says that there is a range."""
-
-WIRE = pa.schema(
-    [
-        pa.field("to", pa.int32()),
-        pa.field("station", pa.int32()),
-        pa.field("tag", pa.string()),
-        pa.field("blob", pa.binary()),
-    ]
-)
-WIRE_DDL = "to INT, station INT, tag STRING, blob BINARY"
 
 
 @dataclass(frozen=True)
@@ -70,6 +55,7 @@ class Site:
         prefix: the folder of bundles, of this attempt alone.
         folders: of each view the folder of its changes; other files lie below the prefix.
         cache: the folder of the local cache, or `off`; empty: where the machine keeps such things.
+        apart: tasks are in processes of their own, and rows travel through Spark from one to the next.
     """
 
     objects: str | RemoteUrl
@@ -77,6 +63,7 @@ class Site:
     prefix: str
     folders: tuple[tuple[str, str], ...] = ()
     cache: str = ""
+    apart: bool = True
 
     @property
     def shown(self) -> str:
@@ -102,6 +89,7 @@ def alone(task: Task) -> Task:
 @functools.cache
 def _frozen() -> None:
     """Once in a worker: what is loaded by now is never garbage, and a task has one core."""
+    keep_memory()
     pa.set_cpu_count(1)
     gc.collect()
     gc.freeze()
@@ -137,34 +125,6 @@ def _unique() -> str:
 # --- rows on the wire
 
 
-def to_wire(packets: Iterable[Packet]) -> Batches:
-    """Packets as rows, one batch each."""
-    for packet in packets:
-        yield wire_row(packet.range, packet.station, packet.tag, blob(packet.table))
-
-
-def wire_row(to: int, station: int, tag: str, body: bytes | pa.Buffer) -> pa.RecordBatch:
-    """One row, as a batch of its own."""
-    held = pa.py_buffer(body)
-    offsets = pa.py_buffer(struct.pack("<ii", 0, held.size))
-    value = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, held])
-    ints = [pa.array([number], pa.int32()) for number in (to, station)]
-    return pa.RecordBatch.from_arrays([*ints, pa.array([tag]), value], schema=WIRE)
-
-
-def blob(table: pa.Table) -> pa.Buffer:
-    """A table as one value."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue()
-
-
-def table_of(body: pa.Scalar) -> pa.Table:
-    """The table in a value."""
-    return pa.ipc.open_stream(body.as_buffer()).read_all()
-
-
 class _Arrived:
     """What came to a task: packets for this layer, and rows that only pass through."""
 
@@ -187,17 +147,17 @@ class _Arrived:
 # --- the first layer: changes of tables
 
 
-def sending(plan: Plan, station: int, side: int) -> Task:
+def sending(plan: Plan, site: Site, station: int, side: int) -> Task:
     """Rows c0, c1, … and `_w`, as Spark has read and computed them, to packets for a side of a station."""
 
     def run(batches: Batches) -> Batches:
         for rows in _large(batches):
-            yield from to_wire(plan.deliver(station, side, rows))
+            yield from to_wire(plan.deliver(station, side, rows), narrow=site.apart)
 
     return run
 
 
-def entering(plan: Plan, edges: Sequence[Edge]) -> Task:
+def entering(plan: Plan, site: Site, edges: Sequence[Edge]) -> Task:
     """Rows of a table at the ends of several edges, a struct column `e7` for edge 7, to packets."""
 
     def run(batches: Batches) -> Batches:
@@ -207,7 +167,7 @@ def entering(plan: Plan, edges: Sequence[Edge]) -> Task:
                 mine = there.filter(there.is_valid()) if there.null_count else there
                 if len(mine):
                     flat = pa.Table.from_arrays(mine.flatten(), names=[each.name for each in mine.type])
-                    yield from to_wire(plan.send(edge, flat))
+                    yield from to_wire(plan.send(edge, flat), narrow=site.apart)
 
     return run
 
@@ -241,7 +201,7 @@ def reading(plan: Plan, site: Site, tables: Mapping[str, tuple[Reading, Sequence
             for rows in _large(one for part in how.rows(objects, File(**row)) for one in part.to_batches()):
                 for edge in edges:
                     if edge.plain is not None:
-                        yield from to_wire(plan.send(edge, chosen(rows, edge.plain)))
+                        yield from to_wire(plan.send(edge, chosen(rows, edge.plain)), narrow=site.apart)
 
     return run
 
@@ -284,7 +244,7 @@ def _computed(
         state = State(Version() if plan.first else _version(cache, site.version), cache, bundle)
 
         for placed, piece in compute(plan, number, here, parts.get(here, {}), state, told):
-            yield from (_padded(batch, schema) for batch in _direct(plan, placed, piece, here))
+            yield from (_padded(batch, schema) for batch in _direct(plan, site, placed, piece, here))
             if placed.number in typed:
                 yield from _structs(placed, piece, here, schema)
         bundle.write()
@@ -295,10 +255,10 @@ def _computed(
             yield _padded(wire_row(here, HELLO, "", b""), schema)
 
 
-def _direct(plan: Plan, placed: Placed, piece: pa.Table, here: int) -> Batches:
+def _direct(plan: Plan, site: Site, placed: Placed, piece: pa.Table, here: int) -> Batches:
     for edge in plan.leaving(placed.number):
         if edge.plain is not None:
-            yield from to_wire(plan.send(edge, chosen(piece, edge.plain), here))
+            yield from to_wire(plan.send(edge, chosen(piece, edge.plain), here), narrow=site.apart)
 
 
 def typed_schema(plan: Plan, number: int) -> pa.Schema:
@@ -342,7 +302,9 @@ def packing(plan: Plan, site: Site, number: int) -> Task:
 
     def sent(held: dict[tuple[int, int], list[pa.Table]]) -> Batches:
         for (edge_number, to), tables in held.items():
-            yield from to_wire(plan.send(plan.chain.edges[edge_number], pa.concat_tables(tables), to))
+            yield from to_wire(
+                plan.send(plan.chain.edges[edge_number], pa.concat_tables(tables), to), narrow=site.apart
+            )
 
     def packed(batches: Batches) -> Batches:
         held: dict[tuple[int, int], list[pa.Table]] = {}
@@ -434,8 +396,3 @@ def _parquet(objects: Objects, key: str, table: pa.Table) -> int:
     body = sink.getvalue()
     objects.put(key, memoryview(body))
     return int(body.size)
-
-
-def told_of(rows: Iterable[bytes]) -> list[Told]:
-    """What the tasks of a step told."""
-    return [Told.decode(bytes(row)) for row in rows]

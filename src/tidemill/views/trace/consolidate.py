@@ -9,10 +9,11 @@ import pyarrow as pa
 from tidemill.errors import WeightOverflow
 from tidemill.views.trace.layout import HASH, Layout
 from tidemill.views.trace.order import I64, ascending
-from tidemill.views.trace.words import Zeros, code_rows, grouped
+from tidemill.views.trace.words import Zeros, code_rows, grouped, same
 
 _LIMB = np.int64(2**32 - 1)
 _MOST = 2**63
+_UPPER = np.int64(-(2**32))
 
 
 def consolidate(table: pa.Table, layout: Layout, zeros: Zeros = "differ") -> pa.Table:
@@ -26,20 +27,18 @@ def consolidate(table: pa.Table, layout: Layout, zeros: Zeros = "differ") -> pa.
     table = layout.conform(table)
     if table.num_rows == 0:
         return table
-    order, starts = _grouped_rows(table, layout, zeros)
-    sums = {name: add_up(column(table, name)[order], starts) for name in layout.sums}
+    table, starts = _grouped(table, layout, zeros)
+    sums = {name: add_up(column(table, name), starts) for name in layout.sums}
     for limbs in layout.limbs:
         carry(sums, limbs)
     alive = np.zeros(len(starts), bool)
     for values in sums.values():
         alive |= values != 0
-    rows = order[starts[alive]]
-    if len(rows) == table.num_rows and bool(np.all(rows == np.arange(len(rows)))):
-        kept = table  # it was in that form already
-    else:
-        kept = table.take(pa.array(rows)).combine_chunks()
-    fresh = [pa.array(sums[name][alive]) for name in layout.sums]
-    return pa.table([*(kept[name] for name in (HASH, *layout.names)), *fresh], schema=layout.schema)
+    kept = table.select([HASH, *layout.names])
+    if len(starts) < table.num_rows or not alive.all():
+        kept = kept.take(pa.array(starts[alive])).combine_chunks()
+        sums = {name: values[alive] for name, values in sums.items()}
+    return pa.table([*kept.columns, *map(pa.array, sums.values())], schema=layout.schema)
 
 
 SAMPLE = 4_096
@@ -57,27 +56,43 @@ def lightened(table: pa.Table, layout: Layout) -> pa.Table:
     return consolidate(table, layout)
 
 
-def _grouped_rows(table: pa.Table, layout: Layout, zeros: Zeros) -> tuple[I64, I64]:
-    """Equal rows together, by hash; rows are only compared with those that share their hash."""
+def _grouped(table: pa.Table, layout: Layout, zeros: Zeros) -> tuple[pa.Table, I64]:
+    """The rows by hash and content, and where each group of equal ones begins.
+
+    They are sorted by one number, half of it of the hash and half of a mix of what is not in the key. Then
+    neighbours are compared. Different ones that share all of that number may stand between equal ones: then
+    all of their content decides.
+    """
+    payload = layout.names[layout.key :]
+    number = column(table, HASH)
+    if payload:
+        mix = code_rows([chunk(table, name) for name in payload], table.num_rows, zeros).mix
+        number = (number & _UPPER) | (mix >> np.uint64(32)).view(np.int64)
+    if not (number[1:] >= number[:-1]).all():
+        order = ascending(number)
+        table, number = table.take(pa.array(order)).combine_chunks(), number[order]
     hashes = column(table, HASH)
-    order = ascending(hashes)
-    ordered = hashes[order]
-    fresh = np.ones(len(order), bool)
-    fresh[1:] = ordered[1:] != ordered[:-1]
-    shared = ~fresh
-    shared[:-1] |= shared[1:]  # the first of those with the same hash is one of them
-    places = np.flatnonzero(shared)
-    if len(places):
-        rows = order[places]
-        some = table if len(rows) == len(order) else table.take(pa.array(rows)).combine_chunks()
-        if some is table:
-            rows = np.arange(len(rows))
-        coded = code_rows([chunk(some, name) for name in layout.names], len(rows), zeros)
-        within, starts = grouped(coded, hashes[rows])
-        order[places] = rows[within]
-        fresh[places] = False
-        fresh[places[starts]] = True
-    return order, np.flatnonzero(fresh)
+    if payload and not (hashes[1:] >= hashes[:-1]).all():
+        order = np.argsort(hashes, kind="stable")  # they differ in their lower half
+        table, number = table.take(pa.array(order)).combine_chunks(), number[order]
+        hashes = column(table, HASH)
+    alike = (hashes[1:] == hashes[:-1]) & (number[1:] == number[:-1])
+    near = np.flatnonzero(alike)
+    if len(near) == 0:
+        return table, np.arange(table.num_rows)
+    if layout.names:
+        ones, others = pa.array(near), pa.array(near + 1)
+        columns = [chunk(table, name) for name in layout.names]
+        equal = same([one.take(ones) for one in columns], [one.take(others) for one in columns], zeros)
+        if not equal.all():
+            return _grouped_by_content(table, layout, zeros)
+    return table, np.flatnonzero(np.append(True, ~alike))
+
+
+def _grouped_by_content(table: pa.Table, layout: Layout, zeros: Zeros) -> tuple[pa.Table, I64]:
+    coded = code_rows([chunk(table, name) for name in layout.names], table.num_rows, zeros)
+    order, starts = grouped(coded, column(table, HASH))
+    return table.take(pa.array(order)).combine_chunks(), starts
 
 
 def add_up(values: I64, starts: I64) -> I64:

@@ -177,9 +177,22 @@ def _gather(batch: pa.RecordBatch, wanted: Hashes, names: list[str]) -> Iterator
     """The rows of a sorted batch that have one of the hashes."""
     hashes = batch.column(HASH).to_numpy()
     wanted = wanted[np.searchsorted(wanted, hashes[0]) : np.searchsorted(wanted, hashes[-1], "right")]
-    if len(wanted) == 0:
-        return
     chosen = batch.select(names)
+    for low, high in _stretches(hashes, len(wanted)):
+        here = hashes[low:high]
+        some = wanted[np.searchsorted(wanted, here[0]) : np.searchsorted(wanted, here[-1], "right")]
+        if len(some):
+            yield from _gather_here(chosen.slice(low, high - low), here, some)
+
+
+def _stretches(hashes: Hashes, wanted: int) -> Iterator[tuple[int, int]]:
+    """Where to look at once: for many hashes, in rows that stay in the processor's cache meanwhile."""
+    width = _CHUNK_ROWS if wanted > _CHUNK_ROWS // 16 else len(hashes)
+    for low in range(0, len(hashes) if wanted else 0, width):
+        yield low, min(low + width, len(hashes))
+
+
+def _gather_here(chosen: pa.RecordBatch, hashes: Hashes, wanted: Hashes) -> Iterator[pa.RecordBatch]:
     at_once = min(_CHUNK_ROWS, max(1, _CHUNK_BYTES // row_bytes(chosen)))
     if len(wanted) * 8 >= len(hashes):  # about as many as there are: walk along both
         at = np.searchsorted(wanted, hashes)

@@ -5,7 +5,9 @@ their words are equal. Nothing is decided by a hash: texts get the number of the
 nested values the number of the sequence of numbers of their elements. Words are only comparable within one
 call, so what shall be compared is put behind each other first. Beside the words goes a `mix`, a hash of the
 content that does not depend on what else was in the call: sorting by it puts equal rows together and gives
-the same order on every replay. It may collide, and `grouped` finds out when it does.
+the same order on every replay. It may collide, and `grouped` finds out when it does. It is made of one number
+for each column, the value itself where that is one, times a factor of the column's place; their sum is
+scrambled once for the whole row.
 
 NULL is the same as NULL, and NaN as NaN. 0.0 and -0.0 are the same for Spark's keys (`zeros="equal"`), but
 not where rows are stored (`zeros="differ"`): bits that a user could see are never merged away. The order of
@@ -14,7 +16,7 @@ a map's entries does not count.
 
 import hashlib
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import cache, reduce
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -51,19 +53,23 @@ class Coded(NamedTuple):
 
 def code(array: pa.Array, zeros: Zeros = "equal") -> Coded:
     """Words and mix of one column."""
+    return code_rows([array], len(array), zeros)
+
+
+def code_rows(columns: Sequence[pa.Array], rows: int, zeros: Zeros = "equal") -> Coded:
+    """Words and mix of rows of several columns; with no columns all rows are the same."""
+    coded = [_column(column, zeros) for column in columns]
+    return Coded([word for each in coded for word in each.words], _mixed([each.mix for each in coded], rows))
+
+
+def _column(array: pa.Array, zeros: Zeros) -> Coded:
+    """Words of one column, and a number for its content that is not scrambled yet."""
     coded = _values(array, zeros)
     if array.null_count == 0 or pat.is_null(array.type):
         return coded
     valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
     words = [np.where(valid, word, np.uint64(0)) for word in coded.words]
     return Coded([*words, valid.astype(np.uint64)], np.where(valid, coded.mix, _NULL))
-
-
-def code_rows(columns: Sequence[pa.Array], rows: int, zeros: Zeros = "equal") -> Coded:
-    """Words and mix of rows of several columns; with no columns all rows are the same."""
-    coded = [code(column, zeros) for column in columns]
-    mix = reduce(_mix2, (each.mix for each in coded), np.full(rows, _SEED))
-    return Coded([word for each in coded for word in each.words], mix)
 
 
 def grouped(coded: Coded, first: I64 | None = None) -> tuple[I64, I64]:
@@ -163,7 +169,7 @@ def _values(array: pa.Array, zeros: Zeros) -> Coded:
 
 
 def _single(word: U64) -> Coded:
-    return Coded([word], _scramble(word))
+    return Coded([word], word)
 
 
 def _bools(array: pa.Array, _zeros: Zeros) -> Coded:
@@ -189,7 +195,7 @@ def _wide(array: pa.Array, _zeros: Zeros) -> Coded:
     parts = array.type.bit_width // 64
     limbs = fixed(array, np.dtype((np.uint64, (parts,))))
     words = [np.ascontiguousarray(limbs[:, part]) for part in range(parts)]
-    return Coded(words, reduce(_mix2, words, np.full(len(array), _SEED)))
+    return Coded(words, _mixed(words, len(array)))
 
 
 def _texts(array: pa.Array, _zeros: Zeros) -> Coded:
@@ -347,21 +353,38 @@ def _text_mix(texts: pa.Array) -> U64:
     return mix
 
 
-def _scramble(word: U64) -> U64:
-    mixed = word >> np.uint64(30)
-    mixed ^= word
-    mixed *= _K2
-    mixed ^= mixed >> np.uint64(27)
-    return mixed
+def _mixed(numbers: Sequence[U64], rows: int) -> U64:
+    """One number for each row's numbers, of which every bit depends on all of theirs.
+
+    The upper half of each number is folded into the lower one first: that of doubles is all that differs, and
+    a product's low bits would not know of it.
+    """
+    mix = np.empty(rows, np.uint64)
+    for first in range(0, rows, _BLOCK):
+        here = slice(first, first + _BLOCK)
+        total = mix[here]
+        total.fill(_SEED)
+        for place, number in enumerate(numbers):
+            part = number[here] >> np.uint64(32)
+            part ^= number[here]
+            part *= _factor(place)
+            total += part
+        total ^= total >> np.uint64(32)
+        total *= _K2
+        total ^= total >> np.uint64(29)
+        total *= _K1
+        total ^= total >> np.uint64(32)
+    return mix
+
+
+@cache
+def _factor(place: int) -> np.uint64:
+    """An odd number with no pattern, for a column at this place."""
+    number = (0x9E3779B97F4A7C15 * (place + 1)) % 2**64
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) % 2**64
+    return np.uint64((number ^ (number >> 31)) | 1)
 
 
 def _mix2(one: U64, other: U64) -> U64:
-    mixed = np.empty_like(one)
-    for first in range(0, len(one), _BLOCK):
-        here = slice(first, first + _BLOCK)
-        mine = one[here] >> np.uint64(32)
-        mine ^= one[here]
-        mine *= _K1
-        mine += _scramble(other[here] ^ _SEED)
-        mixed[here] = _scramble(mine)
-    return mixed
+    return _mixed([one, other], len(one))
