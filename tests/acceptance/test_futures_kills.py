@@ -139,8 +139,8 @@ class Fleet:
             assert worker.drain() == 0, str(worker)
 
 
-def run(home: Path, log: Path, *, seconds: float, every_s: float, kills: int) -> None:
-    """Harm for so long, and so often however slow the machine is; then let all come to its end, and judge."""
+def run(home: Path, log: Path, *, every_s: float, kills: int) -> None:
+    """Harm so often, however long that takes; then let all come to its end, and judge."""
     seed = int(os.environ.get("TIDEMILL_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
     print(f"TIDEMILL_SEED={seed}")  # noqa: T201 - to repeat it
     chance = random.Random(seed)
@@ -151,13 +151,7 @@ def run(home: Path, log: Path, *, seconds: float, every_s: float, kills: int) ->
         for worker in fleet.workers:
             worker.ready()
         waves = Waves(client, log)
-        began = SYSTEM.monotonic()
-
-        def is_enough() -> bool:
-            lasted_s = SYSTEM.monotonic() - began
-            return lasted_s >= seconds and (sum(fleet.kills.values()) >= kills or lasted_s >= 5 * seconds)
-
-        while not is_enough() and waves.error is None:
+        while sum(fleet.kills.values()) < kills and waves.error is None:
             SYSTEM.sleep(chance.uniform(0.5, 1.5) * every_s)
             fleet.wake()
             fleet.harm()
@@ -191,10 +185,10 @@ def executions(log: Path) -> Iterator[str]:
 
 @pytest.mark.rule("FUT-13", "FUT-49", "FUT-51", "FUT-29")
 def test_random_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
-    run(tmp_path / "home", tmp_path / "log", seconds=20.0, every_s=0.15, kills=40)
+    run(tmp_path / "home", tmp_path / "log", every_s=0.15, kills=40)
 
 
 @pytest.mark.crash
 @pytest.mark.rule("FUT-13", "FUT-49", "FUT-51", "FUT-29")
-def test_two_minutes_of_random_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
-    run(tmp_path / "home", tmp_path / "log", seconds=120.0, every_s=0.25, kills=150)
+def test_many_more_random_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
+    run(tmp_path / "home", tmp_path / "log", every_s=0.25, kills=400)
