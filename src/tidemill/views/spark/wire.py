@@ -37,6 +37,7 @@ WIRE_DDL = "to INT, station INT, tag STRING, blob BINARY"
 _NARROWED_ROWS = 4_096
 _GLANCE = 64
 _WIDE = b"wide"
+_END = 8  # octets of the mark at the end of a stream
 _WHOLE = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
 
@@ -60,10 +61,14 @@ def wire_row(to: int, station: int, tag: str, body: bytes | pa.Buffer) -> pa.Rec
 
 def blob(table: pa.Table) -> pa.Buffer:
     """A table as one value."""
-    sink = pa.BufferOutputStream()
+    batches = table.to_batches()
+    size = table.schema.serialize().size + sum(map(pa.ipc.get_record_batch_size, batches)) + _END
+    body = pa.allocate_buffer(size)
+    sink = pa.FixedSizeBufferWriter(body)
     with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue()
+        for batch in batches:
+            writer.write_batch(batch)
+    return body
 
 
 def table_of(body: pa.Scalar) -> pa.Table:

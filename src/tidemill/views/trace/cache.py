@@ -176,7 +176,7 @@ class Cache:
             body[_PREFACE.size : _PREFACE.size + head_bytes].to_pybytes(), layout, _where(entry)
         )
         plain = body.slice(_aligned(_PREFACE.size + head_bytes))
-        return _Run(head, pa.ipc.read_record_batch(plain, head.schema), self._cost(body.size))
+        return _Run(head, _first(plain), self._cost(body.size))
 
     def _fetched(self, entry: Entry, layout: Layout) -> _Run:
         kept = self._mapped(entry, "head")
@@ -211,7 +211,7 @@ class Cache:
         for number in wanted:
             if number not in found and (kept := self._mapped(entry, f"{number}")) is not None:
                 plain = kept.slice(_aligned(_PREFACE.size))
-                batch = pa.ipc.read_record_batch(plain, run.head.schema)
+                batch = _first(plain)
                 self._keep_in(entry, run, number, batch, self._cost(kept.size))
                 found[number] = batch
         missing = [number for number in wanted if number not in found]
@@ -257,43 +257,43 @@ class Cache:
             at = 0
             for number, count in enumerate(head.batches["rows"].tolist()):
                 (batch,) = table.slice(at, count).combine_chunks().to_batches()
-                self._write(entry, f"{number}", b"", batch.serialize())
+                self._write(entry, f"{number}", b"", batch)
                 at += count
             return _Run(head)
         (batch,) = table.combine_chunks().to_batches()
         held = batch.nbytes
-        if self._write(entry, "whole", head_body, batch.serialize()):
+        if self._write(entry, "whole", head_body, batch):
             body = self._mapped(entry, "whole")
             if body is not None:  # the mapped one instead: memory that others share, and the kernel may drop
                 plain = body.slice(_aligned(_PREFACE.size + len(head_body)))
-                batch, held = pa.ipc.read_record_batch(plain, head.schema), self._cost(body.size)
+                batch, held = _first(plain), self._cost(body.size)
         return _Run(head, batch, held)
 
     def _keep_batch(self, entry: Entry, number: int, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
         """The batch out of a file that keeps it, if there can be one; and what it takes of memory."""
-        if self._write(entry, f"{number}", b"", batch.serialize()):
+        if self._write(entry, f"{number}", b"", batch):
             body = self._mapped(entry, f"{number}")
             if body is not None:
                 plain = body.slice(_aligned(_PREFACE.size))
-                return pa.ipc.read_record_batch(plain, batch.schema), self._cost(body.size)
+                return _first(plain), self._cost(body.size)
         return batch, batch.nbytes
 
-    def _write(self, entry: Entry, part: str, head: bytes, plain: pa.Buffer | None) -> bool:
+    def _write(self, entry: Entry, part: str, head: bytes, rows: pa.RecordBatch | None) -> bool:
         """Keep a file; False when there is no folder or no room."""
         if self.folder is None:
             return False
-        start = _aligned(_PREFACE.size + len(head)) if plain is not None else _PREFACE.size + len(head)
-        size = start + (plain.size if plain is not None else 0)
+        start = _PREFACE.size + len(head)
+        padding = _aligned(start) - start if rows is not None else 0
+        size = start + padding + (_message_bytes(rows) if rows is not None else 0)
         self._make_room(size)
         scratch = self.folder / f".{self._unique}-{next(_SCRATCH)}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with scratch.open("wb") as file:
-                file.write(_PREFACE.pack(_MAGIC, size, len(head)))
-                file.write(head)
-                if plain is not None:
-                    file.write(b"\0" * (start - _PREFACE.size - len(head)))
-                    file.write(memoryview(plain))
+            with pa.OSFile(str(scratch), "wb") as file:
+                file.write(_PREFACE.pack(_MAGIC, size, len(head)) + head + b"\0" * padding)
+                if rows is not None:
+                    with pa.ipc.new_stream(file, rows.schema) as writer:
+                        writer.write_batch(rows)
             scratch.replace(self._path(entry, part))
         except OSError:  # no room, or a folder that is not ours: object storage has it all
             with contextlib.suppress(OSError):
@@ -343,6 +343,16 @@ class Cache:
             with contextlib.suppress(OSError):
                 path.unlink()
             total -= bytes_of_it
+
+
+def _message_bytes(rows: pa.RecordBatch) -> int:
+    """What a stream with these rows takes: a schema, the rows, and a mark behind them."""
+    return int(rows.schema.serialize().size + pa.ipc.get_record_batch_size(rows) + 8)
+
+
+def _first(stream: pa.Buffer) -> pa.RecordBatch:
+    """The rows of a stream, where they lie."""
+    return pa.ipc.open_stream(stream).read_next_batch()
 
 
 def _aligned(size: int) -> int:
