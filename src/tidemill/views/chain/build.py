@@ -1,19 +1,19 @@
 """From a circuit to its chain: stations for operators with state, edges for what lies between them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import pyarrow as pa
 
 from tidemill.errors import TypeRefused
-from tidemill.views.chain.chain import Chain, Edge, Input, Placed, Query
+from tidemill.views.chain.chain import Chain, Input, Query
 from tidemill.views.chain.keyed_stations import GatherStation, ReplaceStation
 from tidemill.views.chain.legs import Explode, Leg, Select
-from tidemill.views.chain.outputs import OutputStation, SpillStation
+from tidemill.views.chain.outputs import OutputStation
 from tidemill.views.chain.prepare import Unsupported
 from tidemill.views.chain.source_stations import ChangesStation, UpsertsStation
 from tidemill.views.chain.station import Station
 from tidemill.views.chain.stations import AggregateStation, JoinStation, SetStation
+from tidemill.views.chain.wiring import Wiring
 from tidemill.views.circuit import operators as ops
 from tidemill.views.circuit.circuit import Circuit
 from tidemill.views.circuit.expr import Expr, call, column, joined
@@ -58,38 +58,14 @@ class Builder:
         self._grows: dict[Operator, bool] = {}
         for output in circuit.outputs.values():
             self._grows |= append_only(output)
-        self._nodes: list[tuple[str, Station]] = []
-        self._edges: list[tuple[int | Input, int, int, Leg]] = []
-        self._made: dict[Operator, int] = {}
-        self._queries: list[Query] = []
-        self._constants: dict[str, Operator] = {}
+        self._wiring = Wiring()
+        self._made: dict[Operator, int] = {}  # operators with state, and the stations that give their rows
 
     def build(self, views: Sequence[str]) -> Chain:
         """The chain of these views; `Unsupported` says which operator no kernel computes, and why."""
         for view in views:
             self._output(view)
-        self._fuse()
-        jobs = self._jobs()
-        self._cross(jobs)
-        layers = self._layers(jobs)
-        stations = tuple(
-            Placed(number, name, station, jobs[number], layers[number])
-            for number, (name, station) in enumerate(self._nodes)
-        )
-        edges = []
-        for number, (origin, target, side, leg) in enumerate(self._edges):
-            width = origin.width if isinstance(origin, Input) else len(self._nodes[origin][1].out) - 1
-            station = self._nodes[target][1]
-            asks = isinstance(station, OutputStation) and station.asks_spark
-            plain = None if asks else leg.plain(width)
-            edges.append(Edge(number, origin, target, side, leg, plain))
-        chain = Chain(stations, tuple(edges), tuple(self._queries), tuple(self._constants.items()))
-        needs = {view: chain.below({one.number}) for view, one in chain.outputs.items()}
-        marked = [
-            replace(one, views=frozenset(view for view, below in needs.items() if one.number in below))
-            for one in stations
-        ]
-        return replace(chain, stations=tuple(marked))
+        return self._wiring.chain()
 
     # --- views
 
@@ -101,14 +77,14 @@ class Builder:
         flows = self._flows(output)
         local = len(flows) == 1 and isinstance(flows[0][0], int) and self._meets(*flows[0])
         station = OutputStation(view, output.names, tuple(map(self._arrow, types)), local)
-        number = self._add(f"view:{view}", station)
+        number = self._wiring.add(f"view:{view}", station)
         for origin, leg in flows:
-            self._connect(origin, number, 0, leg)
+            self._wiring.connect(origin, number, 0, leg)
 
     def _meets(self, origin: int | Input, leg: Leg) -> bool:
         """Whether equal rows of a view come from one range: the whole key of their station is among them."""
         assert isinstance(origin, int)
-        station = self._nodes[origin][1]
+        station = self._wiring.station(origin)
         keys = 0
         if isinstance(station, AggregateStation):
             keys = len(station.kernel.keys)
@@ -131,7 +107,7 @@ class Builder:
             return [(self._source(op), Leg())]
         if isinstance(op, ops.Values):
             name = f"values:{self._ids[op]}"
-            self._constants[name] = op
+            self._wiring.constant(name, op)
             return [(Input(name, op.width), Leg())]
         if isinstance(op, ops.Filter):
             self._no_clock(op.conditions)
@@ -161,7 +137,7 @@ class Builder:
         """Behind a kernel nothing is exploded: such rows pass through files into a job of their own."""
         if isinstance(origin, int):
             types = tuple(map(self._arrow, self._types[below]))
-            origin, leg = Input(self._spilled(origin, leg, types), len(types)), Leg()
+            origin, leg = Input(self._wiring.spilled(origin, leg, types), len(types)), Leg()
         return origin, leg.explode(step)
 
     def _no_clock(self, expressions: Sequence[Expr]) -> None:
@@ -178,8 +154,8 @@ class Builder:
             types = tuple(self._arrow(each.type) for each in op.columns)
             station: Station = ChangesStation(types) if kind == "changes" else UpsertsStation(types, op.key)
             extra = 0 if kind == "changes" else 3
-            number = self._add(self._ids[op], station)
-            self._connect(Input(op.table, op.width + extra), number, 0, Leg())
+            number = self._wiring.add(self._ids[op], station)
+            self._wiring.connect(Input(op.table, op.width + extra), number, 0, Leg())
             self._made[op] = number
         return self._made[op]
 
@@ -224,7 +200,7 @@ class Builder:
         (left, left_given, left_at, left_types), (right, right_given, right_at, right_types) = sides
         safe = tuple(key.null_safe for key in op.keys)
         station = JoinStation(left_types, right_types, left_at, right_at, safe)
-        number = self._add(self._ids[op], station)
+        number = self._wiring.add(self._ids[op], station)
         self._feed(left, number, 0, left_given)
         self._feed(right, number, 1, right_given)
         return number
@@ -277,7 +253,7 @@ class Builder:
             if len({frozenset(one) for one in op.sets}) < len(op.sets):  # Spark gives its rows once for each
                 raise Unsupported("a grouping set is there twice")
             sent = [_set(one, keys, list(values), below) for one in op.sets]
-        number = self._add(f"{self._ids[op]}.{best}", station)
+        number = self._wiring.add(f"{self._ids[op]}.{best}", station)
         for place, given in enumerate(sent):
             self._feed(op.input, number, place, given)
         return number
@@ -287,10 +263,10 @@ class Builder:
         if not types:
             raise Unsupported("rows without columns")
         station = SetStation(kind, tuple(map(self._arrow, types)))
-        number = self._add(self._ids[op], station)
+        number = self._wiring.add(self._ids[op], station)
         for place, child in enumerate(children):
             for origin, leg in self._flows(child):
-                self._connect(origin, number, place, leg.cast(self._types[child], types))
+                self._wiring.connect(origin, number, place, leg.cast(self._types[child], types))
         return number
 
     # --- operators with a key
@@ -343,11 +319,11 @@ class Builder:
         for place, (child, mine) in enumerate(zip(children, keys, strict=True)):
             given, at, types = self._with_key(child, mine, kinds)
             station = GatherStation(tuple(map(self._arrow, types)), tuple(at))
-            number = self._add(f"{name}.gather{place}", station)
+            number = self._wiring.add(f"{name}.gather{place}", station)
             self._feed(child, number, 0, given)
             gathers.append(number)
         shown = tuple(map(self._arrow, self._types[op]))
-        result_at = self._add(name, ReplaceStation(shown, tuple(map(self._arrow, kinds))))
+        result_at = self._wiring.add(name, ReplaceStation(shown, tuple(map(self._arrow, kinds))))
         for place, (child, mine) in enumerate(zip(children, keys, strict=True)):
             sent = [
                 _cast(column(i), self._types[child][i], kind) for i, kind in zip(mine, kinds, strict=True)
@@ -358,33 +334,11 @@ class Builder:
                     self._feed(child, number, 1, sent)
         reads = []
         for number, child in zip(gathers, children, strict=True):
-            reads.append(self._spill(number, Leg().select([column(i) for i in range(child.width)])))
+            reads.append(self._wiring.spill(number, Leg().select([column(i) for i in range(child.width)])))
         table = f"result:{result_at}"
-        self._queries.append(Query(table, op, tuple(key), tuple(reads)))
-        self._connect(Input(table, op.width + len(key)), result_at, 0, Leg())
+        self._wiring.query(Query(table, op, tuple(key), tuple(reads)))
+        self._wiring.connect(Input(table, op.width + len(key)), result_at, 0, Leg())
         return result_at
-
-    def _fuse(self) -> None:
-        """What happens to the result of a keyed operator on its only way is done by its query: what is left
-        out there is neither stored nor compared.
-        """
-        for place, query in enumerate(self._queries):
-            number = int(query.table.partition(":")[2])
-            ways = [at for at, (origin, *_) in enumerate(self._edges) if origin == number]
-            name, station = self._nodes[number]
-            if len(ways) != 1 or not isinstance(station, ReplaceStation):
-                continue
-            _, target, side, leg = self._edges[ways[0]]
-            if leg.explodes or leg.plain(len(station.types)) is not None:
-                continue
-            shown = self._nodes[target][1].takes(side)
-            self._nodes[number] = (f"{name}.{leg.digest}", replace(station, types=shown))
-            self._queries[place] = replace(query, leg=leg)
-            self._edges[ways[0]] = (number, target, side, Leg())
-            for at, (origin, to, where, way) in enumerate(self._edges):
-                if isinstance(origin, Input) and origin.table == query.table:
-                    widened = replace(origin, width=len(shown) + len(query.key))
-                    self._edges[at] = (widened, to, where, way)
 
     def _kinds_of_key(self, op: Operator, keys: Sequence[Sequence[int]], n: int) -> str:
         if isinstance(op, ops.Join):
@@ -405,25 +359,9 @@ class Builder:
                 types.append(kind)
         return given, at, types
 
-    def _spill(self, origin: int, leg: Leg) -> str:
-        """Keep the rows of a station for a later job; the name of the input they are there."""
-        width = len(self._nodes[origin][1].out) - 1
-        places = leg.plain(width)
-        assert places is not None
-        types = tuple(self._nodes[origin][1].out.field(place).type for place in places)
-        return self._spilled(origin, leg, types)
-
-    def _spilled(self, origin: int, leg: Leg, types: tuple[pa.DataType, ...]) -> str:
-        name = f"spill:{len(self._nodes)}"
-        number = self._add(
-            name, SpillStation(name, tuple(f"c{i}" for i in range(len(types))), types, local=True)
-        )
-        self._connect(origin, number, 0, leg)
-        return name
-
     def _finals(self, op: Operator) -> Leg:
         """From the columns a station gives to those of its operator."""
-        if not isinstance(self._nodes[self._made[op]][1], AggregateStation | JoinStation):
+        if not isinstance(self._wiring.station(self._made[op]), AggregateStation | JoinStation):
             return Leg()
         if not isinstance(op, ops.Aggregate):
             if isinstance(op, ops.Join):
@@ -436,80 +374,17 @@ class Builder:
 
     def _unwidened(self, op: ops.Join) -> Leg:
         """A join's station may give columns that are keys of a wider type alone: they are left out."""
-        station = self._nodes[self._made[op]][1]
+        station = self._wiring.station(self._made[op])
         assert isinstance(station, JoinStation)
         width = op.left.width
         kept = [*range(width), *range(len(station.left), len(station.left) + op.right.width)]
         every = list(range(len(station.left) + len(station.right)))
         return Leg() if kept == every else Leg().select([column(i) for i in kept])
 
-    # --- wiring
-
     def _feed(self, child: Operator, number: int, side: int, given: Sequence[Expr]) -> None:
         for origin, leg in self._flows(child):
             plain = [one.column for one in given] == list(range(child.width))
-            self._connect(origin, number, side, leg if plain else leg.select(given))
-
-    def _add(self, name: str, station: Station) -> int:
-        self._nodes.append((name, station))
-        return len(self._nodes) - 1
-
-    def _connect(self, origin: int | Input, target: int, side: int, leg: Leg) -> None:
-        self._edges.append((origin, target, side, leg))
-
-    def _jobs(self) -> dict[int, int]:
-        """The job of every station: behind the queries that it reads."""
-        queries = {one.table: one for one in self._queries}
-        spills = {
-            station.view: n for n, (_, station) in enumerate(self._nodes) if isinstance(station, SpillStation)
-        }
-        found: dict[int, int] = {}
-
-        def job(number: int) -> int:
-            if number not in found:
-                found[number] = max(
-                    (before(origin) for origin, target, _, _ in self._edges if target == number), default=0
-                )
-            return found[number]
-
-        def before(origin: int | Input) -> int:
-            if isinstance(origin, int):
-                return job(origin)
-            reads = queries[origin.table].reads if origin.table in queries else (origin.table,)
-            return max((1 + job(spills[name]) for name in reads if name in spills), default=0)
-
-        for number in range(len(self._nodes)):
-            job(number)
-        return found
-
-    def _cross(self, jobs: dict[int, int]) -> None:
-        """Have rows that go from one job to a later one pass through files."""
-        for place, (origin, target, side, leg) in enumerate(list(self._edges)):
-            if isinstance(origin, int) and jobs[origin] < jobs[target]:
-                types = self._nodes[target][1].takes(side)
-                name = self._spilled(origin, leg, types)
-                jobs[len(self._nodes) - 1] = jobs[origin]
-                self._edges[place] = (Input(name, len(types)), target, side, Leg())
-
-    def _layers(self, jobs: Mapping[int, int]) -> dict[int, int]:
-        """The layer of every station in its job."""
-        found: dict[int, int] = {}
-
-        def layer(number: int) -> int:
-            if number not in found:
-                station = self._nodes[number][1]
-                below = [
-                    layer(origin) if isinstance(origin, int) else 0
-                    for origin, target, _, _ in self._edges
-                    if target == number
-                ]
-                stays = isinstance(station, OutputStation) and station.local
-                found[number] = max(below, default=0) + (0 if stays else 1)
-            return found[number]
-
-        for number in range(len(self._nodes)):
-            layer(number)
-        return found
+            self._wiring.connect(origin, number, side, leg if plain else leg.select(given))
 
 
 def _cast(expr: Expr, given: str, kind: str) -> Expr:

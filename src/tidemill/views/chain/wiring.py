@@ -1,0 +1,173 @@
+"""A chain while it is put together: stations and the edges between them, and how they fall into jobs.
+
+A station is added before what it gives is connected; a job ends where rows have to be there as files: for the
+query of a keyed operator, and for rows that are exploded behind a kernel. Inside of a job stations lie in
+layers, each behind those it takes rows from.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pyarrow as pa
+
+from tidemill.views.chain.chain import Chain, Edge, Input, Placed, Query
+from tidemill.views.chain.keyed_stations import ReplaceStation
+from tidemill.views.chain.legs import Leg
+from tidemill.views.chain.outputs import OutputStation, SpillStation
+from tidemill.views.chain.station import Station
+from tidemill.views.circuit.operators import Operator
+
+
+class Wiring:
+    """The stations, edges and queries of one chain."""
+
+    def __init__(self) -> None:
+        self._stations: list[tuple[str, Station]] = []
+        self._edges: list[tuple[int | Input, int, int, Leg]] = []
+        self._queries: list[Query] = []
+        self._constants: dict[str, Operator] = {}
+
+    def chain(self) -> Chain:
+        """The chain of all that was added."""
+        self._fuse()
+        jobs = self._jobs()
+        self._cross(jobs)
+        layers = self._layers(jobs)
+        stations = tuple(
+            Placed(number, name, station, jobs[number], layers[number])
+            for number, (name, station) in enumerate(self._stations)
+        )
+        edges = []
+        for number, (origin, target, side, leg) in enumerate(self._edges):
+            width = origin.width if isinstance(origin, Input) else len(self.station(origin).out) - 1
+            station = self.station(target)
+            asks = isinstance(station, OutputStation) and station.asks_spark
+            plain = None if asks else leg.plain(width)
+            edges.append(Edge(number, origin, target, side, leg, plain))
+        chain = Chain(stations, tuple(edges), tuple(self._queries), tuple(self._constants.items()))
+        needs = {view: chain.below({one.number}) for view, one in chain.outputs.items()}
+        marked = [
+            replace(one, views=frozenset(view for view, below in needs.items() if one.number in below))
+            for one in stations
+        ]
+        return replace(chain, stations=tuple(marked))
+
+    # --- putting together
+
+    def add(self, name: str, station: Station) -> int:
+        """A station, under the name that its state is kept by; its number."""
+        self._stations.append((name, station))
+        return len(self._stations) - 1
+
+    def connect(self, origin: int | Input, target: int, side: int, leg: Leg) -> None:
+        """Rows go from there to a side of a station, through a leg."""
+        self._edges.append((origin, target, side, leg))
+
+    def station(self, number: int) -> Station:
+        """One that was added."""
+        return self._stations[number][1]
+
+    def constant(self, name: str, op: Operator) -> None:
+        """An operator whose rows are the same in every step."""
+        self._constants[name] = op
+
+    def query(self, query: Query) -> None:
+        """What Spark computes from rows that were kept."""
+        self._queries.append(query)
+
+    def spill(self, origin: int, leg: Leg) -> str:
+        """Keep the rows of a station for a later job; the name of the input they are there."""
+        width = len(self.station(origin).out) - 1
+        places = leg.plain(width)
+        assert places is not None
+        types = tuple(self.station(origin).out.field(place).type for place in places)
+        return self.spilled(origin, leg, types)
+
+    def spilled(self, origin: int, leg: Leg, types: tuple[pa.DataType, ...]) -> str:
+        """The same, where the leg makes columns of these types."""
+        name = f"spill:{len(self._stations)}"
+        number = self.add(
+            name, SpillStation(name, tuple(f"c{i}" for i in range(len(types))), types, local=True)
+        )
+        self.connect(origin, number, 0, leg)
+        return name
+
+    # --- jobs and layers
+
+    def _fuse(self) -> None:
+        """What happens to the result of a keyed operator on its only way is done by its query: what is left
+        out there is neither stored nor compared.
+        """
+        for place, query in enumerate(self._queries):
+            number = int(query.table.partition(":")[2])
+            ways = [at for at, (origin, *_) in enumerate(self._edges) if origin == number]
+            name, station = self._stations[number]
+            if len(ways) != 1 or not isinstance(station, ReplaceStation):
+                continue
+            _, target, side, leg = self._edges[ways[0]]
+            if leg.explodes or leg.plain(len(station.types)) is not None:
+                continue
+            shown = self.station(target).takes(side)
+            self._stations[number] = (f"{name}.{leg.digest}", replace(station, types=shown))
+            self._queries[place] = replace(query, leg=leg)
+            self._edges[ways[0]] = (number, target, side, Leg())
+            for at, (origin, to, where, way) in enumerate(self._edges):
+                if isinstance(origin, Input) and origin.table == query.table:
+                    widened = replace(origin, width=len(shown) + len(query.key))
+                    self._edges[at] = (widened, to, where, way)
+
+    def _jobs(self) -> dict[int, int]:
+        """The job of every station: behind the queries that it reads."""
+        queries = {one.table: one for one in self._queries}
+        spills = {
+            station.view: n
+            for n, (_, station) in enumerate(self._stations)
+            if isinstance(station, SpillStation)
+        }
+        found: dict[int, int] = {}
+
+        def job(number: int) -> int:
+            if number not in found:
+                found[number] = max(
+                    (before(origin) for origin, target, _, _ in self._edges if target == number), default=0
+                )
+            return found[number]
+
+        def before(origin: int | Input) -> int:
+            if isinstance(origin, int):
+                return job(origin)
+            reads = queries[origin.table].reads if origin.table in queries else (origin.table,)
+            return max((1 + job(spills[name]) for name in reads if name in spills), default=0)
+
+        for number in range(len(self._stations)):
+            job(number)
+        return found
+
+    def _cross(self, jobs: dict[int, int]) -> None:
+        """Have rows that go from one job to a later one pass through files."""
+        for place, (origin, target, side, leg) in enumerate(list(self._edges)):
+            if isinstance(origin, int) and jobs[origin] < jobs[target]:
+                types = self.station(target).takes(side)
+                name = self.spilled(origin, leg, types)
+                jobs[len(self._stations) - 1] = jobs[origin]
+                self._edges[place] = (Input(name, len(types)), target, side, Leg())
+
+    def _layers(self, jobs: Mapping[int, int]) -> dict[int, int]:
+        """The layer of every station in its job."""
+        found: dict[int, int] = {}
+
+        def layer(number: int) -> int:
+            if number not in found:
+                station = self._stations[number][1]
+                below = [
+                    layer(origin) if isinstance(origin, int) else 0
+                    for origin, target, _, _ in self._edges
+                    if target == number
+                ]
+                stays = isinstance(station, OutputStation) and station.local
+                found[number] = max(below, default=0) + (0 if stays else 1)
+            return found[number]
+
+        for number in range(len(self._stations)):
+            layer(number)
+        return found
