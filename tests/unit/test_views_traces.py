@@ -27,6 +27,7 @@ from tidemill.views.trace import merge
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.consolidate import consolidate
+from tidemill.views.trace.key_hash import key_hashes
 from tidemill.views.trace.layout import Layout
 from tidemill.views.trace.order import ascending, lexical
 from tidemill.views.trace.slices import ALL, GRAINS, Range, grain_of, hash_bounds, ranges, slice_of, split
@@ -174,6 +175,22 @@ def test_consolidating_adds_up_and_leaves_out_nothing_else(parts: list[dict[Any,
     }
     assert found.num_rows == sum(1 for weight in model.values() if weight)
     assert found["_h"].to_pylist() == sorted(found["_h"].to_pylist())
+
+
+def test_many_rows_of_few_groups_are_added_up_like_few_rows_of_them() -> None:
+    chance = np.random.default_rng(5)
+    layout = Layout(pa.schema([("k", pa.int32()), ("t", pa.string())]), 2, ("_n", "_s"))
+    group = chance.integers(0, 300, 100_000)
+    some = [None, *(f"t{n}" for n in range(6))]
+    rows = {"k": pa.array((group % 50).astype(np.int32)), "t": pa.array([some[n // 50] for n in group])}
+    hashes = key_hashes(list(rows.values()), len(group))
+    sums = {name: chance.integers(-5, 6, len(group)) for name in layout.sums}
+    table = pa.table({"_h": hashes, **rows, **sums}, schema=layout.schema)
+    pieces = [consolidate(table.slice(at, 5_000), layout) for at in range(0, len(group), 5_000)]
+    assert consolidate(table, layout).equals(consolidate(pa.concat_tables(pieces), layout))
+    large = table.set_column(3, "_n", pa.array(np.full(len(group), 2**62)))
+    with pytest.raises(WeightOverflow):
+        consolidate(large, layout)
 
 
 def test_a_weight_beyond_64_bits_is_refused() -> None:

@@ -56,9 +56,10 @@ class ChangesStation:
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> Given:
         delta = together(parts.get("main", ()), self._layout)
-        admitted = Source(columns(self.types)).step(delta, traces["main"])
+        source, quarantined = Source(columns(self.types)), traces[ASIDE].rows > 0
+        admitted = source.step(delta, traces["main"], quarantined=quarantined)
         aside = 0
-        if admitted.quarantine.num_rows or traces[ASIDE].rows:
+        if admitted.quarantine.num_rows or quarantined:
             known = pa.concat_tables([self._layout.empty(), *traces[ASIDE].scan(), admitted.quarantine])
             aside = consolidate(known, self._layout).num_rows
         return Given(

@@ -41,18 +41,24 @@ class Source:
     def __init__(self, columns: pa.Schema) -> None:
         self.layout = Layout(columns, len(columns))
 
-    def step(self, delta: pa.Table, trace: Spine) -> Admitted:
+    def step(self, delta: pa.Table, trace: Spine, *, quarantined: bool = True) -> Admitted:
         """Admit a change.
+
+        What is there already is looked up for rows that are taken away; for those that come it matters only
+        while some are in quarantine.
 
         Args:
             delta: `_h`, the columns and `_w`.
             trace: all rows so far, with negative weights for those in quarantine.
+            quarantined: whether any may be there.
         """
         change = consolidate(delta, self.layout)
-        known = trace.lookup(distinct(column(change, HASH)))
+        weights = column(change, WEIGHT)
+        asked = change if quarantined else change.filter(pa.array(weights < 0))
+        known = trace.lookup(distinct(column(asked, HASH)))
         place = positions(change, known, self.layout.key_names, zeros="differ")
         before = added_at(place, column(known, WEIGHT), change.num_rows)
-        after = before + column(change, WEIGHT)
+        after = before + weights
         out = np.maximum(after, 0) - np.maximum(before, 0)
         aside = np.minimum(after, 0) - np.minimum(before, 0)
         return Admitted(_weighed(change, out), _weighed(change, aside), change)

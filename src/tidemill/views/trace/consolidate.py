@@ -9,7 +9,7 @@ import pyarrow as pa
 from tidemill.errors import WeightOverflow
 from tidemill.views.trace.layout import HASH, Layout
 from tidemill.views.trace.order import I64, ascending
-from tidemill.views.trace.words import Zeros, code_rows, grouped, same
+from tidemill.views.trace.words import Zeros, code_rows, grouped, is_plain, same
 
 _LIMB = np.int64(2**32 - 1)
 _MOST = 2**63
@@ -27,6 +27,8 @@ def consolidate(table: pa.Table, layout: Layout, zeros: Zeros = "differ") -> pa.
     table = layout.conform(table)
     if table.num_rows == 0:
         return table
+    if layout.key == len(layout.names) and _repeats(table):
+        table = _condensed(table, layout)
     table, starts = _grouped(table, layout, zeros)
     sums = {name: add_up(column(table, name), starts) for name in layout.sums}
     for limbs in layout.limbs:
@@ -54,6 +56,32 @@ def lightened(table: pa.Table, layout: Layout) -> pa.Table:
     if len(table) > SAMPLE and 4 * consolidate(some, layout).num_rows > 3 * len(some):
         return table
     return consolidate(table, layout)
+
+
+_MANY = 16 * SAMPLE
+
+
+def _repeats(table: pa.Table) -> bool:
+    """Whether many rows are of few groups: by how often two of a sample are of the same one."""
+    count = table.num_rows
+    if count < _MANY:
+        return False
+    some = column(table, HASH)[:: count // SAMPLE]
+    twice = len(some) - len(np.unique(some))
+    return bool(twice * count > 2 * len(some) ** 2)  # about len(some)**2 / 2 / twice groups: under a quarter
+
+
+def _condensed(table: pa.Table, layout: Layout) -> pa.Table:
+    """The same Z-set with far fewer rows, by a hash table instead of sorting, where Arrow can do that."""
+    if not all(is_plain(each.type) for each in layout.columns):
+        return table
+    for name in layout.sums:
+        values = column(table, name)
+        if max(int(values.max()), -int(values.min())) * len(values) >= _MOST:
+            return table
+    groups = table.group_by([HASH, *layout.names], use_threads=False)
+    sums = groups.aggregate([(name, "sum") for name in layout.sums])
+    return layout.conform(sums.rename_columns(layout.schema.names))
 
 
 def _grouped(table: pa.Table, layout: Layout, zeros: Zeros) -> tuple[pa.Table, I64]:

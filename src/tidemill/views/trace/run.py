@@ -110,7 +110,8 @@ def encode(table: pa.Table, layout: Layout) -> tuple[bytes, pa.Buffer]:
     directory = np.array(found, _BATCH)
     for number, (*_, begin, size, _) in enumerate(found):
         directory["crc"][number] = zlib.crc32(octets[begin : begin + size])
-    directory["at"] += _HEADER.size + directory.nbytes + len(schema) - first_byte
+    directory["at"] -= first_byte
+    directory["at"] += _HEADER.size + directory.nbytes + len(schema)
     rest = directory.tobytes() + schema
     header = _HEADER.pack(MAGIC, FORMAT, len(found), len(schema), stores_hash, zlib.crc32(rest, stores_hash))
     return header + rest, stream.slice(first_byte, at - first_byte)

@@ -72,8 +72,10 @@ def split(table: pa.Table, among: tuple[Range, ...], by: str = "_h") -> list[pa.
     """The rows of each range, in the order they came: what an exchange sends to each task."""
     if len(among) == 1:
         return [table]
-    lasts = np.array([each.last for each in among])
-    target = np.searchsorted(lasts, slice_of(table[by].to_numpy()))
+    of_slice = np.repeat(
+        np.arange(len(among), dtype=np.uint8), [each.last - each.first + 1 for each in among]
+    )
+    target = of_slice[slice_of(table[by].to_numpy())]
     order = np.argsort(target, kind="stable")
-    cuts = np.searchsorted(target[order], np.arange(len(among) + 1))
+    cuts = np.append(0, np.cumsum(np.bincount(target, minlength=len(among))))
     return [table.take(pa.array(order[low:high])) for low, high in pairwise(cuts)]

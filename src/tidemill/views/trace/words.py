@@ -99,7 +99,7 @@ def same(left: Sequence[pa.Array], right: Sequence[pa.Array], zeros: Zeros = "eq
             raise TypeRefused(
                 f"cannot compare {one.type} with {other.type}", hint="cast both to their common type"
             )
-        agree = _leaf_same(one, other) if _is_plain(one.type) else _coded_same(one, other, zeros)
+        agree = _leaf_same(one, other) if is_plain(one.type) else _coded_same(one, other, zeros)
         verdict = agree if verdict is None else verdict & agree
     if verdict is None:
         raise TypeRefused("nothing to compare: no columns", hint="rows without columns are all the same")
@@ -248,7 +248,7 @@ def _stored(array: pa.Array, zeros: Zeros) -> Coded:
     return code(array.storage, zeros)
 
 
-def _is_plain(kind: pa.DataType) -> bool:
+def is_plain(kind: pa.DataType) -> bool:
     """Whether Arrow's own comparison is exact for the type: no NaN, no zeros with a sign, nothing nested."""
     return any(test(kind) for test in (pat.is_boolean, pat.is_integer, pat.is_decimal, _is_time, _is_text))
 
