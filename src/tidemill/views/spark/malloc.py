@@ -20,7 +20,8 @@ _M_MMAP_THRESHOLD = -3
 @functools.cache
 def keep_memory() -> bool:
     """Keep some of what is free, from now on; whether that could be arranged."""
-    limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+    limited = any(resource.getrlimit(one)[0] != resource.RLIM_INFINITY for one in limits)
     if limited or platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
