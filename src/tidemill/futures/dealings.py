@@ -7,6 +7,7 @@ run, leave a store that fails alone for a while, and find out whether a refusal 
 
 import random
 from collections.abc import Callable, Container
+from typing import NamedTuple
 
 from tidemill.clock import Clock, backoff
 from tidemill.cluster.nodes import Node
@@ -16,10 +17,23 @@ from tidemill.futures.books import Books, Loaded, Round
 from tidemill.futures.claim import Claim
 from tidemill.futures.worker_events import ClaimsGivenBack, StoreAway
 
-POLL_S = 1.0
 AUDIT_S = 30.0
 CLAIM_MARGIN_S = 2.6
 """How much of its lease a node must have left to claim (`claim.LEAST_LEFT_US`, and the way there)."""
+
+
+class Pauses(NamedTuple):
+    """How long a node waits until it looks though nobody rang, until it compares its claims with the store's,
+    and after the store has failed, the first time and at most.
+    """
+
+    poll_s: float = 1.0
+    audit_s: float = AUDIT_S
+    retry_s: float = 0.05
+    most_retry_s: float = 2.0
+
+
+USUAL = Pauses()
 
 
 class Dealings:
@@ -28,10 +42,18 @@ class Dealings:
     Args:
         books: of the node.
         node_id: its name, for what is told.
+        pauses: shorter ones, where leases are.
     """
 
     def __init__(
-        self, books: Books, node_id: str, *, clock: Clock, chance: random.Random, emit: Emit
+        self,
+        books: Books,
+        node_id: str,
+        *,
+        clock: Clock,
+        chance: random.Random,
+        emit: Emit,
+        pauses: Pauses = USUAL,
     ) -> None:
         self.poll_at = self.audit_at = self.retry_at = 0.0  # monotonic
         self.unloaded: list[tuple[Claim, bytes | None]] = []  # claims that could not be read yet
@@ -40,6 +62,7 @@ class Dealings:
         self._clock = clock
         self._chance = chance
         self._emit = emit
+        self._pauses = pauses
         self._failures = 0  # of the store, in a row
 
     def settle(self, node: Node, step: Callable[[], None], refused: Callable[[bool], None]) -> None:
@@ -67,7 +90,8 @@ class Dealings:
     def failed(self, error: TidemillError) -> None:
         """Leave the store alone for a while."""
         self._failures += 1
-        pause_s = backoff(self._failures, self._chance, first_s=0.05, most_s=2.0)
+        first_s, most_s = self._pauses.retry_s, self._pauses.most_retry_s
+        pause_s = backoff(self._failures, self._chance, first_s=first_s, most_s=most_s)
         self.retry_at = self._clock.monotonic() + pause_s
         self._emit(StoreAway(node=self._node_id, error=error.message))
 
@@ -82,12 +106,12 @@ class Dealings:
     # --- now and then
 
     def is_poll_due(self) -> bool:
-        """Is it time to look, although nobody rang? The next time is within a second."""
+        """Is it time to look, although nobody rang? Then the next time is set."""
         now = self._clock.monotonic()
         if now < self.poll_at:
             return False
         self._books.forget_lanes()
-        self.poll_at = now + POLL_S * (0.5 + 0.5 * self._chance.random())
+        self.poll_at = now + self._pauses.poll_s * (0.5 + 0.5 * self._chance.random())
         return True
 
     def is_audit_due(self) -> bool:
@@ -96,7 +120,7 @@ class Dealings:
 
     def audit_later(self) -> None:
         """They were compared."""
-        self.audit_at = self._clock.monotonic() + AUDIT_S
+        self.audit_at = self._clock.monotonic() + self._pauses.audit_s
 
     def strays(self, node: Node, known: Container[bytes]) -> int:
         """Give back all claims of ours that we know nothing of; how many."""

@@ -1,4 +1,4 @@
-"""A simulated worker: the supervisor's loop over the real books and the real member, without processes.
+"""A simulated worker: the supervisor's loop over the real books, dealings and member, without processes.
 
 It takes its turns as `tidemill.futures.supervisor.Supervisor` does: hear what ran, settle with the store,
 give out work, read the mail. Tasks are threads of the node that say after a while what came of them; nobody
@@ -6,7 +6,6 @@ kills them when their claim is over, and their late results are tried on the sto
 """
 
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,11 +15,11 @@ from tidemill.cluster.member import Member, random_id
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.states import MemberState
 from tidemill.crash import Crashed
-from tidemill.errors import CommitUnknown, LeaseLost, StoreError
+from tidemill.errors import LeaseLost, StoreError
 from tidemill.events import Event
 from tidemill.futures import finish, inbox
-from tidemill.futures.books import Books, result_of
-from tidemill.futures.claim import Claim
+from tidemill.futures.books import Books, Loaded, result_of
+from tidemill.futures.dealings import CLAIM_MARGIN_S, Dealings, Pauses
 from tidemill.futures.duties import future_duties
 from tidemill.futures.finish import Done
 from tidemill.futures.jobs import Job, Wish
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 FETCH_TTLS = 0.02  # how long a task tries to fetch an input that is not there
 AHEAD = 1  # claimed beyond what can run at once
-CLAIM_MARGIN_S = 2.6
 
 
 class Worker:
@@ -81,7 +79,14 @@ class Worker:
         self.here: deque[Job] = deque()
         self.running: dict[bytes, Job] = {}
         self.done: list[tuple[Job, Done]] = []
-        self._unloaded: list[tuple[Claim, bytes | None]] = []  # claimed, and not read yet
+        self._dealings = Dealings(
+            self.books,
+            node_id,
+            clock=self.clock,
+            chance=node.chance,
+            emit=self._emit,
+            pauses=Pauses(self.ttl_s / 4, 2 * self.ttl_s, self.ttl_s / 50, self.ttl_s / 10),
+        )
         self.said: deque[tuple[Job, str, list[Loss]]] = deque()
         self.idle = False
         self._late: deque[Job] = deque()
@@ -91,7 +96,6 @@ class Worker:
         self._epoch = 0
         self._heard = self._mail = True
         self._rung = self._hungry = False
-        self._poll_at = self._audit_at = self._retry_at = 0.0
         watch = work.store.watch([work.keys.bell, work.keys.inbox[node_id]])
         assert isinstance(watch, MemoryWatch)
         self._bell = watch.event
@@ -132,13 +136,17 @@ class Worker:
 
     def _pause_s(self) -> float:
         now = self.clock.monotonic()
-        if now < self._retry_at:
-            return self._retry_at - now
-        if self.said or self.done or self.books.errands or self.books.telling or self._unloaded:
+        if now < self._dealings.retry_at:
+            return self._dealings.retry_at - now
+        if self.said or self.done or self.books.errands or self.books.telling or self._dealings.unloaded:
             return 0.0
         if (self._heard or self._hungry) and self._wish() is not None:
             return 0.0
-        at = self._poll_at if self._drain_by is None else min(self._poll_at, max(self._drain_by, now + 0.05))
+        at = (
+            self._dealings.poll_at
+            if self._drain_by is None
+            else min(self._dealings.poll_at, max(self._drain_by, now + 0.05))
+        )
         return max(0.0, at - now)
 
     # --- what tasks say
@@ -194,74 +202,56 @@ class Worker:
         return membership.accepts() and self._drain_by is None and left_s > CLAIM_MARGIN_S
 
     def _wish(self) -> Wish | None:
-        limit = self.slots + AHEAD - len(self.running) - len(self.here) - len(self._unloaded)
+        limit = self.slots + AHEAD - len(self.running) - len(self.here) - len(self._dealings.unloaded)
         if limit < 1 or not self._may_claim():
             return None
         return Wish(limit, Capacity(cpu=float(limit)))
 
     def _settle(self) -> None:
-        now = self.clock.monotonic()
-        if now < self._retry_at:
+        node, now = self.member.node, self.clock.monotonic()
+        if now < self._dealings.retry_at:
             return
-        node = self.member.node
         alive = self.member.membership.alive()
         if self._epoch and (not alive or node.epoch != self._epoch):
             self._lose()
         if not alive:
-            self._retry_at = now + self.ttl_s / 30
+            self._dealings.retry_at = now + self.ttl_s / 30
             return
-        try:
-            self._write_late()
-            if self._epoch != node.epoch:
-                self._joined(node)
-            if now >= self._poll_at:
-                self._heard = self._mail = True
-                self.books.forget_lanes()
-                self._poll_at = now + self.ttl_s / 4 * (0.5 + 0.5 * self.node.chance.random())
-            self._round(node)
-            if self._unloaded:
-                self._load()
-            self._run_errands(node)
-            if now >= self._audit_at:
-                self._all_of(lambda: self.books.strays(node, self.jobs))
-                self._audit_at = now + 2 * self.ttl_s
-        except LeaseLost:
-            self._doubt(node)
-        except StoreError as error:
-            self._store_failed(error)
+        self._dealings.settle(node, lambda: self._deal(node), self._refused)
 
-    def _store_failed(self, error: StoreError) -> None:
-        if isinstance(error, CommitUnknown):
-            self._audit_at = 0.0  # there may be claims of ours that we do not know of
-        self._retry_at = self.clock.monotonic() + self.ttl_s * self.node.chance.uniform(0.01, 0.1)
+    def _deal(self, node: Node) -> None:
+        dealings = self._dealings
+        self._write_late()
+        if self._epoch != node.epoch:
+            self._joined(node)
+        if dealings.is_poll_due():
+            self._heard = self._mail = True
+        self._round(node)
+        if dealings.unloaded:
+            self._add(dealings.load())
+        self._run_errands(node)
+        if dealings.is_audit_due():
+            dealings.tell_given_back(dealings.strays(node, self.jobs))
+            dealings.audit_later()
 
-    def _doubt(self, node: Node) -> None:
+    def _refused(self, stands: bool) -> None:
         """The store refused us: our lease is over, or too little of it was left to claim."""
-        try:
-            stands = self.books.stands(node)
-        except StoreError as error:
-            self._store_failed(error)
-            return
-        self._retry_at = self.clock.monotonic() + self.ttl_s / 30
+        self._dealings.retry_at = self.clock.monotonic() + self.ttl_s / 30
         if not stands:
             self._lose()
             self.node.wake(self.member_actor)
 
     def _joined(self, node: Node) -> None:
-        self._all_of(lambda: self.books.reclaim(node))
-        self._all_of(lambda: self.books.strays(node, ()))
+        given = self._dealings.all_of(lambda: self.books.reclaim(node))
+        self._dealings.tell_given_back(given + self._dealings.strays(node, ()))
         self._lives[node.epoch] = node
-        self._audit_at = self.clock.monotonic() + 2 * self.ttl_s
+        self._dealings.audit_later()
         self._epoch = node.epoch
-
-    def _all_of(self, page: Callable[[], tuple[int, bool]]) -> None:
-        while page()[1]:
-            pass
 
     def _lose(self) -> None:
         """Our lease is over. What was said under it is forgotten with the jobs."""
         self._epoch = 0
-        self._unloaded.clear()
+        self._dealings.unloaded.clear()
         self.jobs.clear()
         self.here.clear()
         self.running.clear()
@@ -277,28 +267,23 @@ class Worker:
             return
         done, self.done = self.done, []
         try:
-            made, claims, specs, _ = self.books.round(node, [item for _, item in done], wish)
+            found = self.books.round(node, [item for _, item in done], wish)
         except (LeaseLost, StoreError):
             self.done = done + self.done
             self._heard = True
             raise
-        for (job, item), ok in zip(done, made, strict=True):
+        for (job, item), ok in zip(done, found.made, strict=True):
             if ok:
                 self.jobs.pop(job.id, None)
             else:
                 self.books.realize(job, item)
-        self._hungry = wish is not None and len(claims) >= wish.limit
-        if claims:
-            self._unloaded += zip(claims, specs or [None] * len(claims), strict=True)
+        self._hungry = wish is not None and len(found.claims) >= wish.limit
+        if found.claims:
+            self._dealings.claimed(found)
         elif rung and self.books.forget_lanes():
             self._heard = True
 
-    def _load(self) -> None:
-        """Read what the claims need to run. If the store does not answer they are kept for the next turn."""
-        claims = [one for one, _ in self._unloaded]
-        specs = [raw for _, raw in self._unloaded]
-        loaded = self.books.load(claims, specs if None not in specs else ())
-        self._unloaded.clear()
+    def _add(self, loaded: Loaded) -> None:
         for job in loaded.jobs:
             self.jobs[job.id] = job
             self.here.append(job)
@@ -317,14 +302,14 @@ class Worker:
 
     def _read_mail(self) -> None:
         node = self.member.node
-        if not self._mail or self.clock.monotonic() < self._retry_at or node.epoch != self._epoch:
+        if not self._mail or self.clock.monotonic() < self._dealings.retry_at or node.epoch != self._epoch:
             return
         self._mail = False
         try:
             commands = self.books.commands(node)
         except StoreError as error:
             self._mail = True
-            self._store_failed(error)
+            self._dealings.failed(error)
             return
         for command in commands:
             match command:
@@ -393,6 +378,6 @@ class Worker:
             for job in self.running.values():
                 self.books.relinquish(job)
             self.running.clear()
-        if not self.jobs and not self.done and not self.books.errands and not self._unloaded:
+        if not self.jobs and not self.done and not self.books.errands and not self._dealings.unloaded:
             self.idle = True
             self.node.wake(self.member_actor)
