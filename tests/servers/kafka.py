@@ -5,10 +5,9 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Self
 
 from tests.servers.jars import fetched
-from tests.servers.process import Child, ServerFailed, ServerUnavailable, free_ports, started
+from tests.servers.process import Child, Server, ServerFailed, ServerUnavailable, free_ports, started
 from tests.servers.spark import QUICK
 from tidemill.errors import JavaMissing
 from tidemill.spark.java import find_java
@@ -33,7 +32,7 @@ group.initial.rebalance.delay.ms=0
 """
 
 
-class KafkaServer:
+class KafkaServer(Server):
     """One broker, running inside of a `with`."""
 
     def __init__(self) -> None:
@@ -49,16 +48,8 @@ class KafkaServer:
         self._topics = 0
         self.port = 0
 
-    def __enter__(self) -> Self:
-        try:
-            self._child = started(self._launch)
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def start(self) -> None:
+        self._child = started(self._launch)
 
     @property
     def brokers(self) -> str:

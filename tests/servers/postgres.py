@@ -19,14 +19,13 @@ import signal
 import subprocess
 import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
 import psycopg
 from psycopg import sql
 
-from tests.servers.process import Child, ServerFailed, ServerUnavailable, free_ports, started
+from tests.servers.process import Child, Server, ServerFailed, ServerUnavailable, free_ports, started
 
 USER = "tidemill"
 
@@ -73,7 +72,7 @@ def _identity() -> tuple[int, int] | None:
     raise ServerUnavailable("PostgreSQL refuses to run as root, and there is no user postgres or nobody")
 
 
-class PostgresServer:
+class PostgresServer(Server):
     """One PostgreSQL server, running from `start()` (or `with`) until `stop()`."""
 
     def __init__(self, *, durable: bool = False) -> None:
@@ -87,19 +86,6 @@ class PostgresServer:
         self._child: Child | None = None
         self._admin: psycopg.Connection | None = None
         self._names = (f"d{n}" for n in itertools.count(1))
-
-    def __enter__(self) -> "PostgresServer":
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     @property
     def pid(self) -> int:

@@ -11,10 +11,11 @@ import signal
 import socket
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
@@ -26,6 +27,28 @@ class ServerUnavailable(Exception):
 
 class ServerFailed(Exception):
     """The server is here and did not start or did not go on: a reason to fail."""
+
+
+class Server(ABC):
+    """A server that runs inside a `with`; one that did not start leaves nothing."""
+
+    @abstractmethod
+    def start(self) -> None: ...
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End it and remove what it left. Harmless when it never started."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
 
 def _die_with_parent(death_signal: int) -> None:

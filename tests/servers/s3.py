@@ -18,12 +18,10 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from tests.servers.process import Child, ServerFailed, ServerUnavailable, free_ports, started
+from tests.servers.process import Child, Server, ServerFailed, ServerUnavailable, free_ports, started
 
 ROOT = Path(__file__).resolve().parents[2]
 _DIRECT = urllib.request.build_opener(
@@ -31,7 +29,7 @@ _DIRECT = urllib.request.build_opener(
 )  # loopback, whatever the environment says
 
 
-class S3Server(ABC):
+class S3Server(Server):
     """One S3 server, running from `start()` (or `with`) until `stop()`; addressed by path, not by host."""
 
     region = "us-east-1"
@@ -43,19 +41,6 @@ class S3Server(ABC):
         self.folder = Path(tempfile.mkdtemp(prefix="tidemill-s3-"))
         self._child: Child | None = None
         self._buckets = (f"bucket-{n}" for n in itertools.count(1))
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     @property
     def endpoint(self) -> str:

@@ -7,14 +7,13 @@ import shutil
 import sys
 import tempfile
 import urllib.request
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
 
 import psutil
 
-from tests.servers.process import Child, ServerUnavailable, accepts, free_ports
+from tests.servers.process import Child, Server, ServerUnavailable, accepts, free_ports
 from tidemill.errors import JavaMissing
 from tidemill.spark.java import find_java, java_environment
 from tidemill.spark.sessions import SparkSettings
@@ -69,24 +68,13 @@ def require_spark() -> None:
         raise ServerUnavailable(str(reason)) from None
 
 
-class _SparkProcesses(ABC):
+class _SparkProcesses(Server):
     """Programs of Spark as children of the tests, with a folder for their logs and scratch files."""
 
     def __init__(self) -> None:
         require_spark()
         self._folder = Path(tempfile.mkdtemp(prefix="tidemill-spark-"))
         self._children: list[Child] = []
-
-    def __enter__(self) -> Self:
-        try:
-            self._start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def stop(self) -> None:
         """End everything and remove what it left. Harmless when it never started."""
@@ -95,7 +83,7 @@ class _SparkProcesses(ABC):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @abstractmethod
-    def _start(self) -> None: ...
+    def start(self) -> None: ...
 
     def _run(self, name: str, program: str, *arguments: str, memory: str = "256m") -> Child:
         import pyspark
@@ -149,7 +137,7 @@ class SparkStandalone(_SparkProcesses):
             },
         )
 
-    def _start(self) -> None:
+    def start(self) -> None:
         port, page = free_ports(2)
         self.master, self._page = f"spark://127.0.0.1:{port}", f"http://127.0.0.1:{page}/json/"
         place = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(page)]
@@ -191,7 +179,7 @@ class SparkConnectServer(_SparkProcesses):
         """For a client of it. A process that has a Spark of its own cannot be one."""
         return SparkSettings(remote=self.url, app="tidemill-tests")
 
-    def _start(self) -> None:
+    def start(self) -> None:
         (port,) = free_ports(1)
         self.url = f"sc://127.0.0.1:{port}"
         conf = {
