@@ -7,7 +7,6 @@ import shutil
 import sys
 import tempfile
 import urllib.request
-from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -81,9 +80,6 @@ class _SparkProcesses(Server):
         for child in self._children:
             _kill_tree(child)
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    @abstractmethod
-    def start(self) -> None: ...
 
     def _run(self, name: str, program: str, *arguments: str, memory: str = "256m") -> Child:
         import pyspark
