@@ -112,13 +112,13 @@ class IncrementalViews:
         found = self.chained(spark, batch.spec)
         if found.chain is None and not batch.version:
             return self.full(batch, attempt)
-        turn = Turn(self, spark, found, batch, attempt)
-        done = [*turn.step(), *turn.load()]
+        stepping = Stepping(self, spark, found, batch, attempt)
+        done = [*stepping.step(), *stepping.load()]
         rest = [view.name for view in batch.spec.views if view.name not in found.views]
         outputs = [*done, *self.full.recomputed(batch, attempt, rest, done)]
-        aside = self.full.set_aside(batch, attempt, turn.doubtful())
-        made: list[Made] = [*outputs, State(version=turn.commit())]
-        self._emit(turn.timed())
+        aside = self.full.set_aside(batch, attempt, stepping.doubtful())
+        made: list[Made] = [*outputs, State(version=stepping.commit())]
+        self._emit(stepping.timed())
         return (*made, *([] if aside is None else [aside]))
 
     def chained(self, spark: "SparkSession", spec: GroupSpec) -> Chained:
@@ -139,7 +139,7 @@ class IncrementalViews:
         return {name: one for view in spec.views for name, one in self.views[view.name].datasets.items()}
 
 
-class Turn:
+class Stepping:
     """One step of a group, on its way: which traces are current, and what its tasks have kept so far."""
 
     def __init__(
