@@ -1,5 +1,6 @@
 """The examples run, and the docs show them as they are."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,6 +8,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
+from tests.servers.spark import jvm_options
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
@@ -33,6 +36,7 @@ def run(file: str, folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, EXAMPLES / file],
         cwd=folder,
+        env={**os.environ, "JDK_JAVA_OPTIONS": jvm_options()},  # a Spark of the example starts as ours do
         capture_output=True,
         text=True,
         timeout=120,
