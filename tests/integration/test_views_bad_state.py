@@ -119,7 +119,7 @@ FIRST = [("x", 10, 135), ("y", 10, 145)]
         ("damaged", "trace-corrupt", ".runs'"),
         ("cut short", "trace-corrupt", ".runs'"),
         ("missing", "trace-missing", ".runs'"),
-        ("newer runs", "trace-format", "has format 9; this release reads up to 1"),
+        ("newer runs", "trace-format", "has format 9; this release reads 2"),
         ("newer version", "trace-format", "version' has format 99"),
         ("damaged version", "trace-corrupt", "version' is damaged"),
         ("missing version", "trace-missing", "no version file"),

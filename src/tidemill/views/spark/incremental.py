@@ -44,7 +44,7 @@ from tidemill.views.spark.jobs import Inputs as Given
 from tidemill.views.spark.jobs import Jobs
 from tidemill.views.spark.merging import stored
 from tidemill.views.spark.places import Estimate, Venue, choose, threads_for
-from tidemill.views.spark.sizes import NOTHING, size_of, tasks_for
+from tidemill.views.spark.sizes import NOTHING, Size, size_of, tasks_for
 from tidemill.views.spark.tables import Place, Tables, schema_text
 from tidemill.views.spark.tasks import Site
 from tidemill.views.steps.commits import Aside, Batch, Output, State
@@ -211,7 +211,7 @@ class Stepping:
         }
         if not inputs:
             return []
-        jobs = self._placed(plan, inputs)
+        jobs = self._placed(plan, inputs, self._size, self.ready)
         self._told, self._plan_s, self._job_s = jobs.told, jobs.plan_s, jobs.job_s
         self._keep(jobs.kept)
         return [made for view in self._batch.spec.views if (made := self._output(view.name)) is not None]
@@ -224,17 +224,16 @@ class Stepping:
             if edge.origin in numbers and isinstance(self._chain.stations[edge.target].station, SpillStation)
         }
 
-    def _placed(self, plan: Plan, inputs: Given) -> Jobs:
-        """The jobs of a step where they take the least; one that grew too large in the runner is Spark's."""
-        self._estimate = choose(plan, inputs, self._size, parallelism(self._spark))
+    def _placed(self, plan: Plan, inputs: Given, size: Size, views: Collection[str]) -> Jobs:
+        """The jobs of a plan where they take the least; what grew too large in the runner is Spark's."""
+        self._estimate = choose(plan, inputs, size, parallelism(self._spark))
         if self._estimate.place is Venue.RUNNER:
             try:
-                return self._jobs(
-                    replace(plan, ranges=ranges(threads_for(self._size))), inputs, self.ready, InProcess
-                )
+                here = replace(plan, ranges=ranges(threads_for(size)))
+                return self._jobs(here, inputs, views, InProcess)
             except (Grown, MemoryError):
                 self._estimate = self._estimate._replace(place=Venue.SPARK)
-        return self._jobs(plan, inputs, self.ready)
+        return self._jobs(plan, inputs, views)
 
     def _jobs(self, plan: Plan, inputs: Given, views: Collection[str], kind: type[Job] = Job) -> Jobs:
         jobs = Jobs(self._spark, self._storage, plan, self._site(views), self._kinds_of, kind)
@@ -302,7 +301,7 @@ class Stepping:
             for name, many in slices.items()
         }
         inputs |= {name: Framed(self._constant(op)) for name, op in self._chain.constants}
-        jobs = self._jobs(plan, inputs, [view for view in views if not self._comparable(view)])
+        jobs = self._placed(plan, inputs, size, [view for view in views if not self._comparable(view)])
         self._kept = Kept.together([self._kept, jobs.kept])
         self._loaded, self._told_by_load = missing, jobs.told
         self._load_s = time.perf_counter() - began
