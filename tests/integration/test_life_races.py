@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.arcs_stage import LONG_US, LocalParts
 from tests.unit.life_stage import LifeStage
-from tidemill.arcs import asks
+from tidemill.arcs import asks, crowds
 from tidemill.arcs.asks import AskKind
 from tidemill.arcs.census import Census
 from tidemill.arcs.declarations import ArcSpec
@@ -45,7 +45,7 @@ def test_runners_that_share_a_replay_make_each_lot_once_and_never_too_many_at_on
         first.work(spec, lot)
     for lot in made:
         assert stage.enter(spec, lot, AskKind.REPLAY, "batch", 2) is not None
-    crowds: list[int] = []
+    seen: list[int] = []
 
     def runner(name: str) -> list[Ended]:
         node = stage.node(name, LONG_US)
@@ -55,7 +55,7 @@ def test_runners_that_share_a_replay_make_each_lot_once_and_never_too_many_at_on
         for _ in range(60):
             page = stage.store.run(lambda tx: asks.workable(tx, stage.keys, [spec]))
             for ask in page:
-                port.between = lambda _: crowds.append(
+                port.between = lambda _: seen.append(
                     stage.store.run(lambda tx: crowds.crowd(tx, stage.keys, spec.id)).batches.get("batch", 0)
                 )
                 ended.append(worker.work_off(spec, ask).ended)
@@ -65,7 +65,7 @@ def test_runners_that_share_a_replay_make_each_lot_once_and_never_too_many_at_on
     rest = stage.work_off(spec, first)
     assert (found + [one.ended for one in rest]).count(Ended.COMPLETE) == LOTS
     assert set(found) <= {Ended.COMPLETE, Ended.DONE, Ended.ELSEWHERE, Ended.FULL}
-    assert 1 <= max(crowds) <= 2
+    assert 1 <= max(seen) <= 2
     assert [row.generation for row in stage.rows_of(stage.cleaned)] == [1] * LOTS
     assert sorted(event.generation for event in stage.events(stage.cleaned)) == [0] * LOTS + [1] * LOTS
     stage.check()

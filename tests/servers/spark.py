@@ -156,11 +156,13 @@ class SparkStandalone(_SparkProcesses):
         _kill_tree(self.workers[number])
 
     def alive(self) -> int:
-        """How many workers the master counts; 0 while there is no master."""
+        """How many workers the master counts; 0 while there is no master, or none that can be asked: while it
+        starts, it answers with another page.
+        """
         try:
             with urllib.request.urlopen(self._page, timeout=2) as answer:
                 return int(json.load(answer)["aliveworkers"])
-        except OSError:
+        except (OSError, json.JSONDecodeError):
             return 0
 
 
