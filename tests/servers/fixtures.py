@@ -93,6 +93,8 @@ def spark() -> Iterator["SparkSession"]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pyspark's own, at its start: nothing a test could do about them
         session = open_session(small_spark(SMALL))
+    for form in ("short", "long"):  # else Spark walks its stack for every RDD, to say where it was made
+        session.sparkContext.setLocalProperty(f"callSite.{form}", "a test")
     yield session
     session.stop()
 
