@@ -22,6 +22,7 @@ from tidemill.views.circuit.operators import Operator
 from tidemill.views.circuit.rewrite import rewrite
 from tidemill.views.circuit.rungs import Rung, rungs
 from tidemill.views.sql.catalog import Table
+from tidemill.views.trace.version import Kept
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -112,8 +113,11 @@ def test_forty_queries_are_equal_to_spark_as_jobs(
     assert len(kernels.found.views) >= AS_JOBS
     assert kernels.chain.jobs == 2, "some have a query between two jobs"
     (first, then) = hand[1][:2]
-    kernels.step(first)
-    kernels.step(then)
+    told = [*kernels.step(first), *kernels.step(then)]
+    shared = [one for one in kernels.chain.stations if len(kernels.chain.leaving(one.number)) > 1]
+    assert shared, "some have several consumers"
+    bundles = [info.key for info in kernels.objects.list("state/") if info.key.endswith(".runs")]
+    assert len(bundles) == sum(one.kept != Kept() for one in told), "and no kernel ran twice"
     both = Step({n: [*first.inserts[n], *then.inserts[n]] for n in first.inserts}, then.deletes)
     cases = [
         Case(name, sql, Holding(partial(_held, kernels, name)), equality_of(some[name]))
