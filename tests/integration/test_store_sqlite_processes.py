@@ -72,7 +72,8 @@ def test_what_was_acknowledged_before_kill_9_is_there(path: Path) -> None:
     assert appender.stdout is not None
     acknowledged = [int(appender.stdout.readline()) for _ in range(200)]
     appender.kill()
-    acknowledged += [int(line) for line in appender.communicate(timeout=STUCK_S)[0].splitlines() if line]
+    acknowledged += [int(line) for line in appender.stdout.read().splitlines() if line]
+    appender.communicate(timeout=STUCK_S)
     with SqliteStore(path) as store:
         rows = store.run(lambda tx: tx.range(b"a", b"b"))
         assert [row.key for row in rows[: len(acknowledged)]] == [b"a%08d" % n for n in acknowledged]
