@@ -16,8 +16,8 @@ from bench.views.queries import REVENUE, TYPED
 from bench.views.stage import FULL, QUICK, Stage
 
 PARTS: dict[str, Callable[[Stage], None]] = {
+    "growth": alone.growth,  # first: both bases have the same steps behind them
     "revenue": lambda stage: beside.measure(stage, REVENUE, ""),
-    "growth": alone.growth,
     "worst": alone.worst,
     "pathway": in_memory.measure,
     "typed": lambda stage: beside.measure(stage, TYPED, "_types"),

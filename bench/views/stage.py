@@ -19,6 +19,9 @@ from bench.side import Side
 from bench.views.queries import Query
 from bench.views.shop import Shop, Step
 
+FIRST_ROWS = 2_500_000
+"""More than a runner loads without Spark."""
+
 OURS, RECOMPUTE = "bench.ours.view_steps", "bench.peers.spark_recompute"
 
 
@@ -255,12 +258,12 @@ class Stage:
         return self._followed[name]
 
     def _first(self, query: Query) -> None:
-        """A tiny view, loaded and dropped: the first load in a process is mostly Java's beginning."""
-        tiny = Followed(self, query, Shop(self.folder / "shops" / "tiny", query.kind, 10_000))
-        tiny.begin()
-        tiny.steps(100, 2)
-        tiny.check()
-        tiny.end()
+        """A view, loaded by a job and dropped: the first job of a process is mostly Java's beginning."""
+        first = Followed(self, query, Shop(self.folder / "shops" / "first", query.kind, FIRST_ROWS))
+        first.begin()
+        first.steps(100, 2)
+        first.check()
+        first.end()
 
     def reset(self) -> None:
         """After a failure: our side is started anew, with nothing of what it had."""
