@@ -259,7 +259,9 @@ class Stage:
 
     def _first(self, query: Query) -> None:
         """A view, loaded by a job and dropped: the first job of a process is mostly Java's beginning."""
-        first = Followed(self, query, Shop(self.folder / "shops" / "first", query.kind, FIRST_ROWS))
+        first = Followed(
+            self, query, Shop(self.folder / "shops" / f"first-{query.name}", query.kind, FIRST_ROWS)
+        )
         first.begin()
         first.steps(100, 2)
         first.check()

@@ -1,7 +1,7 @@
 """Sums and averages out of exact accumulators are Spark's own, to the last digit, and raise where it does."""
 
 import random
-from decimal import Decimal, localcontext
+from decimal import ROUND_HALF_UP, Decimal, localcontext
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -74,6 +74,37 @@ def test_sums_and_averages_are_those_of_spark(spark: "SparkSession") -> None:
             else:
                 same = float(said) == value if isinstance(value, float) else Decimal(said) == value
                 assert same, (row, value)
+
+
+@pytest.mark.rule("DBSP-20")
+def test_averages_in_the_middle_of_two_results_fall_where_sparks_do(spark: "SparkSession") -> None:
+    chance = random.Random(8)
+    ties: list[tuple[int, int]] = []
+    while len(ties) < 400:
+        count, cents = chance.choice((64, 128, 320, 640, 1_600)), chance.randrange(-(10**10) + 1, 10**10)
+        if cents * 10**4 % count == count // 2:
+            ties.append((cents, count))
+    argument, result = arrow_of("decimal(10,2)"), arrow_of("decimal(14,6)")
+    values = [Decimal(cents).scaleb(-2) for cents, _ in ties]
+    table = pa.table(
+        [list(range(len(ties))), pa.array(values, argument), [count for _, count in ties]],
+        names=["g", "v", "n"],
+    )
+    spark.createDataFrame(table).createOrReplaceTempView("ties")
+    rows = "SELECT g, IF(at = 1, v, 0.00BD) AS v FROM ties LATERAL VIEW explode(sequence(1, n)) AS at"
+    text = f"SELECT g, avg(CAST(v AS DECIMAL(10,2))) AS a FROM ({rows}) GROUP BY g ORDER BY g"
+    found = [row.a for row in spark.sql(text).collect()]
+    raw = [
+        pa.array(values, pa.decimal128(38, 2)),
+        pa.array([False] * len(ties)),
+        pa.array([count for _, count in ties], pa.int64()),
+    ]
+    assert finish("avg", argument, result, raw).to_pylist() == found
+    with localcontext(prec=60, rounding=ROUND_HALF_UP):
+        exact = [
+            (value / count).quantize(Decimal("1e-6")) for value, (_, count) in zip(values, ties, strict=True)
+        ]
+    assert found != exact, "doubles miss some"
 
 
 @pytest.mark.rule("DBSP-20")

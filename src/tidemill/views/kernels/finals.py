@@ -3,10 +3,11 @@
 Sums of integers and decimals come exact, as DECIMAL(38, s), with a flag for those that do not fit even that
 (see `aggregate`). Here they get the type that Spark's analysis of the query says, and what does not fit it
 raises, as it does in Spark under ANSI. An average of decimals is rounded as Spark rounds it: half up, to 38
-decimals, then to those of the result.
+decimals, then to those of the result; or, for decimals of few digits, as two divisions of doubles come out.
 """
 
 from collections.abc import Sequence
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +20,8 @@ from tidemill.errors import TypeRefused, ViewFailed
 Kind = Literal["count_rows", "count", "sum", "avg", "min", "max"]
 
 _WORD = 2**64
+_BY_DOUBLES = 11
+"""Digits of decimals whose averages Spark computes by doubles: with four more they fit into one."""
 
 
 def raw_width(kind: Kind, argument: pa.DataType | None) -> int:
@@ -97,6 +100,9 @@ def _averages(total: pa.Array, counts: Any, argument: pa.DataType, result: pa.Da
     if fits and 2 * many < 10 ** (38 - shown):  # no tie is as near as the first rounding moves a quotient
         count = np.where(there, counts, 1)
         sizes = (np.abs(sums) * factor + count) // (2 * count)
+        if argument.precision <= _BY_DOUBLES:
+            for row in _near_ties(np.abs(sums) * (factor // 2), count):
+                sizes[row] = _by_doubles(abs(int(sums[row])), int(count[row]), scale, shown)
         if int(sizes.max(initial=0)) >= 10**result.precision:
             raise _overflow("avg", result)
         return _decimals(np.where(sums < 0, -sizes, sizes), there, result)
@@ -108,6 +114,20 @@ def _averages(total: pa.Array, counts: Any, argument: pa.DataType, result: pa.Da
         found.append(value)
     body = b"".join((one or 0).to_bytes(16, "little", signed=True) for one in found)
     return _masked(pa.Array.from_buffers(result, len(found), [None, pa.py_buffer(body)]), there)
+
+
+def _near_ties(sizes: Any, counts: Any) -> Any:
+    """The rows whose quotient is so near to the middle of two results that doubles may miss it."""
+    whole, rest = np.divmod(sizes, counts)
+    return np.flatnonzero(np.abs(rest / counts - 0.5) <= (whole + 1.0) * 2.0**-50)
+
+
+def _by_doubles(size: int, count: int, scale: int, shown: int) -> int:
+    """The average as Spark's optimizer has it computed for decimals of few digits, whose sum a double holds:
+    two divisions of doubles, and the shortest decimal that says what came out, rounded half up.
+    """
+    quotient = Decimal(repr(float(size) / float(count) / 10.0**scale))
+    return int((quotient * 10**shown).quantize(Decimal(1), ROUND_HALF_UP))
 
 
 def _rounded(value: int, by: int) -> int:
