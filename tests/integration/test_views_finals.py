@@ -108,6 +108,20 @@ def test_averages_in_the_middle_of_two_results_fall_where_sparks_do(spark: "Spar
 
 
 @pytest.mark.rule("DBSP-20")
+def test_averages_of_large_sums_are_those_of_sparks_doubles(spark: "SparkSession") -> None:
+    count, argument, result = 6_000, arrow_of("decimal(11,0)"), arrow_of("decimal(15,4)")
+    rows = f"SELECT g, 99999999999 - g * at % 7 AS v FROM range(1, 40) AS t(g), range({count}) AS u(at)"
+    text = f"SELECT g, sum(v) AS s, avg(CAST(v AS DECIMAL(11,0))) AS a FROM ({rows}) GROUP BY g ORDER BY g"
+    found = spark.sql(text).collect()
+    raw = [
+        pa.array([Decimal(row.s) for row in found], pa.decimal128(38, 0)),
+        pa.array([False] * len(found)),
+        pa.array([count] * len(found), pa.int64()),
+    ]
+    assert finish("avg", argument, result, raw).to_pylist() == [row.a for row in found]
+
+
+@pytest.mark.rule("DBSP-20")
 def test_what_does_not_fit_raises() -> None:
     big = pa.array([Decimal(2**63)], WIDE)
     no, yes = pa.array([False]), pa.array([True])

@@ -108,7 +108,11 @@ def _averages(total: pa.Array, counts: Any, argument: pa.DataType, result: pa.Da
         return _decimals(np.where(sums < 0, -sizes, sizes), there, result)
     found: list[int | None] = []
     for one, count in zip(_integers(total), counts.tolist(), strict=True):
-        value = _rounded(_rounded(one * 10 ** (38 - scale), count), 10 ** (38 - shown)) if count > 0 else None
+        value: int | None = None
+        if count > 0 and argument.precision <= _BY_DOUBLES:
+            value = _by_doubles(one, count, scale, shown)
+        elif count > 0:
+            value = _rounded(_rounded(one * 10 ** (38 - scale), count), 10 ** (38 - shown))
         if value is not None and abs(value) >= 10**result.precision:
             raise _overflow("avg", result)
         found.append(value)
@@ -122,11 +126,11 @@ def _near_ties(sizes: Any, counts: Any) -> Any:
     return np.flatnonzero(np.abs(rest / counts - 0.5) <= (whole + 1.0) * 2.0**-50)
 
 
-def _by_doubles(size: int, count: int, scale: int, shown: int) -> int:
+def _by_doubles(total: int, count: int, scale: int, shown: int) -> int:
     """The average as Spark's optimizer has it computed for decimals of few digits, whose sum a double holds:
     two divisions of doubles, and the shortest decimal that says what came out, rounded half up.
     """
-    quotient = Decimal(repr(float(size) / float(count) / 10.0**scale))
+    quotient = Decimal(repr(float(total) / float(count) / 10.0**scale))
     return int((quotient * 10**shown).quantize(Decimal(1), ROUND_HALF_UP))
 
 

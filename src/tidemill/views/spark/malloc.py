@@ -1,8 +1,8 @@
 """Memory that this process has used stays with it for the next kernel.
 
 Arrays of some megabytes are made and dropped all the time. The C library gives each of them back to the
-system, which has to clear its pages when the next one asks: a fifth of a large step's time, measured. So
-some of what is free is kept. A process whose memory is limited keeps nothing.
+system, which has to clear its pages when the next one asks: a fifth of what sorting and storing rows took,
+measured in a loop. So some of what is free is kept. A process whose memory is limited keeps nothing.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ import platform
 import resource
 
 KEPT_BYTES = 256 * 1024**2
-_MAPPED_BYTES = 32 * 1024**2  # larger arrays come from the system; more is not allowed
+_MAPPED_BYTES = 32 * 1024**2  # larger arrays come from the system
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
