@@ -1,5 +1,6 @@
 """Traces: run files, versions, merges and the cache; what is damaged or missing is told by its name."""
 
+import itertools
 import random
 from collections import Counter
 from typing import Any
@@ -239,7 +240,7 @@ def test_many_steps_leave_few_runs_and_no_step_merges_more_than_its_budget(objec
     trace = Trace(objects)
     trace.step(numbered(20_000, chance))
     highest, most = 0, 0
-    for _ in range(150):
+    for _ in range(260):
         trace.step(numbered(100, chance), budget_rows=2_000)
         most = max(most, trace.merged_rows)
         heights = Counter(
@@ -248,9 +249,38 @@ def test_many_steps_leave_few_runs_and_no_step_merges_more_than_its_budget(objec
         highest = max(highest, *heights.values())
     assert highest <= 3 * merge.FAN
     assert 0 < most <= 2 * 2_000
-    assert len(content(trace.spine())) == 20_000 + 150 * 100
+    assert len(content(trace.spine())) == 20_000 + 260 * 100
     bases = [e for e in trace.version.traces["t"] if e.file == "runs/00000001"]
     assert sum(e.high - e.low + 1 for e in bases) < GRAINS  # the base was merged too, in pieces
+
+
+@pytest.mark.rule("DBSP-47")
+def test_a_few_small_runs_do_not_keep_many_large_ones_apart() -> None:
+    """However sizes of steps follow each other, stacks stay low and rows are rewritten a few times."""
+    added = itertools.count()
+
+    def entry(low: int, high: int, rows: int) -> Entry:
+        return Entry(f"run-{next(added)}", low, high, 0, 0, 0, rows)
+
+    version = Version.empty(["t"]).apply(1, [Added("t", entry(0, GRAINS - 1, 1_000_000))]).version
+    highest, rewritten, came = 0, 0, 0
+    for rows in [*[100] * 40, *[1_000] * 40, 100, *[10_000] * 40, 100, 100, *[100_000] * 20, *[100] * 40]:
+        entries, merges = version.traces["t"], []
+        for piece in merge.plan(entries, merge.budget(rows, sum(each.rows for each in entries))):
+            cuts, taken = [], 0
+            for each in piece.entries:
+                part = each.within(piece.low, piece.high)
+                assert part is not None
+                cuts.append(Cut(each.file, each.offset, part.low, part.high))
+                taken += part.rows
+            merges.append(Merged("t", tuple(cuts), entry(piece.low, piece.high, taken)))
+            rewritten += taken
+        version = version.apply(version.step + 1, [Added("t", entry(0, GRAINS - 1, rows))], merges).version
+        came += rows
+        heights = Counter(n for e in version.traces["t"] for n in range(e.low // 256, e.high // 256 + 1))
+        highest = max(highest, *heights.values())
+    assert highest <= 2 * merge.FAN
+    assert rewritten <= 4 * came
 
 
 def test_a_hash_with_very_many_rows_is_merged_alone(objects: MemoryObjects) -> None:

@@ -7,7 +7,7 @@ keyed     each write: the row, whether it deletes, and where it stands among all
 Rows come as a frame, or from files that the runner, or a worker of Spark's, reads by itself (`lot_files`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -35,14 +35,20 @@ PART_BYTES = 32 * 2**20
 """What is read by one task at a time, about, if the file has row groups that small."""
 
 
+Each = Callable[[Callable[[File], list[pa.Table]], Iterable[File]], Iterable[list[pa.Table]]]
+
+
 class Arriving(Protocol):
     """Rows of c0, c1, … and `_w`."""
 
     def frame(self) -> "DataFrame":
         """As a frame that has not run."""
 
-    def table(self) -> pa.Table | None:
-        """Read here and now; None when only Spark reads them."""
+    def table(self, each: Each = map) -> pa.Table | None:
+        """Read here and now; None when only Spark reads them.
+
+        - each: `map` over files, or one that has several threads.
+        """
 
     def reading(self) -> Reading | None:
         """How workers read `files` by themselves; None when only Spark reads them."""
@@ -60,7 +66,7 @@ class Framed:
     def frame(self) -> "DataFrame":
         return self.given
 
-    def table(self) -> pa.Table | None:
+    def table(self, each: Each = map) -> pa.Table | None:
         return None
 
     def reading(self) -> Reading | None:
@@ -91,7 +97,7 @@ class Spilled:
 
         return read_objects(self.spark, self.storage, from_arrow_schema(self.schema), self.objects)
 
-    def table(self) -> pa.Table | None:
+    def table(self, each: Each = map) -> pa.Table | None:
         bodies = [self.storage.objects.get(item.uri)[0] for item in self.objects]
         parts = [pq.read_table(pa.BufferReader(body), use_threads=False) for body in bodies]
         return pa.concat_tables([part.cast(self.schema) for part in parts])
@@ -150,15 +156,16 @@ class Lots:
 
     # --- by Arrow
 
-    def table(self) -> pa.Table | None:
+    def table(self, each: Each = map) -> pa.Table | None:
         reading = self.reading()
         if reading is None:
             return None
         try:
-            parts = [rows for file in self.files() for rows in reading.rows(self.storage.objects, file)]
+            parts = list(each(lambda file: list(reading.rows(self.storage.objects, file)), self.files()))
         except FileUnlike:
             return None
-        return pa.concat_tables(parts) if parts else None
+        rows = [rows for part in parts for rows in part]
+        return pa.concat_tables(rows) if rows else None
 
     def reading(self) -> Reading | None:
         objects = [item for one in (*self.plus, *self.minus) for item in one.objects]

@@ -5,7 +5,8 @@ expressions alone, once for each table whose rows need one and once behind each 
 rows only change their columns' places it is not asked at all. So a small step costs what its kernels cost.
 
 A step of many rows has several ranges, and a thread for each: numpy and Arrow leave the interpreter to others
-while they work.
+while they work. Objects are written meanwhile by threads of their own, since a disk is waited for as long as
+kernels compute; the step ends when all of them are there.
 
 A step may turn out to be large: a key that changed may have very many rows. What is on its way is held in
 memory here, so there is a limit; `Grown` says that it was passed, and that Spark should do it.
@@ -14,7 +15,7 @@ memory here, so there is a limit; `Grown` says that it was passed, and that Spar
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ from tidemill.views.spark import legs, tasks
 from tidemill.views.spark.arriving import Arriving
 from tidemill.views.spark.job import Job
 from tidemill.views.spark.malloc import keep_memory
-from tidemill.views.spark.tasks import Site
+from tidemill.views.spark.tasks import Site, Write
 from tidemill.views.spark.wire import HELLO, TOLD, WIRE, to_wire, told_of, wire_row
 from tidemill.views.trace.portions import portions
 
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 256 * 2**20
 """What may be on its way at once."""
+
+
+WRITERS = 4
+"""Objects that are written at once."""
 
 
 class Grown(Exception):
@@ -53,11 +58,14 @@ class InProcess(Job):
     def _run(self, changes: Mapping[str, Arriving]) -> list[Told]:
         keep_memory()
         rows = [wire_row(here, HELLO, "", b"") for here in range(len(self.plan.ranges))]
-        with ThreadPoolExecutor(len(self.plan.ranges)) as threads:
+        written: list[Future[object]] = []
+        with ThreadPoolExecutor(len(self.plan.ranges)) as threads, ThreadPoolExecutor(WRITERS) as writers:
             for table, arriving in changes.items():
                 rows += self._arrived(arriving, self.plan.leaving(table), threads)
             for layer in range(1, self.plan.depth + 1):
-                rows = self._layer(layer, rows, threads)
+                rows = self._layer(layer, rows, threads, lambda put: written.append(writers.submit(put)))
+            for one in written:
+                one.result()
         return told_of(
             row.column(3)[0].as_py() for batch in rows for row in _single(batch) if _station(row) == TOLD
         )
@@ -70,7 +78,8 @@ class InProcess(Job):
         self, arriving: Arriving, edges: Sequence[Edge], threads: Executor
     ) -> Iterator[pa.RecordBatch]:
         """The packets of a table's change."""
-        table = arriving.table() if any(edge.plain is not None for edge in edges) else None
+        plain = any(edge.plain is not None for edge in edges)
+        table = arriving.table(threads.map) if plain else None
         if table is None:
             yield from self._asked(arriving.frame(), edges)
             return
@@ -109,13 +118,15 @@ class InProcess(Job):
     def _sent_here(self, edge: Edge, rows: pa.Table) -> Iterable[pa.RecordBatch]:
         return tasks.sending(self.plan, self._here, edge.target, edge.side)(iter(rows.to_batches()))
 
-    def _layer(self, number: int, rows: Iterable[pa.RecordBatch], threads: Executor) -> list[pa.RecordBatch]:
+    def _layer(
+        self, number: int, rows: Iterable[pa.RecordBatch], threads: Executor, write: Write
+    ) -> list[pa.RecordBatch]:
         """The rows behind a layer: a task for each range gets what is for it."""
         parts: list[list[pa.RecordBatch]] = [[] for _ in self.plan.ranges]
         for batch in rows:
             for row in _single(batch):
                 parts[row.column(0)[0].as_py()].append(row)
-        task = tasks.layer(self.plan, self._here, number)
+        task = tasks.layer(self.plan, self._here, number, write)
         made = _held(itertools.chain.from_iterable(threads.map(lambda part: _held(task(iter(part))), parts)))
         if not self.plan.typed(number):
             return made
@@ -124,7 +135,7 @@ class InProcess(Job):
             there = pa.Table.from_batches([batch for batch in made if _is_typed(batch)])
             frame = legs.beyond(self.spark.createDataFrame(there), self.plan, number, self.kinds_of)
             given += _collected(frame).to_batches()
-        return list(tasks.packing(self.plan, self._here, number)(iter(given)))
+        return list(tasks.packing(self.plan, self._here, number, write)(iter(given)))
 
 
 def _held(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-HERE_ROWS = 220_000
-"""So many rows are merged without Spark; a little more than what a slice of a large table has."""
+HERE_ROWS = 1_000_000
+HERE_BYTES = 64 * 1024**2
+"""So many rows, in files of so many bytes, are merged without Spark."""
 
 GROUP_ROWS = 8_192
 BLOCK_BYTES = 2 * 1024 * 1024
@@ -75,7 +76,7 @@ def merge(
         prefix: a folder that nobody has written into yet.
         spark: the session for what is not merged here.
     """
-    if window.rows <= HERE_ROWS:
+    if window.rows <= HERE_ROWS and _bytes(load, window) <= HERE_BYTES:
         arrow = arrow_schema(stored(schema))
         if arrow is not None:
             try:
@@ -83,6 +84,15 @@ def merge(
             except (TypeRefused, pa.ArrowNotImplementedError, pa.ArrowInvalid):
                 pass  # a value that has no form outside of Spark: Spark merges it
     return None if spark is None else _by_spark(spark, storage, load, window, schema, prefix)
+
+
+def _bytes(load: Load, window: Window) -> float:
+    """About how many bytes of files hold the rows of a window."""
+    return sum(_row_bytes(load(piece.part)) * piece.rows for piece in window.pieces)
+
+
+def _row_bytes(leaf: Manifest) -> float:
+    return sum(item.size for item in leaf.objects) / max(1, leaf.rows)
 
 
 def stored(schema: "StructType") -> "StructType":

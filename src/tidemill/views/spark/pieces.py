@@ -165,18 +165,15 @@ def _alike(tail: Sequence[Piece], budget_rows: float) -> list[Piece]:
     """The small runs of a tail that are worth merging with each other; none if they are few, or far apart."""
     if len(tail) + 1 < FAN:
         return []
-    found: list[Piece] = []
-    total = 0.0
-    for piece in sorted(tail, key=lambda piece: (piece.rows, piece.part)):
-        if piece.rows > RATIO * total:
-            if len(found) > 1:
-                break
-            found, total = [], 0.0  # alone among larger ones: those may be worth it
-        if total + piece.rows > budget_rows:
+    ordered = sorted(tail, key=lambda piece: (piece.rows, piece.part))
+    below, worth = 0.0, 0
+    for number, piece in enumerate(ordered):
+        if below + piece.rows > budget_rows:
             break
-        found.append(piece)
-        total += piece.rows
-    return found if len(found) > 1 else []
+        if piece.rows <= RATIO * below:
+            worth = number + 1  # what is smaller goes along
+        below += piece.rows
+    return ordered[:worth]
 
 
 def _window(runs: Sequence[Piece]) -> list[Window]:

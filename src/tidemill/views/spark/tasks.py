@@ -43,6 +43,8 @@ from tidemill.views.trace.version import Version, read_version
 
 Batches = Iterator[pa.RecordBatch]
 Task = Callable[[Batches], Batches]
+Write = Callable[[Callable[[], object]], object]
+"""Has an object written, now or while the caller goes on."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,11 @@ class Site:
 # --- one worker process
 
 _CHANCE = random.SystemRandom()
+
+
+def at_once(write: Callable[[], object]) -> None:
+    """A `Write` for a task that ends when all of its objects are there."""
+    write()
 
 
 def alone(task: Task) -> Task:
@@ -215,7 +222,7 @@ def _large(batches: Batches) -> Iterator[pa.Table]:
 # --- a layer
 
 
-def layer(plan: Plan, site: Site, number: int) -> Task:
+def layer(plan: Plan, site: Site, number: int, write: Write = at_once) -> Task:
     """The kernels of a layer; what needs Spark leaves as structs (`typed_schema`), the rest as packets."""
     typed = plan.typed(number)
     schema = typed_schema(plan, number)
@@ -225,15 +232,21 @@ def layer(plan: Plan, site: Site, number: int) -> Task:
         arrived = _Arrived(batches, frozenset(one.number for one in plan.layer(number)))
         made = itertools.chain(
             (_padded(batch, schema) for batch in arrived.passing),
-            _computed(plan, site, number, arrived, typed, schema),
+            _computed(plan, site, number, arrived, typed, schema, write),
         )
-        yield from _sunk(plan, site, made) if last else made
+        yield from _sunk(plan, site, made, write) if last else made
 
     return run
 
 
 def _computed(
-    plan: Plan, site: Site, number: int, arrived: _Arrived, typed: dict[int, Any], schema: pa.Schema
+    plan: Plan,
+    site: Site,
+    number: int,
+    arrived: _Arrived,
+    typed: dict[int, Any],
+    schema: pa.Schema,
+    write: Write,
 ) -> Batches:
     parts = gathered(arrived.packets)
     for here in sorted(arrived.ranges):
@@ -247,7 +260,7 @@ def _computed(
             yield from (_padded(batch, schema) for batch in _direct(plan, site, placed, piece, here))
             if placed.number in typed:
                 yield from _structs(placed, piece, here, schema)
-        bundle.write()
+        write(bundle.write)
         crash.point("views.task.told")
         told.seconds = time.perf_counter() - began
         yield _padded(wire_row(here, TOLD, "", told.encode()), schema)
@@ -295,7 +308,7 @@ def _padded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 # --- behind Spark's expressions
 
 
-def packing(plan: Plan, site: Site, number: int) -> Task:
+def packing(plan: Plan, site: Site, number: int, write: Write = at_once) -> Task:
     """Rows that Spark has computed (a struct column `e7` for edge 7) to packets; those of views to files."""
     edges = [edge for edges in plan.typed(number).values() for edge in edges]
     last = number == plan.depth
@@ -332,7 +345,7 @@ def packing(plan: Plan, site: Site, number: int) -> Task:
 
     def run(batches: Batches) -> Batches:
         made = packed(batches)
-        yield from _sunk(plan, site, made) if last else made
+        yield from _sunk(plan, site, made, write) if last else made
 
     return run
 
@@ -340,7 +353,7 @@ def packing(plan: Plan, site: Site, number: int) -> Task:
 # --- the end
 
 
-def _sunk(plan: Plan, site: Site, batches: Batches) -> Batches:
+def _sunk(plan: Plan, site: Site, batches: Batches, write: Write) -> Batches:
     """Write the rows of views, and give on what tasks told; that is all that reaches the driver."""
     views: dict[tuple[int, int], Sink] = {}
     for batch in batches:
@@ -360,7 +373,7 @@ def _sunk(plan: Plan, site: Site, batches: Batches) -> Batches:
         told = Told(plan.depth + 1, to)
         for rows in sink.parts():
             folder = folders.get(output.view, f"{site.prefix}spill/")
-            written = _write_view(objects, output, folder, rows, to)
+            written = _write_view(objects, output, folder, rows, to, write)
             if written is not None:
                 told.files.append(written)
         told.seconds, began = time.perf_counter() - began, time.perf_counter()
@@ -374,25 +387,26 @@ def _output(plan: Plan, number: int) -> OutputStation:
 
 
 def _write_view(
-    objects: Objects, station: OutputStation, folder: str, rows: pa.Table, to: int
+    objects: Objects, station: OutputStation, folder: str, rows: pa.Table, to: int, write: Write
 ) -> tuple[str, str, int, int, str] | None:
     width = len(station.types)
     if not station.identified:
         key = f"{folder}part-{to:05}-{_unique()}.parquet"
-        return (station.view, key, rows.num_rows, _parquet(objects, key, rows), "0")
+        return (station.view, key, rows.num_rows, _parquet(objects, key, rows, write), "0")
     names = [f"c{i}" for i in range(width + 2)]
     netted = added_up(rows.select([*names, WEIGHT]))
     if netted.num_rows == 0:
         return None
     found = digest(netted, f"c{width}", f"c{width + 1}", WEIGHT)
     key = f"{folder}part-{to:05}-{_unique()}.parquet"
-    size = _parquet(objects, key, netted.rename_columns([*station.names, "_h1", "_h2", "_weight"]))
+    named = netted.rename_columns([*station.names, "_h1", "_h2", "_weight"])
+    size = _parquet(objects, key, named, write)
     return station.view, key, netted.num_rows, size, f"{found:032x}"
 
 
-def _parquet(objects: Objects, key: str, table: pa.Table) -> int:
+def _parquet(objects: Objects, key: str, table: pa.Table, write: Write) -> int:
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, store_schema=False, coerce_timestamps="us", **packed(table.schema))
     body = sink.getvalue()
-    objects.put(key, memoryview(body))
+    write(functools.partial(objects.put, key, memoryview(body)))
     return int(body.size)

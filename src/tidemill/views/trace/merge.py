@@ -1,20 +1,20 @@
 """Which runs to merge in a step, and how much of them: never more rows than the step's budget.
 
 For a piece of hash space, the runs that cover it are a stack. A stack of fewer than `FAN` runs is left alone.
-Of a higher one, runs are taken from the thinnest on, as long as the next is at most `RATIO` times as thick as
-all those together: so each row is rewritten once per level, and levels grow by a factor. What does not fit
-the budget is merged in part: the first grains only, and the rest in later steps (DBSP-47). Since rows add up
-in any order, it does not matter which pieces are merged when.
+Of a higher one, runs are taken from the thinnest on, up to the thickest that is no thicker than all those
+below it together. So whenever a row is rewritten, the run it lies in at least doubles; and a stack of which
+nothing is taken has runs that double from one to the next, so it is no higher than their number allows. What
+does not fit the budget is merged in part: the first grains only, and the rest in later steps (DBSP-47). Since
+rows add up in any order, it does not matter which pieces are merged when.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from tidemill.views.trace.version import Entry
 
-FAN = 8
-RATIO = 4
+FAN = 12
 FLOOR_ROWS = 65_536
 CEILING_ROWS = 1_048_576
 
@@ -33,7 +33,7 @@ def budget(delta_rows: int, state_rows: int) -> int:
     At least so many that merges keep up with steps of this size; beyond that a 256th of the state, so that
     the pieces of a large trace stay few, up to a limit that bounds the step.
     """
-    return max(FLOOR_ROWS, 6 * delta_rows, min(CEILING_ROWS, state_rows // 256))
+    return max(FLOOR_ROWS, 12 * delta_rows, min(CEILING_ROWS, state_rows // 256))
 
 
 def plan(entries: Sequence[Entry], budget_rows: int) -> list[Piece]:
@@ -95,13 +95,15 @@ def _stacks(entries: Sequence[Entry]) -> list[tuple[int, int, list[Entry]]]:
 
 
 def _thin(stack: list[Entry]) -> tuple[Entry, ...]:
-    """The runs of a stack that are worth merging now; none if it is low, or its levels lie far apart."""
+    """The runs of a stack that are worth merging now; none if it is low, or each is thicker than those below.
+
+    A few thin runs below many thick ones do not keep these apart: it is the last run that counts of which
+    there is as much below it.
+    """
     if len(stack) < FAN:
         return ()
     ordered = sorted(stack, key=lambda entry: (_thickness(entry), entry))
-    together = _thickness(ordered[0])
-    take = 1
-    while take < len(ordered) and _thickness(ordered[take]) <= RATIO * together:
-        together += _thickness(ordered[take])
-        take += 1
-    return tuple(ordered[:take]) if take > 1 else ()
+    thickness = [_thickness(entry) for entry in ordered]
+    below = accumulate(thickness, initial=0.0)
+    worth = [place for place, under in enumerate(below) if place < len(ordered) and thickness[place] <= under]
+    return tuple(ordered[: worth[-1] + 1]) if worth else ()
