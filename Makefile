@@ -11,6 +11,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 ARGS ?=
+# Compiled once, not by each of the hundreds of processes that tests start, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
 # What tests write goes when they have ended, also what processes left that they killed.
 PYTEST = scratch=$$(scripts/make-scratch); trap 'rm -rf "$$scratch"' EXIT; \
 	TMPDIR="$$scratch" $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --basetemp "$$scratch/t"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import tidemill as tm
+from tests.integration import views_oracle
 from tests.integration.views_stage import bag, plain
 from tidemill.events import Event
 from tidemill.views.steps import commits
@@ -66,17 +67,17 @@ class Shop:
         return timed[-1] if timed else None
 
     def check(self) -> None:
-        names = []
+        names, pairs = [], {}
         try:
             for name in READS:
-                frame = getattr(self, name).df()
-                frame.createOrReplaceTempView(name)
+                getattr(self, name).df().createOrReplaceTempView(name)
                 names.append(name)
             for name, sql in self.queries.items():
                 frame = self.spark.sql(sql)
                 frame.createOrReplaceTempView(name)
                 names.append(name)
-                assert bag(self.pipeline[name].df()) == bag(frame), name
+                pairs[name] = self.pipeline[name].df(), frame
+            views_oracle.check_equal(self.spark, pairs)
         finally:
             for name in names:
                 self.spark.catalog.dropTempView(name)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import tidemill as tm
-from tests.integration.views_stage import bag
+from tests.integration import views_oracle
 from tidemill.events import Event
 from tidemill.views.spark import arriving, incremental, inprocess
 from tidemill.views.spark.lot_files import Reading
@@ -85,8 +85,8 @@ class Shop:
     def check(self) -> None:
         for name in ("orders", "customers"):
             self.pipeline[name].df().createOrReplaceTempView(name)
-        for name, sql in self.views.items():
-            assert bag(self.pipeline[name].df()) == bag(self.spark.sql(sql)), name
+        pairs = {name: (self.pipeline[name].df(), self.spark.sql(sql)) for name, sql in self.views.items()}
+        views_oracle.check_equal(self.spark, pairs)
 
 
 def _order(n: int) -> dict[str, Any]:

@@ -176,18 +176,33 @@ def compiled(spark: Any, tables: Mapping[str, Table], sql: str, **options: Any) 
 
 def bags(spark: Any, texts: Sequence[str]) -> list[Counter[str]]:
     """The rows of each query, by one Spark job for all, and one task of it."""
+    # Each is asked for by itself: not every query may stand in parentheses.
+    return bags_of([spark.sql(sql) for sql in texts])
+
+
+def bags_of(frames: Sequence[Any]) -> list[Counter[str]]:
+    """The rows of each frame as text, by one Spark job for all, and one task of it."""
     from pyspark.sql import functions as f
 
     parts = []
-    for place, sql in enumerate(texts):
-        # NULL fields stay, so that a row is told from one with a field less. Each is asked for by itself: not
-        # every query may stand in parentheses.
+    for place, frame in enumerate(frames):
+        # NULL fields stay, so that a row is told from one with a field less.
         row = f.to_json(f.struct("*"), {"ignoreNullFields": "false"})
-        parts.append(spark.sql(sql).select(f.lit(place).alias("place"), row.alias("said")))
-    found: list[Counter[str]] = [Counter() for _ in texts]
+        parts.append(frame.select(f.lit(place).alias("place"), row.alias("said")))
+    found: list[Counter[str]] = [Counter() for _ in frames]
     for place, said in reduce(lambda one, other: one.unionAll(other), parts).coalesce(1).collect():
         found[place][said] += 1
     return found
+
+
+def check_equal(spark: Any, pairs: Mapping[str, tuple[Any, Any]]) -> None:
+    """Pairs of frames have the same columns and rows each, looked at by one job."""
+    with settings(spark, SETTINGS):
+        found = bags_of([frame for pair in pairs.values() for frame in pair])
+    for (name, (one, other)), said, wanted in zip(pairs.items(), found[::2], found[1::2], strict=True):
+        kinds = [[(each.name, each.dataType) for each in frame.schema] for frame in (one, other)]
+        assert kinds[0] == kinds[1], name
+        assert said == wanted, name
 
 
 def differences(
