@@ -7,8 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tidemill.views.chain.narrow import narrowed, widened
+from tidemill.views.chain.station import hashed
 from tidemill.views.chain.work import Packet
-from tidemill.views.spark.wire import narrowed, table_of, to_wire, widened
+from tidemill.views.spark.wire import table_of, to_wire
 
 COUNT = 5_000
 
@@ -50,21 +52,67 @@ def test_what_is_narrowed_comes_out_as_it_was(largest: int, nulls: bool) -> None
 def test_a_packet_is_smaller_on_the_wire_and_the_same_behind_it() -> None:
     rows = table(100, nulls=True)
     sizes = []
-    for narrow in (False, True):
-        (row,) = to_wire([Packet(3, 1, "main", rows)], narrow=narrow)
+    for sent in (rows, narrowed(rows)):
+        (row,) = to_wire([Packet(3, 1, "main", sent)])
         assert table_of(row.column(3)[0]).equals(rows)
         sizes.append(row.nbytes)
     assert sizes[1] < 0.7 * sizes[0]
 
 
-def test_few_rows_and_rows_without_numbers_travel_as_they_are() -> None:
-    few = table(100, nulls=False).slice(0, 10)
-    (row,) = to_wire([Packet(0, 1, "main", few)], narrow=True)
-    assert table_of(row.column(3)[0]).equals(few)
-    texts = pa.table({"t": ["x"] * COUNT})
+def test_rows_that_have_nothing_to_save_travel_as_they_are() -> None:
+    texts = pa.table({"t": [f"{n}" for n in range(COUNT)]})
     assert narrowed(texts) is texts
 
 
 def test_nothing_but_nulls_travels() -> None:
     rows = pa.table({"n": pa.nulls(COUNT, pa.int64()), "d": pa.nulls(COUNT, pa.decimal128(10, 2))})
     assert widened(narrowed(rows)).equals(rows)
+
+
+TEXTS = (["north", "", "süd", "a\0b", "east" * 30], [None, "north", "south"], [None])
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()])
+@pytest.mark.parametrize("texts", TEXTS)
+def test_texts_that_repeat_travel_as_numbers(kind: pa.DataType, texts: list[str | None]) -> None:
+    values = pa.array(texts).cast(kind).take(pa.array(np.arange(COUNT) % len(texts)))
+    rows = pa.table({"t": values, "n": pa.array(np.arange(COUNT))})
+    small = narrowed(rows)
+    assert small.schema.field("t").type == pa.int8()
+    for some in (rows, rows.slice(17, 4_500)):
+        assert widened(narrowed(some)).equals(some)
+    taken = pa.array(np.arange(COUNT)[::-3])
+    assert widened(small.take(taken)).equals(rows.take(taken)), "of a part of the rows as well"
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+@pytest.mark.parametrize(
+    "key",
+    [["long"], ["day", "money"], ["large", "at"], ["real"], ["region", "int"], ["region"], []],
+)
+def test_a_hash_that_follows_from_its_key_is_computed_again(key: list[str], nulls: bool) -> None:
+    rows = table(2**40, nulls=nulls)
+    regions = pa.array(["n", "e", "s", None if nulls else "w"]).take(pa.array(np.arange(COUNT) % 4))
+    rows = rows.append_column("region", regions)
+    rows = rows.set_column(0, "_h", hashed(rows, key))
+    small = narrowed(rows, key)
+    assert "_h" not in small.column_names
+    assert "_w" not in small.column_names, "all rows have the same"
+    assert widened(small).equals(rows)
+    taken = pa.array(np.arange(COUNT)[5::7])
+    assert widened(small.take(taken)).equals(rows.take(taken))
+
+
+def test_a_hash_of_texts_that_do_not_repeat_travels() -> None:
+    rows = table(2**40, nulls=False)
+    rows = rows.set_column(0, "_h", hashed(rows, ["text"]))
+    assert "_h" in narrowed(rows, ["text"]).column_names
+    assert widened(narrowed(rows, ["text"])).equals(rows)
+
+
+def test_weights_that_differ_travel() -> None:
+    rows = pa.table({"n": pa.array(np.arange(COUNT)), "_w": pa.array(np.where(np.arange(COUNT) % 9, 1, -1))})
+    assert "_w" in narrowed(rows).column_names
+    assert widened(narrowed(rows)).equals(rows)
+    alone = pa.table({"_w": pa.array(np.ones(COUNT, np.int64))})
+    assert widened(narrowed(alone)).equals(alone), "a table without columns would have no rows"

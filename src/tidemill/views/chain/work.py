@@ -14,11 +14,13 @@ import pyarrow as pa
 
 from tidemill.errors import StepLost
 from tidemill.views.chain.chain import Chain, Edge, Placed
+from tidemill.views.chain.narrow import NARROWED_ROWS, narrowed
 from tidemill.views.chain.outputs import OutputStation
 from tidemill.views.chain.station import Given, Station
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
-from tidemill.views.trace.layout import WEIGHT
+from tidemill.views.trace.consolidate import column
+from tidemill.views.trace.layout import HASH, WEIGHT
 from tidemill.views.trace.portions import PORTION_BYTES, PORTION_ROWS, heaps, portions
 from tidemill.views.trace.slices import Range, split
 from tidemill.views.trace.spine import Spine
@@ -84,11 +86,15 @@ class Plan:
         }
         return {station: edges for station, edges in found.items() if edges}
 
-    def send(self, edge: Edge, rows: pa.Table, here: int | None = None) -> Iterator[Packet]:
+    def send(
+        self, edge: Edge, rows: pa.Table, here: int | None = None, *, narrow: bool = False
+    ) -> Iterator[Packet]:
         """The packets of rows at the end of an edge."""
-        return self.deliver(edge.target, edge.side, rows, here)
+        return self.deliver(edge.target, edge.side, rows, here, narrow=narrow)
 
-    def deliver(self, number: int, side: int, rows: pa.Table, here: int | None = None) -> Iterator[Packet]:
+    def deliver(
+        self, number: int, side: int, rows: pa.Table, here: int | None = None, *, narrow: bool = False
+    ) -> Iterator[Packet]:
         """The packets of rows for a side of a station.
 
         Args:
@@ -96,11 +102,19 @@ class Plan:
             side: which of its sides.
             rows: c0, c1, … as the side takes them, and `_w`.
             here: the range in which they were made; rows that do not travel stay there.
+            narrow: they leave the process, and are to have few octets (`narrowed`).
         """
         station = self.chain.stations[number].station
         for tag, table in station.pack(side, _typed(station, side, rows)).items():
+            small = table
+            if narrow and table.num_rows >= NARROWED_ROWS:
+                layout = station.layouts.get(tag)
+                small = narrowed(table, None if layout is None else layout.key_names)
             stays = isinstance(station, OutputStation) and station.local
-            parts = [(here or 0, table)] if stays else list(enumerate(split(table, self.ranges)))
+            if stays or len(self.ranges) == 1:
+                parts = [((here or 0) if stays else 0, small)]
+            else:
+                parts = list(enumerate(split(small, self.ranges, column(table, HASH))))
             for to, part in parts:
                 for portion in portions(part):
                     yield Packet(to, number, tag, portion)

@@ -94,7 +94,7 @@ class InProcess(Job):
 
     def _packed(self, edge: Edge, rows: pa.Table) -> list[pa.RecordBatch]:
         assert edge.plain is not None, "an expression is Spark's"
-        return list(to_wire(self.plan.send(edge, chosen(rows, edge.plain)), narrow=False))
+        return list(to_wire(self.plan.send(edge, chosen(rows, edge.plain))))
 
     def _asked(self, frame: "DataFrame", edges: Sequence[Edge]) -> list[pa.RecordBatch]:
         """The packets of a table's change, with what Spark computes; what explodes is asked for alone."""

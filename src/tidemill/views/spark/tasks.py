@@ -151,6 +151,11 @@ class _Arrived:
                     self.passing.append(batch.slice(row, 1).select(WIRE.names))
 
 
+def _sent(plan: Plan, site: Site, edge: Edge, rows: pa.Table, here: int | None = None) -> Batches:
+    """Rows at the end of an edge, on the wire."""
+    return to_wire(plan.send(edge, rows, here, narrow=site.apart))
+
+
 # --- the first layer: changes of tables
 
 
@@ -159,7 +164,7 @@ def sending(plan: Plan, site: Site, station: int, side: int) -> Task:
 
     def run(batches: Batches) -> Batches:
         for rows in _large(batches):
-            yield from to_wire(plan.deliver(station, side, rows), narrow=site.apart)
+            yield from to_wire(plan.deliver(station, side, rows, narrow=site.apart))
 
     return run
 
@@ -174,7 +179,7 @@ def entering(plan: Plan, site: Site, edges: Sequence[Edge]) -> Task:
                 mine = there.filter(there.is_valid()) if there.null_count else there
                 if len(mine):
                     flat = pa.Table.from_arrays(mine.flatten(), names=[each.name for each in mine.type])
-                    yield from to_wire(plan.send(edge, flat), narrow=site.apart)
+                    yield from _sent(plan, site, edge, flat)
 
     return run
 
@@ -208,7 +213,7 @@ def reading(plan: Plan, site: Site, tables: Mapping[str, tuple[Reading, Sequence
             for rows in _large(one for part in how.rows(objects, File(**row)) for one in part.to_batches()):
                 for edge in edges:
                     if edge.plain is not None:
-                        yield from to_wire(plan.send(edge, chosen(rows, edge.plain)), narrow=site.apart)
+                        yield from _sent(plan, site, edge, chosen(rows, edge.plain))
 
     return run
 
@@ -271,7 +276,7 @@ def _computed(
 def _direct(plan: Plan, site: Site, placed: Placed, piece: pa.Table, here: int) -> Batches:
     for edge in plan.leaving(placed.number):
         if edge.plain is not None:
-            yield from to_wire(plan.send(edge, chosen(piece, edge.plain), here), narrow=site.apart)
+            yield from _sent(plan, site, edge, chosen(piece, edge.plain), here)
 
 
 def typed_schema(plan: Plan, number: int) -> pa.Schema:
@@ -315,9 +320,7 @@ def packing(plan: Plan, site: Site, number: int, write: Write = at_once) -> Task
 
     def sent(held: dict[tuple[int, int], list[pa.Table]]) -> Batches:
         for (edge_number, to), tables in held.items():
-            yield from to_wire(
-                plan.send(plan.chain.edges[edge_number], pa.concat_tables(tables), to), narrow=site.apart
-            )
+            yield from _sent(plan, site, plan.chain.edges[edge_number], pa.concat_tables(tables), to)
 
     def packed(batches: Batches) -> Batches:
         held: dict[tuple[int, int], list[pa.Table]] = {}

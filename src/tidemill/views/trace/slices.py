@@ -68,14 +68,20 @@ def grain_of(value: int) -> int:
     return (value - _LOWEST) >> _GRAIN_BITS
 
 
-def split(table: pa.Table, among: tuple[Range, ...], by: str = "_h") -> list[pa.Table]:
-    """The rows of each range, in the order they came: what an exchange sends to each task."""
+def split(table: pa.Table, among: tuple[Range, ...], hashes: Hashes | None = None) -> list[pa.Table]:
+    """The rows of each range, in the order they came: what an exchange sends to each task.
+
+    Args:
+        table: the rows.
+        among: the ranges.
+        hashes: those of the rows, unless they have a column `_h`.
+    """
     if len(among) == 1:
         return [table]
     of_slice = np.repeat(
         np.arange(len(among), dtype=np.uint8), [each.last - each.first + 1 for each in among]
     )
-    target = of_slice[slice_of(table[by].to_numpy())]
+    target = of_slice[slice_of(table["_h"].to_numpy() if hashes is None else hashes)]
     order = np.argsort(target, kind="stable")
     cuts = np.append(0, np.cumsum(np.bincount(target, minlength=len(among))))
     return [table.take(pa.array(order[low:high])) for low, high in pairwise(cuts)]

@@ -240,8 +240,12 @@ def _maps(array: pa.Array, zeros: Zeros) -> Coded:
     return Coded([_sequences(pairs[order], ends)], _mix2(mix, lengths.view(np.uint64)))
 
 
-def _decoded(array: pa.Array, zeros: Zeros) -> Coded:
-    return code(array.dictionary_decode(), zeros)
+def _encoded(array: pa.Array, zeros: Zeros) -> Coded:
+    """As its values would be, each coded once."""
+    if array.dictionary.null_count or len(array.dictionary) == 0:
+        return _column(array.dictionary_decode(), zeros)
+    ids = pc.fill_null(array.indices, pa.scalar(0, array.indices.type)).to_numpy()
+    return _column(array.dictionary, zeros).take(ids)
 
 
 def _stored(array: pa.Array, zeros: Zeros) -> Coded:
@@ -276,7 +280,7 @@ _KINDS: tuple[tuple[Callable[[pa.DataType], bool], _Handler], ...] = (
     (pat.is_struct, _structs),
     (pat.is_map, _maps),
     (_is_list, _lists),
-    (pat.is_dictionary, _decoded),
+    (pat.is_dictionary, _encoded),
     (lambda kind: isinstance(kind, pa.BaseExtensionType), _stored),
 )
 
