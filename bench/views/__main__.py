@@ -17,8 +17,8 @@ from bench.views.stage import FULL, QUICK, Stage
 
 PARTS: dict[str, Callable[[Stage], None]] = {
     "growth": alone.growth,  # first: both bases have the same steps behind them
-    "worst": alone.worst,
     "revenue": lambda stage: beside.measure(stage, REVENUE, ""),
+    "worst": alone.worst,  # behind steps that leave runs as large as the base, which these have to merge
     "pathway": in_memory.measure,
     "typed": lambda stage: beside.measure(stage, TYPED, "_types"),
     "chain8": alone.chain8,

@@ -19,11 +19,11 @@ import os
 import resource
 import struct
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -55,6 +55,14 @@ class _Run:
     whole: pa.RecordBatch | None = None
     held_bytes: int = 0  # of memory that `whole` takes
     batches: dict[int, pa.RecordBatch] = field(default_factory=dict)
+
+
+class _Kept(NamedTuple):
+    """A file of the folder, as it was when that was looked through."""
+
+    used_ns: int
+    size: int
+    path: Path
 
 
 class Cache:
@@ -91,7 +99,10 @@ class Cache:
         self._memory_bytes = min(memory_bytes, space // _MEMORY_SHARE) if self._counts_maps else memory_bytes
         self._held: OrderedDict[tuple[str, int, int], int] = OrderedDict()
         self._held_bytes = 0
+        self._room = threading.Lock()
         self._unchecked_bytes = limit_bytes  # look at the folder's size before the first write
+        self._total_bytes = 0
+        self._oldest: deque[_Kept] = deque()
         self.fetched_bytes = 0
 
     # --- reading
@@ -325,24 +336,35 @@ class Cache:
         return self.folder / f"{name}-{entry.offset:x}.{part}"
 
     def _make_room(self, size: int) -> None:
-        """Remove what was not used for longest, each time a sixteenth of the limit was written."""
-        self._unchecked_bytes += size
-        if self.folder is None or self._unchecked_bytes < self.limit_bytes // 16:
+        """Remove what was not used for longest, as much as is written: no step waits for more than its own.
+
+        The folder is looked through each time a sixteenth of the limit was written: others write there too.
+        """
+        if self.folder is None:
             return
-        self._unchecked_bytes = 0
-        found: list[tuple[int, int, Path]] = []
+        with self._room:
+            self._unchecked_bytes += size
+            if self._unchecked_bytes >= self.limit_bytes // 16:
+                self._look_through(self.folder)
+            self._total_bytes += size
+            while self._total_bytes > self.limit_bytes * 15 // 16 and self._oldest:
+                kept = self._oldest.popleft()
+                with contextlib.suppress(OSError):
+                    if kept.path.stat().st_mtime_ns > kept.used_ns:
+                        continue  # somebody has read it since
+                    kept.path.unlink()
+                self._total_bytes -= kept.size
+
+    def _look_through(self, folder: Path) -> None:
+        found: list[_Kept] = []
         with contextlib.suppress(OSError):  # no folder yet, or none to be had
-            for path in self.folder.iterdir():
+            for each in os.scandir(folder):
                 with contextlib.suppress(FileNotFoundError):
-                    facts = path.stat()
-                    found.append((facts.st_mtime_ns, facts.st_size, path))
-        total = sum(each[1] for each in found)
-        for _, bytes_of_it, path in sorted(found, key=lambda each: each[0]):
-            if total + size <= self.limit_bytes * 15 // 16:
-                break
-            with contextlib.suppress(OSError):
-                path.unlink()
-            total -= bytes_of_it
+                    facts = each.stat()
+                    found.append(_Kept(facts.st_mtime_ns, facts.st_size, Path(each.path)))
+        self._oldest = deque(sorted(found))
+        self._total_bytes = sum(kept.size for kept in found)
+        self._unchecked_bytes = 0
 
 
 def _message_bytes(rows: pa.RecordBatch) -> int:

@@ -9,7 +9,7 @@ rows add up in any order, it does not matter which pieces are merged when.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 from tidemill.views.trace.version import Entry
@@ -103,7 +103,11 @@ def _thin(stack: list[Entry]) -> tuple[Entry, ...]:
     if len(stack) < FAN:
         return ()
     ordered = sorted(stack, key=lambda entry: (_thickness(entry), entry))
-    thickness = [_thickness(entry) for entry in ordered]
-    below = accumulate(thickness, initial=0.0)
-    worth = [place for place, under in enumerate(below) if place < len(ordered) and thickness[place] <= under]
-    return tuple(ordered[: worth[-1] + 1]) if worth else ()
+    below, worth = _thickness(ordered[0]), 1
+    for place, entry in enumerate(ordered[1:], start=1):
+        if _thickness(entry) <= below:
+            worth = place + 1
+        elif worth >= FAN // 2:
+            break  # these first: they are many, and quickly merged
+        below += _thickness(entry)
+    return tuple(ordered[:worth]) if worth > 1 else ()
