@@ -150,7 +150,7 @@ def test_a_large_bundle_waits_on_the_disk(objects: MemoryObjects, monkeypatch: p
 def test_a_merge_of_wide_rows_is_cut_into_parts_that_memory_holds(
     objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [wide_rows(range(n, 2_000, 10)) for n in range(10)]
+    rows = [wide_rows(range(n, 2_000, 20)) for n in range(20)]
     entries = [written(objects, some, f"runs-{n}") for n, some in enumerate(rows)]
     spine = Spine("t", WIDE, entries, Cache(objects, None))
     most = 4_000_000
