@@ -333,6 +333,8 @@ class Aggregate:
         """The values of a min or max; keys that only share a hash are left out."""
         place = positions(groups, rows, list(self.keys.names))
         here = place >= 0
+        if here.all():
+            return Rows(place, chunk(rows, VALUE), column(rows, WEIGHT))
         return Rows(place[here], chunk(rows, VALUE).filter(pa.array(here)), column(rows, WEIGHT)[here])
 
     def _bins(self, groups: pa.Table, tables: Sequence[Mapping[str, pa.Table]]) -> tuple[I64, I64, I64, I64]:

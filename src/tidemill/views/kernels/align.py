@@ -13,13 +13,20 @@ from tidemill.views.trace.portions import row_bytes
 from tidemill.views.trace.spine import expand
 from tidemill.views.trace.words import Zeros, code_rows, grouped, same
 
+_MANY = 4_096  # rows among which stretches of one key are looked for
+_EACH = 4  # rows of a stretch, on average, for that to pay
 _PAIRS = 262_144  # pairs that are compared and gathered at once
 _PAIRS_BYTES = 64 * 1024**2  # and fewer where both rows together are wide
 
 
 def distinct_keys(tables: Sequence[pa.Table], keys: list[str]) -> pa.Table:
     """Each key of the tables once, with its hash, in the order of hash and content."""
-    together = pa.concat_tables([table.select([HASH, *keys]) for table in tables]).combine_chunks()
+    parts = []
+    for table in tables:
+        part = table.select([HASH, *keys]).combine_chunks()
+        firsts = _stretches(part, keys, "equal")
+        parts.append(part if firsts is None else part.take(pa.array(firsts)))
+    together = pa.concat_tables(parts).combine_chunks()
     order, starts = grouped(_code(together, keys), column(together, HASH))
     return together.take(pa.array(order[starts])).combine_chunks()
 
@@ -28,6 +35,33 @@ def positions(targets: pa.Table, rows: pa.Table, keys: list[str], zeros: Zeros =
     """For each row the place of its key in `targets`, sorted by hash and each once; -1 if it is not there."""
     if rows.num_rows == 0 or targets.num_rows == 0:
         return np.full(rows.num_rows, -1, np.int64)
+    firsts = _stretches(rows, keys, zeros)
+    if firsts is None:
+        return _positions(targets, rows, keys, zeros)
+    some = rows.select([HASH, *keys]).take(pa.array(firsts)).combine_chunks()
+    again = np.diff(np.append(firsts, rows.num_rows))
+    return np.repeat(_positions(targets, some, keys, zeros), again)
+
+
+def _stretches(rows: pa.Table, keys: list[str], zeros: Zeros) -> I64 | None:
+    """Where neighbours with one key begin, if there are many of each; None if all rows are to be looked at.
+
+    So it is with the values of groups: a key is then looked for once, and not for each of its rows.
+    """
+    hashes = column(rows, HASH)
+    if len(hashes) < _MANY:
+        return None
+    change = hashes[1:] != hashes[:-1]
+    if _EACH * np.count_nonzero(change) > len(hashes):
+        return None
+    if keys:
+        columns = [chunk(rows, name) for name in keys]
+        others = [one.slice(0, len(one) - 1) for one in columns]
+        change |= ~same([one.slice(1) for one in columns], others, zeros)
+    return np.flatnonzero(np.append(True, change))
+
+
+def _positions(targets: pa.Table, rows: pa.Table, keys: list[str], zeros: Zeros) -> I64:
     known, hashes = column(targets, HASH), column(rows, HASH)
     if np.any(known[1:] <= known[:-1]):
         return _positions_among_collisions(targets, rows, keys, zeros)

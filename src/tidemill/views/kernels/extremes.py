@@ -26,6 +26,7 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 VALUE = "_v"
 BEST = 16
+_BLOCKS = 2  # times as many blocks as values are kept: few more than these pass
 
 
 class Ranked(NamedTuple):
@@ -85,7 +86,8 @@ class Extreme:
             still, wanted = np.full(count, -1), np.ones(len(every.group), bool)
         else:
             still, wanted = every.concerned(more)
-        listed = every.listed(wanted)
+        near = every.near(self.best)
+        listed = every.listed(wanted & near)
         here = listed.old > 0
         if (listed.old < 0).any():
             raise WeightNegative("a value that is kept for MIN or MAX is there fewer than no times")
@@ -102,6 +104,7 @@ class Extreme:
         nth = _nth(listed.group[live])
         left_out = np.zeros(count, bool)
         left_out[listed.group[live[nth >= self.best]]] = True
+        left_out[every.group[~near]] = True
         new[live[nth >= self.best]] = 0
         more_after = left_out if refill else (more & ~empty) | left_out
         before, after = listed.firsts(np.flatnonzero(here), still), listed.firsts(live, still)
@@ -206,9 +209,10 @@ class _Every(NamedTuple):
 
     @classmethod
     def of(cls, kept: Rows, changed: Rows, *, greatest_first: bool) -> "_Every":
-        value = pa.concat_arrays([kept.value, changed.value])
+        alone = len(kept.group) == 0
+        value = changed.value if alone else pa.concat_arrays([kept.value, changed.value])
         order = order_of(value)
-        group = np.concatenate([kept.group, changed.group])
+        group = changed.group if alone else np.concatenate([kept.group, changed.group])
         old = np.concatenate([kept.weight, np.zeros_like(changed.weight)])
         change = np.concatenate([np.zeros_like(kept.weight), changed.weight])
         # turned over by its bits, which never overflows
@@ -239,6 +243,33 @@ class _Every(NamedTuple):
         wanted = ~quiet[self.group]
         wanted[kept:] &= near | ~more[changed]
         return np.where(quiet, where, -1), wanted
+
+    def near(self, best: int) -> Mask:
+        """The values that may be among the best of their group; of many that come to a group at once, few.
+
+        It is asked only where nothing is kept and nothing is taken away, as in a load. The rows of a group
+        are cut into blocks. The best of each block are there, so what is worse than the last of the best
+        few of these is left out: the values up to that one are complete.
+        """
+        blocks = _BLOCKS * best
+        near = np.ones(len(self.group), bool)
+        if self.kept or len(near) < 2 * blocks or not (self.change > 0).all():
+            return near
+        fresh = self.group[1:] != self.group[:-1]
+        if not (self.group[1:] >= self.group[:-1]).all() or np.count_nonzero(fresh) * blocks > len(near):
+            return near
+        starts = np.flatnonzero(np.append(True, fresh))
+        sizes = np.diff(np.append(starts, len(near)))
+        large = sizes >= 2 * blocks
+        cut = np.where(large, blocks, 1)
+        nth = np.arange(int(cut.sum())) - np.repeat(np.cumsum(cut) - cut, cut)
+        firsts = np.minimum.reduceat(
+            self.order, np.repeat(starts, cut) + np.repeat(sizes, cut) * nth // np.repeat(cut, cut)
+        )
+        of_large = firsts[np.repeat(large, cut)].reshape(-1, blocks)
+        worst = np.full(len(starts), np.iinfo(np.int64).max)
+        worst[large] = np.partition(of_large, best - 1, axis=1)[:, best - 1]
+        return np.asarray(self.order <= np.repeat(worst, sizes))
 
     def listed(self, wanted: Mask) -> _Listed:
         """The values that are wanted by group, weights of equal ones added up."""

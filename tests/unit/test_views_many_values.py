@@ -1,0 +1,80 @@
+"""Many values of few groups: those that are looked at are few, and the result is the same."""
+
+from collections import Counter
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tidemill.views.kernels.align import distinct_keys, positions
+from tidemill.views.kernels.extremes import BEST, Extreme, Rows
+from tidemill.views.trace.key_hash import key_hashes
+
+KEYS = pa.schema([("k", pa.int64())])
+SIZES = [1, 15, 16, 17, 31, 63, 64, 65, 200, 1_000, 3]
+
+
+@pytest.mark.parametrize("kind", ["min", "max"])
+@pytest.mark.parametrize("span", [5, 40, 10**6])
+@pytest.mark.parametrize("order", ["random", "ascending", "descending"])
+@pytest.mark.rule("DBSP-13")
+def test_of_many_values_the_best_are_kept_and_what_is_more_is_marked(
+    kind: Literal["min", "max"], span: int, order: str
+) -> None:
+    chance = np.random.default_rng(span)
+    group = np.repeat(np.arange(len(SIZES)), SIZES)
+    values = chance.integers(-span, span, len(group))
+    if order != "random":
+        values = np.sort(values)[:: 1 if order == "ascending" else -1]
+    weights = chance.integers(1, 4, len(group))
+    groups = pa.table({"_h": pa.array(np.arange(len(SIZES))), "k": pa.array(np.arange(len(SIZES)))})
+    nothing = Rows(np.empty(0, np.int64), pa.array([], pa.int64()), np.empty(0, np.int64))
+    for refill in (False, True):
+        ranked = Extreme(kind, KEYS, pa.int64()).rank(
+            groups,
+            nothing,
+            Rows(group, pa.array(values), weights),
+            np.zeros(len(SIZES), bool),
+            refill=refill,
+        )
+        state: Counter[Any] = Counter()
+        for row in ranked.state.to_pylist():
+            state[row["k"], row["_v"]] += row["_w"]
+        for number in range(len(SIZES)):
+            mine: Counter[int] = Counter()
+            for value, weight in zip(values[group == number], weights[group == number], strict=True):
+                mine[int(value)] += int(weight)
+            best = sorted(mine, reverse=kind == "max")
+            assert ranked.after[number].as_py() == best[0]
+            kept = [value for (k, value) in state if k == number and value is not None]
+            kept.sort(reverse=kind == "max")
+            assert kept == best[: len(kept)], "all up to the worst that is kept"
+            assert [state[number, value] for value in kept] == [mine[value] for value in kept]
+            more = state[number, None] + (1 if refill else 0)  # the mark was there before a refill
+            assert more == (len(best) > len(kept))
+            # a few less than the best where values repeat among those that came; never none
+            assert len(kept) == min(BEST, len(best)) or (len(best) < SIZES[number] and kept)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("kind", [pa.int64(), pa.string(), pa.float64()])
+def test_keys_of_many_neighbours_are_found_as_if_each_row_were_looked_up(
+    kind: pa.DataType, shared: bool
+) -> None:
+    """Behind a hash that all keys share as well: then neighbours differ that have the same one."""
+    keys = pa.array([None, *range(40)], pa.int64()).cast(kind)
+    of_row = np.repeat(np.arange(41), 200)
+    if shared:
+        of_row = np.random.default_rng(1).permutation(of_row)
+    taken = keys.take(pa.array(of_row))
+    hashes = np.zeros(len(of_row), np.int64) if shared else key_hashes([taken], len(of_row))
+    rows = pa.table({"_h": pa.array(hashes), "k": taken})
+    if not shared:
+        rows = rows.take(pa.array(np.argsort(hashes, kind="stable")))
+    every = distinct_keys([rows], ["k"])
+    assert sorted(map(str, every["k"].to_pylist())) == sorted(map(str, keys.to_pylist()))
+    some = every.slice(3)
+    wanted = {value: place for place, value in enumerate(some["k"].to_pylist())}
+    found = positions(some, rows, ["k"])
+    assert found.tolist() == [wanted.get(value, -1) for value in rows["k"].to_pylist()]
