@@ -9,6 +9,7 @@ Rows come as a frame, or from files that the runner, or a worker of Spark's, rea
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 from tidemill.errors import FileUnlike, TypeRefused
 from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.manifest import StoredObject
+from tidemill.objects import Objects
 from tidemill.spark.operations import OP, ORDINAL, Operation, stored_schema
 from tidemill.spark.operations import WEIGHT as STORED
 from tidemill.spark.queries import quoted
@@ -161,7 +163,7 @@ class Lots:
         if reading is None:
             return None
         try:
-            parts = list(each(lambda file: list(reading.rows(self.storage.objects, file)), self.files()))
+            parts = list(each(partial(_read, reading, self.storage.objects), self.files()))
         except FileUnlike:
             return None
         rows = [rows for part in parts for rows in part]
@@ -186,6 +188,10 @@ class Lots:
                 parts = max(1, -(-(item.rows or 0) // PART_ROWS), -(-item.size // PART_BYTES))
                 found += [File(item.uri, item.size, sign, one.position, part, parts) for part in range(parts)]
         return found
+
+
+def _read(reading: Reading, objects: Objects, file: File) -> list[pa.Table]:
+    return list(reading.rows(objects, file, threads=True))
 
 
 def _numbered(df: "DataFrame", extra: "Sequence[Column]", weight: "Column") -> "DataFrame":

@@ -60,8 +60,11 @@ class Reading:
     wanted: pa.Schema
     kind: Kind
 
-    def rows(self, objects: Objects, file: File) -> Iterator[pa.Table]:
-        """The rows of a part of a file, in pieces."""
+    def rows(self, objects: Objects, file: File, *, threads: bool = False) -> Iterator[pa.Table]:
+        """The rows of a part of a file, in pieces.
+
+        - threads: columns are decoded side by side; a task of Spark's has one core.
+        """
         try:
             large = file.size > 2 * _BUFFER_BYTES
             with open_parquet(
@@ -73,7 +76,7 @@ class Reading:
                 if not names:
                     raise FileUnlike(f"{file.key!r} has none of the declared columns")
                 count = _at_once(found.metadata, groups)
-                for batch in found.iter_batches(count, groups, names, use_threads=False):
+                for batch in found.iter_batches(count, groups, names, use_threads=threads):
                     yield self._shown(pa.Table.from_batches([batch]), file)
         except ObjectMissing as error:
             raise unreadable(file.key, "it is not there") from error
