@@ -9,7 +9,9 @@ import pytest
 
 from tidemill.views.kernels.align import distinct_keys, positions
 from tidemill.views.kernels.extremes import BEST, Extreme, Rows
+from tidemill.views.trace.consolidate import consolidate
 from tidemill.views.trace.key_hash import key_hashes
+from tidemill.views.trace.layout import Layout
 
 KEYS = pa.schema([("k", pa.int64())])
 SIZES = [1, 15, 16, 17, 31, 63, 64, 65, 200, 1_000, 3]
@@ -78,3 +80,31 @@ def test_keys_of_many_neighbours_are_found_as_if_each_row_were_looked_up(
     wanted = {value: place for place, value in enumerate(some["k"].to_pylist())}
     found = positions(some, rows, ["k"])
     assert found.tolist() == [wanted.get(value, -1) for value in rows["k"].to_pylist()]
+
+
+@pytest.mark.parametrize("constant", ["none", "some", "all"])
+def test_many_rows_of_few_groups_are_added_up_exactly(constant: str) -> None:
+    """More rows than are sorted: sums that all rows have alike are counted, others added."""
+    count, groups = 70_000, 300
+    chance = np.random.default_rng(3)
+    of_row = chance.integers(0, groups, count)
+    layout = Layout(pa.schema([("t", pa.string()), ("n", pa.int64())]), 2, ("a", "b", "c"))
+    sums = {
+        "a": np.ones(count, np.int64) if constant != "none" else chance.integers(-9, 9, count),
+        "b": np.zeros(count, np.int64) if constant != "none" else chance.integers(-9, 9, count),
+        "c": np.full(count, -7) if constant == "all" else chance.integers(-(2**40), 2**40, count),
+    }
+    texts = pa.array([None, *(f"t{n}" for n in range(groups - 1))]).take(pa.array(of_row))
+    keys = [texts, pa.array(of_row % 7)]
+    rows = pa.table(
+        [pa.array(key_hashes(keys, count)), *keys, *map(pa.array, sums.values())], layout.schema.names
+    )
+    wanted = {name: np.zeros(groups, np.int64) for name in sums}
+    for name, values in sums.items():
+        np.add.at(wanted[name], of_row, values)
+    found = consolidate(rows, layout)
+    assert found["_h"].to_numpy().tolist() == sorted(found["_h"].to_pylist())
+    places = [0 if text is None else int(text[1:]) + 1 for text in found["t"].to_pylist()]
+    assert sorted(places) == [n for n in range(groups) if any(wanted[name][n] for name in sums)]
+    for name in sums:
+        assert found[name].to_pylist() == [int(wanted[name][place]) for place in places]

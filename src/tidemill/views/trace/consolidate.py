@@ -75,13 +75,24 @@ def _condensed(table: pa.Table, layout: Layout) -> pa.Table:
     """The same Z-set with far fewer rows, by a hash table instead of sorting, where Arrow can do that."""
     if not all(is_plain(each.type) for each in layout.columns):
         return table
+    alike: dict[str, int] = {}  # sums that are the same number in all rows: how many these are says it all
+    added = []
     for name in layout.sums:
         values = column(table, name)
-        if max(int(values.max()), -int(values.min())) * len(values) >= _MOST:
+        least, most = int(values.min()), int(values.max())
+        if max(most, -least) * len(values) >= _MOST:
             return table
-    groups = table.group_by([HASH, *layout.names], use_threads=False)
-    sums = groups.aggregate([(name, "sum") for name in layout.sums])
-    return layout.conform(sums.rename_columns(layout.schema.names))
+        if least == most:
+            alike[name] = least
+        else:
+            added.append(name)
+    names = [HASH, *layout.names]
+    groups = table.select([*names, *added]).group_by(names, use_threads=False)
+    *columns, counts = groups.aggregate([*((name, "sum") for name in added), ([], "count_all")]).columns
+    found = dict(zip([*names, *added], columns, strict=True))
+    for name, number in alike.items():
+        found[name] = pa.chunked_array([pa.array(counts.to_numpy() * np.int64(number))])
+    return layout.conform(pa.table(found))
 
 
 def _grouped(table: pa.Table, layout: Layout, zeros: Zeros) -> tuple[pa.Table, I64]:
@@ -98,7 +109,8 @@ def _grouped(table: pa.Table, layout: Layout, zeros: Zeros) -> tuple[pa.Table, I
         number = (number & _UPPER) | (mix >> np.uint64(32)).view(np.int64)
     if not (number[1:] >= number[:-1]).all():
         order = ascending(number)
-        table, number = table.take(pa.array(order)).combine_chunks(), number[order]
+        number = number[order]
+        table = _taken(table, order, layout, None if payload else number)
     hashes = column(table, HASH)
     if payload and not (hashes[1:] >= hashes[:-1]).all():
         order = np.argsort(hashes, kind="stable")  # they differ in their lower half
@@ -115,6 +127,20 @@ def _grouped(table: pa.Table, layout: Layout, zeros: Zeros) -> tuple[pa.Table, I
         if not equal.all():
             return _grouped_by_content(table, layout, zeros)
     return table, np.flatnonzero(np.append(True, ~alike))
+
+
+def _taken(table: pa.Table, order: I64, layout: Layout, hashes: I64 | None) -> pa.Table:
+    """All rows in another order. What is the same in all of them need not be moved, nor hashes that were."""
+    rows = pa.array(order)
+    found = []
+    for name in layout.schema.names:
+        if name == HASH and hashes is not None:
+            found.append(pa.array(hashes))
+        elif name in layout.sums and (values := column(table, name)).min() == values.max():
+            found.append(chunk(table, name))
+        else:
+            found.append(chunk(table, name).take(rows))
+    return pa.Table.from_arrays(found, schema=layout.schema)
 
 
 def _grouped_by_content(table: pa.Table, layout: Layout, zeros: Zeros) -> tuple[pa.Table, I64]:
