@@ -7,6 +7,7 @@ objects and the transaction. What arrives is durable before, and timed by itself
 """
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from bench import machine
 from bench.answering import answer
 from tidemill.events import Event
 from tidemill.spark.sessions import SparkSettings
+from tidemill.views.trace.folder import ENVIRONMENT
 
 PATIENCE_S = 1_800.0
 TIMED = ("plan_s", "job_s", "load_s", "kernel_s", "place", "rung")
@@ -163,7 +165,8 @@ class Views:
         self._kept: dict[str, Kept] = {}
         self._settings = SparkSettings()
 
-    def open(self, memory: str) -> dict[str, Any]:
+    def open(self, memory: str, cache: str) -> dict[str, Any]:
+        os.environ[ENVIRONMENT] = cache  # what is near the kernels goes with the bench's other files
         self._settings = SparkSettings(master="local[2]", conf={"spark.driver.memory": memory})
         return {"master": "local[2]", "conf": self._settings.conf, "else": "as Tidemill sets it"}
 

@@ -211,7 +211,7 @@ class Stage:
 
     @property
     def ours(self) -> Side:
-        return self._shared(OURS, memory=self.scale.memory)
+        return self._shared(OURS, memory=self.scale.memory, cache=str(self.folder / "cache"))
 
     @property
     def recompute(self) -> Side:
