@@ -1,5 +1,7 @@
 """What every test may use. The plugins say more: which rules were tested, and the servers."""
 
+import gc
+
 import hypothesis
 import pytest
 
@@ -10,3 +12,10 @@ hypothesis.settings.load_profile("tidemill")
 pytest.register_assert_rewrite("tidemill.testing")
 
 pytest_plugins = ["pytester", "tests.plugin_rules", "tests.servers.fixtures"]
+
+
+def pytest_collection_finish() -> None:
+    """What thousands of collected tests hold stays: looking through it for garbage takes long each time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000)

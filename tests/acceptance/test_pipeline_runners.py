@@ -44,6 +44,7 @@ def together(place: Place) -> None:
     assert len(by) == 2
 
 
+@pytest.mark.crash  # as on PostgreSQL, below
 @pytest.mark.rule("LOT-14")
 @pytest.mark.rule("LOT-26")
 def test_two_runners_share_the_work_of_one_pipeline_on_sqlite(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def run(settings: SparkSettings, folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.crash  # six Javas; `test_pipeline_runners` has a whole pipeline on such a cluster
 @pytest.mark.rule("LOT-17", "LOT-24")
 def test_lots_are_written_and_read_on_a_cluster(spark_standalone: SparkStandalone, tmp_path: Path) -> None:
     assert run(spark_standalone.settings(), tmp_path) == EXPECTED

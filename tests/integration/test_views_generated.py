@@ -30,7 +30,10 @@ PARTS = 4
 
 
 def steps() -> list[Step]:
-    """Empty tables, and four random steps: rows, rows and deletions twice, and all that is left but a few."""
+    """Empty tables, and four random steps: rows, rows and deletions twice, and all that is left but a few.
+
+    A quarter of the queries is judged over empty tables, as all that are written by hand are elsewhere.
+    """
     one, other = generate.steps(DDL, seed=7), generate.steps(DDL, seed=8)
     third = Step(inserts=other[1].inserts, deletes=one[2].inserts)
     return [*one[:3], third, Step(deletes={name: rows[2:] for name, rows in other[1].inserts.items()})]
@@ -78,10 +81,11 @@ def test_generated_queries_equal_their_circuits_after_every_step(
     kinds = {kind for case in given for kind in case.kinds}
     whole = sum(Opaque in case.kinds for case in given)
     ahead = Ahead(spark)
-    verdict = Judge(spark, DDL, ahead=ahead).run(given, STEPS)
+    steps = STEPS if part == 0 else STEPS[1:]
+    verdict = Judge(spark, DDL, ahead=ahead).run(given, steps)
     assert verdict, str(verdict)
     assert ahead.known > ahead.left * 20
-    assert verdict.compared == len(given) * len(STEPS)
+    assert verdict.compared == len(given) * len(steps)
     assert verdict.raised == 0
     assert verdict.loose < verdict.compared / 10
     assert len(kinds) >= len(KINDS) - 4

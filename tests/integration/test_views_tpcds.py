@@ -17,7 +17,7 @@ QUERIES = {**tpcds_queries_1_50.QUERIES, **tpcds_queries_51_99.QUERIES}
 # What is kept whole, or has a part that is, and must not be more than this.
 WHOLE = {"q10", "q35", "q41", "q45"}
 
-SOME = ("q1", "q6", "q8", "q21", "q36", "q38", "q51")
+SOME = ("q1", "q8", "q36", "q51")
 SHARES = 7
 
 

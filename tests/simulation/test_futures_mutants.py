@@ -16,10 +16,17 @@ from tidemill.testing.simulation.futures.scenario import futures_world
 WITHIN = 500
 """Seeds in which each is found; most take one or two."""
 
+LATE = {
+    "a failure without the fence": 134,
+    "a loss reported without its version": 101,
+    "a worker that does not look for claims it does not know of": 348,
+}
+"""Those that take most, and the seed that is tried first: the first one that found it, when it was noted."""
+
 
 def first_caught(name: str) -> tuple[int, Violation]:
     with mutated(name):
-        for seed in range(WITHIN):
+        for seed in [LATE.get(name, 0), *range(WITHIN)]:
             try:
                 futures_world(seed).run()
             except Violation as violation:
