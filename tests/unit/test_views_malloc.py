@@ -1,4 +1,4 @@
-"""Memory that kernels have used is used again, and not asked of the system each time."""
+"""What a worker has when it begins: memory that is used again, and no more code than it needs."""
 
 import platform
 import subprocess
@@ -37,3 +37,8 @@ def test_arrays_of_megabytes_are_made_of_memory_that_was_used_before():
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only there can it be arranged")
 def test_a_process_whose_memory_is_limited_keeps_nothing():
     _faults("limited")
+
+
+def test_a_worker_does_not_load_the_parser_of_sql():
+    code = "import sys, tidemill.views.spark.tasks; sys.exit('sqlglot' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

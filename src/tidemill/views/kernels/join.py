@@ -17,7 +17,7 @@ from tidemill.errors import UsageError, WeightOverflow
 from tidemill.views.kernels.align import pairs
 from tidemill.views.trace.consolidate import chunk, column, consolidate
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
-from tidemill.views.trace.order import I64
+from tidemill.views.trace.order import I64, taken
 from tidemill.views.trace.spine import Spine
 
 
@@ -102,7 +102,7 @@ class Join:
         at_left, at_right = pa.array(ones), pa.array(others)
         mine = [chunk(left, source).take(at_left) for source, _ in self.left_out]
         theirs = [chunk(right, source).take(at_right) for source, _ in self.right_out]
-        weights = _product(column(left, WEIGHT)[ones], column(right, WEIGHT)[others])
+        weights = _product(taken(column(left, WEIGHT), ones), taken(column(right, WEIGHT), others))
         return pa.table([*mine, *theirs, pa.array(weights)], schema=self.schema)
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from tidemill.errors import WeightOverflow
 from tidemill.views.trace.layout import HASH, Layout
-from tidemill.views.trace.order import I64, ascending
+from tidemill.views.trace.order import I64, ascending, taken
 from tidemill.views.trace.words import Zeros, code_rows, grouped, is_plain, same
 
 _LIMB = np.int64(2**32 - 1)
@@ -109,7 +109,7 @@ def _grouped(table: pa.Table, layout: Layout, zeros: Zeros) -> tuple[pa.Table, I
         number = (number & _UPPER) | (mix >> np.uint64(32)).view(np.int64)
     if not (number[1:] >= number[:-1]).all():
         order = ascending(number)
-        number = number[order]
+        number = taken(number, order)
         table = _taken(table, order, layout, None if payload else number)
     hashes = column(table, HASH)
     if payload and not (hashes[1:] >= hashes[:-1]).all():

@@ -21,8 +21,14 @@ def ascending(values: Any) -> I64:
         return order
     order = np.argsort((values >> values.dtype.type(32)).astype(np.uint16), kind="stable")
     upper = (values >> values.dtype.type(48)).astype(np.int16 if values.dtype == np.int64 else np.uint16)
-    order = order[np.argsort(upper[order], kind="stable")]
-    return order[np.argsort(values[order], kind="stable")]
+    order = taken(order, np.argsort(taken(upper, order), kind="stable"))
+    order = taken(order, np.argsort(taken(values, order), kind="stable"))
+    return order
+
+
+def taken(values: Any, rows: I64) -> Any:
+    """The values of these rows, all of which there are: half the time of looking whether each is."""
+    return values.take(rows, mode="clip")
 
 
 def lexical(minor: I64, major: I64) -> I64:
@@ -37,7 +43,7 @@ def lexical(minor: I64, major: I64) -> I64:
         digits = (key - np.int64(lowest)).view(np.uint64)  # wraps around where the span is that large
         for shift in range(0, (highest - lowest).bit_length(), 16):
             digit = (digits >> np.uint64(shift)).astype(np.uint16)
-            order = order[np.argsort(digit[order], kind="stable")]
+            order = taken(order, np.argsort(taken(digit, order), kind="stable"))
     return order
 
 

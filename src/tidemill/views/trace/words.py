@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from tidemill.errors import TypeRefused
-from tidemill.views.trace.order import I64, ascending
+from tidemill.views.trace.order import I64, ascending, taken
 
 U64 = np.ndarray[Any, np.dtype[np.uint64]]
 Zeros = Literal["equal", "differ"]
@@ -48,7 +48,7 @@ class Coded(NamedTuple):
     mix: U64
 
     def take(self, rows: I64) -> "Coded":
-        return Coded([word[rows] for word in self.words], self.mix[rows])
+        return Coded([taken(word, rows) for word in self.words], taken(self.mix, rows))
 
 
 def code(array: pa.Array, zeros: Zeros = "equal") -> Coded:
@@ -149,7 +149,7 @@ def _changes(words: Sequence[Any], order: I64) -> Any:
     """Where a row differs from the one before it."""
     change = np.zeros(len(order) - 1, bool)
     for word in words:
-        sorted_word = word[order]
+        sorted_word = taken(word, order)
         change |= sorted_word[1:] != sorted_word[:-1]
     return change
 
@@ -207,7 +207,7 @@ def _texts(array: pa.Array, _zeros: Zeros) -> Coded:
     encoded = array.dictionary_encode()
     ids = pc.fill_null(encoded.indices, pa.scalar(0, encoded.indices.type)).to_numpy().astype(np.int64)
     mixes = _text_mix(encoded.dictionary)
-    return Coded([ids.view(np.uint64)], mixes[ids] if len(mixes) else np.full(len(ids), _NULL))
+    return Coded([ids.view(np.uint64)], taken(mixes, ids) if len(mixes) else np.full(len(ids), _NULL))
 
 
 def _structs(array: pa.Array, zeros: Zeros) -> Coded:
