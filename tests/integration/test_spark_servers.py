@@ -1,4 +1,7 @@
-"""The same lots on a Spark cluster and through Spark Connect."""
+"""The same lots on a Spark cluster and through Spark Connect.
+
+In `make test` a whole pipeline runs on both (`test_pipeline_runners`).
+"""
 
 import json
 import subprocess
@@ -12,6 +15,7 @@ import pytest
 from tests.servers.spark import SparkConnectServer, SparkStandalone
 from tidemill.spark.sessions import SparkSettings
 
+pytestmark = pytest.mark.crash  # six Javas
 ROOT = Path(__file__).parents[2]
 EXPECTED = {
     "zone": "UTC",
@@ -33,7 +37,6 @@ def run(settings: SparkSettings, folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.crash  # six Javas; `test_pipeline_runners` has a whole pipeline on such a cluster
 @pytest.mark.rule("LOT-17", "LOT-24")
 def test_lots_are_written_and_read_on_a_cluster(spark_standalone: SparkStandalone, tmp_path: Path) -> None:
     assert run(spark_standalone.settings(), tmp_path) == EXPECTED

@@ -55,9 +55,14 @@ class Drawn(Case):
     kinds: frozenset[type] = frozenset()
 
 
-def case_of(spark: Any, tables: Mapping[str, Table], name: str, sql: str) -> Drawn:
-    """A query held against its circuit; the oracle of ties is the circuit before any rewrite."""
-    written = views_oracle.compiled(spark, tables, sql).output
+def case_of(
+    spark: Any, tables: Mapping[str, Table], name: str, sql: str, written: Output | None = None
+) -> Drawn:
+    """A query held against its circuit; the oracle of ties is the circuit before any rewrite.
+
+    `written` is that one, where it is known.
+    """
+    written = written or views_oracle.compiled(spark, tables, sql).output
     output = rewrite(written)
     kinds = frozenset(type(op) for op in walk(output))
     return Drawn(name, sql, _text(output), equality_of(output), _text(written), kinds)

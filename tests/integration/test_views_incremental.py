@@ -34,7 +34,7 @@ QUERIES = {
         SELECT item, min(n) AS low, max(n) AS high, count(*) AS n
         FROM stock GROUP BY item HAVING count(*) > 1""",
 }
-RECOMPUTED = ("by_region", "unsold")
+RECOMPUTED = ("by_region",)
 READS = ("orders", "customers", "stock")
 
 
