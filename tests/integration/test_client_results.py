@@ -283,8 +283,13 @@ def test_results_that_are_not_claimed_by_anybody_leave_nothing_behind(tmp_path: 
         future.result(LONG_S)
         folder = segment(client.row_of(future).result.location).parent  # type: ignore[union-attr]
         assert folder.exists()
-    sweep(folder.parent)  # a worker that took too long to end, and was killed, leaves it to whoever is next
-    assert not folder.exists()
+
+    def gone() -> bool:
+        """A worker that took too long to end, and was killed, leaves it to whoever is next."""
+        sweep(folder.parent)
+        return not folder.exists()
+
+    wait(gone, "nothing is left, nor written any more")
     shutil.rmtree(tmp_path)
 
 

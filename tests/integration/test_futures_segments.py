@@ -172,6 +172,9 @@ def test_folders_that_were_left_half_made_or_half_removed_are_swept(root: Path) 
         (root / name).mkdir(parents=True)
     for name in (".boot.0", "boot"):
         (root / name / "lock").touch()
+    for late in ("1.2.draft", "ledger/12"):  # written by a child, behind the supervisor that removed all
+        (root / "written" / late).parent.mkdir(exist_ok=True)
+        (root / "written" / late).touch()
     (root / "not ours").mkdir()
     (root / "file").touch()
     root.chmod(0o700)

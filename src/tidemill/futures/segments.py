@@ -233,7 +233,8 @@ class Segments:
 def sweep(root: Path) -> int:
     """Remove the folders whose supervisor is dead; returns how many. Safe beside living ones.
 
-    A folder gets its name together with its lock (`_claim`). One without a lock is all but removed already.
+    A folder gets its name together with its lock (`_claim`), so one without a lock has been removed, up to
+    what a process of its dead supervisor was still writing.
     """
     swept = 0
     for name in _names(root):
@@ -246,6 +247,7 @@ def sweep(root: Path) -> int:
             except BlockingIOError:
                 continue  # it lives
             except FileNotFoundError:
+                _empty(folder)
                 with contextlib.suppress(OSError):
                     folder.rmdir()
                 continue
@@ -297,6 +299,14 @@ def _lock(folder: Path, flags: int) -> int:
 
 def _remove(folder: Path) -> None:
     """Remove a folder whose lock we hold; the lock goes last, so that a crash half-way is swept again."""
+    _empty(folder)
+    (folder / LOCK).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # a process of the dead supervisor is still writing: swept next time
+        folder.rmdir()
+
+
+def _empty(folder: Path) -> None:
+    """Remove what is in a folder but for its lock."""
     for name in _names(folder):
         path = folder / name
         if name == LOCK:
@@ -305,9 +315,6 @@ def _remove(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-    (folder / LOCK).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # a process of the dead supervisor is still writing: swept next time
-        folder.rmdir()
 
 
 def _names(folder: Path) -> list[str]:
