@@ -33,8 +33,13 @@ AS_JOBS = 40
 
 
 @pytest.fixture(scope="module")
-def hand(spark: Any) -> Iterator[tuple[dict[str, Table], list[Step]]]:
-    steps = views_oracle.steps(spark)
+def steps(spark: Any) -> list[Step]:
+    return views_oracle.steps(spark)
+
+
+@pytest.fixture
+def hand(spark: Any, steps: list[Step]) -> Iterator[tuple[dict[str, Table], list[Step]]]:
+    """For one test: another one has other tables of these names, and drops them."""
     with views_oracle.stage(spark, {}) as found:
         yield found, steps
 
