@@ -1,10 +1,10 @@
 """Memory that this process has used stays with it for the next kernel.
 
 Arrays of some megabytes are made and dropped all the time. Each of them is given back to the system, by the C
-library and by Arrow's own allocator alike, and the system has to clear its pages when the next one asks: a
-third of the time of a load's kernels, measured. So Arrow takes its memory from the C library as well, and
-that keeps some of what is free. A process whose memory is limited keeps nothing, and one that was told which
-allocator Arrow is to use (`ARROW_DEFAULT_MEMORY_POOL`) uses it.
+library and by Arrow's own allocator alike, and the system has to clear its pages when the next one asks: much
+of the 20 to 40 % of a load's kernels that were the system's time, measured. So Arrow takes its memory from
+the C library as well, and that keeps some of what is free. A process whose memory is limited keeps nothing,
+and one that was told which allocator Arrow is to use (`ARROW_DEFAULT_MEMORY_POOL`) uses it.
 """
 
 import ctypes
