@@ -174,7 +174,8 @@ def _tell(stage: Stage, followed: Followed, turns: dict[int, Turns], suffix: str
                 report.figure(key, done.ratio(peer), done.as_json(peer), target=target)
             elif target is not None:
                 report.absent(key, target=target, why="not run with --quick")
-    recomputes = _together([one for done in turns.values() for one in done.peers[recompute]])
+    loaded = [done for changes, done in turns.items() if changes <= HERE]  # the tables are still about those
+    recomputes = _together([one for done in loaded for one in done.peers[recompute]])
     load = {"ours": followed.load, "recompute_ms": rounded(recomputes.median)}
     key = f"load_vs_recompute{suffix}"
     report.figure(key, followed.load["ms"] / recomputes.median, load, target=at_most(3))

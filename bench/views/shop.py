@@ -81,6 +81,11 @@ class Shop:
         self.write(self.base)
 
     @property
+    def count(self) -> int:
+        """How many orders there are now."""
+        return self.rows - self._gone + sum(len(orders.id) for orders in self._came)
+
+    @property
     def base(self) -> Path:
         """The tables before the first step."""
         return self.folder / "base"
