@@ -40,9 +40,9 @@ format: $(VENV)/.installed  ## mend what ruff can mend
 	@$(BIN)/ruff check --fix --quiet || true
 	@$(BIN)/ruff format
 
-crash: servers  ## the long runs: real processes, killed again and again (TIDEMILL_SEED=n as it was)
+crash: servers  ## the long runs: processes killed again and again, new examples (TIDEMILL_SEED=n as it was)
 	@export TIDEMILL_SEED=$${TIDEMILL_SEED:-$$RANDOM$$RANDOM}; echo "TIDEMILL_SEED=$$TIDEMILL_SEED"; \
-	$(PYTEST) -o faulthandler_timeout=3600 -m crash $(ARGS)
+	$(PYTEST) -o faulthandler_timeout=3600 -m "crash or hypothesis" --hypothesis-seed=$$TIDEMILL_SEED $(ARGS)
 
 fuzz: $(VENV)/.installed  ## generated queries against plain Spark (ARGS="--seconds 600", or --seed N --count 1)
 	@$(BIN)/python -m tests.fuzz_views $(ARGS)

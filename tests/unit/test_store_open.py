@@ -214,12 +214,12 @@ class TestSecrets:
     )
     def test_no_form_of_a_secret_survives(self, secret: str) -> None:
         encoded = quote(secret, safe="")
-        urls = [f"postgresql://ann:{encoded}@host/db", f"postgresql://ann@host/db?password={encoded}"]
-        for url in urls:
-            assert encoded not in redact(url).replace("postgresql://ann", "").replace("host/db", "")
+        for form in ("postgresql://ann:{}@host/db", "postgresql://ann@host/db?password={}"):
+            url = form.format(encoded)
+            assert redact(url) == form.format(HIDDEN)
             scrub = Scrubber(url)
-            for form in (encoded, secret, quote(secret), quote_plus(secret), repr(secret)[1:-1]):
-                assert f"<{form}>" not in scrub(f"connection failed for <{form}>: try again")
+            for said in (encoded, secret, quote(secret), quote_plus(secret), repr(secret)[1:-1]):
+                assert f"<{said}>" not in scrub(f"connection failed for <{said}>: try again")
 
     @pytest.mark.rule("STO-14")
     def test_a_text_of_others_loses_parameters_that_are_called_secrets(self) -> None:
