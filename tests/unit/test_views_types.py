@@ -192,8 +192,9 @@ def test_a_key_of_the_type_joins_its_equals_behind_a_hash_that_all_share(name: s
     table = pa.table({"k": pa.array(values, kind), "n": list(range(len(values))), "_w": [1] * len(values)})
     table = weakly(table, [7] * len(values))
     keeper.keep("right", layout, table)
-    found = join.step(table, layout.empty(), keeper.spine("left", layout), keeper.spine("right", layout))
-    pairs = [(row["a"], row["b"]) for piece in found.out for row in piece.to_pylist()]
+    change = join.added_up(table, layout)
+    found = join.step(change, layout.empty(), keeper.spine("left", layout), keeper.spine("right", layout))
+    pairs = [(row["a"], row["b"]) for piece in found for row in piece.to_pylist()]
     assert sorted(pairs) == [(n, n) for n in range(len(values))]
 
 

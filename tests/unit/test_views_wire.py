@@ -11,6 +11,8 @@ from tidemill.views.chain.narrow import narrowed, widened
 from tidemill.views.chain.station import hashed
 from tidemill.views.chain.work import Packet
 from tidemill.views.spark.wire import table_of, to_wire
+from tidemill.views.trace.key_hash import fine_hashes
+from tidemill.views.trace.layout import Layout
 
 COUNT = 5_000
 
@@ -38,6 +40,12 @@ def table(largest: int, *, nulls: bool) -> pa.Table:
             "_w": pa.array(np.ones(COUNT, np.int64)),
         }
     )
+
+
+def layout(rows: pa.Table, names: list[str], key: int | None = None) -> Layout:
+    """Of rows with these columns, of which all are the key, or so many, and the hash is of the rest as well."""
+    columns = pa.schema([rows.schema.field(name) for name in names])
+    return Layout(columns, len(names) if key is None else key, fine=key is not None)
 
 
 @pytest.mark.parametrize("largest", [1, 100, 30_000, 2**31 - 1, 2**31 + 1, 2**62])
@@ -95,7 +103,7 @@ def test_a_hash_that_follows_from_its_key_is_computed_again(key: list[str], null
     regions = pa.array(["n", "e", "s", None if nulls else "w"]).take(pa.array(np.arange(COUNT) % 4))
     rows = rows.append_column("region", regions)
     rows = rows.set_column(0, "_h", hashed(rows, key))
-    small = narrowed(rows, key)
+    small = narrowed(rows, layout(rows, key))
     assert "_h" not in small.column_names
     assert "_w" not in small.column_names, "all rows have the same"
     assert widened(small).equals(rows)
@@ -106,8 +114,21 @@ def test_a_hash_that_follows_from_its_key_is_computed_again(key: list[str], null
 def test_a_hash_of_texts_that_do_not_repeat_travels() -> None:
     rows = table(2**40, nulls=False)
     rows = rows.set_column(0, "_h", hashed(rows, ["text"]))
-    assert "_h" in narrowed(rows, ["text"]).column_names
-    assert widened(narrowed(rows, ["text"])).equals(rows)
+    assert "_h" in narrowed(rows, layout(rows, ["text"])).column_names
+    assert widened(narrowed(rows, layout(rows, ["text"]))).equals(rows)
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+@pytest.mark.parametrize(("key", "rest"), [(["long"], ["day", "real"]), (["day", "money"], ["large", "int"])])
+def test_a_hash_of_a_key_and_the_rest_of_a_row_is_computed_again(
+    key: list[str], rest: list[str], nulls: bool
+) -> None:
+    rows = table(2**40, nulls=nulls)
+    columns = [[rows[name].combine_chunks() for name in names] for names in (key, rest)]
+    rows = rows.select(["_h", *key, *rest, "_w"]).set_column(0, "_h", pa.array(fine_hashes(*columns, COUNT)))
+    small = narrowed(rows, layout(rows, [*key, *rest], len(key)))
+    assert "_h" not in small.column_names
+    assert widened(small).equals(rows)
 
 
 def test_weights_that_differ_travel() -> None:

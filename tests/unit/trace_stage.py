@@ -123,11 +123,11 @@ class Circuit:
                 self._spine("orders", JOIN.left, within),
                 self._spine("customers", JOIN.right, within),
             )
-            found = JOIN.step(left[at], right[at], mine, theirs)
-            joined.extend(found.out)
+            ours, others = JOIN.added_up(left[at], JOIN.left), JOIN.added_up(right[at], JOIN.right)
+            joined.extend(JOIN.step(ours, others, mine, theirs))
             kept += [
-                mine.extend(found.left, bundle, self.budget_rows),
-                theirs.extend(found.right, bundle, self.budget_rows),
+                mine.extend(ours, bundle, self.budget_rows),
+                theirs.extend(others, bundle, self.budget_rows),
             ]
             bundle.write()
         rows = pa.concat_tables(joined)

@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 import pyarrow as pa
 
 from tidemill.errors import TypeRefused
+from tidemill.views.chain.arranging import arranged, side_key
 from tidemill.views.chain.chain import Chain, Input, Query
 from tidemill.views.chain.keyed_stations import GatherStation, ReplaceStation
 from tidemill.views.chain.legs import Explode, Leg, Select
+from tidemill.views.chain.lent import Lent
 from tidemill.views.chain.outputs import OutputStation
 from tidemill.views.chain.prepare import Unsupported
 from tidemill.views.chain.source_stations import ChangesStation, UpsertsStation
@@ -15,7 +17,7 @@ from tidemill.views.chain.station import Station
 from tidemill.views.chain.stations import AggregateStation, JoinStation, SetStation
 from tidemill.views.chain.wiring import Wiring
 from tidemill.views.circuit import operators as ops
-from tidemill.views.circuit.circuit import Circuit
+from tidemill.views.circuit.circuit import Circuit, walk
 from tidemill.views.circuit.expr import Expr, call, column, joined
 from tidemill.views.circuit.ids import expressions
 from tidemill.views.circuit.operators import Operator
@@ -60,9 +62,11 @@ class Builder:
             self._grows |= append_only(output)
         self._wiring = Wiring()
         self._made: dict[Operator, int] = {}  # operators with state, and the stations that give their rows
+        self._keys: dict[ops.Source, tuple[int, ...]] = {}
 
     def build(self, views: Sequence[str]) -> Chain:
         """The chain of these views; `Unsupported` says which operator no kernel computes, and why."""
+        self._keys = arranged(walk(*(self._circuit.outputs[view] for view in views)), self._types)
         for view in views:
             self._output(view)
         return self._wiring.chain()
@@ -152,9 +156,13 @@ class Builder:
             return Input(op.table, op.width)
         if op not in self._made:
             types = tuple(self._arrow(each.type) for each in op.columns)
-            station: Station = ChangesStation(types) if kind == "changes" else UpsertsStation(types, op.key)
-            extra = 0 if kind == "changes" else 3
-            number = self._wiring.add(self._ids[op], station)
+            if kind == "changes":
+                key, extra = self._keys.get(op, ()), 0
+                station: Station = ChangesStation(types, key)
+                name = f"{self._ids[op]}.by{'-'.join(map(str, key))}" if key else self._ids[op]
+            else:
+                station, extra, name = UpsertsStation(types, op.key), 3, self._ids[op]
+            number = self._wiring.add(name, station)
             self._wiring.connect(Input(op.table, op.width + extra), number, 0, Leg())
             self._made[op] = number
         return self._made[op]
@@ -199,11 +207,24 @@ class Builder:
             sides.append((child, tuple(given), tuple(at), tuple(map(self._arrow, types))))
         (left, left_given, left_at, left_types), (right, right_given, right_at, right_types) = sides
         safe = tuple(key.null_safe for key in op.keys)
-        station = JoinStation(left_types, right_types, left_at, right_at, safe)
+        lent = (self._lent(op, 0), self._lent(op, 1))
+        station = JoinStation(left_types, right_types, left_at, right_at, safe, lent)
         number = self._wiring.add(self._ids[op], station)
         self._feed(left, number, 0, left_given)
         self._feed(right, number, 1, right_given)
         return number
+
+    def _lent(self, op: ops.Join, side: int) -> Lent | None:
+        """What a join reads of the source of a side, if that remembers its rows by the same key."""
+        found = side_key(op, side, self._types)
+        if found is None or self._kinds[found[0].table] == "rows":
+            return None
+        source, places, key = found
+        at = self._source(source)
+        station = self._wiring.station(at) if isinstance(at, int) else None
+        if isinstance(station, ChangesStation | UpsertsStation) and station.key == key:
+            return Lent(station, places)
+        return None
 
     def _common(self, op: ops.Join, key: ops.Key) -> str:
         """The type that both parts of a pair of keys are compared in, as Spark would."""

@@ -20,6 +20,7 @@ from tidemill.views.chain.outputs import OutputStation, SpillStation
 from tidemill.views.chain.station import Station
 from tidemill.views.circuit.expr import Expr
 from tidemill.views.circuit.operators import Operator
+from tidemill.views.trace.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,10 @@ class Edge:
 
 @dataclass(frozen=True)
 class Placed:
-    """A station, its id, its job and layer, and which views need it."""
+    """A station, its id, its job and layer, and which views need it.
+
+    What it reads of others' traces is `borrowed`: its name for each, the trace's id and layout.
+    """
 
     number: int
     id: str
@@ -61,11 +65,17 @@ class Placed:
     job: int
     layer: int
     views: frozenset[str] = frozenset()
+    borrowed: tuple[tuple[str, str, Layout], ...] = ()
 
     @property
     def traces(self) -> dict[str, str]:
         """The ids of its traces, by their names."""
         return {name: f"{self.id}.{name}" for name in self.station.layouts}
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The ids of all traces that it needs: its own, and those that it reads of others."""
+        return frozenset(self.traces.values()) | {trace for _, trace, _ in self.borrowed}
 
 
 @dataclass(frozen=True)

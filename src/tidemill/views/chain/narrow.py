@@ -7,7 +7,6 @@ to give the rows back to the bit travels in the metadata of their schema.
 """
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from tidemill.views.trace.consolidate import chunk
-from tidemill.views.trace.key_hash import key_hashes
-from tidemill.views.trace.layout import HASH, WEIGHT
+from tidemill.views.trace.key_hash import fine_hashes, key_hashes
+from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 from tidemill.views.trace.words import fixed
 
 NARROWED_ROWS = 4_096
@@ -34,12 +33,12 @@ _WHOLE = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _TEXT = (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
 
 
-def narrowed(table: pa.Table, key: Sequence[str] | None = None) -> pa.Table:
+def narrowed(table: pa.Table, layout: Layout | None = None) -> pa.Table:
     """The same rows in fewer octets; `widened` gives them back, of a part of them as well.
 
     Args:
         table: the rows.
-        key: the columns whose hash `_h` is; None where it is that of something else.
+        layout: says of which columns `_h` is the hash; None where it is that of something else.
     """
     told: dict[bytes, bytes] = {}
     found: dict[str, pa.Array] = {}
@@ -52,8 +51,9 @@ def narrowed(table: pa.Table, key: Sequence[str] | None = None) -> pa.Table:
         elif name != HASH:
             found[name] = _narrow(array)
     if HASH in table.column_names:
-        if key is not None and found and all(_is_quick(found[name].type) for name in key):
-            told[_KEY] = json.dumps(list(key)).encode()
+        hashed = [] if layout is None else layout.names if layout.fine else layout.key_names
+        if layout is not None and found and all(_is_quick(found[name].type) for name in hashed):
+            told[_KEY] = json.dumps([hashed, layout.key, layout.fine]).encode()
         else:
             found[HASH] = chunk(table, HASH)
     if not found and told:
@@ -85,8 +85,11 @@ def widened(table: pa.Table) -> pa.Table:
     if _WEIGHT in told:
         found[WEIGHT] = pa.array(np.full(table.num_rows, int(told[_WEIGHT]), np.int64))
     if _KEY in told:
-        keys = [coded.get(name, found[name]) for name in json.loads(told[_KEY])]
-        found[HASH] = pa.array(key_hashes(keys, table.num_rows))
+        names, key, fine = json.loads(told[_KEY])
+        hashed = [coded.get(name, found[name]) for name in names]
+        rows = table.num_rows
+        hashes = fine_hashes(hashed[:key], hashed[key:], rows) if fine else key_hashes(hashed, rows)
+        found[HASH] = pa.array(hashes)
     return pa.Table.from_arrays([found[each.name] for each in schema], schema=schema)
 
 

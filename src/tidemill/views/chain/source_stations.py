@@ -1,6 +1,6 @@
 """Where the rows of datasets enter: those that may be deleted, and those with a key (DBSP-21, LOT-40)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -31,13 +31,22 @@ ASIDE = "aside"
 
 @dataclass(frozen=True)
 class ChangesStation:
-    """The source operator of a dataset that allows deletes: no row is there fewer than no times (DBSP-21)."""
+    """The source operator of a dataset that allows deletes: no row is there fewer than no times (DBSP-21).
+
+    Args:
+        types: of the dataset's columns.
+        key: those by which rows are remembered, for joins that read them here; empty: by all of the row.
+    """
 
     types: tuple[pa.DataType, ...]
+    key: tuple[int, ...] = ()
 
     @cached_property
     def _layout(self) -> Layout:
-        return Layout(columns(self.types), len(self.types))
+        if not self.key:
+            return Layout(columns(self.types), len(self.types))
+        layout = layout_of(self.types, self.key)
+        return replace(layout, fine=bool(layout.rest_names))
 
     @property
     def layouts(self) -> dict[str, Layout]:
@@ -51,19 +60,24 @@ class ChangesStation:
         return self.types
 
     def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
+        if self.key:
+            return {"main": lightened(keyed_rows(rows, self._layout, self.key), self._layout)}
         packed = rows.append_column(HASH, hashed(rows, self._layout.names))
         return {"main": lightened(packed, self._layout)}
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> Given:
         delta = together(parts.get("main", ()), self._layout)
-        source, quarantined = Source(columns(self.types)), traces[ASIDE].rows > 0
+        source, quarantined = Source(self._layout), bool(traces[ASIDE].entries)
         admitted = source.step(delta, traces["main"], quarantined=quarantined)
         aside = 0
         if admitted.quarantine.num_rows or quarantined:
             known = pa.concat_tables([self._layout.empty(), *traces[ASIDE].scan(), admitted.quarantine])
             aside = consolidate(known, self._layout).num_rows
+        names = self._layout.names
+        if self.key:
+            names = [column_name(i, self.types, self.key) for i in range(len(self.types))]
         return Given(
-            [admitted.out.select(self.out.names)],
+            [admitted.out.select([*names, WEIGHT]).rename_columns(self.out.names)],
             {"main": admitted.state, ASIDE: admitted.quarantine},
             aside=aside,
             settled=frozenset({"main", ASIDE}),

@@ -7,6 +7,7 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidemill.views.chain.lent import Lent
 from tidemill.views.chain.station import (
     Given,
     Parts,
@@ -22,7 +23,7 @@ from tidemill.views.chain.station import (
 from tidemill.views.kernels import finals
 from tidemill.views.kernels.aggregate import BINS, MAIN, Agg, Aggregate
 from tidemill.views.kernels.canonical import canonical
-from tidemill.views.kernels.join import Join
+from tidemill.views.kernels.join import Join, by_hash
 from tidemill.views.kernels.setops import SetOperation
 from tidemill.views.trace.consolidate import chunk, column, consolidate, lightened
 from tidemill.views.trace.key_hash import GLOBAL_HASH
@@ -44,6 +45,7 @@ class JoinStation:
         left, right: the types of the columns of each side.
         left_keys, right_keys: which of them are the key, pair by pair of the same type.
         null_safe: which pairs are compared by `<=>`.
+        lent: for each side whose rows a source remembers, what is read there.
     """
 
     left: tuple[pa.DataType, ...]
@@ -51,6 +53,7 @@ class JoinStation:
     left_keys: tuple[int, ...]
     right_keys: tuple[int, ...]
     null_safe: tuple[bool, ...]
+    lent: tuple[Lent | None, Lent | None] = (None, None)
 
     @cached_property
     def _kernel(self) -> Join:
@@ -67,8 +70,19 @@ class JoinStation:
         )
 
     @property
-    def layouts(self) -> dict[str, Layout]:
+    def _sides(self) -> dict[str, Layout]:
         return {"left": self._kernel.left, "right": self._kernel.right}
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        mine = zip(self._sides.items(), self.lent, strict=True)
+        return {tag: layout for (tag, layout), lent in mine if lent is None}
+
+    @property
+    def borrowed(self) -> list[tuple[int, str, Mapping[str, Layout]]]:
+        """The sides whose rows sources remember: number and name, and the traces of the source."""
+        sides = enumerate(zip(self._sides, self.lent, strict=True))
+        return [(side, tag, lent.layouts) for side, (tag, lent) in sides if lent is not None]
 
     @cached_property
     def out(self) -> pa.Schema:
@@ -79,18 +93,27 @@ class JoinStation:
 
     def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
         tag, keys = ("left", self.left_keys) if side == 0 else ("right", self.right_keys)
-        layout = self.layouts[tag]
+        layout = self._sides[tag]
         for place, safe in zip(keys, self.null_safe, strict=True):
             if not safe and rows[f"c{place}"].null_count:  # it matches nothing: it need not travel
                 rows = rows.filter(pc.is_valid(rows[f"c{place}"]))
-        return {tag: lightened(keyed_rows(rows, layout, keys), layout)}
+        packed = keyed_rows(rows, layout, keys)
+        return {tag: packed if self.lent[side] is not None else lightened(packed, layout)}
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> Given:
-        mine = together(parts.get("left", ()), self._kernel.left)
-        theirs = together(parts.get("right", ()), self._kernel.right)
-        joined = self._kernel.step(mine, theirs, traces["left"], traces["right"])
-        deltas = {"left": joined.left, "right": joined.right}
-        return Given(joined.out, deltas, settled=frozenset(deltas))
+        changes, known = {}, []
+        for (tag, layout), lent in zip(self._sides.items(), self.lent, strict=True):
+            rows = together(parts.get(tag, ()), layout)
+            changes[tag] = self._kernel.added_up(rows, layout) if lent is None else by_hash(rows)
+            theirs = {name: traces[f"{tag}.{name}"] for name in lent.layouts} if lent is not None else {}
+            known.append(traces[tag] if lent is None else lent.rows(layout, theirs))
+        out = self._kernel.step(changes["left"], changes["right"], *known)
+        deltas = {tag: changes[tag] for tag in self.layouts}
+        return Given(out, deltas, settled=frozenset(deltas))
+
+    def stays(self, side: int) -> bool:
+        """Whether what comes to a side is in its range already: a source has the rows by the same key."""
+        return self.lent[side] is not None
 
     def speaks_first(self, within: Range) -> bool:
         return False

@@ -15,7 +15,9 @@ from tidemill.views.chain.keyed_stations import ReplaceStation
 from tidemill.views.chain.legs import Leg
 from tidemill.views.chain.outputs import OutputStation, SpillStation
 from tidemill.views.chain.station import Station
+from tidemill.views.chain.stations import JoinStation
 from tidemill.views.circuit.operators import Operator
+from tidemill.views.trace.layout import Layout
 
 
 class Wiring:
@@ -31,10 +33,11 @@ class Wiring:
         """The chain of all that was added."""
         self._fuse()
         jobs = self._jobs()
+        self._part(jobs)
         self._cross(jobs)
         layers = self._layers(jobs)
         stations = tuple(
-            Placed(number, name, station, jobs[number], layers[number])
+            Placed(number, name, station, jobs[number], layers[number], borrowed=self._borrowed(number))
             for number, (name, station) in enumerate(self._stations)
         )
         edges = []
@@ -51,6 +54,22 @@ class Wiring:
             for one in stations
         ]
         return replace(chain, stations=tuple(marked))
+
+    def _borrowed(self, number: int) -> tuple[tuple[str, str, Layout], ...]:
+        """What a join reads of its sources' traces: its name for each, the trace's id and layout."""
+        station = self.station(number)
+        if not isinstance(station, JoinStation):
+            return ()
+        from_source = {
+            side: self._stations[origin][0]
+            for origin, target, side, _ in self._edges
+            if target == number and isinstance(origin, int)
+        }
+        return tuple(
+            (f"{tag}.{name}", f"{from_source[side]}.{name}", layout)
+            for side, tag, layouts in station.borrowed
+            for name, layout in layouts.items()
+        )
 
     # --- putting together
 
@@ -142,6 +161,15 @@ class Wiring:
         for number in range(len(self._stations)):
             job(number)
         return found
+
+    def _part(self, jobs: Mapping[int, int]) -> None:
+        """A join in a later job than its source remembers rows itself: they reach it through files."""
+        for origin, target, side, _ in self._edges:
+            name, station = self._stations[target]
+            if isinstance(station, JoinStation) and isinstance(origin, int) and jobs[origin] < jobs[target]:
+                left, right = station.lent
+                lent = (left, None) if side else (None, right)
+                self._stations[target] = (name, replace(station, lent=lent))
 
     def _cross(self, jobs: dict[int, int]) -> None:
         """Have rows that go from one job to a later one pass through files."""

@@ -17,6 +17,7 @@ from tidemill.views.chain.chain import Chain, Edge, Placed
 from tidemill.views.chain.narrow import NARROWED_ROWS, narrowed
 from tidemill.views.chain.outputs import OutputStation
 from tidemill.views.chain.station import Given, Station
+from tidemill.views.chain.stations import JoinStation
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.consolidate import column
@@ -108,9 +109,8 @@ class Plan:
         for tag, table in station.pack(side, _typed(station, side, rows)).items():
             small = table
             if narrow and table.num_rows >= NARROWED_ROWS:
-                layout = station.layouts.get(tag)
-                small = narrowed(table, None if layout is None else layout.key_names)
-            stays = isinstance(station, OutputStation) and station.local
+                small = narrowed(table, station.layouts.get(tag))
+            stays = station.local if isinstance(station, OutputStation) else _stays(station, side)
             if stays or len(self.ranges) == 1:
                 parts = [((here or 0) if stays else 0, small)]
             else:
@@ -153,6 +153,10 @@ class Told:
     def decode(cls, body: bytes) -> "Told":
         rest, kept = json.loads(body)
         return cls(**rest, kept=Kept.decode(kept.encode()))
+
+
+def _stays(station: Station, side: int) -> bool:
+    return isinstance(station, JoinStation) and station.stays(side)
 
 
 def _typed(station: Station, side: int, rows: pa.Table) -> pa.Table:
@@ -198,7 +202,9 @@ def compute(
         spines = _spines(plan, placed, within, state)
         came = any(table.num_rows for tables in mine.values() for table in tables)
         if not came and not (plan.first and placed.station.speaks_first(within)):
-            merged = [Kept((), tuple(spine.merges(state.bundle, MERGED_ROWS))) for spine in spines.values()]
+            merged = [
+                Kept((), tuple(spines[name].merges(state.bundle, MERGED_ROWS))) for name in placed.traces
+            ]
             told.kept = Kept.together([told.kept, *merged])
             continue
         given = placed.station.step(mine, spines, first=plan.first)
@@ -227,14 +233,12 @@ MERGED_ROWS = 65_536
 
 def _spines(plan: Plan, placed: Placed, within: Range, state: State) -> dict[str, Spine]:
     layouts, version = placed.station.layouts, state.version
-    if plan.first:
-        return {
-            name: Spine(trace, layouts[name], (), state.cache, within)
-            for name, trace in placed.traces.items()
-        }
+    mine = ((name, trace, layouts[name]) for name, trace in placed.traces.items())
     return {
-        name: Spine.of(version, trace, layouts[name], state.cache, within, version.step)
-        for name, trace in placed.traces.items()
+        name: Spine(trace, layout, (), state.cache, within)
+        if plan.first
+        else Spine.of(version, trace, layout, state.cache, within, version.step)
+        for name, trace, layout in (*mine, *placed.borrowed)
     }
 
 

@@ -5,9 +5,9 @@ have the hash of a changed key are looked up, and nothing else is read. A hash t
 a comparison: pairs count when the keys themselves are the same.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -17,16 +17,15 @@ from tidemill.errors import UsageError, WeightOverflow
 from tidemill.views.kernels.align import pairs
 from tidemill.views.trace.consolidate import chunk, column, consolidate
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
-from tidemill.views.trace.order import I64, taken
-from tidemill.views.trace.spine import Spine
+from tidemill.views.trace.order import I64, ascending, taken
 
 
-class Joined(NamedTuple):
-    """What a step of a join gives: its output in pieces, and the rows that each side's trace gets."""
+class Remembered(Protocol):
+    """What a side remembers of the steps before: a trace, or rows that somebody else keeps."""
 
-    out: Iterator[pa.Table]
-    left: pa.Table
-    right: pa.Table
+    def lookups(self, hashes: I64, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """All rows with these hashes, which are sorted, each once; in tables of one chunk."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -62,28 +61,25 @@ class Join:
         theirs = [pa.field(name, self.right.schema.field(source).type) for source, name in self.right_out]
         return pa.schema([*mine, *theirs, pa.field(WEIGHT, pa.int64())])
 
-    def step(self, left_delta: pa.Table, right_delta: pa.Table, left: Spine, right: Spine) -> Joined:
-        """One step. The output is computed as it is read, and has rows of either sign that may cancel.
-
-        Args:
-            left_delta: the change of the left side in this range.
-            right_delta: that of the right side.
-            left: what the left side remembers of the steps before.
-            right: what the right side remembers.
-        """
-        mine = self._matchable(left_delta, self.left)
-        theirs = self._matchable(right_delta, self.right)
-        return Joined(self._out(mine, theirs, left, right), mine, theirs)
-
-    def _matchable(self, delta: pa.Table, layout: Layout) -> pa.Table:
-        """The change, added up, without rows that can match nothing: those need not be remembered."""
+    def added_up(self, delta: pa.Table, layout: Layout) -> pa.Table:
+        """A side's change, added up, without rows that can match nothing: those need not be remembered."""
         table = layout.conform(delta)
         for name, safe in zip(layout.key_names, self.null_safe, strict=True):
             if not safe and table[name].null_count:
                 table = table.filter(pc.is_valid(table[name]))
         return consolidate(table, layout)
 
-    def _out(self, mine: pa.Table, theirs: pa.Table, left: Spine, right: Spine) -> Iterator[pa.Table]:
+    def step(
+        self, mine: pa.Table, theirs: pa.Table, left: Remembered, right: Remembered
+    ) -> Iterator[pa.Table]:
+        """The change of the result, computed as it is read, with rows of either sign that may cancel.
+
+        Args:
+            mine: the change of the left side in this range, in order of the hash; its keys may match.
+            theirs: that of the right side.
+            left: what the left side remembers of the steps before.
+            right: what the right side remembers.
+        """
         if mine.num_rows:
             for known in right.lookups(_hashes(mine), [source for source, _ in self.right_out]):
                 yield from self._matched(mine, known)
@@ -104,6 +100,15 @@ class Join:
         theirs = [chunk(right, source).take(at_right) for source, _ in self.right_out]
         weights = _product(taken(column(left, WEIGHT), ones), taken(column(right, WEIGHT), others))
         return pa.table([*mine, *theirs, pa.array(weights)], schema=self.schema)
+
+
+def by_hash(rows: pa.Table) -> pa.Table:
+    """Rows in order of the hash, in one chunk."""
+    rows = rows.combine_chunks()
+    hashes = column(rows, HASH)
+    if (hashes[1:] >= hashes[:-1]).all():
+        return rows
+    return rows.take(pa.array(ascending(hashes))).combine_chunks()
 
 
 def _hashes(table: pa.Table) -> I64:

@@ -32,14 +32,14 @@ class Admitted(NamedTuple):
 
 
 class Source:
-    """A source operator; `_h` is the hash of the whole row.
+    """A source operator.
 
     Args:
-        columns: the dataset's.
+        layout: of its trace, in which `_h` tells rows apart: the whole row is the key, or it is fine.
     """
 
-    def __init__(self, columns: pa.Schema) -> None:
-        self.layout = Layout(columns, len(columns))
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
 
     def step(self, delta: pa.Table, trace: Spine, *, quarantined: bool = True) -> Admitted:
         """Admit a change.
@@ -56,7 +56,7 @@ class Source:
         weights = column(change, WEIGHT)
         asked = change if quarantined else change.filter(pa.array(weights < 0))
         known = trace.lookup(distinct(column(asked, HASH)))
-        place = positions(change, known, self.layout.key_names, zeros="differ")
+        place = positions(change, known, self.layout.names, zeros="differ")
         before = added_at(place, column(known, WEIGHT), change.num_rows)
         after = before + weights
         out = np.maximum(after, 0) - np.maximum(before, 0)

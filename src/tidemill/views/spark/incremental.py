@@ -166,7 +166,7 @@ class Stepping:
             for name, one in self._names.items()
             if name in self._chain.inputs and one in batch.moved
         }
-        current = {one.number for one in self._chain.stations if one.traces and self._is_current(one)}
+        current = {one.number for one in self._chain.stations if one.reads and self._is_current(one)}
         self._size = sum((size_of((*one.plus, *one.minus)) for one in self._exchanges.values()), NOTHING)
         self._changed = self._size.rows
         self._known = max(
@@ -179,7 +179,7 @@ class Stepping:
 
     def _is_current(self, placed: Placed) -> bool:
         steps = self._version.steps
-        return all(steps.get(name, -1) == self._version.step for name in placed.traces.values())
+        return all(steps.get(name, -1) == self._version.step for name in placed.reads)
 
     def _rewound(self) -> set[int]:
         """Sources of keyed datasets of which a write was taken back: what it had replaced is not known."""
@@ -191,7 +191,7 @@ class Stepping:
         }
 
     def _is_ready(self, view: str) -> bool:
-        needs = {one.number for one in self._chain.stations if view in one.views and one.traces}
+        needs = {one.number for one in self._chain.stations if view in one.views and one.reads}
         batch = self._batch
         return view not in batch.stale and view in batch.tables and needs <= self._current
 
@@ -286,7 +286,7 @@ class Stepping:
 
     def load(self) -> list[Output]:
         """Build the traces that are missing, and give the changes of the views that have them."""
-        missing = frozenset(one.number for one in self._chain.stations if one.traces) - self._current
+        missing = frozenset(one.number for one in self._chain.stations if one.reads) - self._current
         views = [view.name for view in self._batch.spec.views if self._is_to_load(view.name)]
         if not missing and not views:
             return []

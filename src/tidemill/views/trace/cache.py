@@ -107,12 +107,15 @@ class Cache:
 
     # --- reading
 
-    def holding(self, entry: Entry, layout: Layout, hashes: np.ndarray[Any, Any]) -> Iterable[pa.RecordBatch]:
-        """The batches of a run whose fences enclose one of the hashes, which are sorted; a few at a time."""
+    def holding(
+        self, entry: Entry, layout: Layout, hashes: np.ndarray[Any, Any], rest: np.int64
+    ) -> Iterable[pa.RecordBatch]:
+        """The batches of a run that may have one of the hashes (see `Head.holding`), a few at a time."""
         run = self._run(entry, layout)
+        numbers = run.head.holding(hashes, rest)
         if run.whole is not None:
-            return [run.whole] if len(run.head.holding(hashes)) else []
-        return self._batches(entry, run, run.head.holding(hashes))
+            return [run.whole] if len(numbers) else []
+        return self._batches(entry, run, numbers)
 
     def between(self, entry: Entry, layout: Layout, low: int, high: int) -> Iterable[pa.RecordBatch]:
         """The batches of a run that may hold hashes from low to high, a few at a time."""

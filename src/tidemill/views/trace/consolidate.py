@@ -7,13 +7,13 @@ import numpy as np
 import pyarrow as pa
 
 from tidemill.errors import WeightOverflow
+from tidemill.views.trace.key_hash import UPPER
 from tidemill.views.trace.layout import HASH, Layout
 from tidemill.views.trace.order import I64, ascending, taken
 from tidemill.views.trace.words import Zeros, code_rows, grouped, is_plain, same
 
 _LIMB = np.int64(2**32 - 1)
 _MOST = 2**63
-_UPPER = np.int64(-(2**32))
 
 
 def consolidate(table: pa.Table, layout: Layout, zeros: Zeros = "differ") -> pa.Table:
@@ -98,15 +98,15 @@ def _condensed(table: pa.Table, layout: Layout) -> pa.Table:
 def _grouped(table: pa.Table, layout: Layout, zeros: Zeros) -> tuple[pa.Table, I64]:
     """The rows by hash and content, and where each group of equal ones begins.
 
-    They are sorted by one number, half of it of the hash and half of a mix of what is not in the key. Then
-    neighbours are compared. Different ones that share all of that number may stand between equal ones: then
-    all of their content decides.
+    They are sorted by one number, half of it of the hash and half of a mix of what is not in the key; in a
+    trace that is fine the hash is such a number. Then neighbours are compared. Different ones that share all
+    of that number may stand between equal ones: then all of their content decides.
     """
-    payload = layout.names[layout.key :]
+    payload = [] if layout.fine else layout.rest_names
     number = column(table, HASH)
     if payload:
         mix = code_rows([chunk(table, name) for name in payload], table.num_rows, zeros).mix
-        number = (number & _UPPER) | (mix >> np.uint64(32)).view(np.int64)
+        number = (number & UPPER) | (mix >> np.uint64(32)).view(np.int64)
     if not (number[1:] >= number[:-1]).all():
         order = ascending(number)
         number = taken(number, order)

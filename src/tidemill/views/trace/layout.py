@@ -5,6 +5,10 @@ Every table that belongs to a trace has the columns `_h` (int64, the hash of its
 has one sum, its weight `_w`. The trace of an aggregate has several, its accumulators; so one routine merges
 them all, in any order, and a change followed by its inverse leaves nothing.
 
+A trace may be *fine*: then the upper half of `_h` is that of its key's hash, and the lower half is of the
+rest of the row. Rows of a key still lie together, and a single one of them is found as quickly as a key is
+elsewhere.
+
 A large sum is spread over *limbs* of 32 bits, the lowest first, the highest with the sign: consolidating
 carries between them, so that one number has one form.
 """
@@ -29,12 +33,14 @@ class Layout:
         key: how many of them are the key, whose hash `_h` is.
         sums: the names of the int64 columns that add up.
         limbs: those of the sums that are limbs of one number, lowest first.
+        fine: whether `_h` tells rows of one key apart; see above.
     """
 
     columns: pa.Schema
     key: int
     sums: tuple[str, ...] = (WEIGHT,)
     limbs: tuple[tuple[str, ...], ...] = ()
+    fine: bool = False
     schema: pa.Schema = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -51,6 +57,11 @@ class Layout:
     def key_names(self) -> list[str]:
         """The columns whose hash `_h` is."""
         return list(self.columns.names[: self.key])
+
+    @property
+    def rest_names(self) -> list[str]:
+        """The other columns that say which row it is."""
+        return list(self.columns.names[self.key :])
 
     @property
     def names(self) -> list[str]:

@@ -25,7 +25,7 @@ import pyarrow as pa
 from tidemill.errors import TraceCorrupt, TraceFormat
 from tidemill.views.trace import planes
 from tidemill.views.trace.consolidate import chunk, column
-from tidemill.views.trace.key_hash import GLOBAL_HASH, key_hashes
+from tidemill.views.trace.key_hash import GLOBAL_HASH, fine_hashes, key_hashes
 from tidemill.views.trace.layout import HASH, Layout
 from tidemill.views.trace.order import I64
 from tidemill.views.trace.portions import portions, row_bytes
@@ -73,9 +73,14 @@ class Head:
         """The numbers of the batches that may hold hashes from low to high."""
         return np.flatnonzero((self.batches["last"] >= low) & (self.batches["first"] <= high))
 
-    def holding(self, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The numbers of the batches whose fences enclose one of the hashes, which are sorted."""
-        begin = np.searchsorted(hashes, self.batches["first"], "left")
+    def holding(self, hashes: np.ndarray[Any, Any], rest: np.int64) -> np.ndarray[Any, Any]:
+        """The numbers of the batches whose fences enclose one of the hashes, which are sorted.
+
+        Args:
+            hashes: what is looked for.
+            rest: bits that may be anything, and are none of the hashes'.
+        """
+        begin = np.searchsorted(hashes, self.batches["first"] & ~rest, "left")
         end = np.searchsorted(hashes, self.batches["last"], "right")
         return np.flatnonzero(end > begin)
 
@@ -121,13 +126,19 @@ def _follow(hashes: I64, table: pa.Table, layout: Layout) -> bool:
     """Whether hashes need not be stored: they are those of keys that are quickly read."""
     if not layout.key:
         return bool((hashes == GLOBAL_HASH).all())
-    keys = table.select(layout.key_names)
-    if row_bytes(keys) > _WIDE:
+    hashed = table.select(layout.names if layout.fine else layout.key_names)
+    if row_bytes(hashed) > _WIDE:
         return False
     rows = np.linspace(0, len(hashes) - 1, min(len(hashes), _SAMPLE)).astype(np.int64)
-    some = keys.take(pa.array(rows)) if len(rows) < len(hashes) else keys
-    found = key_hashes([chunk(some, name) for name in layout.key_names], len(rows))
+    some = hashed.take(pa.array(rows)) if len(rows) < len(hashes) else hashed
+    found = _hashes([chunk(some, name) for name in hashed.column_names], len(rows), layout)
     return bool(np.array_equal(found, hashes[rows]))
+
+
+def _hashes(columns: list[pa.Array], rows: int, layout: Layout) -> I64:
+    """What follows from the columns of a layout, the key first."""
+    key, rest = columns[: layout.key], columns[layout.key : len(layout.names)]
+    return fine_hashes(key, rest, rows) if layout.fine else key_hashes(key, rows)
 
 
 def decode_head(body: bytes, layout: Layout, where: str) -> Head:
@@ -166,7 +177,7 @@ def decode_batch(body: bytes | memoryview, head: Head, number: int, where: str) 
         raise TraceCorrupt(f"batch {number} of {where} has {batch.num_rows} rows, not {int(entry['rows'])}")
     columns = planes.joined(batch, schema)
     if not head.stores_hash:
-        hashes = key_hashes(columns[: head.layout.key], batch.num_rows)
+        hashes = _hashes(columns, batch.num_rows, head.layout)
         if zlib.crc32(hashes.data) != int(entry["hashes"]):
             raise TraceCorrupt(f"keys in batch {number} of {where} have other hashes than it was sorted by")
         columns = [pa.array(hashes), *columns]

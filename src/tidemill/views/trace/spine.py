@@ -12,8 +12,10 @@ import pyarrow as pa
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.consolidate import consolidate
+from tidemill.views.trace.key_hash import UPPER
 from tidemill.views.trace.layout import HASH, Layout
 from tidemill.views.trace.merge import Piece, budget, fit, plan
+from tidemill.views.trace.order import distinct
 from tidemill.views.trace.portions import heaps, row_bytes
 from tidemill.views.trace.slices import ALL, Hashes, Range, hash_bounds
 from tidemill.views.trace.version import Added, Cut, Entry, Kept, Merged, Version
@@ -66,22 +68,34 @@ class Spine:
         schema = self._chosen(columns)
         return pa.Table.from_batches(list(self._found(hashes, schema.names)), schema)
 
-    def lookups(self, hashes: Hashes, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """The same in tables of a bounded size, each in one chunk: a key may have more rows than memory."""
+    def lookups(
+        self, hashes: Hashes, columns: Sequence[str] | None = None, *, keys: bool = False
+    ) -> Iterator[pa.Table]:
+        """The same in tables of a bounded size, each in one chunk: a key may have more rows than memory.
+
+        Args:
+            hashes: sorted, each once.
+            columns: what to read beside hash, key and sums; None is everything.
+            keys: the hashes are those of keys, and rows with the upper half of one are wanted: those of a
+                trace that is fine.
+        """
         schema = self._chosen(columns)
-        for some in heaps(self._found(hashes, schema.names), 4 * _CHUNK_ROWS, _MERGE_BYTES):
+        for some in heaps(self._found(hashes, schema.names, keys=keys), 4 * _CHUNK_ROWS, _MERGE_BYTES):
             yield pa.Table.from_batches(some, schema).combine_chunks()
 
     def _chosen(self, columns: Sequence[str] | None) -> pa.Schema:
         return pa.schema([self.layout.schema.field(name) for name in self.layout.select(columns)])
 
-    def _found(self, hashes: Hashes, names: list[str]) -> Iterator[pa.RecordBatch]:
+    def _found(self, hashes: Hashes, names: list[str], *, keys: bool = False) -> Iterator[pa.RecordBatch]:
+        rest = ~UPPER if keys else np.int64(0)
+        if keys:
+            hashes = distinct(hashes & UPPER)
         for entry in self.entries:
             low, high = hash_bounds(entry.low, entry.high)
             wanted = hashes[np.searchsorted(hashes, low) : np.searchsorted(hashes, high, "right")]
             if len(wanted):
-                for batch in self._cache.holding(entry, self.layout, wanted):
-                    yield from _gather(batch, wanted, names)
+                for batch in self._cache.holding(entry, self.layout, wanted, rest):
+                    yield from _gather(batch, wanted, names, rest)
 
     def consolidated(self, hashes: Hashes) -> pa.Table:
         """All rows with these hashes, added up."""
@@ -173,16 +187,24 @@ class Spine:
         )
 
 
-def _gather(batch: pa.RecordBatch, wanted: Hashes, names: list[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of a sorted batch that have one of the hashes."""
+def _gather(
+    batch: pa.RecordBatch, wanted: Hashes, names: list[str], rest: np.int64
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a sorted batch that have one of the hashes, whatever the bits of `rest` are."""
     hashes = batch.column(HASH).to_numpy()
-    wanted = wanted[np.searchsorted(wanted, hashes[0]) : np.searchsorted(wanted, hashes[-1], "right")]
+    wanted = _among(wanted, hashes, rest)
     chosen = batch.select(names)
     for low, high in _stretches(hashes, len(wanted)):
         here = hashes[low:high]
-        some = wanted[np.searchsorted(wanted, here[0]) : np.searchsorted(wanted, here[-1], "right")]
+        some = _among(wanted, here, rest)
         if len(some):
-            yield from _gather_here(chosen.slice(low, high - low), here, some)
+            yield from _gather_here(chosen.slice(low, high - low), here, some, rest)
+
+
+def _among(wanted: Hashes, hashes: Hashes, rest: np.int64) -> Hashes:
+    """Those that are wanted from the first to the last of the hashes."""
+    first, last = hashes[0] & ~rest, hashes[-1]
+    return wanted[np.searchsorted(wanted, first) : np.searchsorted(wanted, last, "right")]
 
 
 def _stretches(hashes: Hashes, wanted: int) -> Iterator[tuple[int, int]]:
@@ -192,18 +214,21 @@ def _stretches(hashes: Hashes, wanted: int) -> Iterator[tuple[int, int]]:
         yield low, min(low + width, len(hashes))
 
 
-def _gather_here(chosen: pa.RecordBatch, hashes: Hashes, wanted: Hashes) -> Iterator[pa.RecordBatch]:
+def _gather_here(
+    chosen: pa.RecordBatch, hashes: Hashes, wanted: Hashes, rest: np.int64
+) -> Iterator[pa.RecordBatch]:
     at_once = min(_CHUNK_ROWS, max(1, _CHUNK_BYTES // row_bytes(chosen)))
     if len(wanted) * 8 >= len(hashes):  # about as many as there are: walk along both
-        at = np.searchsorted(wanted, hashes)
-        rows = np.flatnonzero(wanted[np.minimum(at, len(wanted) - 1)] == hashes)
+        keys = hashes & ~rest if rest else hashes
+        at = np.searchsorted(wanted, keys)
+        rows = np.flatnonzero(wanted[np.minimum(at, len(wanted) - 1)] == keys)
         counted = len(rows)
         pieces = [rows[begin : begin + at_once] for begin in range(0, counted, at_once)]
     else:
         begin = np.searchsorted(hashes, wanted)
-        hit = hashes[np.minimum(begin, len(hashes) - 1)] == wanted
+        hit = hashes[np.minimum(begin, len(hashes) - 1)] & ~rest == wanted
         begin, wanted = begin[hit], wanted[hit]
-        pieces = _chunks(begin, np.searchsorted(hashes, wanted, "right"), at_once)
+        pieces = _chunks(begin, np.searchsorted(hashes, wanted | rest, "right"), at_once)
     for rows in pieces:
         if len(rows):
             yield chosen.take(pa.array(rows))
