@@ -69,6 +69,43 @@ def products(rows: pa.Table) -> list[pa.Table]:
     return list(JOIN.step(change, change, Keeper().spine("l", SIDE), Keeper().spine("r", SIDE)))
 
 
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("times", [1, 2])
+def test_many_rows_with_one_partner_each_are_joined_to_what_is_left_of_it(gaps: bool, times: int) -> None:
+    schema = pa.schema([("k", pa.int64()), ("x", pa.int64())])
+    sides = Layout(schema, 1)
+    join = Join(sides, sides, (False,), (("k", "k"), ("x", "x")), (("k", "other"), ("x", "y")))
+
+    def made(rows: list[tuple[int, int, int]]) -> pa.Table:
+        names = [*schema.names, "_w"]
+        return hashed(pa.table([*map(list, zip(*rows, strict=True))], names=names), ["k"])
+
+    right_kept = Keeper()
+    for rows in (
+        [(k, 0, times) for k in range(300) if not gaps or k % 3],
+        [row for k in range(0, 300, 5) for row in ((k, 0, -times), (k, k, times)) if not gaps or k % 3],
+        [(7, 0, -times)],
+    ):
+        right_kept.keep("r", sides, join.added_up(made(rows), sides))
+    shown = {k: (k if k % 5 == 0 else 0) for k in range(300) if k != 7 and (not gaps or k % 3)}
+    left = [(n % 300, n, 1 + n % 2) for n in range(2_000)]
+    moved = [(10, 10, -times), (10, 99, times), (400, 1, 1)]
+    changes = [join.added_up(made(rows), sides) for rows in (left, moved)]
+    found = join.step(*changes, Keeper().spine("l", sides), right_kept.spine("r", sides))
+    out = Counter[Any]()
+    rows_given = 0
+    for piece in found:
+        for row in piece.to_pylist():
+            rows_given += 1
+            assert row["k"] == row["other"]
+            out[row["k"], row["x"], row["y"]] += row["_w"]
+    shown[10] = 99
+    expected = {(k, n, shown[k]): w * times for k, n, w in left if k in shown}
+    assert {row: weight for row, weight in out.items() if weight} == expected
+    tens = sum(k == 10 for k, _, _ in left)
+    assert rows_given == len(expected) + 2 * tens  # the partner that goes is all that is given and taken back
+
+
 def test_rows_that_can_match_nothing_are_not_remembered() -> None:
     rows = side({(None, "k", 1): 1, (1, None, 1): 1, (1, "k", 1): 0})
     kept = JOIN.added_up(rows, SIDE)

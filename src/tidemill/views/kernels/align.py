@@ -1,14 +1,15 @@
 """Rows that belong together by key: equal hash, and behind it equal keys."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidemill.views.trace.consolidate import chunk, column
 from tidemill.views.trace.layout import HASH
-from tidemill.views.trace.order import I64, ascending
+from tidemill.views.trace.order import I64, ascending, taken
 from tidemill.views.trace.portions import row_bytes
 from tidemill.views.trace.spine import expand
 from tidemill.views.trace.words import Zeros, code_rows, grouped, same
@@ -16,6 +17,7 @@ from tidemill.views.trace.words import Zeros, code_rows, grouped, same
 _MANY = 4_096  # rows among which stretches of one key are looked for
 _EACH = 4  # rows of a stretch, on average, for that to pay
 _PAIRS = 262_144  # pairs that are compared and gathered at once
+_FEWER = 16  # times: then the hashes of the side that has fewer are looked for in the other
 _PAIRS_BYTES = 64 * 1024**2  # and fewer where both rows together are wide
 
 
@@ -108,18 +110,67 @@ def pairs(
     """
     if left.num_rows == 0 or right.num_rows == 0:
         return
-    right_hashes = column(right, HASH)
-    order = ascending(right_hashes)
-    ordered = right_hashes[order]
-    hashes = column(left, HASH)
-    firsts = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1]))  # each hash is looked for once
-    different = hashes[firsts]
-    begin = np.searchsorted(ordered, different)
-    again = np.diff(np.append(firsts, len(hashes)))
-    counts = np.repeat(np.searchsorted(ordered, different, "right") - begin, again)
-    begin = np.repeat(begin, again)
-    total = np.cumsum(counts)
+    partners = _partners(column(left, HASH), column(right, HASH))
     most = min(_PAIRS, max(1, _PAIRS_BYTES // (row_bytes(left) + row_bytes(right))))
+    for ones, at in _at_once(partners, most):
+        others = at if partners.order is None else taken(partners.order, at)
+        agree = _agree(left, ones, left_keys, right, others, right_keys)
+        yield (ones, others) if agree.all() else (ones[agree], others[agree])
+
+
+class _Partners(NamedTuple):
+    """Which rows of the left side have rows of the right one with the same hash.
+
+    Args:
+        rows: the rows of the left side that have any, in their order.
+        begin: where those of each begin in the right side's order by hash.
+        counts: how many they are; None if each has one.
+        order: that order; None if it is as it lies.
+    """
+
+    rows: I64
+    begin: I64
+    counts: I64 | None
+    order: I64 | None
+
+
+def _partners(hashes: I64, right_hashes: I64) -> _Partners:
+    """Each hash is looked for once, and where one side has far more of them, it is those of the other."""
+    order, ordered = None, right_hashes
+    if not (right_hashes[1:] >= right_hashes[:-1]).all():
+        order = ascending(right_hashes)
+        ordered = taken(right_hashes, order)
+    starts = _starts(ordered)
+    theirs = taken(ordered, starts)
+    counts = np.diff(np.append(starts, len(ordered)))
+    if _FEWER * len(theirs) < len(hashes):
+        firsts = np.searchsorted(hashes, theirs)
+        again = np.searchsorted(hashes, theirs, "right") - firsts
+        at = np.arange(len(theirs))
+        found = again > 0
+    else:
+        firsts = _starts(hashes)
+        mine = taken(hashes, firsts)
+        again = np.diff(np.append(firsts, len(hashes)))
+        at = np.minimum(np.searchsorted(theirs, mine), len(theirs) - 1)
+        found = taken(theirs, at) == mine
+    if not found.all():
+        firsts, again, at = firsts[found], again[found], at[found]
+    here = taken(counts, at)
+    each = None if (here == 1).all() else np.repeat(here, again)
+    total = int(again.sum())
+    rows = np.arange(total) if total == len(hashes) else expand(firsts, firsts + again)
+    return _Partners(rows, np.repeat(taken(starts, at), again), each, order)
+
+
+def _at_once(partners: _Partners, most: int) -> Iterator[tuple[I64, I64]]:
+    """The pairs, at most so many at a time: a row of the left side, a place in the order of the right one."""
+    rows, begin, counts, _ = partners
+    if counts is None:
+        for first in range(0, len(rows), most):
+            yield rows[first : first + most], begin[first : first + most]
+        return
+    total = np.cumsum(counts)
     for first in range(0, int(total[-1]), most):
         last = min(first + most, int(total[-1]))
         low, high = np.searchsorted(total, [first, last - 1], "right")  # the rows that have these pairs
@@ -127,12 +178,47 @@ def pairs(
         some[-1] -= total[high] - last
         skipped = first - int(total[low] - counts[low])  # pairs of the first row that were given before
         some[0] -= skipped
-        ones = np.repeat(np.arange(low, high + 1), some)
         at = begin[low : high + 1].copy()
         at[0] += skipped
-        others = order[expand(at, at + some)]
-        agree = _agree(left, ones, left_keys, right, others, right_keys)
-        yield (ones, others) if agree.all() else (ones[agree], others[agree])
+        yield np.repeat(rows[low : high + 1], some), expand(at, at + some)
+
+
+def _starts(hashes: I64) -> I64:
+    """Where each hash begins among those that are sorted."""
+    return np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1]))
+
+
+class Picked:
+    """Some rows of a table. Those that lie one behind the other, as most do that have one partner, are
+    read where they are.
+
+    Args:
+        table: in one chunk.
+        rows: which of its rows, in any order and any number of times.
+    """
+
+    def __init__(self, table: pa.Table, rows: I64) -> None:
+        self._table = table
+        self._rows = rows
+        count = len(rows)
+        self.lies = count > 0 and int(rows[-1] - rows[0]) == count - 1 and bool((rows[1:] > rows[:-1]).all())
+        self._first = int(rows[0]) if self.lies else 0
+        self._places = None if self.lies else pa.array(rows)
+
+    def column(self, name: str) -> pa.Array:
+        """The values of a column."""
+        values = chunk(self._table, name)
+        if self._places is None:
+            return values.slice(self._first, len(self._rows))
+        return pc.take(values, self._places, boundscheck=False)
+
+    def numbers(self, name: str) -> I64:
+        """Those of a column of numbers without NULLs; not to be written to."""
+        values: I64 = column(self._table, name)
+        if self._places is None:
+            return values[self._first : self._first + len(self._rows)]
+        found: I64 = taken(values, self._rows)
+        return found
 
 
 def _agree(
@@ -140,9 +226,8 @@ def _agree(
 ) -> Any:
     if not left_keys:
         return np.ones(len(ones), bool)
-    mine = [chunk(left, name).take(pa.array(ones)) for name in left_keys]
-    theirs = [chunk(right, name).take(pa.array(others)) for name in right_keys]
-    return same(mine, theirs)
+    mine, theirs = Picked(left, ones), Picked(right, others)
+    return same([mine.column(name) for name in left_keys], [theirs.column(name) for name in right_keys])
 
 
 def _code(table: pa.Table, keys: list[str], zeros: Zeros = "equal") -> Any:

@@ -14,10 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidemill.errors import UsageError, WeightOverflow
-from tidemill.views.kernels.align import pairs
+from tidemill.views.kernels.align import Picked, pairs
 from tidemill.views.trace.consolidate import chunk, column, consolidate
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
-from tidemill.views.trace.order import I64, ascending, taken
+from tidemill.views.trace.order import I64, ascending
+from tidemill.views.trace.words import is_plain
+
+_FEWER = 2  # rows of a trace, as against those that are joined to them, for adding them up to pay
 
 
 class Remembered(Protocol):
@@ -90,16 +93,37 @@ class Join:
                     yield self._rows(known, others, theirs, ones)
 
     def _matched(self, mine: pa.Table, theirs: pa.Table) -> Iterator[pa.Table]:
-        theirs = theirs.combine_chunks()
+        theirs = self._settled(theirs.combine_chunks(), mine.num_rows)
         for ones, others in pairs(mine, theirs, self.left.key_names, self.right.key_names):
             yield self._rows(mine, ones, theirs, others)
 
+    def _settled(self, theirs: pa.Table, asked: int) -> pa.Table:
+        """Rows of several runs, added up where many more ask for them: what came and went is not joined."""
+        if theirs.num_rows * _FEWER > asked:
+            return theirs
+        hashes = column(theirs, HASH)
+        if (hashes[1:] >= hashes[:-1]).all():
+            return theirs  # they are of one run, and added up
+        return consolidate(theirs, _narrow(self.right, theirs))
+
     def _rows(self, left: pa.Table, ones: I64, right: pa.Table, others: I64) -> pa.Table:
-        at_left, at_right = pa.array(ones), pa.array(others)
-        mine = [chunk(left, source).take(at_left) for source, _ in self.left_out]
-        theirs = [chunk(right, source).take(at_right) for source, _ in self.right_out]
-        weights = _product(taken(column(left, WEIGHT), ones), taken(column(right, WEIGHT), others))
-        return pa.table([*mine, *theirs, pa.array(weights)], schema=self.schema)
+        mine, theirs = Picked(left, ones), Picked(right, others)
+        keys = dict(zip(self.right.key_names, self.left.key_names, strict=True))
+        found = {name: mine.column(source) for source, name in self.left_out}
+        for source, name in self.right_out:
+            twin = keys.get(source)  # keys are equal: they need not be gathered twice, if equal is the same
+            if twin is not None and mine.lies and is_plain(chunk(left, twin).type):
+                found[name] = mine.column(twin)
+            else:
+                found[name] = theirs.column(source)
+        weights = _product(mine.numbers(WEIGHT), theirs.numbers(WEIGHT))
+        return pa.table([*found.values(), pa.array(weights)], schema=self.schema)
+
+
+def _narrow(layout: Layout, table: pa.Table) -> Layout:
+    """The layout of rows of which not all columns were read."""
+    there = set(table.column_names)
+    return Layout(pa.schema([each for each in layout.columns if each.name in there]), layout.key)
 
 
 def by_hash(rows: pa.Table) -> pa.Table:
@@ -119,6 +143,15 @@ def _hashes(table: pa.Table) -> I64:
 
 
 def _product(one: I64, other: I64) -> I64:
-    if len(one) and int(np.abs(one).max()) * int(np.abs(other).max()) >= 2**63:
+    if len(one) == 0:
+        return one
+    most, times = _largest(one), _largest(other)
+    if most * times >= 2**63:
         raise WeightOverflow("the weight of a joined row would not fit 64 bits")
-    return one * other
+    if times == 1 and other.min() == 1:
+        return one
+    return other if most == 1 and one.min() == 1 else one * other
+
+
+def _largest(numbers: I64) -> int:
+    return max(int(numbers.max()), -int(numbers.min()))
