@@ -150,7 +150,10 @@ def test_orders_are_those_of_numpy(span: int, count: int) -> None:
     chance = np.random.default_rng(span + count)
     minor, major = (chance.integers(-span - 1, span, count, endpoint=True) for _ in range(2))
     pieces = np.concatenate([np.sort(minor[: count // 2]), np.sort(minor[count // 2 :])])
-    assert lexical(minor, major // 7).tolist() == np.lexsort((minor, major // 7)).tolist()
+    order, starts = lexical(minor, major // 7)
+    assert order.tolist() == np.lexsort((minor, major // 7)).tolist()
+    listed = list(zip((major // 7)[order].tolist(), minor[order].tolist(), strict=True))
+    assert starts.tolist() == [n for n, one in enumerate(listed) if n == 0 or one != listed[n - 1]]
     for values in (minor, pieces, minor.view(np.uint64), np.sort(minor)):
         assert ascending(values).tolist() == np.argsort(values, kind="stable").tolist()
 

@@ -19,13 +19,14 @@ import pyarrow.types as pat
 
 from tidemill.errors import TypeRefused, WeightNegative
 from tidemill.views.trace.layout import WEIGHT, Layout
-from tidemill.views.trace.order import I64, lexical
+from tidemill.views.trace.order import I64, lexical, taken
 from tidemill.views.trace.words import fixed
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 VALUE = "_v"
 BEST = 16
+_QUIET = 4  # one part in so many of what is kept has to be left out for that to pay
 _BLOCKS = 2  # times as many blocks as values are kept: few more than these pass
 
 
@@ -81,33 +82,30 @@ class Extreme:
             np.add.at(marked, kept.group[marks], kept.weight[marks])
             more |= marked > 0
             kept = kept.chosen(~marks)
-        every = _Every.of(kept, changed, greatest_first=self.kind == "max")
-        if refill:
-            still, wanted = np.full(count, -1), np.ones(len(every.group), bool)
-        else:
-            still, wanted = every.concerned(more)
+        every, still = _Every.of(kept, changed, more, greatest_first=self.kind == "max", refill=refill)
         near = every.near(self.best)
-        listed = every.listed(wanted & near)
-        here = listed.old > 0
+        listed = every.listed(near)
         if (listed.old < 0).any():
             raise WeightNegative("a value that is kept for MIN or MAX is there fewer than no times")
+        there = listed.some(listed.old > 0)
+        new = listed.old + listed.change
         # what is worse than the worst value kept concerns what is not kept, where there is more
-        beyond = np.zeros(len(here), bool)
         if not refill and more.any():
             worst = np.full(count, -1, np.int64)
-            worst[listed.group[here]] = np.flatnonzero(here)  # the last one wins
-            beyond = more[listed.group] & (np.arange(len(here)) > worst[listed.group])
-        new = np.where(beyond, 0, listed.old + listed.change)
+            worst[there.group[there.ends]] = there.place[there.ends]
+            worst[~more] = len(new)
+            new[np.arange(len(new)) > taken(worst, listed.group)] = 0
         if (new < 0).any():
             raise WeightNegative("a value of MIN or MAX would be there fewer than no times")
-        live = np.flatnonzero(new > 0)
-        nth = _nth(listed.group[live])
+        live = listed.some(new > 0)
+        beyond = live.nth >= self.best
         left_out = np.zeros(count, bool)
-        left_out[listed.group[live[nth >= self.best]]] = True
-        left_out[every.group[~near]] = True
-        new[live[nth >= self.best]] = 0
+        left_out[live.group[beyond]] = True
+        if near is not None:
+            left_out[every.group[~near]] = True
+        new[live.place[beyond]] = 0
         more_after = left_out if refill else (more & ~empty) | left_out
-        before, after = listed.firsts(np.flatnonzero(here), still), listed.firsts(live, still)
+        before, after = listed.firsts(there, still), listed.firsts(live, still)
         return Ranked(
             every.value.take(pa.array(before, mask=before < 0)),
             every.value.take(pa.array(after, mask=after < 0)),
@@ -126,13 +124,6 @@ class Extreme:
         return table.append_column(VALUE, values).append_column(WEIGHT, pa.array(weights))
 
 
-def _nth(group: I64) -> I64:
-    """Of rows that are sorted by group, the place of each within its own."""
-    starts = np.flatnonzero(np.append(True, group[1:] != group[:-1])) if len(group) else group
-    place: I64 = np.arange(len(group)) - np.repeat(starts, np.diff(np.append(starts, len(group))))
-    return place
-
-
 class Rows(NamedTuple):
     """Values of groups: which group, the value, its weight."""
 
@@ -141,11 +132,18 @@ class Rows(NamedTuple):
     weight: I64
 
     def chosen(self, mask: Mask) -> "Rows":
-        return Rows(self.group[mask], self.value.filter(pa.array(mask)), self.weight[mask])
+        return self.taken(np.flatnonzero(mask))
+
+    def taken(self, rows: I64) -> "Rows":
+        value = pc.take(self.value, pa.array(rows), boundscheck=False)
+        return Rows(taken(self.group, rows), value, taken(self.weight, rows))
 
 
 def order_of(array: pa.Array) -> I64:
-    """Numbers in the order of the values, equal for equal values; NULL is anywhere."""
+    """Numbers in the order of the values, equal for equal values; NULL is anywhere.
+
+    Not to be written to. Those of two arrays can be compared unless `_is_ranked`.
+    """
     kind = array.type
     order: I64
     if pat.is_floating(kind):
@@ -157,14 +155,28 @@ def order_of(array: pa.Array) -> I64:
         order = pc.fill_null(array, fill_value=False).cast(pa.int8()).to_numpy().astype(np.int64)
         return order
     if pat.is_signed_integer(kind) or (_is_sortable(kind) and pat.is_temporal(kind)):
-        order = fixed(array, np.dtype(f"<i{kind.bit_width // 8}")).astype(np.int64)
+        order = fixed(array, np.dtype(f"<i{kind.bit_width // 8}")).astype(np.int64, copy=False)
         return order
     if pat.is_decimal128(kind) and kind.precision <= 18:
         return np.ascontiguousarray(fixed(array, np.dtype((np.int64, (2,))))[:, 0])  # the rest is its sign
-    if _is_sortable(kind):
+    if _is_ranked(kind):
         order = pc.rank(array, tiebreaker="dense").to_numpy().astype(np.int64)
         return order
     raise TypeRefused(f"no native MIN or MAX over values of type {kind}", hint="the operator can run keyed")
+
+
+def _orders(kept: pa.Array, changed: pa.Array) -> tuple[I64, I64]:
+    """The order of both, as that of one array."""
+    if len(kept) == 0 or not _is_ranked(kept.type):
+        return order_of(kept), order_of(changed)
+    both = order_of(pa.concat_arrays([kept, changed]))
+    return both[: len(kept)], both[len(kept) :]
+
+
+def _is_ranked(kind: pa.DataType) -> bool:
+    """Whether the order of a value is its place among those it is given with."""
+    numbers = pat.is_signed_integer(kind) or (pat.is_decimal128(kind) and kind.precision <= 18)
+    return _is_sortable(kind) and not (numbers or pat.is_temporal(kind))
 
 
 def _is_sortable(kind: pa.DataType) -> bool:
@@ -172,6 +184,32 @@ def _is_sortable(kind: pa.DataType) -> bool:
         return False
     tests = (pat.is_integer, pat.is_decimal, pat.is_temporal, pat.is_string, pat.is_large_string)
     return any(test(kind) for test in (*tests, pat.is_binary, pat.is_large_binary))
+
+
+class _Some(NamedTuple):
+    """Some values of a list that is sorted by group.
+
+    Args:
+        place: where each is in the list.
+        group: whose value it is.
+        starts: where each group begins among these.
+    """
+
+    place: I64
+    group: I64
+    starts: I64
+
+    @property
+    def ends(self) -> I64:
+        """Where the last value of each group is among these."""
+        return np.append(self.starts, len(self.group))[1:] - 1
+
+    @property
+    def nth(self) -> I64:
+        """The place of each within its own group."""
+        sizes = np.diff(np.append(self.starts, len(self.group)))
+        place: I64 = np.arange(len(self.group)) - np.repeat(self.starts, sizes)
+        return place
 
 
 class _Listed(NamedTuple):
@@ -189,77 +227,92 @@ class _Listed(NamedTuple):
     old: I64
     change: I64
 
-    def firsts(self, rows: I64, otherwise: I64) -> I64:
-        """Where the first of these rows of each group stands; for a group without any what is given."""
+    def some(self, mask: Mask) -> _Some:
+        place = np.flatnonzero(mask)
+        group = taken(self.group, place)
+        fresh = np.append(len(group) > 0, group[1:] != group[:-1])
+        return _Some(place, group, np.flatnonzero(fresh))
+
+    def firsts(self, some: _Some, otherwise: I64) -> I64:
+        """Where the first of these values of each group stands; for a group without any what is given."""
         first = otherwise.copy()
-        backwards = rows[::-1]
-        first[self.group[backwards]] = self.row[backwards]
+        first[some.group[some.starts]] = self.row[some.place[some.starts]]
         return first
 
 
 class _Every(NamedTuple):
-    """All values, first those that are kept, then those that change; `order` has the best first."""
+    """The values that have to be looked at, first those that are kept, then those that change.
+
+    Args:
+        value: these, and maybe more.
+        row: where each stands there.
+        group: whose it is.
+        order: the best first.
+        weight: how often it is there; of those that change, the change.
+        kept: how many of them are kept.
+    """
 
     value: pa.Array
+    row: I64
     group: I64
     order: I64
-    old: I64
-    change: I64
+    weight: I64
     kept: int
 
     @classmethod
-    def of(cls, kept: Rows, changed: Rows, *, greatest_first: bool) -> "_Every":
-        alone = len(kept.group) == 0
-        value = changed.value if alone else pa.concat_arrays([kept.value, changed.value])
-        order = order_of(value)
-        group = changed.group if alone else np.concatenate([kept.group, changed.group])
-        old = np.concatenate([kept.weight, np.zeros_like(changed.weight)])
-        change = np.concatenate([np.zeros_like(kept.weight), changed.weight])
-        # turned over by its bits, which never overflows
-        return cls(value, group, ~order if greatest_first else order, old, change, len(kept.group))
+    def of(
+        cls, kept: Rows, changed: Rows, more: Mask, *, greatest_first: bool, refill: bool
+    ) -> tuple["_Every", I64]:
+        """What has to be looked at; and where the best value stands of groups of which nothing is, else -1.
 
-    def concerned(self, more: Mask) -> tuple[I64, Mask]:
-        """Where the best value stands of groups whose change concerns nothing that is kept, else -1; and the
-        rows that have to be looked at: of other groups, and of these no changes worse than all that is kept.
-
-        Most changes of large groups need not be sorted. A group of which some run takes values back is not
-        taken for quiet, and its worst value may be one that is gone: then more is looked at than needed.
+        Args:
+            kept: the values that are kept.
+            changed: the change.
+            more: which groups have values that are not kept.
+            greatest_first: the best is the greatest one.
+            refill: all of the change has to be looked at.
         """
-        count, kept = len(more), self.kept
-        quiet = more.copy()
-        quiet[self.group[:kept][self.old[:kept] < 0]] = False
-        group, order = self.group[:kept], self.order[:kept]
-        best = np.full(count, np.iinfo(np.int64).max)
-        worst = np.full(count, np.iinfo(np.int64).min)
-        np.minimum.at(best, group, order)
-        np.maximum.at(worst, group, order)
-        where = np.full(count, -1, np.int64)
-        firsts = np.flatnonzero(order == best[group])
-        where[group[firsts]] = firsts
-        quiet &= where >= 0
-        changed = self.group[kept:]
-        near = self.order[kept:] <= worst[changed]
-        quiet[changed[near]] = False
-        wanted = ~quiet[self.group]
-        wanted[kept:] &= near | ~more[changed]
-        return np.where(quiet, where, -1), wanted
+        before, order = _orders(kept.value, changed.value)
+        if greatest_first:
+            before, order = ~before, ~order  # turned over by the bits, which never overflows
+        if refill or len(kept.group) == 0:
+            every = cls(changed.value, np.arange(len(order)), changed.group, order, changed.weight, 0)
+            return every, np.full(len(more), -1, np.int64)
+        still, mine, theirs = _concerned(kept, before, changed, order, more)
+        chosen = changed.taken(theirs)
+        value = pa.concat_arrays([kept.value, chosen.value])
+        row = np.arange(len(value))
+        group, weight = kept.group, kept.weight
+        if mine is not None:
+            row = np.concatenate([mine, row[len(group) :]])
+            group, before, weight = taken(group, mine), taken(before, mine), taken(weight, mine)
+        every = cls(
+            value,
+            row,
+            np.concatenate([group, chosen.group]),
+            np.concatenate([before, taken(order, theirs)]),
+            np.concatenate([weight, chosen.weight]),
+            len(group),
+        )
+        return every, still
 
-    def near(self, best: int) -> Mask:
+    def near(self, best: int) -> Mask | None:
         """The values that may be among the best of their group; of many that come to a group at once, few.
+        None is all.
 
         It is asked only where nothing is kept and nothing is taken away, as in a load. The rows of a group
         are cut into blocks. The best of each block are there, so what is worse than the last of the best
         few of these is left out: the values up to that one are complete.
         """
         blocks = _BLOCKS * best
-        near = np.ones(len(self.group), bool)
-        if self.kept or len(near) < 2 * blocks or not (self.change > 0).all():
-            return near
+        count = len(self.group)
+        if self.kept or count < 2 * blocks or not (self.weight > 0).all():
+            return None
         fresh = self.group[1:] != self.group[:-1]
-        if not (self.group[1:] >= self.group[:-1]).all() or np.count_nonzero(fresh) * blocks > len(near):
-            return near
+        if not (self.group[1:] >= self.group[:-1]).all() or np.count_nonzero(fresh) * blocks > count:
+            return None
         starts = np.flatnonzero(np.append(True, fresh))
-        sizes = np.diff(np.append(starts, len(near)))
+        sizes = np.diff(np.append(starts, count))
         large = sizes >= 2 * blocks
         cut = np.where(large, blocks, 1)
         nth = np.arange(int(cut.sum())) - np.repeat(np.cumsum(cut) - cut, cut)
@@ -271,16 +324,64 @@ class _Every(NamedTuple):
         worst[large] = np.partition(of_large, best - 1, axis=1)[:, best - 1]
         return np.asarray(self.order <= np.repeat(worst, sizes))
 
-    def listed(self, wanted: Mask) -> _Listed:
-        """The values that are wanted by group, weights of equal ones added up."""
-        rows = np.flatnonzero(wanted)
-        group, order = self.group[rows], self.order[rows]
-        sequence = lexical(order, group)
-        group, order, rows = group[sequence], order[sequence], rows[sequence]
-        fresh = np.ones(len(rows), bool)
-        fresh[1:] = (group[1:] != group[:-1]) | (order[1:] != order[:-1])
-        starts = np.flatnonzero(fresh)
-        if len(starts) == 0:
-            return _Listed(group, rows, self.old[rows], self.change[rows])
-        old, change = np.add.reduceat(self.old[rows], starts), np.add.reduceat(self.change[rows], starts)
-        return _Listed(group[starts], rows[starts], old, change)
+    def listed(self, near: Mask | None) -> _Listed:
+        """The values by group, weights of equal ones added up.
+
+        Args:
+            near: which of them; None is all.
+        """
+        if near is None:
+            places, starts = lexical(self.order, self.group)
+        else:
+            rows = np.flatnonzero(near)
+            sequence, starts = lexical(taken(self.order, rows), taken(self.group, rows))
+            places = taken(rows, sequence)
+        weight = taken(self.weight, places)
+        old = np.where(places < self.kept, weight, 0)
+        first = taken(places, starts)
+        both, before = _added_up(weight, starts), _added_up(old, starts)
+        return _Listed(taken(self.group, first), taken(self.row, first), before, both - before)
+
+
+def _added_up(weights: I64, starts: I64) -> I64:
+    """The sums of neighbours that begin at `starts`: differences of running sums, which may wrap around."""
+    if len(starts) == len(weights):
+        return weights
+    running: I64 = taken(np.cumsum(weights), np.append(starts[1:], len(weights)) - 1)
+    return np.diff(running, prepend=0)
+
+
+def _concerned(kept: Rows, before: I64, changed: Rows, order: I64, more: Mask) -> tuple[I64, I64 | None, I64]:
+    """Where the best value stands of groups whose change concerns nothing that is kept, else -1; and what has
+    to be looked at: what other groups keep, and the changes that are no worse than all that is kept.
+
+    Most changes of large groups need not be sorted. A group of which some run takes values back is not
+    taken for quiet, and its worst value may be one that is gone: then more is looked at than needed. So it
+    is with what quiet groups keep, if that is little: then it is all (None).
+
+    Args:
+        kept: the values that are kept.
+        before: their order.
+        changed: the change.
+        order: the order of that.
+        more: which groups have values that are not kept: of others all of the change is looked at.
+    """
+    count = len(more)
+    worst = np.full(count, np.iinfo(np.int64).min)
+    np.maximum.at(worst, kept.group, before)
+    worst[~more] = np.iinfo(np.int64).max
+    theirs = np.flatnonzero(order <= taken(worst, changed.group))
+    quiet = more.copy()
+    quiet[kept.group[kept.weight < 0]] = False
+    quiet[changed.group[theirs]] = False
+    still = np.full(count, -1, np.int64)
+    of_quiet = taken(quiet, kept.group) if quiet.any() else quiet[:0]
+    if _QUIET * np.count_nonzero(of_quiet) < len(before):
+        return still, None, theirs
+    rows = np.flatnonzero(of_quiet)
+    group, mine = kept.group[rows], before[rows]
+    best = np.full(count, np.iinfo(np.int64).max)
+    np.minimum.at(best, group, mine)
+    firsts = mine == best[group]
+    still[group[firsts]] = rows[firsts]
+    return still, np.flatnonzero(~of_quiet), theirs

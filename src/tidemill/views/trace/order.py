@@ -1,5 +1,6 @@
 """The order of numbers, faster than by comparing them: 16 bits at a time, where that pays."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,20 +32,40 @@ def taken(values: Any, rows: I64) -> Any:
     return values.take(rows, mode="clip")
 
 
-def lexical(minor: I64, major: I64) -> I64:
-    """The order by `major`, and by `minor` where that is equal; what is equal in both stays in its order."""
+def lexical(minor: I64, major: I64) -> tuple[I64, I64]:
+    """The order by `major`, and by `minor` where that is equal, and where in it each different pair begins.
+
+    What is equal in both stays in its order.
+    """
     order: I64
     if len(minor) < _FEW:
         order = np.lexsort((minor, major))
-        return order
-    order = np.arange(len(minor))
-    for key in (minor, major):
-        lowest, highest = int(key.min()), int(key.max())
-        digits = (key - np.int64(lowest)).view(np.uint64)  # wraps around where the span is that large
-        for shift in range(0, (highest - lowest).bit_length(), 16):
-            digit = (digits >> np.uint64(shift)).astype(np.uint16)
-            order = taken(order, np.argsort(taken(digit, order), kind="stable"))
-    return order
+        return order, _firsts([minor, major], order)
+    widths = [(int(key.max()) - int(key.min())).bit_length() for key in (minor, major)]
+    keys = [(key - key.min()).view(np.uint64) for key in (minor, major)]  # wraps around where it is that wide
+    if sum(widths) < 64:  # as one number, which may have fewer digits than the two
+        keys, widths = [keys[0] | (keys[1] << np.uint64(widths[0]))], [sum(widths)]
+    digits = [
+        (key >> np.uint64(shift)).astype(np.uint16)
+        for key, width in zip(keys, widths, strict=True)
+        for shift in range(0, width, 16)
+    ]
+    if not digits:  # all are the same
+        return np.arange(len(minor)), np.zeros(1, np.int64)
+    order = np.argsort(digits[0], kind="stable")
+    for digit in digits[1:]:
+        order = taken(order, np.argsort(taken(digit, order), kind="stable"))
+    return order, _firsts(keys, order)
+
+
+def _firsts(keys: Sequence[Any], order: I64) -> I64:
+    """Where in the order a row has other keys than the one before it."""
+    fresh = np.zeros(len(order), bool)
+    fresh[:1] = True
+    for key in keys:
+        sorted_key = taken(key, order)
+        fresh[1:] |= sorted_key[1:] != sorted_key[:-1]
+    return np.flatnonzero(fresh)
 
 
 def distinct(values: I64) -> I64:
