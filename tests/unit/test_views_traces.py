@@ -134,11 +134,15 @@ def test_there_are_1_to_256_ranges(count: int) -> None:
 
 def test_an_exchange_sends_each_row_to_its_range() -> None:
     rows = numbered(500, random.Random(3))
-    for count in (1, 7):
+    for count in (1, 2, 3, 7):
         parts = split(rows, ranges(count))
         assert sum(part.num_rows for part in parts) == 500
         for part, within in zip(parts, ranges(count), strict=True):
-            assert all(within.first <= number <= within.last for number in slice_of(part["_h"].to_numpy()))
+            mine = slice_of(rows["_h"].to_numpy())
+            assert part == rows.filter(pa.array((within.first <= mine) & (mine <= within.last)))
+        assert [part for one in parts for part in split(one, ranges(count)) if part.num_rows] == [
+            part for part in parts if part.num_rows
+        ]
 
 
 # --- sorting

@@ -6,12 +6,14 @@ slice; only merges know it, so that the rows they rewrite in one step stay few h
 grown. In Spark SQL the slice of a hash is `shiftright(_h, 56) + 128`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidemill.errors import UsageError
 
@@ -19,6 +21,7 @@ SLICES = 256
 GRAINS = SLICES * 256
 _GRAIN_BITS = 48
 _LOWEST = -(2**63)
+_FEW = 4  # ranges: looking at all hashes for each is faster than sorting
 
 Hashes = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -78,10 +81,28 @@ def split(table: pa.Table, among: tuple[Range, ...], hashes: Hashes | None = Non
     """
     if len(among) == 1:
         return [table]
+    found = table["_h"].to_numpy() if hashes is None else hashes
+    return [_taken(table, rows) for rows in _places(found, among)]
+
+
+def _places(hashes: Hashes, among: tuple[Range, ...]) -> Iterator[Hashes]:
+    """The rows of each range: looked for one range after the other if these are few, else sorted by range."""
+    if len(among) <= _FEW:
+        for each in among:
+            low, high = hash_bounds(*each.grains)
+            yield np.flatnonzero((hashes >= low) & (hashes <= high))
+        return
     of_slice = np.repeat(
         np.arange(len(among), dtype=np.uint8), [each.last - each.first + 1 for each in among]
     )
-    target = of_slice[slice_of(table["_h"].to_numpy() if hashes is None else hashes)]
+    target = of_slice[slice_of(hashes)]
     order = np.argsort(target, kind="stable")
     cuts = np.append(0, np.cumsum(np.bincount(target, minlength=len(among))))
-    return [table.take(pa.array(order[low:high])) for low, high in pairwise(cuts)]
+    for low, high in pairwise(cuts):
+        yield order[low:high]
+
+
+def _taken(table: pa.Table, rows: Hashes) -> pa.Table:
+    if len(rows) == table.num_rows:  # ascending, and each once
+        return table
+    return pc.take(table, pa.array(rows), boundscheck=False)
