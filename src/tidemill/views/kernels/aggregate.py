@@ -172,8 +172,9 @@ class Aggregate:
         sums: dict[str, I64] = {_ROWS: weights}
         for name in self._counted:
             values = chunk(rows, name)
-            present = pc.is_valid(values).to_numpy(zero_copy_only=False)
-            sums[f"_{name}.n"] = weights * present
+            sums[f"_{name}.n"] = weights
+            if values.null_count:
+                sums[f"_{name}.n"] = weights * pc.is_valid(values).to_numpy(zero_copy_only=False)
             if name in self._exact:
                 limbs = limbs_of(values, weights)
                 sums |= {f"_{name}.{n}": limb for n, limb in enumerate(limbs)}
@@ -187,9 +188,9 @@ class Aggregate:
         if self._doubles:
             tables[BINS] = self._binned(rows, weights)
         for agg, extreme in self._extremes:
-            mine = rows.filter(pc.is_valid(rows[agg.column])).select(
-                [HASH, *self.keys.names, agg.column, WEIGHT]
-            )
+            mine = rows.select([HASH, *self.keys.names, agg.column, WEIGHT])
+            if rows[agg.column].null_count:
+                mine = mine.filter(pc.is_valid(rows[agg.column]))
             tables[agg.name] = mine.rename_columns(extreme.layout.schema.names)
         return {  # groups become far fewer rows, different values may not
             name: (consolidate if name in {MAIN, BINS} else lightened)(table, self.layouts[name])
