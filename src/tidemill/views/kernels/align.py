@@ -27,7 +27,7 @@ def distinct_keys(tables: Sequence[pa.Table], keys: list[str]) -> pa.Table:
     for table in tables:
         part = table.select([HASH, *keys]).combine_chunks()
         firsts = _stretches(part, keys, "equal")
-        parts.append(part if firsts is None else part.take(pa.array(firsts)))
+        parts.append(part if firsts is None else pc.take(part, pa.array(firsts), boundscheck=False))
     together = pa.concat_tables(parts).combine_chunks()
     order, starts = grouped(_code(together, keys), column(together, HASH))
     return together.take(pa.array(order[starts])).combine_chunks()
@@ -40,7 +40,7 @@ def positions(targets: pa.Table, rows: pa.Table, keys: list[str], zeros: Zeros =
     firsts = _stretches(rows, keys, zeros)
     if firsts is None:
         return _positions(targets, rows, keys, zeros)
-    some = rows.select([HASH, *keys]).take(pa.array(firsts)).combine_chunks()
+    some = pc.take(rows.select([HASH, *keys]), pa.array(firsts), boundscheck=False).combine_chunks()
     again = np.diff(np.append(firsts, rows.num_rows))
     return np.repeat(_positions(targets, some, keys, zeros), again)
 
@@ -70,7 +70,7 @@ def _positions(targets: pa.Table, rows: pa.Table, keys: list[str], zeros: Zeros)
     place = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
     agree = known[place] == hashes
     if keys:
-        theirs = [chunk(targets, name).take(pa.array(place)) for name in keys]
+        theirs = [pc.take(chunk(targets, name), pa.array(place), boundscheck=False) for name in keys]
         agree &= same([chunk(rows, name) for name in keys], theirs, zeros)
     found: I64 = np.where(agree, place, -1)
     return found

@@ -289,11 +289,20 @@ _KINDS: tuple[tuple[Callable[[pa.DataType], bool], _Handler], ...] = (
 
 
 def _leaf_same(one: pa.Array, other: pa.Array) -> Any:
+    if one.null_count == 0 and other.null_count == 0 and (number := _as_number(one.type)) is not None:
+        return fixed(one, number) == fixed(other, number)  # no bitmaps: a third of the time
     equal = pc.equal(one, other)
     if equal.null_count == 0:
         return equal.to_numpy(zero_copy_only=False)
     both = pc.and_(pc.is_null(one), pc.is_null(other))
     return pc.if_else(pc.is_valid(equal), equal, both).to_numpy(zero_copy_only=False)
+
+
+def _as_number(kind: pa.DataType) -> np.dtype[Any] | None:
+    """The numbers that values of a plain type lie in memory as, if they are the same when these are."""
+    if not (pat.is_integer(kind) or _is_time(kind)):
+        return None
+    return np.dtype(f"<i{kind.bit_width // 8}")
 
 
 def _coded_same(one: pa.Array, other: pa.Array, zeros: Zeros) -> Any:
