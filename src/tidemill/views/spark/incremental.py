@@ -166,13 +166,14 @@ class Stepping:
             for name, one in self._names.items()
             if name in self._chain.inputs and one in batch.moved
         }
-        current = {one.number for one in self._chain.stations if one.reads and self._is_current(one)}
+        known = {one.number: self._is_current(one) for one in self._chain.stations if one.reads}
         self._size = sum((size_of((*one.plus, *one.minus)) for one in self._exchanges.values()), NOTHING)
         self._changed = self._size.rows
         self._known = max(
             (sum(run.rows for run in runs) for runs in self._version.traces.values()), default=0
         )
-        self._current = current - self._chain.above(self._rewound())
+        lost = {number for number, current in known.items() if not current} | self._rewound()
+        self._current = known.keys() - self._chain.above(lost)  # nobody would tell them what changed
         if self._changed > LOAD_RATIO * max(self._known, LOAD_LEAST):
             self._current = set()
         self.ready = frozenset(view for view in found.views if self._is_ready(view))
