@@ -43,7 +43,7 @@ def table(largest: int, *, nulls: bool) -> pa.Table:
 
 
 def layout(rows: pa.Table, names: list[str], key: int | None = None) -> Layout:
-    """Of rows with these columns, of which all are the key, or so many, and the hash is of the rest as well."""
+    """Of rows with these columns, of which all are the key; or so many, and the hash is of the rest too."""
     columns = pa.schema([rows.schema.field(name) for name in names])
     return Layout(columns, len(names) if key is None else key, fine=key is not None)
 
