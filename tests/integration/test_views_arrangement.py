@@ -61,7 +61,7 @@ class Shop:
         return read_version(site.objects, [row.version for row in rows if row.version][-1])
 
 
-@pytest.mark.rule("DBSP-8")
+@pytest.mark.rule("DBSP-41")
 def test_a_view_that_has_sources_remember_by_another_key_leaves_the_others_as_they_are(
     tmp_path: Path, spark: "SparkSession"
 ) -> None:

@@ -1,4 +1,4 @@
-"""A chain without Spark: circuits written by hand, and their steps computed range by range in this process."""
+"""A chain without Spark: circuits written by hand, and steps that are computed range by range here."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Joins that read what sources remember: the same as plain Python, and as joins that remember it themselves."""
+"""Joins that read what sources remember: the same as plain Python, and as joins with traces of their own."""
 
 import math
 from collections import Counter
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.unit.chain_stage import Machine, apart, built, hashes_of, join, project, rows_of, source
+from tidemill.views.chain.source_stations import ChangesStation
 from tidemill.views.chain.stations import JoinStation
 from tidemill.views.circuit.operators import Operator
 
@@ -128,7 +129,7 @@ def there(found: Counter[tuple[str, ...]]) -> dict[tuple[str, ...], int]:
     return {row: weight for row, weight in found.items() if weight}
 
 
-@pytest.mark.rule("DBSP-12", "DBSP-21")
+@pytest.mark.rule("DBSP-11", "DBSP-21")
 @pytest.mark.parametrize("mask", [None, WEAK], ids=["hashes", "weak hashes"])
 @settings(max_examples=40)
 @given(history=histories())
@@ -158,3 +159,88 @@ def test_a_join_that_reads_sources_is_the_join_of_what_is_there(
         )
         held = {table: [*rows.values()] for table, rows in net.items()}
         assert there(counted(machines[0].load(held, 2)[placed.number])) == wanted
+
+
+@pytest.mark.rule("DBSP-21")
+@pytest.mark.parametrize("shape", ["numbers", "whole rows"])
+@pytest.mark.parametrize("count", [2, 7])
+def test_a_row_set_aside_in_one_range_is_netted_when_it_comes_in_several(shape: str, count: int) -> None:
+    chain = built({"v": SHAPES[shape].operator}, {})
+    for machine in (Machine(chain), Machine(apart(chain))):
+        row, partner = ((1, 0), ("a", 1)) if shape == "numbers" else (("a", 1), (1, "a"))
+        machine.step({"a": [(row, -1)], "b": [(partner, 1)]}, 1)
+        assert [one["_w"] for one in machine.rows("aside")] == [-1]
+        given = machine.step({"a": [(row, 1)]}, count)
+        assert not any(rows_of(tables) for tables in given.values()), "nobody sees it"
+        assert machine.rows("aside") == []
+
+        # from now on it comes as any other
+        for number, tables in machine.step({"a": [(row, 1)]}, count).items():
+            reads = isinstance(chain.stations[number].station, JoinStation)
+            found = rows_of(tables)
+            if reads:
+                assert found == [(row + partner, 1)]
+            elif found:
+                assert found == [(row, 1)]
+
+
+@pytest.mark.parametrize("mask", [None, WEAK], ids=["hashes", "weak hashes"])
+@settings(max_examples=25)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([1, 2, 7]),
+            st.lists(
+                st.tuples(st.sampled_from(VALUES["double"]), st.booleans(), st.integers(0, 2)), max_size=5
+            ),
+            st.lists(st.tuples(st.sampled_from(VALUES["double"]), st.integers(-2, 2)), max_size=5),
+        ),
+        min_size=2,
+        max_size=4,
+    )
+)
+def test_a_join_by_the_key_of_a_dataset_reads_what_was_written_last(
+    mask: int | None, steps: list[tuple[int, list[tuple[Any, bool, int]], list[tuple[Any, int]]]]
+) -> None:
+    chain = built(
+        {"v": join(source("a", "double", "string"), source("k", "bigint", "double", key=(1,)), (0, 1))},
+        {"k": "keyed"},
+    )
+    (placed,) = [one for one in chain.stations if isinstance(one.station, JoinStation)]
+    assert {name for name, _, _ in placed.borrowed} == {"left.main", "left.aside", "right.main"}
+    machine = Machine(chain)
+    last: dict[str, tuple[Any, Any]] = {}
+    net: Counter[str] = Counter()
+    out: Counter[tuple[str, ...]] = Counter()
+    with nullcontext() if mask is None else hashes_of(mask):
+        for position, (count, writes, changes) in enumerate(steps):
+            upserts = [
+                ((value, key, gone, position, ordinal), 1)
+                for ordinal, (key, gone, value) in enumerate(writes)
+            ]
+            for key, gone, value in writes:
+                same = repr(key + 0.0 if key is not None else None)
+                last[same] = (key, None) if gone else (key, value)
+            for key, weight in changes:
+                net[repr(key)] += weight
+            given = machine.step(
+                {"a": [((key, "t"), weight) for key, weight in changes], "k": upserts}, count
+            )
+            out.update(counted(given[placed.number]))
+            wanted = {
+                bits((one, "t", value, key)): net[repr(one)]
+                for key, value in last.values()
+                for one in VALUES["double"]
+                if value is not None and are_equal(one, key) and net[repr(one)] > 0
+            }
+            assert there(out) == wanted
+
+
+def test_a_source_remembers_by_the_key_and_by_the_rest_of_the_row_only_where_there_is_some() -> None:
+    found = {}
+    for name in ("numbers", "whole rows", "floats"):
+        for one in built({"v": SHAPES[name].operator}, {}).stations:
+            if isinstance(one.station, ChangesStation):
+                found[name, one.station.types] = one.station.layouts["main"]
+    fine = {name: layout.fine for (name, _), layout in found.items()}
+    assert fine == {"numbers": True, "whole rows": False, "floats": True}
