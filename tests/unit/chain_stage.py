@@ -19,7 +19,7 @@ from tidemill.views.chain.work import Packet, Plan, State, Told, chosen, complet
 from tidemill.views.circuit.circuit import Circuit, walk
 from tidemill.views.circuit.expr import column
 from tidemill.views.circuit.ids import Pins
-from tidemill.views.circuit.operators import Column, Join, Key, Operator, Output, Project, Source
+from tidemill.views.circuit.operators import Column, Join, Key, Operator, Output, Project, Source, Window
 from tidemill.views.trace import words
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
@@ -56,15 +56,23 @@ def join(left: Operator, right: Operator, *keys: tuple[int, int], null_safe: boo
 
 
 def types_of(*roots: Operator) -> dict[Operator, tuple[str, ...]]:
-    """The types of every operator, where columns are only chosen and put together."""
+    """The types of every operator; what is computed is an int, and what a window computes a bigint."""
     found: dict[Operator, tuple[str, ...]] = {}
     for op in walk(*roots):
-        if isinstance(op, Source):
-            found[op] = tuple(one.type for one in op.columns)
-        elif isinstance(op, Project):
-            found[op] = tuple(found[op.input][one.column or 0] for one in op.expressions)
-        else:
-            found[op] = tuple(kind for child in op.inputs for kind in found[child])
+        below = [found[child] for child in op.inputs]
+        match op:
+            case Source():
+                found[op] = tuple(one.type for one in op.columns)
+            case Project():
+                found[op] = tuple(
+                    "int" if one.column is None else below[0][one.column] for one in op.expressions
+                )
+            case Window():
+                found[op] = (*below[0], *("bigint" for _ in op.calls))
+            case Join() if not op.left_only:
+                found[op] = below[0] + below[1]
+            case _:
+                found[op] = below[0]
     return found
 
 
