@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidemill.errors import WeightOverflow
 from tidemill.views.trace.key_hash import UPPER
@@ -38,7 +39,7 @@ def consolidate(table: pa.Table, layout: Layout, zeros: Zeros = "differ") -> pa.
         alive |= values != 0
     kept = table.select([HASH, *layout.names])
     if len(starts) < table.num_rows or not alive.all():
-        kept = kept.take(pa.array(starts[alive])).combine_chunks()
+        kept = pc.take(kept, pa.array(starts[alive]), boundscheck=False).combine_chunks()
         sums = {name: values[alive] for name, values in sums.items()}
     return pa.table([*kept.columns, *map(pa.array, sums.values())], schema=layout.schema)
 
@@ -139,7 +140,7 @@ def _taken(table: pa.Table, order: I64, layout: Layout, hashes: I64 | None) -> p
         elif name in layout.sums and (values := column(table, name)).min() == values.max():
             found.append(chunk(table, name))
         else:
-            found.append(chunk(table, name).take(rows))
+            found.append(pc.take(chunk(table, name), rows, boundscheck=False))
     return pa.Table.from_arrays(found, schema=layout.schema)
 
 

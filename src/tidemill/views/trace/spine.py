@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
@@ -220,26 +221,24 @@ def _gather_here(
     at_once = min(_CHUNK_ROWS, max(1, _CHUNK_BYTES // row_bytes(chosen)))
     if len(wanted) * 8 >= len(hashes):  # about as many as there are: walk along both
         keys = hashes & ~rest if rest else hashes
-        at = np.searchsorted(wanted, keys)
-        rows = np.flatnonzero(wanted[np.minimum(at, len(wanted) - 1)] == keys)
-        counted = len(rows)
-        pieces = [rows[begin : begin + at_once] for begin in range(0, counted, at_once)]
+        begin = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+        end = np.append(begin[1:], len(hashes))
+        mine = keys[begin]
+        if not np.array_equal(mine, wanted):
+            hit = wanted[np.minimum(np.searchsorted(wanted, mine), len(wanted) - 1)] == mine
+            begin, end = begin[hit], end[hit]
     else:
         begin = np.searchsorted(hashes, wanted)
         hit = hashes[np.minimum(begin, len(hashes) - 1)] & ~rest == wanted
         begin, wanted = begin[hit], wanted[hit]
-        pieces = _chunks(begin, np.searchsorted(hashes, wanted | rest, "right"), at_once)
-    for rows in pieces:
-        if len(rows):
-            yield chosen.take(pa.array(rows))
-
-
-def _chunks(begin: Hashes, end: Hashes, at_once: int) -> list[Hashes]:
-    """The numbers begin[i] to end[i] one behind the other, in arrays of at most so many."""
-    if len(begin) == 0:
-        return []
-    rows = expand(begin, end)
-    return [rows[first : first + at_once] for first in range(0, len(rows), at_once)]
+        end = np.searchsorted(hashes, wanted | rest, "right")
+    total = int((end - begin).sum())
+    if total == len(hashes):  # all of them, as where every group has changed
+        yield from (chosen.slice(first, at_once) for first in range(0, len(hashes), at_once))
+        return
+    rows = begin if total == len(begin) else expand(begin, end)
+    for first in range(0, total, at_once):
+        yield pc.take(chosen, pa.array(rows[first : first + at_once]), boundscheck=False)
 
 
 def expand(begin: Hashes, end: Hashes) -> Hashes:
