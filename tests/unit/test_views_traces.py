@@ -241,6 +241,30 @@ def test_every_version_shows_its_own_rows_whatever_is_merged_later(
     }
 
 
+@pytest.mark.parametrize("each", [1, 3, 40])
+@pytest.mark.parametrize("share", [1.0, 0.9, 0.01])
+def test_rows_are_found_by_their_hash_whether_all_most_or_few_are_asked_for(each: int, share: float) -> None:
+    chance = np.random.default_rng(each)
+    hashes = np.unique(chance.integers(-(2**63), 2**63 - 1, 2_000))
+    rows = pa.table(
+        [
+            np.repeat(hashes, each),
+            np.arange(len(hashes) * each),
+            ["p"] * len(hashes) * each,
+            [1] * len(hashes) * each,
+        ],
+        schema=LAYOUT.schema,
+    )
+    trace = Trace(MemoryObjects(FakeClock()))
+    trace.step(rows)
+    asked = np.sort(np.append(chance.choice(hashes, int(share * len(hashes)), replace=False), hashes[7] + 1))
+    found = trace.spine().lookup(asked)
+    assert sorted(found["k"].to_pylist()) == sorted(
+        rows.filter(pa.array(np.isin(rows["_h"].to_numpy(), asked)))["k"].to_pylist()
+    )
+    assert found["_h"].to_pylist() == sorted(found["_h"].to_pylist())
+
+
 @pytest.mark.rule("DBSP-47")
 def test_many_steps_leave_few_runs_and_no_step_merges_more_than_its_budget(objects: MemoryObjects) -> None:
     chance = random.Random(1)
