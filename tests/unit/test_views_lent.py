@@ -184,6 +184,26 @@ def test_a_row_set_aside_in_one_range_is_netted_when_it_comes_in_several(shape: 
                 assert found == [(row, 1)]
 
 
+@pytest.mark.rule("DBSP-21")
+@pytest.mark.parametrize("mask", [None, WEAK], ids=["hashes", "weak hashes"])
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_no_join_gives_a_row_in_quarantine_not_even_to_take_it_back(count: int, mask: int | None) -> None:
+    """An expression above could raise: a division by what was never there."""
+    chain = built({"v": SHAPES["floats"].operator}, {})
+    (placed,) = [one for one in chain.stations if isinstance(one.station, JoinStation)]
+    with nullcontext() if mask is None else hashes_of(mask):
+        machine = Machine(chain)
+        machine.step({"a": [((0.0, 1), -2), ((-0.0, 1), 1), ((0.0, 2), 1)], "b": []}, 2)
+        given = machine.step({"b": [((0.0,), 1)]}, count)[placed.number]
+        assert sorted(rows_of(given), key=repr) == [((1, -0.0, 0.0), 1), ((2, 0.0, 0.0), 1)]
+        machine.step({"a": [((0.0, 1), 1)]}, count)
+        given = machine.step({"b": [((0.0,), 1)]}, count)[placed.number]
+        assert sorted(rows_of(given), key=repr) == [((1, -0.0, 0.0), 1), ((2, 0.0, 0.0), 1)]
+        machine.step({"a": [((0.0, 1), 2)]}, count)
+        given = machine.step({"b": [((0.0,), 1)]}, count)[placed.number]
+        assert len(there(counted(given))) == 3
+
+
 @pytest.mark.parametrize("mask", [None, WEAK], ids=["hashes", "weak hashes"])
 @settings(max_examples=25)
 @given(

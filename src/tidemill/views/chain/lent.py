@@ -8,12 +8,12 @@ twice, and what leaves the source is already in the range where the join needs i
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
-from tidemill.views.chain.source_stations import ASIDE, ChangesStation, UpsertsStation
+from tidemill.views.chain.source_stations import ASIDE, MAIN, ChangesStation, UpsertsStation
 from tidemill.views.chain.station import Traces, column_name
-from tidemill.views.trace.consolidate import chunk, column
+from tidemill.views.kernels.align import positions
+from tidemill.views.trace.consolidate import chunk, consolidate
 from tidemill.views.trace.key_hash import key_hashes
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 from tidemill.views.trace.slices import Hashes
@@ -60,19 +60,32 @@ class LentRows:
     def lookups(self, hashes: Hashes, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """All rows with keys of these hashes, in tables of a bounded size, each in one chunk.
 
-        A row that is set aside has a negative weight in the source's trace, and was never there for anyone
-        else: what was set aside is taken off again.
+        What is set aside is left out, as if it were nowhere: the source's trace has it with a negative
+        weight, but nobody else may see it, not even for as long as it takes to cancel it.
         """
         wanted = self._layout.select(columns)
-        for name, spine in self._traces.items():
-            if not spine.entries:
-                continue
-            theirs = [self._names[one] for one in wanted]
-            for table in spine.lookups(hashes, theirs, keys=spine.layout.fine):
-                found = {one: table[self._names[one]] for one in wanted}
-                if spine.layout.fine:
-                    keys = [chunk(table, one) for one in spine.layout.key_names]
-                    found[HASH] = pa.array(key_hashes(keys, table.num_rows))
-                if name == ASIDE:
-                    found[WEIGHT] = pa.array(np.negative(column(table, WEIGHT)))
-                yield pa.table(found)
+        main, fine = self._traces[MAIN], self._traces[MAIN].layout.fine
+        aside = self._set_aside(hashes)
+        theirs = [self._names[one] for one in wanted] if aside is None else None
+        for table in main.lookups(hashes, theirs, keys=fine):
+            there = table if aside is None else _without(aside, table, main.layout)
+            found = {one: there[self._names[one]] for one in wanted}
+            if fine:
+                keys = [chunk(there, one) for one in main.layout.key_names]
+                found[HASH] = pa.array(key_hashes(keys, there.num_rows))
+            yield pa.table(found)
+
+    def _set_aside(self, hashes: Hashes) -> pa.Table | None:
+        """The rows with keys of these hashes that are there fewer than no times, each once; None if none is."""
+        spine = self._traces.get(ASIDE)
+        if spine is None or not spine.entries:
+            return None
+        every = [spine.layout.empty(), *spine.lookups(hashes, keys=spine.layout.fine)]
+        found = consolidate(pa.concat_tables(every), spine.layout)
+        return found if found.num_rows else None
+
+
+def _without(some: pa.Table, rows: pa.Table, layout: Layout) -> pa.Table:
+    """The rows that are none of some, which are in their one form; in one chunk."""
+    others = positions(some, rows, layout.names, zeros="differ") < 0
+    return rows if others.all() else rows.filter(pa.array(others)).combine_chunks()

@@ -26,6 +26,7 @@ from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 from tidemill.views.trace.slices import Range
 from tidemill.views.trace.words import class_ids, code_rows
 
+MAIN = "main"
 ASIDE = "aside"
 
 
@@ -50,7 +51,7 @@ class ChangesStation:
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        return {"main": self._layout, ASIDE: self._layout}
+        return {MAIN: self._layout, ASIDE: self._layout}
 
     @cached_property
     def out(self) -> pa.Schema:
@@ -61,14 +62,14 @@ class ChangesStation:
 
     def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
         if self.key:
-            return {"main": lightened(keyed_rows(rows, self._layout, self.key), self._layout)}
+            return {MAIN: lightened(keyed_rows(rows, self._layout, self.key), self._layout)}
         packed = rows.append_column(HASH, hashed(rows, self._layout.names))
-        return {"main": lightened(packed, self._layout)}
+        return {MAIN: lightened(packed, self._layout)}
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> Given:
-        delta = together(parts.get("main", ()), self._layout)
+        delta = together(parts.get(MAIN, ()), self._layout)
         source, quarantined = Source(self._layout), bool(traces[ASIDE].entries)
-        admitted = source.step(delta, traces["main"], quarantined=quarantined)
+        admitted = source.step(delta, traces[MAIN], quarantined=quarantined)
         aside = 0
         if admitted.quarantine.num_rows or quarantined:
             known = pa.concat_tables([self._layout.empty(), *traces[ASIDE].scan(), admitted.quarantine])
@@ -78,9 +79,9 @@ class ChangesStation:
             names = [column_name(i, self.types, self.key) for i in range(len(self.types))]
         return Given(
             [admitted.out.select([*names, WEIGHT]).rename_columns(self.out.names)],
-            {"main": admitted.state, ASIDE: admitted.quarantine},
+            {MAIN: admitted.state, ASIDE: admitted.quarantine},
             aside=aside,
-            settled=frozenset({"main", ASIDE}),
+            settled=frozenset({MAIN, ASIDE}),
         )
 
     def speaks_first(self, within: Range) -> bool:
@@ -110,7 +111,7 @@ class UpsertsStation:
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        return {"main": self._layout}
+        return {MAIN: self._layout}
 
     @cached_property
     def out(self) -> pa.Schema:
@@ -127,9 +128,9 @@ class UpsertsStation:
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> Given:
         last = self._last(together(parts.get("writes", ()), self._writes))
         there = last.filter(pc.invert(last["_gone"])).select(self._layout.schema.names)
-        change = keyed.exchange(last.select([HASH, *self._layout.key_names]), there, traces["main"])
+        change = keyed.exchange(last.select([HASH, *self._layout.key_names]), there, traces[MAIN])
         names = [column_name(i, self.types, self.key) for i in range(len(self.types))]
-        return Given([change.select([*names, WEIGHT]).rename_columns(self.out.names)], {"main": change})
+        return Given([change.select([*names, WEIGHT]).rename_columns(self.out.names)], {MAIN: change})
 
     def speaks_first(self, within: Range) -> bool:
         return False
