@@ -16,6 +16,7 @@ from tidemill.views.kernels.keyed import exchange, rows_of_keys
 from tidemill.views.kernels.setops import Kind, SetOperation
 from tidemill.views.kernels.source import Source
 from tidemill.views.kernels.zset import added_up, union
+from tidemill.views.trace import spine
 from tidemill.views.trace.layout import Layout
 
 WEAK = 0x8000_0000_0000_0001
@@ -104,6 +105,24 @@ def test_many_rows_with_one_partner_each_are_joined_to_what_is_left_of_it(gaps: 
     assert {row: weight for row, weight in out.items() if weight} == expected
     tens = sum(k == 10 for k, _, _ in left)
     assert rows_given == len(expected) + 2 * tens  # the partner that goes is all that is given and taken back
+
+
+@pytest.mark.parametrize("rows", [2, 6, 40])
+def test_what_came_and_went_is_not_joined_with_what_comes(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would cancel, but an expression above would see it: that may raise for rows that nobody has."""
+    monkeypatch.setattr(spine, "_CHUNK_ROWS", 4)  # 16 rows at once, so that more keys are too many
+    kept = Keeper()
+    there = {(k, "k", x): 1 for k in (1, 2) for x in range(rows)}
+    for change in (there, {row: -weight for row, weight in there.items() if row[:1] == (1,)}):
+        kept.keep("t", SIDE, JOIN.added_up(side(change), SIDE))
+    come = JOIN.added_up(side({(1, "k", 7): 1, (2, "k", 8): 1}), SIDE)
+    nothing = JOIN.added_up(side({}), SIDE)
+    for sides in ((come, nothing), (nothing, come)):
+        found = JOIN.step(*sides, kept.spine("t", SIDE), kept.spine("t", SIDE))
+        given = [row for piece in found for row in piece.to_pylist()]
+        gone = {row["a"] for row in given if row["_w"] < 0}
+        assert gone == ({1} if rows == 40 else set()), "but for a key that alone has too many rows"
+        assert Counter(row["a"] for row in given if row["_w"] > 0)[2] == rows
 
 
 def test_rows_that_can_match_nothing_are_not_remembered() -> None:

@@ -76,7 +76,7 @@ class LentRows:
             yield pa.table(found)
 
     def _set_aside(self, hashes: Hashes) -> pa.Table | None:
-        """The rows with keys of these hashes that are there fewer than no times, each once; None if none is."""
+        """The rows with keys of these hashes that are set aside, each once; None if there are none."""
         spine = self._traces.get(ASIDE)
         if spine is None or not spine.entries:
             return None

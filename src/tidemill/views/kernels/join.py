@@ -20,7 +20,8 @@ from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 from tidemill.views.trace.order import I64, ascending
 from tidemill.views.trace.words import is_plain
 
-_FEWER = 2  # rows of a trace, as against those that are joined to them, for adding them up to pay
+_KEYS = 65_536
+"""Keys that are looked up at once."""
 
 
 class Remembered(Protocol):
@@ -84,27 +85,17 @@ class Join:
             right: what the right side remembers.
         """
         if mine.num_rows:
-            for known in right.lookups(_hashes(mine), [source for source, _ in self.right_out]):
+            for known in _settled(right, _hashes(mine), self.right, [source for source, _ in self.right_out]):
                 yield from self._matched(mine, known)
             yield from self._matched(mine, theirs)
         if theirs.num_rows:
-            for known in left.lookups(_hashes(theirs), [source for source, _ in self.left_out]):
+            for known in _settled(left, _hashes(theirs), self.left, [source for source, _ in self.left_out]):
                 for ones, others in pairs(theirs, known, self.right.key_names, self.left.key_names):
                     yield self._rows(known, others, theirs, ones)
 
     def _matched(self, mine: pa.Table, theirs: pa.Table) -> Iterator[pa.Table]:
-        theirs = self._settled(theirs.combine_chunks(), mine.num_rows)
         for ones, others in pairs(mine, theirs, self.left.key_names, self.right.key_names):
             yield self._rows(mine, ones, theirs, others)
-
-    def _settled(self, theirs: pa.Table, asked: int) -> pa.Table:
-        """Rows of several runs, added up where many more ask for them: what came and went is not joined."""
-        if theirs.num_rows * _FEWER > asked:
-            return theirs
-        hashes = column(theirs, HASH)
-        if (hashes[1:] >= hashes[:-1]).all():
-            return theirs  # they are of one run, and added up
-        return consolidate(theirs, _narrow(self.right, theirs))
 
     def _rows(self, left: pa.Table, ones: I64, right: pa.Table, others: I64) -> pa.Table:
         mine, theirs = Picked(left, ones), Picked(right, others)
@@ -120,10 +111,35 @@ class Join:
         return pa.table([*found.values(), pa.array(weights)], schema=self.schema)
 
 
-def _narrow(layout: Layout, table: pa.Table) -> Layout:
-    """The layout of rows of which not all columns were read."""
-    there = set(table.column_names)
-    return Layout(pa.schema([each for each in layout.columns if each.name in there]), layout.key)
+def _settled(side: Remembered, asked: I64, layout: Layout, columns: list[str]) -> Iterator[pa.Table]:
+    """What a side remembers of these keys, added up: what came and went is not joined with what comes now.
+
+    It would cancel, but an expression above the join would see it first, and might raise for rows that nobody
+    has. So few keys are looked up at once that their rows fit into one table; only those of a single key that
+    do not are given as they are.
+    """
+    narrow = Layout(layout.columns_of(columns), layout.key)
+    first, count = 0, _KEYS
+    while first < len(asked):
+        some = asked[first : first + count]
+        tables = side.lookups(some, columns)
+        known = next(tables, None)
+        more = None if known is None else next(tables, None)
+        if more is not None and len(some) > 1:
+            count = len(some) // 2
+            continue
+        if known is not None and more is None:
+            yield known if _rises(column(known, HASH)) else consolidate(known, narrow)
+        elif known is not None:
+            yield known
+            yield more
+            yield from tables
+        first, count = first + len(some), min(_KEYS, 2 * count)
+
+
+def _rises(hashes: I64) -> bool:
+    """Whether no two rows are of one key, so that there is nothing to add up."""
+    return bool((hashes[1:] > hashes[:-1]).all())
 
 
 def by_hash(rows: pa.Table) -> pa.Table:

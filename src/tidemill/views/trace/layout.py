@@ -75,6 +75,11 @@ class Layout:
         wanted = {HASH, *self.key_names, *self.sums, *columns}
         return [name for name in self.schema.names if name in wanted]
 
+    def columns_of(self, columns: Sequence[str]) -> pa.Schema:
+        """What says which row it is, where only the key and these columns were read."""
+        read = set(self.select(columns))
+        return pa.schema([each for each in self.columns if each.name in read])
+
     def conform(self, table: pa.Table) -> pa.Table:
         """The table with exactly these columns in this order and one chunk each; others are left out."""
         there = set(table.column_names)
