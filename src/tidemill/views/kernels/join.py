@@ -5,6 +5,7 @@ have the hash of a changed key are looked up, and nothing else is read. A hash t
 a comparison: pairs count when the keys themselves are the same.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,7 +21,7 @@ from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 from tidemill.views.trace.order import I64, ascending
 from tidemill.views.trace.words import is_plain
 
-_KEYS = 65_536
+_KEYS = 131_072
 """Keys that are looked up at once."""
 
 
@@ -85,13 +86,13 @@ class Join:
             right: what the right side remembers.
         """
         if mine.num_rows:
-            for known in _settled(right, _hashes(mine), self.right, [source for source, _ in self.right_out]):
-                yield from self._matched(mine, known)
+            for some, known in _settled(right, mine, self.right, [source for source, _ in self.right_out]):
+                yield from self._matched(some, known)
             yield from self._matched(mine, theirs)
         if theirs.num_rows:
-            for known in _settled(left, _hashes(theirs), self.left, [source for source, _ in self.left_out]):
-                for ones, others in pairs(theirs, known, self.right.key_names, self.left.key_names):
-                    yield self._rows(known, others, theirs, ones)
+            for some, known in _settled(left, theirs, self.left, [source for source, _ in self.left_out]):
+                for ones, others in pairs(some, known, self.right.key_names, self.left.key_names):
+                    yield self._rows(known, others, some, ones)
 
     def _matched(self, mine: pa.Table, theirs: pa.Table) -> Iterator[pa.Table]:
         for ones, others in pairs(mine, theirs, self.left.key_names, self.right.key_names):
@@ -111,30 +112,32 @@ class Join:
         return pa.table([*found.values(), pa.array(weights)], schema=self.schema)
 
 
-def _settled(side: Remembered, asked: I64, layout: Layout, columns: list[str]) -> Iterator[pa.Table]:
-    """What a side remembers of these keys, added up: what came and went is not joined with what comes now.
+def _settled(
+    side: Remembered, changed: pa.Table, layout: Layout, columns: list[str]
+) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """Some of the rows that changed, and what the other side remembers of their keys, added up.
 
-    It would cancel, but an expression above the join would see it first, and might raise for rows that nobody
-    has. So few keys are looked up at once that their rows fit into one table; only those of a single key that
-    do not are given as they are.
+    What came and went would cancel, but an expression above the join would see it joined with what comes now,
+    and might raise for rows that nobody has. So few keys are looked up at once that their rows fit into one
+    table; only those of a single key that do not are given as they are.
     """
     narrow = Layout(layout.columns_of(columns), layout.key)
+    hashes = column(changed, HASH)
+    begins = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1]))
     first, count = 0, _KEYS
-    while first < len(asked):
-        some = asked[first : first + count]
-        tables = side.lookups(some, columns)
-        known = next(tables, None)
-        more = None if known is None else next(tables, None)
-        if more is not None and len(some) > 1:
-            count = len(some) // 2
+    while first < len(begins):
+        here = begins[first : first + count]
+        last = first + len(here)
+        tables = side.lookups(hashes[here], columns)
+        found = list(itertools.islice(tables, 2))
+        if len(found) > 1 and len(here) > 1:
+            count = len(here) // 2
             continue
-        if known is not None and more is None:
-            yield known if _rises(column(known, HASH)) else consolidate(known, narrow)
-        elif known is not None:
-            yield known
-            yield more
-            yield from tables
-        first, count = first + len(some), min(_KEYS, 2 * count)
+        some = changed.slice(here[0], (begins[last] if last < len(begins) else len(hashes)) - here[0])
+        if len(found) == 1 and not _rises(column(found[0], HASH)):
+            found = [consolidate(found[0], narrow)]
+        yield from ((some, known) for known in itertools.chain(found, tables))
+        first, count = last, min(_KEYS, 2 * count)
 
 
 def _rises(hashes: I64) -> bool:
@@ -149,13 +152,6 @@ def by_hash(rows: pa.Table) -> pa.Table:
     if (hashes[1:] >= hashes[:-1]).all():
         return rows
     return rows.take(pa.array(ascending(hashes))).combine_chunks()
-
-
-def _hashes(table: pa.Table) -> I64:
-    hashes: I64 = column(table, HASH)
-    fresh = np.ones(len(hashes), bool)
-    fresh[1:] = hashes[1:] != hashes[:-1]
-    return hashes[fresh]
 
 
 def _product(one: I64, other: I64) -> I64:
