@@ -182,8 +182,10 @@ class Machine:
     def _entering(self, plan: Plan, table: str, rows: Rows) -> Iterator[Packet]:
         many = list(rows)
         for edge in plan.leaving(table):
+            assert edge.plain is not None
             kinds = self.chain.stations[edge.target].station.takes(edge.side)
-            columns = [pa.array([row[n] for row, _ in many], kind) for n, kind in enumerate(kinds)]
+            chosen_here = zip(edge.plain, kinds, strict=True)
+            columns = [pa.array([row[place] for row, _ in many], kind) for place, kind in chosen_here]
             weights = pa.array([weight for _, weight in many], pa.int64())
             names = [*(f"c{n}" for n in range(len(kinds))), "_w"]
             yield from plan.send(edge, pa.table([*columns, weights], names=names))
