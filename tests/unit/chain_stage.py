@@ -1,199 +1,110 @@
-"""A chain without Spark: circuits written by hand, and steps that are computed range by range here."""
+"""One station of a chain with its traces in memory: stepped as tasks do, in as many ranges as one likes."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pytest
 
 from tidemill.objects.memory import MemoryObjects
 from tidemill.testing import FakeClock
-from tidemill.views.chain.build import Builder
-from tidemill.views.chain.chain import Chain
-from tidemill.views.chain.source_stations import ChangesStation
-from tidemill.views.chain.stations import JoinStation
-from tidemill.views.chain.work import Packet, Plan, State, Told, chosen, complete, compute, gathered
-from tidemill.views.circuit.circuit import Circuit, walk
-from tidemill.views.circuit.expr import column
-from tidemill.views.circuit.ids import Pins
-from tidemill.views.circuit.operators import Column, Join, Key, Operator, Output, Project, Source, Window
-from tidemill.views.trace import words
+from tidemill.views.chain.chain import Chain, Placed
+from tidemill.views.chain.station import Station
+from tidemill.views.chain.work import Plan, State, Told, complete, compute, gathered
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
-from tidemill.views.trace.slices import ALL, ranges
+from tidemill.views.trace.slices import ranges
 from tidemill.views.trace.spine import Spine
 from tidemill.views.trace.version import Version, read_version, write_version
 
-ARROW = {
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "boolean": pa.bool_(),
-}
-
-Rows = Iterable[tuple[tuple[Any, ...], int]]
-"""(row, weight)"""
+Row = tuple[Any, ...]
+Change = Mapping[int, Sequence[tuple[Row, int]]]
+"""Rows with their weights, by side."""
 
 
-# --- circuits
+def table(types: Sequence[pa.DataType], rows: Iterable[tuple[Row, int]]) -> pa.Table:
+    """c0, c1, … and `_w`."""
+    rows = list(rows)
+    arrays = [pa.array([row[n] for row, _ in rows], kind) for n, kind in enumerate(types)]
+    names = [f"c{n}" for n in range(len(types))]
+    weights = pa.array([weight for _, weight in rows], pa.int64())
+    return pa.table([*arrays, weights], names=[*names, "_w"])
 
 
-def source(table: str, *types: str, key: tuple[int, ...] = ()) -> Source:
-    return Source(table, tuple(Column(f"x{n}", kind) for n, kind in enumerate(types)), key)
+class Alone:
+    """A station, its sides' types, and what it gave so far."""
 
-
-def project(op: Operator, *places: int) -> Project:
-    return Project(op, tuple(map(column, places)))
-
-
-def join(left: Operator, right: Operator, *keys: tuple[int, int], null_safe: bool = False) -> Join:
-    pairs = tuple(Key(column(one), column(other), null_safe) for one, other in keys)
-    return Join("inner", left, right, pairs)
-
-
-def types_of(*roots: Operator) -> dict[Operator, tuple[str, ...]]:
-    """The types of every operator; what is computed is an int, and what a window computes a bigint."""
-    found: dict[Operator, tuple[str, ...]] = {}
-    for op in walk(*roots):
-        below = [found[child] for child in op.inputs]
-        match op:
-            case Source():
-                found[op] = tuple(one.type for one in op.columns)
-            case Project():
-                found[op] = tuple(
-                    "int" if one.column is None else below[0][one.column] for one in op.expressions
-                )
-            case Window():
-                found[op] = (*below[0], *("bigint" for _ in op.calls))
-            case Join() if not op.left_only:
-                found[op] = below[0] + below[1]
-            case _:
-                found[op] = below[0]
-    return found
-
-
-def built(views: Mapping[str, Operator], kinds: Mapping[str, str]) -> Chain:
-    """The chain of these operators as views; tables that are not named allow deletes."""
-    outputs = {
-        name: Output(op, tuple(f"y{n}" for n in range(len(types_of(op)[op])))) for name, op in views.items()
-    }
-    circuit = Circuit(outputs)
-    tables = {one.table: "changes" for one in circuit.sources()} | dict(kinds)
-    types = types_of(*outputs.values())
-    return Builder(circuit, types, circuit.ids(Pins()), ARROW.__getitem__, tables).build(list(outputs))
-
-
-def apart(chain: Chain) -> Chain:
-    """The same, where every join remembers its rows itself, and sources by the whole row."""
-    stations = []
-    for placed in chain.stations:
-        station = placed.station
-        if isinstance(station, JoinStation):
-            station = replace(station, lent=(None, None))
-        elif isinstance(station, ChangesStation):
-            station = replace(station, key=())
-        stations.append(replace(placed, station=station, borrowed=()))
-    return replace(chain, stations=tuple(stations))
-
-
-# --- hashes
-
-
-@contextmanager
-def hashes_of(mask: int) -> Iterator[None]:
-    """Of all hashes, whatever of, these bits are left: rows and keys share them all the time."""
-    real, left = words._mixed, np.uint64(mask)  # what all hashes are made by
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(words, "_mixed", lambda numbers, rows: real(numbers, rows) & left)
-        yield
-
-
-# --- steps
-
-
-class Machine:
-    """A chain with its state in memory.
-
-    Args:
-        chain: of one job, in which Spark has nothing to compute.
-    """
-
-    def __init__(self, chain: Chain) -> None:
-        assert chain.jobs == 1
-        self.chain = chain
+    def __init__(self, station: Station, sides: Sequence[Sequence[pa.DataType]], count: int = 1) -> None:
+        self.station, self.sides = station, sides
+        self.chain = Chain((Placed(0, "station", station, 0, 1, frozenset({"v"})),), ())
         self.objects = MemoryObjects(FakeClock())
-        self.version = Version.empty(chain.traces)
+        self.cache = Cache(self.objects, None)
+        self.count = count
+        self.version = Version.empty(self.chain.traces)
+        self.given: Counter[str] = Counter()
+        self.told: list[Told] = []
 
-    def step(self, changes: Mapping[str, Rows], count: int) -> dict[int, list[pa.Table]]:
-        """Compute a step in so many ranges, and commit it; what each station gave."""
+    def step(self, change: Change, *, first: bool = False, pieces: int = 2) -> Counter[str]:
+        """Take a step, and commit it; its output, added up.
+
+        Args:
+            change: the rows of each side.
+            first: nothing is remembered.
+            pieces: as how many tasks the rows are packed.
+        """
         number = self.version.step + 1
-        plan = Plan(self.chain, frozenset(one.number for one in self.chain.stations), ranges(count))
-        given, told = self._run(plan, changes, number)
-        kept = complete(plan, told)
-        outcome = self.version.apply(number, kept.added, kept.merged)
+        plan = Plan(self.chain, frozenset({0}), ranges(self.count), first=first)
+        packets = [
+            packet
+            for side, rows in change.items()
+            for piece in range(pieces)
+            for packet in plan.deliver(0, side, table(self.sides[side], rows[piece::pieces]))
+        ]
+        parts, out, self.told = gathered(packets), Counter[str](), []
+        for here in range(self.count):
+            told = Told(1, here)
+            bundle = Bundle(self.objects, f"step-{number}/{here}", self.cache)
+            state = State(Version() if first else self.version, self.cache, bundle)
+            for _, piece in compute(plan, 1, here, parts.get(here, {}), state, told):
+                assert piece.schema.equals(self.station.out), "what it gives has the columns it says"
+                add(out, piece)
+            bundle.write()
+            self.told.append(Told.decode(told.encode()))
+        kept = complete(plan, self.told)
+        rebuilt = self.chain.traces if first else ()
+        outcome = self.version.apply(number, kept.added, kept.merged, rebuilt=rebuilt)
         assert not outcome.late
         write_version(self.objects, f"versions/{number}", outcome.version)
         self.version = read_version(self.objects, f"versions/{number}")
-        return given
+        self.given = summed([self.given, out])
+        return summed([out])
 
-    def load(self, inputs: Mapping[str, Rows], count: int) -> dict[int, list[pa.Table]]:
-        """Compute everything from whole inputs, as if nothing were remembered; nothing is kept."""
-        every = frozenset(one.number for one in self.chain.stations)
-        plan = Plan(self.chain, every, ranges(count), first=True, kept=frozenset())
-        given, told = self._run(plan, inputs, 0)
-        assert complete(plan, told) == ((), ())
-        return given
-
-    def rows(self, name: str) -> list[dict[str, Any]]:
-        """What is in all traces of this name."""
-        cache, found = Cache(self.objects, None), []
-        for one in self.chain.stations:
-            if name in one.traces:
-                layout = one.station.layouts[name]
-                spine = Spine.of(self.version, one.traces[name], layout, cache, ALL, self.version.step)
-                found += [row for table in spine.scan() for row in table.to_pylist()]
+    def state(self) -> dict[str, Counter[str]]:
+        """All rows of all traces, whatever range they are read in."""
+        found = {}
+        for name, layout in self.station.layouts.items():
+            rows: Counter[str] = Counter()
+            for within in ranges(self.count):
+                spine = Spine.of(
+                    self.version, f"station.{name}", layout, self.cache, within, self.version.step
+                )
+                for part in spine.scan():
+                    rows.update(map(repr, part.to_pylist()))
+            found[name] = rows
         return found
 
-    def _run(
-        self, plan: Plan, changes: Mapping[str, Rows], number: int
-    ) -> tuple[dict[int, list[pa.Table]], list[Told]]:
-        packets = [packet for table, rows in changes.items() for packet in self._entering(plan, table, rows)]
-        given: dict[int, list[pa.Table]] = {one.number: [] for one in self.chain.stations}
-        every: list[Told] = []
-        cache = Cache(self.objects, None)
-        for layer in range(1, plan.depth + 1):
-            parts = gathered(packets)
-            for here in range(len(plan.ranges)):
-                bundle, told = Bundle(self.objects, f"runs/{number}/{layer}-{here}"), Told(layer, here)
-                state = State(self.version, cache, bundle)
-                for placed, piece in compute(plan, layer, here, parts.get(here, {}), state, told):
-                    given[placed.number].append(piece)
-                    for edge in plan.leaving(placed.number):
-                        assert edge.plain is not None
-                        packets += plan.send(edge, chosen(piece, edge.plain), here)
-                bundle.write()
-                every.append(told)
-        return given, every
 
-    def _entering(self, plan: Plan, table: str, rows: Rows) -> Iterator[Packet]:
-        many = list(rows)
-        for edge in plan.leaving(table):
-            assert edge.plain is not None
-            kinds = self.chain.stations[edge.target].station.takes(edge.side)
-            chosen_here = zip(edge.plain, kinds, strict=True)
-            columns = [pa.array([row[place] for row, _ in many], kind) for place, kind in chosen_here]
-            weights = pa.array([weight for _, weight in many], pa.int64())
-            names = [*(f"c{n}" for n in range(len(kinds))), "_w"]
-            yield from plan.send(edge, pa.table([*columns, weights], names=names))
+def add(total: Counter[str], rows: pa.Table) -> None:
+    """Add rows with a weight to a sum."""
+    weights = rows["_w"].to_pylist()
+    for row, weight in zip(rows.drop_columns(["_w"]).to_pylist(), weights, strict=True):
+        total[repr(tuple(row.values()))] += weight
 
 
-def rows_of(tables: Sequence[pa.Table]) -> list[tuple[tuple[Any, ...], int]]:
-    """Rows and weights."""
-    listed = (
-        row for table in tables for row in zip(*(one.to_pylist() for one in table.columns), strict=True)
-    )
-    return [(tuple(values), weight) for *values, weight in listed]
+def summed(many: Iterable[Counter[str]]) -> Counter[str]:
+    """Weights added up; what cancels out is gone."""
+    total: Counter[str] = Counter()
+    for one in many:
+        for row, weight in one.items():
+            total[row] += weight
+    return Counter({row: weight for row, weight in total.items() if weight})

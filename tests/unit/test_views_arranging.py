@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.chain_stage import built, join, project, source, types_of
+from tests.unit.lent_stage import built, join, project, source, types_of
 from tidemill.views.chain.arranging import arranged, side_key
 from tidemill.views.chain.chain import Chain
 from tidemill.views.chain.source_stations import ChangesStation

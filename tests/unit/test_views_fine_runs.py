@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.unit.chain_stage import hashes_of
+from tests.unit.lent_stage import hashes_of
 from tidemill.errors import TraceCorrupt
 from tidemill.objects.memory import MemoryObjects
 from tidemill.testing import FakeClock

@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from tests.unit.chain_stage import Machine, apart, built, hashes_of, join, project, rows_of, source
+from tests.unit.lent_stage import Machine, apart, built, hashes_of, join, project, rows_of, source
 from tidemill.views.chain.source_stations import ChangesStation
 from tidemill.views.chain.stations import JoinStation
 from tidemill.views.circuit.operators import Operator
