@@ -79,20 +79,29 @@ class Join:
     ) -> Iterator[pa.Table]:
         """The change of the result, computed as it is read, with rows of either sign that may cancel.
 
+        All rows of it were in the result before the step, or are in it afterwards: an expression above the
+        join may raise for others. So what comes meets what is there then, what goes what was there, and what
+        stays of the left side the change of the right one.
+
         Args:
             mine: the change of the left side in this range, in order of the hash; its keys may match.
             theirs: that of the right side.
             left: what the left side remembers of the steps before.
             right: what the right side remembers.
         """
-        if mine.num_rows:
-            for some, known in _settled(right, mine, self.right, [source for source, _ in self.right_out]):
-                yield from self._matched(some, known)
-            yield from self._matched(mine, theirs)
-        if theirs.num_rows:
-            for some, known in _settled(left, theirs, self.left, [source for source, _ in self.left_out]):
-                for ones, others in pairs(some, known, self.right.key_names, self.left.key_names):
-                    yield self._rows(known, others, some, ones)
+        went = mine.filter(pa.array(column(mine, WEIGHT) < 0)).combine_chunks()
+        wanted = [source for source, _ in self.right_out]
+        for some, before, after in _known(right, mine, theirs, self.right, wanted):
+            if before is after or went.num_rows == 0:
+                yield from self._matched(some, after)
+            else:
+                goes = column(some, WEIGHT) < 0
+                yield from self._matched(some.filter(pa.array(~goes)).combine_chunks(), after)
+                yield from self._matched(some.filter(pa.array(goes)).combine_chunks(), before)
+        wanted = [source for source, _ in self.left_out]
+        for some, _, stays in _known(left, theirs, went, self.left, wanted):
+            for ones, others in pairs(some, stays, self.right.key_names, self.left.key_names):
+                yield self._rows(stays, others, some, ones)
 
     def _matched(self, mine: pa.Table, theirs: pa.Table) -> Iterator[pa.Table]:
         for ones, others in pairs(mine, theirs, self.left.key_names, self.right.key_names):
@@ -112,32 +121,57 @@ class Join:
         return pa.table([*found.values(), pa.array(weights)], schema=self.schema)
 
 
-def _settled(
-    side: Remembered, changed: pa.Table, layout: Layout, columns: list[str]
-) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Some of the rows that changed, and what the other side remembers of their keys, added up.
+def _known(
+    side: Remembered, changed: pa.Table, change: pa.Table, layout: Layout, columns: list[str]
+) -> Iterator[tuple[pa.Table, pa.Table, pa.Table]]:
+    """Some of the rows that changed, and what there is of their keys at the other side: before, and then.
 
-    What came and went would cancel, but an expression above the join would see it joined with what comes now,
-    and might raise for rows that nobody has. So few keys are looked up at once that their rows fit into one
-    table; only those of a single key that do not are given as they are.
+    Both are added up: what came and went would cancel, but it would be joined first. So few keys are looked
+    up at once that their rows fit into one table; only those of a single key that do not are given as they
+    are.
+
+    Args:
+        side: what the other side remembers.
+        changed: the rows, in order of the hash.
+        change: what is added to the other side, in order of the hash as well.
+        layout: of the other side.
+        columns: what is wanted of it.
     """
     narrow = Layout(layout.columns_of(columns), layout.key)
+    nothing, change = narrow.empty(), narrow.conform(change)
     hashes = column(changed, HASH)
-    begins = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1]))
+    begins = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1])) if len(hashes) else hashes
     first, count = 0, _KEYS
     while first < len(begins):
         here = begins[first : first + count]
         last = first + len(here)
-        tables = side.lookups(hashes[here], columns)
+        asked = hashes[here]
+        tables = side.lookups(asked, columns)
         found = list(itertools.islice(tables, 2))
         if len(found) > 1 and len(here) > 1:
             count = len(here) // 2
             continue
         some = changed.slice(here[0], (begins[last] if last < len(begins) else len(hashes)) - here[0])
-        if len(found) == 1 and not _rises(column(found[0], HASH)):
-            found = [consolidate(found[0], narrow)]
-        yield from ((some, known) for known in itertools.chain(found, tables))
+        more = _of_keys(change, asked)
+        if len(found) > 1:
+            yield from ((some, known, known) for known in itertools.chain(found, tables))
+            yield some, nothing, more
+        elif found:
+            before = found[0] if _rises(column(found[0], HASH)) else consolidate(found[0], narrow)
+            after = consolidate(pa.concat_tables([before, more]), narrow) if more.num_rows else before
+            yield some, before, after
+        elif more.num_rows:
+            yield some, nothing, more
         first, count = last, min(_KEYS, 2 * count)
+
+
+def _of_keys(rows: pa.Table, asked: I64) -> pa.Table:
+    """The rows with these hashes, of which both are in order."""
+    hashes = column(rows, HASH)
+    first, last = np.searchsorted(hashes, asked[0]), np.searchsorted(hashes, asked[-1], "right")
+    hashes, rows = hashes[first:last], rows.slice(first, last - first)
+    there = asked[np.minimum(np.searchsorted(asked, hashes), len(asked) - 1)] == hashes
+    return rows if there.all() else rows.filter(pa.array(there)).combine_chunks()
 
 
 def _rises(hashes: I64) -> bool:
