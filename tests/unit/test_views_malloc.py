@@ -34,6 +34,42 @@ def test_arrays_of_megabytes_are_made_of_memory_that_was_used_before():
     assert _faults() < 2_000, "twenty arrays of 8 MB are 40,000 pages"
 
 
+_THREADS = """
+import resource
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+import numpy as np
+from tidemill.views.spark.malloc import give_back, keep_memory, used_much
+assert keep_memory()
+def step(_):
+    arrays = [np.ones(1_000_000) for _ in range(30)]
+    return np.ones(10)
+def large():
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(step, range(2)))
+kept = [large(), large()]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+kept.append(large())
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+def held():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+most = held()
+give_back()
+assert held() == most, "nothing large was said to be over"
+used_much()
+give_back()
+print(most - held())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only there can it be arranged")
+def test_threads_use_again_what_others_used_and_it_goes_back_when_steps_are_small():
+    done = subprocess.run([sys.executable, "-c", _THREADS], capture_output=True, text=True, check=True)
+    faults, given_back = map(int, done.stdout.split())
+    assert faults < 30_000, "sixty arrays of 8 MB are 120,000 pages"
+    assert given_back > 100_000_000
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only there can it be arranged")
 def test_a_process_whose_memory_is_limited_keeps_nothing():
     _faults("limited")

@@ -14,6 +14,7 @@ from tidemill.runner.presence import OwnPresence, Presence
 from tidemill.runner.runner import Runner
 from tidemill.runner.slots import slot
 from tidemill.spark.sessions import pin
+from tidemill.views.spark.malloc import keep_memory
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
@@ -30,6 +31,7 @@ def run(
     ttl_s: float = TTL_S,
 ) -> Report:
     """Be a runner of this pipeline until it has caught up, or, if it watches, until told to stop."""
+    keep_memory()  # before there are threads
     site = pipeline.site
     with contextlib.ExitStack() as stack:
         own = stack.enter_context(slot(site.place, site.chance))

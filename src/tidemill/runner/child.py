@@ -32,6 +32,7 @@ from tidemill.futures.signing import ClusterKey
 from tidemill.futures.zygote import PR_SET_NAME, PR_SET_PDEATHSIG, prctl
 from tidemill.runner.presence import GivenPresence
 from tidemill.store import Store, open_store
+from tidemill.views.spark.malloc import keep_memory
 
 AGAIN = 75
 """The exit code of a main that wants to be started again in a new process: its Spark session is lost, say."""
@@ -99,6 +100,7 @@ Main = Callable[[Seat], int | None]
 
 def main() -> int:
     """Be a child."""
+    keep_memory()  # before there are threads
     prctl(PR_SET_NAME, b"tidemill-runner")
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):  # the supervisor hears these, and tells us

@@ -28,7 +28,7 @@ from tidemill.views.chain.work import Told, chosen
 from tidemill.views.spark import legs, tasks
 from tidemill.views.spark.arriving import Arriving
 from tidemill.views.spark.job import Job
-from tidemill.views.spark.malloc import keep_memory
+from tidemill.views.spark.malloc import give_back, keep_memory, used_much
 from tidemill.views.spark.tasks import Site, Write
 from tidemill.views.spark.wire import HELLO, TOLD, WIRE, to_wire, told_of, wire_row
 from tidemill.views.trace.portions import portions
@@ -66,6 +66,7 @@ class InProcess(Job):
                 rows = self._layer(layer, rows, threads, lambda put: written.append(writers.submit(put)))
             for one in written:
                 one.result()
+        (used_much if len(self.plan.ranges) > 1 else give_back)()
         return told_of(
             row.column(3)[0].as_py() for batch in rows for row in _single(batch) if _station(row) == TOLD
         )
