@@ -1,8 +1,8 @@
 """Inner equi-joins: the change of each side against what the other side remembers.
 
-With A and B before the step, the change of the result is dA x (B + dB) + A x dB: the rows of both traces that
-have the hash of a changed key are looked up, and nothing else is read. A hash that two keys share only costs
-a comparison: pairs count when the keys themselves are the same.
+The rows of both traces that have the hash of a changed key are looked up, and nothing else is read. A hash
+that two keys share only costs a comparison: pairs count when the keys themselves are the same. Every row that
+is given was in the result before the step or is in it afterwards (ADR 21).
 """
 
 import itertools
