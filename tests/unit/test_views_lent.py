@@ -132,7 +132,7 @@ def there(found: Counter[tuple[str, ...]]) -> dict[tuple[str, ...], int]:
     return {row: weight for row, weight in found.items() if weight}
 
 
-@pytest.mark.rule("DBSP-11", "DBSP-21")
+@pytest.mark.rule("DBSP-21")
 @pytest.mark.parametrize("mask", [None, WEAK, LOWER], ids=["hashes", "weak hashes", "half hashes"])
 @settings(max_examples=40)
 @given(history=histories())
