@@ -134,7 +134,7 @@ def there(found: Counter[tuple[str, ...]]) -> dict[tuple[str, ...], int]:
 
 @pytest.mark.rule("DBSP-21")
 @pytest.mark.parametrize("mask", [None, WEAK, LOWER], ids=["hashes", "weak hashes", "half hashes"])
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(history=histories())
 def test_a_join_that_reads_sources_is_the_join_of_what_is_there(
     mask: int | None, history: tuple[str, list[tuple[int, dict[str, list[tuple[Any, int]]]]]]
