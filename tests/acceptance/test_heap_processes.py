@@ -144,7 +144,8 @@ def run_through(hits: int, folder: Path, server: S3Server) -> None:
         finally:
             fleet.end()
         judge(store)
-    assert "Traceback" not in fleet.logs()
+    logs = fleet.logs()
+    assert "Traceback" not in logs, logs
 
 
 def often(store: Store, times: int) -> bool:
