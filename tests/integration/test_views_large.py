@@ -15,7 +15,7 @@ from tests.servers.spark import require_spark
 
 ROOT = Path(__file__).parents[2]
 WORKER_MB = 280  # of each Python worker, and of the runner
-NOTES_MB = 390
+NOTES_MB = 780
 
 
 def _small_stacks() -> None:
