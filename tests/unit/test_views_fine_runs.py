@@ -15,7 +15,7 @@ from tidemill.views.trace import run, spine
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.consolidate import consolidate
-from tidemill.views.trace.key_hash import UPPER, fine_hashes, key_hashes
+from tidemill.views.trace.key_hash import UPPER, fine_hashes, key_hashes, row_hashes
 from tidemill.views.trace.layout import Layout
 from tidemill.views.trace.slices import ALL, Range, ranges, slice_of
 from tidemill.views.trace.spine import Spine
@@ -117,9 +117,9 @@ def test_a_run_that_was_sorted_by_another_hash_of_the_rest_is_refused(
 ) -> None:
     version = written(objects, table(NULLS))
     if coarse:  # as a release would read it that does not know of the rest
-        monkeypatch.setattr(run, "fine_hashes", lambda key, _rest, rows: key_hashes(key, rows))
+        monkeypatch.setattr(run, "row_hashes", lambda given, rows, key, fine: key_hashes(given[:key], rows))
     else:
-        monkeypatch.setattr(run, "fine_hashes", lambda *given: fine_hashes(*given) ^ 1)
+        monkeypatch.setattr(run, "row_hashes", lambda *given, fine: row_hashes(*given, fine=fine) ^ 1)
     with pytest.raises(TraceCorrupt, match=r"run file 'runs'.* other hashes"):
         spine_of(objects, version).lookup(np.array([0]))
 

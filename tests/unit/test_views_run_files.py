@@ -22,7 +22,7 @@ from tidemill.views.trace import run
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.consolidate import consolidate
-from tidemill.views.trace.key_hash import key_hashes
+from tidemill.views.trace.key_hash import key_hashes, row_hashes
 from tidemill.views.trace.layout import Layout
 from tidemill.views.trace.run import BATCH_ROWS
 from tidemill.views.trace.slices import ALL, GRAINS
@@ -114,7 +114,7 @@ def test_a_run_that_was_sorted_by_other_hashes_is_refused(
     trace = Trace(objects)
     trace.step(by_key(numbered(50, random.Random(2))))
     trace.cache = Cache(objects, None)
-    monkeypatch.setattr(run, "key_hashes", lambda columns, rows: key_hashes(columns, rows) ^ 1)
+    monkeypatch.setattr(run, "row_hashes", lambda *given, fine: row_hashes(*given, fine=fine) ^ 1)
     with pytest.raises(TraceCorrupt, match=r"runs/00000001.* other hashes"):
         content(trace.spine())
 

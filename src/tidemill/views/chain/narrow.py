@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from tidemill.views.trace.consolidate import chunk
-from tidemill.views.trace.key_hash import fine_hashes, key_hashes
+from tidemill.views.trace.key_hash import row_hashes
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 from tidemill.views.trace.words import fixed
 
@@ -51,7 +51,7 @@ def narrowed(table: pa.Table, layout: Layout | None = None) -> pa.Table:
         elif name != HASH:
             found[name] = _narrow(array)
     if HASH in table.column_names:
-        hashed = [] if layout is None else layout.names if layout.fine else layout.key_names
+        hashed = [] if layout is None else layout.hashed_names
         if layout is not None and found and all(_is_quick(found[name].type) for name in hashed):
             told[_KEY] = json.dumps([hashed, layout.key, layout.fine]).encode()
         else:
@@ -87,9 +87,7 @@ def widened(table: pa.Table) -> pa.Table:
     if _KEY in told:
         names, key, fine = json.loads(told[_KEY])
         hashed = [coded.get(name, found[name]) for name in names]
-        rows = table.num_rows
-        hashes = fine_hashes(hashed[:key], hashed[key:], rows) if fine else key_hashes(hashed, rows)
-        found[HASH] = pa.array(hashes)
+        found[HASH] = pa.array(row_hashes(hashed, table.num_rows, key, fine=fine))
     return pa.Table.from_arrays([found[each.name] for each in schema], schema=schema)
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tidemill.views.kernels.canonical import canonical, has_floats
 from tidemill.views.trace.consolidate import chunk
-from tidemill.views.trace.key_hash import fine_hashes, key_hashes
+from tidemill.views.trace.key_hash import key_hashes, row_hashes
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 from tidemill.views.trace.slices import Range
 from tidemill.views.trace.spine import Spine
@@ -115,6 +115,6 @@ def keyed_rows(rows: pa.Table, layout: Layout, keys: Sequence[int]) -> pa.Table:
     arrays |= {name: rows[f"c{name[1:]}"] for name in layout.names if name.startswith("p")}
     arrays |= {name: rows[name] for name in rows.column_names if name.startswith("_")}
     table = canonical(pa.table(arrays).combine_chunks(), layout.key_names)
-    key, rest = ([chunk(table, name) for name in names] for names in (layout.key_names, layout.rest_names))
-    hashes = fine_hashes(key, rest, table.num_rows) if layout.fine else key_hashes(key, table.num_rows)
+    hashed_by = [chunk(table, name) for name in layout.hashed_names]
+    hashes = row_hashes(hashed_by, table.num_rows, layout.key, fine=layout.fine)
     return table.append_column(HASH, pa.array(hashes))

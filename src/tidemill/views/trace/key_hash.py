@@ -50,3 +50,8 @@ def fine_hashes(key: Sequence[pa.Array], rest: Sequence[pa.Array], rows: int) ->
         if column.null_count:
             found = np.where(pc.is_null(column).to_numpy(zero_copy_only=False), mix.view(np.int64), found)
     return found
+
+
+def row_hashes(columns: Sequence[pa.Array], rows: int, key: int, *, fine: bool) -> I64:
+    """The hash `_h` of rows whose first columns are the key; a trace that is fine needs the others too."""
+    return fine_hashes(columns[:key], columns[key:], rows) if fine else key_hashes(columns[:key], rows)

@@ -64,6 +64,11 @@ class Layout:
         return list(self.columns.names[self.key :])
 
     @property
+    def hashed_names(self) -> list[str]:
+        """The columns that `_h` follows from."""
+        return self.names if self.fine else self.key_names
+
+    @property
     def names(self) -> list[str]:
         """The columns that say which row it is."""
         return list(self.columns.names)

@@ -25,7 +25,7 @@ import pyarrow as pa
 from tidemill.errors import TraceCorrupt, TraceFormat
 from tidemill.views.trace import planes
 from tidemill.views.trace.consolidate import chunk, column
-from tidemill.views.trace.key_hash import GLOBAL_HASH, fine_hashes, key_hashes
+from tidemill.views.trace.key_hash import GLOBAL_HASH, row_hashes
 from tidemill.views.trace.layout import HASH, Layout
 from tidemill.views.trace.order import I64
 from tidemill.views.trace.portions import portions, row_bytes
@@ -126,19 +126,14 @@ def _follow(hashes: I64, table: pa.Table, layout: Layout) -> bool:
     """Whether hashes need not be stored: they are those of keys that are quickly read."""
     if not layout.key:
         return bool((hashes == GLOBAL_HASH).all())
-    hashed = table.select(layout.names if layout.fine else layout.key_names)
+    hashed = table.select(layout.hashed_names)
     if row_bytes(hashed) > _WIDE:
         return False
     rows = np.linspace(0, len(hashes) - 1, min(len(hashes), _SAMPLE)).astype(np.int64)
     some = hashed.take(pa.array(rows)) if len(rows) < len(hashes) else hashed
-    found = _hashes([chunk(some, name) for name in hashed.column_names], len(rows), layout)
+    columns = [chunk(some, name) for name in hashed.column_names]
+    found = row_hashes(columns, len(rows), layout.key, fine=layout.fine)
     return bool(np.array_equal(found, hashes[rows]))
-
-
-def _hashes(columns: list[pa.Array], rows: int, layout: Layout) -> I64:
-    """What follows from the columns of a layout, the key first."""
-    key, rest = columns[: layout.key], columns[layout.key : len(layout.names)]
-    return fine_hashes(key, rest, rows) if layout.fine else key_hashes(key, rows)
 
 
 def decode_head(body: bytes, layout: Layout, where: str) -> Head:
@@ -177,7 +172,8 @@ def decode_batch(body: bytes | memoryview, head: Head, number: int, where: str) 
         raise TraceCorrupt(f"batch {number} of {where} has {batch.num_rows} rows, not {int(entry['rows'])}")
     columns = planes.joined(batch, schema)
     if not head.stores_hash:
-        hashes = _hashes(columns, batch.num_rows, head.layout)
+        hashed = columns[: len(head.layout.hashed_names)]
+        hashes = row_hashes(hashed, batch.num_rows, head.layout.key, fine=head.layout.fine)
         if zlib.crc32(hashes.data) != int(entry["hashes"]):
             raise TraceCorrupt(f"keys in batch {number} of {where} have other hashes than it was sorted by")
         columns = [pa.array(hashes), *columns]
