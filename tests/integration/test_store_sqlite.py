@@ -26,11 +26,12 @@ from tidemill.errors import (
     UsageError,
 )
 from tidemill.store import Tx, Version, unpack
-from tidemill.store import sqlite_guard as guard
 from tidemill.store.retry import OPERATIONS
-from tidemill.store.sqlite import Machine, SqliteStore
-from tidemill.store.sqlite_file import IDLE_READERS
-from tidemill.store.sqlite_head import FORMAT, FORMAT_KEY, PUT
+from tidemill.store.sqlite import SqliteStore
+from tidemill.store.sqlite import location as guard
+from tidemill.store.sqlite.file import IDLE_READERS
+from tidemill.store.sqlite.header import FORMAT, FORMAT_KEY, PUT
+from tidemill.store.sqlite.location import Machine
 from tidemill.testing.fake_clock import FakeClock
 from tidemill.testing.threads import Racer, together
 

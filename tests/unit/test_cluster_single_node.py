@@ -22,7 +22,7 @@ from tidemill.cluster.states import MemberState, PartitionState
 from tidemill.errors import StoreLocation
 from tidemill.store import Store, Tx
 from tidemill.store.sqlite import SqliteStore
-from tidemill.store.sqlite_guard import Machine
+from tidemill.store.sqlite.location import Machine
 from tidemill.testing.fake_clock import FakeClock
 
 KEYS = ClusterKeys("home")

@@ -16,7 +16,7 @@ from tidemill.clock import SystemClock
 from tidemill.errors import BadUrl, MissingDriver, TidemillError
 from tidemill.store import open_store
 from tidemill.store.memory import MemoryStore
-from tidemill.store.postgres_address import Address
+from tidemill.store.postgres.address import Address
 from tidemill.store.secrets import HIDDEN, Scrubber, redact
 
 SECRET = "tide-s3cret"

@@ -7,11 +7,11 @@ from psycopg.adapt import PyFormat, Transformer
 
 from tests.clocks import JumpingClock
 from tidemill.errors import StoreCorrupt, StoreError, StoreFull, StoreUnavailable
-from tidemill.store.postgres_clock import STEP_US, TICK_US, LeaseClock, Time
-from tidemill.store.postgres_connect import verdict
-from tidemill.store.postgres_link import LinkLost, Refused, byte_strings, integers, number, texts
-from tidemill.store.postgres_sql import Sql, lock_id
-from tidemill.store.postgres_watch import EVERYTHING, checksum, payloads, read_payload
+from tidemill.store.postgres.connection import LinkLost, Refused, byte_strings, integers, number, texts
+from tidemill.store.postgres.lease_clock import STEP_US, TICK_US, LeaseClock, Time
+from tidemill.store.postgres.pool import verdict
+from tidemill.store.postgres.statements import Sql, lock_id
+from tidemill.store.postgres.watch import EVERYTHING, checksum, payloads, read_payload
 from tidemill.store.retry import Conflict, Unreached
 
 SECOND = 1_000_000

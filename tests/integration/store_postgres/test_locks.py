@@ -10,7 +10,7 @@ from tidemill.clock import SYSTEM, poll
 from tidemill.store import Tx, Version, pack, unpack
 from tidemill.store.keys import after
 from tidemill.store.postgres import PostgresStore
-from tidemill.store.postgres_schema import plain
+from tidemill.store.postgres.schema import plain
 from tidemill.testing.threads import Interloper, Racer, together
 
 

@@ -8,7 +8,7 @@ from tidemill.errors import (
 )
 from tidemill.store import open_store
 from tidemill.store.postgres import PostgresStore
-from tidemill.store.postgres_schema import plain
+from tidemill.store.postgres.schema import plain
 from tidemill.testing.threads import together
 
 

@@ -14,8 +14,9 @@ from tidemill.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from tidemill.store import Tx, postgres_link
+from tidemill.store import Tx
 from tidemill.store.postgres import PostgresStore
+from tidemill.store.postgres import connection as postgres_link
 from tidemill.testing.threads import Racer
 
 

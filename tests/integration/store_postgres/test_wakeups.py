@@ -6,8 +6,9 @@ from tests.integration.store_postgres.stage import SOON_S, base_of, claim, execu
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_proxy import PostgresProxy
 from tidemill.clock import SYSTEM, poll
-from tidemill.store import pack, postgres_watch, unpack
+from tidemill.store import pack, unpack
 from tidemill.store.postgres import PostgresStore
+from tidemill.store.postgres import watch as postgres_watch
 from tidemill.store.retry import MINUTE_US, OPERATION_TTL_US, OPERATIONS
 from tidemill.testing.threads import Racer
 

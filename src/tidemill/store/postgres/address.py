@@ -11,7 +11,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from tidemill.errors import BadUrl
-from tidemill.store.postgres_schema import NAME
+from tidemill.store.postgres.schema import NAME
 from tidemill.store.secrets import Scrubber, redact
 
 _SHAPE = re.compile(

@@ -24,9 +24,7 @@ from psycopg.pq.abc import PGresult
 from tidemill import crash
 from tidemill.errors import TransactionTooLong
 from tidemill.store.port import Mode, Row, Swap, Tx, read_counter, write_counter
-from tidemill.store.postgres_clock import Time
-from tidemill.store.postgres_connect import verdict
-from tidemill.store.postgres_link import (
+from tidemill.store.postgres.connection import (
     Call,
     Link,
     LinkLost,
@@ -36,7 +34,9 @@ from tidemill.store.postgres_link import (
     integers,
     number,
 )
-from tidemill.store.postgres_sql import lock_id
+from tidemill.store.postgres.lease_clock import Time
+from tidemill.store.postgres.pool import verdict
+from tidemill.store.postgres.statements import lock_id
 from tidemill.store.retry import Conflict, Operation, Unknown
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ from itertools import chain
 from tidemill.clock import Clock, backoff
 from tidemill.errors import TidemillError
 from tidemill.store.port import Watch
-from tidemill.store.postgres_clock import LeaseClock
-from tidemill.store.postgres_link import Call, Link, LinkLost, Refused, texts
-from tidemill.store.postgres_schema import plain
-from tidemill.store.postgres_sql import Sql, quoted
+from tidemill.store.postgres.connection import Call, Link, LinkLost, Refused, texts
+from tidemill.store.postgres.lease_clock import LeaseClock
+from tidemill.store.postgres.schema import plain
+from tidemill.store.postgres.statements import Sql, quoted
 from tidemill.store.retry import Conflict, Unreached, expired_operations
 
 PAUSE_S = 0.01

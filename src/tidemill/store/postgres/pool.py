@@ -11,10 +11,10 @@ import threading
 import psycopg
 
 from tidemill.errors import StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
-from tidemill.store.postgres_address import Address
-from tidemill.store.postgres_link import Link, LinkLost, Refused
-from tidemill.store.postgres_schema import settle_session
-from tidemill.store.postgres_sql import Sql
+from tidemill.store.postgres.address import Address
+from tidemill.store.postgres.connection import Link, LinkLost, Refused
+from tidemill.store.postgres.schema import settle_session
+from tidemill.store.postgres.statements import Sql
 from tidemill.store.retry import Conflict, Unreached
 
 # A connection that failed has no SQLSTATE, only words. What they do not name may be an absence that ends.

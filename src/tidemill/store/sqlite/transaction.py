@@ -24,8 +24,8 @@ from tidemill.clock import Clock
 from tidemill.errors import StoreError
 from tidemill.store.keys import Version, pack
 from tidemill.store.port import Mode, Row, Swap, Tx, read_counter, write_counter
-from tidemill.store.sqlite_file import StoreFile
-from tidemill.store.sqlite_head import GET, Head, micros
+from tidemill.store.sqlite.file import StoreFile
+from tidemill.store.sqlite.header import GET, Head, micros
 
 DELETE_RANGE = "DELETE FROM kv WHERE k >= ? AND k < ?"
 DELETE_TAKEN = "DELETE FROM kv WHERE k >= ? AND k <= ?"

@@ -1,7 +1,7 @@
 """Being told of changes: at once, by this process and by others (STO-8).
 
 Commits are numbered in the store's head. A commit of this process fires the watches of the keys it wrote.
-Another process rings a bell (`sqlite_bells`) that names its commit and its keys; where a bell was lost, the
+Another process rings a bell (`wakeups`) that names its commit and its keys; where a bell was lost, the
 number in the head tells that somebody committed, which fires every watch. One thread looks at the number,
 only while somebody waits; when a watch is made and when a wait begins the number is looked at as well, so a
 change between them is not missed.
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from tidemill.clock import Clock
 from tidemill.errors import StoreError, UsageError
 from tidemill.store.port import Watch
-from tidemill.store.sqlite_bells import Bell, Bells, Ear, checksum
+from tidemill.store.sqlite.wakeups import Bell, Bells, Ear, checksum
 
 LOOK_FIRST_S = 0.020
 LOOK_LAST_S = 0.200

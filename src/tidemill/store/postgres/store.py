@@ -1,12 +1,12 @@
-"""The store on PostgreSQL: for several machines, with a server that is there already.
+"""Keep the store in a PostgreSQL database, for pipelines that run on several machines.
 
-One table of byte strings (postgres_sql); `serial` is SERIALIZABLE, `take` is READ COMMITTED with SKIP LOCKED
-(postgres_tx). What goes wrong on the way is one of three things (retry.py): a conflict, a server that cannot
-be reached before COMMIT was sent, or a connection that broke after it. Only the last one is in doubt, and is
-settled by the operation's row: a plain insert in the transaction, whose primary key lets the commit and the
-one who doubts it exclude each other. A server that restarts is waited for.
+One table holds byte keys and byte values (`schema`). `serial` is SERIALIZABLE; `take` is READ COMMITTED with
+SKIP LOCKED (`transaction`). A transaction can fail in three ways (`store.retry`): a conflict, a server
+that cannot be reached before COMMIT was sent, or a connection that breaks after it. Only the third leaves the
+outcome unknown. The operation's row settles it: the transaction inserts the row, and the primary key lets
+either the commit or the check for it succeed, never both. When the server restarts, the store waits for it.
 
-Everything that belongs to one process (connections, the side thread) is in `_Here`, made anew after a fork.
+`_Here` holds what belongs to one process (connections, the notifying thread); a fork makes a new one.
 """
 
 import os
@@ -19,13 +19,13 @@ from tidemill.clock import SYSTEM, Clock, backoff
 from tidemill.errors import StoreUnavailable, TransactionTooLong, UsageError
 from tidemill.store.keys import pack, unpack
 from tidemill.store.port import Mode, Tx, Watch
-from tidemill.store.postgres_address import Address
-from tidemill.store.postgres_clock import LeaseClock
-from tidemill.store.postgres_connect import Pool, connect, verdict
-from tidemill.store.postgres_link import Call, Link, LinkLost, Refused, integer
-from tidemill.store.postgres_schema import open_tables
-from tidemill.store.postgres_tx import PostgresTx
-from tidemill.store.postgres_watch import Bell, PostgresWatch
+from tidemill.store.postgres.address import Address
+from tidemill.store.postgres.connection import Call, Link, LinkLost, Refused, integer
+from tidemill.store.postgres.lease_clock import LeaseClock
+from tidemill.store.postgres.pool import Pool, connect, verdict
+from tidemill.store.postgres.schema import open_tables
+from tidemill.store.postgres.transaction import PostgresTx
+from tidemill.store.postgres.watch import Bell, PostgresWatch
 from tidemill.store.retry import Operation, RetryingStore, Unreached
 
 T = TypeVar("T")

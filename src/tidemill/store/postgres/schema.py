@@ -5,7 +5,7 @@ tidemill_op      operation ids (STO-5), a table of their own: in the rows' index
                  into a page that serialisable readers have looked at, and the two would conflict
 tidemill_meta    the format number
 tidemill_version, tidemill_lease_mark, tidemill_lease_offset
-                 sequences: the order of `set_versioned`, and lease time (see postgres_clock)
+                 sequences: the order of `set_versioned`, and lease time (see `lease_clock`)
 tidemill_set, tidemill_add, tidemill_raise_mark, tidemill_rebase
                  small functions: what must happen on the server in one step
 """
@@ -13,8 +13,8 @@ tidemill_set, tidemill_add, tidemill_raise_mark, tidemill_rebase
 import re
 
 from tidemill.errors import StoreCorrupt, StoreFormat, StoreUnavailable
-from tidemill.store.postgres_link import Call, Link, Statement, number
-from tidemill.store.postgres_sql import PID, SESSION_SETTINGS, Sql, lock_id, quoted
+from tidemill.store.postgres.connection import Call, Link, Statement, number
+from tidemill.store.postgres.statements import PID, SESSION_SETTINGS, Sql, lock_id, quoted
 
 FORMAT = 1
 OLDEST_SERVER = 130000

@@ -1,15 +1,16 @@
-"""SQLite as the store: the embedded default, one file, shared by the processes of one machine.
+"""Keep the store in one SQLite file, shared by the processes of one machine.
 
-One table of byte keys and byte values; write-ahead log, every commit forced to disk. How it works is told
-where it is done:
+The file has one table of byte keys and byte values. It uses a write-ahead log, and every commit is forced to
+disk. Each module describes its part:
 
-- `sqlite_commit`: group commit, one writing thread per store, commits whose outcome is unknown;
-- `sqlite_tx`: one transaction; functions that only read never wait for a writer;
-- `sqlite_head`: format, owner and clock of the file; `sqlite_guard`: where it may live;
-- `sqlite_turn`: fair waiting among processes; `sqlite_watch`: being told of changes;
-- `sqlite_file`: connections, errors, forks.
+- `group_commit`: many calls share one COMMIT; what happens when the outcome of a commit is unknown;
+- `transaction`: one transaction; functions that only read never wait for a writer;
+- `header`: format, owner and clock of the file; `location`: where the file may live;
+- `write_lock`: fair waiting among processes; `watch` and `wakeups`: notification of changes;
+- `file`: connections, errors, forks.
 
-The file's companions (`-wal`, `-shm`, `-turn`) belong to it: a copy of the file alone is not a backup.
+The files next to it (`-wal`, `-shm`, `-turn`) belong to the store: a copy of the main file alone is not a
+backup.
 """
 
 import errno
@@ -25,13 +26,13 @@ from typing import TypeVar
 from tidemill.clock import SYSTEM, Clock, backoff
 from tidemill.errors import StoreBusy, StoreFull, StoreUnavailable, UsageError
 from tidemill.store.port import Mode, Store, Tx, Watch
-from tidemill.store.sqlite_bells import Bells
-from tidemill.store.sqlite_commit import Call, GroupCommit, Stats
-from tidemill.store.sqlite_file import StoreFile
-from tidemill.store.sqlite_guard import Machine, make_folder, refuse_network
-from tidemill.store.sqlite_head import Head, admit, is_admitted
-from tidemill.store.sqlite_tx import SqliteTx
-from tidemill.store.sqlite_watch import SqliteWatch, Watches
+from tidemill.store.sqlite.file import StoreFile
+from tidemill.store.sqlite.group_commit import Call, GroupCommit, Stats
+from tidemill.store.sqlite.header import Head, admit, is_admitted
+from tidemill.store.sqlite.location import Machine, make_folder, refuse_network
+from tidemill.store.sqlite.transaction import SqliteTx
+from tidemill.store.sqlite.wakeups import Bells
+from tidemill.store.sqlite.watch import SqliteWatch, Watches
 
 T = TypeVar("T")
 

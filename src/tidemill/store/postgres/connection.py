@@ -20,7 +20,7 @@ from psycopg.pq.abc import PGconn, PGresult
 
 T = TypeVar("T")
 
-SILENCE_S = 20.0  # longer than any statement may run, see SETTINGS of postgres_sql
+SILENCE_S = 20.0  # longer than any statement may run, see SETTINGS in `statements`
 
 _BINARY = tuple([1] * n for n in range(8))
 _DONE = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)

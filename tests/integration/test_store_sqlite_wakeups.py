@@ -9,7 +9,7 @@ import pytest
 
 from tidemill.store.keys import Space
 from tidemill.store.sqlite import SqliteStore
-from tidemill.store.sqlite_bells import Bell, Ear, checksum
+from tidemill.store.sqlite.wakeups import Bell, Ear, checksum
 
 SPACE = Space("bells")
 LONG_S = 30.0

@@ -40,11 +40,11 @@ from tidemill.errors import CommitUnknown, StoreError, StoreFull, UsageError
 from tidemill.store.keys import pack
 from tidemill.store.port import Mode, Tx
 from tidemill.store.retry import MINUTE_US, OPERATION_TTL_US, OPERATIONS
-from tidemill.store.sqlite_file import StoreFile
-from tidemill.store.sqlite_head import GET, HEAD_KEY, PUT_TWO, Head, micros
-from tidemill.store.sqlite_turn import Turn
-from tidemill.store.sqlite_tx import SqliteTx
-from tidemill.store.sqlite_watch import Watches
+from tidemill.store.sqlite.file import StoreFile
+from tidemill.store.sqlite.header import GET, HEAD_KEY, PUT_TWO, Head, micros
+from tidemill.store.sqlite.transaction import SqliteTx
+from tidemill.store.sqlite.watch import Watches
+from tidemill.store.sqlite.write_lock import Turn
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.errors import StoreLocation
-from tidemill.store.sqlite_guard import (
+from tidemill.store.sqlite.location import (
     Machine,
     filesystem_of,
     is_network,

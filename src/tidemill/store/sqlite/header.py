@@ -20,8 +20,8 @@ import msgspec
 from tidemill.clock import Clock
 from tidemill.errors import StoreCorrupt, StoreFormat, StoreLocation
 from tidemill.store.port import SYSTEM_PREFIX
-from tidemill.store.sqlite_file import StoreFile
-from tidemill.store.sqlite_guard import Machine, refuse_other_machine
+from tidemill.store.sqlite.file import StoreFile
+from tidemill.store.sqlite.location import Machine, refuse_other_machine
 
 FORMAT = 1
 FORMAT_KEY = SYSTEM_PREFIX + b"format"

@@ -1,4 +1,4 @@
-"""Every statement that is sent to the tables of a PostgreSQL store (postgres_schema has the tables).
+"""Every statement that is sent to the tables of a PostgreSQL store (`schema` has the tables).
 
 Statements that touch several rows get them as arrays sorted by key (unnested in the SELECT list, which is an
 eighth quicker than in FROM) and are planned as index look-ups in that order (SETTINGS), so that two
@@ -12,7 +12,7 @@ in capitals that are not SQL are in `Sql.text`.
 import hashlib
 
 from tidemill.store.port import Mode
-from tidemill.store.postgres_link import Call, Statement
+from tidemill.store.postgres.connection import Call, Statement
 
 # Short enough that nobody waits for a client that stopped in the middle (transactions last 2 s at most), and
 # plans that do not depend on statistics. What a row lock cannot give in time is a conflict and tried again.
