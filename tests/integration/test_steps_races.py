@@ -1,7 +1,6 @@
 """Producers, two runners of two groups and a reader at once, on every backend: each step once."""
 
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -41,7 +40,6 @@ def test_every_publication_is_in_one_step_and_every_step_is_committed_once(store
     a, b = stage.dataset("a"), stage.dataset("b")
     stage.declare(spec("g", a), spec("h", a, b))
     stage.subscribe("reader", group_source(P, "g"), group_source(P, "h"))
-    numbers = count(1)
 
     def producer() -> int:
         for number in range(EACH):
@@ -70,7 +68,7 @@ def test_every_publication_is_in_one_step_and_every_step_is_committed_once(store
 
     def runner(name: str) -> int:
         node = stage.node(name, LONG_US)
-        stepper = GroupStep(store, keys, P, new_attempt=lambda: f"t{next(numbers):06}", compute=outputs)
+        stepper = stage.stepper(compute=outputs)
         done = 0
         for _ in range(12):
             store.run(lambda tx: wakes.page_wakes(tx, keys.triggers, keys.lots, 2))
@@ -79,7 +77,7 @@ def test_every_publication_is_in_one_step_and_every_step_is_committed_once(store
 
     together(producer, producer, lambda: runner("r1"), lambda: runner("r2"))
     last = stage.node("last", LONG_US)
-    stepper = GroupStep(store, keys, P, new_attempt=lambda: f"t{next(numbers):06}", compute=outputs)
+    stepper = stage.stepper(compute=outputs)
     while stage.page() or stage.due():
         run_due(stepper, last)
     stage.check()

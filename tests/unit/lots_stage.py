@@ -1,4 +1,4 @@
-"""A stage for tests of lots, triggers and publication: one store, one fake clock, no Spark and no objects.
+"""A stage for tests of lots, triggers and publication: one store, one fake clock, no Spark.
 
 After every transaction the whole store is scanned: events without gaps, no event without its lot's row and no
 row without its event, one index row per subscription and the like.
@@ -6,6 +6,7 @@ row without its event, one index row per subscription and the like.
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,6 +20,9 @@ from tidemill.lots.ids import Unit
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.lots.lots import LotRow
 from tidemill.lots.states import LotState
+from tidemill.objects import Objects
+from tidemill.objects.memory import MemoryObjects
+from tidemill.scope import Scope
 from tidemill.store import Store, Tx
 from tidemill.store.memory import MemoryStore
 from tidemill.testing.fake_clock import FakeClock
@@ -43,6 +47,8 @@ class Stage:
         self.lots = LotKeys("c")
         self.triggers = TriggerKeys("c")
         self.cluster = ClusterKeys("c")
+        self.objects: Objects = MemoryObjects(self.clock)
+        self.chance = random.Random(11)
         self.scan = scan
         self.writes = 0  # of the last transaction
 
@@ -79,6 +85,18 @@ class Stage:
 
     def node(self, name: str, ttl_us: int = TTL_US) -> Node:
         return self.store.run(lambda tx: nodes.join(tx, self.cluster, Node(id=name, epoch=0), ttl_us))
+
+    def scope(self, node: Node | None = None, **fields: Any) -> Scope:
+        """What a node works with; left out, a node that is in no list."""
+        given = Scope(
+            store=self.store,
+            cluster="c",
+            objects=self.objects,
+            node=node or Node(id="unlisted", epoch=1),
+            clock=self.clock,
+            chance=self.chance,
+        )
+        return replace(given, **fields)
 
     def kill(self, node: Node) -> None:
         self.store.run(lambda tx: nodes.leave(tx, self.cluster, node))

@@ -1,6 +1,5 @@
 """A stage for tests of steps: groups of views that are computed from their batch alone, without Spark."""
 
-from itertools import count
 from typing import Any
 
 from tests.unit.lots_stage import Stage
@@ -25,7 +24,7 @@ from tidemill.views.steps.keys import (
     table_of,
 )
 from tidemill.views.steps.records import Record
-from tidemill.views.steps.stepper import GroupStep, Stepped
+from tidemill.views.steps.stepper import Compute, GroupStep, Stepped
 
 P = "shop"
 
@@ -35,7 +34,6 @@ class StepStage(Stage):
 
     def __init__(self, store: Store | None = None, *, scan: bool = True) -> None:
         self.keys = StepKeys("c")
-        self.numbers = count(1)
         self.computed: list[tuple[Batch, str]] = []
         super().__init__(store, scan=scan)
 
@@ -64,9 +62,8 @@ class StepStage(Stage):
         self.computed.append((batch, attempt))
         return outputs(batch, attempt)
 
-    def stepper(self, **fields: Any) -> GroupStep:
-        fields = {"new_attempt": lambda: f"t{next(self.numbers):04}", "compute": self.compute, **fields}
-        return GroupStep(self.store, self.keys, P, **fields)
+    def stepper(self, *, compute: Compute | None = None, most: int = 1, **fields: Any) -> GroupStep:
+        return GroupStep(self.scope(**fields), P, compute or self.compute, most=most)
 
     def begin(self, node: Node, group: str) -> Ticket | None:
         self.page_all()

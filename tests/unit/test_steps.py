@@ -304,8 +304,8 @@ def test_a_computation_that_fails_gives_its_attempt_up_and_leaves_the_run_to_its
     told = []
     with pytest.raises(ValueError, match="a poor query"):
         stage.stepper(compute=broken, emit=told.append).run(ticket)
-    assert isinstance(stage.run(attempts.read, stage.keys, "t0001"), Abandoned)
     assert "a poor query" in told[-1].why
+    assert isinstance(stage.run(attempts.read, stage.keys, told[-1].attempt), Abandoned)
     stage.fail(ticket)
     assert stage.row(ticket.name).tally.failures == 1
     stage.settle(node, "g")

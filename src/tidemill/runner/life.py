@@ -16,6 +16,7 @@ from tidemill.publish.manifests import Manifests
 from tidemill.runner.arrivals import Arrival, Ground, arrival
 from tidemill.runner.compacting import Compactor
 from tidemill.runner.leftovers import Leftovers
+from tidemill.scope import Scope
 from tidemill.views.steps.collecting import Collector
 from tidemill.views.steps.listing import listed
 from tidemill.views.steps.stepper import GroupStep
@@ -41,14 +42,16 @@ class Life:
             emit=loop.emit,
             projections=loop.projecting,
         )
-        self.groups = GroupStep(
-            loop.store,
-            loop.keys,
-            loop.program.pipeline,
-            new_attempt=lambda: ids.new_attempt(loop.clock, loop.chance),
-            compute=loop.compute,
+        scope = Scope(
+            store=loop.store,
+            cluster=loop.keys.lots.cluster,
+            objects=loop.objects,
+            node=node,
+            clock=loop.clock,
+            chance=loop.chance,
             emit=loop.emit,
         )
+        self.groups = GroupStep(scope, loop.program.pipeline, loop.compute)
         self.compactor = None
         if loop.rewrite is not None:
             self.compactor = Compactor(

@@ -11,25 +11,21 @@ where the last commit left it, and the same records behind it.
 """
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 
-from tidemill import crash
 from tidemill.cluster.leases import Busy
 from tidemill.errors import UsageError
-from tidemill.events import Emit, ignore
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Hold
-from tidemill.store import Store, Tx
+from tidemill.scope import Scope
 from tidemill.triggers.runs import Ticket
 from tidemill.views.steps import commits
 from tidemill.views.steps.commits import Alarm, Aside, Batch, Output, Part, State
 from tidemill.views.steps.events import RecordWritten, RowsSetAside, StepAbandoned, StepCommitted
 from tidemill.views.steps.keys import StepKeys, group_id
 from tidemill.views.steps.records import Record
-
-T = TypeVar("T")
 
 
 class Compute(Protocol):
@@ -52,23 +48,11 @@ class Stepped(msgspec.Struct, frozen=True):
 class GroupStep:
     """Runs the steps of groups of one pipeline on one node."""
 
-    def __init__(
-        self,
-        store: Store,
-        keys: StepKeys,
-        pipeline: str,
-        *,
-        new_attempt: Callable[[], str],
-        compute: Compute,
-        emit: Emit = ignore,
-        most: int = 1,
-    ) -> None:
-        self._store = store
-        self._keys = keys
+    def __init__(self, scope: Scope, pipeline: str, compute: Compute, *, most: int = 1) -> None:
+        self._scope = scope
+        self._keys = StepKeys(scope.cluster)
         self._pipeline = pipeline
-        self._new_attempt = new_attempt
         self._compute = compute
-        self._emit = emit
         self._most = most
 
     def run(self, ticket: Ticket, stop: Callable[[], bool] = lambda: False) -> Stepped:
@@ -83,14 +67,16 @@ class GroupStep:
         if not ticket.name.startswith(prefix):
             raise UsageError(f"a run of {ticket.name}", hint=f"this steps the groups of {self._pipeline!r}")
         group, keys = ticket.name.removeprefix(prefix), self._keys
-        record = self._step("cut", lambda tx: commits.next_record(tx, keys, self._pipeline, ticket, group))
+        record = self._scope.step(
+            "views.cut", lambda tx: commits.next_record(tx, keys, self._pipeline, ticket, group)
+        )
         if isinstance(record, Record):
-            self._emit(
+            self._scope.emit(
                 RecordWritten(pipeline=self._pipeline, step=record.number, datasets=len(record.ranges))
             )
         done = jobs = 0
         while not stop():
-            batch = self._store.run(
+            batch = self._scope.store.run(
                 lambda tx: commits.next_batch(tx, keys, self._pipeline, group, most=self._most)
             )
             if batch is None:
@@ -101,21 +87,25 @@ class GroupStep:
             if not batch.more:
                 return Stepped(batch.step, done, jobs)
         busy = isinstance(record, Busy) and not done
-        step = self._step("rest", lambda tx: commits.rest(tx, keys, self._pipeline, ticket, group, busy=busy))
+        step = self._scope.step(
+            "views.rest", lambda tx: commits.rest(tx, keys, self._pipeline, ticket, group, busy=busy)
+        )
         return Stepped(step, done, jobs)
 
     def _apply(self, ticket: Ticket, batch: Batch) -> None:
         hold, outputs, aside, state, alarm = None, tuple[Output, ...](), None, None, None
         if batch.concerns:
-            attempt = self._new_attempt()
-            hold = self._step("open", lambda tx: commits.open_step(tx, self._keys, ticket, batch, attempt))
+            attempt = self._scope.new_attempt()
+            hold = self._scope.step(
+                "views.open", lambda tx: commits.open_step(tx, self._keys, ticket, batch, attempt)
+            )
             made = self._computed(batch, hold)
             outputs = tuple(one for one in made if isinstance(one, Output))
             aside = next((one for one in made if isinstance(one, Aside)), None)
             state = next((one for one in made if isinstance(one, State)), None)
             alarm = next((one for one in made if isinstance(one, Alarm)), None)
-        row = self._step(
-            "commit" if batch.concerns else "pass",
+        row = self._scope.step(
+            "views.commit" if batch.concerns else "views.pass",
             lambda tx: commits.commit(
                 tx,
                 self._keys,
@@ -130,12 +120,12 @@ class GroupStep:
             ),
         )
         if aside is not None:
-            self._emit(
+            self._scope.emit(
                 RowsSetAside(
                     pipeline=self._pipeline, group=batch.spec.name, step=row.step, rows=dict(aside.rows)
                 )
             )
-        self._emit(
+        self._scope.emit(
             StepCommitted(
                 pipeline=self._pipeline,
                 group=batch.spec.name,
@@ -152,8 +142,8 @@ class GroupStep:
             return self._compute(batch, hold.draft.id)
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            self._step("abandon", lambda tx: attempts.abandon(tx, self._keys, hold, why))
-            self._emit(
+            self._scope.step("views.abandon", lambda tx: attempts.abandon(tx, self._keys, hold, why))
+            self._scope.emit(
                 StepAbandoned(
                     pipeline=self._pipeline,
                     group=batch.spec.name,
@@ -163,9 +153,3 @@ class GroupStep:
                 )
             )
             raise
-
-    def _step(self, name: str, fn: Callable[[Tx], T]) -> T:
-        crash.point(f"views.{name}.before")
-        answer = self._store.run(fn)
-        crash.point(f"views.{name}.after")
-        return answer
