@@ -14,7 +14,7 @@ hypothesis.settings.load_profile("tidemill")
 # The laws that backends share live in the package: a failing assert there should show its values too.
 pytest.register_assert_rewrite("tidemill.testing")
 
-pytest_plugins = ["pytester", "tests.plugin_rules", "tests.servers.fixtures"]
+pytest_plugins = ["pytester", "tests.plugin_rules", "tests.plugin_times", "tests.servers.fixtures"]
 
 
 def pytest_collection_finish() -> None:

@@ -27,6 +27,7 @@ class LossyProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()
         self._start = b""
+        self._passed = 0
         self._losses: list[Loss] = []
         self._open: set[socket.socket] = set()
 
@@ -52,14 +53,23 @@ class LossyProxy:
         with self._lock:
             return len(self._losses)
 
-    def lose(self, loss: Loss, start: bytes, *, times: int = 1) -> None:
-        """Lose the next requests that begin with `start`, or their answers."""
+    def lose(self, loss: Loss, start: bytes, *, times: int = 1, passing: int = 0) -> None:
+        """Lose the next requests that begin with `start`, or their answers.
+
+        A client may send requests ahead of need, in threads. Count requests instead of calling `lose` between
+        two of them: `passing` requests are forwarded before the first loss.
+        """
         with self._lock:
-            self._start, self._losses = start, [loss] * times
+            self._start, self._passed, self._losses = start, passing, [loss] * times
 
     def _next_loss(self, data: bytes) -> Loss | None:
         with self._lock:
-            return self._losses.pop(0) if self._losses and data.startswith(self._start) else None
+            if not self._losses or not data.startswith(self._start):
+                return None
+            if self._passed:
+                self._passed -= 1
+                return None
+            return self._losses.pop(0)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
