@@ -17,11 +17,11 @@ from tests.worker_tasks import note
 from tidemill.clock import SYSTEM
 from tidemill.events import Event
 from tidemill.futures.home import Place
-from tidemill.futures.signing import ClusterKey
+from tidemill.futures.values.signatures import ClusterKey
 from tidemill.objects import open_objects
 from tidemill.publish.parts import PartDone
 from tidemill.runner.child import AGAIN, Seat
-from tidemill.runner.hands import Hands
+from tidemill.runner.in_process_worker import Hands
 from tidemill.runner.part_futures import PartFutures, resource_of
 from tidemill.runner.supervisor import RunnerOptions, run_runner
 

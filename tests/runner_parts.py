@@ -9,7 +9,7 @@ from tests.worker_tasks import note
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import StoredObject
 from tidemill.publish.parts import PartSink, PartTask, SinkWritten
-from tidemill.runner import turns
+from tidemill.runner import future_run
 
 OUT = DatasetId("out")
 WAIT_S = 60.0
@@ -36,7 +36,7 @@ def part(
 
 def make(task: PartTask) -> Sequence[SinkWritten]:
     """Do what the options say, and note it: "go" waits for a file, "fail" raises while its file is there."""
-    place, folder = turns.current(), task.options["folder"]
+    place, folder = future_run.current(), task.options["folder"]
     note(folder, f"began {task.part} {place.epoch}")
     if "together" in task.options:
         _together(folder, int(task.options["together"]))
@@ -62,7 +62,7 @@ def wait_for(path: Path, *, heeds: bool) -> None:
     pause = threading.Event()
     while not path.exists():
         if heeds:
-            turns.check()
+            future_run.check()
         pause.wait(0.005)
 
 

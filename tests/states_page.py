@@ -44,9 +44,11 @@ class Machine(NamedTuple):
 
 def rooms() -> list[ModuleType]:
     """The `states` module of every room that has one."""
-    names = [path.parent.name for path in Path(tidemill.__file__).parent.glob("*/states.py")]
-    names.sort(key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
-    return [importlib.import_module(f"tidemill.{name}.states") for name in names]
+    package = Path(tidemill.__file__).parent
+    paths = [path.relative_to(package).with_suffix("") for path in package.rglob("states.py")]
+    order = {name: number for number, name in enumerate(ORDER)}
+    paths.sort(key=lambda path: (order.get(path.parts[0], len(ORDER)), path))
+    return [importlib.import_module(".".join(("tidemill", *path.parts))) for path in paths]
 
 
 def machines(room: ModuleType) -> Iterator[Machine]:

@@ -8,15 +8,15 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidemill.futures import context
+from tidemill.futures.worker import task_context
 
 if TYPE_CHECKING:
-    from tidemill.futures.client import Client
+    from tidemill.futures.client.client import Client
 
 
 def _client() -> "Client":
     """Imported where it is needed: it takes longer than most tasks."""
-    from tidemill.futures.client import connect
+    from tidemill.futures.client.client import connect
 
     return connect()
 
@@ -78,7 +78,7 @@ def returns_a_lock() -> object:
 def waits_for(folder: str, name: str) -> str:
     """Say that we began, then wait until a file is there."""
     note(folder, f"began {name}")
-    task = context.current()
+    task = task_context.current()
     assert task is not None
     while not (Path(folder) / name).exists():
         task.wait_cancelled(0.01)
@@ -94,7 +94,7 @@ def hangs(folder: str) -> str:
 
 
 def makes_progress(rounds: int) -> str:
-    task = context.current()
+    task = task_context.current()
     assert task is not None
     for _ in range(rounds):
         threading.Event().wait(0.1)
@@ -105,7 +105,7 @@ def makes_progress(rounds: int) -> str:
 def listens(folder: str) -> str:
     """Run until asked to end."""
     note(folder, "began")
-    task = context.current()
+    task = task_context.current()
     assert task is not None
     while not task.wait_cancelled(0.05):
         pass
@@ -204,7 +204,7 @@ def parent_of(value: bytes) -> int:
 
 
 def _executed(log: str) -> None:
-    task = context.current()
+    task = task_context.current()
     assert task is not None
     fd = os.open(Path(log) / str(os.getpid()), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(fd, f"{task.id.hex()} {task.epoch}\n".encode())
@@ -239,7 +239,7 @@ def starts_a_process(folder: str) -> None:
 
 def adds_under_lock(folder: str, times: int) -> None:
     """Count in a file, which goes wrong unless one does it at a time."""
-    task = context.current()
+    task = task_context.current()
     assert task is not None
     path = Path(folder) / "count"
     for _ in range(times):
@@ -252,7 +252,7 @@ def adds_under_lock(folder: str, times: int) -> None:
 
 def takes_permits(permits: int) -> list[bool]:
     """Take one permit more than there are, without waiting for the last."""
-    task = context.current()
+    task = task_context.current()
     assert task is not None
     semaphore = task.semaphore("seats", permits)
     held = [semaphore.acquire(timeout_s=10.0 if n < permits else 0.05) for n in range(permits + 1)]
@@ -263,7 +263,7 @@ def takes_permits(permits: int) -> list[bool]:
 
 
 def tells(folder: str, text: str) -> str:
-    task = context.current()
+    task = task_context.current()
     assert task is not None
     while not (Path(folder) / "go").exists():
         task.status(text)

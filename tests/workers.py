@@ -20,11 +20,11 @@ from tests.servers.process import wait_until
 from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
-from tidemill.futures import rows
-from tidemill.futures.handle import Future
+from tidemill.futures.client.future import Future
 from tidemill.futures.home import Place
-from tidemill.futures.keys import FutureKeys
-from tidemill.futures.rows import AnyRow, Claimed, Failure
+from tidemill.futures.protocol import rows
+from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.futures.protocol.rows import AnyRow, Claimed, Failure
 from tidemill.store import open_store
 
 LONG_S = 60.0

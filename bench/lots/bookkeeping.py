@@ -19,7 +19,7 @@ from tidemill.arcs.work import Ended
 from tidemill.clock import SYSTEM
 from tidemill.cluster import nodes
 from tidemill.cluster.nodes import Node
-from tidemill.futures.signing import ClusterKey
+from tidemill.futures.values.signatures import ClusterKey
 from tidemill.lots import datasets
 from tidemill.lots.datasets import Dataset
 from tidemill.lots.keys import DatasetId
@@ -30,8 +30,8 @@ from tidemill.objects.local import LocalObjects
 from tidemill.publish.attempts import Hold
 from tidemill.publish.door import Door
 from tidemill.publish.parts import PartSink, PartTask, SinkWritten
-from tidemill.runner import turns
-from tidemill.runner.hands import Hands
+from tidemill.runner import future_run
+from tidemill.runner.in_process_worker import Hands
 from tidemill.runner.loop import Loop
 from tidemill.runner.part_futures import PartFutures, resource_of
 from tidemill.runner.presence import OwnPresence
@@ -57,10 +57,10 @@ class Tools:
 
 def make(task: PartTask) -> Sequence[SinkWritten]:
     """One object, as a job would leave it."""
-    tools: Tools = turns.tools()
+    tools: Tools = future_run.tools()
     began = time.perf_counter()
     (sink,) = task.sinks
-    key = turns.current().data_prefix(task, sink) + "part-00000.parquet"
+    key = future_run.current().data_prefix(task, sink) + "part-00000.parquet"
     info = tools.objects.put(key, BODY)
     item = StoredObject(uri=key, size=info.size, rows=10, etag=info.etag)
     tools.took_s += time.perf_counter() - began

@@ -14,12 +14,12 @@ from bench.answering import answer
 from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
-from tidemill.futures import claim, finish, submit
-from tidemill.futures.claim import Claim
-from tidemill.futures.finish import Done
-from tidemill.futures.keys import FutureKeys, new_id
-from tidemill.futures.lanes import Capacity
-from tidemill.futures.rows import Blob, Location, Result, Spec
+from tidemill.futures.protocol import claim, finish, submit
+from tidemill.futures.protocol.claim import Claim
+from tidemill.futures.protocol.finish import Done
+from tidemill.futures.protocol.keys import FutureKeys, new_id
+from tidemill.futures.protocol.lanes import Capacity
+from tidemill.futures.protocol.rows import Blob, Location, Result, Spec
 from tidemill.store.sqlite import SqliteStore
 
 LEASE_US = 3_600_000_000

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tidemill.errors import TidemillError
-    from tidemill.futures.client import Client, connect
-    from tidemill.futures.gathering import as_completed, gather
-    from tidemill.futures.handle import Future
+    from tidemill.futures.client.client import Client, connect
+    from tidemill.futures.client.future import Future
+    from tidemill.futures.client.gather import as_completed, gather
     from tidemill.lots.checks import Check, expect, not_null, rows, unique
     from tidemill.pipeline.pipeline import Pipeline
     from tidemill.pipeline.report import Report
@@ -49,21 +49,21 @@ __all__ = [
 
 _HOMES = {
     "Check": "tidemill.lots.checks",
-    "Client": "tidemill.futures.client",
+    "Client": "tidemill.futures.client.client",
     "Dataset": "tidemill.pipeline.tables",
-    "Future": "tidemill.futures.handle",
+    "Future": "tidemill.futures.client.future",
     "Pipeline": "tidemill.pipeline.pipeline",
     "Report": "tidemill.pipeline.report",
     "SparkSettings": "tidemill.spark.sessions",
     "Table": "tidemill.pipeline.tables",
     "TidemillError": "tidemill.errors",
     "View": "tidemill.pipeline.tables",
-    "as_completed": "tidemill.futures.gathering",
+    "as_completed": "tidemill.futures.client.gather",
     "bucket": "tidemill.sources.bucket",
-    "connect": "tidemill.futures.client",
+    "connect": "tidemill.futures.client.client",
     "expect": "tidemill.lots.checks",
     "folder": "tidemill.sources.folder",
-    "gather": "tidemill.futures.gathering",
+    "gather": "tidemill.futures.client.gather",
     "http_poll": "tidemill.sources.polling",
     "http_push": "tidemill.sources.pushing",
     "kafka": "tidemill.sources.kafka",

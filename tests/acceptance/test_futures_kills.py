@@ -23,9 +23,9 @@ from tests.servers.process import wait_until
 from tests.workers import Look, WorkerProcess
 from tidemill.clock import SYSTEM
 from tidemill.errors import TaskCrashed, UpstreamDependencyFailed
-from tidemill.futures.client import Client, connect
-from tidemill.futures.handle import Future
-from tidemill.futures.segments import default_root
+from tidemill.futures.client.client import Client, connect
+from tidemill.futures.client.future import Future
+from tidemill.futures.values.segments import default_root
 
 WORKERS = 2
 DIAMONDS = 60  # in one wave

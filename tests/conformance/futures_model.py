@@ -6,9 +6,9 @@ so the two are compared when the store's cursors are drained.
 
 from dataclasses import dataclass, field
 
-from tidemill.futures.results import MOST_REBUILDS
-from tidemill.futures.retries import MOST_CRASHES, MOST_OOMS, MOST_REAPS, MOST_STRANGE
-from tidemill.futures.states import ENDED, FutureState
+from tidemill.futures.protocol.results import MOST_REBUILDS
+from tidemill.futures.protocol.retries import MOST_CRASHES, MOST_OOMS, MOST_REAPS, MOST_STRANGE
+from tidemill.futures.protocol.states import ENDED, FutureState
 
 S = FutureState
 BROKEN = {S.FAILED, S.CANCELLED, S.QUARANTINED}

@@ -17,7 +17,7 @@ from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost, UsageError
-from tidemill.futures import (
+from tidemill.futures.protocol import (
     cancel,
     claim,
     depend,
@@ -26,15 +26,15 @@ from tidemill.futures import (
     requeue,
     results,
     retries,
-    strand,
     submit,
     sweep,
+    unschedulable,
 )
-from tidemill.futures.claim import Claim
-from tidemill.futures.finish import Done
-from tidemill.futures.keys import FutureKeys, new_id
-from tidemill.futures.lanes import Capacity, how_many
-from tidemill.futures.rows import (
+from tidemill.futures.protocol.claim import Claim
+from tidemill.futures.protocol.finish import Done
+from tidemill.futures.protocol.keys import FutureKeys, new_id
+from tidemill.futures.protocol.lanes import Capacity, how_many
+from tidemill.futures.protocol.rows import (
     Blob,
     Claimed,
     Failed,
@@ -46,7 +46,7 @@ from tidemill.futures.rows import (
     Spec,
     Unclaimed,
 )
-from tidemill.futures.states import FutureState
+from tidemill.futures.protocol.states import FutureState
 from tidemill.store import Mode, Space, Store
 from tidemill.store.memory import MemoryStore
 from tidemill.store.postgres import PostgresStore
@@ -432,7 +432,7 @@ class FutureMachine(RuleBasedStateMachine):
         """Set aside what nobody can run; needs are 32 cpus or fit somewhere."""
         live = [SIZES[name] for name in SIZES if self.alive(name)]
         for lane in self.run(claim.read_lanes):
-            self.there(strand.strand_page, lane)
+            self.there(unschedulable.strand_page, lane)
         for one, known in self.model.futures.items():
             row = self.mirror.futures[one]
             in_pool = isinstance(row, Unclaimed) and not row.assigned
@@ -441,7 +441,7 @@ class FutureMachine(RuleBasedStateMachine):
 
     def satisfy(self) -> None:
         live = [SIZES[name] for name in SIZES if self.alive(name)]
-        self.there(strand.satisfy_page)
+        self.there(unschedulable.satisfy_page)
         for known in self.model.futures.values():
             if known.state is S.UNSATISFIABLE and any(how_many(Needs(cpu=known.cpu), size) for size in live):
                 known.state = S.BLOCKED

@@ -17,12 +17,12 @@ from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost
-from tidemill.futures import cancel, claim, depend, finish, reap, results, retries, submit
-from tidemill.futures.finish import Done
-from tidemill.futures.keys import FutureKeys, new_id
-from tidemill.futures.lanes import Capacity
-from tidemill.futures.rows import Blob, Failure, Location, Realized, Result, Spec, Unclaimed
-from tidemill.futures.states import ENDED
+from tidemill.futures.protocol import cancel, claim, depend, finish, reap, results, retries, submit
+from tidemill.futures.protocol.finish import Done
+from tidemill.futures.protocol.keys import FutureKeys, new_id
+from tidemill.futures.protocol.lanes import Capacity
+from tidemill.futures.protocol.rows import Blob, Failure, Location, Realized, Result, Spec, Unclaimed
+from tidemill.futures.protocol.states import ENDED
 from tidemill.store import Mode, Space, Store
 from tidemill.store.memory import MemoryStore
 from tidemill.store.postgres import PostgresStore

@@ -15,13 +15,13 @@ from tidemill.clock import SYSTEM
 from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.events import Event
-from tidemill.futures import edges, rows
-from tidemill.futures.keys import FutureKeys
-from tidemill.futures.rows import AnyRow
-from tidemill.futures.signing import ClusterKey
+from tidemill.futures.protocol import edges, rows
+from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.futures.protocol.rows import AnyRow
+from tidemill.futures.values.signatures import ClusterKey
 from tidemill.objects import Objects, open_objects
 from tidemill.publish.parts import PartDone, PartEnd, PartTask
-from tidemill.runner.hands import Hands
+from tidemill.runner.in_process_worker import Hands
 from tidemill.runner.part_futures import PartFutures, resource_of
 from tidemill.runner.presence import OwnPresence, Presence
 from tidemill.store import Store, open_store

@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 
 from tidemill import crash
-from tidemill.futures import images, pickling
-from tidemill.futures.drafts import Writer
-from tidemill.futures.flight import Certificate, Fetcher, Server
-from tidemill.futures.rows import Result
-from tidemill.futures.segments import Segments, map_segment, sweep
-from tidemill.futures.signing import ClusterKey, Signer
-from tidemill.futures.values import Values
+from tidemill.futures.protocol.rows import Result
+from tidemill.futures.values import layout, pickling
+from tidemill.futures.values.flight import Certificate, Fetcher, Server
+from tidemill.futures.values.result_storage import Values
+from tidemill.futures.values.segment_writer import Writer
+from tidemill.futures.values.segments import Segments, map_segment, sweep
+from tidemill.futures.values.signatures import ClusterKey, Signer
 
 SECRET = b"the key of the cluster of a test"
 
@@ -74,7 +74,7 @@ def _descriptors() -> list[str]:
 def supervise(root: str, boot: str) -> None:
     """A supervisor that lives until its standard input ends."""
     with Segments.open(boot, quota_bytes=10**9, root=Path(root)) as segments:
-        name = segments.writer().write("ab", 1, images.plan(pickling.dump(b"x" * 100_000)))
+        name = segments.writer().write("ab", 1, layout.plan(pickling.dump(b"x" * 100_000)))
         say(name=name, pid=os.getpid())
         sys.stdin.read()
 
@@ -121,7 +121,7 @@ def kills(root: str, times: str) -> None:
     Each has a child of its own, as a worker has, which lives on for a while: it must not keep the folder.
     """
     path = Path(root)
-    image = images.plan(pickling.dump(b"x" * 200_000))
+    image = layout.plan(pickling.dump(b"x" * 200_000))
     most = 0
     orphans = []
     for number in range(int(times)):
@@ -152,7 +152,7 @@ def kills(root: str, times: str) -> None:
 
 def reserve(folder: str, size: str, times: str) -> None:
     """Reserve again and again; how often was there room?"""
-    from tidemill.futures.drafts import LEDGER, Ledger
+    from tidemill.futures.values.segment_writer import LEDGER, Ledger
 
     ledger = Ledger(Path(folder) / LEDGER)
     sys.stdin.readline()

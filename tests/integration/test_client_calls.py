@@ -24,7 +24,7 @@ from tidemill.errors import (
     UnsatisfiableError,
     UsageError,
 )
-from tidemill.futures.rows import Blocked, Realized, Unclaimed
+from tidemill.futures.protocol.rows import Blocked, Realized, Unclaimed
 from tidemill.store import Tx
 
 __all__ = ["client", "home", "look", "worker"]

@@ -28,8 +28,8 @@ from tidemill.errors import (
     UpstreamDependencyFailed,
     UsageError,
 )
-from tidemill.futures import edges, rows, submit
-from tidemill.futures.rows import Blob, Realized, Spec
+from tidemill.futures.protocol import edges, rows, submit
+from tidemill.futures.protocol.rows import Blob, Realized, Spec
 from tidemill.store import Tx
 
 __all__ = ["client", "home", "look", "worker"]
@@ -343,7 +343,7 @@ def _only(client: Client, name: str) -> bytes:
 
 
 def test_a_local_worker_that_dies_is_told_to_whoever_waits(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("tidemill.futures.waiting.LOOK_AFTER_S", 0.1)
+    monkeypatch.setattr("tidemill.futures.client.completions.LOOK_AFTER_S", 0.1)
     with tidemill.connect(home=tmp_path, workers=1) as client:
         client._workers[0]._process.kill()
         wait(lambda: client._workers[0].exit_code is not None, "the worker is dead")

@@ -18,8 +18,8 @@ from tests import worker_tasks as tasks
 from tests.workers import LONG_S, Look, WorkerProcess, wait
 from tidemill import Client, Future
 from tidemill.errors import ResultLost, UnsatisfiableError, UsageError
-from tidemill.futures.rows import Location, Realized, Result, decode_result
-from tidemill.futures.segments import default_root, sweep
+from tidemill.futures.protocol.rows import Location, Realized, Result, decode_result
+from tidemill.futures.values.segments import default_root, sweep
 
 SIZE = 100_000
 

@@ -11,7 +11,7 @@ from tests.integration.client_stage import LONG_S, client, home, look, worker
 from tests.workers import Look
 from tidemill import Client
 from tidemill.errors import FutureTimeout
-from tidemill.futures import edges
+from tidemill.futures.protocol import edges
 
 __all__ = ["client", "home", "look", "worker"]
 

@@ -7,8 +7,8 @@ import pytest
 
 import tidemill as tm
 from tidemill.errors import FutureCancelled
-from tidemill.futures.context import current
-from tidemill.futures.rows import decode_failure
+from tidemill.futures.protocol.rows import decode_failure
+from tidemill.futures.worker.task_context import current
 
 LONG_S = 60.0
 

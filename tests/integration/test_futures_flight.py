@@ -22,12 +22,12 @@ from pyarrow import flight
 from tests.integration.processes import Process
 from tests.integration.segment_child import SECRET
 from tidemill.errors import CopyCorrupt, CopyGone, FetchFailed, FetchRefused, TidemillError, UsageError
-from tidemill.futures import values as values_module
-from tidemill.futures.flight import Certificate, Fetcher, Server, is_loopback
-from tidemill.futures.rows import Location, Result
-from tidemill.futures.segments import Segments
-from tidemill.futures.signing import ClusterKey, Signer
-from tidemill.futures.values import Values
+from tidemill.futures.protocol.rows import Location, Result
+from tidemill.futures.values import result_storage as values_module
+from tidemill.futures.values.flight import Certificate, Fetcher, Server, is_loopback
+from tidemill.futures.values.result_storage import Values
+from tidemill.futures.values.segments import Segments
+from tidemill.futures.values.signatures import ClusterKey, Signer
 
 CHILD = "tests.integration.segment_child"
 SIGNER = Signer(ClusterKey(SECRET))
@@ -123,9 +123,9 @@ def test_a_node_that_was_started_again_at_its_address_is_reached(
 
 
 def _image(size: int) -> Any:
-    from tidemill.futures import images, pickling
+    from tidemill.futures.values import layout, pickling
 
-    return images.plan(pickling.dump(b"x" * size))
+    return layout.plan(pickling.dump(b"x" * size))
 
 
 def fetched(fetcher: Fetcher, location: Location, size: int) -> bytes:

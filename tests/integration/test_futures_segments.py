@@ -13,12 +13,12 @@ import pytest
 from tests.integration.processes import Process
 from tests.integration.segment_child import SECRET
 from tidemill.errors import CopyCorrupt, CopyGone, SegmentsFull, UsageError
-from tidemill.futures import images, pickling
-from tidemill.futures.drafts import Draft, Writer
-from tidemill.futures.rows import Result
-from tidemill.futures.segments import Segments, default_root, host_id, map_segment, sweep
-from tidemill.futures.signing import ClusterKey, Signer
-from tidemill.futures.values import Values
+from tidemill.futures.protocol.rows import Result
+from tidemill.futures.values import layout, pickling
+from tidemill.futures.values.result_storage import Values
+from tidemill.futures.values.segment_writer import Draft, Writer
+from tidemill.futures.values.segments import Segments, default_root, host_id, map_segment, sweep
+from tidemill.futures.values.signatures import ClusterKey, Signer
 
 CHILD = "tests.integration.segment_child"
 MEGABYTE = 1_000_000
@@ -36,8 +36,8 @@ def segments(root: Path) -> Iterator[Segments]:
         yield segments
 
 
-def image(size: int) -> images.Image:
-    return images.plan(pickling.dump(b"x" * size))
+def image(size: int) -> layout.Image:
+    return layout.plan(pickling.dump(b"x" * size))
 
 
 def run(*arguments: object, crash: str = "") -> Process:
@@ -330,11 +330,11 @@ def test_a_child_whose_node_has_ended_is_told(root: Path) -> None:
 
 def test_a_segment_of_many_small_parts_is_written_whole(segments: Segments, root: Path) -> None:
     value = [np.full(n % 7, n) for n in range(3_000)]
-    plan = images.plan(pickling.dump(value))
+    plan = layout.plan(pickling.dump(value))
     name = segments.writer().write("ab", 1, plan)
     view = map_segment(f"boot/{name}", root)
-    assert bytes(view) == bytes(images.joined(plan))
-    back = images.load(view, lambda head: None, what="it")
+    assert bytes(view) == bytes(layout.joined(plan))
+    back = layout.load(view, lambda head: None, what="it")
     assert all(
         (one == other).all() and one.shape == other.shape for one, other in zip(value, back, strict=True)
     )
@@ -347,9 +347,9 @@ def test_a_short_write_goes_on_where_it_stopped(segments: Segments, monkeypatch:
         return real(fd, [pieces[0][:1000]], offset)
 
     monkeypatch.setattr(os, "pwritev", hesitant)
-    plan = images.plan(pickling.dump([b"x" * 70_000, np.arange(999), b"y" * 70_000]))
+    plan = layout.plan(pickling.dump([b"x" * 70_000, np.arange(999), b"y" * 70_000]))
     name = segments.writer().write("ab", 1, plan)
-    assert (segments.folder / name).read_bytes() == bytes(images.joined(plan))
+    assert (segments.folder / name).read_bytes() == bytes(layout.joined(plan))
 
 
 def test_an_abandoned_draft_leaves_nothing(segments: Segments) -> None:

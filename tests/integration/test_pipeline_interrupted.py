@@ -11,9 +11,9 @@ import tidemill as tm
 from tidemill.clock import SYSTEM, poll
 from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
-from tidemill.futures import edges
-from tidemill.futures.keys import FutureKeys
-from tidemill.futures.rows import Claimed
+from tidemill.futures.protocol import edges
+from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.futures.protocol.rows import Claimed
 from tidemill.store import Tx
 from tidemill.triggers import subscriptions
 from tidemill.triggers.subscriptions import Scheduled

@@ -10,16 +10,16 @@ from tidemill import crash
 from tidemill.cluster import nodes
 from tidemill.crash import Crashed
 from tidemill.errors import LeaseLost
-from tidemill.futures.rows import Claimed, Failed, Realized, Unclaimed
-from tidemill.futures.worker_events import WorkDropped
+from tidemill.futures.protocol.rows import Claimed, Failed, Realized, Unclaimed
+from tidemill.futures.worker.events import WorkDropped
 from tidemill.lots.keys import DatasetId
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Draft, Target
 from tidemill.publish.keys import PublishKeys
 from tidemill.publish.parts import PartDone, PartFailed
+from tidemill.runner.future_run import current
 from tidemill.runner.part_futures import PartFutures, resource_of
 from tidemill.runner.presence import OwnPresence
-from tidemill.runner.turns import current
 
 __all__ = ["stage"]
 
@@ -317,13 +317,13 @@ def crashing(task):  # type: ignore[no-untyped-def]
 
 
 def test_what_is_for_runners_waits_for_one_while_only_workers_are_alive(stage: Stage) -> None:
-    from tidemill.futures import lanes, strand
-    from tidemill.futures.lanes import Capacity
-    from tidemill.futures.rows import Needs
+    from tidemill.futures.protocol import lanes, unschedulable
+    from tidemill.futures.protocol.lanes import Capacity
+    from tidemill.futures.protocol.rows import Needs
 
     lane = lanes.lane_of("", 0, Needs(named=(resource_of("shop"),)))
     other = lanes.lane_of("", 0, Needs(named=("gpu-box",)))
     worker = nodes.Node(id="w", epoch=0, kind="worker", total=Capacity(cpu=4).to_node())
     totals = [Capacity.of_node(worker.total)]
-    assert strand.is_safe(lane, totals)
-    assert not strand.is_safe(other, totals)
+    assert unschedulable.is_safe(lane, totals)
+    assert not unschedulable.is_safe(other, totals)

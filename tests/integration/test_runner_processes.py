@@ -21,9 +21,9 @@ from tests.runner_main import Settings
 from tests.runner_parts import part
 from tests.workers import LONG_S, WorkerProcess, wait
 from tidemill.cluster import nodes
-from tidemill.futures.client import connect
+from tidemill.futures.client.client import connect
 from tidemill.futures.home import Place
-from tidemill.futures.rows import Claimed, Quarantined, Realized, Unclaimed
+from tidemill.futures.protocol.rows import Claimed, Quarantined, Realized, Unclaimed
 from tidemill.publish.parts import PartDone, PartFailed
 from tidemill.runner.part_futures import PartFutures
 from tidemill.runner.slots import LIFE

@@ -8,8 +8,8 @@ from tests import worker_tasks as tasks
 from tests.integration.worker_stage import client, home, worker
 from tests.workers import LONG_S, Look, WorkerProcess, wait
 from tidemill.errors import ActorDied
-from tidemill.futures.client import Client, connect
-from tidemill.futures.rows import Failed
+from tidemill.futures.client.client import Client, connect
+from tidemill.futures.protocol.rows import Failed
 
 __all__ = ["client", "home", "worker"]  # fixtures
 

@@ -13,16 +13,18 @@ import pytest
 from tests import worker_tasks as tasks
 from tests.workers import wait
 from tidemill.clock import SYSTEM
-from tidemill.futures import calls, memory, rows
-from tidemill.futures.blobs import Blobs
-from tidemill.futures.children import Child, Children, End
-from tidemill.futures.claim import Claim
-from tidemill.futures.jobs import Job
-from tidemill.futures.keys import FutureKeys
-from tidemill.futures.rows import Claimed, Spec
-from tidemill.futures.signing import ClusterKey, Signer, sign_spec
-from tidemill.futures.wire import Done, Hello, Recalled, Up
-from tidemill.futures.zygote import Zygote
+from tidemill.futures.protocol import rows
+from tidemill.futures.protocol.claim import Claim
+from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.futures.protocol.rows import Claimed, Spec
+from tidemill.futures.values import calls
+from tidemill.futures.values.blobs import Blobs
+from tidemill.futures.values.signatures import ClusterKey, Signer, sign_spec
+from tidemill.futures.worker import memory
+from tidemill.futures.worker.children import Child, Children, End
+from tidemill.futures.worker.jobs import Job
+from tidemill.futures.worker.wire import Done, Hello, Recalled, Up
+from tidemill.futures.worker.zygote import Zygote
 from tidemill.store import open_store
 
 KEY = ClusterKey(b"k" * 32)

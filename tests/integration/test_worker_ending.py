@@ -9,8 +9,8 @@ from tests import worker_tasks as tasks
 from tests.integration.worker_stage import client, home, look
 from tests.workers import LONG_S, Look, WorkerProcess, wait
 from tidemill.errors import DeadlineExceeded, FutureCancelled
-from tidemill.futures.client import Client, connect
-from tidemill.futures.rows import Cancelled, Claimed, Failed, Unclaimed
+from tidemill.futures.client.client import Client, connect
+from tidemill.futures.protocol.rows import Cancelled, Claimed, Failed, Unclaimed
 
 __all__ = ["client", "home", "look"]  # fixtures
 

@@ -19,10 +19,10 @@ from tidemill.errors import (
     FutureFailed,
     TaskCrashed,
 )
-from tidemill.futures import rows
-from tidemill.futures.client import Client, connect
-from tidemill.futures.handle import Future
-from tidemill.futures.rows import Failed, Quarantined, Realized
+from tidemill.futures.client.client import Client, connect
+from tidemill.futures.client.future import Future
+from tidemill.futures.protocol import rows
+from tidemill.futures.protocol.rows import Failed, Quarantined, Realized
 from tidemill.store import Tx
 
 __all__ = ["client", "home", "look", "worker"]  # fixtures

@@ -7,8 +7,8 @@ import pytest
 
 from tests import worker_tasks as tasks
 from tests.workers import LONG_S, Look, WorkerProcess, wait
-from tidemill.futures.client import connect
-from tidemill.futures.rows import Claimed, Realized
+from tidemill.futures.client.client import connect
+from tidemill.futures.protocol.rows import Claimed, Realized
 
 
 @pytest.mark.rule("FUT-49", "FUT-13")

@@ -14,9 +14,9 @@ import pytest
 from tests import worker_tasks as tasks
 from tests.workers import LONG_S, TTL_S, wait
 from tidemill.errors import FutureFailed
-from tidemill.futures.client import Client, connect
-from tidemill.futures.rows import Claimed
-from tidemill.futures.signing import ENVIRONMENT
+from tidemill.futures.client.client import Client, connect
+from tidemill.futures.protocol.rows import Claimed
+from tidemill.futures.values.signatures import ENVIRONMENT
 
 
 @pytest.fixture

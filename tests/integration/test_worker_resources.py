@@ -9,8 +9,8 @@ import pytest
 from tests import worker_tasks as tasks
 from tests.workers import LONG_S, Look, WorkerProcess, wait
 from tidemill.errors import TaskOutOfMemory
-from tidemill.futures.client import Client, connect
-from tidemill.futures.rows import Failed, Realized
+from tidemill.futures.client.client import Client, connect
+from tidemill.futures.protocol.rows import Failed, Realized
 
 
 class Two(NamedTuple):

@@ -11,13 +11,13 @@ import pytest
 from tests import worker_tasks as tasks
 from tests.workers import LONG_S, TTL_S, Look, wait
 from tidemill.errors import CommitUnknown, StoreUnavailable
-from tidemill.futures.client import Client, connect
+from tidemill.futures.client.client import Client, connect
 from tidemill.futures.home import Place
-from tidemill.futures.lanes import Capacity
-from tidemill.futures.rows import Realized
-from tidemill.futures.settings import Settings
-from tidemill.futures.supervisor import Supervisor
-from tidemill.futures.wire import Hello
+from tidemill.futures.protocol.lanes import Capacity
+from tidemill.futures.protocol.rows import Realized
+from tidemill.futures.worker.settings import Settings
+from tidemill.futures.worker.supervisor import Supervisor
+from tidemill.futures.worker.wire import Hello
 from tidemill.store import Mode, Store, Tx, Watch, open_store
 
 T = TypeVar("T")

@@ -8,8 +8,8 @@ import pytest
 from tests import worker_tasks as tasks
 from tests.integration.worker_stage import client, home, look
 from tests.workers import LONG_S, Look, WorkerProcess, wait
-from tidemill.futures.client import Client, connect
-from tidemill.futures.rows import Realized
+from tidemill.futures.client.client import Client, connect
+from tidemill.futures.protocol.rows import Realized
 
 __all__ = ["client", "home", "look"]  # fixtures
 

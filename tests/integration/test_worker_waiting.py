@@ -7,7 +7,7 @@ import pytest
 
 from tests import worker_tasks as tasks
 from tests.workers import LONG_S, Look, WorkerProcess, wait
-from tidemill.futures.client import connect
+from tidemill.futures.client.client import connect
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.workers import Look, WorkerProcess
-from tidemill.futures.client import Client, connect
+from tidemill.futures.client.client import Client, connect
 
 
 @pytest.fixture(scope="module")

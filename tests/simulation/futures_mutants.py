@@ -14,12 +14,13 @@ import pytest
 from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
-from tidemill.futures import books, cancel, claim, depend, edges, finish, reap, results, rows, submit
-from tidemill.futures.claim import Claim
-from tidemill.futures.finish import Done
-from tidemill.futures.keys import FutureKeys
-from tidemill.futures.rows import AnyRow, Claimed, Realized, Spec, Tally
-from tidemill.futures.states import FutureEdge
+from tidemill.futures.protocol import cancel, claim, depend, edges, finish, reap, results, rows, submit
+from tidemill.futures.protocol.claim import Claim
+from tidemill.futures.protocol.finish import Done
+from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.futures.protocol.rows import AnyRow, Claimed, Realized, Spec, Tally
+from tidemill.futures.protocol.states import FutureEdge
+from tidemill.futures.worker import ledger
 from tidemill.store import Row, Tx
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
@@ -146,7 +147,7 @@ def a_drain_that_forgets_the_holders_pointer(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def a_worker_that_does_not_look_for_claims_it_does_not_know_of(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(books.Books, "strays", lambda books, node, known: (0, False))
+    patch.setattr(ledger.Books, "strays", lambda books, node, known: (0, False))
 
 
 # --- dependents
@@ -262,7 +263,7 @@ def an_idempotency_key_that_nobody_looks_up(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def retries_one_too_many(patch: pytest.MonkeyPatch) -> None:
-    from tidemill.futures import retries
+    from tidemill.futures.protocol import retries
 
     judge = retries.judge
 

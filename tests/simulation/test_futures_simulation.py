@@ -8,7 +8,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from tidemill.futures.rows import AnyRow, Cancelled, Failed, Quarantined, Realized
+from tidemill.futures.protocol.rows import AnyRow, Cancelled, Failed, Quarantined, Realized
 from tidemill.testing.simulation import Fault, Report, Swarm, Violation, World
 from tidemill.testing.simulation.futures.plan import Call, Order, Plan
 from tidemill.testing.simulation.futures.scenario import FutureWork, futures_world

@@ -15,13 +15,13 @@ from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leader import Duty, Tenure
 from tidemill.cluster.nodes import Node
 from tidemill.events import Event
-from tidemill.futures import claim, depend, edges, finish, results, rows, submit
-from tidemill.futures.claim import Claim
-from tidemill.futures.duties import future_duties, reap_one
-from tidemill.futures.finish import Done
-from tidemill.futures.keys import FutureKeys, new_id
-from tidemill.futures.lanes import Capacity
-from tidemill.futures.rows import AnyRow, Blob, Failure, Location, Realized, Result, Spec
+from tidemill.futures.protocol import claim, depend, edges, finish, results, rows, submit
+from tidemill.futures.protocol.claim import Claim
+from tidemill.futures.protocol.finish import Done
+from tidemill.futures.protocol.keys import FutureKeys, new_id
+from tidemill.futures.protocol.lanes import Capacity
+from tidemill.futures.protocol.leader_duties import future_duties, reap_one
+from tidemill.futures.protocol.rows import AnyRow, Blob, Failure, Location, Realized, Result, Spec
 from tidemill.store import Mode, Space, Store, Tx
 from tidemill.store.memory import MemoryStore
 from tidemill.testing.fake_clock import FakeClock

@@ -15,14 +15,14 @@ from tidemill import Client, Future
 from tidemill.cluster import nodes
 from tidemill.cluster.nodes import Node
 from tidemill.errors import FutureTimeout, FutureUnknown, UnsatisfiableError, UsageError
-from tidemill.futures import claim
-from tidemill.futures.connection import Connection
+from tidemill.futures.client.connection import Connection
+from tidemill.futures.client.lineage import DEEPEST, Lineage
+from tidemill.futures.client.options import Options
+from tidemill.futures.client.submission import _Slot
 from tidemill.futures.home import Place
-from tidemill.futures.lineage import DEEPEST, Lineage
-from tidemill.futures.options import Options
-from tidemill.futures.signing import ClusterKey, Signer
-from tidemill.futures.submission import _Slot
-from tidemill.futures.values import Values
+from tidemill.futures.protocol import claim
+from tidemill.futures.values.result_storage import Values
+from tidemill.futures.values.signatures import ClusterKey, Signer
 from tidemill.objects.memory import MemoryObjects
 from tidemill.store import open_store
 from tidemill.testing import FakeClock

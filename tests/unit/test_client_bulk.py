@@ -1,8 +1,8 @@
 """Futures that are entered together leave the same rows as those entered one by one."""
 
 from tests.unit.futures_stage import Stage
-from tidemill.futures import bulk, rows, submit
-from tidemill.futures.rows import Blob, Needs, Spec
+from tidemill.futures.protocol import bulk, rows, submit
+from tidemill.futures.protocol.rows import Blob, Needs, Spec
 from tidemill.store import Space
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tidemill.errors import UsageError
-from tidemill.futures.options import GRACE_S, NAMES, Options, amount_of_bytes, split, timeout
-from tidemill.futures.rows import Needs
+from tidemill.futures.client.options import GRACE_S, NAMES, Options, amount_of_bytes, split, timeout
+from tidemill.futures.protocol.rows import Needs
 
 SECOND = 1_000_000
 

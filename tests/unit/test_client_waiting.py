@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tidemill.errors import FutureTimeout
-from tidemill.futures import rows
-from tidemill.futures.keys import FutureKeys
-from tidemill.futures.rows import AnyRow, Cancelled, Unclaimed
-from tidemill.futures.waiting import LOOK_AFTER_S, WINDOW, Waiting
+from tidemill.futures.client.completions import LOOK_AFTER_S, WINDOW, Waiting
+from tidemill.futures.protocol import rows
+from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.futures.protocol.rows import AnyRow, Cancelled, Unclaimed
 from tidemill.store import Store, open_store
 from tidemill.testing import FakeClock
 

@@ -5,10 +5,10 @@ import pytest
 from tests.unit.futures_stage import Stage
 from tidemill.cluster.nodes import Node
 from tidemill.errors import FutureUnknown, UsageError
-from tidemill.futures import actors, cancel, finish, requeue
-from tidemill.futures.lanes import Capacity
-from tidemill.futures.rows import Blocked, Cancelled, Claimed, Failed, Failure, Realized, Unclaimed
-from tidemill.futures.states import ActorState
+from tidemill.futures.protocol import actors, cancel, finish, requeue
+from tidemill.futures.protocol.lanes import Capacity
+from tidemill.futures.protocol.rows import Blocked, Cancelled, Claimed, Failed, Failure, Realized, Unclaimed
+from tidemill.futures.protocol.states import ActorState
 
 DEATH = Failure(kind="crash", type="Killed", message="signal 9")
 

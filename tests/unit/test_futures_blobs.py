@@ -5,11 +5,11 @@ import pytest
 from tests.unit.futures_bomb import Bomb, exploded
 from tidemill.clock import SYSTEM
 from tidemill.errors import BadSignature, BlobMissing, CannotSerialize
-from tidemill.futures import calls, pickling
-from tidemill.futures.blobs import IN_SPEC_BYTES, IN_STORE_BYTES, Blobs, Functions
-from tidemill.futures.keys import FutureKeys
-from tidemill.futures.rows import Blob, Spec
-from tidemill.futures.signing import ClusterKey, Signer, check_spec, sign_spec
+from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.futures.protocol.rows import Blob, Spec
+from tidemill.futures.values import calls, pickling
+from tidemill.futures.values.blobs import IN_SPEC_BYTES, IN_STORE_BYTES, Blobs, Functions
+from tidemill.futures.values.signatures import ClusterKey, Signer, check_spec, sign_spec
 from tidemill.objects import Objects, open_objects
 from tidemill.store import LIMITS, Store, open_store
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from tidemill.errors import CannotSerialize, CodeNotLoadable, UsageError
-from tidemill.futures import calls, pickling
-from tidemill.futures.digests import call_digest
-from tidemill.futures.pickling import Handle
+from tidemill.futures.values import calls, pickling
+from tidemill.futures.values.call_digests import call_digest
+from tidemill.futures.values.pickling import Handle
 
 LOCK = threading.Lock()
 
@@ -139,7 +139,7 @@ def test_functions_have_names_for_people() -> None:
 
 SCRIPT = """
 import dataclasses, enum, functools
-from tidemill.futures.digests import call_digest
+from tidemill.futures.values.call_digests import call_digest
 
 OFFSET = {"a": 1, "b": {"x", "y", "z"}}
 

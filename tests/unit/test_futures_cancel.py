@@ -4,9 +4,17 @@ import pytest
 
 from tests.unit.futures_stage import SECOND_US, Stage
 from tidemill.errors import FutureUnknown, LeaseLost
-from tidemill.futures import cancel, edges, finish, inbox, requeue
-from tidemill.futures.rows import Cancelled, Claimed, Failed, Failure, Realized, Unclaimed, Unsatisfiable
-from tidemill.futures.states import FutureEdge
+from tidemill.futures.protocol import cancel, edges, finish, inbox, requeue
+from tidemill.futures.protocol.rows import (
+    Cancelled,
+    Claimed,
+    Failed,
+    Failure,
+    Realized,
+    Unclaimed,
+    Unsatisfiable,
+)
+from tidemill.futures.protocol.states import FutureEdge
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import pytest
 from tests.unit.futures_stage import BIG, TTL_S, Stage
 from tidemill.cluster import nodes
 from tidemill.errors import LeaseLost, UsageError
-from tidemill.futures import claim, finish, limits
-from tidemill.futures.lanes import Capacity
-from tidemill.futures.rows import Claimed, Needs, Unclaimed
+from tidemill.futures.protocol import claim, finish, limits
+from tidemill.futures.protocol.lanes import Capacity
+from tidemill.futures.protocol.rows import Claimed, Needs, Unclaimed
 
 ONE = Needs(cpu=1.0)
 
@@ -253,7 +253,7 @@ class TestLimits:
             case "relinquish":
                 stage.there(finish.relinquish, worker, [got])
             case "cancel":
-                from tidemill.futures import cancel
+                from tidemill.futures.protocol import cancel
 
                 stage.here(cancel.cancel, got.id)
                 stage.there(finish.cancelled, worker, got)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.futures.code_digests import code_digest
+from tidemill.futures.values.code_digests import code_digest
 
 MAIN = """
 import helper
@@ -54,7 +54,7 @@ ASK = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import shop_main
-from tidemill.futures.code_digests import code_digest
+from tidemill.futures.values.code_digests import code_digest
 print(code_digest(shop_main.arc).hex())
 """
 

@@ -5,9 +5,17 @@ from pathlib import Path
 import pytest
 
 from tests.unit.futures_stage import Stage
-from tidemill.futures import cancel, depend, edges, finish, requeue, submit
-from tidemill.futures.rows import Blocked, Claimed, Failed, Failure, Realized, Unclaimed, Unsatisfiable
-from tidemill.futures.states import FutureEdge
+from tidemill.futures.protocol import cancel, depend, edges, finish, requeue, submit
+from tidemill.futures.protocol.rows import (
+    Blocked,
+    Claimed,
+    Failed,
+    Failure,
+    Realized,
+    Unclaimed,
+    Unsatisfiable,
+)
+from tidemill.futures.protocol.states import FutureEdge
 from tidemill.store import LIMITS
 from tidemill.store.sqlite import SqliteStore
 from tidemill.testing.fake_clock import FakeClock

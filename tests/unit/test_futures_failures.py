@@ -4,9 +4,9 @@ import pytest
 
 from tests.unit.futures_stage import Stage
 from tidemill.errors import FutureUnknown, UsageError
-from tidemill.futures import edges, requeue, retries, rows
-from tidemill.futures.lanes import Capacity
-from tidemill.futures.rows import Failed, Failure, Needs, Quarantined, Realized, Unclaimed
+from tidemill.futures.protocol import edges, requeue, retries, rows
+from tidemill.futures.protocol.lanes import Capacity
+from tidemill.futures.protocol.rows import Failed, Failure, Needs, Quarantined, Realized, Unclaimed
 from tidemill.store import LIMITS
 
 GIB = 2**30

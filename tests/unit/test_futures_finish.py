@@ -7,8 +7,8 @@ from tests.unit.cluster_stage import Trouble
 from tests.unit.futures_stage import Stage
 from tidemill.cluster import nodes
 from tidemill.errors import LeaseLost
-from tidemill.futures import cancel, depend, finish, reap, submit
-from tidemill.futures.rows import Blocked, Cancelled, Claimed, Failed, Realized, Unclaimed
+from tidemill.futures.protocol import cancel, depend, finish, reap, submit
+from tidemill.futures.protocol.rows import Blocked, Cancelled, Claimed, Failed, Realized, Unclaimed
 from tidemill.store.memory import MemoryStore
 from tidemill.testing.fake_clock import FakeClock
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from tests.unit.futures_stage import Stage
-from tidemill.futures import limits, rows
-from tidemill.futures.rows import AnyRow, Claimed, Realized, Unclaimed
+from tidemill.futures.protocol import limits, rows
+from tidemill.futures.protocol.rows import AnyRow, Claimed, Realized, Unclaimed
 from tidemill.store import Tx
 from tidemill.testing.futures_invariants import judge, scan_invariants
 from tidemill.testing.futures_mirror import Mirror

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.futures.lanes import Capacity, bounds_of, fits, how_many, label_of, with_ram
-from tidemill.futures.rows import Needs
+from tidemill.futures.protocol.lanes import Capacity, bounds_of, fits, how_many, label_of, with_ram
+from tidemill.futures.protocol.rows import Needs
 
 amounts = st.one_of(st.just(0.0), st.floats(0.01, 512), st.integers(1, 512).map(float))
 needs = st.builds(

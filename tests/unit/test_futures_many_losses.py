@@ -3,12 +3,12 @@
 import pytest
 
 from tests.unit.futures_stage import Stage
-from tidemill.futures import rows
-from tidemill.futures.books import Books
-from tidemill.futures.jobs import Job
-from tidemill.futures.rows import Blocked, Realized, Unclaimed
-from tidemill.futures.submit import MOST_INPUTS
-from tidemill.futures.wire import Loss
+from tidemill.futures.protocol import rows
+from tidemill.futures.protocol.rows import Blocked, Realized, Unclaimed
+from tidemill.futures.protocol.submit import MOST_INPUTS
+from tidemill.futures.worker.jobs import Job
+from tidemill.futures.worker.ledger import Books
+from tidemill.futures.worker.wire import Loss
 from tidemill.store import LIMITS
 
 

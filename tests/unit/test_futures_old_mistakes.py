@@ -4,9 +4,9 @@ import pytest
 
 from tests.unit.futures_stage import Stage
 from tidemill.errors import LeaseLost
-from tidemill.futures import actors, finish, requeue
-from tidemill.futures.lanes import Capacity
-from tidemill.futures.rows import Failed, Failure, Needs, Quarantined, Realized, Unclaimed
+from tidemill.futures.protocol import actors, finish, requeue
+from tidemill.futures.protocol.lanes import Capacity
+from tidemill.futures.protocol.rows import Failed, Failure, Needs, Quarantined, Realized, Unclaimed
 from tidemill.store import Tx
 
 
@@ -158,7 +158,7 @@ def test_a_claim_reads_what_it_takes_and_not_all_there_is(stage: Stage) -> None:
     lanes = stage.lanes()
 
     def claim(tx: Tx) -> list[bytes]:
-        from tidemill.futures import claim as claims
+        from tidemill.futures.protocol import claim as claims
 
         plain = tx.range
 

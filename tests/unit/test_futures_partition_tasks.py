@@ -7,8 +7,8 @@ from tidemill.cluster import leases, nodes, partitions
 from tidemill.cluster.keeper import Held
 from tidemill.cluster.leader import Tenure
 from tidemill.errors import NotLeader
-from tidemill.futures import cancel, finish
-from tidemill.futures.partition_tasks import (
+from tidemill.futures.protocol import cancel, finish
+from tidemill.futures.protocol.partition_tasks import (
     PAGE,
     STATE_OF,
     Finding,
@@ -18,8 +18,8 @@ from tidemill.futures.partition_tasks import (
     remove_done,
     standing,
 )
-from tidemill.futures.rows import Failure
-from tidemill.futures.states import FutureState
+from tidemill.futures.protocol.rows import Failure
+from tidemill.futures.protocol.states import FutureState
 
 GROUP = "bucket"
 

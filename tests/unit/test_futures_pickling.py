@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.unit.futures_values import arrays, arrow, plain, same
 from tidemill.errors import CodeNotLoadable, CopyGone, UsageError
-from tidemill.futures import images, pickling
-from tidemill.futures.pickling import BYTEARRAY, BYTES, VIEW, Dumped, Handle, dump, load, pack, unpack
+from tidemill.futures.values import layout, pickling
+from tidemill.futures.values.pickling import BYTEARRAY, BYTES, VIEW, Dumped, Handle, dump, load, pack, unpack
 
 LARGE = 1_000_000
 
@@ -28,11 +28,11 @@ class Future(Handle):
 def ways(value: object) -> list[Any]:
     """A value by every way that it can take."""
     dumped = dump(value)
-    image = memoryview(images.joined(images.plan(dumped))).toreadonly()
+    image = memoryview(layout.joined(layout.plan(dumped))).toreadonly()
     return [
         load(dumped.stream, dumped.parts, python=dumped.python),
         unpack(pack(dumped)),
-        images.load(image, lambda head: None, what="it"),
+        layout.load(image, lambda head: None, what="it"),
     ]
 
 

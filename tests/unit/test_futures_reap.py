@@ -4,11 +4,20 @@ import pytest
 
 from tests.unit.futures_stage import TTL_S, Stage
 from tidemill.cluster import leases, nodes
-from tidemill.futures import cancel, claim, finish, reap, results, submit
-from tidemill.futures.events import AssignmentsRerouted, FuturesReaped
-from tidemill.futures.lanes import Capacity
-from tidemill.futures.retries import MOST_REAPS
-from tidemill.futures.rows import Blocked, Cancelled, Claimed, Failed, Needs, Quarantined, Realized, Unclaimed
+from tidemill.futures.protocol import cancel, claim, finish, reap, results, submit
+from tidemill.futures.protocol.events import AssignmentsRerouted, FuturesReaped
+from tidemill.futures.protocol.lanes import Capacity
+from tidemill.futures.protocol.retries import MOST_REAPS
+from tidemill.futures.protocol.rows import (
+    Blocked,
+    Cancelled,
+    Claimed,
+    Failed,
+    Needs,
+    Quarantined,
+    Realized,
+    Unclaimed,
+)
 from tidemill.store import LIMITS
 
 

@@ -6,9 +6,9 @@ import pytest
 from tests.unit.futures_stage import Stage
 from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost
-from tidemill.futures import inbox, results, submit
-from tidemill.futures.results import MOST_REBUILDS
-from tidemill.futures.rows import Blocked, Claimed, Failed, Location, Realized, Result, Unclaimed
+from tidemill.futures.protocol import inbox, results, submit
+from tidemill.futures.protocol.results import MOST_REBUILDS
+from tidemill.futures.protocol.rows import Blocked, Claimed, Failed, Location, Realized, Result, Unclaimed
 
 
 @pytest.fixture

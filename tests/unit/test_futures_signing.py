@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.errors import BadSignature, ClusterKeyMissing, ClusterKeyUnsafe, UsageError
-from tidemill.futures.rows import Blob, Spec
-from tidemill.futures.signing import (
+from tidemill.futures.protocol.rows import Blob, Spec
+from tidemill.futures.values.signatures import (
     ENVIRONMENT,
     ENVIRONMENT_FILE,
     FILE_NAME,

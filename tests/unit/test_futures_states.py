@@ -6,8 +6,8 @@ import pytest
 
 from tests.unit.futures_stage import Stage
 from tidemill.errors import IllegalTransition
-from tidemill.futures import edges
-from tidemill.futures.rows import (
+from tidemill.futures.protocol import edges
+from tidemill.futures.protocol.rows import (
     AnyRow,
     Blocked,
     Cancelled,
@@ -21,7 +21,7 @@ from tidemill.futures.rows import (
     Unclaimed,
     Unsatisfiable,
 )
-from tidemill.futures.states import (
+from tidemill.futures.protocol.states import (
     ACTOR,
     ENDED,
     FUTURE,

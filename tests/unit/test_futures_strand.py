@@ -3,10 +3,10 @@
 import pytest
 
 from tests.unit.futures_stage import TTL_S, Stage
-from tidemill.futures import requeue
-from tidemill.futures.events import FuturesStranded
-from tidemill.futures.lanes import Capacity
-from tidemill.futures.rows import Blocked, Failed, Needs, Unclaimed, Unsatisfiable
+from tidemill.futures.protocol import requeue
+from tidemill.futures.protocol.events import FuturesStranded
+from tidemill.futures.protocol.lanes import Capacity
+from tidemill.futures.protocol.rows import Blocked, Failed, Needs, Unclaimed, Unsatisfiable
 
 SMALL = Capacity(cpu=3.0, ram=2**30)
 

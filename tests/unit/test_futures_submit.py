@@ -4,10 +4,10 @@ import pytest
 
 from tests.unit.futures_stage import BIG, Stage
 from tidemill.errors import FutureUnknown, UsageError
-from tidemill.futures import cancel, submit
-from tidemill.futures.keys import FutureKeys, new_id
-from tidemill.futures.lanes import Capacity
-from tidemill.futures.rows import Blob, Blocked, Failed, Location, Needs, Realized, Result, Unclaimed
+from tidemill.futures.protocol import cancel, submit
+from tidemill.futures.protocol.keys import FutureKeys, new_id
+from tidemill.futures.protocol.lanes import Capacity
+from tidemill.futures.protocol.rows import Blob, Blocked, Failed, Location, Needs, Realized, Result, Unclaimed
 from tidemill.store import LIMITS, unpack
 
 

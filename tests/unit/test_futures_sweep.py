@@ -3,10 +3,10 @@
 import pytest
 
 from tests.unit.futures_stage import Stage
-from tidemill.futures import cancel, results, submit
-from tidemill.futures.events import FuturesSwept
-from tidemill.futures.keys import args_object
-from tidemill.futures.rows import Blob, Realized
+from tidemill.futures.protocol import cancel, results, submit
+from tidemill.futures.protocol.events import FuturesSwept
+from tidemill.futures.protocol.keys import args_object
+from tidemill.futures.protocol.rows import Blob, Realized
 from tidemill.store import LIMITS
 
 DAY_S = 24 * 3600.0

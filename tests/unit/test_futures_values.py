@@ -22,11 +22,11 @@ from tidemill.errors import (
     SegmentsFull,
     UsageError,
 )
-from tidemill.futures import images, pickling
-from tidemill.futures.rows import Location, Result
-from tidemill.futures.segments import Segments
-from tidemill.futures.signing import ClusterKey, Signer
-from tidemill.futures.values import INLINE_BYTES, Values, size_in_bytes
+from tidemill.futures.protocol.rows import Location, Result
+from tidemill.futures.values import layout, pickling
+from tidemill.futures.values.result_storage import INLINE_BYTES, Values, size_in_bytes
+from tidemill.futures.values.segments import Segments
+from tidemill.futures.values.signatures import ClusterKey, Signer
 from tidemill.objects import Objects, open_objects
 
 SIGNER = Signer(ClusterKey(bytes(32)))
@@ -273,12 +273,12 @@ def test_data_that_was_damaged_in_object_storage_is_told(values: Values, objects
 
 def test_a_head_that_lies_about_what_follows_is_told() -> None:
     dumped = pickling.dump(LARGE)
-    image = images.joined(images.plan(dumped))
-    head = msgspec.msgpack.decode(images.read_head(memoryview(image)), type=images.Head)
+    image = layout.joined(layout.plan(dumped))
+    head = msgspec.msgpack.decode(layout.read_head(memoryview(image)), type=layout.Head)
     assert head.sizes == (LARGE.nbytes,)
-    lying = images.plan(pickling.Dumped(dumped.stream, (pickling.Part(0, memoryview(bytes(10))),)))
+    lying = layout.plan(pickling.Dumped(dumped.stream, (pickling.Part(0, memoryview(bytes(10))),)))
     with pytest.raises(CopyCorrupt):
-        images.load(memoryview(images.joined(lying) + b"x"), lambda head: None, what="it")
+        layout.load(memoryview(layout.joined(lying) + b"x"), lambda head: None, what="it")
 
 
 @pytest.mark.rule("FUT-22")

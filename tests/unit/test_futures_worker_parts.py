@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.futures import memory, wire
-from tidemill.futures.children import Child
-from tidemill.futures.claim import Claim
-from tidemill.futures.hosting import HostedActor
-from tidemill.futures.jobs import Job
-from tidemill.futures.lanes import Capacity
-from tidemill.futures.placement import NOTHING, Placement, settle
-from tidemill.futures.rows import Blob, Claimed, Failure, Location, Needs, Result, Spec
-from tidemill.futures.wakeup import Wakeup
-from tidemill.futures.wire import Broken, Done, Page, Recalled, Up, Waiting
+from tidemill.futures.actors.hosted import HostedActor
+from tidemill.futures.protocol.claim import Claim
+from tidemill.futures.protocol.lanes import Capacity
+from tidemill.futures.protocol.rows import Blob, Claimed, Failure, Location, Needs, Result, Spec
+from tidemill.futures.worker import memory, wire
+from tidemill.futures.worker.children import Child
+from tidemill.futures.worker.jobs import Job
+from tidemill.futures.worker.placement import NOTHING, Placement, settle
+from tidemill.futures.worker.wakeup import Wakeup
+from tidemill.futures.worker.wire import Broken, Done, Page, Recalled, Up, Waiting
 
 # --- wire
 

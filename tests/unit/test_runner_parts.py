@@ -10,10 +10,10 @@ from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost, UsageError
 from tidemill.futures.home import Place
-from tidemill.futures.signing import ClusterKey
-from tidemill.futures.worker import WorkerOptions
+from tidemill.futures.values.signatures import ClusterKey
+from tidemill.futures.worker.worker import WorkerOptions
 from tidemill.publish.parts import PartPlace
-from tidemill.runner import turns
+from tidemill.runner import future_run
 from tidemill.runner.presence import GivenPresence, OwnPresence
 from tidemill.runner.slots import LIFE, slot
 from tidemill.store.memory import MemoryStore
@@ -124,7 +124,7 @@ def test_beginning_again_raises_the_epoch_without_leaving_the_list() -> None:
 
 
 def test_nobody_is_in_a_turn_outside_of_hands() -> None:
-    for ask in (turns.current, turns.tools, turns.check):
+    for ask in (future_run.current, future_run.tools, future_run.check):
         with pytest.raises(UsageError):
             ask()
-    assert turns.tag_of(PartPlace("ab12", 3)) == "tidemill-ab12-3"
+    assert future_run.tag_of(PartPlace("ab12", 3)) == "tidemill-ab12-3"

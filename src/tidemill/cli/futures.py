@@ -11,12 +11,13 @@ from rich.text import Text
 from tidemill.cli.output import Output, json_option
 from tidemill.cli.where import Where, where_options
 from tidemill.errors import TidemillError
-from tidemill.futures import cancel, listing, requeue
-from tidemill.futures.keys import FutureKeys
-from tidemill.futures.lineage import STYLES, Lineage, trace
-from tidemill.futures.listing import Listed, Shown
-from tidemill.futures.satisfy import in_units, said
-from tidemill.futures.states import ENDED, FutureState
+from tidemill.futures.client import queries
+from tidemill.futures.client.lineage import STYLES, Lineage, trace
+from tidemill.futures.client.queries import Listed, Shown
+from tidemill.futures.protocol import cancel, requeue
+from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.futures.protocol.satisfy import in_units, said
+from tidemill.futures.protocol.states import ENDED, FutureState
 
 STATES = [state.value for state in FutureState]
 QUARANTINED_PAGE = 10_000
@@ -48,7 +49,7 @@ def futures_command(
         return
     where = Where(home, store, cluster)
     with where.open() as opened:
-        found = listing.listed(opened, FutureKeys(cluster), states=states, name=name, limit=limit)
+        found = queries.listed(opened, FutureKeys(cluster), states=states, name=name, limit=limit)
     output.result({"futures": found})
     if not output.json:
         output.people.print(_table(found) if found else Text("no futures"))
@@ -62,8 +63,8 @@ def show_command(output: Output, future_id: str, home: str | None, store: str | 
     """Show one future: what was submitted, its counts, its last error and what it was computed from."""
     with _where(home, store, cluster).open() as opened:
         keys = FutureKeys(cluster)
-        one = listing.find(opened, keys, future_id)
-        seen = listing.shown(opened, keys, one)
+        one = queries.find(opened, keys, future_id)
+        seen = queries.shown(opened, keys, one)
         tree = trace(opened, keys, one)
     output.result(_told(seen, tree))
     if not output.json:
@@ -90,10 +91,10 @@ def requeue_command(
     with _where(home, store, cluster).open() as opened:
         if quarantined:
             states = [FutureState.QUARANTINED.value]
-            found = listing.listed(opened, keys, states=states, limit=QUARANTINED_PAGE)
+            found = queries.listed(opened, keys, states=states, limit=QUARANTINED_PAGE)
             ids = [bytes.fromhex(one.id) for one in found]
         else:
-            ids = [listing.find(opened, keys, one) for one in future_ids]
+            ids = [queries.find(opened, keys, one) for one in future_ids]
         done, refused = [], {}
         for one in ids:
             try:
@@ -119,7 +120,7 @@ def cancel_command(output: Output, future_id: str, home: str | None, store: str 
     """Ask for a future's end: at once if it waits; a running one is told, and killed after a grace."""
     keys = FutureKeys(cluster)
     with _where(home, store, cluster).open() as opened:
-        one = listing.find(opened, keys, future_id)
+        one = queries.find(opened, keys, future_id)
         row = opened.run(lambda tx: cancel.cancel(tx, keys, one))
     ending = row.state not in ENDED
     output.result({"id": one.hex(), "state": row.state.value, "ending": ending})

@@ -12,7 +12,7 @@ from tidemill.cli.where import Where, where_options
 from tidemill.cluster import leases, nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
-from tidemill.futures.satisfy import in_units
+from tidemill.futures.protocol.satisfy import in_units
 from tidemill.store import Tx
 
 

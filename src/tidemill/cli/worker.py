@@ -11,10 +11,10 @@ from tidemill.cli.output import Output, json_option
 from tidemill.errors import UsageError
 from tidemill.events import Event
 from tidemill.futures.home import CLUSTER, Place
-from tidemill.futures.zygote import Zygote
+from tidemill.futures.worker.zygote import Zygote
 
 if TYPE_CHECKING:
-    from tidemill.futures.worker import Serving
+    from tidemill.futures.worker.worker import Serving
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]?)i?b?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
@@ -152,8 +152,8 @@ def worker(
         key_file=key_file,
     )
     zygote = Zygote()  # it imports while we do
-    from tidemill.futures.settings import Settings
-    from tidemill.futures.worker import WorkerOptions, run_worker
+    from tidemill.futures.worker.settings import Settings
+    from tidemill.futures.worker.worker import WorkerOptions, run_worker
 
     options = WorkerOptions(
         slots=slots,
@@ -193,7 +193,7 @@ def _said(event: Event) -> str:
 def _serving(
     listen: str, certificate: tuple[str, str] | None, advertise: str, trust: str
 ) -> "Serving | None":
-    from tidemill.futures.worker import Serving
+    from tidemill.futures.worker.worker import Serving
 
     if not listen:
         return Serving(roots=trust) if trust else None

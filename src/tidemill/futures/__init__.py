@@ -1,1 +1,10 @@
-"""Durable futures: functions that run to one result wherever there is a worker, whatever dies meanwhile."""
+"""Durable futures: function calls that run to one result, although workers and clients may die.
+
+- `protocol`: states, stored rows, and every transition as a function of a transaction;
+- `values`: pickles, signatures, and where large values are stored;
+- `actors`: the handle of an actor, and the actors that a worker hosts;
+- `worker`: the worker process, its children, and the loop that claims and completes futures;
+- `client`: submit calls and wait for their results.
+
+`home` says where a cluster is. Each package imports only those above it in this list.
+"""

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from tidemill.errors import UsageError
-from tidemill.futures.signing import ClusterKey, given_key, home_key
+from tidemill.futures.values.signatures import ClusterKey, given_key, home_key
 from tidemill.objects.url import BLOT
 from tidemill.objects.url import redact as redact_objects
 from tidemill.store.secrets import HIDDEN

@@ -11,7 +11,7 @@ import msgspec
 from tidemill.arcs.events import ArcLotBegan, ArcLotComplete, ArcLotMissing, ArcLotPartial
 from tidemill.cluster.events import LeaderElected, NodeJoined, NodeLost
 from tidemill.events import Event
-from tidemill.futures.worker_events import ChildEnded, ClaimsGivenBack, StoreAway, TaskFailed
+from tidemill.futures.worker.events import ChildEnded, ClaimsGivenBack, StoreAway, TaskFailed
 from tidemill.publish.events import (
     AttemptAbandoned,
     AttemptAdopted,

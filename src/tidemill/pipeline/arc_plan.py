@@ -12,7 +12,7 @@ from tidemill.arcs import declarations as arc_rows
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
 from tidemill.errors import DeclarationError, TidemillError
-from tidemill.futures.code_digests import code_digest
+from tidemill.futures.values.code_digests import code_digest
 from tidemill.lots.checks import drops, quarantine_of
 from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.keys import DatasetId

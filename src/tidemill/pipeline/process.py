@@ -12,7 +12,7 @@ import msgspec
 
 from tidemill.errors import PipelineNotFound, TidemillError
 from tidemill.futures.home import Place
-from tidemill.futures.signing import ClusterKey
+from tidemill.futures.values.signatures import ClusterKey
 from tidemill.pipeline import loading
 from tidemill.runner.child import Seat
 

@@ -11,7 +11,7 @@ from tidemill.cluster.leases import TTL_S
 from tidemill.cluster.membership import Membership
 from tidemill.cluster.nodes import Node
 from tidemill.errors import StoreUnavailable, UsageError
-from tidemill.futures.connection import Connection
+from tidemill.futures.client.connection import Connection
 from tidemill.futures.home import Place
 from tidemill.objects import Objects
 from tidemill.publish import ids

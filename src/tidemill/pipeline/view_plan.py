@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
 from tidemill.errors import DeclarationError, TidemillError
-from tidemill.futures.code_digests import code_digest
+from tidemill.futures.values.code_digests import code_digest
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline import circuits
 from tidemill.pipeline.catalog import Catalog, Known, ddl_of, short

@@ -15,7 +15,7 @@ from tidemill.lots.checks import quarantine_of
 from tidemill.lots.datasets import Drift
 from tidemill.objects import Objects
 from tidemill.publish.parts import PartPlace, PartSink, PartTask, SinkWritten
-from tidemill.runner import linear, turns
+from tidemill.runner import future_run, linear
 from tidemill.runner.program import ArcProgram, Program, SourceProgram
 from tidemill.sources.part import run_window
 from tidemill.spark import schema
@@ -42,9 +42,9 @@ class Tools:
 
 def make_part(task: PartTask) -> Sequence[SinkWritten]:
     """Make one part; called by its name in a thread of a runner's hands."""
-    tools: Tools = turns.tools()
-    place = turns.current()
-    with tagged(tools.spark, turns.tag_of(place)):
+    tools: Tools = future_run.tools()
+    place = future_run.current()
+    with tagged(tools.spark, future_run.tag_of(place)):
         if task.kind == "source":
             return _ingested(tools, task, place)
         return _computed(tools, task, place)
@@ -63,7 +63,7 @@ def _computed(tools: Tools, task: PartTask, place: PartPlace) -> list[SinkWritte
         results = _results(arc, frames)
     written = []
     for sink, frame in zip(task.sinks, results, strict=True):
-        turns.check()
+        future_run.check()
         wanted = tools.program.schema(sink.dataset)
         evolves = tools.program.dataset(sink.dataset).drift is Drift.EVOLVE
         out = fitted(arc, sink.dataset.name, frame, wanted, evolves=evolves)

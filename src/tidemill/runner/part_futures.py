@@ -20,13 +20,14 @@ from tidemill import crash
 from tidemill.clock import SYSTEM, Clock
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.errors import AttemptUnknown, FutureTimeout, ObjectError, StoreError
-from tidemill.futures import cancel, edges, reap, requeue, results, rows, submit, sweep
-from tidemill.futures.blobs import Blobs
-from tidemill.futures.keys import FutureKeys, args_object
-from tidemill.futures.lanes import RUNNERS
-from tidemill.futures.options import Options
-from tidemill.futures.outcome import Outcomes
-from tidemill.futures.rows import (
+from tidemill.futures.client.completions import Waiting
+from tidemill.futures.client.options import Options
+from tidemill.futures.client.outcomes import Outcomes
+from tidemill.futures.client.submission import NOTHING, Submissions
+from tidemill.futures.protocol import cancel, edges, reap, requeue, results, rows, submit, sweep
+from tidemill.futures.protocol.keys import FutureKeys, args_object
+from tidemill.futures.protocol.lanes import RUNNERS
+from tidemill.futures.protocol.rows import (
     AnyRow,
     Cancelled,
     Claimed,
@@ -37,11 +38,10 @@ from tidemill.futures.rows import (
     Realized,
     Spec,
 )
-from tidemill.futures.signing import ClusterKey, Signer
-from tidemill.futures.states import ENDED
-from tidemill.futures.submission import NOTHING, Submissions
-from tidemill.futures.values import Values
-from tidemill.futures.waiting import Waiting
+from tidemill.futures.protocol.states import ENDED
+from tidemill.futures.values.blobs import Blobs
+from tidemill.futures.values.result_storage import Values
+from tidemill.futures.values.signatures import ClusterKey, Signer
 from tidemill.objects import Objects
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Open

@@ -20,10 +20,10 @@ from tidemill.cluster.nodes import Node
 from tidemill.cluster.states import MemberState
 from tidemill.errors import LeaseLost, StoreError, StoreUnavailable
 from tidemill.events import Emit, ignore
-from tidemill.futures.duties import future_duties
-from tidemill.futures.janitor import Janitor
-from tidemill.futures.keys import FutureKeys
-from tidemill.futures.lanes import Capacity
+from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.futures.protocol.lanes import Capacity
+from tidemill.futures.protocol.leader_duties import future_duties
+from tidemill.futures.worker.janitor import Janitor
 from tidemill.objects import Objects
 from tidemill.store import Store, Tx
 

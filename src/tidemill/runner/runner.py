@@ -10,10 +10,10 @@ from tidemill.clock import Clock
 from tidemill.crash import Crashed
 from tidemill.errors import ViewRefused
 from tidemill.events import Emit, ignore
-from tidemill.futures.signing import ClusterKey
+from tidemill.futures.values.signatures import ClusterKey
 from tidemill.objects import Objects
 from tidemill.runner.compacting import on_spark
-from tidemill.runner.hands import Hands
+from tidemill.runner.in_process_worker import Hands
 from tidemill.runner.loop import Loop
 from tidemill.runner.making import Tools, make_part
 from tidemill.runner.part_futures import PartFutures, resource_of

@@ -27,8 +27,8 @@ from tidemill.cluster.nodes import Node
 from tidemill.errors import RunnerDied
 from tidemill.events import Emit, Event, ignore
 from tidemill.futures.home import Place
-from tidemill.futures.wakeup import Wakeup
-from tidemill.futures.worker_events import ChildEnded
+from tidemill.futures.worker.events import ChildEnded
+from tidemill.futures.worker.wakeup import Wakeup
 from tidemill.objects import open_objects
 from tidemill.runner.child import AGAIN, Drain, Hello
 from tidemill.runner.presence import OwnPresence

@@ -9,9 +9,9 @@ from functools import partial
 
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
-from tidemill.futures import edges, reap
-from tidemill.futures.keys import FutureKeys
-from tidemill.futures.rows import Unclaimed
+from tidemill.futures.protocol import edges, reap
+from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.futures.protocol.rows import Unclaimed
 from tidemill.store import Store
 
 SUSPECT, SUSPECTS = 2, 200

@@ -8,10 +8,10 @@ it touched.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from tidemill.futures import edges, lanes
-from tidemill.futures.keys import FutureKeys
-from tidemill.futures.retries import MOST_CRASHES, MOST_OOMS, MOST_REAPS, MOST_STRANGE
-from tidemill.futures.rows import (
+from tidemill.futures.protocol import edges, lanes
+from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.futures.protocol.retries import MOST_CRASHES, MOST_OOMS, MOST_REAPS, MOST_STRANGE
+from tidemill.futures.protocol.rows import (
     AnyRow,
     Blocked,
     Claimed,
@@ -22,8 +22,8 @@ from tidemill.futures.rows import (
     Unclaimed,
     Unsatisfiable,
 )
-from tidemill.futures.states import ENDED, ActorState
-from tidemill.futures.submit import SERVED, WAITING
+from tidemill.futures.protocol.states import ENDED, ActorState
+from tidemill.futures.protocol.submit import SERVED, WAITING
 from tidemill.store import Space, Tx, unpack
 from tidemill.testing.futures_mirror import Mirror
 

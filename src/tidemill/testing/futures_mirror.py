@@ -8,10 +8,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tidemill.futures import actors, rows
-from tidemill.futures.keys import FutureKeys
-from tidemill.futures.rows import AnyRow, Claimed, Failed, Quarantined, Realized, Result, Spec
-from tidemill.futures.states import ENDED, FUTURE, FutureEdge, FutureState
+from tidemill.futures.protocol import actors, rows
+from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.futures.protocol.rows import AnyRow, Claimed, Failed, Quarantined, Realized, Result, Spec
+from tidemill.futures.protocol.states import ENDED, FUTURE, FutureEdge, FutureState
 from tidemill.store import Space
 from tidemill.store.port import read_counter
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tidemill.errors import StoreError
-from tidemill.futures import cancel, edges, results, submit
-from tidemill.futures.keys import new_id
-from tidemill.futures.rows import Blob, Needs, Realized, Spec
+from tidemill.futures.protocol import cancel, edges, results, submit
+from tidemill.futures.protocol.keys import new_id
+from tidemill.futures.protocol.rows import Blob, Needs, Realized, Spec
 from tidemill.store import Tx
 from tidemill.testing.simulation.futures.plan import Call, Order
 from tidemill.testing.simulation.node import SimNode

@@ -5,10 +5,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tidemill.cluster import nodes
-from tidemill.futures.results import MOST_REBUILDS
-from tidemill.futures.retries import MOST_CRASHES, MOST_REAPS
-from tidemill.futures.rows import AnyRow, Cancelled, Claimed, Failed, Quarantined, Realized, decode_row
-from tidemill.futures.states import ENDED
+from tidemill.futures.protocol.results import MOST_REBUILDS
+from tidemill.futures.protocol.retries import MOST_CRASHES, MOST_REAPS
+from tidemill.futures.protocol.rows import (
+    AnyRow,
+    Cancelled,
+    Claimed,
+    Failed,
+    Quarantined,
+    Realized,
+    decode_row,
+)
+from tidemill.futures.protocol.states import ENDED
 from tidemill.testing.futures_invariants import judge, scan_rows
 from tidemill.testing.futures_mirror import Mirror
 from tidemill.testing.simulation.futures.plan import Call

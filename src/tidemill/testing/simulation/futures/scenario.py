@@ -5,9 +5,9 @@ from collections import Counter
 from functools import partial
 
 from tidemill.cluster.keys import ClusterKeys
-from tidemill.futures import rows
-from tidemill.futures.keys import FutureKeys
-from tidemill.futures.rows import Claimed, Failed, Realized, Result
+from tidemill.futures.protocol import rows
+from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.futures.protocol.rows import Claimed, Failed, Realized, Result
 from tidemill.store import Space
 from tidemill.testing.simulation import swarm as swarms
 from tidemill.testing.simulation.futures import plan as plans

@@ -1,6 +1,6 @@
 """A simulated worker: the supervisor's loop over the real books, dealings and member, without processes.
 
-It takes its turns as `tidemill.futures.supervisor.Supervisor` does: hear what ran, settle with the store,
+It takes its turns as `futures.worker.supervisor.Supervisor` does: hear what ran, settle with the store,
 give out work, read the mail. Tasks are threads of the node that say after a while what came of them; nobody
 kills them when their claim is over, and their late results are tried on the store's fence.
 """
@@ -17,15 +17,15 @@ from tidemill.cluster.states import MemberState
 from tidemill.crash import Crashed
 from tidemill.errors import LeaseLost, StoreError
 from tidemill.events import Event
-from tidemill.futures import finish, inbox
-from tidemill.futures.books import Books, Loaded, result_of
-from tidemill.futures.dealings import CLAIM_MARGIN_S, Dealings, Pauses
-from tidemill.futures.duties import future_duties
-from tidemill.futures.finish import Done
-from tidemill.futures.jobs import Job, Wish
-from tidemill.futures.lanes import Capacity
-from tidemill.futures.rows import Failure, Location, Realized, Result
-from tidemill.futures.wire import Loss
+from tidemill.futures.protocol import finish, inbox
+from tidemill.futures.protocol.finish import Done
+from tidemill.futures.protocol.lanes import Capacity
+from tidemill.futures.protocol.leader_duties import future_duties
+from tidemill.futures.protocol.rows import Failure, Location, Realized, Result
+from tidemill.futures.worker.jobs import Job, Wish
+from tidemill.futures.worker.ledger import Books, Loaded, result_of
+from tidemill.futures.worker.store_session import CLAIM_MARGIN_S, Dealings, Pauses
+from tidemill.futures.worker.wire import Loss
 from tidemill.store import Tx
 from tidemill.store.memory import MemoryWatch
 from tidemill.testing.simulation.futures.plan import value_of

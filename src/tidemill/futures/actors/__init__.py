@@ -1,0 +1,1 @@
+"""Actors: objects that live in one worker process. Their transitions are in `protocol.actors`."""

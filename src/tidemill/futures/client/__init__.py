@@ -1,0 +1,1 @@
+"""The client: submits calls, waits for futures and loads their results."""

@@ -1,0 +1,1 @@
+"""The rules of a future in the store: states, rows, indices and transitions."""

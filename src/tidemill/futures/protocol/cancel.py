@@ -1,0 +1,72 @@
+"""Cancelling, and deadlines, which are cancels by the clock (FUT-56).
+
+What nobody works on ends at once. What a node works on is marked (`Claimed.cancel`) and its node is told;
+the node ends the task and says so with `finish.cancelled`. From the mark on the claim cannot go back to the
+pool: whoever gives it back, its node or the reaper, ends it instead.
+"""
+
+import msgspec
+
+from tidemill.errors import FutureUnknown
+from tidemill.futures.protocol import depend, edges, inbox
+from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.futures.protocol.reap import Page
+from tidemill.futures.protocol.rows import AnyRow, Cancelled, Claimed, Failed, Failure, Spec
+from tidemill.futures.protocol.states import ENDED, FutureEdge
+from tidemill.store import Tx
+
+PAGE = 50
+
+
+def cancel(tx: Tx, keys: FutureKeys, future_id: bytes) -> AnyRow:
+    """Ask for the end of a future. Returns its row: ended, or claimed and marked. What has ended stays so.
+
+    Its dependents fail with kind "upstream".
+    """
+    row = edges.read(tx, keys, future_id)
+    if row is None:
+        raise FutureUnknown(f"future {future_id.hex()} does not exist any more")
+    if row.state in ENDED:
+        return row
+    spec = edges.must_read_spec(tx, keys, future_id)
+    if isinstance(row, Claimed):
+        return _mark(tx, keys, spec, row, "cancelled")
+    new = Cancelled(tally=edges.bump(row.tally), at=tx.now())
+    return depend.end(tx, keys, spec, row, FutureEdge.CANCEL, new)
+
+
+def _mark(tx: Tx, keys: FutureKeys, spec: Spec, row: Claimed, why: str) -> Claimed:
+    if row.cancel:
+        return row
+    marked = msgspec.structs.replace(row, cancel=why)
+    edges.rewrite(tx, keys, spec, row, marked)
+    inbox.post(tx, keys, row.holder, inbox.End(spec.id, row.tally.epoch, why))
+    return marked
+
+
+def deadline_page(tx: Tx, keys: FutureKeys, *, limit: int = PAGE) -> Page:
+    """End a page of futures whose deadline has passed, earliest first."""
+    lo = keys.deadline.prefix + b"\x00"
+    found = tx.range(lo, keys.deadline[tx.now() + 1], limit=limit)
+    ids = [one for row in found if isinstance(one := keys.deadline.unpack(row.key)[1], bytes)]
+    moved: list[tuple[bytes, AnyRow]] = []
+    for key, future_id, row in zip(found, ids, edges.read_many(tx, keys, ids), strict=True):
+        tx.clear(key.key)
+        if row is None or row.state in ENDED:
+            continue
+        spec = edges.must_read_spec(tx, keys, future_id)
+        if isinstance(row, Claimed):
+            moved.append((future_id, _mark(tx, keys, spec, row, "deadline")))
+            continue
+        failure = Failure(kind="deadline", message=f"its deadline passed while it was {row.state.value}")
+        failed = Failed(tally=edges.bump(row.tally), at=tx.now(), kind="deadline")
+        failure = msgspec.structs.replace(failure, at=tx.now())
+        moved.append((future_id, depend.end(tx, keys, spec, row, FutureEdge.FAIL, failed, failure)))
+    return Page(moved, len(found) == limit)
+
+
+def until_next(tx: Tx, keys: FutureKeys) -> int:
+    """Microseconds until the next deadline; an hour when there is none."""
+    found = tx.range(*keys.deadline.all(), limit=1, snapshot=True)
+    at = keys.deadline.unpack(found[0].key)[0] if found else None
+    return max(0, at - tx.now()) if isinstance(at, int) else 3_600_000_000

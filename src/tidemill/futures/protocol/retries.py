@@ -1,0 +1,141 @@
+"""What follows a failed attempt: the policy, one kind of failure at a time. Pure but for what it reads.
+
+- exception: `exceptions + 1`; failed exactly when `exceptions >= max_retries + 1` (FUT-8), else again after
+  a pause that doubles (FUT-50);
+- crash, hang: `crashes + 1`; quarantined at three, with the evidence (FUT-53);
+- oom: `ooms + 1`; again with double the ram, on another node that has it; failed after three (FUT-52);
+- deserialize: `strange + 1`; once more on another node, then failed (FUT-22);
+- actor: failed at once.
+
+A future that is bound to its node goes back there (FUT-4).
+"""
+
+import msgspec
+
+from tidemill.cluster import nodes
+from tidemill.cluster.keys import ClusterKeys
+from tidemill.cluster.nodes import Node
+from tidemill.futures.protocol import edges, lanes, submit
+from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.futures.protocol.lanes import Capacity
+from tidemill.futures.protocol.rows import (
+    Claimed,
+    Failed,
+    Failure,
+    Needs,
+    Quarantined,
+    Spec,
+    Tally,
+    Unclaimed,
+)
+from tidemill.futures.protocol.states import FutureEdge
+from tidemill.store import Tx
+
+MOST_CRASHES = 3
+MOST_OOMS = 3
+MOST_STRANGE = 2
+MOST_REAPS = 10
+FIRST_PAUSE_US = 500_000
+MOST_PAUSE_US = 60_000_000
+LEAST_RAM = 64 * 1024 * 1024  # what is doubled for a task that asked for no ram and told of none
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Where a failed attempt leads."""
+
+    edge: FutureEdge
+    row: Unclaimed | Failed | Quarantined
+
+
+def judge(
+    tx: Tx,
+    keys: FutureKeys,
+    cluster: ClusterKeys,
+    node: Node,
+    spec: Spec,
+    row: Claimed,
+    failure: Failure,
+    *,
+    jitter: float,
+    ram_used: int,
+) -> Verdict:
+    """The edge and the new row for a failed attempt; the epoch grows in any case (FUT-13)."""
+    tally = row.tally
+    match failure.kind:
+        case "exception":
+            tally = edges.bump(tally, exceptions=tally.exceptions + 1)
+            if tally.exceptions >= spec.max_retries + 1:
+                return _failed(tx, tally, failure)
+            ready_at = tx.now() + pause_us(tally.exceptions, jitter)
+            return _again(submit.unclaimed(tx, keys, spec, tally, ready_at=ready_at))
+        case "crash" | "hang":
+            tally = edges.bump(tally, crashes=tally.crashes + 1)
+            if tally.crashes >= MOST_CRASHES:
+                return Verdict(FutureEdge.QUARANTINE, Quarantined(tally=tally, at=tx.now()))
+            ready_at = tx.now() + pause_us(tally.crashes, jitter)
+            return _again(submit.unclaimed(tx, keys, spec, tally, ready_at=ready_at))
+        case "oom":
+            return _out_of_memory(tx, keys, cluster, node, spec, tally, failure, ram_used)
+        case "deserialize":
+            tally = edges.bump(tally, strange=tally.strange + 1)
+            if tally.strange >= MOST_STRANGE:
+                return _failed(tx, tally, failure)
+            other = another(tx, cluster, node.id, edges.needs_of(spec, tally))
+            return _again(submit.unclaimed(tx, keys, spec, tally, node=other))
+        case _:
+            return _failed(tx, edges.bump(tally), failure)
+
+
+def _out_of_memory(
+    tx: Tx,
+    keys: FutureKeys,
+    cluster: ClusterKeys,
+    node: Node,
+    spec: Spec,
+    tally: Tally,
+    failure: Failure,
+    ram_used: int,
+) -> Verdict:
+    tally = edges.bump(tally, ooms=tally.ooms + 1)
+    if tally.ooms >= MOST_OOMS:
+        return _failed(tx, tally, failure)
+    asked = edges.needs_of(spec, tally).ram
+    wanted = 2 * (asked or ram_used or LEAST_RAM)
+    largest = max((total.ram for total in totals(tx, cluster)), default=wanted)
+    tally = msgspec.structs.replace(tally, ram=max(asked, min(wanted, largest)))
+    other = another(tx, cluster, node.id, edges.needs_of(spec, tally))
+    return _again(submit.unclaimed(tx, keys, spec, tally, node=other))
+
+
+def pause_us(count: int, jitter: float) -> int:
+    """The pause before the next attempt: doubled each time, half of it left to chance."""
+    longest = min(MOST_PAUSE_US, FIRST_PAUSE_US * 2 ** min(count - 1, 30))
+    return int(longest * (0.5 + 0.5 * jitter))
+
+
+def workers(tx: Tx, cluster: ClusterKeys) -> list[Node]:
+    """The live workers; only these count (FUT-27)."""
+    return [node for node in nodes.alive(nodes.read_all(tx, cluster), tx.now()) if node.kind == "worker"]
+
+
+def totals(tx: Tx, cluster: ClusterKeys) -> list[Capacity]:
+    """What each live worker has in all."""
+    return [Capacity.of_node(node.total) for node in workers(tx, cluster)]
+
+
+def another(tx: Tx, cluster: ClusterKeys, than: str, needs: Needs) -> str:
+    """Another live worker that can run it, the one with the most free ram; empty when there is none."""
+    fit = [
+        node
+        for node in workers(tx, cluster)
+        if node.id != than and not node.draining and lanes.fits(needs, Capacity.of_node(node.total))
+    ]
+    return max(fit, key=lambda node: (Capacity.of_node(node.free).ram, node.id)).id if fit else ""
+
+
+def _again(row: Unclaimed) -> Verdict:
+    return Verdict(FutureEdge.RETRY, row)
+
+
+def _failed(tx: Tx, tally: Tally, failure: Failure) -> Verdict:
+    return Verdict(FutureEdge.FAIL, Failed(tally=tally, at=tx.now(), kind=failure.kind))
