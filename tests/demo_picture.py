@@ -12,7 +12,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tidemill.cli.demo_mill import WIDTH, Mill, Picture, sum_up
+from tidemill.cli.demo.pipeline_demo import PipelineDemo
+from tidemill.cli.demo.pipeline_screen import WIDTH, PipelineScreen, print_summary
 from tidemill.clock import SYSTEM
 
 PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "demo.svg"
@@ -20,17 +21,17 @@ LINES = 34
 
 
 def main() -> None:
-    """Run the demo, then draw what a terminal would show at its end."""
+    """Run the demo, then draw its last screen."""
     console = Console(file=io.StringIO(), record=True, width=WIDTH, height=LINES, force_terminal=True)
-    picture = Picture(console, SYSTEM)
+    screen = PipelineScreen(console, SYSTEM)
     with tempfile.TemporaryDirectory() as folder:
-        summary = Mill(Path(folder), picture, SYSTEM, random.Random(7)).run(kept=False)
-    console.print(picture.drawn())
-    sum_up(console, summary)
+        summary = PipelineDemo(Path(folder), screen, SYSTEM, random.Random(7)).run(keep=False)
+    console.print(screen.render())
+    print_summary(console, summary)
     if not summary.ok:
-        raise SystemExit("the demo failed: no picture of that")
+        raise SystemExit("the demo failed, so there is no picture")
     svg = console.export_svg(title="tidemill demo", unique_id="demo")
-    # Nothing is fetched from anywhere to show it: any font of even width will do.
+    # Use a local font: the picture must not fetch anything.
     svg = re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL).replace(
         "Fira Code, monospace", "monospace"
     )

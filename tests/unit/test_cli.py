@@ -152,7 +152,7 @@ def test_the_help_lists_the_commands_with_a_line_each(
     text = "".join(capsys.readouterr())
     assert "error" not in text.partition("Exit codes")[0]
     assert "Tidemill keeps tables up to date" in text
-    assert re.search(r"demo +Files become lots, an arc and a view follow; killed, nothing is lost\.", text)
+    assert re.search(r"demo +Show a pipeline that survives kill -9 and check its result\.", text)
     assert "Exit codes: 0 done, 1 an error, 2 wrong usage, 130 interrupted." in text
 
 

@@ -18,7 +18,7 @@ from tidemill.cli.output import INTERRUPTED, USAGE, Output
 from tidemill.errors import TidemillError
 
 COMMANDS = {
-    "demo": "tidemill.cli.demo_mill:demo",
+    "demo": "tidemill.cli.demo.command:demo",
     "plan": "tidemill.cli.plan:plan_command",
     "run": "tidemill.cli.run:run_command",
     "status": "tidemill.cli.status:status_command",

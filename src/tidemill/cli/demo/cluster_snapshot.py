@@ -1,4 +1,4 @@
-"""What the demo sees, tells and sums up: values that its screen draws."""
+"""Hold what the cluster demo shows: a snapshot of the cluster, log lines, and the summary."""
 
 from typing import Literal, NamedTuple
 
@@ -11,8 +11,8 @@ from tidemill.testing.work import Plan
 Tone = Literal["", "good", "bad"]
 
 
-class Line(NamedTuple):
-    """Something that happened, for the log."""
+class LogLine(NamedTuple):
+    """One event of the demo, for the log."""
 
     seconds: float
     node: str
@@ -20,8 +20,8 @@ class Line(NamedTuple):
     tone: Tone
 
 
-class Sight(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster at one moment, from one transaction; `dead` is the node that was killed."""
+class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster at one moment, read in one transaction; `dead` is the node that was killed."""
 
     seconds: float
     now_us: int
@@ -37,35 +37,35 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     finished: bool
 
     def name_of(self, node_id: str) -> str:
-        return next((name for name, its_id in self.ids.items() if its_id and its_id == node_id), "")
+        return next((name for name, named_id in self.ids.items() if named_id and named_id == node_id), "")
 
     def leader_id(self) -> str:
-        """Who leads at this moment; empty when nobody does."""
+        """Return the id of the current leader, or an empty string."""
         held = self.leader is not None and self.leader.expires_at > self.now_us
         return self.leader.holder if held and self.leader is not None else ""
 
     def held_by(self, node_id: str) -> list[str]:
-        """The partitions a node has in hand."""
+        """Return the unfinished partitions that a node holds."""
         return [part for part, holder in self.holders.items() if holder == node_id and part not in self.done]
 
     def done_by(self, node_id: str) -> int:
         return sum(self.holders[part] == node_id for part in self.done)
 
-    def in_hand(self) -> int:
+    def held(self) -> int:
         return sum(bool(holder) for holder in self.holders.values())
 
     def done_share(self, plan: Plan) -> float:
-        """How much of all the work is done."""
+        """Return the share of all work that is done, from 0 to 1."""
         return sum(self.progress.values()) / (plan.partitions * plan.units)
 
     def lease_s(self, name: str) -> float:
-        """The seconds a node's entry lasts without another beat."""
+        """Return the seconds until a node's lease expires."""
         node = self.nodes.get(self.ids.get(name, ""))
         return max(0.0, (node.expires_at - self.now_us) / 1_000_000) if node is not None else 0.0
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What was shown, with what was measured."""
+class ClusterSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The checks and measurements of one run of the demo."""
 
     ok: bool
     checks: dict[str, bool]
@@ -74,8 +74,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     units: int
     ttl_s: float
     failover_s: float  # from the kill until another node led
-    moved: int  # partitions that the killed leader had in hand
-    moved_s: float  # from the kill until other nodes had taken all of them
+    moved: int  # partitions that the killed leader held
+    moved_s: float  # from the kill until other nodes held all of them
     seconds: float
-    wrong: list[str]
+    violations: list[str]
     home: str | None

@@ -1,0 +1,1 @@
+"""`tidemill demo`: show what Tidemill does, with real processes and a real kill -9, and check the result."""

@@ -1,0 +1,237 @@
+"""Run the cluster demo: three nodes share work through one file, and the leader is killed.
+
+The nodes are real processes (`tidemill.testing.node`) and the kill is a real SIGKILL. At the end
+`tidemill.testing.work.violations` checks what the nodes wrote.
+"""
+
+import queue
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from tidemill.cli.demo.cluster_screen import ClusterDisplay, ClusterLines, ClusterScreen
+from tidemill.cli.demo.cluster_snapshot import ClusterSnapshot, ClusterSummary, LogLine, Tone
+from tidemill.cli.output import Output
+from tidemill.clock import SYSTEM, Clock
+from tidemill.cluster import leases, nodes, partitions
+from tidemill.cluster.states import PartitionState
+from tidemill.errors import DemoFailed
+from tidemill.store import Store, Tx, open_store
+from tidemill.testing.node_process import NodeProcess, Told
+from tidemill.testing.work import Plan, Work, violations
+
+CLUSTER = "demo"
+NAMES = ("n1", "n2", "n3")
+PLAN = Plan(partitions=24, units=44, unit_s=0.25)
+TTL_S = 3.0
+KILL_AT = 0.4  # of the work
+POLL_S = 0.1
+LIMIT_S = 120.0
+
+
+class ClusterDemo:
+    """One run of the demo. `show` receives snapshots of the cluster, `log` receives events."""
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        show: Callable[[ClusterSnapshot], None],
+        log: Callable[[LogLine], None],
+        clock: Clock,
+    ) -> None:
+        self.home = home
+        self.clock = clock
+        self.work = Work(CLUSTER)
+        self.url = f"sqlite://{home.resolve()}/store.db"
+        self.nodes: dict[str, NodeProcess] = {}
+        self.killed: NodeProcess | None = None
+        self._show = show
+        self._log = log
+        self._started_at = clock.monotonic()
+        self._events: queue.Queue[tuple[NodeProcess, Told]] = queue.Queue()
+
+    def run(self, *, keep: bool) -> ClusterSummary:
+        """Start the nodes, kill the leader, wait for the end, and check the result (15 seconds)."""
+        with ExitStack() as stack:
+            store = stack.enter_context(open_store(self.url, clock=self.clock))
+            store.run(lambda tx: self.work.put_plan(tx, PLAN))
+            for name in NAMES:
+                self.nodes[name] = stack.enter_context(self._start(name))
+            return self._run(store, keep=keep)
+
+    def _start(self, name: str) -> NodeProcess:
+        return NodeProcess(
+            self.url,
+            CLUSTER,
+            name,
+            ttl_s=TTL_S,
+            slots=PLAN.partitions,
+            arguments=("--until-done",),
+            listen=lambda node, event: self._events.put((node, event)),
+            stderr=self.home / f"{name}.log",
+            clock=self.clock,
+        )
+
+    def _run(self, store: Store, *, keep: bool) -> ClusterSummary:
+        snapshot = self._wait(
+            store, lambda snapshot: snapshot.held() == PLAN.partitions, "every partition was held"
+        )
+        shares = ", ".join(
+            f"{name} has {len(snapshot.held_by(node.id))}" for name, node in self.nodes.items()
+        )
+        self._add_line(f"all {PLAN.partitions} partitions are held: {shares}", tone="good")
+        snapshot = self._wait(
+            store, lambda snapshot: snapshot.done_share(PLAN) >= KILL_AT, "enough work was done"
+        )
+        leader = next((node for node in self.nodes.values() if node.id == snapshot.leader_id()), None)
+        if leader is None:
+            raise DemoFailed("the cluster had no leader to kill")
+
+        orphans = set(snapshot.held_by(leader.id))
+        old_epoch = int(leader.events("LeaderElected")[-1]["epoch"])
+        killed_at = self.clock.monotonic()
+        leader.kill()
+        self.killed = leader
+        self._add_line(
+            f"{leader.name}, the leader, is killed: kill -9 {leader.pid}", node=leader.name, tone="bad"
+        )
+
+        others = [node for node in self.nodes.values() if node is not leader]
+        self._wait(store, lambda _: bool(_elections(others, old_epoch)), "another node led")
+        self._wait(
+            store, lambda _: orphans <= _taken(others, killed_at).keys(), "other nodes held its partitions"
+        )
+        for node in others:
+            names = sorted(orphans & _taken([node], killed_at).keys())
+            text = f"{node.name} resumes {_short(names)} where {leader.name} stopped"
+            self._add_line(text, node=node.name, tone="good")
+        self._wait(store, lambda snapshot: snapshot.finished, "all work was done")
+        self._wait(store, lambda _: not any(node.running for node in others), "the nodes left")
+        for node in others:
+            if node.wait(timeout_s=LIMIT_S) != 0:
+                raise DemoFailed(f"{node.name} exited with an error")
+        seconds = self.clock.monotonic() - self._started_at
+        self._wait(store, lambda _: True, "the last snapshot")
+
+        found = violations(self.work.history(store), PLAN)
+        taken = _taken(others, killed_at)
+        checks = {
+            "another_node_leads": bool(_elections(others, old_epoch)),
+            "partitions_moved": bool(orphans) and orphans <= taken.keys(),
+            "every_partition_once": not found,
+        }
+        return ClusterSummary(
+            ok=all(checks.values()),
+            checks=checks,
+            nodes=len(self.nodes),
+            partitions=PLAN.partitions,
+            units=PLAN.partitions * PLAN.units,
+            ttl_s=TTL_S,
+            failover_s=round(_elections(others, old_epoch)[0] - killed_at, 2),
+            moved=len(orphans),
+            moved_s=round(max(taken[name] for name in orphans) - killed_at, 2),
+            seconds=round(seconds, 1),
+            violations=found,
+            home=str(self.home) if keep else None,
+        )
+
+    # --- watching
+
+    def _wait(self, store: Store, ready: Callable[[ClusterSnapshot], bool], goal: str) -> ClusterSnapshot:
+        while True:
+            self._log_events()
+            snapshot = store.run(self._read)
+            self._show(snapshot)
+            if ready(snapshot):
+                return snapshot
+            dead = [node for node in self.nodes.values() if node is not self.killed and not node.running]
+            if dead and not snapshot.finished:
+                raise DemoFailed(f"{dead[0].name} exited too early\n{dead[0]}")
+            if self.clock.monotonic() - self._started_at > LIMIT_S:
+                raise DemoFailed(f"{LIMIT_S:g} s passed before {goal}")
+            self.clock.sleep(POLL_S)
+
+    def _read(self, tx: Tx) -> ClusterSnapshot:
+        keys = self.work.keys
+        parts = partitions.read_all(tx, keys, self.work.group)
+        return ClusterSnapshot(
+            seconds=self.clock.monotonic() - self._started_at,
+            now_us=tx.now(),
+            pids={name: node.pid for name, node in self.nodes.items()},
+            ids={name: node.id for name, node in self.nodes.items()},
+            dead=self.killed.name if self.killed is not None else "",
+            leader=leases.read(tx, keys.leader),
+            nodes={node.id: node for node in nodes.read_all(tx, keys)},
+            holders={part.id: part.holder for part in parts},
+            done={part.id for part in parts if part.state is PartitionState.DONE},
+            expired={part.id for part in parts if partitions.is_expired(part, tx.now())},
+            progress=self.work.all_progress(tx),
+            finished=self.work.is_finished(tx),
+        )
+
+    def _add_line(self, text: str, *, node: str = "", tone: Tone = "", at: float | None = None) -> None:
+        seconds = (self.clock.monotonic() if at is None else at) - self._started_at
+        self._log(LogLine(max(0.0, seconds), node, text, tone))
+
+    def _log_events(self) -> None:
+        while not self._events.empty():
+            node, event = self._events.get()
+            at = float(event["t"])
+            match event["type"]:
+                case "NodeJoined":
+                    self._add_line(f"{node.name} joins (pid {node.pid})", node=node.name, at=at)
+                case "LeaderElected":
+                    text = f"{node.name} is elected leader, epoch {event['epoch']}"
+                    self._add_line(text, node=node.name, tone="good", at=at)
+                case "PartitionHandedBack":
+                    text = f"{node.name} hands {_short([event['partition']])} over, for balance"
+                    self._add_line(text, node=node.name, at=at)
+                case "PartitionLost" | "NodeLost" | "WriteRefused":
+                    self._add_line(f"{node.name}: {event['type']}", node=node.name, tone="bad", at=at)
+                case "WorkFinished":
+                    self._add_line("all partitions are done", node=node.name, tone="good", at=at)
+                case "NodeLeft":
+                    self._add_line(f"{node.name} leaves", node=node.name, at=at)
+
+
+def _short(partitions: list[str]) -> str:
+    return " ".join(name[-2:] for name in partitions)
+
+
+def _elections(nodes: list[NodeProcess], old_epoch: int) -> list[float]:
+    """Return when these nodes were elected under an epoch above the old one."""
+    events = [event for node in nodes for event in node.events("LeaderElected")]
+    return sorted(float(event["t"]) for event in events if event["epoch"] > old_epoch)
+
+
+def _taken(nodes: list[NodeProcess], since: float) -> dict[str, float]:
+    """Return the partitions these nodes took since a moment, each with when it was first taken."""
+    taken: dict[str, float] = {}
+    for node in nodes:
+        for event in node.events("PartitionTaken"):
+            if event["t"] >= since:
+                at = taken.get(event["partition"], float("inf"))
+                taken[event["partition"]] = min(at, float(event["t"]))
+    return taken
+
+
+def show_cluster(output: Output, *, keep: bool) -> int:
+    """Run the demo in a temporary folder; return its exit code."""
+    home = Path(tempfile.mkdtemp(prefix="tidemill-demo-"))
+    console = output.people
+    display: ClusterDisplay = (
+        ClusterScreen(console, PLAN, TTL_S) if ClusterScreen.fits(console) else ClusterLines(console)
+    )
+    try:
+        with display:
+            demo = ClusterDemo(home, show=display.show, log=display.log, clock=SYSTEM)
+            summary = demo.run(keep=keep)
+        display.print_summary(summary)
+    finally:
+        if not keep:
+            shutil.rmtree(home, ignore_errors=True)
+    output.result(summary)
+    return 0 if summary.ok else 1
