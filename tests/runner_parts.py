@@ -10,9 +10,9 @@ from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import StoredObject
 from tidemill.publish.parts import PartSink, PartTask, SinkWritten
 from tidemill.runner import future_run
+from tidemill.testing.threads import STUCK_S
 
 OUT = DatasetId("out")
-WAIT_S = 60.0
 
 
 def part(
@@ -74,4 +74,4 @@ def _together(folder: str, count: int) -> None:
     """Return when as many turns of this process are in here at the same time."""
     with _lock:
         barrier = _gathered.setdefault(folder, threading.Barrier(count))
-    barrier.wait(WAIT_S)
+    barrier.wait(STUCK_S)

@@ -26,8 +26,8 @@ from tidemill.futures.protocol import rows
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.rows import AnyRow, Claimed, Failure
 from tidemill.store import open_store
+from tidemill.testing.threads import STUCK_S
 
-LONG_S = 60.0
 TTL_S = 4.0  # about the least: a claim needs some 2.5 s of its node's lease
 
 Told = dict[str, Any]
@@ -103,13 +103,13 @@ class WorkerProcess:
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
-        self.process.wait(30)
+        self.process.wait(STUCK_S)
 
     def drain(self) -> int:
         """SIGTERM, and wait for its end; its exit code."""
         self.signal(signal.SIGTERM)
-        code = self.process.wait(LONG_S)
-        self._reader.join(10)
+        code = self.process.wait(STUCK_S)
+        self._reader.join(STUCK_S)
         return code
 
     def __enter__(self) -> "WorkerProcess":
@@ -122,12 +122,12 @@ class WorkerProcess:
             print(self)  # noqa: T201 - shown with the failure
         self.signal(signal.SIGCONT)
         self.kill()
-        self._reader.join(10)
+        self._reader.join(STUCK_S)
         if self.process.stdin is not None:
             self.process.stdin.close()
 
 
-def wait(ready: Callable[[], bool], what: str, timeout_s: float = LONG_S) -> None:
+def wait(ready: Callable[[], bool], what: str, timeout_s: float = STUCK_S) -> None:
     """Wait for a condition, or fail with what it was."""
     if not wait_until(ready, timeout_s=timeout_s):
         pytest.fail(f"it took more than {timeout_s:g} s until {what}")

@@ -15,12 +15,12 @@ from tests import shop
 from tests.servers.process import wait_until
 from tidemill.pipeline.pipeline import Pipeline
 from tidemill.spark.sessions import SparkSettings
+from tidemill.testing.threads import STUCK_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
-LONG_S = 300.0
 
 FILE = """
 import json, os
@@ -94,7 +94,7 @@ class Run:
 
     def report(self) -> dict[str, Any]:
         """What it did, when it has ended by itself."""
-        out, _ = self.process.communicate(timeout=LONG_S)
+        out, _ = self.process.communicate(timeout=STUCK_S)
         said = self.said()
         assert out, said
         found = json.loads(out.splitlines()[-1])
@@ -106,12 +106,12 @@ class Run:
 
     def until(self, ready: Any, what: str) -> None:
         """Wait for something while it runs."""
-        wait_until(lambda: ready() or self.process.poll() is not None, timeout_s=LONG_S, every_s=0.05)
+        wait_until(lambda: ready() or self.process.poll() is not None, timeout_s=STUCK_S, every_s=0.05)
         assert ready(), f"{what}: {self.process.poll()}\n{self.said()}"
 
     def drain(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        self.process.communicate(timeout=LONG_S)
+        self.process.communicate(timeout=STUCK_S)
         return self.process.returncode
 
     def end(self) -> None:

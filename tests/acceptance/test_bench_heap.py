@@ -9,6 +9,7 @@ import pytest
 
 from tests.servers.process import ServerUnavailable
 from tests.servers.s3 import find_program
+from tidemill.testing.threads import STUCK_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,7 +20,7 @@ def test_the_heap_bench_tells_every_figure_on_its_last_line() -> None:
     except ServerUnavailable as reason:
         pytest.skip(str(reason))
     command = [sys.executable, "-m", "bench.heap", "--quick", "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=STUCK_S, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["bench"] == "heap"

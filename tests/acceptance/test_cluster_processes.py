@@ -20,9 +20,9 @@ from tidemill.errors import StoreBusy
 from tidemill.store import Store, open_store
 from tidemill.store.sqlite import SqliteStore
 from tidemill.testing.node_process import NodeProcess, Told
+from tidemill.testing.threads import STUCK_S
 from tidemill.testing.work import Entry, Plan, Work, violations
 
-LONG_S = 60.0
 CLUSTER = "acceptance"
 
 
@@ -42,7 +42,7 @@ class Fleet:
     def begin(self, *, partitions: int, units: int) -> None:
         """Give them work when all have joined, and wait until every one has some of it."""
         for node in self.nodes.values():
-            node.wait_for("NodeJoined", timeout_s=LONG_S)
+            node.wait_for("NodeJoined", timeout_s=STUCK_S)
         self.plan = Plan(partitions=partitions, units=units, unit_s=0.1)
         self.store.run(lambda tx: self.work.put_plan(tx, self.plan))
         self.wait(lambda: all(self.held().values()), "every node holds some partitions")
@@ -61,9 +61,9 @@ class Fleet:
             self.nodes[name] = self._stack.enter_context(node)
 
     def wait(self, ready: Callable[[], bool], what: str) -> None:
-        if not wait_until(ready, timeout_s=LONG_S):
+        if not wait_until(ready, timeout_s=STUCK_S):
             told = "\n\n".join(map(str, self.nodes.values()))
-            pytest.fail(f"it took more than {LONG_S:g} s until {what}\n{told}")
+            pytest.fail(f"it took more than {STUCK_S:g} s until {what}\n{told}")
 
     # --- looking
 
@@ -139,7 +139,7 @@ def test_when_the_leader_is_killed_another_leads_and_its_work_moves(
     leader.kill()
 
     successor = fleet.leader()
-    elected = successor.wait_for("LeaderElected", timeout_s=LONG_S)
+    elected = successor.wait_for("LeaderElected", timeout_s=STUCK_S)
     assert successor is not leader
     assert elected["epoch"] > epoch
     # the figure itself (at most ttl + 2 s) is measured by bench.store; here others may use the cores
@@ -149,7 +149,7 @@ def test_when_the_leader_is_killed_another_leads_and_its_work_moves(
     for orphan in orphans:
         writers = [entry.node for entry in history if entry.partition == orphan]
         assert writers[-1] != leader.id
-    assert all(node.wait(timeout_s=LONG_S) == 0 for node in fleet.nodes.values() if node is not leader)
+    assert all(node.wait(timeout_s=STUCK_S) == 0 for node in fleet.nodes.values() if node is not leader)
 
 
 @pytest.mark.rule("CLU-4", "CLU-7", "CLU-26")
@@ -196,7 +196,7 @@ def paused_and_resumed(fleet: Fleet, *arguments: str) -> NodeProcess:
     resumed_at = fleet.store.run(lambda tx: tx.now())
     paused.resume()
     fleet.wait(lambda: len(paused.events("WriteRefused")) >= len(had), "its writes are refused")
-    paused.wait_for("NodeJoined", timeout_s=LONG_S, count=2)
+    paused.wait_for("NodeJoined", timeout_s=STUCK_S, count=2)
 
     history = fleet.finish()
     for name, old_epoch in had.items():
@@ -258,7 +258,7 @@ def test_when_postgres_restarts_in_the_middle_everything_goes_on(
     postgres_server.restart_immediate()
     history = fleet.finish()
     assert len(history) == 9 * 31
-    assert all(node.wait(timeout_s=LONG_S) == 0 for node in fleet.nodes.values())
+    assert all(node.wait(timeout_s=STUCK_S) == 0 for node in fleet.nodes.values())
 
 
 @pytest.mark.rule("CLU-17", "CLU-26")
@@ -293,7 +293,7 @@ def test_a_node_that_is_asked_to_stop_hands_over_and_leaves(
     had = set(fleet.held()["n2"])
     assert had
     leaver.ask_to_stop()
-    assert leaver.wait(timeout_s=LONG_S) == 0
+    assert leaver.wait(timeout_s=STUCK_S) == 0
     assert leaver.told[-1]["type"] == "NodeLeft"
     handed = {one["partition"] for one in leaver.events("PartitionHandedBack")}
     done = {one["partition"] for one in leaver.events("PartitionDone")}

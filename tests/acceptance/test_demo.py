@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.servers.process import wait_until
+from tidemill.testing.threads import STUCK_S
 
 LIMIT_S = 110.0
 
@@ -80,15 +81,15 @@ def test_ctrl_c_ends_the_demo_and_its_nodes(tmp_path: Path) -> None:
         return text.encode() in drawn
 
     try:
-        assert wait_until(lambda: shows("leader, epoch 1"), timeout_s=60.0)
-        assert wait_until(lambda: len(psutil.Process(child.pid).children()) == 3, timeout_s=60.0)
+        assert wait_until(lambda: shows("leader, epoch 1"), timeout_s=STUCK_S)
+        assert wait_until(lambda: len(psutil.Process(child.pid).children()) == 3, timeout_s=STUCK_S)
         nodes = psutil.Process(child.pid).children()
         child.send_signal(signal.SIGINT)
-        assert wait_until(lambda: shows("interrupted") or child.poll() is not None, timeout_s=60.0)
-        assert child.wait(60.0) == 130
+        assert wait_until(lambda: shows("interrupted") or child.poll() is not None, timeout_s=STUCK_S)
+        assert child.wait(STUCK_S) == 130
     finally:
         child.kill()
         child.wait()
         os.close(ours)
-    assert wait_until(lambda: not any(node.is_running() for node in nodes), timeout_s=30.0)
+    assert wait_until(lambda: not any(node.is_running() for node in nodes), timeout_s=STUCK_S)
     assert list(tmp_path.iterdir()) == []

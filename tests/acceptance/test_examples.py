@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.servers.spark import jvm_options
+from tidemill.testing.threads import STUCK_S
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
@@ -39,7 +40,7 @@ def run(file: str, folder: Path) -> str:
         env={**os.environ, "JDK_JAVA_OPTIONS": jvm_options()},  # a Spark of the example starts as ours do
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=STUCK_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

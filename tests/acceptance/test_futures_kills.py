@@ -26,6 +26,7 @@ from tidemill.errors import TaskCrashed, UpstreamDependencyFailed
 from tidemill.futures.client.client import Client, connect
 from tidemill.futures.client.future import Future
 from tidemill.futures.values.segments import default_root
+from tidemill.testing.threads import STUCK_S
 
 WORKERS = 2
 DIAMONDS = 60  # in one wave
@@ -62,7 +63,7 @@ class Waves:
         right = client.map(tasks.side, [log] * len(tops), tops, [3] * len(tops))
         joins: list[Future[int]] = client.map(tasks.join, [log] * len(tops), left, right)
         self.futures += 4 * len(tops)
-        came = client.gather(joins, timeout=120, return_exceptions=True)
+        came = client.gather(joins, timeout=STUCK_S, return_exceptions=True)
         for n, found in zip(numbers, came, strict=True):
             expected = tasks.expected(n, LARGE if n % 4 == 0 else 1)
             if isinstance(found, TaskCrashed | UpstreamDependencyFailed) and "SIGKILL" in str(found):
@@ -73,7 +74,7 @@ class Waves:
     def finish(self) -> None:
         """No more waves; wait for the last."""
         self._stop.set()
-        self._thread.join(150)
+        self._thread.join(STUCK_S)
         if self.error is not None:
             raise self.error
         assert not self._thread.is_alive()
@@ -116,7 +117,7 @@ class Fleet:
             if kind == "drain" and worker not in self.paused:
                 worker.signal(signal.SIGTERM)
                 worker.signal(signal.SIGTERM)  # without the grace
-                wait_until(lambda: worker.process.poll() is not None, timeout_s=10)
+                wait_until(lambda: worker.process.poll() is not None, timeout_s=STUCK_S)
             worker.kill()
             self.paused.pop(worker, None)
             self.workers[self.workers.index(worker)] = self._start()

@@ -21,13 +21,13 @@ from tidemill.lots import datasets, events
 from tidemill.lots.datasets import Dataset
 from tidemill.lots.keys import DatasetId
 from tidemill.store import Store, Tx, open_store
+from tidemill.testing.threads import STUCK_S
 from tidemill.triggers import attach, subscriptions, templates
 from tidemill.triggers.due import NEVER
 from tidemill.triggers.heap import Heap
 from tidemill.triggers.subscriptions import AnyRow, Terms, Waiting
 from tidemill.triggers.templates import Template
 
-LONG_S = 90.0
 SECOND_US = 1_000_000
 RAW_A, RAW_B, OTHER = DATASETS
 NAMES = {"quick", "slow", "both", "calm", "each[raw_a]", "each[raw_b]"}
@@ -81,7 +81,7 @@ class Fleet:
                 child.end(signal.SIGKILL)
                 self.children[role].remove(child)
                 self.start(role)
-            assert wait_until(lambda before=before: starts() > before, timeout_s=LONG_S), self.logs()
+            assert wait_until(lambda before=before: starts() > before, timeout_s=STUCK_S), self.logs()
 
     def end(self) -> None:
         for children in self.children.values():
@@ -132,13 +132,13 @@ def run_through(hits: int, folder: Path, server: S3Server) -> None:
         try:
             for role in ["writer"] * 4 + ["runner"] * 3:
                 fleet.start(role)
-            assert wait_until(lambda: often(store, 1), timeout_s=LONG_S), (rows(store), fleet.logs())
+            assert wait_until(lambda: often(store, 1), timeout_s=STUCK_S), (rows(store), fleet.logs())
             fleet.harass(hits, lambda: sum(row.tally.fence for row in rows(store).values()))
-            assert wait_until(lambda: often(store, 3), timeout_s=LONG_S), (rows(store), fleet.logs())
+            assert wait_until(lambda: often(store, 3), timeout_s=STUCK_S), (rows(store), fleet.logs())
             for writer in fleet.children["writer"]:
                 writer.end(signal.SIGKILL)
-            assert wait_until(lambda: at_rest(store), timeout_s=LONG_S), (rows(store), fleet.logs())
-            assert wait_until(lambda: not [*heap.listed(0, NEVER), *heap.parked()], timeout_s=LONG_S), (
+            assert wait_until(lambda: at_rest(store), timeout_s=STUCK_S), (rows(store), fleet.logs())
+            assert wait_until(lambda: not [*heap.listed(0, NEVER), *heap.parked()], timeout_s=STUCK_S), (
                 "an item was left behind\n" + fleet.logs()
             )
         finally:
@@ -200,7 +200,7 @@ def test_five_thousand_subscribers_all_run_although_their_runners_are_killed_in_
             )
             try:
                 done = (lambda child=child: not child.running) if point else (lambda: at_rest(store))
-                assert wait_until(done, timeout_s=LONG_S), (tmp_path / f"bulk-{number}.log").read_text()
+                assert wait_until(done, timeout_s=STUCK_S), (tmp_path / f"bulk-{number}.log").read_text()
             finally:
                 child.end(signal.SIGKILL)
             starts = store.run(lambda tx: len(tx.range(*STARTS.all())))

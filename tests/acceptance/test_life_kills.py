@@ -23,13 +23,13 @@ from tests.integration.test_pipeline_life_crashes import BELOW
 from tests.servers.process import wait_until
 from tests.unit.test_sources_polling import web
 from tidemill import crash
+from tidemill.testing.threads import STUCK_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["web"]  # a fixture
 ROOT = Path(__file__).parents[2]
-LONG_S = 60.0
 SEED = 104
 STEPS = {
     "ordered": "arcs.begin orders.ask publish.commit publish.intent publish.part-manifest runner.function"
@@ -79,7 +79,7 @@ class Lives:
         self._process.stdin.flush()
         ended = int(self._process.stdout.readline())
         self._context.cancelAllJobs()  # type: ignore[no-untyped-call]
-        assert wait_until(lambda: not self._jobs.getActiveJobsIds(), timeout_s=LONG_S)
+        assert wait_until(lambda: not self._jobs.getActiveJobsIds(), timeout_s=STUCK_S)
         return ended
 
     def close(self) -> None:

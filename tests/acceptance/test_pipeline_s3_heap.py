@@ -17,6 +17,7 @@ from tidemill.cli import main
 from tidemill.clock import SYSTEM
 from tidemill.objects import Objects, open_objects
 from tidemill.pipeline import loading
+from tidemill.testing.threads import STUCK_S
 from tidemill.triggers.object_heap import ROOT
 
 FILE = """
@@ -38,7 +39,6 @@ GARBAGE = (
     f"{ROOT}/shard=00/2026-01-31T14:05Z/no epoch",
     f"{ROOT}/shard=00/x/y.000000000001",
 )
-LONG_S = 120.0
 
 
 class Bucket:
@@ -89,7 +89,7 @@ def test_two_runners_share_a_heap_in_the_bucket_and_pass_over_what_does_not_belo
                 append(others, "raw_b", 3)
                 runs[0].until(lambda: there(pipeline, "clean_a", {1, 2}), "what came after a death")
                 runs[0].until(lambda: there(pipeline, "clean_b", {3}), "a table that came later")
-            assert wait_until(lambda: place.heap() == set(GARBAGE), timeout_s=LONG_S), (
+            assert wait_until(lambda: place.heap() == set(GARBAGE), timeout_s=STUCK_S), (
                 "no item is left behind"
             )
             said = runs[0].said()

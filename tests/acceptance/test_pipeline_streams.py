@@ -31,9 +31,9 @@ from tidemill.lots import lots
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.publish.manifests import Manifests
+from tidemill.testing.threads import STUCK_S
 
 ORDERS = DatasetId("orders")
-LONG_S = 300.0
 SENDERS = 16
 
 FILE = """
@@ -122,7 +122,7 @@ class Mill:
 
     def until(self, ready: Callable[[], bool], what: str) -> None:
         wait_until(
-            lambda: ready() or not any(one.process.poll() is None for one in self.runners), timeout_s=LONG_S
+            lambda: ready() or not any(one.process.poll() is None for one in self.runners), timeout_s=STUCK_S
         )
         assert ready(), f"{what}: {[one.said() for one in self.runners]}"
 
@@ -161,7 +161,7 @@ def test_what_is_pushed_to_a_pipeline_is_in_its_tables_once_though_the_receiving
 
         with ThreadPoolExecutor(SENDERS + 1) as pool:
             ends = [pool.submit(kill), *(pool.submit(send, number) for number in range(SENDERS))]
-            assert [end.result(2 * LONG_S) for end in ends] == [2, *[each] * SENDERS]
+            assert [end.result(2 * STUCK_S) for end in ends] == [2, *[each] * SENDERS]
         assert mill.wrong(2 * sent) == {}
         mill.until(lambda: mill.viewed(2 * sent), "the view is behind")
         assert mill.runners[-1].drain() == 0

@@ -11,12 +11,12 @@ from tests.servers.process import wait_until
 from tidemill import crash
 from tidemill.pipeline import running
 from tidemill.runner.presence import OwnPresence
+from tidemill.testing.threads import STUCK_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TTL_S = 4.0  # about the least: a claim needs some 2.5 s of its node's lease
-LONG_S = 100.0
 
 
 class Paused:
@@ -46,7 +46,7 @@ class Paused:
         if self._left == 0:
             self._presence[0]._over.set()  # as SIGSTOP would: nobody renews the lease meanwhile
             self.there.set()
-            assert self.go.wait(LONG_S)
+            assert self.go.wait(STUCK_S)
 
     def _run(self) -> None:
         try:
@@ -56,7 +56,7 @@ class Paused:
 
     def end(self) -> None:
         self.go.set()
-        self._thread.join(LONG_S)
+        self._thread.join(STUCK_S)
         assert not self._thread.is_alive()
 
 
@@ -81,7 +81,7 @@ def test_a_runner_that_goes_on_after_its_successor_published_doubles_nothing(
     ):
         paused = Paused(first, point, visit, monkeypatch)
         try:
-            assert wait_until(paused.there.is_set, timeout_s=LONG_S)
+            assert wait_until(paused.there.is_set, timeout_s=STUCK_S)
             assert second["odd"].position == 0
             assert second.run().ok  # waits until the lease of the first is over, and does its work
             assert shop.held(second) == shop.expected(range(6))

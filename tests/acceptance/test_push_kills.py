@@ -23,11 +23,11 @@ from tidemill.publish.manifests import Manifests
 from tidemill.sources.keys import SourceKeys
 from tidemill.sources.push_host import address
 from tidemill.store import Store, open_store
+from tidemill.testing.threads import STUCK_S
 
 KEYS = SourceKeys("c")
 NODE = "tests.integration.push_node"
 SENDERS = 4
-LONG_S = 120.0
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def run(place: tuple[str, str, Store], each: int) -> None:
         def killer() -> int:
             """Kill whoever receives, when a third and two thirds are answered."""
             for death in (1, 2):
-                assert wait_until(lambda death=death: sum(answered) >= sent * death // 3, timeout_s=LONG_S)
+                assert wait_until(lambda death=death: sum(answered) >= sent * death // 3, timeout_s=STUCK_S)
                 at = store.run(lambda tx: address(tx, KEYS, SOURCE))
                 name = next(name for name, told in where.items() if told == at)
                 running[name].process.send_signal(signal.SIGKILL)
@@ -107,10 +107,10 @@ def run(place: tuple[str, str, Store], each: int) -> None:
         for name in ("one", "two"):
             start(name)
             listen(name)
-        assert wait_until(lambda: any(where.values()), timeout_s=LONG_S)
+        assert wait_until(lambda: any(where.values()), timeout_s=STUCK_S)
         with ThreadPoolExecutor(SENDERS + 1) as pool:
             ends = [pool.submit(killer), *(pool.submit(sender, number) for number in range(SENDERS))]
-            assert [end.result(LONG_S * 2) for end in ends] == [2, *[each] * SENDERS]
+            assert [end.result(STUCK_S * 2) for end in ends] == [2, *[each] * SENDERS]
     assert sorted(stored_ids(store, objects)) == list(range(sent * 2))
 
 

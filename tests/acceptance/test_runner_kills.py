@@ -16,6 +16,7 @@ from tests.workers import wait
 from tidemill.futures.home import Place
 from tidemill.publish.parts import PartDone
 from tidemill.runner.part_futures import PartFutures
+from tidemill.testing.threads import STUCK_S
 
 PARTS, KILLS, SEED = 80, 16, 11
 
@@ -40,7 +41,7 @@ def test_every_part_is_made_once_whatever_is_killed(tmp_path: Path) -> None:
             elif started := runners[nth].events("ChildStarted"):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(started[-1]["pid"], signal.SIGKILL)
-        ends = waiting.result(timeout_s=240)
+        ends = waiting.result(timeout_s=STUCK_S)
     finally:
         for runner in runners:
             runner.end(signal.SIGKILL)

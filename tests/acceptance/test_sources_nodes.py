@@ -25,10 +25,10 @@ from tidemill.publish.manifests import Manifests
 from tidemill.sources import files
 from tidemill.sources.keys import SourceKeys
 from tidemill.store import Store, open_store
+from tidemill.testing.threads import STUCK_S
 
 KEYS = SourceKeys("c")
 NODE = "tests.integration.source_node"
-LONG_S = 240.0
 TTL_S = 2.5
 
 
@@ -68,7 +68,7 @@ class Nodes:
         return sum(len(found) for found in self.lots.values())
 
     def until(self, ready: Callable[[], object], what: str) -> None:
-        wait_until(lambda: bool(ready()), timeout_s=LONG_S, every_s=0.05)
+        wait_until(lambda: bool(ready()), timeout_s=STUCK_S, every_s=0.05)
         ended = {name: one.process.poll() for name, one in self.processes.items()}
         assert ready(), (what, self.lots, ended)
 

@@ -29,6 +29,7 @@ from tidemill.store.postgres import PostgresStore
 from tidemill.store.sqlite import SqliteStore
 from tidemill.testing.futures_invariants import judge, scan_rows
 from tidemill.testing.futures_mirror import Mirror
+from tidemill.testing.threads import STUCK_S
 
 KEYS, CLUSTER = FutureKeys("t"), ClusterKeys("t")
 FREE = Capacity(cpu=100.0)
@@ -95,7 +96,7 @@ class Crowd:
                 if len(self.ids) - len(self.realized) < 20:
                     break
                 self.run(depend.drain_cursors)
-        self.over.wait(60)
+        self.over.wait(STUCK_S)
 
     def worker(self, chance: random.Random, number: int) -> None:
         node = self.store.run(lambda tx: nodes.join(tx, CLUSTER, Node(id=f"w{number}", epoch=0), HOUR_US))

@@ -8,8 +8,6 @@ import pytest
 from tests.workers import Look, WorkerProcess
 from tidemill import Client, connect
 
-LONG_S = 60.0
-
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -36,6 +36,7 @@ from tidemill.sources.keys import SourceKeys
 from tidemill.spark.sessions import SparkSettings
 from tidemill.store import Space, Store
 from tidemill.testing.fake_clock import ShiftedClock
+from tidemill.testing.threads import STUCK_S
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -256,13 +257,13 @@ class Push(Scene):
         server = threading.Thread(target=serve)
         server.start()
         try:
-            wait_until(lambda: ended.is_set() or bool(orders.address().url), timeout_s=60, every_s=0.02)
+            wait_until(lambda: ended.is_set() or bool(orders.address().url), timeout_s=STUCK_S, every_s=0.02)
             for seq in range(1, self.requests + 1):
                 while not ended.is_set() and not self._sent(orders, seq):
                     ended.wait(0.05)
         finally:
             stop.set()
-            server.join(60)
+            server.join(STUCK_S)
         assert not server.is_alive()
         if raised:
             raise raised[0]

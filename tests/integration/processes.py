@@ -7,8 +7,7 @@ import sys
 from typing import Any
 
 from tidemill.crash import ENVIRONMENT
-
-STUCK_S = 60.0
+from tidemill.testing.threads import STUCK_S
 
 
 class Process:

@@ -26,6 +26,7 @@ from tidemill.runner.part_futures import PartFutures, resource_of
 from tidemill.runner.presence import OwnPresence, Presence
 from tidemill.store import Store, open_store
 from tidemill.testing.futures_invariants import scan_invariants
+from tidemill.testing.threads import STUCK_S
 
 CLUSTER = "default"
 KEY = ClusterKey(b"k" * 32)
@@ -155,7 +156,7 @@ class InThread:
     def running(self) -> bool:
         return self._thread.is_alive()
 
-    def result(self, timeout_s: float = 60.0) -> list[PartEnd]:
+    def result(self, timeout_s: float = STUCK_S) -> list[PartEnd]:
         self._thread.join(timeout_s)
         assert not self._thread.is_alive()
         if self.error is not None:

@@ -20,6 +20,7 @@ from tidemill.spark.reading import naming, read_objects, read_positioned
 from tidemill.spark.sessions import SparkSettings, interrupt, open_session, tagged
 from tidemill.spark.storage import Storage
 from tidemill.spark.writing import write_frame
+from tidemill.testing.threads import STUCK_S
 
 COLUMNS = "id BIGINT, v STRING"
 
@@ -40,9 +41,9 @@ def interrupted(spark: SparkSession, started: Path) -> bool:
             ended.set()
 
     threading.Thread(target=long_job, daemon=True).start()
-    wait_until(started.exists, timeout_s=60)
+    wait_until(started.exists, timeout_s=STUCK_S)
     interrupt(spark, "attempt-1")
-    return ended.wait(60)
+    return ended.wait(STUCK_S)
 
 
 def main(settings: SparkSettings, folder: str) -> dict[str, object]:

@@ -7,9 +7,7 @@ from typing import Any
 from tidemill.clock import SYSTEM, poll
 from tidemill.store import Tx
 from tidemill.store.sqlite import SqliteStore
-from tidemill.testing.threads import Racer
-
-STUCK_S = 20.0
+from tidemill.testing.threads import STUCK_S, Racer
 
 
 def eventually(ready: Callable[[], bool]) -> None:

@@ -13,7 +13,7 @@ import pytest
 import tidemill
 from tests import worker_tasks as tasks
 from tests.client_tasks import alone, describe, waits_for_file
-from tests.integration.client_stage import LONG_S, client, home, look, worker
+from tests.integration.client_stage import client, home, look, worker
 from tests.workers import Look, wait
 from tidemill import Client, Future
 from tidemill.errors import (
@@ -26,6 +26,7 @@ from tidemill.errors import (
 )
 from tidemill.futures.protocol.rows import Blocked, Realized, Unclaimed
 from tidemill.store import Tx
+from tidemill.testing.threads import STUCK_S
 
 __all__ = ["client", "home", "look", "worker"]
 
@@ -37,10 +38,10 @@ def later(seconds_from_epoch: float) -> datetime:
 @pytest.mark.rule("FUT-19")
 def test_arguments_and_keywords_arrive_and_the_result_comes_back(client: Client) -> None:
     future = client.submit(describe, 1, 4, 5, c=6, other=[7, {"x": 8}])
-    assert future.result(LONG_S) == (1, 4, (5,), 6, {"other": [7, {"x": 8}]})
+    assert future.result(STUCK_S) == (1, 4, (5,), 6, {"other": [7, {"x": 8}]})
     assert future.done()
     assert future.state == "realized"
-    assert future.exception(LONG_S) is None
+    assert future.exception(STUCK_S) is None
     assert future.size_in_bytes > 0
 
 
@@ -48,7 +49,7 @@ def test_arguments_and_keywords_arrive_and_the_result_comes_back(client: Client)
 def test_a_future_anywhere_in_the_arguments_arrives_as_its_result(client: Client, look: Look) -> None:
     one, two = client.submit(tasks.add, 1), client.submit(tasks.add, 2)
     both = client.submit(describe, one, [{"deep": (two, one)}], c=two)
-    assert both.result(LONG_S) == (2, [{"deep": (3, 2)}], (), 3, {})
+    assert both.result(STUCK_S) == (2, [{"deep": (3, 2)}], (), 3, {})
     assert both.lineage().children[0].name == "tests.worker_tasks.add"
 
 
@@ -62,7 +63,7 @@ def test_a_submission_is_unclaimed_or_blocked_while_an_input_is_missing(client: 
     assert "blocked" in repr(blocked)
     assert waits.cancel()
     with pytest.raises(FutureCancelled):
-        waits.result(LONG_S)
+        waits.result(STUCK_S)
 
 
 def test_functions_by_value_take_what_they_use_along(client: Client) -> None:
@@ -74,14 +75,14 @@ def test_functions_by_value_take_what_they_use_along(client: Client) -> None:
     def helper(x: int) -> int:
         return x + 1
 
-    assert client.gather(client.map(times, [1, 2]), timeout=LONG_S) == [6, 9]
-    assert client.submit(functools.partial(describe, key=1), 2).result(LONG_S) == (2, 2, (), 3, {"key": 1})
+    assert client.gather(client.map(times, [1, 2]), timeout=STUCK_S) == [6, 9]
+    assert client.submit(functools.partial(describe, key=1), 2).result(STUCK_S) == (2, 2, (), 3, {"key": 1})
 
 
 @pytest.mark.rule("FUT-56")
 def test_map_takes_several_iterables_and_gather_keeps_their_order(client: Client) -> None:
     futures = client.map(tasks.add, range(100), range(0, 200, 2))
-    assert client.gather(futures, timeout=LONG_S) == [3 * x for x in range(100)]
+    assert client.gather(futures, timeout=STUCK_S) == [3 * x for x in range(100)]
     assert tidemill.gather(*futures[:3]) == [0, 3, 6]
     assert client.gather([]) == []
     assert client.gather(futures[0], futures[0]) == [0, 0]
@@ -93,7 +94,7 @@ def test_as_completed_gives_each_future_once_when_it_has_ended(client: Client, t
     slow = client.submit(waits_for_file, str(gate))
     quick = client.map(tasks.add, range(5))
     seen: list[Future[Any]] = []
-    for future in client.as_completed([slow, *quick], timeout=LONG_S):
+    for future in client.as_completed([slow, *quick], timeout=STUCK_S):
         seen.append(future)
         if len(seen) == 5:
             assert slow not in seen
@@ -117,7 +118,7 @@ def test_a_wait_has_its_timeout_and_the_future_goes_on(client: Client, tmp_path:
         future.result("1")  # type: ignore[arg-type]
     assert not future.done()
     gate.touch()
-    assert future.result(LONG_S) == str(gate)
+    assert future.result(STUCK_S) == str(gate)
 
 
 @pytest.mark.rule("FUT-56", "FUT-64")
@@ -140,7 +141,7 @@ def test_a_map_of_ten_thousand_takes_fewer_than_a_hundred_transactions(
 def test_submissions_of_many_threads_share_transactions(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client.submit(tasks.add, 0).result(LONG_S)
+    client.submit(tasks.add, 0).result(STUCK_S)
     runs = _counted(client, monkeypatch)
     results: list[int] = []
     start = threading.Barrier(16)
@@ -148,7 +149,7 @@ def test_submissions_of_many_threads_share_transactions(
     def submit_ten(first: int) -> None:
         start.wait()
         futures = [client.submit(tasks.add, first * 10 + n, 0) for n in range(10)]
-        results.extend(client.gather(futures, timeout=LONG_S))
+        results.extend(client.gather(futures, timeout=STUCK_S))
 
     threads = [threading.Thread(target=submit_ten, args=(first,)) for first in range(16)]
     for thread in threads:
@@ -176,11 +177,11 @@ def _counted(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.rule("FUT-56")
 def test_of_submissions_with_one_key_the_first_one_counts(client: Client, tmp_path: Path) -> None:
     once = [client.submit(tasks.note, str(tmp_path), "ran", key="only once") for _ in range(5)]
-    assert client.gather(once, timeout=LONG_S) == [1] * 5
+    assert client.gather(once, timeout=STUCK_S) == [1] * 5
     assert len(set(once)) == 1
     first = client.map(tasks.note, [str(tmp_path)] * 3, "abc", key="a map")
     again = client.map(tasks.note, [str(tmp_path)] * 3, "xyz", key="a map")
-    client.gather([*first, *again], timeout=LONG_S)
+    client.gather([*first, *again], timeout=STUCK_S)
     assert first == again
     assert sorted(tasks.notes(tmp_path)) == ["a", "b", "c", "ran"]
 
@@ -194,7 +195,7 @@ def test_a_higher_priority_goes_first(tmp_path: Path) -> None:
             for name, priority in names.items()
         ]
         client.start_worker(1)
-        client.gather(futures, timeout=LONG_S)
+        client.gather(futures, timeout=STUCK_S)
     assert tasks.notes(tmp_path) == ["high", "plain", "low"]
 
 
@@ -203,7 +204,7 @@ def test_a_higher_priority_goes_first(tmp_path: Path) -> None:
 def test_what_waits_beyond_its_deadline_fails(client: Client, deadline: Any) -> None:
     future = client.submit(tasks.add, 1, deadline=deadline, resources=["nowhere"], on_unsatisfiable="wait")
     with pytest.raises(DeadlineExceeded, match="deadline passed"):
-        future.result(LONG_S)
+        future.result(STUCK_S)
 
 
 @pytest.mark.rule("FUT-27")
@@ -212,7 +213,7 @@ def test_what_no_live_worker_can_run_is_refused_at_submit(client: Client, look: 
         client.submit(tasks.add, 1, cpu=1_000_000, resources="camera")
     with pytest.raises(UnsatisfiableError, match="asks for ram 100 TiB"):
         client.map(tasks.add, [1, 2], ram="100TB")
-    assert client.submit(tasks.add, 1, cpu=1, ram="1MB").result(LONG_S) == 2
+    assert client.submit(tasks.add, 1, cpu=1, ram="1MB").result(STUCK_S) == 2
 
 
 @pytest.mark.rule("FUT-27")
@@ -224,20 +225,20 @@ def test_what_nobody_can_run_may_wait_for_a_grace_or_for_a_worker_that_can(
     patient = client.submit(tasks.add, 1, resources=["telescope"], on_unsatisfiable="wait")
     hasty = client.submit(tasks.add, 1, resources=["microscope"], on_unsatisfiable=0.01)
     with pytest.raises(UnsatisfiableError) as caught:
-        hasty.result(LONG_S)
+        hasty.result(STUCK_S)
     assert caught.value.failure.kind == "unsatisfiable"
     assert not patient.done()
     client.start_worker(1, cpu=1, ram="100MB", resources=["telescope"])
-    assert patient.result(LONG_S) == 2
+    assert patient.result(STUCK_S) == 2
 
 
 @pytest.mark.rule("FUT-57")
 def test_a_limited_queue_runs_so_many_at_once_and_loses_nothing(client: Client, tmp_path: Path) -> None:
     client.limit("narrow", running=1)
     futures = client.map(alone, [str(tmp_path)] * 20, queue="narrow")
-    assert client.gather(futures, timeout=LONG_S) == [1] * 20
+    assert client.gather(futures, timeout=STUCK_S) == [1] * 20
     client.limit("narrow")
-    assert client.submit(tasks.add, 1, queue="narrow").result(LONG_S) == 2
+    assert client.submit(tasks.add, 1, queue="narrow").result(STUCK_S) == 2
 
 
 @pytest.mark.rule("FUT-21", "FUT-29")
@@ -249,13 +250,13 @@ def test_code_arguments_and_results_may_be_larger_than_the_stores_values(client:
 
     index = np.arange(0, 300_000, 3)
     future = client.submit(looks_up, index, bytes(1_000_000))
-    assert np.array_equal(future.result(LONG_S), index + 1_000_000)
+    assert np.array_equal(future.result(STUCK_S), index + 1_000_000)
     row = look.row(future)
     assert isinstance(row, Realized)
     assert row.result.location.kind == "segment"
     assert future.size_in_bytes > index.nbytes
     durable = client.submit(np.arange, 100_000, durable=True)
-    assert durable.result(LONG_S).sum() == sum(range(100_000))
+    assert durable.result(STUCK_S).sum() == sum(range(100_000))
     assert _kind(look, durable) == "object"
 
 
@@ -286,10 +287,10 @@ def test_callbacks_are_called_with_the_ended_future_and_may_raise(
     for future in (slow, failing):
         future.add_done_callback(breaks)
         future.add_done_callback(note_end)
-    failing.exception(LONG_S)
+    failing.exception(STUCK_S)
     failing.add_done_callback(note_end)
     gate.touch()
-    assert heard.wait(LONG_S)
+    assert heard.wait(STUCK_S)
     assert sorted(future.id for future in ended) == sorted([slow.id, failing.id, failing.id])
     assert "a callback's own trouble" in caplog.text
     with pytest.raises(UsageError, match="not a function"):
@@ -299,12 +300,12 @@ def test_callbacks_are_called_with_the_ended_future_and_may_raise(
 @pytest.mark.rule("FUT-14")
 def test_a_future_keeps_its_id_when_its_result_is_computed_again(client: Client, tmp_path: Path) -> None:
     future = client.submit(tasks.note, str(tmp_path), "computed")
-    assert future.result(LONG_S) == 1
+    assert future.result(STUCK_S) == 1
     before = future.id
     assert client.delete(future) == 1
-    assert future.result(LONG_S) == 2
+    assert future.result(STUCK_S) == 2
     assert future.id == before
-    assert client.future(before.hex()).result(LONG_S) == 2
+    assert client.future(before.hex()).result(STUCK_S) == 2
 
 
 def test_a_future_that_nobody_knows_is_an_error_wherever_it_is_asked_for(client: Client) -> None:
@@ -331,7 +332,7 @@ def test_more_inputs_than_a_transaction_holds_are_refused(client: Client) -> Non
 
 def test_handles_are_values_shown_with_name_and_state(client: Client) -> None:
     future = client.submit(tasks.add, 1)
-    future.result(LONG_S)
+    future.result(STUCK_S)
     assert repr(future) == f"<Future tests.worker_tasks.add {future.id.hex()} realized>"
     shown = future._repr_html_()
     assert "tests.worker_tasks.add" in shown
@@ -349,4 +350,4 @@ def test_a_busy_worker_keeps_what_waits_in_the_pool(client: Client, look: Look, 
     wait(lambda: [future.state for future in busy].count("claimed") >= 2, "two are claimed")
     assert isinstance(look.row(waits), Unclaimed) or waits.state == "unsatisfiable"
     gate.touch()
-    client.gather(busy, timeout=LONG_S)
+    client.gather(busy, timeout=STUCK_S)

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from tests import worker_tasks as tasks
-from tests.integration.client_stage import LONG_S, client, home, look, worker
+from tests.integration.client_stage import client, home, look, worker
 from tests.workers import WorkerProcess
 from tidemill import Client
 from tidemill.cli import main
+from tidemill.testing.threads import STUCK_S
 
 __all__ = ["client", "home", "look", "worker"]
 
@@ -43,8 +44,8 @@ def told(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 def test_futures_are_listed_newest_first_and_filtered(client: Client, told: Told) -> None:
     added = client.map(tasks.add, range(3))
     failed = client.submit(tasks.raises, "a reason")
-    client.gather(added, timeout=LONG_S)
-    failed.exception(LONG_S)
+    client.gather(added, timeout=STUCK_S)
+    failed.exception(STUCK_S)
     listed = told.json("futures")["futures"]
     assert [one["id"] for one in listed[:4]] == [failed.id.hex(), *(one.id.hex() for one in added[::-1])]
     assert {one["name"] for one in told.json("futures", "--name", "worker_tasks.add")["futures"]} == {
@@ -64,7 +65,7 @@ def test_futures_are_listed_newest_first_and_filtered(client: Client, told: Told
 def test_one_future_is_shown_with_its_traceback_counts_and_lineage(client: Client, told: Told) -> None:
     first = client.submit(tasks.raises, "the cause of it", retries=1)
     last = client.submit(tasks.add, first, priority=3, queue="slow lane")
-    last.exception(LONG_S)
+    last.exception(STUCK_S)
     shown = told.text("futures", "show", first.id.hex()[:24])
     assert "in raises" in shown
     assert "exceptions 2" in shown
@@ -82,14 +83,14 @@ def test_one_future_is_shown_with_its_traceback_counts_and_lineage(client: Clien
 @pytest.mark.rule("FUT-58", "FUT-53")
 def test_what_is_quarantined_is_requeued_by_command(client: Client, told: Told, tmp_path: Path) -> None:
     poison = client.submit(tasks.kills_itself, str(tmp_path), 9)
-    poison.exception(LONG_S)
+    poison.exception(STUCK_S)
     assert poison.state == "quarantined"
     assert told.json("futures", "requeue", "--quarantined") == {"requeued": [poison.id.hex()], "refused": {}}
-    poison.exception(LONG_S)
+    poison.exception(STUCK_S)
     assert poison.state == "quarantined"
     assert len(tasks.notes(tmp_path)) == 6
     fine = client.submit(tasks.add, 1)
-    fine.result(LONG_S)
+    fine.result(STUCK_S)
     assert "only failed and quarantined ones" in told.text("futures", "requeue", fine.id.hex())
     assert told.code == 1
     assert "give ids, or --quarantined" in told.text("futures", "requeue")
@@ -108,7 +109,7 @@ def test_a_future_is_cancelled_by_command(client: Client, told: Told) -> None:
 
 
 def test_ids_may_be_cut_short_but_not_guessed(client: Client, told: Told) -> None:
-    client.gather(client.map(tasks.add, range(2)), timeout=LONG_S)
+    client.gather(client.map(tasks.add, range(2)), timeout=STUCK_S)
     assert "several futures begin with 0" in told.text("futures", "show", "0")
     assert "there is no future ffff" in told.text("futures", "show", "ffff")
     assert "not the id of a future" in told.text("futures", "cancel", "xyz")

@@ -12,7 +12,7 @@ import pytest
 
 import tidemill
 from tests import worker_tasks as tasks
-from tests.integration.client_stage import LONG_S, client, home, look, worker
+from tests.integration.client_stage import client, home, look, worker
 from tests.workers import Look, wait
 from tidemill import Client
 from tidemill.errors import (
@@ -31,6 +31,7 @@ from tidemill.errors import (
 from tidemill.futures.protocol import edges, rows, submit
 from tidemill.futures.protocol.rows import Blob, Realized, Spec
 from tidemill.store import Tx
+from tidemill.testing.threads import STUCK_S
 
 __all__ = ["client", "home", "look", "worker"]
 
@@ -47,7 +48,7 @@ class Ticket(Exception):
 def test_the_original_exception_is_raised_with_the_remote_traceback(client: Client) -> None:
     future = client.submit(tasks.raises, "where is it?")
     with pytest.raises(LookupError, match=r"where is it\?") as caught:
-        future.result(LONG_S)
+        future.result(STUCK_S)
     (note,) = caught.value.__notes__
     assert "remote traceback" in note
     assert "worker_tasks.py" in note
@@ -63,7 +64,7 @@ def test_an_exception_that_cannot_be_loaded_is_told_in_words(client: Client) -> 
         raise Ticket(7, price=3)
 
     with pytest.raises(FutureFailed, match="ticket 7") as caught:
-        client.submit(fails).result(LONG_S)
+        client.submit(fails).result(STUCK_S)
     assert caught.value.failure.kind == "exception"
     assert "Ticket" in caught.value.failure.type
     assert "in fails" in "".join(caught.value.__notes__)
@@ -72,7 +73,7 @@ def test_an_exception_that_cannot_be_loaded_is_told_in_words(client: Client) -> 
 @pytest.mark.rule("FUT-50")
 def test_an_exception_that_would_end_the_asking_process_is_wrapped(client: Client) -> None:
     with pytest.raises(FutureFailed, match="SystemExit: 3") as caught:
-        client.submit(tasks.leaves).result(LONG_S)
+        client.submit(tasks.leaves).result(STUCK_S)
     assert isinstance(caught.value.__cause__, SystemExit)
 
 
@@ -82,7 +83,7 @@ def test_a_failed_input_fails_what_hangs_on_it_with_the_chain_of_causes(client: 
     second = client.submit(tasks.add, first)
     third = client.submit(tasks.add, [second], 1)
     with pytest.raises(UpstreamDependencyFailed, match="the root of it") as caught:
-        third.result(LONG_S)
+        third.result(STUCK_S)
     assert [name.partition(" ")[0] for name in caught.value.chain] == [
         "tests.worker_tasks.add",
         "tests.worker_tasks.raises",
@@ -91,7 +92,7 @@ def test_a_failed_input_fails_what_hangs_on_it_with_the_chain_of_causes(client: 
     assert isinstance(caught.value.__cause__, LookupError)
     late = client.submit(tasks.add, third)  # its input has failed long ago
     with pytest.raises(UpstreamDependencyFailed, match="the root of it"):
-        late.result(LONG_S)
+        late.result(STUCK_S)
     text = str(late.lineage())
     assert text.count("[failed]") == 4
     assert "LookupError: the root of it" in text
@@ -104,9 +105,9 @@ def test_what_hangs_on_a_cancelled_future_fails(client: Client) -> None:
     assert client.cancel(first) is True
     assert first.cancel() is False
     with pytest.raises(FutureCancelled):
-        first.result(LONG_S)
+        first.result(STUCK_S)
     with pytest.raises(UpstreamDependencyFailed, match="cancelled"):
-        second.result(LONG_S)
+        second.result(STUCK_S)
 
 
 @pytest.mark.rule("FUT-56")
@@ -115,7 +116,7 @@ def test_a_running_task_is_told_of_its_cancellation(client: Client, look: Look, 
     look.wait_claimed(future)
     assert future.cancel() is True
     with pytest.raises(FutureCancelled):
-        future.result(LONG_S)
+        future.result(STUCK_S)
     assert isinstance(future.exception(), FutureCancelled)
 
 
@@ -124,7 +125,7 @@ def test_the_last_exception_stays_on_record_after_a_success(
     client: Client, look: Look, tmp_path: Path
 ) -> None:
     future = client.submit(tasks.fails_until, str(tmp_path), 1, retries=1)
-    assert future.result(LONG_S) == "done"
+    assert future.result(STUCK_S) == "done"
     row = look.row(future)
     assert isinstance(row, Realized)
     assert row.tally.exceptions == 1
@@ -134,8 +135,8 @@ def test_the_last_exception_stays_on_record_after_a_success(
 def test_gather_raises_the_first_failure_or_gives_the_errors_in_their_place(client: Client) -> None:
     futures = [client.submit(tasks.add, 1), client.submit(tasks.raises, "x"), client.submit(tasks.add, 2)]
     with pytest.raises(LookupError):
-        client.gather(futures, timeout=LONG_S)
-    one, error, two = client.gather(futures, timeout=LONG_S, return_exceptions=True)
+        client.gather(futures, timeout=STUCK_S)
+    one, error, two = client.gather(futures, timeout=STUCK_S, return_exceptions=True)
     assert (one, type(error), two) == (2, LookupError, 3)
 
 
@@ -166,7 +167,7 @@ def test_an_argument_that_cannot_be_pickled_is_named(client: Client) -> None:
 
 def test_a_result_that_cannot_be_pickled_is_a_typed_error(client: Client) -> None:
     with pytest.raises(CannotSerialize, match="the result of"):
-        client.submit(tasks.returns_a_lock).result(LONG_S)
+        client.submit(tasks.returns_a_lock).result(STUCK_S)
 
 
 @pytest.mark.parametrize("args", [(), (1, 2, 3), "xyzt"])
@@ -211,7 +212,7 @@ def test_a_module_that_the_worker_has_not_is_a_typed_error(
 
     future = client.submit(only_at_home.answer)
     with pytest.raises(CodeNotLoadable, match="only_at_home") as caught:
-        future.result(LONG_S)
+        future.result(STUCK_S)
     assert caught.value.module == "only_at_home"
 
 
@@ -220,7 +221,7 @@ def test_a_forged_submission_never_runs_and_fails_with_its_reason(
     client: Client, look: Look, tmp_path: Path
 ) -> None:
     genuine = client.submit(tasks.note, str(tmp_path), "genuine")
-    assert genuine.result(LONG_S) == 1
+    assert genuine.result(STUCK_S) == 1
 
     def forge(tx: Tx) -> bytes:
         spec = edges.must_read_spec(tx, look.keys, genuine.id)
@@ -229,14 +230,14 @@ def test_a_forged_submission_never_runs_and_fails_with_its_reason(
 
     forged = client.future(look.store.run(forge))
     with pytest.raises(BadSignature):
-        forged.result(LONG_S)
+        forged.result(STUCK_S)
     assert tasks.notes(tmp_path) == ["genuine"]
 
 
 @pytest.mark.rule("FUT-59")
 def test_a_forged_result_is_not_unpickled(client: Client, look: Look) -> None:
     future = client.submit(tasks.add, 1)
-    future.result(LONG_S)
+    future.result(STUCK_S)
 
     def forge(tx: Tx) -> None:
         row = edges.read(tx, look.keys, future.id)
@@ -246,32 +247,32 @@ def test_a_forged_result_is_not_unpickled(client: Client, look: Look) -> None:
 
     look.store.run(forge)
     with pytest.raises(BadSignature):
-        client.future(future.id).result(LONG_S)
+        client.future(future.id).result(STUCK_S)
 
 
 @pytest.mark.rule("FUT-53")
 def test_a_poisonous_task_is_quarantined_and_says_so(client: Client, tmp_path: Path) -> None:
     future = client.submit(tasks.ends_at_once, 3)
     with pytest.raises(TaskCrashed, match="is quarantined") as caught:
-        future.result(LONG_S)
+        future.result(STUCK_S)
     assert future.state == "quarantined"
     assert caught.value.failure.kind == "crash"
-    assert client.submit(tasks.add, 1).result(LONG_S) == 2
+    assert client.submit(tasks.add, 1).result(STUCK_S) == 2
 
 
 @pytest.mark.rule("FUT-47")
 def test_an_actor_is_called_in_order_and_its_death_is_told(client: Client) -> None:
-    counter = client.actor(tasks.Counter, 10).ready(LONG_S)
+    counter = client.actor(tasks.Counter, 10).ready(STUCK_S)
     added = [counter.add(1) for _ in range(20)]
-    assert client.gather(added, timeout=LONG_S) == list(range(11, 31))
-    assert counter.add.submit(2, deadline=60).result(LONG_S) == 32
-    assert client.submit(_calls, counter).result(LONG_S) == 33
+    assert client.gather(added, timeout=STUCK_S) == list(range(11, 31))
+    assert counter.add.submit(2, deadline=60).result(STUCK_S) == 32
+    assert client.submit(_calls, counter).result(STUCK_S) == 33
     with pytest.raises(UsageError, match="Counter has no method 'subtract'"):
         counter.subtract(1)
     assert "alive" in repr(counter)
-    counter.die().exception(LONG_S)
+    counter.die().exception(STUCK_S)
     with pytest.raises(ActorDied):
-        counter.add(1).result(LONG_S)
+        counter.add(1).result(STUCK_S)
 
 
 def _calls(counter: Any) -> int:
@@ -325,12 +326,12 @@ def test_a_store_with_its_key_in_the_environment_is_a_place_too(
     monkeypatch.setenv("TIDEMILL_CLUSTER_KEY", "ab" * 32)
     where = {"store": str(tmp_path / "store.db"), "objects": str(tmp_path / "objects"), "cluster": "other"}
     with tidemill.connect(**where, workers=1) as client:  # type: ignore[arg-type]
-        assert client.submit(tasks.length, bytes(100_000)).result(LONG_S) == 100_000
+        assert client.submit(tasks.length, bytes(100_000)).result(STUCK_S) == 100_000
     monkeypatch.setenv("TIDEMILL_CLUSTER_KEY", "cd" * 32)
     with tidemill.connect(**where) as other:  # type: ignore[arg-type]
         stored = _only(other, "length")
         with pytest.raises(BadSignature):
-            other.future(stored).result(LONG_S)
+            other.future(stored).result(STUCK_S)
 
 
 def _only(client: Client, name: str) -> bytes:
@@ -353,7 +354,7 @@ def test_a_local_worker_that_dies_is_told_to_whoever_waits(tmp_path: Path, monke
                 look.store.run(lambda tx, node=node: tx.clear(look.cluster.node[node.id]))  # type: ignore[misc]
         look.store.close()
         with pytest.raises(FutureError, match=r"own worker ended with code -9"):
-            client.submit(tasks.add, 1).result(LONG_S)
+            client.submit(tasks.add, 1).result(STUCK_S)
 
 
 def test_a_local_worker_ends_with_its_client_however_that_ends(tmp_path: Path) -> None:
@@ -369,5 +370,5 @@ def test_a_local_worker_ends_with_its_client_however_that_ends(tmp_path: Path) -
         assert process.stdout is not None
         worker = psutil.Process(int(process.stdout.readline()))
         process.kill()
-    worker.wait(LONG_S)
+    worker.wait(STUCK_S)
     assert not worker.is_running()

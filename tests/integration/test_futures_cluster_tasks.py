@@ -9,8 +9,7 @@ import tidemill as tm
 from tidemill.errors import FutureCancelled
 from tidemill.futures.protocol.rows import decode_failure
 from tidemill.futures.worker.task_context import current
-
-LONG_S = 60.0
+from tidemill.testing.threads import STUCK_S
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +22,7 @@ def count_under_a_lock(path, times):
     task = current()
     assert task is not None
     for _ in range(times):
-        with task.lock("counter").holding(LONG_S) as held:
+        with task.lock("counter").holding(STUCK_S) as held:
             held.check()
             before = int(path.read_text() or "0")
             path.write_text(str(before + 1))
@@ -34,7 +33,7 @@ def count_under_a_lock(path, times):
 def hold_a_permit(folder, number):
     task = current()
     assert task is not None
-    with task.semaphore("door", 1).holding(LONG_S):
+    with task.semaphore("door", 1).holding(STUCK_S):
         mine = folder / f"{number}"
         mine.touch()
         inside = len(list(folder.iterdir()))
@@ -54,7 +53,7 @@ def test_tasks_share_a_lock_and_say_what_they_do(client, tmp_path):
     path = tmp_path / "count"
     path.write_text("0")
     futures = [client.submit(count_under_a_lock, path, 10) for _ in range(2)]
-    ids = client.gather(futures, timeout=LONG_S)
+    ids = client.gather(futures, timeout=STUCK_S)
     assert path.read_text() == "20"
     assert ids == [future.id for future in futures]
 
@@ -64,7 +63,7 @@ def test_a_semaphore_lets_no_more_in_than_it_has_permits(client, tmp_path):
     folder = tmp_path / "inside"
     folder.mkdir()
     futures = [client.submit(hold_a_permit, folder, number) for number in range(8)]
-    assert client.gather(futures, timeout=LONG_S) == [1] * 8
+    assert client.gather(futures, timeout=STUCK_S) == [1] * 8
 
 
 @pytest.mark.rule("CLU-24")
@@ -72,31 +71,31 @@ def test_execute_is_submit_a_handle_with_done_failure_and_cancel(client, tmp_pat
     seen = []
     good = client.submit(lambda: "done")
     good.add_done_callback(lambda future: seen.append(future.result()))
-    assert good.result(LONG_S) == "done"
+    assert good.result(STUCK_S) == "done"
 
     def no():
         raise LookupError("no such file")
 
     bad = client.submit(no)
-    assert isinstance(bad.exception(LONG_S), LookupError)
+    assert isinstance(bad.exception(STUCK_S), LookupError)
 
     def wait():
         task = current()
         assert task is not None
-        task.wait_cancelled(LONG_S)
+        task.wait_cancelled(STUCK_S)
         task.check()
 
     long = client.submit(wait)
     assert long.cancel()
     with pytest.raises(FutureCancelled):
-        long.result(LONG_S)
+        long.result(STUCK_S)
     assert seen == ["done"]
 
 
 @pytest.mark.rule("CLU-24")
 def test_a_task_that_killed_its_process_is_enqueued_again_and_its_node_is_on_record(client, tmp_path):
     future = client.submit(die_once, tmp_path / "marker")
-    assert future.result(LONG_S) == "second life"
+    assert future.result(STUCK_S) == "second life"
     connection = client._link
     raw = connection.store.run(lambda tx: tx.get(connection.keys.error[future.id]))
     failure = decode_failure(raw)

@@ -28,6 +28,7 @@ from tidemill.futures.values.flight import Certificate, Fetcher, Server, is_loop
 from tidemill.futures.values.result_storage import Values
 from tidemill.futures.values.segments import Segments
 from tidemill.futures.values.signatures import ClusterKey, Signer
+from tidemill.testing.threads import STUCK_S
 
 CHILD = "tests.integration.segment_child"
 SIGNER = Signer(ClusterKey(SECRET))
@@ -37,7 +38,7 @@ MEGABYTE = 1_000_000
 
 @pytest.fixture
 def fetcher() -> Iterator[Fetcher]:
-    fetcher = Fetcher(SIGNER, patience_s=20.0)
+    fetcher = Fetcher(SIGNER, patience_s=STUCK_S)
     yield fetcher
     fetcher.close()
 
@@ -252,7 +253,7 @@ class Relay:
                 line.shutdown(socket.SHUT_RDWR)
             line.close()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(STUCK_S)
 
 
 Tell = Callable[[Any], Iterator[Any]]
@@ -334,7 +335,7 @@ def odd(liar: Liar) -> Iterator[Any]:
 
 
 def told_by(tell: Tell, signer: Signer = SIGNER) -> bytes:
-    fetcher = Fetcher(SIGNER, patience_s=20.0)
+    fetcher = Fetcher(SIGNER, patience_s=STUCK_S)
     with Liar(tell, signer) as liar:
         try:
             return fetched(fetcher, Location("segment", "boot/ab.1.1.1", address=liar.address), len(BODY))
@@ -439,7 +440,7 @@ def certificate(tmp_path: Path) -> Certificate:
         ],
         check=True,
         capture_output=True,
-        timeout=60,
+        timeout=STUCK_S,
     )
     return Certificate(chain, key)
 
@@ -449,7 +450,7 @@ def certificate(tmp_path: Path) -> Certificate:
 def test_between_hosts_it_goes_encrypted(tmp_path: Path, certificate: Certificate) -> None:
     process, result = serving(tmp_path, 3 * MEGABYTE, certificate.chain, certificate.key)
     assert result.location.address.startswith("grpc+tls://localhost:")
-    trusting = Fetcher(SIGNER, roots=certificate.chain, patience_s=20.0)
+    trusting = Fetcher(SIGNER, roots=certificate.chain, patience_s=STUCK_S)
     strange = Fetcher(SIGNER, patience_s=5.0)
     with process:
         assert (Values(SIGNER, fetcher=trusting).load(result, ID) == np.arange(375_000)).all()

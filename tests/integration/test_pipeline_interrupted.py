@@ -15,13 +15,12 @@ from tidemill.futures.protocol import edges
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.rows import Claimed
 from tidemill.store import Tx
+from tidemill.testing.threads import STUCK_S
 from tidemill.triggers import subscriptions
 from tidemill.triggers.subscriptions import Scheduled
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-LONG_S = 120.0
 
 
 def interrupt() -> None:
@@ -81,7 +80,7 @@ def test_an_interrupted_run_ends_soon_leaves_nothing_claimed_and_can_be_repeated
         before = threads()
         with pytest.raises(KeyboardInterrupt):
             shop.run()
-        assert poll(lambda: threads() <= before, SYSTEM, every_s=0.05, timeout_s=LONG_S), threads()
+        assert poll(lambda: threads() <= before, SYSTEM, every_s=0.05, timeout_s=STUCK_S), threads()
         assert awaited == [], "nobody waited for the end of what was going on"
         assert left_of(shop) == []
         slow = False

@@ -16,6 +16,7 @@ from tests.unit.test_sources_polling import Web, web
 from tidemill.errors import BadSource, DeclarationError, UsageError
 from tidemill.pipeline import overview
 from tidemill.pipeline.overview import RunShown
+from tidemill.testing.threads import STUCK_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,7 +48,7 @@ class Watching:
             raise
 
     def until(self, ready: Callable[[], object]) -> None:
-        wait_until(lambda: bool(ready()) or bool(self.failed), timeout_s=60, every_s=0.05)
+        wait_until(lambda: bool(ready()) or bool(self.failed), timeout_s=STUCK_S, every_s=0.05)
         assert not self.failed, self.failed
 
     def __enter__(self) -> "Watching":
@@ -56,7 +57,7 @@ class Watching:
 
     def __exit__(self, *_: object) -> None:
         self.stop.set()
-        self._thread.join(60)
+        self._thread.join(STUCK_S)
         assert not self._thread.is_alive()
 
 

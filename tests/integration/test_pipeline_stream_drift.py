@@ -11,6 +11,7 @@ from tests.integration.test_pipeline_sources import Watching
 from tests.servers.kafka import KafkaServer
 from tests.unit.push_stage import post
 from tests.unit.test_sources_polling import Web, web
+from tidemill.testing.threads import STUCK_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -111,7 +112,13 @@ def test_what_is_pushed_drifts_and_whoever_sends_what_fails_a_check_is_told(
                 address = table.address()
                 base, _, path = address.url.rpartition("/")
                 answers = [
-                    post(base, json.dumps(one).encode(), path=f"/{path}", token=address.token, timeout_s=120)
+                    post(
+                        base,
+                        json.dumps(one).encode(),
+                        path=f"/{path}",
+                        token=address.token,
+                        timeout_s=STUCK_S,
+                    )
                     for one in RECORDS
                 ]
                 statuses = [status for status, _ in answers]

@@ -19,7 +19,7 @@ from tests import runner_parts, worker_tasks
 from tests.integration.runner_stage import InThread, Stage, made, stage
 from tests.runner_main import Settings
 from tests.runner_parts import part
-from tests.workers import LONG_S, WorkerProcess, wait
+from tests.workers import WorkerProcess, wait
 from tidemill.cluster import nodes
 from tidemill.futures.client.client import connect
 from tidemill.futures.home import Place
@@ -27,6 +27,7 @@ from tidemill.futures.protocol.rows import Claimed, Quarantined, Realized, Uncla
 from tidemill.publish.parts import PartDone, PartFailed
 from tidemill.runner.part_futures import PartFutures
 from tidemill.runner.slots import LIFE
+from tidemill.testing.threads import STUCK_S
 
 __all__ = ["stage"]
 
@@ -71,8 +72,8 @@ class RunnerProcess:
     def end(self, number: signal.Signals | None = None) -> int:
         if number is not None:
             self.process.send_signal(number)
-        code = self.process.wait(LONG_S)
-        self._reader.join(10)
+        code = self.process.wait(STUCK_S)
+        self._reader.join(STUCK_S)
         return code
 
     def __str__(self) -> str:
@@ -272,7 +273,7 @@ def test_what_a_killed_runner_held_in_a_home_goes_on_at_once_and_workers_leave_i
     with WorkerProcess(folder) as worker, connect(home=folder) as client:
         worker.ready()
         waiting = InThread(parts, [task])
-        assert client.submit(worker_tasks.add, 1).result(LONG_S) == 2
+        assert client.submit(worker_tasks.add, 1).result(STUCK_S) == 2
         assert isinstance(home.row(task), Unclaimed)
         with RunnerProcess(home, home=str(folder), ttl_s=600.0) as first:
             home.wait_notes("began 0 1")

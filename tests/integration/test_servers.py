@@ -12,6 +12,7 @@ import pytest
 from tests.servers.postgres import PostgresServer
 from tests.servers.process import wait_until
 from tests.servers.s3 import S3Server
+from tidemill.testing.threads import STUCK_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,7 +99,7 @@ def test_a_server_ends_with_the_process_that_started_it(postgres_server: Postgre
         pid, folder = parent.stdout.readline().split()
         os.kill(int(pid), 0)
         parent.send_signal(signal.SIGKILL)
-    assert wait_until(lambda: not (Path(folder) / "data" / "postmaster.pid").exists(), timeout_s=10)
+    assert wait_until(lambda: not (Path(folder) / "data" / "postmaster.pid").exists(), timeout_s=STUCK_S)
     subprocess.run(["rm", "-rf", folder], check=True)
 
 

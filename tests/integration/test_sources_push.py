@@ -17,7 +17,7 @@ from tidemill.cluster.keeper import Held
 from tidemill.errors import BadSource
 from tidemill.sources.http_push import PushServer
 from tidemill.sources.push_host import PushHost, address
-from tidemill.testing.threads import together
+from tidemill.testing.threads import STUCK_S, together
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_bodies_that_lie_about_their_length_are_not_taken(stage: PushStage, url:
     host, _, port = url.removeprefix("http://").partition(":")
 
     def raw(head: str, body: bytes) -> bytes:
-        with socket.create_connection((host, int(port)), timeout=10) as wire:
+        with socket.create_connection((host, int(port)), timeout=STUCK_S) as wire:
             head = f"Authorization: Bearer {TOKEN}\r\n{head}"
             wire.sendall(f"POST /orders HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode() + body)
             with contextlib.suppress(OSError):  # it may have answered and left already
@@ -123,7 +123,7 @@ def test_bodies_that_lie_about_their_length_are_not_taken(stage: PushStage, url:
 
 
 def test_health_is_told_to_anybody_and_nothing_else(url: str) -> None:
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=STUCK_S)
     for path, status in (("/healthz", 200), ("/orders", 404), ("/../etc/passwd", 404)):
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -145,7 +145,7 @@ def test_pressure_is_answered_with_429_and_nothing_is_lost() -> None:
     status, answer = post(server.url, lines(2))
     assert (status, answer["error"]["code"]) == (429, "push-busy")
     receiver.start()
-    waiting.join(20)
+    waiting.join(STUCK_S)
     assert post(server.url, lines(2))[0] == 200
     server.close()
     assert stage.ids() == [1, 2]
@@ -156,10 +156,10 @@ def test_connections_are_bounded() -> None:
     server = stage.server(connections=1)
     server.start()
     host, _, port = server.url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as first:
+    with socket.create_connection((host, int(port)), timeout=STUCK_S) as first:
         first.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b" 200 " in first.recv(65536)
-        with socket.create_connection((host, int(port)), timeout=10) as second:
+        with socket.create_connection((host, int(port)), timeout=STUCK_S) as second:
             second.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
             with contextlib.suppress(ConnectionError):
                 assert second.recv(65536) == b""

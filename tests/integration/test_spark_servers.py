@@ -14,6 +14,7 @@ import pytest
 
 from tests.servers.spark import SparkConnectServer, SparkStandalone
 from tidemill.spark.sessions import SparkSettings
+from tidemill.testing.threads import STUCK_S
 
 pytestmark = pytest.mark.crash  # six Javas
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,7 @@ EXPECTED = {
 def run(settings: SparkSettings, folder: Path) -> dict[str, Any]:
     words = [sys.executable, "-m", "tests.integration.spark_child", msgspec.json.encode(settings).decode()]
     words.append(str(folder))
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=STUCK_S, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert found.pop("version").startswith("4.")

@@ -12,6 +12,7 @@ from tests.servers.process import wait_until
 from tidemill.errors import SessionUnfit, SparkUnavailable, UsageError
 from tidemill.spark.java import REAL_JAVA
 from tidemill.spark.sessions import PINNED, SparkSettings, adopt, interrupt, open_session, require, tagged
+from tidemill.testing.threads import STUCK_S
 
 ZONE = "spark.sql.session.timeZone"
 
@@ -98,11 +99,11 @@ def test_what_runs_under_a_tag_is_ended_by_it_and_nothing_else_is(spark: SparkSe
     for thread in threads:
         thread.start()
     try:
-        assert wait_until(lambda: end("one"), timeout_s=60)
+        assert wait_until(lambda: end("one"), timeout_s=STUCK_S)
         assert "two" not in ended
     finally:
-        assert wait_until(lambda: end("two"), timeout_s=60)
+        assert wait_until(lambda: end("two"), timeout_s=STUCK_S)
     for thread in threads:
-        thread.join(60)
+        thread.join(STUCK_S)
     assert "cancel" in ended["one"].lower()
     assert spark.range(3).count() == 3

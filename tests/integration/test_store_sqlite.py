@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.clocks import JumpingClock
-from tests.integration.sqlite_batch import STUCK_S, Batch, eventually
+from tests.integration.sqlite_batch import Batch, eventually
 from tidemill import crash
 from tidemill.errors import (
     LeaseLost,
@@ -33,7 +33,7 @@ from tidemill.store.sqlite.file import IDLE_READERS
 from tidemill.store.sqlite.header import FORMAT, FORMAT_KEY, PUT
 from tidemill.store.sqlite.location import Machine
 from tidemill.testing.fake_clock import FakeClock
-from tidemill.testing.threads import Racer, together
+from tidemill.testing.threads import STUCK_S, Racer, together
 
 HERE = Machine("machine-1", "boot-1")
 

@@ -12,8 +12,7 @@ import pytest
 from tests.integration.sqlite_child import READY, TAKEN, increment
 from tidemill.crash import ENVIRONMENT
 from tidemill.store.sqlite import SqliteStore
-
-STUCK_S = 60.0
+from tidemill.testing.threads import STUCK_S
 
 
 @pytest.fixture

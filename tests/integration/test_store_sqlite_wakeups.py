@@ -10,9 +10,9 @@ import pytest
 from tidemill.store.keys import Space
 from tidemill.store.sqlite import SqliteStore
 from tidemill.store.sqlite.wakeups import Bell, Ear, checksum
+from tidemill.testing.threads import STUCK_S
 
 SPACE = Space("bells")
-LONG_S = 30.0
 
 
 def commit_elsewhere(path: Path, key: str) -> None:
@@ -21,7 +21,7 @@ def commit_elsewhere(path: Path, key: str) -> None:
         f"with SqliteStore({str(path)!r}) as store:\n"
         f"    store.run(lambda tx: tx.set(Space('bells')[{key!r}], b'x'))"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=STUCK_S)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_a_commit_of_another_process_rings_at_a_watch_that_could_not_find_out_ot
     with store.watch([SPACE["wanted"]]) as watch:
         deafen_head(store, monkeypatch)
         commit_elsewhere(store.path, "wanted")
-        assert watch.wait(LONG_S)
+        assert watch.wait(STUCK_S)
 
 
 def test_a_bell_for_other_keys_wakes_nobody_and_the_next_one_still_does(store):

@@ -7,10 +7,11 @@ import pytest
 
 from tests import worker_tasks as tasks
 from tests.integration.worker_stage import client, home, look
-from tests.workers import LONG_S, Look, WorkerProcess, wait
+from tests.workers import Look, WorkerProcess, wait
 from tidemill.errors import DeadlineExceeded, FutureCancelled
 from tidemill.futures.client.client import Client, connect
 from tidemill.futures.protocol.rows import Cancelled, Claimed, Failed, Unclaimed
+from tidemill.testing.threads import STUCK_S
 
 __all__ = ["client", "home", "look"]  # fixtures
 
@@ -30,7 +31,7 @@ def test_a_task_that_listens_ends_by_itself_when_it_is_cancelled(
     ended = len(worker.events("ChildEnded"))
     client.cancel(future)
     with pytest.raises(FutureCancelled):
-        future.result(LONG_S)
+        future.result(STUCK_S)
     assert isinstance(look.row(future), Cancelled)
     assert tasks.notes(tmp_path) == ["began", "heard"]
     assert len(worker.events("ChildEnded")) == ended
@@ -44,11 +45,11 @@ def test_a_task_that_does_not_listen_is_killed_after_the_grace(
     wait(lambda: tasks.notes(tmp_path) == ["began"], "it runs")
     client.cancel(future)
     with pytest.raises(FutureCancelled):
-        future.result(LONG_S)
+        future.result(STUCK_S)
     row = look.row(future)
     assert isinstance(row, Cancelled)
     assert (row.tally.crashes, row.tally.exceptions) == (0, 0)
-    assert client.submit(tasks.add, 1).result(LONG_S) == 2
+    assert client.submit(tasks.add, 1).result(STUCK_S) == 2
 
 
 @pytest.mark.rule("FUT-56")
@@ -57,7 +58,7 @@ def test_a_deadline_ends_what_runs_and_what_waits(client: Client, look: Look, tm
     waits = client.submit(tasks.add, runs, deadline=0.6)
     for future in (runs, waits):
         with pytest.raises(DeadlineExceeded):
-            future.result(LONG_S)
+            future.result(STUCK_S)
         row = look.row(future)
         assert isinstance(row, Failed)
         assert row.kind == "deadline"
@@ -75,7 +76,7 @@ def test_a_queue_runs_as_many_at_once_as_its_limit_says_and_all_in_the_end(
         assert sum(isinstance(look.row(one), Claimed) for one in futures) == 1
         running = tasks.notes(tmp_path)[-1].removeprefix("began ")
         (tmp_path / running).touch()
-    assert sorted(client.gather(futures, timeout=LONG_S)) == ["go 0", "go 1", "go 2"]
+    assert sorted(client.gather(futures, timeout=STUCK_S)) == ["go 0", "go 1", "go 2"]
 
 
 @pytest.mark.rule("CLU-25", "FUT-17", "FUT-48")
@@ -91,8 +92,8 @@ def test_a_worker_that_is_asked_to_leave_finishes_what_it_can_and_gives_the_rest
         rest = client.map(tasks.add, range(20))
         worker.process.terminate()
         (tmp_path / "go").touch()
-        assert finishes.result(LONG_S) == "go"
-        assert worker.process.wait(LONG_S) == 0
+        assert finishes.result(STUCK_S) == "go"
+        assert worker.process.wait(STUCK_S) == 0
         with Look(home) as look:
             given = look.row(stays)
             assert isinstance(given, Unclaimed)
@@ -101,5 +102,5 @@ def test_a_worker_that_is_asked_to_leave_finishes_what_it_can_and_gives_the_rest
             assert [node.kind for node in look.nodes()] == ["client"]
         (tmp_path / "much later").touch()
         with WorkerProcess(home, slots=2):
-            assert client.gather(rest, timeout=LONG_S) == list(range(1, 21))
-            assert stays.result(LONG_S) == "much later"
+            assert client.gather(rest, timeout=STUCK_S) == list(range(1, 21))
+            assert stays.result(STUCK_S) == "much later"

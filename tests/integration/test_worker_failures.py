@@ -11,7 +11,7 @@ import pytest
 
 from tests import worker_tasks as tasks
 from tests.integration.worker_stage import client, home, look, worker
-from tests.workers import LONG_S, Look, WorkerProcess, wait
+from tests.workers import Look, WorkerProcess, wait
 from tidemill.errors import (
     BadSignature,
     CannotSerialize,
@@ -24,13 +24,14 @@ from tidemill.futures.client.future import Future
 from tidemill.futures.protocol import rows
 from tidemill.futures.protocol.rows import Failed, Quarantined, Realized
 from tidemill.store import Tx
+from tidemill.testing.threads import STUCK_S
 
 __all__ = ["client", "home", "look", "worker"]  # fixtures
 
 
 @pytest.mark.rule("FUT-40")
 def test_user_code_runs_in_a_child_of_the_supervisor(client: Client, worker: WorkerProcess) -> None:
-    child, parent = client.submit(tasks.whoami).result(LONG_S)
+    child, parent = client.submit(tasks.whoami).result(STUCK_S)
     assert parent == worker.pid
     assert child in worker.children()
 
@@ -40,7 +41,7 @@ def test_an_exception_is_tried_again_after_a_pause_and_stays_on_record(
     client: Client, look: Look, tmp_path: Path
 ) -> None:
     future = client.submit(tasks.fails_until, str(tmp_path), 2, retries=3)
-    assert future.result(LONG_S) == "done"
+    assert future.result(STUCK_S) == "done"
     row = look.row(future)
     assert isinstance(row, Realized)
     assert (row.tally.exceptions, row.tally.crashes, row.tally.ooms) == (2, 0, 0)
@@ -55,7 +56,7 @@ def test_without_retries_the_original_exception_is_raised_with_the_remote_traceb
 ) -> None:
     future = client.submit(tasks.raises, "lost keys")
     with pytest.raises(LookupError, match="lost keys") as caught:
-        future.result(LONG_S)
+        future.result(STUCK_S)
     assert "in raises" in "\n".join(caught.value.__notes__)
     row = look.row(future)
     assert isinstance(row, Failed)
@@ -63,10 +64,10 @@ def test_without_retries_the_original_exception_is_raised_with_the_remote_traceb
 
 
 def test_a_task_that_calls_exit_fails_and_its_process_lives(client: Client, worker: WorkerProcess) -> None:
-    client.submit(tasks.whoami).result(LONG_S)
+    client.submit(tasks.whoami).result(STUCK_S)
     before = set(worker.children())
     with pytest.raises(FutureFailed, match="SystemExit"):
-        client.submit(tasks.leaves).result(LONG_S)
+        client.submit(tasks.leaves).result(STUCK_S)
     assert set(worker.children()) == before
 
 
@@ -96,9 +97,9 @@ def test_three_crashes_quarantine_a_task_while_the_others_finish(
     client: Client, look: Look, poison: Poison
 ) -> None:
     others = client.map(tasks.add, range(300))
-    assert client.gather(others, timeout=LONG_S) == list(range(1, 301))
+    assert client.gather(others, timeout=STUCK_S) == list(range(1, 301))
     with pytest.raises(TaskCrashed, match="SIGKILL"):
-        poison.killed.result(LONG_S)
+        poison.killed.result(STUCK_S)
     row = look.row(poison.killed)
     assert isinstance(row, Quarantined)
     assert (row.tally.crashes, row.tally.exceptions) == (3, 0)
@@ -109,14 +110,14 @@ def test_three_crashes_quarantine_a_task_while_the_others_finish(
 @pytest.mark.rule("FUT-53")
 def test_a_crash_in_native_code_leaves_its_traceback_as_evidence(look: Look, poison: Poison) -> None:
     with pytest.raises(TaskCrashed, match="SIGSEGV"):
-        poison.native.result(LONG_S)
+        poison.native.result(STUCK_S)
     assert "crashes_in_c" in look.failure(poison.native).traceback
 
 
 @pytest.mark.rule("FUT-20")
 def test_a_process_that_ends_by_itself_is_a_crash_with_its_exit_code(poison: Poison) -> None:
     with pytest.raises(TaskCrashed, match="exit code 7"):
-        poison.exits.result(LONG_S)
+        poison.exits.result(STUCK_S)
 
 
 @pytest.mark.rule("FUT-40")
@@ -124,7 +125,7 @@ def test_a_task_without_progress_is_killed_and_tried_again(
     client: Client, look: Look, worker: WorkerProcess, tmp_path: Path
 ) -> None:
     future = client.submit(tasks.hangs, str(tmp_path), progress_timeout=0.4)
-    assert future.result(LONG_S) == "done"
+    assert future.result(STUCK_S) == "done"
     assert look.row(future).tally.crashes == 1
     kept = look.failure(future)
     assert kept.kind == "hang"
@@ -133,13 +134,13 @@ def test_a_task_without_progress_is_killed_and_tried_again(
 @pytest.mark.rule("FUT-40", "FUT-56")
 def test_a_task_that_says_that_it_makes_progress_is_left_alone(client: Client, look: Look) -> None:
     future = client.submit(tasks.makes_progress, 12, progress_timeout=0.6)
-    assert future.result(LONG_S) == "done"
+    assert future.result(STUCK_S) == "done"
     assert look.row(future).tally.crashes == 0
 
 
 def test_a_result_that_cannot_be_pickled_is_a_typed_failure(client: Client) -> None:
     with pytest.raises(CannotSerialize, match="lock"):
-        client.submit(tasks.returns_a_lock).result(LONG_S)
+        client.submit(tasks.returns_a_lock).result(STUCK_S)
 
 
 @pytest.mark.rule("FUT-22")
@@ -152,7 +153,7 @@ def test_code_that_the_worker_cannot_load_is_tried_once_more_and_fails(
 
     future = client.submit(only_here.f, retries=5)
     with pytest.raises(CodeNotLoadable, match="only_here"):
-        future.result(LONG_S)
+        future.result(STUCK_S)
     row = look.row(future)
     assert isinstance(row, Failed)
     assert (row.tally.strange, row.tally.exceptions) == (2, 0)
@@ -177,7 +178,7 @@ def test_a_forged_spec_never_runs(client: Client, look: Look, tmp_path: Path) ->
 
     look.store.run(forge)
     (tmp_path / "go").touch()
-    assert blocker.result(LONG_S) == "go"
+    assert blocker.result(STUCK_S) == "go"
     with pytest.raises(BadSignature):
-        victim.result(LONG_S)
+        victim.result(STUCK_S)
     assert tasks.notes(tmp_path) == ["began go", "ended go"]

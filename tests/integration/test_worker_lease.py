@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests import worker_tasks as tasks
-from tests.workers import LONG_S, Look, WorkerProcess, wait
+from tests.workers import Look, WorkerProcess, wait
 from tidemill.futures.client.client import connect
 from tidemill.futures.protocol.rows import Claimed, Realized
+from tidemill.testing.threads import STUCK_S
 
 
 @pytest.mark.rule("FUT-49", "FUT-13")
@@ -23,7 +24,7 @@ def test_what_a_killed_worker_held_is_reaped_by_the_leader_and_finished_by_anoth
             second.ready()
             first.kill()
             (tmp_path / "go").touch()
-            assert future.result(LONG_S) == "go"
+            assert future.result(STUCK_S) == "go"
             after = look.row(future)
             assert isinstance(after, Realized)
             assert after.tally.epoch > before.tally.epoch
@@ -47,7 +48,7 @@ def test_a_paused_worker_that_wakes_after_its_lease_writes_nothing(tmp_path: Pat
             assert taken.holder == second.id
             (tmp_path / "go").touch()  # now both make a result: the first one's child was never stopped
             wait(lambda: tasks.notes(tmp_path).count("ended go") == 2, "both have made it")
-            assert future.result(LONG_S) == "go"
+            assert future.result(STUCK_S) == "go"
             made = look.row(future)
             first.signal(signal.SIGCONT)
             first.wait_for("WorkDropped")
@@ -57,7 +58,7 @@ def test_a_paused_worker_that_wakes_after_its_lease_writes_nothing(tmp_path: Pat
             assert made.result.version == taken.tally.epoch
             # and the woken one is a good worker again
             second.kill()
-            assert client.submit(tasks.add, 1).result(LONG_S) == 2
+            assert client.submit(tasks.add, 1).result(STUCK_S) == 2
 
 
 @pytest.mark.rule("FUT-39", "FUT-48", "FUT-37")
@@ -73,7 +74,7 @@ def test_a_restarted_worker_gives_back_what_its_address_held_without_waiting_for
             first.kill()
         with WorkerProcess(home, with_parent=False) as second:
             (tmp_path / "go").touch()
-            assert future.result(LONG_S) == "go"
+            assert future.result(STUCK_S) == "go"
             row = look.row(future)
             assert (row.tally.reaps, row.tally.crashes) == (0, 0)
             assert second.id != first.id
@@ -88,11 +89,11 @@ def test_an_input_that_died_with_its_worker_is_computed_again(tmp_path: Path) ->
         with WorkerProcess(home) as first:
             first.ready()
             made = client.submit(tasks.large, 300_000, folder)
-            client.gather([made], timeout=LONG_S)
+            client.gather([made], timeout=STUCK_S)
             first.kill()
         uses = [client.submit(tasks.length, made) for _ in range(3)]
         with WorkerProcess(home):
-            assert client.gather(uses, timeout=LONG_S) == [300_000] * 3
+            assert client.gather(uses, timeout=STUCK_S) == [300_000] * 3
             assert tasks.notes(tmp_path) == ["made", "made"]
             row = look.row(made)
             assert isinstance(row, Realized)

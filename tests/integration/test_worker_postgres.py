@@ -12,11 +12,12 @@ import psutil
 import pytest
 
 from tests import worker_tasks as tasks
-from tests.workers import LONG_S, TTL_S, wait
+from tests.workers import TTL_S, wait
 from tidemill.errors import FutureFailed
 from tidemill.futures.client.client import Client, connect
 from tidemill.futures.protocol.rows import Claimed
 from tidemill.futures.values.signatures import ENVIRONMENT
+from tidemill.testing.threads import STUCK_S
 
 
 @pytest.fixture
@@ -68,13 +69,13 @@ def test_two_workers_share_the_work_on_postgresql(
     ]
     tree = client.submit(tasks.fib, 5)
     large = client.submit(tasks.length, client.submit(tasks.large, 100_000))
-    assert client.gather(second, timeout=LONG_S) == list(range(2, 402))
-    assert tree.result(LONG_S) == 5
-    assert large.result(LONG_S) == 100_000
-    assert failing[0].result(LONG_S) == "done"
+    assert client.gather(second, timeout=STUCK_S) == list(range(2, 402))
+    assert tree.result(STUCK_S) == 5
+    assert large.result(STUCK_S) == 100_000
+    assert failing[0].result(STUCK_S) == "done"
     with pytest.raises((LookupError, FutureFailed)):
-        failing[1].result(LONG_S)
-    parents = client.gather([client.submit(tasks.whoami) for _ in range(40)], timeout=LONG_S)
+        failing[1].result(STUCK_S)
+    parents = client.gather([client.submit(tasks.whoami) for _ in range(40)], timeout=STUCK_S)
     assert {parent for _, parent in parents} <= {worker.pid for worker in workers}
 
 
@@ -93,7 +94,7 @@ def test_a_killed_child_and_a_killed_worker_on_postgresql(
     killed.kill()
     for n in range(2):
         (tmp_path / f"go{n}").touch()
-    assert client.gather(futures, timeout=LONG_S) == ["go0", "go1"]
+    assert client.gather(futures, timeout=STUCK_S) == ["go0", "go1"]
     after = [client.row_of(one).tally for one in futures]
     assert sum(tally.crashes for tally in after) + sum(tally.reaps for tally in after) >= 1
     assert all(now.epoch > row.tally.epoch for now, row in zip(after, rows, strict=True))

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import pytest
 
 from tests import worker_tasks as tasks
-from tests.workers import LONG_S, Look, WorkerProcess, wait
+from tests.workers import Look, WorkerProcess, wait
 from tidemill.errors import TaskOutOfMemory
 from tidemill.futures.client.client import Client, connect
 from tidemill.futures.protocol.rows import Failed, Realized
+from tidemill.testing.threads import STUCK_S
 
 
 class Two(NamedTuple):
@@ -52,7 +53,7 @@ def test_a_task_that_takes_more_than_it_asked_for_is_tried_elsewhere_with_more(
 ) -> None:
     size = 160_000_000
     with_room = client.submit(tasks.takes_memory, size, str(tmp_path), ram=100_000_000)
-    assert with_room.result(LONG_S) == size
+    assert with_room.result(STUCK_S) == size
     row = look.row(with_room)
     assert isinstance(row, Realized)
     assert (row.tally.ooms, row.tally.crashes, row.tally.exceptions) == (1, 0, 0)
@@ -67,7 +68,7 @@ def test_a_task_that_never_has_enough_fails_as_out_of_memory(
 ) -> None:
     future = client.submit(tasks.takes_memory, 2_000_000_000, str(tmp_path), ram=50_000_000)
     with pytest.raises(TaskOutOfMemory):
-        future.result(LONG_S)
+        future.result(STUCK_S)
     row = look.row(future)
     assert isinstance(row, Failed)
     assert (row.kind, row.tally.ooms) == ("oom", 3)
@@ -76,7 +77,7 @@ def test_a_task_that_never_has_enough_fails_as_out_of_memory(
 @pytest.mark.rule("FUT-23", "FUT-26")
 def test_a_named_resource_is_found_on_the_worker_that_has_it(client: Client, two: Two) -> None:
     parents = [client.submit(tasks.whoami, resources=["camera"]) for _ in range(4)]
-    assert {parent for _, parent in client.gather(parents, timeout=LONG_S)} == {two.large.pid}
+    assert {parent for _, parent in client.gather(parents, timeout=STUCK_S)} == {two.large.pid}
 
 
 @pytest.mark.rule("FUT-42", "FUT-43", "FUT-29")
@@ -87,7 +88,7 @@ def test_a_task_runs_near_its_input_and_maps_it(client: Client, look: Look, two:
     assert isinstance(row, Realized)
     assert (row.result.location.kind, row.result.location.node) == ("segment", two.large.id)
     near = [client.submit(tasks.parent_of, made, near=made) for _ in range(4)]
-    assert set(client.gather(near, timeout=LONG_S)) == {two.large.pid}
+    assert set(client.gather(near, timeout=STUCK_S)) == {two.large.pid}
 
 
 @pytest.mark.rule("FUT-36")

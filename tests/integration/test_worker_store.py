@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from tests import worker_tasks as tasks
-from tests.workers import LONG_S, TTL_S, Look, wait
+from tests.workers import TTL_S, Look, wait
 from tidemill.errors import CommitUnknown, StoreUnavailable
 from tidemill.futures.client.client import Client, connect
 from tidemill.futures.home import Place
@@ -19,6 +19,7 @@ from tidemill.futures.worker.settings import Settings
 from tidemill.futures.worker.supervisor import Supervisor
 from tidemill.futures.worker.wire import Hello
 from tidemill.store import Mode, Store, Tx, Watch, open_store
+from tidemill.testing.threads import STUCK_S
 
 T = TypeVar("T")
 
@@ -74,7 +75,7 @@ def supervising(store: Unreliable, place: Place, *, slots: int = 1) -> Iterator[
     finally:
         store.away = False
         supervisor.hurry()
-        thread.join(LONG_S)
+        thread.join(STUCK_S)
         assert not thread.is_alive()
 
 
@@ -105,7 +106,7 @@ def look(place: Place) -> Iterator[Look]:
 def test_a_worker_needs_no_wake_up(client: Client, store: Unreliable, place: Place) -> None:
     store.deaf = True
     with supervising(store, place, slots=2):
-        assert client.gather(client.map(tasks.add, range(50)), timeout=LONG_S) == list(range(1, 51))
+        assert client.gather(client.map(tasks.add, range(50)), timeout=STUCK_S) == list(range(1, 51))
         future = client.submit(tasks.deaf, place.home)
         wait(lambda: bool(tasks.notes(Path(place.home))), "it runs")
         client.cancel(future)
@@ -122,7 +123,7 @@ def test_results_are_kept_while_the_store_is_away(
         (tmp_path / "go").touch()
         wait(lambda: len(supervisor.floor.done) == 1, "its result is here and cannot be written")
         store.away = False
-        assert future.result(LONG_S) == "go"
+        assert future.result(STUCK_S) == "go"
         assert look.row(future).tally.epoch == 1
         assert tasks.notes(tmp_path) == ["began go", "ended go"]
 
@@ -133,7 +134,7 @@ def test_a_commit_whose_outcome_is_unknown_has_no_double_effect(
 ) -> None:
     """First a claim that was made and not confirmed: it is found and given back. Then a result: it stands."""
     with supervising(store, place) as supervisor:
-        assert client.submit(tasks.add, 1).result(LONG_S) == 2
+        assert client.submit(tasks.add, 1).result(STUCK_S) == 2
         store.unsure = "claims"
         future = client.submit(tasks.waits_for, str(tmp_path), "go")
         wait(lambda: tasks.notes(tmp_path) == ["began go"], "it runs, under a later claim")
@@ -143,7 +144,7 @@ def test_a_commit_whose_outcome_is_unknown_has_no_double_effect(
         assert [look.keys.own.unpack(one.key)[1] for one in own] == [future.id] == list(supervisor.floor.jobs)
         store.unsure = "made"
         (tmp_path / "go").touch()
-        assert future.result(LONG_S) == "go"
+        assert future.result(STUCK_S) == "go"
         wait(lambda: not supervisor.floor.jobs, "the supervisor knows that it is written")
         made = look.row(future)
         assert isinstance(made, Realized)
@@ -156,6 +157,6 @@ def test_results_that_are_together_too_large_for_a_transaction_are_written_in_se
     client: Client, store: Unreliable, place: Place
 ) -> None:
     with supervising(store, place, slots=2):
-        client.gather(client.map(tasks.add, range(200)), timeout=LONG_S)  # short: sent ahead from now on
+        client.gather(client.map(tasks.add, range(200)), timeout=STUCK_S)  # short: sent ahead from now on
         futures = client.map(tasks.large, [15_000] * 150)
-        assert [len(one) for one in client.gather(futures, timeout=LONG_S)] == [15_000] * 150
+        assert [len(one) for one in client.gather(futures, timeout=STUCK_S)] == [15_000] * 150

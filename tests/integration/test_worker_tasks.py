@@ -7,9 +7,10 @@ import pytest
 
 from tests import worker_tasks as tasks
 from tests.integration.worker_stage import client, home, look
-from tests.workers import LONG_S, Look, WorkerProcess, wait
+from tests.workers import Look, WorkerProcess, wait
 from tidemill.futures.client.client import Client, connect
 from tidemill.futures.protocol.rows import Realized
+from tidemill.testing.threads import STUCK_S
 
 __all__ = ["client", "home", "look"]  # fixtures
 
@@ -27,7 +28,7 @@ def test_code_and_arguments_above_the_limit_of_a_value_reach_their_task(client: 
     def heavy(more: bytes) -> int:
         return len(ballast) + len(more)
 
-    assert client.submit(heavy, bytes(200_000)).result(LONG_S) == 302_400
+    assert client.submit(heavy, bytes(200_000)).result(STUCK_S) == 302_400
 
 
 @pytest.mark.rule("FUT-29")
@@ -35,7 +36,7 @@ def test_a_durable_result_is_an_object_and_is_deleted_with_its_last_handle(
     client: Client, look: Look, home: Path
 ) -> None:
     future = client.submit(tasks.large, 100_000, durable=True)
-    assert len(future.result(LONG_S)) == 100_000
+    assert len(future.result(STUCK_S)) == 100_000
     row = look.row(future)
     assert isinstance(row, Realized)
     assert row.result.location.kind == "object"
@@ -61,9 +62,9 @@ def test_a_worker_that_listens_tells_where_its_results_can_be_fetched(
 @pytest.mark.rule("CLU-23")
 def test_tasks_share_a_lock_and_a_semaphore(client: Client, tmp_path: Path) -> None:
     futures = [client.submit(tasks.adds_under_lock, str(tmp_path), 10) for _ in range(3)]
-    client.gather(futures, timeout=LONG_S)
+    client.gather(futures, timeout=STUCK_S)
     assert (tmp_path / "count").read_text() == "30"
-    assert client.submit(tasks.takes_permits, 2).result(LONG_S) == [True, True, False]
+    assert client.submit(tasks.takes_permits, 2).result(STUCK_S) == [True, True, False]
 
 
 @pytest.mark.rule("CLU-23", "FUT-56")
@@ -77,25 +78,25 @@ def test_a_task_says_what_it_does_and_is_silent_when_it_is_over(
 
     wait(lambda: status() == b"half of it", "its status is there")
     (tmp_path / "go").touch()
-    assert future.result(LONG_S) == "told"
+    assert future.result(STUCK_S) == "told"
     wait(lambda: status() is None, "and gone with the task")
 
 
 def test_what_a_task_prints_goes_to_standard_error(client: Client, worker: WorkerProcess) -> None:
-    client.submit(tasks.prints, "a word from a task").result(LONG_S)
+    client.submit(tasks.prints, "a word from a task").result(STUCK_S)
     wait(lambda: "a word from a task" in str(worker), "it was printed")
     assert all("type" in one for one in worker.told)
 
 
 def test_short_tasks_do_not_wait_behind_a_long_one(client: Client, tmp_path: Path) -> None:
     """They were sent ahead to the same process while all tasks were short; it is asked to give them back."""
-    client.gather(client.map(tasks.add, range(500)), timeout=LONG_S)
+    client.gather(client.map(tasks.add, range(500)), timeout=STUCK_S)
     folder = str(tmp_path)
     mixed = client.map(tasks.long_if, [folder] * 100, [n == 0 for n in range(100)])
-    assert client.gather(mixed[1:], timeout=LONG_S) == [False] * 99
+    assert client.gather(mixed[1:], timeout=STUCK_S) == [False] * 99
     assert not mixed[0].done()
     (tmp_path / "go").touch()
-    assert mixed[0].result(LONG_S) is True
+    assert mixed[0].result(STUCK_S) is True
 
 
 def test_what_one_worker_cannot_run_now_another_one_gets(
@@ -104,12 +105,12 @@ def test_what_one_worker_cannot_run_now_another_one_gets(
     folder, own = str(tmp_path), tmp_path / "home"
     with connect(home=own) as client, WorkerProcess(own) as first:
         first.ready()
-        client.gather(client.map(tasks.add, range(500)), timeout=LONG_S)
+        client.gather(client.map(tasks.add, range(500)), timeout=STUCK_S)
         mixed = client.map(tasks.long_if, [folder] * 50, [n == 0 for n in range(50)])
         wait(lambda: bool(tasks.notes(tmp_path)), "the long one runs, on the only slot")
         with WorkerProcess(own) as second:
             second.ready()
-            assert client.gather(mixed[1:], timeout=LONG_S) == [False] * 49
+            assert client.gather(mixed[1:], timeout=STUCK_S) == [False] * 49
             assert not mixed[0].done()
         (tmp_path / "go").touch()
-        assert mixed[0].result(LONG_S) is True
+        assert mixed[0].result(STUCK_S) is True

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests import worker_tasks as tasks
-from tests.workers import LONG_S, Look, WorkerProcess, wait
+from tests.workers import Look, WorkerProcess, wait
 from tidemill.futures.client.client import connect
+from tidemill.testing.threads import STUCK_S
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def look(home: Path) -> Iterator[Look]:
 def test_one_worker_with_one_slot_runs_a_recursive_fib_of_ten(home: Path) -> None:
     with WorkerProcess(home, slots=1) as worker, connect(home=home) as client:
         worker.ready()
-        assert client.submit(tasks.fib, 10).result(LONG_S) == 55
+        assert client.submit(tasks.fib, 10).result(STUCK_S) == 55
         assert not worker.events("TaskParked")
         assert not worker.events("TaskFailed")
 
@@ -36,7 +37,7 @@ def test_beyond_the_cap_waiting_tasks_are_parked_and_find_their_children_again(
 ) -> None:
     with WorkerProcess(home, "--max-waiting", "2", slots=1) as worker, connect(home=home) as client:
         worker.ready()
-        assert client.submit(tasks.nested, 6, str(tmp_path)).result(LONG_S) == 6
+        assert client.submit(tasks.nested, 6, str(tmp_path)).result(STUCK_S) == 6
         began = tasks.notes(tmp_path)
         assert len(worker.events("TaskParked")) == 4
         assert began.count("began 6") == began.count("began 5") == 1
@@ -52,7 +53,7 @@ def test_a_waiting_task_keeps_its_memory_and_makes_room_when_nothing_else_helps(
     with WorkerProcess(home, "--ram", "300MB", slots=2) as worker, connect(home=home) as client:
         worker.ready()
         parent = client.submit(tasks.awaits_large, "200MB", ram="200MB")
-        assert parent.result(LONG_S) == 1
+        assert parent.result(STUCK_S) == 1
         assert worker.events("TaskParked")
         assert look.row(parent).tally.crashes == 0
 
@@ -66,4 +67,4 @@ def test_other_work_runs_in_the_slot_of_a_waiting_task(home: Path, tmp_path: Pat
         wait(lambda: "began go" in tasks.notes(tmp_path), "the inner task runs")
         assert not slow.done()
         (tmp_path / "go").touch()
-        assert slow.result(LONG_S) == "go"
+        assert slow.result(STUCK_S) == "go"

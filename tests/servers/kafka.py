@@ -11,6 +11,7 @@ from tests.servers.process import Child, Server, ServerFailed, ServerUnavailable
 from tests.servers.spark import QUICK
 from tidemill.errors import JavaMissing
 from tidemill.spark.java import find_java
+from tidemill.testing.threads import STUCK_S
 
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
 _PROPERTIES = """
@@ -69,7 +70,7 @@ class KafkaServer(Server):
         name = f"topic-{self._topics}"
         admin = AdminClient({"bootstrap.servers": self.brokers})
         for made in admin.create_topics([NewTopic(name, partitions, 1)]).values():
-            made.result(30)
+            made.result(STUCK_S)
         return name
 
     def send(self, topic: str, messages: list[tuple[int, bytes | None]]) -> None:
@@ -90,7 +91,7 @@ class KafkaServer(Server):
 
         admin = AdminClient({"bootstrap.servers": self.brokers})
         for done in admin.delete_records([TopicPartition(topic, partition, before)]).values():
-            done.result(30)
+            done.result(STUCK_S)
 
     def _launch(self) -> Child:
         self.port, controller = free_ports(2)
@@ -108,7 +109,7 @@ class KafkaServer(Server):
             self._command("kafka.Kafka", str(properties)), log=self._folder / "log", cwd=self._folder
         )
         try:
-            broker.wait_until(self._answers, timeout_s=120)
+            broker.wait_until(self._answers)
         except ServerFailed:
             broker.end()
             raise

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from io import BufferedReader
 from typing import Literal, Self
 
+from tidemill.testing.threads import STUCK_S
+
 Loss = Literal["request", "answer", "late", "silence"]
 
 COMMITS = b"\x00tidemill_commit\x00"  # a Bind of that statement: an empty portal name stands before it
@@ -115,7 +117,7 @@ class _Wire:
 
     def deliver(self, batch: bytes) -> None:
         self._server.sendall(batch)
-        assert self._answered.wait(20), "the server did not answer what was delivered late"
+        assert self._answered.wait(STUCK_S), "the server did not answer what was delivered late"
 
     def _guarded(self, work: Callable[[], None]) -> None:
         with contextlib.suppress(OSError, EOFError):

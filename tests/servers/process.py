@@ -17,6 +17,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
+from tidemill.testing.threads import STUCK_S
+
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 
@@ -95,7 +97,7 @@ class Child:
     def running(self) -> bool:
         return self._process.poll() is None
 
-    def end(self, ending_signal: int = signal.SIGKILL, *, timeout_s: float = 10.0) -> None:
+    def end(self, ending_signal: int = signal.SIGKILL, *, timeout_s: float = STUCK_S) -> None:
         """Signal the process and reap it; SIGKILL when the signal was not enough."""
         if self.running:
             self._process.send_signal(ending_signal)
@@ -105,7 +107,7 @@ class Child:
             self._process.kill()
             self._process.wait(timeout_s)
 
-    def wait_until(self, ready: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
+    def wait_until(self, ready: Callable[[], bool], *, timeout_s: float = STUCK_S) -> None:
         """Return when `ready`; fail with the end of the log when the process ended or the time is over."""
         if not wait_until(lambda: not self.running or ready(), timeout_s=timeout_s):
             raise ServerFailed(f"{self.name} was not ready after {timeout_s:g} s\n{self.tail()}")

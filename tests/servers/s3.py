@@ -22,6 +22,7 @@ from abc import abstractmethod
 from pathlib import Path
 
 from tests.servers.process import Child, Server, ServerFailed, ServerUnavailable, free_ports, started
+from tidemill.testing.threads import STUCK_S
 
 ROOT = Path(__file__).resolve().parents[2]
 _DIRECT = urllib.request.build_opener(
@@ -87,7 +88,7 @@ class S3Server(Server):
         signed = sign(self, method, path, body, headers or {})
         request = urllib.request.Request(self.endpoint + path, data=body, headers=signed, method=method)
         try:
-            with _DIRECT.open(request, timeout=30) as response:
+            with _DIRECT.open(request, timeout=STUCK_S) as response:
                 return response.status, response.read()
         except urllib.error.HTTPError as error:
             with error:

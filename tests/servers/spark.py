@@ -141,7 +141,7 @@ class SparkStandalone(_SparkProcesses):
         for number in range(self._count):
             self.start_worker(f"worker-{number}")
         # Workers knock until the master opens, so all of them start at once.
-        master.wait_until(lambda: self.alive() == self._count, timeout_s=60)
+        master.wait_until(lambda: self.alive() == self._count)
 
     def start_worker(self, name: str) -> Child:
         """Another worker; `alive()` counts it when it has joined."""
@@ -189,7 +189,7 @@ class SparkConnectServer(_SparkProcesses):
         main = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
         words = [*main, "--master", "local[2]", *flags, "spark-internal"]
         server = self._run("connect", "spark-submit", *words, memory="1g")
-        server.wait_until(lambda: accepts(port), timeout_s=60)
+        server.wait_until(lambda: accepts(port))
 
 
 def _kill_tree(child: Child) -> None:

@@ -9,6 +9,7 @@ from tidemill.errors import LeaseLost
 from tidemill.lots.events import LotEvent
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.states import LotState
+from tidemill.testing.threads import STUCK_S
 from tidemill.triggers.runs import Ticket
 
 SOURCE = DatasetId("orders")
@@ -27,7 +28,7 @@ def test_lots_end_in_order_whichever_is_made_first_and_the_last_one_ends_the_run
 
     def work(number: int) -> None:
         with line.place(number) as turn:
-            made[number].wait(10)
+            made[number].wait(STUCK_S)
             ending = turn.ending()
             ended.append((number, None if ending is None else ending.target))
 

@@ -13,6 +13,7 @@ from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.rows import AnyRow, Cancelled, Unclaimed
 from tidemill.store import Store, open_store
 from tidemill.testing import FakeClock
+from tidemill.testing.threads import STUCK_S
 
 KEYS = FutureKeys("c")
 WAITS, OVER = Unclaimed(ready_at=0), Cancelled(at=1)
@@ -123,6 +124,6 @@ def test_a_change_wakes_whoever_waits() -> None:
     thread = threading.Thread(target=lambda: found.extend(next(waiting.ended([one], 60))))
     thread.start()
     store.run(lambda tx: tx.set(KEYS.future[one], rows.encode(OVER)))
-    thread.join(30)
+    thread.join(STUCK_S)
     assert found == [(one, OVER)]
     store.close()

@@ -11,7 +11,7 @@ from tidemill.cluster.events import LeaderElected, NodeJoined, NodeLeft, Partiti
 from tidemill.cluster.holdings import HeldPartition
 from tidemill.cluster.states import MemberState, PartitionState
 from tidemill.errors import LeaseLost
-from tidemill.testing.threads import Racer
+from tidemill.testing.threads import STUCK_S, Racer
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def test_a_member_that_runs_in_a_thread_ends_when_it_is_drained_from_another() -
     member = stage.member("n1", slots=3, host=host, clock=SYSTEM)
     racer = Racer(member.run)
     racer.start()
-    assert all_begun.wait(30.0)
+    assert all_begun.wait(STUCK_S)
     member.drain(10.0)
     racer.outcome()
     assert member.state is MemberState.GONE

@@ -15,7 +15,7 @@ from tidemill.cluster.member import random_id
 from tidemill.errors import LeaseLost, StoreUnavailable
 from tidemill.store import Tx
 from tidemill.testing.fake_clock import FakeClock, ShiftedClock
-from tidemill.testing.threads import together
+from tidemill.testing.threads import STUCK_S, together
 
 TTL_S = 15.0
 
@@ -350,7 +350,7 @@ def test_a_keeper_renews_from_a_thread_of_its_own_until_it_is_stopped(stage: Sta
             self.left -= 1
             if self.left == 0:
                 enough.set()
-                return event.wait(10.0)
+                return event.wait(STUCK_S)
             stage.clock.advance(timeout_s)
             return event.is_set()
 
@@ -360,7 +360,7 @@ def test_a_keeper_renews_from_a_thread_of_its_own_until_it_is_stopped(stage: Sta
     ann = Keeper(stage.store, "ann", clock=Periods(), chance=random.Random(1), ttl_s=TTL_S)
     lease = held(ann.acquire(key(stage)))
     ann.start()
-    assert enough.wait(10.0)
+    assert enough.wait(STUCK_S)
     ann.stop()
     lease.check()
     assert stage.clock.monotonic() - 1000.0 > TTL_S, "longer than it would last without renewals"

@@ -13,7 +13,7 @@ from tidemill.cluster.partitions import Map, Partition, Standing
 from tidemill.cluster.states import PartitionState
 from tidemill.errors import LeaseLost, StoreUnavailable
 from tidemill.store import Row, Tx
-from tidemill.testing.threads import Racer
+from tidemill.testing.threads import STUCK_S, Racer
 
 
 @pytest.fixture
@@ -328,14 +328,14 @@ def test_the_deadline_is_kept_while_a_tick_hangs_in_the_store() -> None:
     def hang(store: object) -> None:
         if not answer.is_set():
             hanging.set()
-            assert answer.wait(30.0)
+            assert answer.wait(STUCK_S)
 
     host = Host()
     member = stage.member("n1", slots=1, host=host)
     racer = Racer(member.run)
     racer.start()
-    assert hanging.wait(30.0)
-    assert aborted.wait(30.0), "time passes by the guard's own waiting"
+    assert hanging.wait(STUCK_S)
+    assert aborted.wait(STUCK_S), "time passes by the guard's own waiting"
     assert not host.aborted[0].alive()
     member.drain(0.0)
     answer.set()

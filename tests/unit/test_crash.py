@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tidemill import crash
-from tidemill.testing.threads import together
+from tidemill.testing.threads import STUCK_S, together
 
 
 def test_a_point_that_nobody_armed_does_nothing() -> None:
@@ -96,7 +96,7 @@ def in_a_process(spec: str | None) -> subprocess.CompletedProcess[str]:
     if spec is not None:
         env[crash.ENVIRONMENT] = spec
     return subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=STUCK_S, check=False
     )
 
 

@@ -16,6 +16,7 @@ from tidemill.errors import CannotSerialize, CodeNotLoadable, UsageError
 from tidemill.futures.values import calls, pickling
 from tidemill.futures.values.call_digests import call_digest
 from tidemill.futures.values.pickling import Handle
+from tidemill.testing.threads import STUCK_S
 
 LOCK = threading.Lock()
 
@@ -185,7 +186,7 @@ def test_a_call_has_the_same_digest_in_another_process(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=STUCK_S,
         ).stdout
         for seed in ("1", "2")
     ]

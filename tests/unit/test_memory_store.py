@@ -10,7 +10,7 @@ from tidemill.store import Mode, Store, Swap, Tx, pack
 from tidemill.store.memory import MemoryStore, MemoryTx
 from tidemill.store.retry import OPERATION_TTL_US, OPERATIONS, Conflict, Operation, Unknown, Unreached
 from tidemill.testing.fake_clock import FakeClock
-from tidemill.testing.threads import Interloper
+from tidemill.testing.threads import STUCK_S, Interloper
 
 
 class Instant(FakeClock):
@@ -84,7 +84,7 @@ class Attempts:
     def __init__(self, read: Callable[[Tx], object], meanwhile: Callable[[], object]) -> None:
         self.count = 0
         self._read = read
-        self._other = Interloper(meanwhile, within_s=10)
+        self._other = Interloper(meanwhile, within_s=STUCK_S)
 
     def __call__(self, tx: Tx) -> None:
         self.count += 1
@@ -257,7 +257,7 @@ def test_history_is_kept_for_an_open_transaction_and_dropped_after_it() -> None:
         for n in range(50):
             store.run(lambda tx, n=n: tx.set(b"k", b"%d" % n))  # type: ignore[misc]
 
-    other = Interloper(meanwhile, within_s=10)
+    other = Interloper(meanwhile, within_s=STUCK_S)
 
     def fn(tx: Tx) -> list[bytes | None]:
         other.steps_in()

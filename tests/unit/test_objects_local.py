@@ -20,6 +20,7 @@ from tidemill.objects.local import LocalObjects
 from tidemill.testing.fake_clock import FakeClock
 from tidemill.testing.objects_laws.laws import keys, nonce
 from tidemill.testing.objects_writer import URL, whole
+from tidemill.testing.threads import STUCK_S
 
 POINTS = ["before_link", "after_link", "before_rename", "after_rename"]
 
@@ -163,7 +164,7 @@ def test_a_process_killed_at_a_crash_point_leaves_nothing_torn(root: Path, point
         env={**os.environ, URL: str(root), crash.ENVIRONMENT: f"objects.local.{point}:3"},
         stdout=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=STUCK_S,
         check=False,
     )
     assert child.returncode == -9
@@ -402,7 +403,9 @@ def full_disk(tmp_path: Path) -> list[str]:
 
 @pytest.mark.rule("STO-12")
 def test_a_full_disk_is_told_and_loses_nothing(full_disk: list[str]) -> None:
-    done = subprocess.run([*full_disk, FULL_DISK], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [*full_disk, FULL_DISK], capture_output=True, text=True, timeout=STUCK_S, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n") == [
         "full objects-full True",

@@ -11,6 +11,7 @@ from tidemill.errors import ConditionsIgnored, ObjectUnavailable, UsageError
 from tidemill.objects import Body, Info, Probed, try_conditions
 from tidemill.objects.memory import MemoryObjects
 from tidemill.testing.objects_laws.laws import keys
+from tidemill.testing.threads import STUCK_S
 
 
 class IgnoresCreate(MemoryObjects):
@@ -43,7 +44,7 @@ class Racy(MemoryObjects):
 
     def meet(self) -> None:
         if threading.current_thread() is not threading.main_thread():
-            self.meeting.wait(30)
+            self.meeting.wait(STUCK_S)
 
 
 class RacyCreate(Racy):

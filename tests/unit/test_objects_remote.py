@@ -25,6 +25,7 @@ from tidemill.errors import (
 from tidemill.objects import Objects, Put, open_objects
 from tidemill.objects.remote import before, join_ranges
 from tidemill.testing.fake_clock import FakeClock
+from tidemill.testing.threads import STUCK_S
 
 SECRET = "pLanT3dS3cr3t"
 NONCE = b"nonce-of-this-writer"
@@ -329,7 +330,7 @@ def test_use_before_and_after_a_fork_is_an_error_not_a_hang() -> None:
         [sys.executable, "-W", "ignore", "-c", FORKS, closed_port()],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=STUCK_S,
         check=False,
         env=os.environ,
     )

@@ -8,6 +8,7 @@ import tidemill as tm
 from tidemill.clock import SYSTEM, poll
 from tidemill.cluster import nodes
 from tidemill.pipeline.site import Site
+from tidemill.testing.threads import STUCK_S
 
 
 def test_when_the_keeping_of_our_entry_has_ended_an_append_says_why(
@@ -22,7 +23,7 @@ def test_when_the_keeping_of_our_entry_has_ended_an_append_says_why(
             raise ZeroDivisionError("a mistake of ours")
 
         monkeypatch.setattr(connection.membership, "tick", broken)
-        assert poll(lambda: connection._broken is not None, SYSTEM, every_s=0.01, timeout_s=20)
+        assert poll(lambda: connection._broken is not None, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
         with pytest.raises(ZeroDivisionError):
             orders.append([(2,)])
 

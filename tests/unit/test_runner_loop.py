@@ -28,6 +28,7 @@ from tidemill.runner.program import ArcProgram, Program
 from tidemill.runner.runner import Steps
 from tidemill.runner.tags import Tags
 from tidemill.store.memory import MemoryStore
+from tidemill.testing.threads import STUCK_S
 from tidemill.triggers.events import RunFailed
 from tidemill.views.steps.commits import Batch, Output
 from tidemill.views.steps.groups import GroupSpec
@@ -98,7 +99,7 @@ class LoopStage(ArcStage):
 
 
 def until(ready: Callable[[], bool]) -> None:
-    assert poll(ready, SYSTEM, every_s=0.005, timeout_s=20)
+    assert poll(ready, SYSTEM, every_s=0.005, timeout_s=STUCK_S)
 
 
 def test_what_a_run_published_at_the_very_end_of_a_turn_is_not_left_behind() -> None:
@@ -119,7 +120,7 @@ def test_what_a_run_published_at_the_very_end_of_a_turn_is_not_left_behind() -> 
             return did
 
     def hold(_: PartTask) -> None:
-        go.wait(20)
+        go.wait(STUCK_S)
 
     stage.parts.between = hold
     loop = stage.loop(Late)
@@ -146,7 +147,7 @@ def test_a_loop_that_watches_goes_on_with_an_arc_however_often_it_has_failed() -
     thread.start()
     until(lambda: stage.rows(stage.summed, lot) == [1, 2, 3])
     stop.set()
-    thread.join(20)
+    thread.join(STUCK_S)
     loop.end()
     assert not loop.tally.failures
 
@@ -184,7 +185,7 @@ def test_a_store_that_is_away_for_a_moment_does_not_end_a_loop_that_watches() ->
     lot = stage.append([1, 2, 3])
     until(lambda: stage.rows(stage.summed, lot) == [1, 2, 3])
     stop.set()
-    thread.join(20)
+    thread.join(STUCK_S)
     loop.end()
     told = [one for one in stage.told if isinstance(one, RunFailed)]
     assert [one.message for one in told] == ["it restarts"] * 3

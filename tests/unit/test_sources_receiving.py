@@ -15,8 +15,7 @@ from tidemill.lots.producers import Identity, Receipt
 from tidemill.publish import attempts
 from tidemill.sources.events import BatchReceived
 from tidemill.sources.receiving import Limits
-
-WAIT_S = 20
+from tidemill.testing.threads import STUCK_S
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def test_requests_that_wait_together_become_one_lot(stage: PushStage) -> None:
     receiver = stage.receiver(start=False)
     answers = [receiver.submit(table(number)) for number in range(5)]
     receiver.start()
-    receipts = {answer.result(WAIT_S).lot for answer in answers}
+    receipts = {answer.result(STUCK_S).lot for answer in answers}
     assert len(receipts) == 1
     assert stage.ids() == list(range(5))
     (batch,) = [event for event in stage.told if isinstance(event, BatchReceived)]
@@ -44,15 +43,15 @@ def test_a_numbered_request_is_taken_once_and_answered_as_the_first_time(stage: 
     twice = [receiver.submit(table(1), identity), receiver.submit(table(1), identity)]
     other = receiver.submit(table(9), Identity("till", 7, "d2"))
     receiver.start()
-    first, again = (answer.result(WAIT_S) for answer in twice)
+    first, again = (answer.result(STUCK_S) for answer in twice)
     assert first == again
     with pytest.raises(ProducerConflict):
-        other.result(WAIT_S)
-    assert receiver.submit(table(1), identity).result(WAIT_S) == first
+        other.result(STUCK_S)
+    assert receiver.submit(table(1), identity).result(STUCK_S) == first
     with pytest.raises(ProducerConflict):
-        receiver.submit(table(2), Identity("till", 7, "d2")).result(WAIT_S)
+        receiver.submit(table(2), Identity("till", 7, "d2")).result(STUCK_S)
     with pytest.raises(ProducerConflict):
-        receiver.submit(table(2), Identity("till", 3, "d3")).result(WAIT_S)
+        receiver.submit(table(2), Identity("till", 3, "d3")).result(STUCK_S)
     assert stage.ids() == [1]
     receiver.close()
 
@@ -61,7 +60,7 @@ def test_numbers_that_arrive_out_of_order_in_one_batch_are_taken_in_order(stage:
     receiver = stage.receiver(start=False)
     answers = [receiver.submit(table(seq), Identity("till", seq, "d")) for seq in (3, 1, 2)]
     receiver.start()
-    assert len({answer.result(WAIT_S).lot for answer in answers}) == 1
+    assert len({answer.result(STUCK_S).lot for answer in answers}) == 1
     assert stage.ids() == [1, 2, 3]
     receiver.close()
 
@@ -74,9 +73,9 @@ def test_numbers_that_arrive_out_of_order_in_one_batch_are_taken_in_order(stage:
 def test_what_was_not_answered_is_sent_again_and_taken_once(stage: PushStage, step: str, when: str) -> None:
     identity = Identity("till", 1, "d")
     with crash.armed(f"{step}.{when}"), pytest.raises(SourceUnavailable):
-        stage.receiver().submit(table(1, 2), identity).result(WAIT_S)
+        stage.receiver().submit(table(1, 2), identity).result(STUCK_S)
     receiver = stage.receiver()
-    receipt = receiver.submit(table(1, 2), identity).result(WAIT_S)
+    receipt = receiver.submit(table(1, 2), identity).result(STUCK_S)
     assert isinstance(receipt, Receipt)
     assert stage.ids() == [1, 2]
     receiver.close()
@@ -89,11 +88,11 @@ def test_a_receiver_whose_lease_is_over_publishes_nothing_and_refuses(stage: Pus
     held = keeper.acquire(stage.keys.receiving(SOURCE))
     assert isinstance(held, Held)
     receiver = stage.receiver(held)
-    assert receiver.submit(table(1)).result(WAIT_S).position == 1
+    assert receiver.submit(table(1)).result(STUCK_S).position == 1
     stage.stage.clock.advance(16)
     with pytest.raises(SourceUnavailable):
-        receiver.submit(table(2)).result(WAIT_S)
-    receiver._thread.join(WAIT_S)
+        receiver.submit(table(2)).result(STUCK_S)
+    receiver._thread.join(STUCK_S)
     with pytest.raises(SourceUnavailable):
         receiver.submit(table(3))
     assert stage.ids() == [1]
@@ -106,8 +105,8 @@ def test_too_much_that_waits_is_refused(stage: PushStage) -> None:
         receiver.submit(table(1))
     assert busy.value.hint
     receiver.start()
-    kept.result(WAIT_S)
-    receiver.submit(table(100)).result(WAIT_S)
+    kept.result(STUCK_S)
+    receiver.submit(table(100)).result(STUCK_S)
     receiver.close()
     assert len(stage.ids()) == 51
 
@@ -116,12 +115,12 @@ def test_batches_are_bounded(stage: PushStage) -> None:
     receiver = stage.receiver(start=False, batch_requests=2)
     answers = [receiver.submit(table(number)) for number in range(5)]
     receiver.start()
-    assert len({answer.result(WAIT_S).lot for answer in answers}) == 3
+    assert len({answer.result(STUCK_S).lot for answer in answers}) == 3
     receiver.close()
     by_bytes = stage.receiver(start=False, batch_bytes=1)
     answers = [by_bytes.submit(table(10 + number)) for number in range(3)]
     by_bytes.start()
-    assert len({answer.result(WAIT_S).lot for answer in answers}) == 3
+    assert len({answer.result(STUCK_S).lot for answer in answers}) == 3
     by_bytes.close()
     with pytest.raises(BadSource):
         Limits(batch_requests=301)
@@ -145,13 +144,13 @@ def test_two_tries_at_two_nodes_are_taken_once(stage: PushStage) -> None:
 
         def together(genuine=receiver._begin, firsts=firsts):  # type: ignore[no-untyped-def]
             if next(firsts, False):
-                both.wait(WAIT_S)
+                both.wait(STUCK_S)
             return genuine()
 
         receiver._begin = together  # type: ignore[method-assign]
     identity = Identity("till", 1, "d")
     answers: list[Future[Receipt]] = [one.submit(table(1), identity), two.submit(table(1), identity)]
-    first, second = (answer.result(WAIT_S) for answer in answers)
+    first, second = (answer.result(STUCK_S) for answer in answers)
     assert first == second
     assert stage.ids() == [1]
     one.close()
@@ -165,7 +164,7 @@ def test_rows_for_a_key_are_upserts_and_need_it(stage: PushStage) -> None:
     answers = [receiver.submit(table(1, 2)), receiver.submit(table(1))]
     receiver.start()
     for answer in answers:
-        answer.result(WAIT_S)
+        answer.result(STUCK_S)
     assert [(row["id"], row["_op"], row["_ordinal"]) for row in keyed.rows()] == [
         (1, "upsert", 0),
         (2, "upsert", 1),

@@ -21,7 +21,7 @@ from tidemill.sources.folder import folder
 from tidemill.sources.stretches import Stretch
 from tidemill.store.memory import MemoryStore
 from tidemill.testing.fake_clock import FakeClock
-from tidemill.testing.threads import together
+from tidemill.testing.threads import STUCK_S, together
 
 
 class Killed(BaseException):
@@ -96,7 +96,7 @@ def test_nodes_share_a_listing_and_every_file_is_taken_once(tmp_path: Path) -> N
 
         def stop(task: PartTask) -> None:
             stage.stage.kill(node)  # its lease runs out while it is stopped
-            others_done.wait(30)
+            others_done.wait(STUCK_S)
 
         work = stage.work(node, before=stop)
         work.look()

@@ -18,6 +18,7 @@ import msgspec
 
 from tidemill.clock import SYSTEM, Clock, poll
 from tidemill.testing.node import STORE_VARIABLE
+from tidemill.testing.threads import STUCK_S
 
 Told = dict[str, Any]
 """One event of a node, as it was printed: `type`, `t`, and the fields of the event."""
@@ -117,7 +118,7 @@ class NodeProcess:
     def kill(self) -> None:
         """End it as a crash would, and wait until it is gone."""
         self.signal(signal.SIGKILL)
-        self.wait(timeout_s=30.0)
+        self.wait(timeout_s=STUCK_S)
 
     def pause(self) -> None:
         self.signal(signal.SIGSTOP)

@@ -8,9 +8,8 @@ import psycopg
 from tidemill.store import Store, Tx
 from tidemill.store.port import read_counter
 from tidemill.store.postgres import PostgresStore
-from tidemill.testing.threads import Racer
+from tidemill.testing.threads import STUCK_S, Racer
 
-SOON_S = 20.0
 QUEUE = b"q/", b"q0"
 
 
@@ -60,7 +59,7 @@ def work_through(stores: list[PostgresStore], rows: int, disturb: Callable[[], N
     counters = [Racer(lambda s=s: counter(s)) for s in stores]  # type: ignore[misc]
     for racer in (*takers, *counters):
         racer.start()
-    assert begun.wait(SOON_S)
+    assert begun.wait(STUCK_S)
     disturb()  # by the main thread, which is the one that may start servers
     taken = [racer.outcome() for racer in takers]
     for racer in counters:

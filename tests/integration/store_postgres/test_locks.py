@@ -5,13 +5,13 @@ import threading
 import psycopg
 import pytest
 
-from tests.integration.store_postgres.stage import QUEUE, SOON_S, base_of, contents
+from tests.integration.store_postgres.stage import QUEUE, base_of, contents
 from tidemill.clock import SYSTEM, poll
 from tidemill.store import Tx, Version, pack, unpack
 from tidemill.store.keys import after
 from tidemill.store.postgres import PostgresStore
 from tidemill.store.postgres.schema import plain
-from tidemill.testing.threads import Interloper, Racer, together
+from tidemill.testing.threads import STUCK_S, Interloper, Racer, together
 
 
 class TestLocks:
@@ -33,7 +33,7 @@ class TestLocks:
     @pytest.mark.rule("STO-3")
     def test_a_taker_does_not_wait_for_rows_that_another_is_taking(self, store: PostgresStore) -> None:
         store.run(lambda tx: [tx.set(b"q/%d" % n, b"") for n in range(4)])
-        other = Interloper(lambda: store.run(lambda tx: tx.take(*QUEUE, 9), mode="take"), within_s=SOON_S)
+        other = Interloper(lambda: store.run(lambda tx: tx.take(*QUEUE, 9), mode="take"), within_s=STUCK_S)
 
         def fn(tx: Tx) -> list[bytes]:
             rows = tx.take(*QUEUE, 2)
@@ -49,7 +49,7 @@ class TestLocks:
         store.run(lambda tx: tx.set(b"future", b"running"))
         other = Interloper(
             lambda: store.run(lambda tx: tx.swap(b"future", b"running", b"done"), mode="take"),
-            within_s=SOON_S,
+            within_s=STUCK_S,
         )
         plainly: list[bytes | None] = []
 
@@ -158,7 +158,7 @@ class TestLocks:
             somebody.execute(lock.format(table))
             waiting = Racer(lambda: store.run(lambda tx: tx.swap(b"n", b"1", b"2")))
             waiting.start()
-            assert poll(lambda: store.conflicts > 0, SYSTEM, every_s=0.02, timeout_s=SOON_S)
+            assert poll(lambda: store.conflicts > 0, SYSTEM, every_s=0.02, timeout_s=STUCK_S)
             somebody.rollback()
         assert waiting.outcome() is True
 
@@ -219,7 +219,7 @@ class TestLocks:
             "take": "'a', 'b', 9",
             "range": "'a', 'b', NULL",
         }
-        link = store._local().pool.take(SOON_S)
+        link = store._local().pool.take(STUCK_S)
         try:
             for name, given in arguments.items():
                 (plan,) = link.exchange([plain(f"EXPLAIN (COSTS off) EXECUTE tidemill_{name}({given})")])

@@ -2,14 +2,14 @@
 
 import pytest
 
-from tests.integration.store_postgres.stage import SOON_S, contents, execute
+from tests.integration.store_postgres.stage import contents, execute
 from tidemill.errors import (
     StoreFormat,
 )
 from tidemill.store import open_store
 from tidemill.store.postgres import PostgresStore
 from tidemill.store.postgres.schema import plain
-from tidemill.testing.threads import together
+from tidemill.testing.threads import STUCK_S, together
 
 
 class TestOpening:
@@ -48,7 +48,7 @@ class TestOpening:
 
     def test_the_session_has_our_time_limits_and_keeps_commits_durable(self, url: str) -> None:
         with PostgresStore(f"{url}&options=-c%20synchronous_commit%3Doff") as store:
-            link = store._local().pool.take(SOON_S)
+            link = store._local().pool.take(STUCK_S)
             names = ["lock_timeout", "idle_in_transaction_session_timeout", "synchronous_commit"]
             asked = [plain(f"SELECT current_setting('{name}')") for name in names]
             found = [result.get_value(0, 0) for result in link.exchange(asked)]

@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.integration.store_postgres.stage import SOON_S, contents, execute
+from tests.integration.store_postgres.stage import contents, execute
 from tidemill.clock import SYSTEM, SystemClock, poll
 from tidemill.store import Tx
 from tidemill.store.port import read_counter
 from tidemill.store.postgres import PostgresStore
-from tidemill.testing.threads import together
+from tidemill.testing.threads import STUCK_S, together
 
 
 class Confused(SystemClock):
@@ -42,7 +42,7 @@ class TestTime:
                     lambda: other.run(lambda tx: tx.now()) > first + 20_000,
                     SYSTEM,
                     every_s=0.01,
-                    timeout_s=SOON_S,
+                    timeout_s=STUCK_S,
                 ), "lease time stands still"
             later = store.run(lambda tx: tx.now())
             assert first < later < first + 60_000_000

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tests.integration.store_postgres.stage import SOON_S, base_of, claim, contents, execute, work_through
+from tests.integration.store_postgres.stage import base_of, claim, contents, execute, work_through
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_proxy import Loss, PostgresProxy
 from tidemill import crash
@@ -17,7 +17,7 @@ from tidemill.errors import (
 from tidemill.store import Tx
 from tidemill.store.postgres import PostgresStore
 from tidemill.store.postgres import connection as postgres_link
-from tidemill.testing.threads import Racer
+from tidemill.testing.threads import STUCK_S, Racer
 
 
 class TestTrouble:
@@ -197,13 +197,13 @@ class TestTrouble:
 
             def hold(tx: Tx) -> bool:
                 inside.release()
-                return gate.wait(SOON_S)
+                return gate.wait(STUCK_S)
 
             holders = [Racer(lambda: store.run(hold)) for _ in range(2)]
             for holder in holders:
                 holder.start()
             for _ in holders:
-                assert inside.acquire(timeout=SOON_S)
+                assert inside.acquire(timeout=STUCK_S)
             try:
                 with pytest.raises(StoreBusy):
                     store.run(lambda tx: None)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.integration.store_postgres.stage import SOON_S, base_of, claim, execute
+from tests.integration.store_postgres.stage import base_of, claim, execute
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_proxy import PostgresProxy
 from tidemill.clock import SYSTEM, poll
@@ -10,7 +10,7 @@ from tidemill.store import pack, unpack
 from tidemill.store.postgres import PostgresStore
 from tidemill.store.postgres import watch as postgres_watch
 from tidemill.store.retry import MINUTE_US, OPERATION_TTL_US, OPERATIONS
-from tidemill.testing.threads import Racer
+from tidemill.testing.threads import STUCK_S, Racer
 
 
 class TestWakeUps:
@@ -24,12 +24,12 @@ class TestWakeUps:
             PostgresStore(url) as two,
             one.watch([b"k"]) as watch,
         ):
-            assert poll(lambda: not one._local().bell.deaf, SYSTEM, every_s=0.01, timeout_s=SOON_S)
+            assert poll(lambda: not one._local().bell.deaf, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
             watch.wait(0)
             two.run(lambda tx: tx.set(b"k", b"1"))
-            assert watch.wait(SOON_S)
+            assert watch.wait(STUCK_S)
             two.run(lambda tx: tx.set_versioned(b"k", b"1"))
-            assert watch.wait(SOON_S)
+            assert watch.wait(STUCK_S)
 
     @pytest.mark.rule("STO-8")
     def test_a_lost_listener_comes_back_and_wakes_whoever_waits(
@@ -42,16 +42,16 @@ class TestWakeUps:
             one.watch([b"k"]) as watch,
         ):
             bell = one._local().bell
-            assert poll(lambda: not bell.deaf, SYSTEM, every_s=0.01, timeout_s=SOON_S)
+            assert poll(lambda: not bell.deaf, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
             watch.wait(0)
-            waiting = Racer(lambda: watch.wait(SOON_S))
+            waiting = Racer(lambda: watch.wait(STUCK_S))
             waiting.start()
             assert postgres_server.cut_connections(base_of(url)) > 0
             assert waiting.outcome() is True, "something may have been missed, and nobody was told"
-            assert poll(lambda: not bell.deaf, SYSTEM, every_s=0.01, timeout_s=SOON_S)
+            assert poll(lambda: not bell.deaf, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
             watch.wait(0)
             two.run(lambda tx: tx.set(b"k", b"1"))
-            assert watch.wait(SOON_S)
+            assert watch.wait(STUCK_S)
 
     @pytest.mark.rule("STO-8")
     def test_behind_a_pooler_everything_works_and_waiting_becomes_polling(
@@ -72,7 +72,7 @@ class TestWakeUps:
             two.run(lambda tx: tx.set(b"k", b"1"))
             seen = False
             while not seen:
-                assert watch.wait(SOON_S), "waiting did not turn into polling"
+                assert watch.wait(STUCK_S), "waiting did not turn into polling"
                 seen = one.run(lambda tx: tx.get(b"k")) == b"1"
 
     def test_a_process_that_ends_tells_the_rest_before_it_does(
@@ -80,20 +80,20 @@ class TestWakeUps:
     ) -> None:
         monkeypatch.setattr(postgres_watch, "POLL_S", 3600.0)
         with PostgresStore(url) as one, one.watch([b"k%d" % n for n in range(50)]) as watch:
-            assert poll(lambda: not one._local().bell.deaf, SYSTEM, every_s=0.01, timeout_s=SOON_S)
+            assert poll(lambda: not one._local().bell.deaf, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
             watch.wait(0)
             with PostgresStore(url) as two:
                 two.run(lambda tx: [tx.set(b"k%d" % n, b"") for n in range(50)])
-            assert watch.wait(SOON_S)
+            assert watch.wait(STUCK_S)
 
     def test_nobody_listens_when_nobody_watches(self, store: PostgresStore) -> None:
         bell = store._local().bell
         store.run(lambda tx: tx.set(b"k", b""))
         assert bell.deaf
         with store.watch([b"k"]):
-            assert poll(lambda: not bell.deaf, SYSTEM, every_s=0.01, timeout_s=SOON_S)
+            assert poll(lambda: not bell.deaf, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
         store.run(lambda tx: tx.set(b"k", b""))
-        assert poll(lambda: bell.deaf, SYSTEM, every_s=0.01, timeout_s=SOON_S)
+        assert poll(lambda: bell.deaf, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
 
     @pytest.mark.rule("STO-5")
     def test_expired_operations_are_removed_and_others_are_kept(self, store: PostgresStore, url: str) -> None:
@@ -108,7 +108,7 @@ class TestWakeUps:
         def left() -> list[tuple[object, ...]]:
             return execute(url, "SELECT 1 FROM tidemill_op")
 
-        assert poll(lambda: len(left()) == 2, SYSTEM, every_s=0.02, timeout_s=SOON_S)
+        assert poll(lambda: len(left()) == 2, SYSTEM, every_s=0.02, timeout_s=STUCK_S)
         kept = execute(url, "SELECT k FROM tidemill_op ORDER BY k")
         names = [unpack(bytes(key)[len(OPERATIONS) :])[1] for (key,) in kept]  # type: ignore[call-overload]
         assert names[0] == "an hour"

@@ -16,6 +16,7 @@ import pytest
 from tidemill.objects import Objects
 from tidemill.testing.objects_laws.laws import Laws
 from tidemill.testing.objects_writer import URL, whole
+from tidemill.testing.threads import STUCK_S
 
 KILLS = 4
 
@@ -82,7 +83,7 @@ def _child(url: str | None, *arguments: str) -> subprocess.Popen[str]:
 def _line(child: subprocess.Popen[str]) -> str:
     assert child.stdout is not None
     line = child.stdout.readline().rstrip("\n")
-    assert line, f"the writer ended with {child.wait(30)}"
+    assert line, f"the writer ended with {child.wait(STUCK_S)}"
     return line
 
 
@@ -95,5 +96,5 @@ def _tell(child: subprocess.Popen[str], word: str) -> None:
 def _end(child: subprocess.Popen[str]) -> list[str]:
     """End a child; returns the whole lines it had still said."""
     child.kill()
-    out, _ = child.communicate(timeout=30)
+    out, _ = child.communicate(timeout=STUCK_S)
     return out.split("\n")[:-1]

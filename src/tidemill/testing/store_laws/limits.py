@@ -165,10 +165,10 @@ class LimitLaws(Laws):
     def test_a_transaction_that_lasts_too_long_is_refused(self, store: Store) -> None:
         def writes_then_lingers(tx: Tx) -> None:
             tx.set(b"k", b"")
-            self.age(store, LIMITS.transaction_s + 0.1)
+            self.age(store, tx.limits.transaction_s + 0.1)
 
         def lingers_then_reads(tx: Tx) -> None:
-            self.age(store, LIMITS.transaction_s + 0.1)
+            self.age(store, tx.limits.transaction_s + 0.1)
             tx.get(b"k")
 
         with pytest.raises(TransactionTooLong):

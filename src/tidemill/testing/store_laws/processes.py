@@ -69,7 +69,7 @@ store.run(fn, mode="{mode}")
             return len(taken) >= len(rows)
 
         # A server may need a moment to see that its client is dead.
-        assert poll(all_taken, store.clock, every_s=0.01, timeout_s=20)
+        assert poll(all_taken, store.clock, every_s=0.01, timeout_s=STUCK_S)
         assert sorted(taken) == [Row(key, value) for key, value in rows.items()]
         assert contents(store) == []
 
@@ -120,4 +120,4 @@ with store:  # what is left to tell is told when it is closed
             return watch.wait(1.0) and value_of(store, b"k") == b"1"
 
         with store.watch([b"k"]) as watch, self.child(store, program):
-            assert poll(told, store.clock, every_s=0.01, timeout_s=20)
+            assert poll(told, store.clock, every_s=0.01, timeout_s=STUCK_S)

@@ -11,9 +11,7 @@ import pytest
 from tidemill.store import Mode, Store, Tx
 from tidemill.store.port import read_counter, write_counter
 from tidemill.testing.store_laws.laws import Laws, fill, value_of
-from tidemill.testing.threads import together
-
-SOON_S = 20.0  # a bound for a hint that is to come; no test waits for it to pass
+from tidemill.testing.threads import STUCK_S, together
 
 WRITES: dict[str, Callable[[Tx], object]] = {
     "set": lambda tx: tx.set(b"k", b"2"),
@@ -38,14 +36,14 @@ class WatchLaws(Laws):
         with store.watch([b"other", b"k"]) as watch:
             value_of(store, b"k")
             store.run(WRITES[name], mode=mode)
-            assert watch.wait(SOON_S)
+            assert watch.wait(STUCK_S)
 
     @pytest.mark.rule("STO-8")
     def test_waiting_again_sees_the_next_change(self, store: Store) -> None:
         with store.watch([b"k"]) as watch:
             for n in range(5):
                 fill(store, {b"k": b"%d" % n})
-                assert watch.wait(SOON_S)
+                assert watch.wait(STUCK_S)
                 assert value_of(store, b"k") == b"%d" % n
 
     @pytest.mark.rule("STO-8")
@@ -60,7 +58,7 @@ class WatchLaws(Laws):
         def follow() -> int:
             with store.watch([b"k"]) as watch:
                 while (seen := read_counter(value_of(store, b"k"))) < last:
-                    assert watch.wait(SOON_S), f"still at {seen} when the time was over"
+                    assert watch.wait(STUCK_S), f"still at {seen} when the time was over"
             return seen
 
         assert together(follow, follow, write) == [last] * 3
@@ -72,7 +70,7 @@ class WatchLaws(Laws):
             pytest.skip("a store of one handle")
         with second, store.watch([b"k"]) as watch:
             fill(second, {b"k": b"1"})
-            assert watch.wait(SOON_S)
+            assert watch.wait(STUCK_S)
 
     @pytest.mark.rule("STO-8")
     def test_who_asked_to_be_called_is_called_for_every_change(self, store: Store) -> None:
@@ -82,7 +80,7 @@ class WatchLaws(Laws):
             for n in range(3):
                 called.clear()
                 fill(store, {b"k": b"%d" % n})
-                assert called.wait(SOON_S)
+                assert called.wait(STUCK_S)
             end()
 
     @pytest.mark.rule("STO-8")
@@ -91,7 +89,7 @@ class WatchLaws(Laws):
         with store.watch([b"k"]) as watch:
             answers = [watch.wait(0.02), watch.wait(0), watch.wait(-1)]
         assert all(isinstance(answer, bool) for answer in answers)
-        assert store.clock.monotonic() - began < SOON_S / 2
+        assert store.clock.monotonic() - began < STUCK_S / 2
 
     @pytest.mark.rule("STO-8")
     def test_a_closed_watch_is_silent_and_closing_twice_is_harmless(self, store: Store) -> None:
@@ -113,4 +111,4 @@ class WatchLaws(Laws):
             watch.wait(0.02)
             assert value_of(store, b"k") is None
             fill(store, {b"k": b"1"})
-            assert watch.wait(SOON_S)
+            assert watch.wait(STUCK_S)
