@@ -46,6 +46,9 @@ class OnFail(StrEnum):
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     """One check; made by the functions of this module.
 
+    >>> unique("id", on_fail="warn").on_fail.value
+    'warn'
+
     - all_operations: it is of rows that go as well.
     """
 
@@ -112,6 +115,9 @@ def has_key(*columns: str) -> Check:
 def unique(*columns: str, on_fail: Action = "fail", name: str | None = None) -> Check:
     """No two rows of a lot have the same values in these columns. With `drop` all that do are taken out: no
     one of them is better than the others.
+
+    >>> unique("id").name
+    'unique(id)'
     """
     return _check("unique", name or f"unique({', '.join(columns)})", on_fail, columns)
 
@@ -130,7 +136,11 @@ def expect(expression: str, *, on_fail: Action = "fail", name: str | None = None
 def rows(
     *, at_least: int | None = None, at_most: int | None = None, on_fail: Action = "fail", name: str = "rows"
 ) -> Check:
-    """How many rows a lot has."""
+    """How many rows a lot has.
+
+    >>> rows(at_least=1).wrong
+    'at least 1 rows were expected'
+    """
     if at_least is None and at_most is None:
         raise BadCheck("rows() expects nothing", hint="at_least=1, for example")
     if (at_least or 0) < 0 or (at_most is not None and at_most < (at_least or 0)):

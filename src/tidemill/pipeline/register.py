@@ -123,7 +123,10 @@ class Register(ABC):
 
         Into a dataset with a key rows are upserted, in the order in which they arrive.
 
-        >>> shop.source(orders, tm.folder("landing/orders/*.json"))  # doctest: +SKIP
+        >>> import tidemill as tm
+        >>> shop = tm.Pipeline("shop", home="shop-home")
+        >>> orders = shop.dataset("orders", "id BIGINT")
+        >>> shop.source(orders, tm.folder("landing/orders/*.json"))
 
         - checks: what is expected of what arrives, beside the checks of the dataset.
         """

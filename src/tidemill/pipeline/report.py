@@ -20,6 +20,11 @@ class ArcReport(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What a run did. True when everything that has arrived is processed, but for what is to run later.
 
+    >>> report = Report(pipeline="shop", seconds=1.5, files=3)
+    >>> print(report)
+    shop: caught up in 1.5 s
+      3 files taken
+
     - later: in how many seconds those are to run that their own pace, or a barrier, puts off.
     """
 

@@ -22,7 +22,14 @@ if TYPE_CHECKING:
 
 
 class Table:
-    """A table of a pipeline."""
+    """A table of a pipeline.
+
+    >>> import tidemill as tm
+    >>> shop = tm.Pipeline("shop", home="shop-home")
+    >>> orders = shop.dataset("orders", "id BIGINT, day DATE")
+    >>> orders.schema, orders.position
+    ('id bigint, day date', 0)
+    """
 
     def __init__(self, pipeline: "Pipeline", name: str) -> None:
         self.pipeline = pipeline
@@ -93,7 +100,14 @@ class Table:
 
 
 class Dataset(Table):
-    """A table that is written from outside."""
+    """A table that is written from outside.
+
+    >>> import tidemill as tm
+    >>> shop = tm.Pipeline("shop", home="shop-home")
+    >>> orders = shop.dataset("orders", "id BIGINT, amount DECIMAL(10,2)")
+    >>> orders.append([{"id": 1, "amount": 9.5}]).position
+    1
+    """
 
     @property
     def _decl(self) -> DatasetDecl:
@@ -154,7 +168,15 @@ class Dataset(Table):
 
 
 class View(Table):
-    """A query whose result is kept up to date."""
+    """A query whose result is kept up to date.
+
+    >>> import tidemill as tm
+    >>> shop = tm.Pipeline("shop", home="shop-home")
+    >>> orders = shop.dataset("orders", "id BIGINT, day DATE")
+    >>> days = shop.view("days", "SELECT day, count(*) AS n FROM orders GROUP BY day")
+    >>> days.sql
+    'SELECT day, count(*) AS n FROM orders GROUP BY day'
+    """
 
     @property
     def sql(self) -> str:

@@ -64,6 +64,10 @@ _QUERY_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 class SparkSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Which Spark to use.
 
+    >>> import tidemill as tm
+    >>> tm.SparkSettings(master="local[4]").master
+    'local[4]'
+
     - master: where the work is done, for a driver in this process: `local[*]`, `spark://host:port`, `yarn`, …
     - remote: a Spark Connect server, `sc://host:port`; then there is no master.
     - conf: more settings, by their names in Spark; they win over ours, except for those that are pinned.
@@ -262,8 +266,7 @@ def adopt(session: "SparkSession") -> Iterator["SparkSession"]:
     Blocks may overlap, in any thread: the first pins, the last sets back. What the user runs on that session
     meanwhile is run under the pins too.
 
-    >>> from tidemill.spark.sessions import adopt  # doctest: +SKIP
-    >>> with adopt(spark) as session:  # doctest: +SKIP
+    >>> with adopt(spark) as session:
     ...     session.sql("SELECT current_timezone()").first()[0]
     'UTC'
     """

@@ -76,8 +76,8 @@ def connect(
         workers: start a worker with so many slots for as long as the client lives.
         key_file: the file of the cluster key.
 
-    >>> import tempfile
-    >>> with connect(home=tempfile.mkdtemp()) as client:
+    >>> import tidemill as tm
+    >>> with tm.connect(home="tidemill-home") as client:
     ...     client.put("a value").result()
     'a value'
     """
@@ -99,7 +99,13 @@ def connect(
 
 
 class Client:
-    """A connection to one cluster, for any number of threads. Made by `connect`; close it, or use `with`."""
+    """A connection to one cluster, for any number of threads. Made by `connect`; close it, or use `with`.
+
+    >>> import tidemill as tm
+    >>> with tm.connect(home="tidemill-home") as client:
+    ...     client.submit(max, 3, 5).done()
+    False
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._link = connection

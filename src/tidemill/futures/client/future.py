@@ -23,7 +23,14 @@ T = TypeVar("T")
 
 
 class Future(Handle, Generic[T]):
-    """A durable call's handle. Made by `Client.submit`, `map`, `put` and an actor's methods."""
+    """A durable call's handle. Made by `Client.submit`, `map`, `put` and an actor's methods.
+
+    >>> import tidemill as tm
+    >>> with tm.connect(home="tidemill-home") as client:
+    ...     future = client.put([1, 2])
+    ...     future.done(), future.result()
+    (True, [1, 2])
+    """
 
     __slots__ = ("__weakref__", "_client", "_row", "id")
 

@@ -21,7 +21,13 @@ def listed(futures: Sequence[Any]) -> list[Future[Any]]:
 
 
 def gather(*futures: Any, timeout: float | None = None, return_exceptions: bool = False) -> list[Any]:
-    """The results of futures in their order; see `Client.gather`."""
+    """The results of futures in their order; see `Client.gather`.
+
+    >>> import tidemill as tm
+    >>> with tm.connect(home="tidemill-home") as client:
+    ...     tm.gather(client.put("a"), client.put("b"))
+    ['a', 'b']
+    """
     wanted = listed(futures)
     if not wanted:
         return []
@@ -29,7 +35,14 @@ def gather(*futures: Any, timeout: float | None = None, return_exceptions: bool 
 
 
 def as_completed(*futures: Any, timeout: float | None = None) -> Iterator[Future[Any]]:
-    """The futures one by one, as they end; see `Client.as_completed`."""
+    """The futures one by one, as they end; see `Client.as_completed`.
+
+    >>> import tidemill as tm
+    >>> with tm.connect(home="tidemill-home") as client:
+    ...     futures = [client.put("a"), client.put("b")]
+    ...     sorted(future.result() for future in tm.as_completed(futures))
+    ['a', 'b']
+    """
     wanted = listed(futures)
     return _one_client(wanted).as_completed(wanted, timeout=timeout) if wanted else iter(())
 
