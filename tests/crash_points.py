@@ -1,12 +1,17 @@
-"""The crash points of the source, found by reading it: those that are named where they are passed, and those
-whose name is put together from a word that callers give.
+"""The crash points of the source, found by reading it.
+
+There are three forms: `crash.point("a.b.before")`; a name that is put together from an argument of the
+function; and `scope.step("a.b", …)`, which has a point before the transaction and one after it.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import tidemill
+
+_STEP = re.compile(r"(^|\b|_)scope\.step$")
 
 ROOT = Path(tidemill.__file__).parent
 
@@ -14,7 +19,10 @@ ROOT = Path(tidemill.__file__).parent
 def points(root: Path = ROOT) -> dict[str, Path]:
     """Every point, and the file it is in."""
     return {
-        name: file for file in sorted(root.rglob("*.py")) for name in _in_file(ast.parse(file.read_text()))
+        name: file
+        for file in sorted(root.rglob("*.py"))
+        if file != root / "scope.py"  # the definition of `step`
+        for name in _in_file(ast.parse(file.read_text()))
     }
 
 
@@ -23,7 +31,12 @@ def _in_file(module: ast.Module) -> Iterator[str]:
         if not isinstance(function, ast.FunctionDef):
             continue
         for call in ast.walk(function):
-            if not (isinstance(call, ast.Call) and ast.unparse(call.func) == "crash.point"):
+            if not isinstance(call, ast.Call):
+                continue
+            if _STEP.search(ast.unparse(call.func)):
+                for step in _values(module, function, call.args[0]):
+                    yield from (f"{step}.before", f"{step}.after")
+            if ast.unparse(call.func) != "crash.point":
                 continue
             (said,) = call.args
             if isinstance(said, ast.Constant):
@@ -39,6 +52,16 @@ def _in_file(module: ast.Module) -> Iterator[str]:
                 )
 
 
+def _values(module: ast.Module, function: ast.FunctionDef, argument: ast.expr) -> Iterator[str]:
+    """The values of an argument: a constant, a choice of two, or an argument of the function itself."""
+    for value in [argument.body, argument.orelse] if isinstance(argument, ast.IfExp) else [argument]:
+        if isinstance(value, ast.Name):
+            yield from _given(module, function, value.id)
+        else:
+            assert isinstance(value, ast.Constant), ast.unparse(argument)
+            yield str(value.value)
+
+
 def _given(module: ast.Module, function: ast.FunctionDef, word: str) -> Iterator[str]:
     """What the callers of a function of this file give for one of its arguments, through others of them."""
     place = [one.arg for one in function.args.args if one.arg != "self"].index(word)
@@ -51,11 +74,5 @@ def _given(module: ast.Module, function: ast.FunctionDef, word: str) -> Iterator
             if not (isinstance(call, ast.Call) and ast.unparse(call.func) in names):
                 continue
             found = True
-            said = call.args[place]
-            for one in [said.body, said.orelse] if isinstance(said, ast.IfExp) else [said]:
-                if isinstance(one, ast.Name):
-                    yield from _given(module, caller, one.id)
-                else:
-                    assert isinstance(one, ast.Constant), ast.unparse(call)
-                    yield str(one.value)
+            yield from _values(module, caller, call.args[place])
     assert found, f"nobody calls {function.name}"

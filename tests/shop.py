@@ -136,14 +136,10 @@ def clean_up(shop: tm.Pipeline, readers_s: float = READERS_S) -> None:
     """What the runner does every so often, but as if a day had passed."""
     site = shop.site
     parts = PartFutures(site.store, site.place.cluster, site.place.key, make_part, objects=site.objects)
-    projections = Projections(site.store, site.keys, site.objects)
+    projections = Projections(site.scope)
     drop = Leftovers(site.store, ArcKeys(site.place.cluster), parts, projections)
     cleaner = Cleaner(
-        site.store,
-        site.keys,
-        site.objects,
-        site.door,
-        site.clock,
+        site.scope,
         drop=drop,
         grace_s=0.0,
         keep_s=0.0,

@@ -28,14 +28,15 @@ from tidemill.lots.manifest import StoredObject
 from tidemill.lots.states import LotState
 from tidemill.objects.local import LocalObjects
 from tidemill.publish.attempts import Hold
-from tidemill.publish.door import Door
 from tidemill.publish.parts import PartSink, PartTask, SinkWritten
+from tidemill.publish.publisher import Publisher
 from tidemill.runner import future_run
 from tidemill.runner.in_process_worker import Hands
 from tidemill.runner.loop import Loop
 from tidemill.runner.part_futures import PartFutures, resource_of
 from tidemill.runner.presence import OwnPresence
 from tidemill.runner.program import ArcProgram, Program
+from tidemill.scope import Scope
 from tidemill.store import Store, Tx, open_store
 from tidemill.triggers import subscriptions
 from tidemill.triggers.subscriptions import Terms
@@ -140,7 +141,7 @@ def per_lot_ms(report: Report, folder: Path, before: int, lots: int) -> float:
             clock=SYSTEM,
             chance=chance,
         )
-        _arrive(store, keys, before, lots)
+        _arrive(store, objects, keys, before, lots)
         began = time.perf_counter()
         tally = loop.catch_up()
         took = time.perf_counter() - began
@@ -151,13 +152,14 @@ def per_lot_ms(report: Report, folder: Path, before: int, lots: int) -> float:
     return (took - tools.took_s) / lots * 1000
 
 
-def _arrive(store: Store, keys: StepKeys, before: int, lots: int) -> None:
+def _arrive(store: Store, objects: LocalObjects, keys: StepKeys, before: int, lots: int) -> None:
     """The lots to work on, published as an append publishes them; their time is not counted."""
     node = store.run(lambda tx: nodes.join(tx, keys.cluster, Node(id="till", epoch=0), 10**12))
-    door = Door(store, keys, node)
+    scope = Scope(store=store, cluster="bench", objects=objects, node=node, chance=random.Random(1))
+    publisher = Publisher(scope)
     for number in range(before + 1, before + lots + 1):
         attempt = attempt_id("till", number)
-        hold = door.begin_append(SOURCE, attempt, None)
+        hold = publisher.begin_append(SOURCE, attempt, None)
         assert isinstance(hold, Hold)
         row = LotRow(
             dataset=SOURCE,
@@ -168,7 +170,7 @@ def _arrive(store: Store, keys: StepKeys, before: int, lots: int) -> None:
             rows=10,
             size=len(BODY),
         )
-        door.commit_append(hold, row, None)
+        publisher.commit_append(hold, row, None)
 
 
 def _nothing() -> None:

@@ -74,7 +74,7 @@ def test_small_files_come_together_while_a_reader_reads_and_the_old_ones_go_afte
         assert orders.compact() == []
         assert digests.content(begun) == digests.content(orders.df()) == held
         site = shop.site
-        cleaner = Cleaner(site.store, site.keys, site.objects, site.door, site.clock, readers_s=0.0)
+        cleaner = Cleaner(site.scope, readers_s=0.0)
         while cleaner.clean():
             pass
         assert digests.content(orders.df()) == held

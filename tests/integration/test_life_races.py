@@ -17,8 +17,7 @@ from tidemill.arcs.work import ArcWork, Ended
 from tidemill.cluster.nodes import Node
 from tidemill.errors import LotConflict
 from tidemill.lots import lots as lot_rows
-from tidemill.publish.door import Door
-from tidemill.publish.ids import new_attempt
+from tidemill.publish.publisher import Publisher
 from tidemill.store import open_store
 from tidemill.store.memory import MemoryStore
 from tidemill.testing.threads import together
@@ -81,16 +80,16 @@ def test_corrections_while_runners_work_are_all_followed_and_readers_see_whole_g
     lot = stage.append([0])
 
     def corrector(name: str, numbers: range) -> int:
-        door = Door(stage.store, stage.keys.publish, stage.node(name, LONG_US))
+        publisher = Publisher(stage.scope(stage.node(name, LONG_US)))
         refused = 0
         for number in numbers:
             while True:
-                hold = door.begin_correction(stage.orders, lot, new_attempt(stage.clock, stage.chance))
+                hold = publisher.begin_correction(stage.orders, lot, stage.scope().new_attempt())
                 try:
-                    door.publish(hold, [stage.written(hold, [number, number])])
+                    publisher.publish(hold, [stage.written(hold, [number, number])])
                     break
                 except LotConflict:
-                    door.abandon(hold, "too late")
+                    publisher.abandon(hold, "too late")
                     refused += 1
         return refused
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.attempt_publisher import AttemptPublisher
 from tests.unit.lots_stage import Stage, new_lot
 from tidemill.cluster.nodes import Node
 from tidemill.errors import IntervalConflict, LotConflict
@@ -13,7 +14,7 @@ from tidemill.lots import staging
 from tidemill.lots.ids import LotId, Unit
 from tidemill.lots.producers import Identity
 from tidemill.publish.attempts import Draft, Hold, Target
-from tidemill.publish.door import Door
+from tidemill.publish.intervals import IntervalCloser
 from tidemill.publish.keys import PublishKeys
 from tidemill.publish.transaction import Ending
 from tidemill.store import Store, open_store
@@ -50,15 +51,15 @@ def test_everything_that_is_appended_is_processed_once_and_no_wake_up_is_lost(st
     numbers = count(1)
 
     def producer(name: str) -> int:
-        door = Door(store, KEYS, stage.node(name, LONG_US))
+        publisher = AttemptPublisher(stage.scope(stage.node(name, LONG_US)))
         for seq in range(EACH):
             append = Identity(name, seq, "d")
-            hold = door.begin_append(source, f"{name}-{seq}", append)
+            hold = publisher.begin_append(source, f"{name}-{seq}", append)
             assert isinstance(hold, Hold)
-            door.commit_append(hold, new_lot(source, hold.draft.lot, attempt=hold.draft.id), append)
+            publisher.commit_append(hold, new_lot(source, hold.draft.lot, attempt=hold.draft.id), append)
         return EACH
 
-    def run_once(door: Door, node: Node) -> int:
+    def run_once(publisher: AttemptPublisher, node: Node) -> int:
         """What is due, if nobody is faster; how many lots it made."""
         made = 0
         for due in stage.due():
@@ -80,27 +81,27 @@ def test_everything_that_is_appended_is_processed_once_and_no_wake_up_is_lost(st
             for event in events:
                 last = event is events[-1]
                 lot = f"A{event.position:017}"
-                hold = door.open(
+                hold = publisher.open(
                     Draft(id=f"t{next(numbers)}", author="arc", lot=lot, targets=(Target(sink, lot),))
                 )
                 ending = Ending(ticket, {source: event.position}) if last else None
-                door.publish(hold, [new_lot(sink, lot, attempt=hold.draft.id)], ending=ending)
+                publisher.publish(hold, [new_lot(sink, lot, attempt=hold.draft.id)], ending=ending)
                 made += 1
         return made
 
     def runner(name: str) -> int:
         node = stage.node(name, LONG_US)
-        door = Door(store, KEYS, node)
+        publisher = AttemptPublisher(stage.scope(node))
         made = 0
         for _ in range(15):
             store.run(lambda tx: wakes.page_wakes(tx, KEYS.triggers, KEYS.lots, 1))
-            made += run_once(door, node)
+            made += run_once(publisher, node)
         return made
 
     together(lambda: producer("p1"), lambda: producer("p2"), lambda: runner("r1"), lambda: runner("r2"))
     last = stage.node("last", LONG_US)
     while stage.page() or stage.due():
-        run_once(Door(store, KEYS, last), last)
+        run_once(AttemptPublisher(stage.scope(last)), last)
     stage.check()
     assert len(stage.events(source)) == len(stage.events(sink)) == 2 * EACH
     for name, progress in (("arc", (2 * EACH,)), ("reader", (2 * EACH, 2 * EACH))):
@@ -120,22 +121,22 @@ def test_appends_that_race_with_two_closers_land_in_exactly_one_lot(postgres_url
         numbers = count(1)
 
         def producer(name: str) -> list[tuple[str, str]]:
-            door = Door(store, KEYS, stage.node(name, LONG_US))
+            publisher = AttemptPublisher(stage.scope(stage.node(name, LONG_US)))
             mine = []
             while len(closed) < 2:
-                hold = door.begin_append(orders, f"{name}-{next(numbers)}", None)
+                hold = publisher.begin_append(orders, f"{name}-{next(numbers)}", None)
                 row = new_lot(orders, hold.draft.lot, attempt=hold.draft.id, manifest=hold.draft.id)
-                mine.append((row.manifest, door.commit_append(hold, row, None).lot))
+                mine.append((row.manifest, publisher.commit_append(hold, row, None).lot))
             return mine
 
         def closer(name: str) -> list[tuple[str, str]]:
-            door = Door(store, KEYS, stage.node(name, LONG_US))
+            closer = IntervalCloser(stage.scope(stage.node(name, LONG_US)))
             while len(closed) < 2:
                 for dataset, lot in store.run(lambda tx: staging.due(tx, KEYS.lots)):
                     try:
-                        hold = door.begin_closing(dataset, lot, f"{name}-{next(numbers)}")
+                        hold = closer.seal(dataset, lot, f"{name}-{next(numbers)}")
                         held = read_all(store, lot)
-                        door.commit_closing(hold, new_lot(orders, str(lot), attempt=hold.draft.id))
+                        closer.commit(hold, new_lot(orders, str(lot), attempt=hold.draft.id))
                     except (IntervalConflict, LotConflict):
                         continue  # the other one was faster
                     assert str(lot) not in closed

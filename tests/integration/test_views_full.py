@@ -16,7 +16,6 @@ from tidemill import crash
 from tidemill.errors import CodeDiffers, ObjectUnreadable, ViewRefused
 from tidemill.lots.datasets import Kind
 from tidemill.publish.cleaner import Cleaner
-from tidemill.publish.door import Door
 from tidemill.spark.operations import Operation
 from tidemill.triggers import runs
 from tidemill.views.kernels.digest import digest, together
@@ -357,8 +356,7 @@ def test_a_crash_at_any_durable_write_leaves_the_steps_as_they_are_without_one(
     assert stage.stored_table("v") == Counter({(count + 1,): 1})
     stage.check()
     # The cleaner removes what the crashed ones left, and nothing that a step names.
-    door = Door(stage.store, stage.keys, stage.me)
-    cleaner = Cleaner(stage.store, stage.keys, stage.objects, door, stage.clock)
+    cleaner = Cleaner(stage.scope(stage.me))
     there = stage.data_of("v")
     while cleaner.clean():
         pass

@@ -6,7 +6,7 @@ futures would elsewhere: by key, once, unless it is told to forget.
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -30,8 +30,6 @@ from tidemill.objects.port import Objects
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Hold
 from tidemill.publish.cleaner import Cleaner
-from tidemill.publish.door import Door
-from tidemill.publish.ids import new_attempt
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.parts import (
     PartDone,
@@ -42,6 +40,7 @@ from tidemill.publish.parts import (
     PartTask,
     SinkWritten,
 )
+from tidemill.publish.publisher import Publisher
 from tidemill.store import Store
 
 LONG_US = 10**13
@@ -187,23 +186,11 @@ class ArcStage(Stage):
         return ArcSpec(**values)
 
     def worker(self, node: Node, **options: Any) -> ArcWork:
-        return ArcWork(
-            self.store,
-            self.keys,
-            self.objects,
-            node,
-            options.pop("parts", self.parts),
-            self.clock,
-            self.chance,
-            emit=options.pop("emit", self.told.append),
-            **options,
-        )
+        scope = self.scope(node, emit=options.pop("emit", self.told.append))
+        return ArcWork(scope, options.pop("parts", self.parts), **options)
 
     def cleaner(self, node: Node, **options: Any) -> Cleaner:
-        door = Door(self.store, self.keys.publish, node)
-        return Cleaner(
-            self.store, self.keys.publish, self.objects, door, self.clock, emit=self.told.append, **options
-        )
+        return Cleaner(self.scope(node, emit=self.told.append), **options)
 
     def living(self, name: str = "n") -> Node:
         return self.node(name, LONG_US)
@@ -233,39 +220,28 @@ class ArcStage(Stage):
     def append(self, *groups: Sequence[int], dataset: DatasetId | None = None) -> str:
         """One lot of numbers: an object for each group, which is its partition if there are several."""
         dataset = dataset or self.orders
-        door = Door(self.store, self.keys.publish, self.living("producer"))
-        hold = door.begin_append(dataset, new_attempt(self.clock, self.chance), None)
+        publisher = Publisher(self.scope(self.living("producer")))
+        hold = publisher.begin_append(dataset, self.scope().new_attempt(), None)
         assert isinstance(hold, Hold)
-        (target,) = hold.draft.targets
-        task = PartTask(
-            kind="append",
-            pipeline="",
-            author=hold.draft.author,
-            code="",
-            attempt=hold.draft.id,
-            lot=target.lot,
-            key="",
-            sinks=(PartSink(dataset=dataset),),
-        )
-        prefix = PartPlace("a", 1).data_prefix(task, task.sinks[0])
-        stored = []
-        for number, rows in enumerate(groups):
-            info = self.objects.put(f"{prefix}{number}.json", json.dumps(list(rows)).encode())
-            stored.append(
-                StoredObject(
-                    uri=info.key,
-                    size=info.size,
-                    rows=len(rows),
-                    format="json",
-                    partition={"group": str(number)} if len(groups) > 1 else {},
+
+        def write(folders: Mapping[DatasetId, str]) -> list[SinkWritten]:
+            stored = []
+            for number, rows in enumerate(groups):
+                body = json.dumps(list(rows)).encode()
+                info = self.objects.put(f"{folders[dataset]}{number}.json", body)
+                stored.append(
+                    StoredObject(
+                        uri=info.key,
+                        size=info.size,
+                        rows=len(rows),
+                        format="json",
+                        partition={"group": str(number)} if len(groups) > 1 else {},
+                    )
                 )
-            )
-        written = SinkWritten(dataset=dataset, objects=tuple(stored), rows=sum(map(len, groups)))
-        made = self.manifests.part_made(
-            hold, PartDone(task=task, written=(written,)), alone=True, fingerprints={}
-        )
-        (row,) = self.manifests.finish(hold, [made], {})
-        return door.commit_append(hold, row, None).lot
+            return [SinkWritten(dataset=dataset, objects=tuple(stored), rows=sum(map(len, groups)))]
+
+        (row,) = self.manifests.write_lot(hold, write, {})
+        return publisher.commit_append(hold, row, None).lot
 
     def correct(self, lot: str, generation: int, *groups: Sequence[int]) -> None:
         """Another generation of a lot of the input."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.unit.arcs_stage import ArcStage
+from tests.unit.attempt_publisher import AttemptPublisher
 from tests.unit.lots_stage import FIVE_MINUTES
 from tidemill.arcs import asks
 from tidemill.arcs.asks import Ask, AskKind, Order
@@ -14,9 +15,7 @@ from tidemill.lots import lots as lot_rows
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import StoredObject
 from tidemill.publish.attempts import Draft, Hold, Target
-from tidemill.publish.door import Door
-from tidemill.publish.ids import new_attempt
-from tidemill.publish.parts import PartDone, PartPlace, PartSink, PartTask, SinkWritten
+from tidemill.publish.parts import PartPlace, PartSink, PartTask, SinkWritten
 
 
 class LifeStage(ArcStage):
@@ -43,17 +42,17 @@ class LifeStage(ArcStage):
 
     def lot_of(self, dataset: DatasetId, lot: str, *rows: int, generation: int = 0) -> int:
         """Publish one generation of a lot, with a manifest and data; its position."""
-        door = Door(self.store, self.keys.publish, self.living("writer"))
+        publisher = AttemptPublisher(self.scope(self.living("writer")))
         target = Target(dataset, lot, generation)
         draft = Draft(
-            id=new_attempt(self.clock, self.chance),
+            id=self.scope().new_attempt(),
             author="writer",
             lot=lot,
             generation=generation,
             targets=(target,),
         )
-        hold = door.open(draft)
-        return door.publish(hold, [self.written(hold, rows)]).positions[0]
+        hold = publisher.open(draft)
+        return publisher.publish(hold, [self.written(hold, rows)]).positions[0]
 
     def written(self, hold: Hold, rows: Sequence[int]) -> lot_rows.LotRow:
         """The row of an attempt whose data and manifest are written."""
@@ -76,8 +75,7 @@ class LifeStage(ArcStage):
             info = self.objects.put(key, json.dumps(list(rows)).encode())
             stored = (StoredObject(uri=info.key, size=info.size, rows=len(rows), format="json"),)
         found = SinkWritten(dataset=target.dataset, objects=stored, rows=len(rows))
-        done = PartDone(task=task, written=(found,))
-        part = self.manifests.part_made(hold, done, alone=True, fingerprints={})
+        part = self.manifests.part_made(hold, "", [found], alone=True, fingerprints={})
         (row,) = self.manifests.finish(hold, [part], {})
         return row
 

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from tests.unit.arcs_stage import ArcStage
+from tests.unit.attempt_publisher import AttemptPublisher
 from tidemill import crash
 from tidemill.arcs import asks, standings
 from tidemill.arcs.declarations import ArcSpec
@@ -27,7 +28,6 @@ from tidemill.objects.local import LocalObjects
 from tidemill.objects.port import Objects
 from tidemill.publish.attempts import Draft, Target
 from tidemill.publish.cleaner import KEEP_S
-from tidemill.publish.door import Door
 from tidemill.publish.manifests import data_start
 from tidemill.publish.projections import Projections
 from tidemill.testing.fake_clock import FakeClock
@@ -54,14 +54,14 @@ class Scene:
         stage.objects.put(self.manifest, b"{")
         stage.parts.failing[BAD] = 10**9
         self._leave()
-        self.projections = Projections(stage.store, stage.keys.publish, stage.objects)
+        self.projections = Projections(stage.scope())
 
     def _leave(self) -> None:
         """What another author's dead node left: an intent, a manifest, and data."""
         stage = self.stage
         target = Target(stage.summed, "A00000000000000077")
-        door = Door(stage.store, stage.keys.publish, stage.node("dead", 1))
-        hold = door.open(Draft(id="z" * 26, author="other", lot=target.lot, targets=(target,)))
+        publisher = AttemptPublisher(stage.scope(stage.node("dead", 1)))
+        hold = publisher.open(Draft(id="z" * 26, author="other", lot=target.lot, targets=(target,)))
         stage.manifests.intend(hold)
         stage.objects.put(data_start(target, hold.draft.id) + ".1.1/x.json", b"[]")
         stage.clock.advance(1)

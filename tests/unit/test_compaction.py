@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.unit.attempt_publisher import AttemptPublisher
 from tests.unit.lots_stage import Stage
 from tidemill import crash
 from tidemill.cluster.nodes import Node
@@ -20,16 +21,15 @@ from tidemill.lots.lots import MANY_FILES, LotRow
 from tidemill.lots.manifest import InputLot, StoredObject
 from tidemill.objects.memory import MemoryObjects
 from tidemill.publish import attempts
-from tidemill.publish.attempts import Draft, Hold, Target
+from tidemill.publish.attempts import Draft, Target
 from tidemill.publish.cleaner import KEEP_S, READERS_S, Cleaner
-from tidemill.publish.door import Door
 from tidemill.publish.events import LayoutRemoved, LotCompacted
-from tidemill.publish.ids import new_attempt
 from tidemill.publish.keys import PublishKeys
 from tidemill.publish.manifests import Manifests
-from tidemill.publish.parts import PartDone, PartSink, PartTask, SinkWritten
+from tidemill.publish.parts import SinkWritten
 from tidemill.publish.projections import Projections
 from tidemill.runner.compacting import Compacted, Compactor, can_be_fewer
+from tidemill.scope import Scope
 from tidemill.spark.rewriting import Rewritten
 from tidemill.spark.writing import Written
 
@@ -57,12 +57,15 @@ class Layouts:
     def join(self, name: str) -> Node:
         return self.stage.node(name, LONG_US)
 
+    def scope(self, node: Node | None = None) -> Scope:
+        return self.stage.scope(node, objects=self.objects, chance=self.chance, emit=self.told.append)
+
     def attempt(self) -> str:
-        return new_attempt(self.clock, self.chance)
+        return self.scope().new_attempt()
 
     def publish(self, files: int, *, generation: int = 0, parts: Sequence[str] = ("",)) -> LotRow:
         """A lot whose rows are in so many files, with ids from 0 on; `parts` are those of its folders."""
-        door = Door(self.store, self.keys, self.node)
+        publisher = AttemptPublisher(self.scope(self.node))
         target = Target(ORDERS.id, LOT, generation)
         draft = Draft(
             id=self.attempt(),
@@ -72,7 +75,7 @@ class Layouts:
             targets=(target,),
             inputs=(INPUT,),
         )
-        hold = door.open(draft)
+        hold = publisher.open(draft)
         self.manifests.intend(hold)
         prefix = layout.data_prefix("orders", "1", LOT, draft.id)
         items = [
@@ -82,10 +85,10 @@ class Layouts:
             for n in range(files)
         ]
         made = self.manifests.part_made(
-            hold, done_of(hold, items, {"positive": 2}), alone=True, fingerprints={}
+            hold, "", [written_of(items, {"positive": 2})], alone=True, fingerprints={}
         )
         [row] = self.manifests.finish(hold, [made], {})
-        door.publish(hold, [row])
+        publisher.publish(hold, [row])
         return self.row
 
     def put(self, key: str, ids: list[int], partition: dict[str, str | None]) -> StoredObject:
@@ -113,27 +116,11 @@ class Layouts:
 
     def compactor(self, node: Node | None = None, rewrite=None) -> Compactor:
         return Compactor(
-            self.store,
-            self.keys,
-            self.manifests,
-            Door(self.store, self.keys, node or self.node),
-            self.attempt,
-            rewrite or self.rewrite,
-            projections=Projections(self.store, self.keys, self.objects),
-            emit=self.told.append,
+            self.scope(node or self.node), rewrite or self.rewrite, projections=Projections(self.scope())
         )
 
     def clean(self, node: Node | None = None, *, readers_s: float = READERS_S) -> None:
-        cleaner = Cleaner(
-            self.store,
-            self.keys,
-            self.objects,
-            Door(self.store, self.keys, node or self.node),
-            self.clock,
-            emit=self.told.append,
-            grace_s=0.0,
-            readers_s=readers_s,
-        )
+        cleaner = Cleaner(self.scope(node or self.node), grace_s=0.0, readers_s=readers_s)
         while cleaner.clean():
             pass
 
@@ -153,22 +140,9 @@ class Layouts:
         return {info.key for info in self.objects.list("data/")}
 
 
-def done_of(hold: Hold, items: Sequence[StoredObject], checks: dict[str, int], part: str = "") -> PartDone:
-    task = PartTask(
-        kind="arc",
-        pipeline="",
-        author="arc",
-        code="",
-        attempt=hold.draft.id,
-        lot=LOT,
-        part=part,
-        key="",
-        sinks=(PartSink(dataset=ORDERS.id),),
-    )
+def written_of(items: Sequence[StoredObject], checks: dict[str, int]) -> SinkWritten:
     rows = sum(item.rows or 0 for item in items)
-    return PartDone(
-        task=task, written=(SinkWritten(dataset=ORDERS.id, objects=tuple(items), rows=rows, checks=checks),)
-    )
+    return SinkWritten(dataset=ORDERS.id, objects=tuple(items), rows=rows, checks=checks)
 
 
 @pytest.mark.rule("LOT-37")

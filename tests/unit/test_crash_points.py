@@ -32,8 +32,8 @@ IN_PROCESS: dict[str, str] = {
     "tests/unit/test_arcs_crashes.py": "arcs.fail arcs.finish arcs.give-up arcs.miss arcs.pass arcs.renew"
     " arcs.withdraw publish.forget publish.part-failed publish.removed",
     "tests/unit/test_arcs_grace.py": "arcs.skip arcs.wait",
-    "tests/unit/test_publish_transaction.py": "publish.adopt publish.append-commit publish.append-open"
-    " publish.close publish.open publish.parts publish.seal publish.sweep",
+    "tests/unit/test_publish_transaction.py": "publish.append-commit publish.append-open"
+    " publish.close publish.seal publish.sweep",
     "tests/unit/test_life_crashes.py": "publish.correct-open",
     "tests/unit/test_pipeline_life.py": "orders.ask",
     "tests/unit/test_compaction.py": "publish.compact-commit publish.compact-digest publish.compact-open"

@@ -7,14 +7,14 @@ from collections import Counter
 
 import pytest
 
+from tests.unit.attempt_publisher import AttemptPublisher
 from tests.unit.lots_stage import Stage
 from tests.unit.steps_stage import P, StepStage, spec
-from tests.unit.test_compaction import LOT, ORDERS, Layouts, done_of
+from tests.unit.test_compaction import LOT, ORDERS, Layouts, written_of
 from tidemill import crash
 from tidemill.errors import LeaseLost
 from tidemill.lots import layout, lots
 from tidemill.publish.attempts import Draft, Target
-from tidemill.publish.door import Door
 from tidemill.sources.holdings import Holdings
 from tidemill.sources.keys import SourceKeys
 from tidemill.store import Tx
@@ -189,11 +189,11 @@ def test_whoever_dies_while_a_layout_with_parts_is_removed_leaves_the_rest_to_th
 
 def in_parts(stage: Layouts, files: int) -> None:
     """Publish a lot whose files are listed by two parts."""
-    door = Door(stage.store, stage.keys, stage.node)
+    publisher = AttemptPublisher(stage.scope(stage.node))
     draft = Draft(
         id=stage.attempt(), author="arc", lot=LOT, generation=0, targets=(Target(ORDERS.id, LOT, 0),)
     )
-    hold = door.open(draft)
+    hold = publisher.open(draft)
     stage.manifests.intend(hold)
     made = []
     for number in range(2):
@@ -201,7 +201,7 @@ def in_parts(stage: Layouts, files: int) -> None:
         items = [
             stage.put(f"{prefix}{number}-{n}.parquet", [number * 1000 + n], {}) for n in range(files // 2)
         ]
-        done = done_of(hold, items, {}, part=str(number))
-        made.append(stage.manifests.part_made(hold, done, alone=False, fingerprints={}))
+        written = [written_of(items, {})]
+        made.append(stage.manifests.part_made(hold, str(number), written, alone=False, fingerprints={}))
     [row] = stage.manifests.finish(hold, made, {})
-    door.publish(hold, [row])
+    publisher.publish(hold, [row])

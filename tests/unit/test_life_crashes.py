@@ -38,7 +38,7 @@ class Scene:
         for spec in self.specs.values():
             stage.drain(spec, worker, node)
         stage.clock.advance(20)
-        self.projections = Projections(stage.store, stage.keys.publish, stage.objects)
+        self.projections = Projections(stage.scope())
         self.clean = self.specs[clean]
         self.allowed = {
             self.wrong: ([1, 2], [9, 11]),

@@ -7,7 +7,7 @@ import pytest
 import tidemill as tm
 from tidemill.clock import SYSTEM, poll
 from tidemill.cluster import nodes
-from tidemill.pipeline.site import Site
+from tidemill.scope import Scope
 from tidemill.testing.threads import STUCK_S
 
 
@@ -34,20 +34,20 @@ def test_an_append_whose_lease_was_lost_on_the_way_is_made_again(
     with tm.Pipeline("shop", home=tmp_path / "home") as shop:
         orders = shop.dataset("orders", "id BIGINT")
         orders.append([(1,)])
-        given = Site.new_attempt
+        given = Scope.new_attempt
         lost = 0
 
-        def slept(site: Site) -> str:
+        def slept(scope: Scope) -> str:
             """As when a laptop sleeps behind the lid: the entry is gone, and soon there again."""
             nonlocal lost
             lost += 1
-            membership = site.connection.membership
+            membership = shop.site.connection.membership
             assert membership is not None
             if lost == 1:
-                site.store.run(lambda tx: nodes.leave(tx, membership.keys, membership.node))
+                scope.store.run(lambda tx: nodes.leave(tx, membership.keys, membership.node))
                 membership._due = 0.0
-            return given(site)
+            return given(scope)
 
-        monkeypatch.setattr(Site, "new_attempt", slept)
+        monkeypatch.setattr(Scope, "new_attempt", slept)
         assert orders.append([(2,)]).position == 2
         assert lost > 1

@@ -10,9 +10,9 @@ from tidemill.lots import layout
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import InputLot
 from tidemill.publish import attempts
+from tidemill.publish.adoption import open_or_adopt
 from tidemill.publish.attempts import PARTS_PAGE, Abandoned, Draft, Hold, Open, Target
 from tidemill.publish.keys import PublishKeys
-from tidemill.publish.opening import open_or_adopt
 from tidemill.publish.states import ATTEMPT, AttemptEdge, AttemptState, step
 
 KEYS = PublishKeys("c")

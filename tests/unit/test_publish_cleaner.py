@@ -3,15 +3,15 @@
 import pytest
 
 from tests.unit.arcs_stage import ArcStage, lapse
+from tests.unit.attempt_publisher import AttemptPublisher
 from tests.unit.lots_stage import SECOND_US
 from tidemill.lots.manifest import ManifestState
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Abandoned, Draft, Hold, Open, Target
 from tidemill.publish.cleaner import FIRST_AGAIN_S, KEEP_S, Cleaner
-from tidemill.publish.door import Door
 from tidemill.publish.events import AttemptAbandoned, AttemptCleaned
-from tidemill.publish.ids import LENGTH, new_attempt
 from tidemill.publish.manifests import data_start
+from tidemill.scope import ATTEMPT_LETTERS
 
 LOT = "A00000000000000001"
 
@@ -22,11 +22,9 @@ def next_sweep_at(stage: ArcStage) -> int | None:
     return stage.keys.publish.sweep.unpack(found[0].key)[0] if found else None
 
 
-def opened(stage: ArcStage, node, attempt: str = "t" * LENGTH, lot: str = LOT) -> Hold:
+def opened(stage: ArcStage, node, attempt: str = "t" * ATTEMPT_LETTERS, lot: str = LOT) -> Hold:
     targets = (Target(stage.cleaned, lot), Target(stage.odd, lot))
-    return Door(stage.store, stage.keys.publish, node).open(
-        Draft(id=attempt, author="arc", lot=lot, targets=targets)
-    )
+    return AttemptPublisher(stage.scope(node)).open(Draft(id=attempt, author="arc", lot=lot, targets=targets))
 
 
 def write(stage: ArcStage, hold: Hold, place: str = ".1.1") -> list[str]:
@@ -182,13 +180,13 @@ def test_what_a_published_attempt_has_is_kept_when_its_manifest_cannot_be_read()
 def test_a_sink_that_was_left_out_keeps_nothing():
     stage = ArcStage()
     node = stage.living("n")
-    door = Door(stage.store, stage.keys.publish, node)
+    publisher = AttemptPublisher(stage.scope(node))
     targets = (Target(stage.cleaned, LOT), Target(stage.odd, LOT, optional=True))
-    hold = door.open(Draft(id="t" * LENGTH, author="source", lot=LOT, targets=targets))
+    hold = publisher.open(Draft(id="t" * ATTEMPT_LETTERS, author="source", lot=LOT, targets=targets))
     write(stage, hold)
     rows = stage.manifests.finish(hold, [], {})
     assert [row.dataset for row in rows] == [stage.cleaned]
-    door.publish(hold, rows)
+    publisher.publish(hold, rows)
     stage.cleaner(node, keep_s=0).clean()
     assert stage.keys_under("data/") == []
     assert [key for key in stage.keys_under("datasets/") if "name=odd" in key] == []
@@ -215,8 +213,8 @@ def test_ids_of_attempts_have_one_length_and_sort_as_time_does():
     stage = ArcStage()
     found = []
     for _ in range(50):
-        found.append(new_attempt(stage.clock, stage.chance))
+        found.append(stage.scope().new_attempt())
         stage.clock.advance(0.01)
-    assert {len(one) for one in found} == {LENGTH}
+    assert {len(one) for one in found} == {ATTEMPT_LETTERS}
     assert sorted(found) == found
-    assert len({new_attempt(stage.clock, stage.chance) for _ in range(100)}) == 100
+    assert len({stage.scope().new_attempt() for _ in range(100)}) == 100

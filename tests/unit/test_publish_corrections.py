@@ -14,29 +14,28 @@ from tidemill.lots.keys import DatasetId
 from tidemill.lots.staging import Staged
 from tidemill.lots.states import LotState
 from tidemill.publish.attempts import Hold
-from tidemill.publish.door import Door
-from tidemill.publish.ids import new_attempt
 from tidemill.publish.parts import PartSink
+from tidemill.publish.publisher import Publisher
 
 
-def door(stage: LifeStage) -> Door:
+def publisher(stage: LifeStage) -> Publisher:
     """Of a process that corrects; it is gone after its ttl."""
-    return Door(stage.store, stage.keys.publish, stage.node("corrector"))
+    return Publisher(stage.scope(stage.node("corrector")))
 
 
-def begun(stage: LifeStage, by: Door, dataset: DatasetId, lot: str, *, remove: bool = False) -> Hold:
-    return by.begin_correction(dataset, lot, new_attempt(stage.clock, stage.chance), remove=remove)
+def begun(stage: LifeStage, by: Publisher, dataset: DatasetId, lot: str, *, remove: bool = False) -> Hold:
+    return by.begin_correction(dataset, lot, stage.scope().new_attempt(), remove=remove)
 
 
 def replace(stage: LifeStage, lot: str, *rows: int) -> int:
-    by = door(stage)
+    by = publisher(stage)
     hold = begun(stage, by, stage.orders, lot)
     stage.manifests.intend(hold)
     return by.publish(hold, [stage.written(hold, rows)]).positions[0]
 
 
 def remove(stage: LifeStage, lot: str) -> int:
-    by = door(stage)
+    by = publisher(stage)
     hold = begun(stage, by, stage.orders, lot, remove=True)
     return by.publish(hold, [stage.manifests.taken_back(hold, "wrong")]).positions[0]
 
@@ -92,7 +91,7 @@ def test_a_lot_that_is_taken_back_is_empty_downstream_and_can_be_given_rows_agai
     stage.drain(spec, worker, node)
     assert stage.rows(stage.cleaned, lot) == []
     with pytest.raises(CorrectionRefused):
-        begun(stage, door(stage), stage.orders, lot, remove=True)
+        begun(stage, publisher(stage), stage.orders, lot, remove=True)
     replace(stage, lot, 7)
     stage.drain(spec, worker, node)
     assert stage.rows(stage.cleaned, lot) == [7]
@@ -105,7 +104,7 @@ def test_a_lot_that_is_taken_back_is_empty_downstream_and_can_be_given_rows_agai
 def test_of_two_that_correct_a_lot_at_once_the_second_is_refused_and_leaves_nothing():
     stage = LifeStage()
     lot = stage.append([1])
-    by = door(stage)
+    by = publisher(stage)
     first, second = (begun(stage, by, stage.orders, lot) for _ in range(2))
     late = stage.written(second, [3])
     by.publish(first, [stage.written(first, [2])])
@@ -119,7 +118,7 @@ def test_of_two_that_correct_a_lot_at_once_the_second_is_refused_and_leaves_noth
 
 def test_what_cannot_be_corrected_is_refused_before_anything_is_written():
     stage = LifeStage()
-    by = door(stage)
+    by = publisher(stage)
     keyed = stage.dataset("keyed", kind=Kind.KEYED, key=("id",), deletes=True)
     stage.add(keyed, "A00000000000000001")
     with pytest.raises(CorrectionRefused, match="has a key"):

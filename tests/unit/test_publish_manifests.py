@@ -6,10 +6,10 @@ import pytest
 from tests.unit.arcs_stage import ArcStage
 from tidemill.errors import AttemptDamaged, LeaseLost, UsageError
 from tidemill.lots.manifest import ManifestState, StoredObject
+from tidemill.publish.assembly import Assembler, tasks_of
 from tidemill.publish.attempts import Draft, Hold, Target
 from tidemill.publish.manifests import attempt_in, data_start
-from tidemill.publish.parts import PartDone, PartFailed, PartSink, PartTask, SinkWritten
-from tidemill.publish.work import Work, tasks_of
+from tidemill.publish.parts import PartFailed, PartSink, PartTask, SinkWritten
 
 LOT = "A00000000000000001"
 
@@ -44,8 +44,7 @@ class Bench:
         return SinkWritten(dataset=target.dataset, objects=(item,), rows=rows, checks=checks)
 
     def made(self, part: str, *written: SinkWritten, hold: Hold | None = None, alone: bool = False):
-        done = PartDone(task=self.task(part), written=written)
-        return self.stage.manifests.part_made(hold or self.hold, done, alone=alone, fingerprints={})
+        return self.stage.manifests.part_made(hold or self.hold, part, written, alone=alone, fingerprints={})
 
 
 @pytest.mark.rule("LOT-8")
@@ -133,9 +132,9 @@ def test_a_port_that_ends_early_is_no_success():
         def run(self, tasks):
             return iter(())
 
-    work = Work(stage.store, stage.keys.publish, stage.objects, Quiet(), stage.clock)
+    work = Assembler(stage.scope(), Quiet())
     with pytest.raises(LeaseLost, match="given up"):
-        work.make(bench.hold, [bench.task()])
+        work.assemble(bench.hold, [bench.task()])
 
 
 def test_the_attempt_is_read_from_names_whoever_held_it():

@@ -21,7 +21,7 @@ def stage() -> ArcStage:
 
 @pytest.fixture
 def projections(stage: ArcStage) -> Projections:
-    return Projections(stage.store, stage.keys.publish, stage.objects)
+    return Projections(stage.scope())
 
 
 @pytest.mark.rule("LOT-22")

@@ -1,10 +1,12 @@
 """The one transaction: all sinks, events, wake-ups and the run's end, or nothing of it."""
 
+from dataclasses import dataclass, field
 from itertools import count
 
 import msgspec
 import pytest
 
+from tests.unit.attempt_publisher import AttemptPublisher
 from tests.unit.lots_stage import FIVE_MINUTES, Stage, new_lot
 from tidemill import crash
 from tidemill.cluster.nodes import Node
@@ -24,9 +26,10 @@ from tidemill.lots.staging import Staged
 from tidemill.lots.states import LotState
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Abandoned, Draft, Hold, Open, Published, Target
-from tidemill.publish.door import Door
+from tidemill.publish.intervals import IntervalCloser
 from tidemill.publish.keys import PublishKeys
 from tidemill.publish.transaction import Ending, publish
+from tidemill.scope import Scope
 from tidemill.store import Space, Tx, open_store
 from tidemill.store.memory import MemoryStore
 from tidemill.testing.threads import together
@@ -148,15 +151,16 @@ def test_no_transaction_grows_with_files_appends_parts_or_subscribers():
             stage.run(staging.stage, stage.lots, sink, Staged(uri=f"{n}", digest="", rows=10**9))
         stage.clock.advance(300)
         node = stage.node("n")
-        door = Counting(stage, node)
-        hold = door.begin_closing(sink, LotId.parse(lot), "t")
-        door.list_parts(hold, [f"p{n}" for n in range(many)])
-        door.commit_closing(hold, new_lot(sink, lot, attempt="t", rows=many * 10**9, size=many * 10**12))
-        sizes.append([(name, writes) for name, writes in door.writes if name != "parts"])
-        door.sweep_staging()
+        scope = CountingScope(**vars(stage.scope(node)))
+        closer = IntervalCloser(scope)
+        hold = closer.seal(sink, LotId.parse(lot), "t")
+        AttemptPublisher(scope).list_parts(hold, [f"p{n}" for n in range(many)])
+        closer.commit(hold, new_lot(sink, lot, attempt="t", rows=many * 10**9, size=many * 10**12))
+        sizes.append([(name, writes) for name, writes in scope.writes if name != "publish.parts"])
+        closer.sweep()
         while stage.page():
             assert stage.writes <= 3 * wakes.PAGE + 4
-        assert max(writes for _, writes in door.writes) <= 402
+        assert max(writes for _, writes in scope.writes) <= 402
     assert sizes[0] == sizes[1]
 
 
@@ -165,34 +169,33 @@ def subscribe_all(tx: Tx, names: list[str], terms: Terms) -> None:
         subscriptions.subscribe(tx, KEYS.triggers, KEYS.lots, name, terms)
 
 
-class Counting(Door):
-    """A door that notes how much every step wrote."""
+@dataclass(frozen=True, kw_only=True)
+class CountingScope(Scope):
+    """A scope that notes how much every step wrote."""
 
-    def __init__(self, stage: Stage, node: Node) -> None:
-        super().__init__(stage.store, KEYS, node)
-        self.writes: list[tuple[str, int]] = []
+    writes: list[tuple[str, int]] = field(default_factory=list)
 
-    def _step(self, name, fn):
-        answer, writes = super()._step(name, lambda tx: (fn(tx), tx.writes))
+    def step(self, name, fn):
+        answer, writes = super().step(name, lambda tx: (fn(tx), tx.writes))
         self.writes.append((name, writes))
         return answer
 
 
 def test_a_repeated_append_gets_its_receipt_and_the_slower_of_two_tries_is_abandoned():
     stage = Stage()
-    orders, door = stage.dataset(), Door(stage.store, KEYS, stage.node("n"))
+    orders, publisher = stage.dataset(), AttemptPublisher(stage.scope(stage.node("n")))
     append = Identity("till", 1, "digest")
-    first, second = (door.begin_append(orders, name, append) for name in ("t1", "t2"))
-    receipt = door.commit_append(second, rows_for(second)[0], append)
+    first, second = (publisher.begin_append(orders, name, append) for name in ("t1", "t2"))
+    receipt = publisher.commit_append(second, rows_for(second)[0], append)
     assert receipt == Receipt(
         dataset=orders, lot=second.draft.lot, position=1, visible_at=int(stage.clock.wall() * 1e6)
     )
     stage.clock.advance(5)
-    assert door.commit_append(first, rows_for(first)[0], append) == receipt
-    assert door.begin_append(orders, "t3", append) == receipt
+    assert publisher.commit_append(first, rows_for(first)[0], append) == receipt
+    assert publisher.begin_append(orders, "t3", append) == receipt
     assert [one.draft.id for one in left_over(stage)] == ["t1"]
     with pytest.raises(ProducerConflict):
-        door.begin_append(orders, "t4", Identity("till", 1, "other"))
+        publisher.begin_append(orders, "t4", Identity("till", 1, "other"))
     assert len(stage.events(orders)) == 1
     stage.check()
 
@@ -201,20 +204,22 @@ def test_a_repeated_append_gets_its_receipt_and_the_slower_of_two_tries_is_aband
 def test_of_two_closers_of_an_interval_one_publishes_it():
     stage = Stage()
     orders = stage.dataset(unit=FIVE_MINUTES)
-    door = Door(stage.store, KEYS, stage.node("n", 10**12))
-    hold = door.begin_append(orders, "t0", None)
-    lot = LotId.parse(door.commit_append(hold, rows_for(hold)[0], None).lot)
+    scope = stage.scope(stage.node("n", 10**12))
+    publisher = AttemptPublisher(scope)
+    hold = publisher.begin_append(orders, "t0", None)
+    lot = LotId.parse(publisher.commit_append(hold, rows_for(hold)[0], None).lot)
     assert not left_over(stage), "what is staged is not given up"
     stage.clock.advance(300)
-    one, other = (door.begin_closing(orders, lot, name) for name in ("t1", "t2"))
-    assert door.commit_closing(one, rows_for(one)[0]) == 1
+    closer = IntervalCloser(scope)
+    one, other = (closer.seal(orders, lot, name) for name in ("t1", "t2"))
+    assert closer.commit(one, rows_for(one)[0]) == 1
     with pytest.raises((LotConflict, IntervalConflict)):
-        door.commit_closing(other, rows_for(other)[0])
-    door.sweep_staging()
+        closer.commit(other, rows_for(other)[0])
+    closer.sweep()
     stage.clock.advance(300)
-    after = door.begin_closing(orders, lot.next(), "t3")
+    after = closer.seal(orders, lot.next(), "t3")
     row = msgspec.structs.replace(rows_for(after)[0], state=LotState.EMPTY)
-    assert door.commit_closing(after, row) == 2
+    assert closer.commit(after, row) == 2
     stage.check()
 
 
@@ -226,20 +231,20 @@ def left_over(stage: Stage) -> list[Abandoned]:
 def test_an_optional_sink_may_be_left_out_and_no_other():
     stage = Stage()
     clean, bad = stage.dataset("clean"), stage.dataset("clean_quarantine")
-    door = Door(stage.store, KEYS, stage.node("n"))
+    publisher = AttemptPublisher(stage.scope(stage.node("n")))
     targets = (Target(bad, LOT, optional=True), Target(clean, LOT))
-    hold = door.open(Draft(id="t1", author="source", lot=LOT, targets=targets))
+    hold = publisher.open(Draft(id="t1", author="source", lot=LOT, targets=targets))
     both = rows_for(hold)
     for rows in ([both[0]], [], [*both, new_lot(stage.dataset("other"), LOT, attempt="t1")]):
         with pytest.raises(UsageError):
-            door.publish(hold, rows)
+            publisher.publish(hold, rows)
     seen = []
-    done = door.publish(hold, [both[1]], move=lambda tx, positions: seen.append(dict(positions)))
+    done = publisher.publish(hold, [both[1]], move=lambda tx, positions: seen.append(dict(positions)))
     assert seen == [{targets[1]: 1}]
     assert (done.positions, done.manifests) == ((0, 1), ("", both[1].manifest))
     assert stage.events(bad) == []
     second = "A00000000000000002"
-    hold = door.open(
+    hold = publisher.open(
         Draft(
             id="t2",
             author="source",
@@ -247,12 +252,14 @@ def test_an_optional_sink_may_be_left_out_and_no_other():
             targets=(Target(bad, second, optional=True), Target(clean, second)),
         )
     )
-    assert door.publish(hold, rows_for(hold)).positions == (1, 2)
+    assert publisher.publish(hold, rows_for(hold)).positions == (1, 2)
     with pytest.raises(UsageError):
-        door.open(Draft(id="t3", author="source", lot=LOT, targets=(Target(bad, LOT, 1, optional=True),)))
+        publisher.open(
+            Draft(id="t3", author="source", lot=LOT, targets=(Target(bad, LOT, 1, optional=True),))
+        )
     again = (Target(bad, LOT, optional=True), Target(bad, LOT))
     with pytest.raises(UsageError):  # one lot, twice
-        door.open(Draft(id="t3", author="source", lot=LOT, targets=again))
+        publisher.open(Draft(id="t3", author="source", lot=LOT, targets=again))
     stage.check()
 
 
@@ -285,30 +292,31 @@ class Scene:
             stage.clock.monotonic_s += 20  # until its entry has run out
 
     def _work(self, node: Node) -> None:
-        stage, door = self.stage, Door(self.stage.store, KEYS, node)
+        stage, scope = self.stage, self.stage.scope(node)
+        publisher, closer = AttemptPublisher(scope), IntervalCloser(scope)
         append = Identity("p", 1, "d")
-        hold = door.begin_append(self.source, self.id(), append)
+        hold = publisher.begin_append(self.source, self.id(), append)
         if isinstance(hold, Hold):
-            door.commit_append(hold, rows_for(hold)[0], append)
+            publisher.commit_append(hold, rows_for(hold)[0], append)
         stage.page_all()
         for due in stage.due():
-            self._run(door, node, due)
-        hold = door.begin_append(self.timed, self.id(), append)
+            self._run(publisher, node, due)
+        hold = publisher.begin_append(self.timed, self.id(), append)
         if isinstance(hold, Hold):
-            door.commit_append(hold, rows_for(hold)[0], append)
+            publisher.commit_append(hold, rows_for(hold)[0], append)
         turn = stage.run(staging.read, KEYS.lots, self.timed)
         if turn.lot == str(self.lot):
             stage.clock.wall_s += 300 if stage.run(staging.due, KEYS.lots) == [] else 0
-            hold = door.begin_closing(self.timed, self.lot, self.id())
+            hold = closer.seal(self.timed, self.lot, self.id())
             held = stage.run(staging.page, KEYS.lots, self.timed, self.lot)
-            door.commit_closing(hold, msgspec.structs.replace(rows_for(hold)[0], rows=len(held)))
-        door.sweep_staging()
+            closer.commit(hold, msgspec.structs.replace(rows_for(hold)[0], rows=len(held)))
+        closer.sweep()
         for attempt in stage.run(attempts.open_ids, KEYS):
-            door.abandon_lost(attempt, 0)
+            publisher.abandon_lost(attempt, 0)
         for gone in left_over(stage):
-            door.forget(gone.draft.id)
+            publisher.forget(gone.draft.id)
 
-    def _run(self, door: Door, node: Node, due) -> None:
+    def _run(self, publisher: AttemptPublisher, node: Node, due) -> None:
         stage = self.stage
         if due.running:
             assert stage.look(due.name)
@@ -318,16 +326,16 @@ class Scene:
         found = [
             one for one in stage.run(attempts.attempts_at, KEYS, "arc", event.lot, 0) if isinstance(one, Open)
         ]
-        hold = door.adopt(found[0], inputs, "code") if found else None
+        hold = publisher.adopt(found[0], inputs, "code") if found else None
         if hold is None:
             targets = tuple(Target(sink, event.lot) for sink in self.sinks)
             draft = Draft(
                 id=self.id(), author="arc", lot=event.lot, targets=targets, inputs=inputs, code="code"
             )
-            hold = door.open(draft)
+            hold = publisher.open(draft)
         if stage.run(attempts.read, KEYS, hold.draft.id).parts is None:
-            door.list_parts(hold, ["x", "y"])
-        door.publish(hold, rows_for(hold), ending=Ending(ticket, ticket.heads))
+            publisher.list_parts(hold, ["x", "y"])
+        publisher.publish(hold, rows_for(hold), ending=Ending(ticket, ticket.heads))
 
     def id(self) -> str:
         return f"t{next(self.ids)}"
@@ -411,19 +419,19 @@ def test_of_two_adopters_and_a_cleaner_that_race_one_wins(backend, tmp_path):
 
             def adopter(name: str, seen=seen) -> str:
                 node = stage.node(name)
-                door = Door(store, KEYS, node)
-                hold = door.adopt(seen, (), "")
+                publisher = AttemptPublisher(stage.scope(node))
+                hold = publisher.adopt(seen, (), "")
                 if hold is None:
                     return ""
                 try:
-                    door.publish(hold, rows_for(hold))
+                    publisher.publish(hold, rows_for(hold))
                 except (TidemillError, LeaseLost):
                     return ""
                 return name
 
             def cleaner(turn=turn) -> str:
-                door = Door(store, KEYS, stage.node("cleaner"))
-                return "cleaner" if door.abandon_lost(f"t{turn}", 0) else ""
+                publisher = AttemptPublisher(stage.scope(stage.node("cleaner")))
+                return "cleaner" if publisher.abandon_lost(f"t{turn}", 0) else ""
 
             won = together(lambda: adopter("one"), lambda: adopter("other"), cleaner)
             assert len([one for one in won if one]) == 1
@@ -444,15 +452,15 @@ def test_concurrent_publishers_of_several_sinks_leave_no_gap_and_wake_everybody(
 
         def publisher(number: int) -> int:
             node = stage.node(f"n{number}", 10**12)
-            door = Door(store, KEYS, node)
+            publisher = AttemptPublisher(stage.scope(node))
             for turn in range(8):
                 lot = f"A{number * 100 + turn + 1:017}"
                 targets = tuple(Target(sink, lot) for sink in (sinks[number % 3], sinks[(number + turn) % 3]))
                 draft = Draft(
                     id=f"t{number}-{turn}", author="arc", lot=lot, targets=tuple(dict.fromkeys(targets))
                 )
-                hold = door.open(draft)
-                door.publish(hold, rows_for(hold))
+                hold = publisher.open(draft)
+                publisher.publish(hold, rows_for(hold))
             return 8
 
         def tender() -> int:

@@ -18,10 +18,7 @@ from tidemill.lots.datasets import Dataset
 from tidemill.objects.memory import MemoryObjects
 from tidemill.pipeline import report as reporting
 from tidemill.publish import attempts
-from tidemill.publish.closing import Closer
-from tidemill.publish.door import Door
-from tidemill.publish.ids import new_attempt
-from tidemill.publish.manifests import Manifests
+from tidemill.publish.intervals import IntervalCloser
 from tidemill.publish.parts import PartTask
 from tidemill.runner.loop import Loop
 from tidemill.runner.program import ArcProgram, Program
@@ -229,7 +226,7 @@ def test_an_interval_that_cannot_be_written_is_told_and_tried_again_without_stop
     stage = LoopStage()
     lot = stage.append([1, 2, 3])
     loop, closer = stage.loop(), Troubled(2)
-    loop._closer = closer  # type: ignore[assignment] # what the loop uses of it
+    loop._now().closer = closer  # type: ignore[assignment] # what the loop uses of it
     tally = loop.catch_up()
     loop.end()
     assert stage.rows(stage.summed, lot) == [1, 2, 3]
@@ -244,7 +241,7 @@ class Troubled:
     def __init__(self, left: int) -> None:
         self.left = left
 
-    def close_due(self, door: object) -> int:
+    def close_due(self) -> int:
         if self.left:
             self.left -= 1
             raise ObjectUnavailable("storage does not answer")
@@ -261,14 +258,10 @@ def test_a_closing_that_fails_leaves_no_attempt_open() -> None:
         def put(self, key: str, data: Any, **options: Any) -> Any:
             raise ObjectUnavailable("storage does not answer")
 
-    door = Door(stage.store, stage.keys.publish, stage.living())
-    manifests = Manifests(Full(stage.clock), stage.clock)
-    closer = Closer(
-        stage.store, stage.keys.publish, manifests, lambda: new_attempt(stage.clock, stage.chance)
-    )
+    closer = IntervalCloser(stage.scope(stage.living(), objects=Full(stage.clock)))
     for _ in range(3):
         with pytest.raises(ObjectUnavailable):
-            closer.close_due(door)
+            closer.close_due()
     assert stage.run(attempts.open_ids, stage.keys.publish) == []
 
 

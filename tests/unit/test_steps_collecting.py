@@ -15,7 +15,6 @@ from tidemill.lots.manifest import Manifest, ManifestState, StoredObject
 from tidemill.objects.memory import MemoryObjects
 from tidemill.publish import attempts
 from tidemill.publish.cleaner import KEEP_S, Cleaner
-from tidemill.publish.door import Door
 from tidemill.views.steps import commits, gone, groups, pins, retired
 from tidemill.views.steps.collecting import GRACE_S, Collector
 from tidemill.views.steps.commits import Batch, Output, State
@@ -110,10 +109,8 @@ class Files(StepStage):
             pass
 
     def clean(self) -> None:
-        door = Door(self.store, self.keys, self.node("cleaner"))
-        cleaner = Cleaner(
-            self.store, self.keys, self.objects, door, self.clock, lists=lambda key: listed(self.objects, key)
-        )
+        scope = self.scope(self.node("cleaner"))
+        cleaner = Cleaner(scope, lists=lambda key: listed(self.objects, key))
         while cleaner.clean():
             pass
 

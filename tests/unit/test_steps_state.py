@@ -9,7 +9,6 @@ from tidemill.errors import LeaseLost, StepConflict
 from tidemill.lots.keys import DatasetId
 from tidemill.objects.memory import MemoryObjects
 from tidemill.publish.cleaner import FIRST_AGAIN_S, KEEP_S, Cleaner
-from tidemill.publish.door import Door
 from tidemill.views.steps import commits
 from tidemill.views.steps.commits import Batch, Output, State, StepRow
 from tidemill.views.steps.groups import Group
@@ -42,17 +41,8 @@ class StateStage(StepStage):
         return {info.key for info in self.objects.list("data/")}
 
     def cleaner(self) -> Cleaner:
-        door = Door(self.store, self.keys, self.node("cleaner"))
-        return Cleaner(
-            self.store,
-            self.keys,
-            self.objects,
-            door,
-            self.clock,
-            lists=lambda key: listed(self.objects, key),
-            emit=lambda event: None,
-            grace_s=1.0,
-        )
+        scope = self.scope(self.node("cleaner"))
+        return Cleaner(scope, lists=lambda key: listed(self.objects, key), grace_s=1.0)
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ from tidemill.errors import ArcLotConflict, AttemptUnknown, LeaseLost
 from tidemill.lots import lots as published
 from tidemill.lots.manifest import InputLot
 from tidemill.publish import attempts
+from tidemill.publish.adoption import Opened, open_or_adopt
 from tidemill.publish.attempts import Draft, Hold, Target
-from tidemill.publish.opening import Opened, open_or_adopt
 from tidemill.store import Tx
 
 WORDS = 1000

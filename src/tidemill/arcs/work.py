@@ -12,17 +12,14 @@ What fails for reasons that are nobody's fault (storage that does not answer, a 
 running, and is raised: the runner tries again.
 """
 
-import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import TypeVar
 
 import msgspec
 
-from tidemill import crash
 from tidemill.arcs import asks, barriers, lots, parts, planning, rows, standings, telling
 from tidemill.arcs.asks import Ask, AskKind
 from tidemill.arcs.declarations import ArcSpec
@@ -33,28 +30,22 @@ from tidemill.arcs.lots import Began, Refused
 from tidemill.arcs.planning import Ordered, Plan
 from tidemill.arcs.standings import Standing
 from tidemill.arcs.states import ArcState, PartState, part_state, rollup
-from tidemill.clock import Clock
 from tidemill.cluster import nodes
-from tidemill.cluster.nodes import Node
 from tidemill.errors import AttemptDamaged, LotConflict, ManifestUnreadable, ObjectMissing
-from tidemill.events import Emit, ignore
 from tidemill.lots import events as lot_events
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import InputLot
-from tidemill.objects.port import Objects
-from tidemill.publish.door import Door
-from tidemill.publish.ids import new_attempt
+from tidemill.publish.assembly import Assembled, Assembler, tasks_of
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.parts import Parts
 from tidemill.publish.projections import Showing
+from tidemill.publish.publisher import Publisher
 from tidemill.publish.transaction import Ending
-from tidemill.publish.work import Made, Work, tasks_of
-from tidemill.store import Store, Tx
+from tidemill.scope import Scope
+from tidemill.store import Tx
 from tidemill.triggers import runs
 from tidemill.triggers.runs import Ticket
 from tidemill.triggers.terms import AfterGrace
-
-T = TypeVar("T")
 
 ROUNDS = 10
 """Of planning anew because an input was published again meanwhile."""
@@ -101,29 +92,13 @@ class ArcWork:
     - projections: shows states as names in object storage; left out, they are rebuilt on demand.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        keys: ArcKeys,
-        objects: Objects,
-        node: Node,
-        parts: Parts,
-        clock: Clock,
-        chance: random.Random,
-        *,
-        emit: Emit = ignore,
-        projections: Showing | None = None,
-    ) -> None:
-        self._store = store
-        self._keys = keys
-        self._node = node
-        self._clock = clock
-        self._chance = chance
-        self._emit = emit
+    def __init__(self, scope: Scope, parts: Parts, *, projections: Showing | None = None) -> None:
+        self._scope = scope
+        self._keys = ArcKeys(scope.cluster)
         self._projections = projections
-        self._door = Door(store, keys.publish, node)
-        self._manifests = Manifests(objects, clock)
-        self._work = Work(store, keys.publish, objects, parts, clock, emit=emit)
+        self._publisher = Publisher(scope)
+        self._manifests = Manifests(scope.objects, scope.clock)
+        self._assembler = Assembler(scope, parts)
         self._busy: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
 
@@ -141,7 +116,9 @@ class ArcWork:
         """
         page = self._events(spec, ticket, most)
         if not page:
-            self._step("finish", lambda tx: self._finish(tx, Ending(ticket, dict(ticket.progress))))
+            self._scope.step(
+                "arcs.finish", lambda tx: self._finish(tx, Ending(ticket, dict(ticket.progress)))
+            )
             return []
         line = Line(ticket, page)
         with ThreadPoolExecutor(min(spec.max_concurrent, len(page)), thread_name_prefix="lots") as pool:
@@ -151,7 +128,7 @@ class ArcWork:
         found = [one.result() for one in lots_]
         if line.stopped_at is not None:
             reached = line.progress_before(line.stopped_at)
-            self._step("give-up", lambda tx: self._stop(tx, ticket, reached))
+            self._scope.step("arcs.give-up", lambda tx: self._stop(tx, ticket, reached))
         return [one for one in found if one is not None]
 
     def _in_line(self, spec: ArcSpec, line: Line, number: int) -> Outcome | None:
@@ -175,7 +152,7 @@ class ArcWork:
                 found += [(source, row) for row in rows]
             return found
 
-        return self._store.run(page)[:most]
+        return self._scope.store.run(page)[:most]
 
     def _stop(self, tx: Tx, ticket: Ticket, progress: dict[DatasetId, int]) -> None:
         if progress == ticket.progress:
@@ -195,7 +172,7 @@ class ArcWork:
         )
         outcome = self._work_on(spec, asked.lot, Turn(), ordered)
         if outcome.ended in (Ended.DONE, Ended.WAITING):
-            self._step("withdraw", lambda tx: asks.withdraw(tx, self._keys, asked))
+            self._scope.step("arcs.withdraw", lambda tx: asks.withdraw(tx, self._keys, asked))
         return outcome
 
     def end_grace(self, spec: ArcSpec, lot: str) -> Outcome:
@@ -207,13 +184,13 @@ class ArcWork:
             return self._work_on(spec, lot, Turn(), Ordered())
 
         def step(tx: Tx) -> rows.Missing | None:
-            nodes.check(tx, self._keys.publish.cluster, self._node)
+            nodes.check(tx, self._keys.publish.cluster, self._scope.node)
             return barriers.skip(tx, self._keys, spec, lot)
 
-        row = self._step("skip", step)
+        row = self._scope.step("arcs.skip", step)
         if row is None:
             return Outcome(arc=spec.id, lot=lot, ended=Ended.DONE)
-        self._emit(ArcLotMissing(arc=spec.id, lot=lot, generation=0, error=row.error))
+        self._scope.emit(ArcLotMissing(arc=spec.id, lot=lot, generation=0, error=row.error))
         self._show(spec, lot)
         return Outcome(arc=spec.id, lot=lot, ended=Ended.MISSING, error=row.error)
 
@@ -225,8 +202,8 @@ class ArcWork:
         found: list[Standing] = []
         after: bytes | None = None
         while True:
-            page, after = self._store.run(
-                lambda tx, after=after: standings.stale(tx, self._keys, after, node=self._node)  # type: ignore[misc]
+            page, after = self._scope.store.run(
+                lambda tx, after=after: standings.stale(tx, self._keys, after, node=self._scope.node)  # type: ignore[misc]
             )
             with self._lock:
                 found += [one for one in page if (one.arc, one.lot) not in self._busy]
@@ -249,13 +226,13 @@ class ArcWork:
                 return self._elsewhere(spec, lot, turn)
             began: Began | Refused = Refused.CHANGED
             for _ in range(ROUNDS):
-                inputs = self._store.run(
+                inputs = self._scope.store.run(
                     lambda tx: planning.inputs(tx, self._keys, spec, lot, replay=order.replay)
                 )
                 if inputs.done or (inputs.skipped and order.generation is None):
                     return self._passed(spec, lot, Ended.DONE, turn)
                 if inputs.rows and not inputs.enough:
-                    if self._step("wait", lambda tx: barriers.wait(tx, self._keys, spec, lot)):
+                    if self._scope.step("arcs.wait", lambda tx: barriers.wait(tx, self._keys, spec, lot)):
                         return self._passed(spec, lot, Ended.WAITING, turn)
                     continue  # the last source has closed it meanwhile
                 if not inputs.rows:
@@ -287,13 +264,13 @@ class ArcWork:
                     self._busy.discard(key)
 
     def _begin(self, plan: Plan) -> Began | Refused:
-        attempt = new_attempt(self._clock, self._chance)
+        attempt = self._scope.new_attempt()
         wanted = plan.wanted
-        began = self._step(
-            "begin", lambda tx: lots.begin(tx, self._keys, self._node, wanted, attempt, idle=True)
+        began = self._scope.step(
+            "arcs.begin", lambda tx: lots.begin(tx, self._keys, self._scope.node, wanted, attempt, idle=True)
         )
         if isinstance(began, Began):
-            telling.begun(self._emit, began, len(plan.parts))
+            telling.begun(self._scope.emit, began, len(plan.parts))
             self._show(wanted.spec, wanted.lot)
         return began
 
@@ -303,12 +280,14 @@ class ArcWork:
         generation = began.hold.draft.generation
         tasks = parts.tasks(spec, lot, generation, wanted.inputs, plan.parts)
         try:
-            made = self._work.make(began.hold, tasks_of(began.hold, tasks), adopted=began.opened.adopted)
+            made = self._assembler.assemble(
+                began.hold, tasks_of(began.hold, tasks), adopted=began.opened.adopted
+            )
         except (AttemptDamaged, ManifestUnreadable) as error:
             if not began.opened.adopted:
                 raise
             began = self._renew(began, wanted.parts, str(error))
-            made = self._work.make(began.hold, tasks_of(began.hold, tasks))
+            made = self._assembler.assemble(began.hold, tasks_of(began.hold, tasks))
         if self._rolled_up(plan, made) is ArcState.COMPLETE:
             try:
                 return self._publish(plan, began, made, turn)
@@ -318,22 +297,24 @@ class ArcWork:
         why = f"part {first.task.part}: {first.kind}: {first.message}"
         return self._fail(spec, began, tuple(end.task.part for end in made.failed), why, turn)
 
-    def _rolled_up(self, plan: Plan, made: Made) -> ArcState:
+    def _rolled_up(self, plan: Plan, made: Assembled) -> ArcState:
         """What the parts' manifests make of the lot (LOT-13)."""
         states = [part_state(state) for part in made.parts for state in part.states]
         sinks = len(plan.wanted.spec.sinks)
         return rollup(states + [PartState.PARTIAL] * (len(made.failed) * sinks))
 
     def _renew(self, began: Began, names: Sequence[str], why: str) -> Began:
-        attempt = new_attempt(self._clock, self._chance)
-        renewed = self._step("renew", lambda tx: lots.renew(tx, self._keys, began, names, attempt, why))
-        telling.begun(self._emit, renewed, len(names))
+        attempt = self._scope.new_attempt()
+        renewed = self._scope.step(
+            "arcs.renew", lambda tx: lots.renew(tx, self._keys, began, names, attempt, why)
+        )
+        telling.begun(self._scope.emit, renewed, len(names))
         return renewed
 
-    def _publish(self, plan: Plan, began: Began, made: Made, turn: Turn) -> Outcome:
+    def _publish(self, plan: Plan, began: Began, made: Assembled, turn: Turn) -> Outcome:
         hold, spec = began.hold, plan.wanted.spec
         ending = turn.ending()
-        published = self._door.publish(
+        published = self._publisher.publish(
             hold,
             made.rows,
             move=lambda tx, _: lots.complete(tx, self._keys, hold, barrier=spec.has_barrier),
@@ -346,7 +327,7 @@ class ArcWork:
             if position
         }
         rows = {row.dataset: row.rows for row in made.rows}
-        telling.published(self._emit, draft, positions, rows)
+        telling.published(self._scope.emit, draft, positions, rows)
         self._show(spec, draft.lot, *positions)
         return Outcome(
             arc=spec.id,
@@ -367,8 +348,8 @@ class ArcWork:
             lots.fail(tx, self._keys, began.hold, failed, error)
             self._finish(tx, ending)
 
-        self._step("fail", both)
-        self._emit(
+        self._scope.step("arcs.fail", both)
+        self._scope.emit(
             ArcLotPartial(
                 arc=spec.id, lot=draft.lot, generation=draft.generation, failed=list(failed), error=error
             )
@@ -399,7 +380,7 @@ class ArcWork:
             answer = lots.miss(
                 tx,
                 self._keys,
-                self._node,
+                self._scope.node,
                 spec,
                 lot,
                 inputs,
@@ -410,17 +391,19 @@ class ArcWork:
             self._finish(tx, ending)
             return answer
 
-        answer = self._step("miss", both)
+        answer = self._scope.step("arcs.miss", both)
         if isinstance(answer, Refused):
             ended = Ended.DONE if answer is Refused.COMPLETE else Ended.ELSEWHERE
             return Outcome(arc=spec.id, lot=lot, ended=ended)
         self._show(spec, lot)
-        standing = self._store.run(lambda tx: rows.newest(tx, self._keys, spec.id, lot))
+        standing = self._scope.store.run(lambda tx: rows.newest(tx, self._keys, spec.id, lot))
         generation = 0 if standing is None else standing[0]
         if answer.state is ArcState.PARTIAL:
-            self._emit(ArcLotPartial(arc=spec.id, lot=lot, generation=generation, failed=[], error=error))
+            self._scope.emit(
+                ArcLotPartial(arc=spec.id, lot=lot, generation=generation, failed=[], error=error)
+            )
         else:
-            self._emit(ArcLotMissing(arc=spec.id, lot=lot, generation=generation, error=error))
+            self._scope.emit(ArcLotMissing(arc=spec.id, lot=lot, generation=generation, error=error))
         ended = Ended(answer.state.value)
         return Outcome(arc=spec.id, lot=lot, ended=ended, generation=generation, error=error)
 
@@ -435,7 +418,7 @@ class ArcWork:
         """Somebody else works on the lot. It is passed, unless they make it from what its inputs were before:
         then nobody would make it from what they are, so it is tried again later.
         """
-        if self._store.run(lambda tx: lots.overtaken(tx, self._keys, spec, lot)):
+        if self._scope.store.run(lambda tx: lots.overtaken(tx, self._keys, spec, lot)):
             return Outcome(arc=spec.id, lot=lot, ended=Ended.FULL)
         return self._passed(spec, lot, Ended.ELSEWHERE, turn)
 
@@ -443,16 +426,10 @@ class ArcWork:
         """The lot needs nothing of us: done, or in the hands of somebody whose lease says so."""
         ending = turn.ending()
         if ending is not None:
-            self._step("pass", lambda tx: self._finish(tx, ending))
+            self._scope.step("arcs.pass", lambda tx: self._finish(tx, ending))
         return Outcome(arc=spec.id, lot=lot, ended=ended)
 
     # --- steps
-
-    def _step(self, name: str, fn: Callable[[Tx], T]) -> T:
-        crash.point(f"arcs.{name}.before")
-        answer = self._store.run(fn)
-        crash.point(f"arcs.{name}.after")
-        return answer
 
     def _finish(self, tx: Tx, ending: Ending | None) -> None:
         if ending is not None:

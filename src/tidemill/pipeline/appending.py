@@ -5,7 +5,7 @@ The attempt's row is there before the first object, so a crash at any moment lea
 that the cleaner finds. An append with a producer and a number may be repeated: it is taken once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,10 @@ from tidemill.errors import (
     StoreUnavailable,
     UsageError,
 )
-from tidemill.lots import datasets, layout
+from tidemill.lots import datasets
 from tidemill.lots.checks import QUARANTINE_SCHEMA, Check, drops, quarantine_of, strict
 from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.lots.producers import Identity, Receipt
 from tidemill.pipeline import keyed
@@ -30,7 +31,7 @@ from tidemill.pipeline.declarations import DatasetDecl
 from tidemill.pipeline.site import Site, is_session
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Hold, Published
-from tidemill.publish.parts import PartDone, PartSink, PartTask, SinkWritten
+from tidemill.publish.parts import SinkWritten
 from tidemill.spark import operations, schema
 from tidemill.spark.checking import Checked, refuse, write_checked
 from tidemill.spark.checking_arrow import check_table
@@ -77,9 +78,9 @@ def append(
     site.store.run(declare)
     for _ in range(LEASES):
         node = site.node
-        attempt = site.new_attempt()
+        attempt = site.scope.new_attempt()
         try:
-            hold = site.door.begin_append(decl.id, attempt, identity, quarantine)
+            hold = site.publisher.begin_append(decl.id, attempt, identity, quarantine)
             if isinstance(hold, Receipt):
                 return hold
             return _written(site, decl, body, hold, identity)
@@ -102,7 +103,7 @@ def _is_unpublished(tx: Tx, site: Site, attempt: str) -> bool:
 
 def _written(site: Site, decl: DatasetDecl, body: "Body", hold: Hold, identity: Identity | None) -> Receipt:
     row, *out = _made(site, decl, body, hold)
-    return site.door.commit_append(hold, row, identity, *out)
+    return site.publisher.commit_append(hold, row, identity, *out)
 
 
 def made(site: Site, decl: DatasetDecl, body: "Body", hold: Hold) -> LotRow:
@@ -117,44 +118,23 @@ def _made(site: Site, decl: DatasetDecl, body: "Body", hold: Hold) -> list[LotRo
     try:
         return _checked(site, decl, body, hold)
     except (AppendRefused, CheckFailed) as failed:
-        site.door.abandon(hold, failed.message)
+        site.publisher.abandon(hold, failed.message)
         raise
 
 
 def _checked(site: Site, decl: DatasetDecl, body: "Body", hold: Hold) -> list[LotRow]:
-    target = hold.draft.targets[0]
-    manifests = site.manifests
-    manifests.intend(hold)
-    prefix = layout.data_prefix(target.dataset.name, target.dataset.version, target.lot, hold.draft.id)
-    bad_prefix = "".join(
-        layout.data_prefix(one.dataset.name, one.dataset.version, one.lot, hold.draft.id)
-        for one in hold.draft.targets[1:]
-    )
-    checks = decl.expected if bad_prefix else strict(decl.expected)
-    checked = body.write(site, prefix, bad_prefix, decl, checks)
-    sinks = [one.dataset for one in hold.draft.targets]
-    done = PartDone(
-        task=PartTask(
-            kind="append",
-            pipeline="",
-            author=hold.draft.author,
-            code=hold.draft.code,
-            attempt=hold.draft.id,
-            lot=target.lot,
-            generation=target.generation,
-            key="",
-            sinks=tuple(PartSink(dataset=one) for one in sinks),
-        ),
-        written=tuple(
-            SinkWritten(dataset=one, objects=written.objects, rows=written.rows, checks=counts)
-            for one, written, counts in zip(
-                sinks, (checked.rows, checked.quarantined), (checked.counts, {}), strict=False
-            )
-        ),
-    )
-    prints = {target.dataset: spelled(decl.dataset).fingerprint}
-    part = manifests.part_made(hold, done, alone=True, fingerprints=prints)
-    return manifests.finish(hold, [part], prints)
+    def write(folders: Mapping[DatasetId, str]) -> list[SinkWritten]:
+        prefix, *quarantine = folders.values()
+        checks = decl.expected if quarantine else strict(decl.expected)
+        checked = body.write(site, prefix, "".join(quarantine), decl, checks)
+        parts = zip(folders, (checked.rows, checked.quarantined), (checked.counts, {}), strict=False)
+        return [
+            SinkWritten(dataset=sink, objects=written.objects, rows=written.rows, checks=counts)
+            for sink, written, counts in parts
+        ]
+
+    fingerprints = {hold.draft.targets[0].dataset: spelled(decl.dataset).fingerprint}
+    return site.manifests.write_lot(hold, write, fingerprints)
 
 
 def spelled(dataset: Dataset) -> Dataset:

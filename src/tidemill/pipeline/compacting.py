@@ -1,5 +1,6 @@
 """Compacting the lots of a table from here, now: `table.compact()`, `tidemill compact TABLE` (LOT-37)."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -39,16 +40,12 @@ def compact(
     site = pipeline.site
     dataset = reading.declared(pipeline, name)
     found = []
+    scope = dataclasses.replace(site.scope, emit=emit)
     with site.spark() as spark:
         compactor = Compactor(
-            site.store,
-            site.keys,
-            site.manifests,
-            site.door,
-            site.new_attempt,
+            scope,
             on_spark(spark, site.storage),
-            projections=Projections(site.store, site.keys, site.objects),
-            emit=emit,
+            projections=Projections(scope),
             target_bytes=target_bytes,
         )
         for lot in wanted or _all(site, dataset):

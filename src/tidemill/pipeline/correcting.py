@@ -45,14 +45,14 @@ def _refuse_keyed(decl: DatasetDecl, lot: str) -> None:
 def _begun(site: Site, decl: DatasetDecl, lot: str, *, remove: bool = False) -> Hold:
     dataset = spelled(decl.dataset)
     site.store.run(lambda tx: datasets.declare(tx, site.keys.lots, dataset, evolved))
-    return site.door.begin_correction(decl.id, lot, site.new_attempt(), remove=remove)
+    return site.publisher.begin_correction(decl.id, lot, site.scope.new_attempt(), remove=remove)
 
 
 def _published(site: Site, hold: Hold, row: LotRow) -> Receipt:
     try:
-        position = site.door.publish(hold, [row]).positions[0]
+        position = site.publisher.publish(hold, [row]).positions[0]
     except LotConflict as conflict:
-        site.door.abandon(hold, conflict.message)
+        site.publisher.abandon(hold, conflict.message)
         raise CorrectionRefused(
             f"lot {row.lot} of {row.dataset} was corrected by somebody else meanwhile"
         ) from conflict

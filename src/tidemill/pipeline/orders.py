@@ -24,7 +24,6 @@ from tidemill.lots.keys import DatasetId
 from tidemill.lots.states import LotState
 from tidemill.pipeline import graph
 from tidemill.pipeline.graph import Bound
-from tidemill.publish.ids import new_attempt
 from tidemill.store import Tx
 from tidemill.triggers import flags, subscriptions
 from tidemill.views.steps.keys import group_id
@@ -210,7 +209,7 @@ def ask(pipeline: "Pipeline", planned: OrderPlan, tell: Tell = quiet) -> OrderPl
     the way has asked for the first lots.
     """
     site = pipeline.site
-    keys, batch = ArcKeys(site.place.cluster), new_attempt(site.clock, site.chance)
+    keys, batch = ArcKeys(site.place.cluster), site.scope.new_attempt()
     order = Order(planned.kind, batch, planned.at_once)
     wanted = planned.asked
     for first in range(0, len(wanted), PAGE):

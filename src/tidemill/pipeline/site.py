@@ -14,9 +14,9 @@ from tidemill.errors import StoreUnavailable, UsageError
 from tidemill.futures.client.connection import Connection
 from tidemill.futures.home import Place
 from tidemill.objects import Objects
-from tidemill.publish import ids
-from tidemill.publish.door import Door
 from tidemill.publish.manifests import Manifests
+from tidemill.publish.publisher import Publisher
+from tidemill.scope import Scope
 from tidemill.spark.sessions import SparkSettings, adopt, open_session
 from tidemill.spark.storage import Storage
 from tidemill.store import Store
@@ -93,9 +93,20 @@ class Site:
         return Storage(self.objects)
 
     @property
-    def door(self) -> Door:
-        """The way to publish, as this process."""
-        return Door(self.store, self.keys, self.node)
+    def scope(self) -> Scope:
+        """What this process works with, as a node of the cluster."""
+        return Scope(
+            store=self.store,
+            cluster=self.place.cluster,
+            objects=self.objects,
+            node=self.node,
+            clock=self.clock,
+            chance=self.chance,
+        )
+
+    @property
+    def publisher(self) -> Publisher:
+        return Publisher(self.scope)
 
     @property
     def node(self) -> Node:
@@ -118,9 +129,6 @@ class Site:
 
         if not poll(again, self.clock, every_s=0.1, timeout_s=TTL_S):
             raise StoreUnavailable(f"{lost.id} could not join the node list of its cluster again")
-
-    def new_attempt(self) -> str:
-        return ids.new_attempt(self.clock, self.chance)
 
     # --- Spark
 

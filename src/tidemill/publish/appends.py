@@ -1,13 +1,12 @@
-"""Appends and intervals: what producers bring, through the same one transaction.
+"""Appends: the rows of a producer, through the same one transaction as any publication.
 
-An append is an attempt of its own: `begin`, objects and manifest, `commit`. Into a dataset without intervals
-it is a lot then; into an open interval it is staged, durable and not visible yet. The interval is an attempt
-when it closes: `begin_closing`, the manifest of what `staging.page` reads, `commit_closing`.
+An append has its own attempt: `begin`, objects and manifest, `commit`. In a dataset without intervals the
+append is a lot then. In a dataset with intervals it is staged: durable, and visible when its interval closes
+(`tidemill.publish.intervals`).
 """
 
 from tidemill.cluster.nodes import Node
 from tidemill.lots import datasets, lots, producers, staging
-from tidemill.lots.ids import LotId
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.lots.producers import Identity, Receipt
@@ -15,7 +14,7 @@ from tidemill.lots.staging import Staged
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Draft, Hold, Target
 from tidemill.publish.keys import PublishKeys
-from tidemill.publish.transaction import Positions, publish
+from tidemill.publish.transaction import publish
 from tidemill.store import Tx
 from tidemill.triggers import wakes
 
@@ -29,11 +28,13 @@ def begin(
     append: Identity | None,
     quarantine: DatasetId | None = None,
 ) -> Hold | Receipt:
-    """Open an append as the dataset's next lot, or for the interval in turn, which may be another one when it
-    is committed; one that was taken already is answered as the first time.
+    """Open the attempt of an append, or return the receipt if the same append was published before.
 
-    - quarantine: where rows go that checks take out. It has a lot of its own there: of the same id, or, for
-      an append that waits for its interval, the next one, since what was taken out waits for nothing.
+    The append is the dataset's next lot, or part of the open interval; a later interval may be open when it
+    is committed.
+
+    - quarantine: the dataset for rows that checks remove. Its lot has the same id; for an append that waits
+      for its interval it is the quarantine's next lot, because removed rows do not wait.
     """
     known = None if append is None else producers.find(tx, keys.lots, dataset, append)
     if known is not None:
@@ -60,10 +61,11 @@ def begin(
 def commit(
     tx: Tx, keys: PublishKeys, hold: Hold, row: LotRow, append: Identity | None, *out: LotRow
 ) -> Receipt:
-    """Publish or stage an append and keep its receipt. Of two tries of one append that race the second is
-    abandoned, and answered with the receipt of the first.
+    """Publish or stage an append, and store its receipt.
 
-    - out: of the quarantine, if rows were taken out; published in any case.
+    When two tries of one append race, the second is abandoned and gets the receipt of the first.
+
+    - out: the quarantine's lot, if checks removed rows; it is published at once.
     """
     known = None if append is None else producers.find(tx, keys.lots, row.dataset, append)
     if known is not None:
@@ -99,22 +101,3 @@ def _stage(
         seq=None if append is None else append.seq,
     )
     return staging.stage(tx, keys.lots, row.dataset, staged)
-
-
-def begin_closing(
-    tx: Tx, keys: PublishKeys, node: Node, dataset: DatasetId, lot: LotId, attempt: str
-) -> Hold:
-    """Seal an interval that is over, and open the attempt at its lot."""
-    staging.seal(tx, keys.lots, dataset, lot)
-    target = Target(dataset, str(lot))
-    draft = Draft(id=attempt, author=f"interval {dataset}", lot=str(lot), targets=(target,))
-    return attempts.begin(tx, keys, node, draft)
-
-
-def commit_closing(tx: Tx, keys: PublishKeys, hold: Hold, row: LotRow) -> int:
-    """Publish the lot of a sealed interval, which closes it; its position."""
-
-    def move(tx: Tx, _: Positions) -> None:
-        staging.close(tx, keys.lots, row.dataset, LotId.parse(row.lot))
-
-    return publish(tx, keys, hold, [row], move=move).positions[0]

@@ -19,19 +19,16 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TypeAlias
 
 from tidemill import crash
-from tidemill.clock import Clock
 from tidemill.errors import AttemptUnknown, ManifestUnreadable, ObjectMissing
-from tidemill.events import Emit, ignore
 from tidemill.lots import lots
 from tidemill.lots.manifest import ManifestState
-from tidemill.objects.port import Objects
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Abandoned, Draft, Published
-from tidemill.publish.door import Door
 from tidemill.publish.events import AttemptAbandoned, AttemptCleaned, LayoutRemoved
 from tidemill.publish.keys import PublishKeys
 from tidemill.publish.manifests import Manifests, attempt_in, data_of, manifest_keys
-from tidemill.store import Store
+from tidemill.publish.publisher import Publisher
+from tidemill.scope import Scope
 
 SECOND_US = 1_000_000
 KEEP_S = 24 * 3600.0
@@ -74,29 +71,23 @@ class Cleaner:
 
     def __init__(
         self,
-        store: Store,
-        keys: PublishKeys,
-        objects: Objects,
-        door: Door,
-        clock: Clock,
+        scope: Scope,
         *,
         gone: Gone = unknown,
         drop: Drop = nothing,
         lists: Lists = no_others,
-        emit: Emit = ignore,
         keep_s: float = KEEP_S,
         grace_s: float = GRACE_S,
         readers_s: float = READERS_S,
     ) -> None:
-        self._store = store
-        self._keys = keys
-        self._objects = objects
-        self._manifests = Manifests(objects, clock)
-        self._door = door
+        self._scope = scope
+        self._keys = PublishKeys(scope.cluster)
+        self._objects = scope.objects
+        self._manifests = Manifests(scope.objects, scope.clock)
+        self._publisher = Publisher(scope)
         self._gone = gone
         self._drop = drop
         self._lists = lists
-        self._emit = emit
         self._keep_us = int(keep_s * SECOND_US)
         self._grace_us = int(grace_s * SECOND_US)
         self._readers_us = int(readers_s * SECOND_US)
@@ -114,20 +105,20 @@ class Cleaner:
 
     def abandon_lost(self, limit: int = PAGE) -> bool:
         """Give up a page of the open attempts whose nodes are gone; False at the end of a round."""
-        page = self._store.run(lambda tx: attempts.open_ids(tx, self._keys, self._after, limit))
+        page = self._scope.store.run(lambda tx: attempts.open_ids(tx, self._keys, self._after, limit))
         for attempt in page:
             try:
-                lost = self._door.abandon_lost(attempt, self._grace_us)
+                lost = self._publisher.abandon_lost(attempt, self._grace_us)
             except AttemptUnknown:
                 continue  # it ended meanwhile, and was forgotten
             if lost is not None:
-                self._emit(told(lost))
+                self._scope.emit(told(lost))
         self._after = page[-1] if len(page) == limit else ""
         return bool(self._after)
 
     def sweep(self, limit: int = PAGE) -> int:
         """Look after the ended attempts whose time has come; how many there were."""
-        page, now = self._store.run(lambda tx: (attempts.to_sweep(tx, self._keys, limit), tx.now()))
+        page, now = self._scope.store.run(lambda tx: (attempts.to_sweep(tx, self._keys, limit), tx.now()))
         for ended in page:
             last = now >= ended.at + self._keep_us or self._gone(ended.draft)
             if ended.sweeps == 0 or last:
@@ -136,7 +127,7 @@ class Cleaner:
                 self._sweep_published(ended) if isinstance(ended, Published) else self._sweep_abandoned(ended)
             )
             if removed:
-                self._emit(AttemptCleaned(attempt=ended.draft.id, objects=removed))
+                self._scope.emit(AttemptCleaned(attempt=ended.draft.id, objects=removed))
             self._settle(ended, now, last)
         return len(page)
 
@@ -146,7 +137,9 @@ class Cleaner:
         Data first and what lists it last, so that whoever goes on after a death knows what is left.
         """
         lots_keys = self._keys.lots
-        page = self._store.run(lambda tx: lots.retired(tx, lots_keys, tx.now() - self._readers_us, limit))
+        page = self._scope.store.run(
+            lambda tx: lots.retired(tx, lots_keys, tx.now() - self._readers_us, limit)
+        )
         left = 0
         for old in page:
             removed = 0
@@ -166,10 +159,11 @@ class Cleaner:
                 self._delete("retire-parts", root.parts)
                 self._delete("retire-manifest", [old.manifest])
                 removed = len(data) + len(root.parts) + 1
-            crash.point("publish.retired.before")
-            self._store.run(lambda tx, old=old: lots.forget_retired(tx, lots_keys, old))  # type: ignore[misc]
-            crash.point("publish.retired.after")
-            self._emit(
+            self._scope.step(
+                "publish.retired",
+                lambda tx, old=old: lots.forget_retired(tx, lots_keys, old),  # type: ignore[misc]
+            )
+            self._scope.emit(
                 LayoutRemoved(
                     dataset=str(old.dataset),
                     lot=old.lot,
@@ -183,13 +177,11 @@ class Cleaner:
     def _settle(self, ended: Published | Abandoned, now: int, last: bool) -> None:
         if last and isinstance(ended, Abandoned):
             with contextlib.suppress(AttemptUnknown):  # another cleaner was faster
-                self._door.forget(ended.draft.id)
+                self._publisher.forget(ended.draft.id)
             return
         again = int(FIRST_AGAIN_S * SECOND_US) * 4 ** min(ended.sweeps, 10)
         at = None if last else min(now + again, ended.at + self._keep_us)
-        crash.point("publish.swept.before")
-        self._store.run(lambda tx: attempts.sweep_again(tx, self._keys, ended, at))
-        crash.point("publish.swept.after")
+        self._scope.step("publish.swept", lambda tx: attempts.sweep_again(tx, self._keys, ended, at))
 
     def _sweep_abandoned(self, ended: Abandoned) -> int:
         removed = 0

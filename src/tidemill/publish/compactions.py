@@ -13,9 +13,9 @@ from tidemill.lots import lots
 from tidemill.lots.lots import LotRow
 from tidemill.lots.manifest import InputLot
 from tidemill.publish import attempts
+from tidemill.publish.adoption import open_or_adopt
 from tidemill.publish.attempts import Draft, Hold, Target
 from tidemill.publish.keys import PublishKeys
-from tidemill.publish.opening import open_or_adopt
 from tidemill.store import Tx
 
 

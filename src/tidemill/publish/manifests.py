@@ -14,7 +14,7 @@ takes over the parts for which every sink has a manifest of one and the same ear
 those come from one run of the part, and only after all of them were verified (LOT-20).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TypeAlias
 
@@ -30,7 +30,7 @@ from tidemill.lots.manifest import Manifest, ManifestState, StoredObject, UriTyp
 from tidemill.lots.states import LotState
 from tidemill.objects.port import Objects
 from tidemill.publish.attempts import Draft, Hold, Target
-from tidemill.publish.parts import PartDone, PartFailed
+from tidemill.publish.parts import PartFailed, SinkWritten
 
 LEAF, ROOT = "manifest.json", "manifest-root.json"
 WORDS = 2000
@@ -75,15 +75,23 @@ class Manifests:
             body = self._manifest(hold, target, ManifestState.PARTIAL, objects=[prefix], comment="intent")
             self._put("intent", _key(hold, target, body), body)
 
-    def part_made(self, hold: Hold, done: PartDone, *, alone: bool, fingerprints: Fingerprints) -> PartMade:
+    def part_made(
+        self,
+        hold: Hold,
+        part: str,
+        written: Sequence[SinkWritten],
+        *,
+        alone: bool,
+        fingerprints: Fingerprints,
+    ) -> PartMade:
         """Write the manifests of a part, one for each sink; `alone`: it is the whole lot.
 
-        What a task says it wrote must be of this attempt: nobody else's objects are kept for us.
+        The objects must lie in this attempt's folder: the cleaner keeps those of no other for us.
         """
-        written = {one.dataset: one for one in done.written}
+        left = {sink.dataset: sink for sink in written}
         sinks = []
         for target in hold.draft.targets:
-            found = written.pop(target.dataset, None)
+            found = left.pop(target.dataset, None)
             objects = () if found is None else found.objects
             start = data_start(target, hold.draft.id)
             strange = [one.uri for one in objects if not _is_of(one.uri, start)]
@@ -96,7 +104,7 @@ class Manifests:
                 hold,
                 target,
                 ManifestState.COMPLETE if objects else ManifestState.EMPTY,
-                part="" if alone else done.task.part,
+                part="" if alone else part,
                 objects=list(objects),
                 checks={} if found is None else found.checks,
                 fingerprint=fingerprints.get(target.dataset, ""),
@@ -105,12 +113,34 @@ class Manifests:
             key = _key(hold, target, body)
             self._put("part-manifest", key, body)
             sinks.append(SinkPart(dataset=target.dataset, key=key, manifest=body))
-        if written:
+        if left:
             raise UsageError(
-                f"a part of attempt {hold.draft.id} wrote to {', '.join(map(str, written))}",
+                f"a part of attempt {hold.draft.id} wrote to {', '.join(map(str, left))}",
                 hint="a part writes to the sinks of its attempt",
             )
-        return PartMade(part=done.task.part, sinks=tuple(sinks))
+        return PartMade(part=part, sinks=tuple(sinks))
+
+    def write_lot(
+        self,
+        hold: Hold,
+        write: Callable[[Mapping[DatasetId, str]], Sequence[SinkWritten]],
+        fingerprints: Fingerprints,
+    ) -> list[LotRow]:
+        """Write a lot that this process makes as a whole; return the rows to publish.
+
+        Appends, fetched batches, pushed requests and compactions have no parts. One process writes the
+        intent, the data and the manifest.
+
+        - write: writes the data. It gets the attempt's folder for each sink, and returns what it wrote.
+        - fingerprints: of the sinks' schemas.
+        """
+        self.intend(hold)
+        folders = {
+            target.dataset: layout.data_prefix(*target.dataset.parts, target.lot, hold.draft.id)
+            for target in hold.draft.targets
+        }
+        part = self.part_made(hold, "", write(folders), alone=True, fingerprints=fingerprints)
+        return self.finish(hold, [part], fingerprints)
 
     def part_failed(self, hold: Hold, failed: PartFailed) -> None:
         """Write for each sink that a part is not made, and why."""

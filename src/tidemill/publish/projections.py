@@ -18,9 +18,9 @@ from tidemill.lots import layout, lots
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.lots.manifest import ManifestState
-from tidemill.objects.port import Objects
 from tidemill.publish.keys import PublishKeys
-from tidemill.store import Store, Tx
+from tidemill.scope import Scope
+from tidemill.store import Tx
 
 ROUNDS = 5
 PAGE = 500
@@ -39,10 +39,10 @@ class Showing(Protocol):
 class Projections:
     """Writes them."""
 
-    def __init__(self, store: Store, keys: PublishKeys, objects: Objects) -> None:
-        self._store = store
-        self._keys = keys
-        self._objects = objects
+    def __init__(self, scope: Scope) -> None:
+        self._store = scope.store
+        self._keys = PublishKeys(scope.cluster)
+        self._objects = scope.objects
 
     def lot(self, dataset: DatasetId, lot: str) -> None:
         """Show which manifest is a lot."""

@@ -4,6 +4,9 @@ In it, all or nothing: the attempt is published, the room above makes its own tr
 names its manifest, every sink has its event at its next position, every dataset's subscribers will be woken,
 and the subscription that ran is finished. Its size depends on the number of sinks alone: not on files (they
 are in manifests), nor on appends (in a manifest too), nor on subscribers (one mark per dataset, HEAP-20).
+
+Groups of views and a pipeline's step log have steps instead of lots. `publish_step` is the same transaction
+for them: such a source has a head like a dataset, its newest step, and subscribers (DBSP-39).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from tidemill.errors import UsageError
-from tidemill.lots import lots
+from tidemill.lots import events, lots
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.publish import attempts
@@ -78,3 +81,36 @@ def publish(
     if ending is not None:
         runs.finish(tx, keys.triggers, keys.lots, keys.cluster, ending.ticket, ending.target)
     return published
+
+
+def publish_step(
+    tx: Tx,
+    keys: PublishKeys,
+    hold: Hold | None,
+    source: DatasetId,
+    position: int,
+    *,
+    manifests: Sequence[str] = (),
+    move: Callable[[Tx], None],
+    ending: Ending | None = None,
+) -> None:
+    """Make an attempt the step of a group.
+
+    - hold: of the attempt that wrote the step's objects; None for a step that has none.
+    - manifests: for each target of the attempt the file that lists its objects, or an empty name.
+    - move: the caller's transition: the group moves to this step.
+    - ending: the running subscription, finished in the same transaction.
+    """
+    if hold is not None:
+        attempts.check(tx, keys, hold)
+        attempts.end_published(tx, keys, hold, [position] * len(hold.draft.targets), manifests)
+    move(tx)
+    advance(tx, keys, source, position)
+    if ending is not None:
+        runs.finish(tx, keys.triggers, keys.lots, keys.cluster, ending.ticket, ending.target)
+
+
+def advance(tx: Tx, keys: PublishKeys, source: DatasetId, position: int) -> None:
+    """Move the head of a source that has no lots, and wake its subscribers."""
+    events.advance(tx, keys.lots, source, position)
+    wakes.wake(tx, keys.triggers, source)

@@ -11,32 +11,30 @@ together: a lot is what is replaced, read and removed as one. A process may die 
 found by the cleaner, and the lot is as it was or as it is to be.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 from tidemill.errors import LotConflict, LotUnknown, WriteMismatch
-from tidemill.events import Emit, ignore
-from tidemill.lots import datasets, layout, lots
+from tidemill.lots import datasets, lots
 from tidemill.lots.datasets import Dataset, Kind
-from tidemill.lots.keys import DatasetId
+from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.lots.lots import LotRow
 from tidemill.lots.manifest import Manifest, StoredObject
 from tidemill.lots.states import LotState
 from tidemill.publish.attempts import Hold
-from tidemill.publish.door import Door
 from tidemill.publish.events import LotCompacted
-from tidemill.publish.keys import PublishKeys
 from tidemill.publish.manifests import Manifests, attempt_in
-from tidemill.publish.parts import PartDone, PartSink, PartTask, SinkWritten
+from tidemill.publish.parts import SinkWritten
 from tidemill.publish.projections import Projections
+from tidemill.publish.publisher import Publisher
 from tidemill.runner.tags import Tags
+from tidemill.scope import Scope
 from tidemill.spark.operations import stored_schema
 from tidemill.spark.rewriting import Rewritten, rewrite
 from tidemill.spark.storage import Storage
 from tidemill.spark.writing import TARGET_BYTES
-from tidemill.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession as Session
@@ -79,25 +77,18 @@ class Compactor:
 
     def __init__(
         self,
-        store: Store,
-        keys: PublishKeys,
-        manifests: Manifests,
-        door: Door,
-        new_attempt: Callable[[], str],
+        scope: Scope,
         rewrite: Rewrite,
         *,
         projections: Projections | None = None,
-        emit: Emit = ignore,
         target_bytes: int = TARGET_BYTES,
     ) -> None:
-        self._store = store
-        self._keys = keys
-        self._manifests = manifests
-        self._door = door
-        self._new_attempt = new_attempt
+        self._scope = scope
+        self._keys = LotKeys(scope.cluster)
+        self._manifests = Manifests(scope.objects, scope.clock)
+        self._publisher = Publisher(scope)
         self._rewrite = rewrite
         self._projections = projections
-        self._emit = emit
         self._target_bytes = target_bytes
 
     def compact(self, of: DatasetId, lot: str) -> Compacted | None:
@@ -105,9 +96,9 @@ class Compactor:
 
         `WriteMismatch` when what was written is not what was read: then the lot stays as it is.
         """
-        keys = self._keys.lots
+        keys = self._keys
         # Both of one moment: a lot never has columns that its dataset has not.
-        dataset, seen = self._store.run(
+        dataset, seen = self._scope.store.run(
             lambda tx: (datasets.read(tx, keys, of), lots.current(tx, keys, of, lot))
         )
         if seen is None:
@@ -117,18 +108,18 @@ class Compactor:
         root = self._manifests.load(seen.manifest)
         items = self._manifests.listed(seen.manifest)
         if not can_be_fewer(items, self._target_bytes) or _gathers(dataset, items):
-            self._store.run(lambda tx: lots.leave_crumbled(tx, self._keys.lots, seen))
+            self._scope.store.run(lambda tx: lots.leave_crumbled(tx, keys, seen))
             return None
-        hold = self._door.begin_compaction(seen, root.inputs, self._new_attempt())
+        hold = self._publisher.begin_compaction(seen, root.inputs, self._scope.new_attempt())
         if hold is None:
             return None
         try:
             row = self._compacted(dataset, seen, root, items, hold)
         except LotConflict as conflict:
-            self._door.abandon(hold, conflict.message)
+            self._publisher.abandon(hold, conflict.message)
             return None
         except Exception as error:
-            self._door.abandon(hold, f"{type(error).__name__}: {error}")
+            self._publisher.abandon(hold, f"{type(error).__name__}: {error}")
             raise
         if self._projections is not None:
             self._projections.lot(dataset.id, lot)
@@ -141,7 +132,7 @@ class Compactor:
             size_before=seen.size,
             size=row.size,
         )
-        self._emit(
+        self._scope.emit(
             LotCompacted(
                 dataset=str(dataset.id),
                 lot=lot,
@@ -156,9 +147,26 @@ class Compactor:
     def _compacted(
         self, dataset: Dataset, seen: LotRow, root: Manifest, items: Sequence[StoredObject], hold: Hold
     ) -> LotRow:
-        self._manifests.intend(hold)
-        prefix = layout.data_prefix(*dataset.id.parts, seen.lot, hold.draft.id)
-        made = self._rewrite(dataset, items, prefix)
+        digest = ""
+
+        def write(folders: Mapping[DatasetId, str]) -> list[SinkWritten]:
+            nonlocal digest
+            made = self._rewrite(dataset, items, folders[dataset.id])
+            digest = self._verified(dataset, seen, made)
+            counts = self._checks(root)
+            return [
+                SinkWritten(
+                    dataset=dataset.id, objects=made.written.objects, rows=made.written.rows, checks=counts
+                )
+            ]
+
+        [new] = self._manifests.write_lot(hold, write, {dataset.id: dataset.fingerprint})
+        if seen.digest != digest:
+            seen = self._publisher.digest_lot(seen, digest)
+        return self._publisher.commit_compaction(hold, seen, msgspec.structs.replace(new, digest=digest))
+
+    def _verified(self, dataset: Dataset, seen: LotRow, made: Rewritten) -> str:
+        """Return the digest of a lot's content; `WriteMismatch` if the new files hold other rows."""
         if made.after != made.before or made.written.rows != seen.rows:
             raise WriteMismatch(
                 f"another layout of lot {seen.lot} of {dataset.id} has other content:"
@@ -168,31 +176,7 @@ class Compactor:
         digest = f"{dataset.fingerprint[:8]}:{made.before}"
         if seen.digest.partition(":")[0] == digest.partition(":")[0] and seen.digest != digest:
             raise WriteMismatch(f"lot {seen.lot} of {dataset.id} does not hold what was published")
-        if seen.digest != digest:
-            seen = self._door.digest_lot(seen, digest)
-        written = SinkWritten(
-            dataset=dataset.id,
-            objects=made.written.objects,
-            rows=made.written.rows,
-            checks=self._checks(root),
-        )
-        task = PartTask(
-            kind="compaction",
-            pipeline="",
-            author=hold.draft.author,
-            code="",
-            attempt=hold.draft.id,
-            lot=seen.lot,
-            generation=seen.generation,
-            key="",
-            sinks=(PartSink(dataset=dataset.id),),
-        )
-        prints = {dataset.id: dataset.fingerprint}
-        part = self._manifests.part_made(
-            hold, PartDone(task=task, written=(written,)), alone=True, fingerprints=prints
-        )
-        [new] = self._manifests.finish(hold, [part], prints)
-        return self._door.commit_compaction(hold, seen, msgspec.structs.replace(new, digest=digest))
+        return digest
 
     def _checks(self, root: Manifest) -> dict[str, int]:
         """What was counted when the lot was made: of a root that gathers appends, by each of them."""

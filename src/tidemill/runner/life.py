@@ -9,10 +9,8 @@ from tidemill.arcs.work import ArcWork
 from tidemill.cluster.keeper import Keeper
 from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost, StoreError
-from tidemill.publish import ids
 from tidemill.publish.cleaner import Cleaner
-from tidemill.publish.door import Door
-from tidemill.publish.manifests import Manifests
+from tidemill.publish.intervals import IntervalCloser
 from tidemill.runner.arrivals import Arrival, Ground, arrival
 from tidemill.runner.compacting import Compactor
 from tidemill.runner.leftovers import Leftovers
@@ -30,18 +28,6 @@ class Life:
 
     def __init__(self, loop: "Loop", node: Node) -> None:
         self.node = node
-        self.door = Door(loop.store, loop.keys, node)
-        self.arcs = ArcWork(
-            loop.store,
-            loop.arc_keys,
-            loop.objects,
-            node,
-            loop.parts,
-            loop.clock,
-            loop.chance,
-            emit=loop.emit,
-            projections=loop.projecting,
-        )
         scope = Scope(
             store=loop.store,
             cluster=loop.keys.lots.cluster,
@@ -51,28 +37,16 @@ class Life:
             chance=loop.chance,
             emit=loop.emit,
         )
+        self.closer = IntervalCloser(scope)
+        self.arcs = ArcWork(scope, loop.parts, projections=loop.projecting)
         self.groups = GroupStep(scope, loop.program.pipeline, loop.compute)
         self.compactor = None
         if loop.rewrite is not None:
-            self.compactor = Compactor(
-                loop.store,
-                loop.keys,
-                Manifests(loop.objects, loop.clock),
-                self.door,
-                lambda: ids.new_attempt(loop.clock, loop.chance),
-                loop.rewrite,
-                projections=loop.projections,
-                emit=loop.emit,
-            )
+            self.compactor = Compactor(scope, loop.rewrite, projections=loop.projections)
         self.cleaner = Cleaner(
-            loop.store,
-            loop.keys,
-            loop.objects,
-            self.door,
-            loop.clock,
+            scope,
             drop=Leftovers(loop.store, loop.arc_keys, loop.parts, loop.projections),
             lists=partial(listed, loop.objects),
-            emit=loop.emit,
             grace_s=loop.grace_s,
         )
         self.collector = Collector(

@@ -16,9 +16,6 @@ from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost, ObjectError, StoreError
 from tidemill.events import Emit, ignore
 from tidemill.objects import Objects
-from tidemill.publish import ids
-from tidemill.publish.closing import Closer
-from tidemill.publish.manifests import Manifests
 from tidemill.publish.projections import Projections
 from tidemill.runner.compacting import Rewrite
 from tidemill.runner.graces import Graces
@@ -33,6 +30,7 @@ from tidemill.runner.settling import CLOSING, Settling
 from tidemill.runner.tally import Tally
 from tidemill.runner.trouble import Trouble
 from tidemill.runner.upkeep import Upkeep
+from tidemill.scope import Scope
 from tidemill.sources.keys import SourceKeys
 from tidemill.spark.evaluating import Evaluate
 from tidemill.store import Store
@@ -119,11 +117,17 @@ class Loop:
         self._check = check
         self.compute = compute
         self.grace_s = grace_s
-        self.projections = Projections(store, keys, objects) if projections else None
-        self.projecting = Projecting(self.projections) if self.projections is not None else None
-        self._closer = Closer(
-            store, keys, Manifests(objects, clock), lambda: ids.new_attempt(clock, chance), emit=emit
+        scope = Scope(
+            store=store,
+            cluster=keys.lots.cluster,
+            objects=objects,
+            node=presence.node,
+            clock=clock,
+            chance=chance,
+            emit=emit,
         )
+        self.projections = Projections(scope) if projections else None
+        self.projecting = Projecting(self.projections) if self.projections is not None else None
         if heap is None:
             heap = usual_heap(store, keys.triggers, objects, emit=emit)
         self._tender = Tender(store, keys.lots.cluster, heap, clock=clock, emit=emit)
@@ -282,7 +286,7 @@ class Loop:
         if self.clock.monotonic() < self._close_at:
             return False
         try:
-            closed = self._closer.close_due(life.door)
+            closed = life.closer.close_due()
         except ObjectError as error:  # told, and tried again; other work goes on
             pause_s = self.trouble.failed(CLOSING, error)
             self._close_at = self.clock.monotonic() + pause_s

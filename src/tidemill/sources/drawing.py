@@ -25,10 +25,10 @@ from tidemill.lots.lots import LotRow
 from tidemill.objects.port import Objects
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Draft, Hold, Target
-from tidemill.publish.door import Door
-from tidemill.publish.ids import new_attempt
 from tidemill.publish.manifests import Manifests
-from tidemill.publish.parts import PartDone, PartSink, PartTask, SinkWritten
+from tidemill.publish.parts import SinkWritten
+from tidemill.publish.publisher import Publisher
+from tidemill.scope import Scope
 from tidemill.sources.events import BatchDrawn
 from tidemill.sources.growing import columns_of, fingerprint, grow, rescued
 from tidemill.sources.keys import SourceKeys
@@ -102,7 +102,17 @@ class Drawer:
         self._clock = clock
         self._chance = chance
         self._emit = emit
-        self._door = Door(store, keys.publish, node)
+        scope = Scope(
+            store=store,
+            cluster=keys.publish.lots.cluster,
+            objects=objects,
+            node=node,
+            clock=clock,
+            chance=chance,
+            emit=emit,
+        )
+        self._scope = scope
+        self._publisher = Publisher(scope)
         self._manifests = Manifests(objects, clock)
         self._said: dict[str, str] = {}  # what is known to be told of a mark
 
@@ -156,9 +166,11 @@ class Drawer:
             self._manifests.intend(hold)
             counts = checked.counts | rescued(self.dataset, checked.rows)
             rows = self._write(hold, checked.rows, bad, counts, sifted.columns)
-            self._door.publish(hold, rows, move=lambda tx, _: self._moved(tx, moves, fence, sifted.columns))
+            self._publisher.publish(
+                hold, rows, move=lambda tx, _: self._moved(tx, moves, fence, sifted.columns)
+            )
         except TidemillError as error:
-            self._door.abandon(hold, error.message)
+            self._publisher.abandon(hold, error.message)
             raise
         drawn = Drawn(hold.draft.lot, checked.rows.num_rows, bad.num_rows)
         self._emit(BatchDrawn(source=self.source, lot=drawn.lot, rows=drawn.rows, bad=drawn.bad))
@@ -178,7 +190,7 @@ class Drawer:
             tx.set(self._keys.mark[self.source, move.mark], move.after, quiet=True)
 
     def _begin(self, fence: Fence) -> Hold:
-        attempt = new_attempt(self._clock, self._chance)
+        attempt = self._scope.new_attempt()
 
         def begin(tx: Tx) -> Hold:
             fence(tx)
@@ -206,19 +218,8 @@ class Drawer:
                     schema=columns if of_rows else "",
                 )
             )
-        task = PartTask(
-            kind="draw",
-            pipeline="",
-            author=self.source,
-            code="",
-            attempt=hold.draft.id,
-            lot=hold.draft.lot,
-            key="",
-            sinks=tuple(PartSink(dataset=one.dataset) for one in hold.draft.targets),
-        )
         prints = {self.dataset.id: fingerprint(self.dataset, columns)}
-        done = PartDone(task=task, written=tuple(written))
-        part = self._manifests.part_made(hold, done, alone=True, fingerprints=prints)
+        part = self._manifests.part_made(hold, "", written, alone=True, fingerprints=prints)
         return self._manifests.finish(hold, [part], prints)
 
     def _step(self, name: str, fn: Callable[[Tx], T]) -> T:

@@ -41,11 +41,11 @@ from tidemill.lots.producers import Identity, Receipt
 from tidemill.objects.port import Objects
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Draft, Hold, Target
-from tidemill.publish.door import Door
-from tidemill.publish.ids import new_attempt
 from tidemill.publish.manifests import Manifests
-from tidemill.publish.parts import PartDone, PartSink, PartTask, SinkWritten
+from tidemill.publish.parts import SinkWritten
+from tidemill.publish.publisher import Publisher
 from tidemill.publish.transaction import Positions
+from tidemill.scope import Scope
 from tidemill.sources.events import BatchReceived
 from tidemill.sources.growing import columns_of, fingerprint, grow, rescued
 from tidemill.sources.keys import SourceKeys
@@ -141,7 +141,17 @@ class Receiver:
         self._evaluate = evaluate
         self._limits = limits or Limits()
         self._emit = emit
-        self._door = Door(store, keys.publish, node)
+        scope = Scope(
+            store=store,
+            cluster=keys.publish.lots.cluster,
+            objects=objects,
+            node=node,
+            clock=clock,
+            chance=chance,
+            emit=emit,
+        )
+        self._scope = scope
+        self._publisher = Publisher(scope)
         self._manifests = Manifests(objects, clock)
         self._queue: queue.Queue[_Waiting | None] = queue.Queue()
         self._held: _Waiting | None = None  # taken from the queue, too large for the last batch
@@ -254,16 +264,16 @@ class Receiver:
                 receipt = self._publish(hold, row, taken)
             except ProducerConflict:
                 # Another request with one of these numbers was published meanwhile: who is left is looked up.
-                self._door.abandon(hold, "a request of it was published by another try")
+                self._publisher.abandon(hold, "a request of it was published by another try")
                 left = self._unknown(left)
                 continue
             except DatasetChanged as changed:  # others brought the same columns: these are fitted again
-                self._door.abandon(hold, changed.message)
+                self._publisher.abandon(hold, changed.message)
                 if not taken.columns:
                     raise
                 continue
             except TidemillError as error:
-                self._door.abandon(hold, error.message)
+                self._publisher.abandon(hold, error.message)
                 raise
             for one in left:
                 one.answer.set_result(receipt)
@@ -370,7 +380,7 @@ class Receiver:
         first.answer.add_done_callback(tell)
 
     def _begin(self) -> Hold:
-        attempt = new_attempt(self._clock, self._chance)
+        attempt = self._scope.new_attempt()
 
         def begin(tx: Tx) -> Hold:
             self._fence(tx)
@@ -389,16 +399,6 @@ class Receiver:
         target = hold.draft.targets[0]
         prefix = layout.data_prefix(*target.dataset.parts, target.lot, hold.draft.id)
         written = write_table(table, self._objects, prefix)
-        task = PartTask(
-            kind="push",
-            pipeline="",
-            author=self._source,
-            code="",
-            attempt=hold.draft.id,
-            lot=target.lot,
-            key="",
-            sinks=(PartSink(dataset=target.dataset),),
-        )
         sink = SinkWritten(
             dataset=target.dataset,
             objects=written.objects,
@@ -407,9 +407,7 @@ class Receiver:
             schema=batch.columns,
         )
         prints = {target.dataset: fingerprint(self.dataset, batch.columns)}
-        made = self._manifests.part_made(
-            hold, PartDone(task=task, written=(sink,)), alone=True, fingerprints=prints
-        )
+        made = self._manifests.part_made(hold, "", [sink], alone=True, fingerprints=prints)
         return self._manifests.finish(hold, [made], prints)[0]
 
     def _publish(self, hold: Hold, row: lots.LotRow, batch: _Batch) -> Receipt:
@@ -426,7 +424,7 @@ class Receiver:
                     producers.record(tx, self._keys.publish.lots, one.identity, receipt)
             receipts[:] = [receipt]
 
-        self._door.publish(hold, [row], move=record)
+        self._publisher.publish(hold, [row], move=record)
         return receipts[0]
 
     # --- ends

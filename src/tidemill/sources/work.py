@@ -2,7 +2,7 @@
 
     look      new files become windows; under a lease, so that nodes do not list in vain
     begin     a window is held, its lot gets an id, the attempt at it is opened or adopted: one transaction
-    make      intents, the window's task through the port, manifests (`publish.work`)
+    make      intents, the window's task through the port, manifests (`publish.assembly`)
     publish   the one transaction; the window is published in it, and with it its files are acknowledged
 
 A window is one task: a failed one is tried again by its own retries, then later. Files that changed, or are
@@ -28,12 +28,12 @@ from tidemill.lots.datasets import Dataset, Drift, Kind
 from tidemill.lots.manifest import StoredObject
 from tidemill.objects.port import Objects
 from tidemill.publish import attempts
+from tidemill.publish.adoption import open_or_adopt
+from tidemill.publish.assembly import Assembled, Assembler, tasks_of
 from tidemill.publish.attempts import Draft, Hold, Target
-from tidemill.publish.door import Door
-from tidemill.publish.ids import new_attempt
-from tidemill.publish.opening import open_or_adopt
 from tidemill.publish.parts import PartFailed, PartInput, Parts, PartSink, PartTask
-from tidemill.publish.work import Made, Work, tasks_of
+from tidemill.publish.publisher import Publisher
+from tidemill.scope import Scope
 from tidemill.sources import leasing, windows
 from tidemill.sources.declarations import QUARANTINE_SCHEMA, SourceSpec
 from tidemill.sources.events import (
@@ -101,8 +101,18 @@ class SourceWork:
         self._chance = chance
         self._keeper = keeper
         self._emit = emit
-        self._door = Door(store, keys.publish, node)
-        self._work = Work(store, keys.publish, objects, parts, clock, emit=emit)
+        scope = Scope(
+            store=store,
+            cluster=keys.publish.lots.cluster,
+            objects=objects,
+            node=node,
+            clock=clock,
+            chance=chance,
+            emit=emit,
+        )
+        self._scope = scope
+        self._publisher = Publisher(scope)
+        self._assembler = Assembler(scope, parts)
         self._looker = Looker(spec.id, listing, spec.policy, store=store, keys=keys, clock=clock, emit=emit)
 
         self._sharing = None
@@ -172,7 +182,7 @@ class SourceWork:
                 )
             )
             try:
-                made = self._work.make(
+                made = self._assembler.assemble(
                     begun.hold, tasks_of(begun.hold, [self._task(begun)]), adopted=begun.adopted
                 )
             except AttemptDamaged as damage:
@@ -197,7 +207,7 @@ class SourceWork:
         return False
 
     def _begin(self, number: int) -> Begun | None:
-        attempt = new_attempt(self._clock, self._chance)
+        attempt = self._scope.new_attempt()
         return self._step("begin", lambda tx: begin(tx, self._keys, self._node, self.spec, number, attempt))
 
     def _task(self, begun: Begun) -> PartTask:
@@ -224,7 +234,7 @@ class SourceWork:
             options={"schema": begun.schema} if begun.schema else {},
         )
 
-    def _publish(self, begun: Begun, made: Made) -> None:
+    def _publish(self, begun: Begun, made: Assembled) -> None:
         lot, rows = begun.hold.draft.lot, made.rows
         columns = made.parts[0].sinks[0].manifest.schema
 
@@ -233,7 +243,7 @@ class SourceWork:
             if columns:
                 grow(tx, self._keys, self.spec.dataset, columns)
 
-        published = self._door.publish(begun.hold, rows, move=move)
+        published = self._publisher.publish(begun.hold, rows, move=move)
         self._tell_drift(begun, made, columns)
         by_dataset = {row.dataset: row for row in rows}
         self._emit(
@@ -258,7 +268,7 @@ class SourceWork:
                 )
             )
 
-    def _tell_drift(self, begun: Begun, made: Made, columns: str) -> None:
+    def _tell_drift(self, begun: Begun, made: Assembled, columns: str) -> None:
         counts = made.parts[0].sinks[0].manifest.checks
         unknown, rescued = counts.get("unknown_columns", 0), counts.get("rescued", 0)
         known = set(schemas.parse(begun.schema or self.spec.schema).names)

@@ -16,9 +16,9 @@ from tidemill.cluster.leases import Busy
 from tidemill.errors import StepConflict
 from tidemill.lots import events
 from tidemill.lots.keys import DatasetId
-from tidemill.publish import attempts, stepping
+from tidemill.publish import attempts
 from tidemill.publish.attempts import Draft, Hold, Target
-from tidemill.publish.transaction import Ending
+from tidemill.publish.transaction import Ending, publish_step
 from tidemill.store import Tx
 from tidemill.triggers import alarms, runs
 from tidemill.triggers.runs import Ticket
@@ -284,7 +284,7 @@ def commit(
 
     ending = Ending(ticket, {step_log(batch.pipeline): batch.step, **batch.positions}) if ends else None
     named = {one.view: one for one in outputs}
-    stepping.publish_step(
+    publish_step(
         tx,
         keys,
         hold,

@@ -16,7 +16,7 @@ from tidemill.cluster import leases
 from tidemill.cluster.leases import Busy, Lease
 from tidemill.lots import events
 from tidemill.lots.keys import DatasetId
-from tidemill.publish import stepping
+from tidemill.publish import transaction
 from tidemill.store import Tx
 from tidemill.views.steps.keys import StepKeys, step_log
 
@@ -157,7 +157,7 @@ def _write(
     cursor = ranges[-1].dataset if ranges else before.cursor
     after = Last(record.number, record.now, cursor)
     tx.set(keys.last[pipeline], msgspec.msgpack.encode(after), quiet=True)
-    stepping.tell(tx, keys, step_log(pipeline), record.number)
+    transaction.advance(tx, keys, step_log(pipeline), record.number)
     return record
 
 

@@ -1,4 +1,4 @@
-"""Opening: begin an attempt, or go on with the one that was left open, in one step of a transaction.
+"""Adoption: begin an attempt, or go on with the one that was left open, in one step of a transaction.
 
 At most one attempt at a thing is worked on at a time. What is found open is adopted if it is the very same
 work, inputs, code, sinks and parts alike, so that its finished parts are reused (LOT-18, LOT-20); anything

@@ -1,0 +1,130 @@
+"""Assembly: run the parts of an attempt and write the manifests of its lot. Arcs and file sources use it.
+
+The order is: intent manifests, the parts through the port `Parts`, a manifest for each part as soon as it
+ends, then the manifest of the lot. A stale holder's writes here are harmless: the transactions before
+(`adoption.open_or_adopt`) and after (`Publisher.publish`) are fenced by the attempt's `Hold`.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tidemill.errors import LeaseLost
+from tidemill.events import Emit
+from tidemill.lots import datasets
+from tidemill.lots.checks import RESERVED
+from tidemill.lots.keys import DatasetId
+from tidemill.lots.lots import LotRow
+from tidemill.publish.attempts import Hold
+from tidemill.publish.events import ChecksFailed, PartEnded
+from tidemill.publish.keys import PublishKeys
+from tidemill.publish.manifests import Manifests, PartMade
+from tidemill.publish.parts import PartDone, PartFailed, Parts, PartTask
+from tidemill.scope import Scope
+
+
+class Assembled(msgspec.Struct, frozen=True, kw_only=True):
+    """How an attempt's parts ended; `rows` are the rows to publish if none failed."""
+
+    parts: tuple[PartMade, ...]
+    failed: tuple[PartFailed, ...] = ()
+    rows: tuple[LotRow, ...] = ()
+
+
+class Assembler:
+    """Makes the data and the manifests of attempts."""
+
+    def __init__(self, scope: Scope, parts: Parts) -> None:
+        self.manifests = Manifests(scope.objects, scope.clock)
+        self._scope = scope
+        self._keys = PublishKeys(scope.cluster)
+        self._parts = parts
+
+    def assemble(self, hold: Hold, tasks: Sequence[PartTask], *, adopted: bool = False) -> Assembled:
+        """Run the parts that are not made yet, and write all manifests.
+
+        - tasks: one for each listed part, in that order, made by `tasks_of`.
+        - adopted: earlier holders may have made some parts. `AttemptDamaged` when what they left does not
+          verify: the caller then abandons the attempt.
+        """
+        fingerprints = self._fingerprints(hold)
+        made = self.manifests.found(hold, [task.part for task in tasks]) if adopted else {}
+        self.manifests.intend(hold)
+        failed = []
+        left = {task.part: task for task in tasks if task.part not in made}
+        for end in self._parts.run(list(left.values())) if left else ():
+            if left.pop(end.task.part, None) is None:
+                continue  # reported twice
+            if isinstance(end, PartDone):
+                alone = len(tasks) == 1
+                part = self.manifests.part_made(
+                    hold, end.task.part, end.written, alone=alone, fingerprints=fingerprints
+                )
+                made[part.part] = part
+            else:
+                self.manifests.part_failed(hold, end)
+                failed.append(end)
+            self._scope.emit(_part_event(hold, end))
+            if isinstance(end, PartDone):
+                _report_checks(self._scope.emit, hold, end)
+        if left:  # the port was closed: how these end is unknown
+            raise LeaseLost(f"{len(left)} parts of attempt {hold.draft.id} were given up")
+        parts = tuple(made[task.part] for task in tasks if task.part in made)
+        if failed:
+            return Assembled(parts=parts, failed=tuple(failed))
+        return Assembled(parts=parts, rows=tuple(self.manifests.finish(hold, parts, fingerprints)))
+
+    def _fingerprints(self, hold: Hold) -> dict[DatasetId, str]:
+        sinks = {target.dataset for target in hold.draft.targets}
+        return self._scope.store.run(
+            lambda tx: {sink: datasets.read(tx, self._keys.lots, sink).fingerprint for sink in sinks}
+        )
+
+
+def tasks_of(hold: Hold, tasks: Sequence[PartTask]) -> list[PartTask]:
+    """Return the tasks as parts of this attempt.
+
+    Their keys name the attempt too. A part of an abandoned attempt is never reused, because its objects may
+    be deleted at any moment; a part of an adopted attempt is, because it is the same attempt.
+    """
+    return [
+        msgspec.structs.replace(task, attempt=hold.draft.id, key=f"{hold.draft.id}/{task.key}")
+        for task in tasks
+    ]
+
+
+def _report_checks(emit: Emit, hold: Hold, done: PartDone) -> None:
+    for sink in done.written:
+        failed = {name: count for name, count in sink.checks.items() if count and name not in RESERVED}
+        if failed:
+            emit(
+                ChecksFailed(
+                    attempt=hold.draft.id,
+                    author=hold.draft.author,
+                    dataset=str(sink.dataset),
+                    lot=hold.draft.lot,
+                    part=done.task.part,
+                    checks=failed,
+                )
+            )
+
+
+def _part_event(hold: Hold, end: PartDone | PartFailed) -> PartEnded:
+    draft = hold.draft
+    if isinstance(end, PartFailed):
+        return PartEnded(
+            attempt=draft.id,
+            author=draft.author,
+            lot=draft.lot,
+            part=end.task.part,
+            error=f"{end.kind}: {end.message}"[:500],
+        )
+    return PartEnded(
+        attempt=draft.id,
+        author=draft.author,
+        lot=draft.lot,
+        part=end.task.part,
+        rows=sum(sink.rows for sink in end.written),
+        objects=sum(len(sink.objects) for sink in end.written),
+        reused=end.reused,
+    )

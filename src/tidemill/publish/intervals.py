@@ -1,0 +1,115 @@
+"""Intervals: the appends of one interval become its lot when the interval is over (LOT-42).
+
+Every runner closes intervals, without a leader: when two close the same one, one of them publishes. The lot's
+manifest is a root over the manifests of the appends. Closing therefore reads and copies no data, and its
+transaction is as small for ten thousand appends as for one.
+"""
+
+from functools import partial
+
+from tidemill.cluster.nodes import Node
+from tidemill.errors import IntervalConflict, LotConflict, ObjectError
+from tidemill.lots import datasets, staging
+from tidemill.lots.ids import LotId
+from tidemill.lots.keys import DatasetId
+from tidemill.lots.lots import LotRow
+from tidemill.lots.staging import Staged
+from tidemill.publish import attempts
+from tidemill.publish.attempts import Draft, Hold, Target
+from tidemill.publish.events import IntervalClosed
+from tidemill.publish.keys import PublishKeys
+from tidemill.publish.manifests import Manifests
+from tidemill.publish.publisher import Publisher
+from tidemill.publish.transaction import Positions, publish
+from tidemill.scope import Scope
+from tidemill.store import Tx
+
+PAGE = 500
+
+
+class IntervalCloser:
+    """Closes the intervals that are over, as one node."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._keys = PublishKeys(scope.cluster)
+        self._publisher = Publisher(scope)
+        self._manifests = Manifests(scope.objects, scope.clock)
+
+    def close_due(self, limit: int = 100) -> int:
+        """Close a page of the intervals that are over; return how many."""
+        due = self._scope.store.run(lambda tx: staging.due(tx, self._keys.lots, limit))
+        closed = sum(self.close(dataset, lot) for dataset, lot in due)
+        if closed:
+            self.sweep()
+        return closed
+
+    def close(self, dataset: DatasetId, lot: LotId) -> bool:
+        """Close one interval; False when another node closed it, or an earlier interval is still open."""
+        try:
+            hold = self.seal(dataset, lot, self._scope.new_attempt())
+        except IntervalConflict:
+            return False
+        try:
+            staged = self._staged(dataset, lot)
+            declared = self._scope.store.run(lambda tx: datasets.read(tx, self._keys.lots, dataset))
+            rows, size = sum(append.rows for append in staged), sum(append.size for append in staged)
+            parts = [append.uri for append in staged if append.rows]
+            row = self._manifests.gathered(hold, parts, rows, size, declared.fingerprint)
+            position = self.commit(hold, row)
+        except (IntervalConflict, LotConflict) as error:
+            self._publisher.abandon(hold, error.message)
+            return False
+        except ObjectError as error:  # the next try opens a new attempt: this one must not stay open
+            self._publisher.abandon(hold, error.message)
+            raise
+        self._scope.emit(
+            IntervalClosed(
+                dataset=str(dataset), lot=str(lot), position=position, appends=len(staged), rows=rows
+            )
+        )
+        return True
+
+    def seal(self, dataset: DatasetId, lot: LotId, attempt: str) -> Hold:
+        """Seal an interval, so that it takes no more appends, and open the attempt at its lot."""
+        return self._scope.step(
+            "publish.seal", lambda tx: seal(tx, self._keys, self._scope.node, dataset, lot, attempt)
+        )
+
+    def commit(self, hold: Hold, row: LotRow) -> int:
+        """Publish the lot of a sealed interval; return its position."""
+        return self._scope.step("publish.close", lambda tx: commit(tx, self._keys, hold, row))
+
+    def sweep(self) -> None:
+        """Remove the staging rows of closed intervals."""
+        while self._scope.step("publish.sweep", lambda tx: staging.sweep(tx, self._keys.lots)):
+            pass
+
+    def _staged(self, dataset: DatasetId, lot: LotId) -> list[Staged]:
+        """Read the appends of a sealed interval."""
+        appends: list[Staged] = []
+        after: bytes | None = None
+        while True:
+            read = partial(staging.page, keys=self._keys.lots, dataset=dataset, lot=lot, after=after)
+            page = self._scope.store.run(partial(read, limit=PAGE))
+            appends += [row.append for row in page]
+            if len(page) < PAGE:
+                return appends
+            after = page[-1].key
+
+
+def seal(tx: Tx, keys: PublishKeys, node: Node, dataset: DatasetId, lot: LotId, attempt: str) -> Hold:
+    """Seal an interval that is over, and open the attempt at its lot."""
+    staging.seal(tx, keys.lots, dataset, lot)
+    target = Target(dataset, str(lot))
+    draft = Draft(id=attempt, author=f"interval {dataset}", lot=str(lot), targets=(target,))
+    return attempts.begin(tx, keys, node, draft)
+
+
+def commit(tx: Tx, keys: PublishKeys, hold: Hold, row: LotRow) -> int:
+    """Publish the lot of a sealed interval, which closes the interval; return the lot's position."""
+
+    def close(tx: Tx, _: Positions) -> None:
+        staging.close(tx, keys.lots, row.dataset, LotId.parse(row.lot))
+
+    return publish(tx, keys, hold, [row], move=close).positions[0]
