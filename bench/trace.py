@@ -145,8 +145,9 @@ class View:
         began = time.process_time()
         bundle = Bundle(self.objects, f"runs/{self.version.step:08d}", self.cache)
         mine, theirs, groups = self.spine("orders", ORDERS), self.spine("customers", CUSTOMERS), self.groups()
-        found = JOIN.step(orders, customers, mine, theirs)
-        rows = pa.concat_tables([JOIN.schema.empty_table(), *found.out]).combine_chunks()
+        left, right = JOIN.added_up(orders, ORDERS), JOIN.added_up(customers, CUSTOMERS)
+        joined = JOIN.step(left, right, mine, theirs)
+        rows = pa.concat_tables([JOIN.schema.empty_table(), *joined]).combine_chunks()
         times.append(time.perf_counter())
         paused = time.process_time()
         hashed = self.grouped(rows)
@@ -155,7 +156,7 @@ class View:
         result = AGGREGATE.step([AGGREGATE.accumulate(hashed)], groups)
         assert result.pending is None
         times.append(time.perf_counter())
-        kept = [mine.extend(found.left, bundle), theirs.extend(found.right, bundle)]
+        kept = [mine.extend(left, bundle, settled=True), theirs.extend(right, bundle, settled=True)]
         kept += [groups[name].extend(table, bundle) for name, table in result.traces.items()]
         times.append(time.perf_counter())
         self.commit(bundle, kept)

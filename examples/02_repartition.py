@@ -27,7 +27,7 @@ def load(day: int) -> np.ndarray:
     return orders
 
 
-def split(orders: np.ndarray, parts: int) -> list[tm.Future]:
+def split(orders: np.ndarray, parts: int) -> list[tm.Future[np.ndarray]]:
     """Cut a partition by customer; each piece becomes a future. Inside a task `connect()` is its client."""
     client = tm.connect()
     owner = orders["customer"] % parts
@@ -53,7 +53,7 @@ with tempfile.TemporaryDirectory() as home, tm.connect(home=home) as client:
 
     days = client.map(load, range(DAYS), ram="12MB")
     before = client.gather(client.map(lambda orders: (len(orders), int(orders["amount"].sum())), days))
-    by_customer: list[list[tm.Future]] = [[] for _ in range(PARTS)]
+    by_customer: list[list[tm.Future[np.ndarray]]] = [[] for _ in range(PARTS)]
 
     for day in days:
         pieces = client.submit(split, day, PARTS, near=day).result()

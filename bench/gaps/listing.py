@@ -95,11 +95,11 @@ class _Scene:
         self._plain = S3Store(
             name,
             config={
-                "aws_access_key_id": server.access_key,
-                "aws_secret_access_key": server.secret_key,
-                "aws_endpoint_url": server.endpoint,
-                "aws_region": server.region,
-                "aws_virtual_hosted_style_request": False,
+                "access_key_id": server.access_key,
+                "secret_access_key": server.secret_key,
+                "endpoint": server.endpoint,
+                "region": server.region,
+                "virtual_hosted_style_request": False,
             },
             client_options={"allow_http": True},
         )

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -110,7 +111,7 @@ def fill(mill: Pipeline, count: int) -> int:
     rows = {lot: row for number, lot in enumerate(ids) if (row := _unmade(number)) is not None}
     for first in range(0, len(rows), PAGE):
         page = list(rows.items())[first : first + PAGE]
-        store.run(lambda tx, page=page: _begun(tx, keys, page))
+        store.run(partial(_begun, keys=keys, page=page))
     return count - len(summed)
 
 
@@ -152,7 +153,7 @@ def _declare(tx: Tx, keys: ArcKeys, turn: LotId) -> None:
 def _pages(store: Store, keys: ArcKeys, table: DatasetId, there: Sequence[str], arc: str) -> None:
     for first in range(0, len(there), PAGE):
         page = list(enumerate(there[first : first + PAGE], first + 1))
-        store.run(lambda tx, page=page: _published(tx, keys, table, page, arc))
+        store.run(partial(_published, keys=keys, table=table, page=page, arc=arc))
 
 
 def _published(tx: Tx, keys: ArcKeys, table: DatasetId, page: Sequence[tuple[int, str]], arc: str) -> None:

@@ -9,6 +9,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +132,9 @@ def measure(report: Report, folder: Path) -> None:
     for turn in range(-1, turns):  # the first is not counted: it fills the caches
         for size, scene in scenes.items():  # in turns, so that noise hits all sizes
             figures = {
-                "push_100": timed(lambda scene=scene, turn=turn: scene.push(turn)),
+                "push_100": timed(partial(scene.push, turn)),
                 "peek": min(timed(scene.peek) for _ in range(3)),
-                "finish": timed(lambda scene=scene, turn=turn: scene.finish(turn)),
+                "finish": timed(partial(scene.finish, turn)),
             }
             if turn >= 0:
                 for name, value in figures.items():

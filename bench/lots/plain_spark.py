@@ -7,6 +7,7 @@ reads all that it wrote: what somebody would write who needs neither states nor 
 import shutil
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +16,9 @@ import tidemill as tm
 from bench.comparison import Comparison, Series
 from bench.report import Report, at_most
 from tidemill.spark.sessions import SparkSettings, open_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 LOTS, ROWS = 200, 100
 
@@ -52,7 +56,7 @@ class Ran:
         self.set_up_s = set_up_s
 
 
-def _plain(spark, files: Path, folder: Path, lots: int) -> Ran:
+def _plain(spark: "SparkSession", files: Path, folder: Path, lots: int) -> Ran:
     for number in range(lots):
         frame = spark.read.schema("id BIGINT, amount BIGINT").parquet(str(files / f"{number:05}.parquet"))
         frame.where("amount > 0").write.parquet(str(folder / f"lot={number}"))
@@ -60,13 +64,13 @@ def _plain(spark, files: Path, folder: Path, lots: int) -> Ran:
     return Ran(spark.read.schema("id BIGINT, amount BIGINT").parquet(*paths).count())
 
 
-def _ours(spark, files: Path, folder: Path, lots: int) -> Ran:
+def _ours(spark: "SparkSession", files: Path, folder: Path, lots: int) -> Ran:
     began = time.perf_counter()
     with tm.Pipeline("bench", home=folder / "home", spark=spark) as pipeline:
         orders = pipeline.dataset("orders", "id BIGINT, amount BIGINT")
 
         @pipeline.arc(reads=orders, writes="clean")
-        def clean(df):
+        def clean(df: "DataFrame") -> "DataFrame":
             return df.where("amount > 0")
 
         for number in range(lots):

@@ -46,7 +46,7 @@ def fill(
     """Lots 1 to `lots` of the source, and of the sink, made from them by the arc; all of them complete."""
     for first in range(1, lots + 1, PAGE):
         numbers = range(first, min(first + PAGE, lots + 1))
-        store.run(lambda tx, numbers=numbers: _rows(tx, keys, source, sink, arc, numbers))
+        store.run(partial(_rows, keys=keys, source=source, sink=sink, arc=arc, numbers=numbers))
     root = str(objects.path("any").parent)
     for dataset in (source, sink):
         for lot in (manifest_key(dataset, 1), _data_key(dataset, 1)):

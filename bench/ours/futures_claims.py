@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import tidemill
-from bench.answering import answer
+from bench.answering import Command, answer
 from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
@@ -69,5 +69,5 @@ class Claims:
 
 if __name__ == "__main__":
     claims = Claims()
-    commands = {"open": claims.open, "fill": claims.fill, "work": claims.work}
+    commands: dict[str, Command] = {"open": claims.open, "fill": claims.fill, "work": claims.work}
     answer(commands, versions={"tidemill": tidemill.__version__, "sqlite": sqlite3.sqlite_version})

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 import tidemill
-from bench.answering import answer, timed
+from bench.answering import Command, answer, timed
 
 
 def noop(value: int) -> int:
@@ -87,7 +87,7 @@ class Futures:
 
 if __name__ == "__main__":
     futures = Futures()
-    commands = {
+    commands: dict[str, Command] = {
         "open": futures.open,
         "start": futures.start,
         "work": futures.work,

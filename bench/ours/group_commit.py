@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import tidemill
-from bench.answering import answer, timed
+from bench.answering import Command, answer, timed
 from tidemill.store import Space, Tx
 from tidemill.store.sqlite import SqliteStore
 
@@ -50,5 +50,5 @@ def write(tx: Tx, key: bytes) -> None:
 
 if __name__ == "__main__":
     writers = Writers()
-    commands = {"open": writers.open, "work": writers.work}
+    commands: dict[str, Command] = {"open": writers.open, "work": writers.work}
     answer(commands, versions={"tidemill": tidemill.__version__, "sqlite": sqlite3.sqlite_version})

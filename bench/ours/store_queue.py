@@ -14,7 +14,7 @@ from uuid import UUID
 import msgspec
 
 import tidemill
-from bench.answering import answer, timed
+from bench.answering import Command, answer, timed
 from tidemill.store import Row, Space, Store, Swap, Tx
 
 HOLDER = "worker-1"
@@ -132,5 +132,10 @@ def open_store(backend: str, where: str) -> Store:
 
 if __name__ == "__main__":
     queue = Queue()
-    commands = {"open": queue.open, "fill": queue.fill, "work": queue.work, "count": queue.count}
+    commands: dict[str, Command] = {
+        "open": queue.open,
+        "fill": queue.fill,
+        "work": queue.work,
+        "count": queue.count,
+    }
     answer(commands, versions={"tidemill": tidemill.__version__, "sqlite": sqlite3.sqlite_version})

@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy
 from dbos import DBOS, DBOSClient
 
-from bench.answering import answer, timed
+from bench.answering import Command, answer, timed
 
 QUEUE = "bench"
 PAGE = 100
@@ -86,5 +86,5 @@ class Queue:
 
 if __name__ == "__main__":
     queue = Queue()
-    commands = {"open": queue.open, "work": queue.work, "close": queue.close}
+    commands: dict[str, Command] = {"open": queue.open, "work": queue.work, "close": queue.close}
     answer(commands, versions={"dbos": version("dbos"), "sqlite": sqlite3.sqlite_version})

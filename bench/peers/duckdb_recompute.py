@@ -7,7 +7,7 @@ from typing import Any
 
 import duckdb
 
-from bench.answering import answer, timed
+from bench.answering import Command, answer, timed
 
 
 class Recompute:
@@ -31,5 +31,5 @@ class Recompute:
 
 if __name__ == "__main__":
     peer = Recompute()
-    commands = {"open": peer.open, "load": peer.load, "run": peer.run}
+    commands: dict[str, Command] = {"open": peer.open, "load": peer.load, "run": peer.run}
     answer(commands, versions={"duckdb": duckdb.__version__})

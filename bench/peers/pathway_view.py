@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any
 
-from bench.answering import answer
+from bench.answering import Command, answer
 
 os.environ["PATHWAY_THREADS"] = "2"
 
@@ -160,5 +160,5 @@ def _weight(row: dict[str, int]) -> int:
 
 if __name__ == "__main__":
     peer = View()
-    commands = {"open": peer.open, "step": peer.step, "table": peer.table}
+    commands: dict[str, Command] = {"open": peer.open, "step": peer.step, "table": peer.table}
     answer(commands, versions={"pathway": pw.__version__})

@@ -11,11 +11,12 @@ sometimes far slower, when the order of the join comes out wrong): both run, and
 import random
 import threading
 import time
+from typing import Any, LiteralString
 from uuid import UUID
 
 import psycopg
 
-from bench.answering import answer, timed
+from bench.answering import Command, answer, timed
 
 HOLDER = "worker-1"
 APART_US = 100  # items became ready so far apart
@@ -84,7 +85,7 @@ class Queue:
         for statement in SCHEMA.split(";"):
             self._connections[0].execute(statement)
         names = ("server_version", "fsync", "synchronous_commit", "wal_sync_method", "shared_buffers")
-        return {name: self._connections[0].execute(f"SHOW {name}").fetchone()[0] for name in names}
+        return {name: self._one(f"SHOW {name}") for name in names}
 
     def fill(self, count: int) -> None:
         with self._connections[0].cursor().copy("COPY ready FROM STDIN") as copy:
@@ -127,13 +128,20 @@ class Queue:
 
     def count(self) -> dict[str, int]:
         """What is in the tables: the parent checks that both sides did the same work."""
-        return {
-            name: self._connections[0].execute(f"SELECT count(*) FROM {name}").fetchone()[0]
-            for name in ("ready", "claim", "result")
-        }
+        return {name: self._one(f"SELECT count(*) FROM {name}") for name in ("ready", "claim", "result")}
+
+    def _one(self, query: LiteralString) -> Any:
+        row = self._connections[0].execute(query).fetchone()
+        assert row is not None
+        return row[0]
 
 
 if __name__ == "__main__":
     queue = Queue()
-    commands = {"open": queue.open, "fill": queue.fill, "work": queue.work, "count": queue.count}
+    commands: dict[str, Command] = {
+        "open": queue.open,
+        "fill": queue.fill,
+        "work": queue.work,
+        "count": queue.count,
+    }
     answer(commands, versions={"psycopg": psycopg.__version__, "libpq": str(psycopg.pq.version())})

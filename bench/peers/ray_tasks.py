@@ -57,7 +57,7 @@ class Tasks:
     def hand_over(self, count: int) -> float:
         seconds, total = ray.get(read.remote(make.remote(count)))
         assert total == count * (count - 1) / 2
-        return seconds
+        return float(seconds)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import random
 import sqlite3
 import time
 
-from bench.answering import answer, timed
+from bench.answering import Command, answer, timed
 
 HOLDER = "worker-1"
 TTL_US = 15_000_000
@@ -109,5 +109,10 @@ class Queue:
 
 if __name__ == "__main__":
     queue = Queue()
-    commands = {"open": queue.open, "fill": queue.fill, "work": queue.work, "count": queue.count}
+    commands: dict[str, Command] = {
+        "open": queue.open,
+        "fill": queue.fill,
+        "work": queue.work,
+        "count": queue.count,
+    }
     answer(commands, versions={"sqlite": sqlite3.sqlite_version})
