@@ -17,22 +17,26 @@ def clean(df):
 
 
 # region: cron
-@shop.arc(reads="clean_orders", writes="daily_orders", cron="30 6 * * mon-fri", zone="Europe/Madrid")
+weekdays = tm.Pace(cron="30 6 * * mon-fri", zone="Europe/Madrid")
+
+
+@shop.arc(reads="clean_orders", writes="daily_orders", pace=weekdays)
 def daily(df):
     return df
 
 
-shop.view("yesterday", "SELECT count(*) AS n FROM clean_orders", group="nightly", cron="@daily")
+shop.view("yesterday", "SELECT count(*) AS n FROM clean_orders", group="nightly", pace=tm.Pace(cron="@daily"))
 # endregion
 
 
 # region: pace
-@shop.arc(reads="raw_orders", writes="hourly_orders", cadence="PT1H")
+@shop.arc(reads="raw_orders", writes="hourly_orders", pace=tm.Pace(cadence="PT1H"))
 def hourly(df):
     return df
 
 
-shop.view("busy", "SELECT count(*) AS n FROM clean_visits", group="live", debounce=2, max_wait=30)
+quiet = tm.Pace(debounce=2, max_wait=30)
+shop.view("busy", "SELECT count(*) AS n FROM clean_visits", group="live", pace=quiet)
 # endregion
 
 with shop:

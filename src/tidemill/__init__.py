@@ -1,17 +1,57 @@
-"""Tidemill: incremental data pipelines on Apache Spark."""
+"""Tidemill: incremental data pipelines on Apache Spark.
+
+`__all__` is the public API. A name's module is imported when the name is first used.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tidemill.errors import TidemillError
+    from tidemill import errors
+    from tidemill.arcs.gaps import Coverage, Gap
+    from tidemill.errors import (
+        AppendRefused,
+        ArcError,
+        CheckFailed,
+        ClusterError,
+        DeclarationError,
+        FutureCancelled,
+        FutureError,
+        FutureFailed,
+        FutureTimeout,
+        LeaseLost,
+        LotError,
+        NotIncremental,
+        ObjectError,
+        PipelineError,
+        PublishError,
+        QueryError,
+        SourceError,
+        SparkError,
+        StoreError,
+        SubscriptionError,
+        TidemillError,
+        TraceError,
+        UsageError,
+        ViewError,
+    )
+    from tidemill.events import Event
     from tidemill.futures.client.client import Client, connect
     from tidemill.futures.client.future import Future
     from tidemill.futures.client.gather import as_completed, gather
     from tidemill.lots.checks import Check, expect, not_null, rows, unique
+    from tidemill.lots.producers import Receipt
+    from tidemill.pipeline.explaining import Explanation
+    from tidemill.pipeline.gaps import GapReport
+    from tidemill.pipeline.orders import LotRequestPlan
+    from tidemill.pipeline.overview import LotInfo, PushAddress
+    from tidemill.pipeline.pace import Pace
     from tidemill.pipeline.pipeline import Pipeline
-    from tidemill.pipeline.report import Report
+    from tidemill.pipeline.plan import Plan
+    from tidemill.pipeline.report import ArcReport, Report
+    from tidemill.pipeline.retired import RetiredView
     from tidemill.pipeline.tables import Dataset, Table, View
+    from tidemill.runner.compacting import Compacted
     from tidemill.sources.bucket import bucket
     from tidemill.sources.folder import folder
     from tidemill.sources.kafka import kafka
@@ -22,20 +62,58 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AppendRefused",
+    "ArcError",
+    "ArcReport",
     "Check",
+    "CheckFailed",
     "Client",
+    "ClusterError",
+    "Compacted",
+    "Coverage",
     "Dataset",
+    "DeclarationError",
+    "Event",
+    "Explanation",
     "Future",
+    "FutureCancelled",
+    "FutureError",
+    "FutureFailed",
+    "FutureTimeout",
+    "Gap",
+    "GapReport",
+    "LeaseLost",
+    "LotError",
+    "LotInfo",
+    "LotRequestPlan",
+    "NotIncremental",
+    "ObjectError",
+    "Pace",
     "Pipeline",
+    "PipelineError",
+    "Plan",
+    "PublishError",
+    "PushAddress",
+    "QueryError",
+    "Receipt",
     "Report",
+    "RetiredView",
+    "SourceError",
+    "SparkError",
     "SparkSettings",
+    "StoreError",
+    "SubscriptionError",
     "Table",
     "TidemillError",
+    "TraceError",
+    "UsageError",
     "View",
+    "ViewError",
     "__version__",
     "as_completed",
     "bucket",
     "connect",
+    "errors",
     "expect",
     "folder",
     "gather",
@@ -47,40 +125,52 @@ __all__ = [
     "unique",
 ]
 
-_HOMES = {
-    "Check": "tidemill.lots.checks",
-    "Client": "tidemill.futures.client.client",
-    "Dataset": "tidemill.pipeline.tables",
-    "Future": "tidemill.futures.client.future",
-    "Pipeline": "tidemill.pipeline.pipeline",
-    "Report": "tidemill.pipeline.report",
-    "SparkSettings": "tidemill.spark.sessions",
-    "Table": "tidemill.pipeline.tables",
-    "TidemillError": "tidemill.errors",
-    "View": "tidemill.pipeline.tables",
-    "as_completed": "tidemill.futures.client.gather",
-    "bucket": "tidemill.sources.bucket",
-    "connect": "tidemill.futures.client.client",
-    "expect": "tidemill.lots.checks",
-    "folder": "tidemill.sources.folder",
-    "gather": "tidemill.futures.client.gather",
-    "http_poll": "tidemill.sources.polling",
-    "http_push": "tidemill.sources.pushing",
-    "kafka": "tidemill.sources.kafka",
-    "not_null": "tidemill.lots.checks",
-    "rows": "tidemill.lots.checks",
-    "unique": "tidemill.lots.checks",
+_MODULES = {
+    "arcs.gaps": "Coverage Gap",
+    "errors": """
+        AppendRefused ArcError CheckFailed ClusterError DeclarationError FutureCancelled FutureError
+        FutureFailed FutureTimeout LeaseLost LotError NotIncremental ObjectError PipelineError PublishError
+        QueryError SourceError SparkError StoreError SubscriptionError TidemillError TraceError UsageError
+        ViewError
+        """,
+    "events": "Event",
+    "futures.client.client": "Client connect",
+    "futures.client.future": "Future",
+    "futures.client.gather": "as_completed gather",
+    "lots.checks": "Check expect not_null rows unique",
+    "lots.producers": "Receipt",
+    "pipeline.explaining": "Explanation",
+    "pipeline.gaps": "GapReport",
+    "pipeline.orders": "LotRequestPlan",
+    "pipeline.overview": "LotInfo PushAddress",
+    "pipeline.pace": "Pace",
+    "pipeline.pipeline": "Pipeline",
+    "pipeline.plan": "Plan",
+    "pipeline.report": "ArcReport Report",
+    "pipeline.retired": "RetiredView",
+    "pipeline.tables": "Dataset Table View",
+    "runner.compacting": "Compacted",
+    "sources.bucket": "bucket",
+    "sources.folder": "folder",
+    "sources.kafka": "kafka",
+    "sources.polling": "http_poll",
+    "sources.pushing": "http_push",
+    "spark.sessions": "SparkSettings",
 }
-"""Where each public name lives; its module is imported when the name is first used."""
+"""The module of each public name, below `tidemill`."""
+
+_MODULE_OF = {name: f"tidemill.{module}" for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name == "errors":
+        return importlib.import_module("tidemill.errors")
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'tidemill' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return list(__all__)

@@ -11,7 +11,13 @@ import msgspec
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The base of all events. Fields are plain values; secrets never go into one (STO-14)."""
+    """Base class of all events. Fields are plain values, and never hold a secret (STO-14).
+
+    >>> class FileArrived(Event):
+    ...     path: str
+    >>> FileArrived(path="landing/1.json")
+    FileArrived(path='landing/1.json')
+    """
 
 
 Emit = Callable[[Event], None]

@@ -15,7 +15,7 @@ from tests.unit.push_stage import lines, post
 from tests.unit.test_sources_polling import Web, web
 from tidemill.errors import BadSource, DeclarationError, UsageError
 from tidemill.pipeline import overview
-from tidemill.pipeline.overview import RunShown
+from tidemill.pipeline.overview import RunInfo
 from tidemill.testing.threads import STUCK_S
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Watching:
         assert not self._thread.is_alive()
 
 
-def source_of(pipeline: tm.Pipeline, name: str) -> RunShown:
+def source_of(pipeline: tm.Pipeline, name: str) -> RunInfo:
     return next(one for one in overview.status_of(pipeline).runs if one.kind == "source" and one.name == name)
 
 

@@ -100,7 +100,11 @@ def test_what_asks_the_clock_in_another_way_is_recomputed_at_its_cadence(world: 
     pipeline = world.pipeline
     events = pipeline.dataset("events", "id INT, at TIMESTAMP")
     age = pipeline.view(
-        "age", "SELECT id, hour(now()) AS h FROM events", group="slow", cadence="PT1H", refresh="full"
+        "age",
+        "SELECT id, hour(now()) AS h FROM events",
+        group="slow",
+        pace=tm.Pace(cadence="PT1H"),
+        refresh="full",
     )
     idle = pipeline.view("idle", "SELECT id, hour(now()) AS h FROM events", group="idle", refresh="full")
     world.at(NOON)

@@ -17,7 +17,7 @@ def declared() -> tm.Pipeline:
         shop.dataset(name, "id BIGINT", lots="PT5M")
     shop.dataset("raw_old", "id BIGINT", version="2")
 
-    @shop.arc(reads=["raw_*", "rates"], writes=("clean_{name}", "odd_{name}"), cron="@daily")
+    @shop.arc(reads=["raw_*", "rates"], writes=("clean_{name}", "odd_{name}"), pace=tm.Pace(cron="@daily"))
     def clean(df, rates):  # type: ignore[no-untyped-def]
         return df, rates
 

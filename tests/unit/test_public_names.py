@@ -5,13 +5,23 @@ import subprocess
 import sys
 
 import tidemill
+from tidemill import errors
 
 
 def test_the_public_names_are_sorted_and_there() -> None:
-    assert tidemill.__all__ == sorted(tidemill.__all__)
+    assert tidemill.__all__ == sorted(set(tidemill.__all__))
     for name in tidemill.__all__:
         assert getattr(tidemill, name) is not None
-        assert name in dir(tidemill)
+
+
+def test_dir_shows_public_names_only() -> None:
+    assert dir(tidemill) == tidemill.__all__
+
+
+def test_every_family_of_errors_is_public() -> None:
+    families = [kind.__name__ for kind in errors.TidemillError.__subclasses__() if kind.__subclasses__()]
+    assert set(families) <= set(tidemill.__all__)
+    assert tidemill.errors is errors
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

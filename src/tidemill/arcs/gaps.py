@@ -51,7 +51,12 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """A lot that should be there. The lot of its cause has the same id."""
+    """A lot that is expected and not published. The lot of its cause has the same id.
+
+    >>> cause = Cause("orders", "", GapState.ABSENT, "no file arrived")
+    >>> Gap("clean_orders", "20260131PT1H014", GapState.ABSENT, cause).cause.table
+    'orders'
+    """
 
     table: str
     lot: str
@@ -60,7 +65,11 @@ class Gap(msgspec.Struct, frozen=True):
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a table is there; `gaps` are by lot."""
+    """Count the expected, complete and empty lots of a table, and list its gaps in order of their lots.
+
+    >>> Coverage(table="orders", expected=24, complete=20, empty=4, gaps=()).counts["missing"]
+    0
+    """
 
     table: str
     expected: int

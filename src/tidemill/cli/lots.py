@@ -12,7 +12,7 @@ from tidemill.cli.output import Output, json_option
 from tidemill.cli.pipeline import find, pipeline_option
 from tidemill.errors import BadLotId
 from tidemill.lots.ids import LotId
-from tidemill.pipeline.overview import LotShown
+from tidemill.pipeline.overview import LotInfo
 
 MARKS = {
     "complete": ("█", "green"),
@@ -51,7 +51,7 @@ def lots_command(output: Output, table: str, file: str | None, listed: bool) -> 
             output.people.print(Text.assemble((f"{one.lot} ", "bold"), (one.note, "red")))
 
 
-def drawn(found: Sequence[LotShown]) -> Iterator[Text]:
+def drawn(found: Sequence[LotInfo]) -> Iterator[Text]:
     """The map: a line for each day of intervals, or for so many appends; then what the marks mean."""
     for label, row in _rows(found):
         line = Text(f"{label:>22} ", style="dim")
@@ -67,7 +67,7 @@ def drawn(found: Sequence[LotShown]) -> Iterator[Text]:
     yield legend
 
 
-def _rows(found: Sequence[LotShown]) -> Iterator[tuple[str, list[LotShown | None]]]:
+def _rows(found: Sequence[LotInfo]) -> Iterator[tuple[str, list[LotInfo | None]]]:
     try:
         ids = [LotId.parse(one.lot) for one in found]
     except BadLotId:
@@ -75,7 +75,7 @@ def _rows(found: Sequence[LotShown]) -> Iterator[tuple[str, list[LotShown | None
             page = found[first : first + WIDTH]
             yield page[0].lot[-22:], list(page)
         return
-    days: dict[str, list[LotShown | None]] = {}
+    days: dict[str, list[LotInfo | None]] = {}
     for lot, one in zip(ids, found, strict=True):
         day = lot.start.strftime("%Y-%m-%d")
         row = days.setdefault(day, [])
@@ -87,7 +87,7 @@ def _rows(found: Sequence[LotShown]) -> Iterator[tuple[str, list[LotShown | None
             yield day if not first else "", row[first : first + WIDTH]
 
 
-def _list(found: Sequence[LotShown]) -> Table:
+def _list(found: Sequence[LotInfo]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("lot", "state", "gen", "position", "rows", "bytes", "published", ""):
         table.add_column(name, overflow="fold")

@@ -13,7 +13,7 @@ from tidemill.arcs.asks import AskKind
 from tidemill.cli.output import Output, json_option
 from tidemill.cli.pipeline import find, pipeline_option
 from tidemill.pipeline import orders
-from tidemill.pipeline.orders import Does, OrderedLot, OrderPlan
+from tidemill.pipeline.orders import Does, LotRequestPlan, PlannedLot
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
@@ -105,7 +105,7 @@ def _order(
     return 1 if plan.those(Does.BLOCKED) else 0
 
 
-def _watch(output: Output, pipeline: "Pipeline", plan: OrderPlan) -> int:
+def _watch(output: Output, pipeline: "Pipeline", plan: LotRequestPlan) -> int:
     """Until nothing of an order is left; runners are other processes."""
     total = len(plan.asked)
     with _progress(output, "made") as tell:
@@ -125,7 +125,7 @@ def _progress(output: Output, what: str) -> Iterator[Callable[[int, int], None]]
         yield lambda done, of: bar.update(task, completed=done, total=of)
 
 
-def _show(output: Output, plan: OrderPlan, *, dry_run: bool) -> None:
+def _show(output: Output, plan: LotRequestPlan, *, dry_run: bool) -> None:
     shown = [one for one in plan.lots if one.does is not Does.LEAVE] if not dry_run else list(plan.lots)
     if shown:
         output.people.print(_table(shown[:MOST_SHOWN]))
@@ -142,7 +142,7 @@ def _show(output: Output, plan: OrderPlan, *, dry_run: bool) -> None:
         output.people.print(Text(f"what follows: {', '.join(plan.follows)}", style="dim"))
 
 
-def _table(shown: Sequence[OrderedLot]) -> Table:
+def _table(shown: Sequence[PlannedLot]) -> Table:
     made = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("arc", "lot", "", "why"):
         made.add_column(heading, overflow="fold")

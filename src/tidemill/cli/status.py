@@ -9,7 +9,7 @@ from rich.text import Text
 from tidemill.cli.output import Output, json_option
 from tidemill.cli.pipeline import find, pipeline_option
 from tidemill.pipeline import overview
-from tidemill.pipeline.overview import RunShown
+from tidemill.pipeline.overview import RunInfo
 
 STATES = {"waiting": "green", "scheduled": "yellow", "running": "cyan", "new": "dim"}
 WORDS = {"waiting": "caught up", "scheduled": "has work", "running": "running", "new": "never run"}
@@ -51,7 +51,7 @@ def status_command(output: Output, file: str | None) -> int:
     return 1 if troubled else 0
 
 
-def _trouble(one: RunShown) -> str:
+def _trouble(one: RunInfo) -> str:
     words = [f"{one.partial} partial"] if one.partial else []
     words += [f"{one.missing} missing"] if one.missing else []
     words += [f"failed {one.failures} times"] if one.failures else []

@@ -21,10 +21,15 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """What an append is answered with.
+    """Confirm that an append is durable, and say when it becomes visible.
 
-    `position` is None while its interval is open: the lot becomes visible at `visible_at` (wall time, µs) at
-    the earliest (LOT-42).
+    >>> import tidemill as tm
+    >>> shop = tm.Pipeline("shop", home="shop-home")
+    >>> shop.dataset("orders", "id BIGINT").append([{"id": 1}]).position
+    1
+
+    - position: None while the interval of the append is open.
+    - visible_at: the lot becomes visible at this time (wall time, µs) at the earliest (LOT-42).
     """
 
     dataset: DatasetId

@@ -12,7 +12,7 @@ from tidemill.lots.checks import Check, has_key
 from tidemill.lots.datasets import Dataset, Drift, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.lines import Line
-from tidemill.pipeline.pace import FASTEST, WAITING, Grace, Pace
+from tidemill.pipeline.pace import FASTEST, NO_GRACE, Grace, Pace
 from tidemill.sources.bucket import BucketSpec
 from tidemill.sources.folder import FolderSpec
 from tidemill.sources.kafka import KafkaSpec
@@ -88,7 +88,7 @@ class ArcDecl:
     max_concurrent: int = 1
     changes: Changes | None = None
     pace: Pace = FASTEST
-    grace: Grace = WAITING
+    grace: Grace = NO_GRACE
     enabled: bool = True
     template: str = ""
     line: Line

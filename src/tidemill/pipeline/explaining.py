@@ -17,7 +17,14 @@ COMPARED = "each step recomputes it, and stores what differs from its table"
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """A view explained: as text for people, JSON for programs, or a drawing.
+    """Explain how a view is computed: as text, as JSON, or as a drawing.
+
+    >>> import tidemill as tm
+    >>> shop = tm.Pipeline("shop", home="shop-home", spark=spark)
+    >>> orders = shop.dataset("orders", "id BIGINT")
+    >>> view = shop.view("total", "SELECT count(*) AS n FROM orders")
+    >>> view.explain().json()["runs"]
+    'incremental'
 
     - certificate: what the comparison with plain Spark found; None before the view was run.
     - declared: of a view that is a function, what it was declared to be.

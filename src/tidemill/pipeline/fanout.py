@@ -20,6 +20,7 @@ from tidemill.pipeline.arc_plan import ArcPlanner
 from tidemill.pipeline.catalog import Catalog
 from tidemill.pipeline.declarations import ArcDecl
 from tidemill.pipeline.lines import at
+from tidemill.pipeline.pace import terms_of
 from tidemill.pipeline.stages import Stage
 from tidemill.pipeline.template_stages import DeclareTemplate, RemoveTemplate
 from tidemill.runner.children import Child
@@ -55,7 +56,7 @@ def template_of(pipeline: "Register", decl: ArcDecl) -> Template:
         reads=decl.reads[0],
         writes=first,
         also=tuple(others),
-        terms=decl.pace.terms(sources, id_),
+        terms=terms_of(decl.pace, sources, id_),
         paused=not decl.enabled,
     )
 

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 
 
 class GapReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What is not there. True when nothing is missing."""
+    """The gaps of a pipeline's tables. True when there are none.
+
+    >>> import tidemill as tm
+    >>> shop = tm.Pipeline("shop", home="shop-home")
+    >>> orders = shop.dataset("orders", "id BIGINT")
+    >>> bool(shop.gaps()), shop.gaps().gaps
+    (True, [])
+    """
 
     pipeline: str
     tables: tuple[Coverage, ...]

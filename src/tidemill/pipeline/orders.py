@@ -52,7 +52,7 @@ class Does(StrEnum):
     BLOCKED = "blocked"  # it cannot be made: something is not there that nothing here makes
 
 
-class OrderedLot(msgspec.Struct, frozen=True):
+class PlannedLot(msgspec.Struct, frozen=True):
     """One lot of a plan."""
 
     arc: str
@@ -61,22 +61,28 @@ class OrderedLot(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-class OrderPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What an order does. `batch` is empty for one that was only planned."""
+class LotRequestPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The lots that a backfill or a replay requests. `batch` is empty for a dry run.
+
+    >>> from tidemill.arcs.asks import AskKind
+    >>> lots = (PlannedLot("clean", "20260131PT1H014", Does.MAKE),)
+    >>> print(LotRequestPlan(kind=AskKind.BACKFILL, arc="clean", lots=lots, at_once=4, follows=()))
+    backfill of clean: 1 make, 4 at once
+    """
 
     kind: AskKind
     arc: str
-    lots: tuple[OrderedLot, ...]
+    lots: tuple[PlannedLot, ...]
     at_once: int
     follows: tuple[str, ...]
     batch: str = ""
 
-    def those(self, *kinds: Does) -> list[OrderedLot]:
+    def those(self, *kinds: Does) -> list[PlannedLot]:
         """The lots for which this is done."""
         return [one for one in self.lots if one.does in kinds]
 
     @property
-    def asked(self) -> list[OrderedLot]:
+    def asked(self) -> list[PlannedLot]:
         """The lots that runners make for this order."""
         return self.those(Does.MAKE, Does.AGAIN)
 
@@ -102,7 +108,7 @@ def plan(
     first: Bound = None,
     last: Bound = None,
     at_once: int | None = None,
-) -> OrderPlan:
+) -> LotRequestPlan:
     """What an order would do.
 
     - name: an arc, or a table that one makes.
@@ -122,7 +128,7 @@ def plan(
     else:
         named, span = None, graph.span(unit, first, last)
     made = _Planner(pipeline, kind, span).plan(graph.id_of(pipeline, table), named)
-    return OrderPlan(
+    return LotRequestPlan(
         kind=kind,
         arc=arc.name,
         lots=tuple(made),
@@ -138,7 +144,7 @@ class _Planner:
         self._span = span
         self._census = Census(site.store, ArcKeys(site.place.cluster), graph.specs(pipeline), span, late_s=0)
 
-    def plan(self, table: DatasetId, named: Sequence[str] | None) -> list[OrderedLot]:
+    def plan(self, table: DatasetId, named: Sequence[str] | None) -> list[PlannedLot]:
         expected, there = self._census.expected(table), self._census.published(table)
         known = expected | there.keys()
         if named is not None:
@@ -150,7 +156,7 @@ class _Planner:
                 )
         elif not known:
             raise self._none(table)
-        found: dict[tuple[str, str], OrderedLot] = {}
+        found: dict[tuple[str, str], PlannedLot] = {}
         for lot in sorted(known) if named is None else named:
             steps = self._replay(table, lot) if self._kind is AskKind.REPLAY else self._backfill(table, lot)
             for one in steps:
@@ -168,41 +174,41 @@ class _Planner:
             hint=f"there are lots from {lots[0]} to {lots[-1]}" if lots else "nothing has arrived for it yet",
         )
 
-    def _replay(self, table: DatasetId, lot: str) -> list[OrderedLot]:
+    def _replay(self, table: DatasetId, lot: str) -> list[PlannedLot]:
         spec = self._census.makers[table]
         unfinished = self._census.unfinished(spec.id).get(lot)
         state = self._census.published(table).get(lot)
         if unfinished is not None and unfinished[0] is ArcState.RUNNING:
-            return [OrderedLot(spec.name, lot, Does.LEAVE, "it is being made")]
+            return [PlannedLot(spec.name, lot, Does.LEAVE, "it is being made")]
         if unfinished is not None and state is not None:
-            return [OrderedLot(spec.name, lot, Does.AGAIN, "its last replay failed")]
+            return [PlannedLot(spec.name, lot, Does.AGAIN, "its last replay failed")]
         if state is None or state is LotState.REMOVED:
-            return [OrderedLot(spec.name, lot, Does.LEAVE, "it was never made: backfill it")]
-        return [OrderedLot(spec.name, lot, Does.AGAIN)]
+            return [PlannedLot(spec.name, lot, Does.LEAVE, "it was never made: backfill it")]
+        return [PlannedLot(spec.name, lot, Does.AGAIN)]
 
-    def _backfill(self, table: DatasetId, lot: str) -> list[OrderedLot]:
+    def _backfill(self, table: DatasetId, lot: str) -> list[PlannedLot]:
         """What makes a lot: its arc, or arcs further up, whose lots it follows."""
         census, spec = self._census, self._census.makers.get(table)
         if spec is None:
-            return [OrderedLot("", lot, Does.BLOCKED, f"{table.name} has no lot {lot}, and no arc makes it")]
+            return [PlannedLot("", lot, Does.BLOCKED, f"{table.name} has no lot {lot}, and no arc makes it")]
         if census.answered(table, lot):
-            return [OrderedLot(spec.name, lot, Does.LEAVE, "it is there")]
+            return [PlannedLot(spec.name, lot, Does.LEAVE, "it is there")]
         unfinished = census.unfinished(spec.id).get(lot)
         if unfinished is not None and unfinished[0] is ArcState.RUNNING:
-            return [OrderedLot(spec.name, lot, Does.LEAVE, "it is being made")]
+            return [PlannedLot(spec.name, lot, Does.LEAVE, "it is being made")]
         lacking = census.lacking(spec, lot)
         if not lacking:
             why = unfinished[0].value if unfinished is not None else "absent"
-            return [OrderedLot(spec.name, lot, Does.MAKE, f"it is {why}")]
+            return [PlannedLot(spec.name, lot, Does.MAKE, f"it is {why}")]
         above = [one for source in lacking for one in self._backfill(source, lot)]
         blocked = [one for one in above if one.does is Does.BLOCKED]
         if blocked:
-            return [OrderedLot(spec.name, lot, Does.BLOCKED, blocked[0].why)]
+            return [PlannedLot(spec.name, lot, Does.BLOCKED, blocked[0].why)]
         names = ", ".join(dict.fromkeys(one.arc for one in above if one.does is not Does.FOLLOW))
-        return [*above, OrderedLot(spec.name, lot, Does.FOLLOW, f"after {names}")]
+        return [*above, PlannedLot(spec.name, lot, Does.FOLLOW, f"after {names}")]
 
 
-def ask(pipeline: "Pipeline", planned: OrderPlan, tell: Tell = quiet) -> OrderPlan:
+def ask(pipeline: "Pipeline", planned: LotRequestPlan, tell: Tell = quiet) -> LotRequestPlan:
     """Leave a row for every lot that is to be made, in pages; the plan with its batch.
 
     It may be repeated: what is asked for already, or was made meanwhile, is left as it is. Whoever dies on
@@ -215,7 +221,7 @@ def ask(pipeline: "Pipeline", planned: OrderPlan, tell: Tell = quiet) -> OrderPl
     for first in range(0, len(wanted), PAGE):
         page = wanted[first : first + PAGE]
 
-        def step(tx: Tx, page: Sequence[OrderedLot] = page) -> None:
+        def step(tx: Tx, page: Sequence[PlannedLot] = page) -> None:
             for one in page:
                 asks.enter(tx, keys, graph.arc_id(pipeline, one.arc), one.lot, order)
 
@@ -226,7 +232,7 @@ def ask(pipeline: "Pipeline", planned: OrderPlan, tell: Tell = quiet) -> OrderPl
     return msgspec.structs.replace(planned, batch=batch)
 
 
-def left(pipeline: "Pipeline", planned: OrderPlan) -> int:
+def left(pipeline: "Pipeline", planned: LotRequestPlan) -> int:
     """How many lots of an order that was asked for are not made yet, and have not failed."""
     keys, arcs = ArcKeys(pipeline.site.place.cluster), {one.arc for one in planned.asked}
 

@@ -39,8 +39,18 @@ PAGE = 500
 LotWord = Literal["complete", "empty", "removed", "running", "partial", "missing", "waiting"]
 
 
-class LotShown(msgspec.Struct, frozen=True, kw_only=True):
-    """One lot of a table: published, or on its way."""
+class LotInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One lot of a table, published or not.
+
+    >>> import tidemill as tm
+    >>> shop = tm.Pipeline("shop", home="shop-home")
+    >>> receipt = shop.dataset("orders", "id BIGINT").append([{"id": 1}, {"id": 2}])
+    >>> [(lot.state, lot.rows) for lot in shop["orders"].lots()]
+    [('complete', 2)]
+
+    - at: when it was published, in seconds since 1970.
+    - note: why it is not complete.
+    """
 
     lot: str
     state: LotWord
@@ -48,11 +58,11 @@ class LotShown(msgspec.Struct, frozen=True, kw_only=True):
     position: int = 0
     rows: int = 0
     size: int = 0
-    at: float = 0.0  # seconds since 1970, of its publication
+    at: float = 0.0
     note: str = ""
 
 
-class TableShown(msgspec.Struct, frozen=True, kw_only=True):
+class TableInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A table in a list."""
 
     name: str
@@ -63,7 +73,7 @@ class TableShown(msgspec.Struct, frozen=True, kw_only=True):
     where: str = ""
 
 
-class RunShown(msgspec.Struct, frozen=True, kw_only=True):
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """An arc, a view group or a source, and what it is at."""
 
     name: str
@@ -87,22 +97,30 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.partial or self.missing or self.dead or self.notes)
 
 
-class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """Where rows are pushed to; the URL is empty while nobody receives."""
+class PushAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """The URL and the token for pushing rows. The URL is empty while no runner receives.
+
+    >>> import tidemill as tm
+    >>> shop = tm.Pipeline("shop", home="shop-home")
+    >>> orders = shop.dataset("orders", "id BIGINT")
+    >>> shop.source(orders, tm.http_push())
+    >>> orders.address()
+    <PushAddress (no runner)>
+    """
 
     url: str
     token: str
 
     def __repr__(self) -> str:
-        return f"<Address {self.url or 'of nobody'}>"
+        return f"<PushAddress {self.url or '(no runner)'}>"
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """A pipeline at a glance."""
 
     pipeline: str
-    runs: tuple[RunShown, ...]
-    tables: tuple[TableShown, ...]
+    runs: tuple[RunInfo, ...]
+    tables: tuple[TableInfo, ...]
 
     @property
     def ok(self) -> bool:
@@ -112,7 +130,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def tables_of(pipeline: "Pipeline") -> list[TableShown]:
+def tables_of(pipeline: "Pipeline") -> list[TableInfo]:
     """All tables, in the order of their declarations."""
     site = pipeline.site
     found = []
@@ -142,7 +160,7 @@ def tables_of(pipeline: "Pipeline") -> list[TableShown]:
             kind = "quarantine"
             where = pipeline.quarantines[name]
         found.append(
-            TableShown(name=name, kind=kind, position=head, at=at, schema=schema, where=str(where or ""))
+            TableInfo(name=name, kind=kind, position=head, at=at, schema=schema, where=str(where or ""))
         )
     return found
 
@@ -151,7 +169,7 @@ def _id(pipeline: "Pipeline", name: str) -> DatasetId:
     return DatasetId(name, pipeline.datasets[name].dataset.version if name in pipeline.datasets else "1")
 
 
-def _view(pipeline: "Pipeline", name: str) -> TableShown:
+def _view(pipeline: "Pipeline", name: str) -> TableInfo:
     site, decl = pipeline.site, pipeline.views[name]
 
     def read(tx: Tx) -> tuple[int, float]:
@@ -163,10 +181,10 @@ def _view(pipeline: "Pipeline", name: str) -> TableShown:
         return step, last[-1].wall_at / 1e6 if last else 0.0
 
     step, at = site.store.run(read)
-    return TableShown(name=name, kind="view", position=step, at=at, where=str(decl.line))
+    return TableInfo(name=name, kind="view", position=step, at=at, where=str(decl.line))
 
 
-def lots_of(pipeline: "Pipeline", name: str) -> list[LotShown]:
+def lots_of(pipeline: "Pipeline", name: str) -> list[LotInfo]:
     """The lots of a table in the order of their ids; of what an arc makes also those it has not made."""
     if name in pipeline.views:
         return list(_steps(pipeline, name))
@@ -188,7 +206,7 @@ def lots_of(pipeline: "Pipeline", name: str) -> list[LotShown]:
         elif lot in standing:
             found.append(_unpublished(standing[lot]))
         else:
-            found.append(LotShown(lot=lot, state="waiting", note=waits.get(lot, "")))
+            found.append(LotInfo(lot=lot, state="waiting", note=waits.get(lot, "")))
     return found
 
 
@@ -244,8 +262,8 @@ def _times(pipeline: "Pipeline", name: str) -> dict[int, float]:
         after = page[-1].position
 
 
-def _published(row: LotRow, times: Mapping[int, float]) -> LotShown:
-    return LotShown(
+def _published(row: LotRow, times: Mapping[int, float]) -> LotInfo:
+    return LotInfo(
         lot=row.lot,
         state=row.state.value,
         generation=row.generation,
@@ -256,21 +274,21 @@ def _published(row: LotRow, times: Mapping[int, float]) -> LotShown:
     )
 
 
-def _unpublished(one: Standing) -> LotShown:
+def _unpublished(one: Standing) -> LotInfo:
     row = one.row
     match row:
         case Running():
-            return LotShown(lot=one.lot, state="running", generation=one.generation, note=f"on {row.node}")
+            return LotInfo(lot=one.lot, state="running", generation=one.generation, note=f"on {row.node}")
         case Partial():
             failed = f"{len(row.failed)} parts failed: " if row.failed else ""
-            return LotShown(lot=one.lot, state="partial", generation=one.generation, note=failed + row.error)
+            return LotInfo(lot=one.lot, state="partial", generation=one.generation, note=failed + row.error)
         case Missing():
-            return LotShown(lot=one.lot, state="missing", generation=one.generation, note=row.error)
+            return LotInfo(lot=one.lot, state="missing", generation=one.generation, note=row.error)
         case _:
-            return LotShown(lot=one.lot, state="waiting", generation=one.generation)
+            return LotInfo(lot=one.lot, state="waiting", generation=one.generation)
 
 
-def _steps(pipeline: "Pipeline", name: str) -> Iterator[LotShown]:
+def _steps(pipeline: "Pipeline", name: str) -> Iterator[LotInfo]:
     site, group = pipeline.site, pipeline.views[name].group
     at = 0
     while True:
@@ -279,7 +297,7 @@ def _steps(pipeline: "Pipeline", name: str) -> Iterator[LotShown]:
         )
         for row in page:
             made = next((one for one in row.outputs if one.view == name and one.changes), None)
-            yield LotShown(
+            yield LotInfo(
                 lot=f"step {row.step}",
                 state="complete" if made else "empty",
                 position=row.step,
@@ -300,11 +318,11 @@ def status_of(pipeline: "Pipeline") -> Status:
     return Status(pipeline=pipeline.name, runs=tuple(runs), tables=tuple(tables_of(pipeline)))
 
 
-def _subscription(tx: Tx, pipeline: "Pipeline", name: str) -> tuple[RunShown, int]:
+def _subscription(tx: Tx, pipeline: "Pipeline", name: str) -> tuple[RunInfo, int]:
     """What the subscription of this name is at, and how far it is behind its sources."""
     site = pipeline.site
     kind: Literal["arc", "views"] = "arc" if name.startswith("arc:") else "views"
-    shown = RunShown(name=name.partition("/")[2], kind=kind, state="new")
+    shown = RunInfo(name=name.partition("/")[2], kind=kind, state="new")
     row = subscriptions.read(tx, site.keys.triggers, name)
     if row is None:
         return shown, 0
@@ -326,10 +344,10 @@ def _subscription(tx: Tx, pipeline: "Pipeline", name: str) -> tuple[RunShown, in
     return shown, behind
 
 
-def _arc_run(pipeline: "Pipeline", name: str) -> RunShown:
+def _arc_run(pipeline: "Pipeline", name: str) -> RunInfo:
     keys, arc = ArcKeys(pipeline.site.place.cluster), graph.arc_id(pipeline, name)
 
-    def read(tx: Tx) -> RunShown:
+    def read(tx: Tx) -> RunInfo:
         shown, _ = _subscription(tx, pipeline, arc)
         troubled = standings.troubled(tx, keys, arc, 1000)
         return msgspec.structs.replace(
@@ -345,10 +363,10 @@ def _arc_run(pipeline: "Pipeline", name: str) -> RunShown:
     )
 
 
-def _group_run(pipeline: "Pipeline", group: str) -> RunShown:
+def _group_run(pipeline: "Pipeline", group: str) -> RunInfo:
     site = pipeline.site
 
-    def read(tx: Tx) -> RunShown:
+    def read(tx: Tx) -> RunInfo:
         shown, _ = _subscription(tx, pipeline, group_id(pipeline.name, group))
         try:
             step = groups.read(tx, site.keys, pipeline.name, group).step
@@ -360,14 +378,14 @@ def _group_run(pipeline: "Pipeline", group: str) -> RunShown:
     return site.store.run(read)
 
 
-def _source_run(pipeline: "Pipeline", dataset: str) -> RunShown:
+def _source_run(pipeline: "Pipeline", dataset: str) -> RunInfo:
     site = pipeline.site
     keys, name = SourceKeys(site.place.cluster), source_id(pipeline.name, dataset)
     left = site.store.run(lambda tx: windows.open_windows(tx, keys, name))
     stuck = site.store.run(lambda tx: troubles(tx, keys, name))
     receiver = _receiver(pipeline, dataset)
     failed = [one for one in left if isinstance(one, Failed)]
-    return RunShown(
+    return RunInfo(
         name=dataset,
         kind="source",
         state="scheduled" if left else "waiting",
@@ -392,10 +410,10 @@ def _receiver(pipeline: "Pipeline", dataset: str) -> tuple[str, str]:
     return (found[0], f"{found[1]}/{spec.path or dataset}") if found is not None else ("", "")
 
 
-def address_of(pipeline: "Pipeline", dataset: str) -> Address:
+def address_of(pipeline: "Pipeline", dataset: str) -> PushAddress:
     """Where rows of a dataset are pushed to now, and the token to show."""
     decl = pipeline.sources.get(dataset)
     if decl is None or not isinstance(decl.spec, PushSpec):
         raise UsageError(f"nothing is pushed to {dataset}", hint=f"source({dataset}, tm.http_push())")
     spec = settled_push(pipeline, dataset, decl.spec)
-    return Address(url=_receiver(pipeline, dataset)[1], token=spec.token)
+    return PushAddress(url=_receiver(pipeline, dataset)[1], token=spec.token)

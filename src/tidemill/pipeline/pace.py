@@ -1,4 +1,4 @@
-"""Pace: how fast an arc or a view follows what it reads (HEAP-1, HEAP-14)."""
+"""Define when an arc or a view group runs: its pace, and the grace of a barrier (HEAP-1, HEAP-14, LOT-28)."""
 
 import re
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ import msgspec
 
 from tidemill.errors import BadSchedule, DeclarationError
 from tidemill.lots.keys import DatasetId, LotKeys
+from tidemill.pipeline.lines import at, here
 from tidemill.store import Tx
 from tidemill.triggers import schedules
 from tidemill.triggers.cron import Cron, next_after, zone_of
@@ -17,62 +18,136 @@ from tidemill.triggers.schedules import Schedule
 from tidemill.triggers.terms import AfterGrace, CatchUp, Terms
 
 Duration: TypeAlias = float | str | timedelta | None
-"""Seconds, a timedelta, or text like `PT5M`; None where nothing was said."""
+"""Seconds, a timedelta, or text like `PT5M`."""
 
-_TEXT = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?")
-_MOST_S = 10**8
-_ANY_MOMENT = datetime(2026, 1, 1, tzinfo=UTC)  # a schedule that ever comes does so within years of it
+_DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?")
+_MAX_S = 10**8
+_EPOCH = datetime(2026, 1, 1, tzinfo=UTC)  # every valid schedule has a time within nine years after it
 CatchUpWord = Literal["all", "latest", "none"]
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """In seconds.
+    """When an arc or a view runs. Without arguments: as soon as one of its inputs is published.
 
-    - cadence_s: consecutive starts are at least so far apart.
-    - debounce_s: it starts when nothing has come for so long; `max_wait_s`: but no later than that.
-    - cron, zone: it starts at these times alone, for all that has come by then.
-    - catch_up: what is made up for, of times at which nobody ran and of what came in a pause; left out, the
-      last of those times, and all that came.
-    - most_failures: after so many in a row it is dead, until somebody says retry; 0 for never.
+    >>> Pace(cadence="PT5M").cadence
+    'PT5M'
+
+    Args:
+        cadence: the minimum time between two starts: seconds, a timedelta, or text like `PT5M`.
+        debounce: start when nothing has arrived for this time.
+        max_wait: with `debounce`, the longest time that the first change waits.
+        cron: run only at these times, like `0 6 * * *`, for everything published until then.
+        zone: the time zone of `cron`.
+        catch_up: what to process after a pause, or after scheduled times without a runner: `all`, `latest` or
+            `none`. By default everything published during a pause, and one run for all missed times.
+        most_failures: stop after this many failed runs in a row, until a retry; 0 means never. A lot that
+            fails is not a failed run: the arc continues with the next lot.
     """
 
-    cadence_s: float = 0.0
-    debounce_s: float = 0.0
-    max_wait_s: float | None = None
-    cron: str = ""
+    cadence: Duration = None
+    debounce: Duration = None
+    max_wait: Duration = None
+    cron: str | None = None
     zone: str = "UTC"
-    catch_up: CatchUp | None = None
+    catch_up: CatchUpWord | None = None
     most_failures: int = 0
 
-    def terms(self, sources: tuple[DatasetId, ...], name: str = "") -> Terms:
-        """As the subscription of this name has it."""
-        gate = schedules.source(name) if self.cron else None
-        return Terms(
-            sources=sources if gate is None else (*sources, gate),
-            gate=gate,
-            cadence_us=int(self.cadence_s * 1e6),
-            debounce_us=int(self.debounce_s * 1e6),
-            max_wait_us=None if self.max_wait_s is None else int(self.max_wait_s * 1e6),
-            most_failures=self.most_failures,
-            catch_up=self.catch_up or CatchUp.ALL,
+    def __post_init__(self) -> None:
+        with at(here()):
+            _check(self)
+
+
+def terms_of(pace: Pace, sources: tuple[DatasetId, ...], name: str) -> Terms:
+    """Return the terms of the subscription `name` to these sources."""
+    gate = schedules.source(name) if pace.cron else None
+    max_wait_s = seconds("max_wait", pace.max_wait)
+    return Terms(
+        sources=sources if gate is None else (*sources, gate),
+        gate=gate,
+        cadence_us=int((seconds("cadence", pace.cadence) or 0.0) * 1e6),
+        debounce_us=int((seconds("debounce", pace.debounce) or 0.0) * 1e6),
+        max_wait_us=None if max_wait_s is None else int(max_wait_s * 1e6),
+        most_failures=pace.most_failures,
+        catch_up=CatchUp.ALL if pace.catch_up is None else CatchUp(pace.catch_up),
+    )
+
+
+def declare_schedule(tx: Tx, keys: TriggerKeys, lots: LotKeys, pace: Pace, name: str) -> None:
+    """Store the schedule of the subscription `name`, or remove it if the pace has no cron expression."""
+    if not pace.cron:
+        schedules.remove(tx, keys, name)
+        return
+    policy = CatchUp.LATEST if pace.catch_up is None else CatchUp(pace.catch_up)
+    schedules.declare(
+        tx, keys, lots, Schedule(name=name, expression=pace.cron, zone=pace.zone, catch_up=policy)
+    )
+
+
+def shortest(paces: Sequence[Pace]) -> Pace:
+    """Combine the paces of the views of one group: the shortest of each kind. Schedules must be equal."""
+    crons = {(pace.cron, pace.zone) for pace in paces if pace.cron}
+    if len(crons) > 1:
+        expressions = " and ".join(sorted(repr(cron) for cron, _ in crons))
+        raise DeclarationError(
+            f"views of one group have different schedules: {expressions}",
+            hint='use one schedule, or put a view into another group: group="…"',
+        )
+    cron, zone = next(iter(crons), (None, "UTC"))
+    debounce_s = _least("debounce", [pace.debounce for pace in paces])
+    max_wait_s = _least("max_wait", [pace.max_wait for pace in paces])
+    if cron and debounce_s:
+        raise DeclarationError("views of one group have cron= and debounce=", hint="use one of the two")
+    return Pace(
+        cadence=_least("cadence", [pace.cadence for pace in paces]),
+        debounce=debounce_s,
+        max_wait=None if max_wait_s is None else max(max_wait_s, debounce_s or 0.0),
+        cron=cron,
+        zone=zone,
+        catch_up=next((pace.catch_up for pace in paces if pace.catch_up is not None), None),
+        most_failures=min((pace.most_failures for pace in paces if pace.most_failures), default=0),
+    )
+
+
+def _least(name: str, durations: Sequence[Duration]) -> float | None:
+    lengths = [length for value in durations if (length := seconds(name, value)) is not None]
+    return min(lengths, default=None)
+
+
+def _check(pace: Pace) -> None:
+    """Raise `DeclarationError` for values that are wrong or do not go together."""
+    seconds("cadence", pace.cadence)
+    debounce_s, max_wait_s = seconds("debounce", pace.debounce), seconds("max_wait", pace.max_wait)
+    if max_wait_s is not None and debounce_s is None:
+        raise DeclarationError("max_wait= without debounce=", hint="max_wait limits how long debounce waits")
+    if max_wait_s is not None and debounce_s is not None and max_wait_s < debounce_s:
+        raise DeclarationError(
+            f"max_wait={pace.max_wait!r} is less than debounce={pace.debounce!r}",
+            hint="max_wait limits how long debounce waits",
+        )
+    if pace.cron is not None and pace.debounce is not None:
+        raise DeclarationError("cron= and debounce= together", hint="use one of the two")
+    if pace.cron is None and pace.zone != "UTC":
+        raise DeclarationError(f"zone={pace.zone!r} without cron=", hint="zone is the time zone of cron")
+    if pace.cron is not None:
+        _check_cron(pace.cron, pace.zone)
+    if pace.catch_up is not None and pace.catch_up not in set(CatchUp):
+        raise DeclarationError(f"catch_up={pace.catch_up!r}", hint=f"use one of {', '.join(CatchUp)}")
+    if not 0 <= pace.most_failures < 10**6:
+        raise DeclarationError(
+            f"most_failures={pace.most_failures}", hint="use 0 for no limit, or a number of failures in a row"
         )
 
-    def enter(self, tx: Tx, keys: TriggerKeys, lots: LotKeys, name: str) -> None:
-        """Have the schedule that the subscription of this name waits for, or have none."""
-        if self.cron:
-            policy = self.catch_up or CatchUp.LATEST
-            schedule = Schedule(name=name, expression=self.cron, zone=self.zone, catch_up=policy)
-            schedules.declare(tx, keys, lots, schedule)
-        else:
-            schedules.remove(tx, keys, name)
 
-
-FASTEST = Pace()
-"""As soon as there is something."""
+def _check_cron(cron: str, zone: str) -> None:
+    """Check that a cron expression is valid and has a next time."""
+    try:
+        next_after(Cron.parse(cron), zone_of(zone), _EPOCH)
+    except BadSchedule as error:
+        raise DeclarationError(f"cron={cron!r}: {error.message}", hint=error.hint) from None
 
 
 class Grace(msgspec.Struct, frozen=True, kw_only=True):
-    """How long an arc waits for the last of its tables, from the first on, and what follows (LOT-28)."""
+    """How long a lot of an arc waits for the last of several inputs, and what happens then (LOT-28)."""
 
     grace_s: float = 0.0
     then: AfterGrace = AfterGrace.WAIT
@@ -82,111 +157,45 @@ class Grace(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.grace_s * 1e6)
 
 
-WAITING = Grace()
-"""For ever."""
+NO_GRACE = Grace()
+"""Wait until every input has the lot."""
 
 
 def grace_of(grace: Duration, then: str, tables: int) -> Grace:
-    """A grace from what a user says, for an arc that reads so many tables."""
+    """Check and return the grace of an arc that reads this many tables."""
     if then not in set(AfterGrace):
-        raise DeclarationError(f"after_grace={then!r}", hint=", ".join(AfterGrace))
+        raise DeclarationError(f"after_grace={then!r}", hint=f"use one of {', '.join(AfterGrace)}")
     if grace is not None and tables < 2:
         raise DeclarationError(
-            "grace= of an arc that reads one table", hint="it is how long the last of several is waited for"
+            "grace= on an arc that reads one table", hint="grace is for an arc that reads several tables"
         )
     if grace is None and then != AfterGrace.WAIT:
-        raise DeclarationError(f"after_grace={then!r} without grace=", hint="grace='PT10M': after how long")
-    return Grace(grace_s=_seconds("grace", grace) or 0.0, then=AfterGrace(then))
-
-
-def pace_of(
-    cadence: Duration = None,
-    debounce: Duration = None,
-    max_wait: Duration = None,
-    *,
-    cron: str | None = None,
-    zone: str = "UTC",
-    catch_up: CatchUpWord | None = None,
-    most_failures: int = 0,
-) -> Pace:
-    """A pace from what a user says."""
-    if max_wait is not None and debounce is None:
-        raise DeclarationError("max_wait= without debounce=", hint="it is the longest that a debounce waits")
-    waits, longest = _seconds("debounce", debounce) or 0.0, _seconds("max_wait", max_wait)
-    if longest is not None and longest < waits:
         raise DeclarationError(
-            f"max_wait={max_wait!r} is less than debounce={debounce!r}",
-            hint="it is the longest that a debounce waits",
+            f"after_grace={then!r} without grace=", hint="set how long to wait: grace='PT10M'"
         )
-    if cron is not None and debounce is not None:
-        raise DeclarationError(
-            "cron= and debounce= together", hint="a schedule says when: what comes before waits for it anyway"
-        )
-    if cron is None and zone != "UTC":
-        raise DeclarationError(f"zone={zone!r} without cron=", hint="it is the time zone of cron")
-    if catch_up is not None and catch_up not in set(CatchUp):
-        raise DeclarationError(f"catch_up={catch_up!r}", hint=", ".join(CatchUp))
-    if not 0 <= most_failures < 10**6:
-        raise DeclarationError(f"most_failures={most_failures}", hint="0 for never, or how many in a row")
-    return Pace(
-        cadence_s=_seconds("cadence", cadence) or 0.0,
-        debounce_s=waits,
-        max_wait_s=longest,
-        cron="" if cron is None else _expression(cron, zone),
-        zone=zone,
-        catch_up=None if catch_up is None else CatchUp(catch_up),
-        most_failures=most_failures,
-    )
+    return Grace(grace_s=seconds("grace", grace) or 0.0, then=AfterGrace(then))
 
 
-def _expression(cron: str, zone: str) -> str:
-    """A cron expression that names a time at all."""
-    try:
-        next_after(Cron.parse(cron), zone_of(zone), _ANY_MOMENT)
-    except BadSchedule as error:
-        raise DeclarationError(f"cron={cron!r}: {error.message}", hint=error.hint) from None
-    return cron
-
-
-def shortest(paces: Sequence[Pace]) -> Pace:
-    """One pace for what runs together: the shortest that is declared of each kind; schedules are equal."""
-    schedules_ = {(one.cron, one.zone) for one in paces if one.cron}
-    if len(schedules_) > 1:
-        said = " and ".join(sorted(repr(cron) for cron, _ in schedules_))
-        raise DeclarationError(
-            f"one group with {said}", hint='views of one group run together: group="…" sets one apart'
-        )
-    cron, zone = next(iter(schedules_), ("", "UTC"))
-    debounce_s = min((one.debounce_s for one in paces if one.debounce_s), default=0.0)
-    if cron and debounce_s:
-        raise DeclarationError("one group with cron= and debounce=", hint="one of them decides")
-    longest = min((one.max_wait_s for one in paces if one.max_wait_s is not None), default=None)
-    return Pace(
-        cadence_s=min((one.cadence_s for one in paces if one.cadence_s), default=0.0),
-        debounce_s=debounce_s,
-        max_wait_s=None if longest is None else max(longest, debounce_s),
-        cron=cron,
-        zone=zone,
-        catch_up=next((one.catch_up for one in paces if one.catch_up is not None), None),
-        most_failures=min((one.most_failures for one in paces if one.most_failures), default=0),
-    )
-
-
-def _seconds(name: str, said: Duration) -> float | None:
-    if said is None:
+def seconds(name: str, duration: Duration) -> float | None:
+    """Return a duration in seconds; `name` is the parameter, for errors."""
+    if duration is None:
         return None
-    if isinstance(said, timedelta):
-        seconds = said.total_seconds()
-    elif isinstance(said, str):
-        found = _TEXT.fullmatch(said)
-        if found is None or not any(found.groups()):
-            raise DeclarationError(f"{name}={said!r} is no duration", hint="seconds, or text like PT5M")
-        days, hours, minutes, rest = (float(part or 0) for part in found.groups())
-        seconds = ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    if isinstance(duration, timedelta):
+        length = duration.total_seconds()
+    elif isinstance(duration, str):
+        match = _DURATION.fullmatch(duration)
+        if match is None or not any(match.groups()):
+            raise DeclarationError(
+                f"{name}={duration!r} is not a duration", hint="use seconds, a timedelta, or text like PT5M"
+            )
+        days, hours, minutes, rest = (float(part or 0) for part in match.groups())
+        length = ((days * 24 + hours) * 60 + minutes) * 60 + rest
     else:
-        seconds = float(said)
-    if not 0 < seconds < _MOST_S:
-        raise DeclarationError(
-            f"{name}={said!r}", hint="more than nothing; leave it out for as fast as can be"
-        )
-    return seconds
+        length = float(duration)
+    if not 0 < length < _MAX_S:
+        raise DeclarationError(f"{name}={duration!r}", hint="must be positive; omit it for no limit")
+    return length
+
+
+FASTEST = Pace()
+"""Run as soon as an input is published."""

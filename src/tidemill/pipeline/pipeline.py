@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from tidemill.pipeline.gaps import GapReport
     from tidemill.pipeline.graph import Bound
-    from tidemill.pipeline.orders import OrderPlan
+    from tidemill.pipeline.orders import LotRequestPlan
     from tidemill.pipeline.pace import CatchUpWord
     from tidemill.pipeline.plan import Plan
     from tidemill.pipeline.report import Report
@@ -211,7 +211,7 @@ class Pipeline(Register):
         last: "Bound" = None,
         at_once: int | None = None,
         dry_run: bool = False,
-    ) -> "OrderPlan":
+    ) -> "LotRequestPlan":
         """Ask for lots that are not there, though what they are made from is; the next run makes them.
 
         Where an input is not there either, the arcs further up are asked for it. What is there is left alone.
@@ -235,7 +235,7 @@ class Pipeline(Register):
         last: "Bound" = None,
         at_once: int | None = None,
         dry_run: bool = False,
-    ) -> "OrderPlan":
+    ) -> "LotRequestPlan":
         """Ask for lots to be made once more, say because the arc's code was wrong; the next run does it.
 
         Each becomes the next generation of its lot: readers have the one before until then, and what was made
@@ -252,7 +252,7 @@ class Pipeline(Register):
         last: "Bound",
         at_once: int | None,
         dry_run: bool,
-    ) -> "OrderPlan":
+    ) -> "LotRequestPlan":
         from tidemill.arcs.asks import AskKind
         from tidemill.pipeline import orders
 

@@ -35,7 +35,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a pipeline is, and what carrying it out would change."""
+    """What a pipeline consists of, and what applying it would change in the store.
+
+    >>> import tidemill as tm
+    >>> shop = tm.Pipeline("shop", home="shop-home", spark=spark)
+    >>> orders = shop.dataset("orders", "id BIGINT")
+    >>> [(stage["status"], stage["what"], stage["name"]) for stage in shop.plan().describe()]
+    [('new', 'dataset', 'orders')]
+    """
 
     program: Program
     stages: tuple[Stage, ...]

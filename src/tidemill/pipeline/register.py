@@ -24,7 +24,7 @@ from tidemill.pipeline.declarations import (
     ViewDecl,
 )
 from tidemill.pipeline.lines import Line, at, here
-from tidemill.pipeline.pace import CatchUpWord, Duration, grace_of, pace_of
+from tidemill.pipeline.pace import FASTEST, Duration, Pace, grace_of
 from tidemill.pipeline.sinks import sinks_of
 from tidemill.pipeline.tables import Dataset, Table, View
 
@@ -35,6 +35,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 Drifts = Literal["freeze", "evolve", "rescue"]
 Readable: TypeAlias = Table | str
 GROUP = "main"
+
+
+def _check_pace(pace: object) -> None:
+    if not isinstance(pace, Pace):
+        raise DeclarationError(f"pace={pace!r:.80}", hint='use tm.Pace(…), like tm.Pace(cadence="PT5M")')
 
 
 def _drift(text: str) -> Drift:
@@ -157,13 +162,7 @@ class Register(ABC):
         parts: int = 8,
         max_concurrent: int = 4,
         changes: Changes | None = None,
-        cadence: Duration = None,
-        debounce: Duration = None,
-        max_wait: Duration = None,
-        cron: str | None = None,
-        zone: str = "UTC",
-        catch_up: CatchUpWord | None = None,
-        most_failures: int = 0,
+        pace: Pace = FASTEST,
         grace: Duration = None,
         after_grace: Literal["wait", "partial", "skip"] = "wait",
         enabled: bool = True,
@@ -184,15 +183,7 @@ class Register(ABC):
             retries: how often a part that failed is tried again by itself.
             parts: into how many parts a lot is split at most.
             max_concurrent: how many of its lots may be under way at once; they are published in order.
-            cadence: consecutive runs start at least so far apart: seconds, or a duration like `PT5M`.
-            debounce: it runs when nothing has come for so long, but no later than after `max_wait`.
-            max_wait: the longest that a lot waits for a debounce.
-            cron: it runs at these times alone (`0 6 * * *`), for all that has come by then.
-            zone: the time zone of `cron`.
-            catch_up: what is made up for, of times at which nobody ran and of what came while it was paused:
-                `all`, `latest` or `none`. Left out, one run for the missed times, and all that came.
-            most_failures: after so many failed runs in a row it is not run any more, until somebody says
-                `retry`; 0 for never. A lot that fails is no failed run: the arc goes on with the next.
+            pace: when it runs, like `tm.Pace(cadence="PT5M")`; by default as soon as a lot arrives.
             grace: of an arc that reads several tables: how long a lot waits for the last of them, from the
                 moment on that the first of them has it.
             after_grace: what follows then: `wait` for ever; `partial`, make it of what is there, and once
@@ -208,15 +199,7 @@ class Register(ABC):
         tables = (reads,) if isinstance(reads, Table | str) else tuple(reads)
         with at(line):
             sinks = sinks_of(writes, partition_by=partition_by, schema=schema, checks=checks, drift=drift)
-            pace = pace_of(
-                cadence,
-                debounce,
-                max_wait,
-                cron=cron,
-                zone=zone,
-                catch_up=catch_up,
-                most_failures=most_failures,
-            )
+            _check_pace(pace)
             waits = grace_of(grace, after_grace, len(tables))
         if not sinks or not tables:
             raise DeclarationError(f"{line}: an arc reads a table and writes one")
@@ -271,13 +254,7 @@ class Register(ABC):
         full: bool = False,
         refresh: Refresh = "auto",
         group: str = GROUP,
-        cadence: Duration = None,
-        debounce: Duration = None,
-        max_wait: Duration = None,
-        cron: str | None = None,
-        zone: str = "UTC",
-        catch_up: CatchUpWord | None = None,
-        most_failures: int = 0,
+        pace: Pace = FASTEST,
     ) -> View:
         """A query whose result is kept as a table, up to date with what it reads.
 
@@ -293,27 +270,12 @@ class Register(ABC):
             full: the function needs whole tables.
             refresh: `auto`; `incremental` refuses what would have to be recomputed; `full` always recomputes.
             group: views of one group are taken from step to step together; another group has its own pace.
-            cadence: consecutive steps of its group start at least so far apart: seconds, or a duration like
-                `PT5M`. A group has the shortest of each that its views declare.
-            debounce: a step starts when nothing has come for so long, but no later than after `max_wait`.
-            max_wait: the longest that something waits for a debounce.
-            cron: its group steps at these times alone (`0 6 * * *`), over all that has come by then.
-            zone: the time zone of `cron`.
-            catch_up: as for arcs.
-            most_failures: after so many failed steps in a row the group is not run any more, until somebody
-                says `retry`; 0 for never.
+            pace: when its group steps, like `tm.Pace(cadence="PT5M")`; by default as soon as an input is
+                published. A group has the shortest of each that its views declare.
         """
         line = here()
         with at(line):
-            pace = pace_of(
-                cadence,
-                debounce,
-                max_wait,
-                cron=cron,
-                zone=zone,
-                catch_up=catch_up,
-                most_failures=most_failures,
-            )
+            _check_pace(pace)
         if refresh not in ("auto", "incremental", "full"):
             raise DeclarationError(f"{line}: refresh={refresh!r}", hint="auto, incremental or full")
         tables = (reads,) if isinstance(reads, Table | str) else tuple(reads)

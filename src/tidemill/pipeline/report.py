@@ -7,14 +7,21 @@ from tidemill.runner.tally import Tally
 
 
 class ArcReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an arc's lots in a run."""
+    """Count the lots of one arc in a run.
+
+    >>> ArcReport(arc="clean", complete=3, rows={"clean_orders": 120}).complete
+    3
+
+    - rows: written, by table.
+    - errors: the message of each lot that failed, by lot.
+    """
 
     arc: str
     complete: int = 0
     partial: int = 0
     missing: int = 0
     rows: dict[str, int] = {}
-    errors: dict[str, str] = {}  # by lot
+    errors: dict[str, str] = {}
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 
 class RetiredView:
-    """What a view held when it was stepped last."""
+    """A view that is no longer declared: its rows as of its last step.
+
+    >>> import tidemill as tm
+    >>> shop = tm.Pipeline("shop", home="shop-home")
+    >>> shop.retired()
+    {}
+    """
 
     def __init__(self, pipeline: "Pipeline", kept: Retired) -> None:
         self.pipeline = pipeline

@@ -25,7 +25,7 @@ from tidemill.events import Event
 from tidemill.lots import datasets, events, lots, staging
 from tidemill.lots.datasets import Dataset, Drift
 from tidemill.lots.keys import DatasetId
-from tidemill.pipeline.pace import FASTEST, Pace
+from tidemill.pipeline.pace import FASTEST, Pace, declare_schedule, terms_of
 from tidemill.publish import attempts
 from tidemill.spark.drift import evolved
 from tidemill.store import Store, Tx
@@ -153,7 +153,7 @@ class DeclareArc:
 
     @property
     def _terms(self) -> Terms:
-        return self.pace.terms(self.spec.reads, self.spec.id)
+        return terms_of(self.pace, self.spec.reads, self.spec.id)
 
     def apply(self, site: "Site", holder: str) -> None:
         keys = ArcKeys(site.place.cluster)
@@ -170,7 +170,7 @@ class DeclareArc:
 
     def _subscribe(self, tx: Tx, site: "Site") -> None:
         name, keys, lots_ = self.spec.id, site.keys.triggers, site.keys.lots
-        self.pace.enter(tx, keys, lots_, name)
+        declare_schedule(tx, keys, lots_, self.pace, name)
         try:
             subscriptions.subscribe(tx, keys, lots_, name, self._terms, attach=True)
         except SubscriptionChanged as error:
@@ -289,7 +289,8 @@ class DeclareGroups:
         )
 
     def _declare(self, tx: Tx, site: "Site", group: GroupSpec, pace: Pace) -> None:
-        pace.enter(tx, site.keys.triggers, site.keys.lots, group_id(self.pipeline, group.name))
+        name = group_id(self.pipeline, group.name)
+        declare_schedule(tx, site.keys.triggers, site.keys.lots, pace, name)
         groups.declare(tx, site.keys, self.pipeline, group)
 
     def describe(self) -> dict[str, str]:

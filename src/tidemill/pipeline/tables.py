@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tidemill.pipeline.explaining import Explanation
     from tidemill.pipeline.gaps import GapReport
-    from tidemill.pipeline.overview import Address, LotShown
+    from tidemill.pipeline.overview import LotInfo, PushAddress
     from tidemill.pipeline.pipeline import Pipeline
     from tidemill.runner.compacting import Compacted
 
@@ -67,7 +67,7 @@ class Table:
         """Its lots that should be there and are not, each with where that began; see `Pipeline.gaps`."""
         return self.pipeline.gaps(self.name)
 
-    def lots(self) -> "list[LotShown]":
+    def lots(self) -> "list[LotInfo]":
         """Its lots, in the order of their publication."""
         from tidemill.pipeline import overview
 
@@ -155,7 +155,7 @@ class Dataset(Table):
         """
         return correcting.remove(self.pipeline.site, self._decl, lot, why=why)
 
-    def address(self) -> "Address":
+    def address(self) -> "PushAddress":
         """Where its rows are pushed to now (`tm.http_push`), and the token that senders show."""
         from tidemill.pipeline import overview
 

@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tidemill.errors import BadTemplate, DeclarationError, TemplateChanged
-from tidemill.pipeline.pace import FASTEST, Pace
+from tidemill.pipeline.pace import FASTEST, Pace, declare_schedule
 from tidemill.pipeline.stages import Status
 from tidemill.store import Tx
 from tidemill.triggers import schedules, templates
@@ -39,7 +39,7 @@ class DeclareTemplate:
         name = self.template.name
 
         def step(tx: Tx) -> None:
-            self.pace.enter(tx, site.keys.triggers, site.keys.lots, name)
+            declare_schedule(tx, site.keys.triggers, site.keys.lots, self.pace, name)
             try:
                 templates.declare(tx, site.keys.triggers, self.template)
             except TemplateChanged as error:

@@ -14,7 +14,7 @@ from tidemill.pipeline.chaining import chain_of
 from tidemill.pipeline.declarations import ViewDecl
 from tidemill.pipeline.group_stages import RemoveGroup
 from tidemill.pipeline.lines import at
-from tidemill.pipeline.pace import Pace, shortest
+from tidemill.pipeline.pace import Pace, shortest, terms_of
 from tidemill.pipeline.stages import DeclareGroups
 from tidemill.runner.program import GroupProgram, ViewProgram
 from tidemill.spark import queries, schema
@@ -234,7 +234,7 @@ def _view_code(decl: ViewDecl, ddl: str) -> str:
 
 
 def _group(pipeline: str, name: str, views: Sequence[ViewProgram], pace: Pace) -> GroupSpec:
-    terms = pace.terms((), name)
+    terms = terms_of(pace, (), name)
     return GroupSpec(
         name=name,
         views=tuple(_spec(view, alarm_of(pipeline, name)) for view in views),

@@ -56,7 +56,11 @@ def on_spark(spark: "Session", storage: Storage, tags: Tags | None = None) -> Re
 
 
 class Compacted(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a lot's files."""
+    """Report the files of a lot before and after it was compacted.
+
+    >>> Compacted(lot="a1", generation=1, revision=2, files_before=9, files=1, size_before=90, size=20).files
+    1
+    """
 
     lot: str
     generation: int

@@ -22,7 +22,7 @@ from tidemill.cli.output import Output
 from tidemill.clock import SYSTEM, Clock
 from tidemill.errors import DemoFailed
 from tidemill.pipeline import loading
-from tidemill.pipeline.overview import LotShown
+from tidemill.pipeline.overview import LotInfo
 from tidemill.pipeline.pipeline import Pipeline
 
 SHOP = Path(__file__).with_name("shop.py")
@@ -124,7 +124,7 @@ class PipelineDemo:
             home=str(self.folder) if keep else None,
         )
 
-    def _is_halfway(self, lots: dict[str, Sequence[LotShown]]) -> bool:
+    def _is_halfway(self, lots: dict[str, Sequence[LotInfo]]) -> bool:
         states = [lot.state for lot in lots["clean_orders"]]
         return "running" in states and "complete" in states
 
@@ -142,9 +142,9 @@ class PipelineDemo:
         self,
         pipeline: Pipeline,
         runner: "subprocess.Popen[bytes]",
-        ready: Callable[[dict[str, Sequence[LotShown]]], bool],
+        ready: Callable[[dict[str, Sequence[LotInfo]]], bool],
         goal: str,
-    ) -> dict[str, Sequence[LotShown]]:
+    ) -> dict[str, Sequence[LotInfo]]:
         """Poll until `ready`; `goal` completes the sentence "the runner exited before ..."."""
         started_at = self.clock.monotonic()
         while True:
@@ -158,7 +158,7 @@ class PipelineDemo:
                 raise DemoFailed(f"{LIMIT_S:g} s passed before {goal}\n{self._log_tail()}")
             self.clock.sleep(POLL_S)
 
-    def _lots(self, pipeline: Pipeline) -> dict[str, Sequence[LotShown]]:
+    def _lots(self, pipeline: Pipeline) -> dict[str, Sequence[LotInfo]]:
         return {name: pipeline[name].lots() for name in TABLES}
 
     def _query(self, sql: str) -> list[list[str]]:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from tidemill.cli.lots import MARKS
 from tidemill.clock import Clock
-from tidemill.pipeline.overview import LotShown
+from tidemill.pipeline.overview import LotInfo
 
 TABLES = ("orders", "clean_orders", "revenue")
 WIDTH = 80
@@ -42,7 +42,7 @@ class PipelineScreen:
         self.clock = clock
         self._started_at = clock.monotonic()
         self._log: list[tuple[float, str, str]] = []
-        self._lots: dict[str, Sequence[LotShown]] = {}
+        self._lots: dict[str, Sequence[LotInfo]] = {}
         self._live = (
             Live(console=console, refresh_per_second=8, get_renderable=self.render)
             if console.is_terminal and console.width >= WIDTH
@@ -60,7 +60,7 @@ class PipelineScreen:
         if self._live is not None:
             self._live.stop()
 
-    def show(self, lots: dict[str, Sequence[LotShown]]) -> None:
+    def show(self, lots: dict[str, Sequence[LotInfo]]) -> None:
         """Replace the lots that are shown."""
         self._lots = lots
 
