@@ -21,9 +21,9 @@ from tidemill.lots import datasets
 from tidemill.lots.datasets import Drift
 from tidemill.lots.keys import DatasetId
 from tidemill.objects.local import LocalObjects
+from tidemill.schemas.type_table import is_wider
 from tidemill.sources.events import ColumnsDrifted
 from tidemill.spark.culprits import ForeignFile
-from tidemill.spark.drift import widens
 from tidemill.spark.formats import Format, Reading
 from tidemill.spark.ingest import Columns, Ingested, Place, ingest
 from tidemill.spark.reading import read_objects
@@ -169,7 +169,7 @@ def test_files_of_every_narrower_type_are_read_as_the_wider_one_by_spark(files: 
         "decimal(5,2)": "1.25",
     }
     wider = ["smallint", "int", "bigint", "double", "decimal(10,0)", "decimal(20,0)", "decimal(24,4)"]
-    pairs = [(old, new) for old in values for new in wider if widens(Simple(old), Simple(new))]
+    pairs = [(old, new) for old in values for new in wider if is_wider(Simple(old), Simple(new))]
     assert len(pairs) == 22, pairs
     pairs.append(("date", "timestamp_ntz"))
     values["date"] = date(2026, 1, 2)

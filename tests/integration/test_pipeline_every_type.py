@@ -11,7 +11,7 @@ from tidemill.events import Event
 from tidemill.testing import Case, Holding, Judge, Step
 from tidemill.views.certify import generate
 from tidemill.views.certify.contents import Contents
-from tidemill.views.spark.type_table import Role
+from tidemill.views.circuit.type_roles import Role
 from tidemill.views.steps.events import StepTimed
 
 if TYPE_CHECKING:

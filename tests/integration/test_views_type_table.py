@@ -22,9 +22,9 @@ from tidemill.views.circuit.interpret import interpret
 from tidemill.views.circuit.operators import Output
 from tidemill.views.circuit.rewrite import rewrite
 from tidemill.views.circuit.rungs import Rung
+from tidemill.views.circuit.type_roles import QUERIES, TYPES, How, Role, role_of
 from tidemill.views.spark import rows
 from tidemill.views.spark.chains import Chained, chained
-from tidemill.views.spark.type_table import QUERIES, TYPES, How, Role, cell
 
 # These are types of tables; in a query they are strings.
 IN_QUERIES = {"CHAR(3)": "STRING", "VARCHAR(5)": "STRING"}
@@ -132,7 +132,7 @@ def cells(spark: Any) -> dict[tuple[str, Role], Found]:
 def test_a_cell_of_the_table_of_types_is_computed_where_it_says_or_refused(
     cells: dict[tuple[str, Role], Found], name: str, role: Role
 ) -> None:
-    wanted, one = cell(KINDS[name], role), cells[name, role]
+    wanted, one = role_of(KINDS[name], role), cells[name, role]
     assert one.rung is wanted.rung, one.refused
     assert bool(one.refused) == (wanted.how is How.REFUSED)
     assert wanted.why or wanted.how is How.NATIVE
@@ -141,14 +141,14 @@ def test_a_cell_of_the_table_of_types_is_computed_where_it_says_or_refused(
 @pytest.mark.rule("DBSP-21")
 def test_a_refused_column_is_named_with_its_reason(cells: dict[tuple[str, Role], Found]) -> None:
     for name, kind in KINDS.items():
-        wanted = cell(kind, Role.PAYLOAD)
+        wanted = role_of(kind, Role.PAYLOAD)
         if wanted.how is How.REFUSED:
             refused = cells[name, Role.PAYLOAD].refused
             assert f"column '{column_of(name, Role.PAYLOAD)}' of view view is {wanted.why}" in refused
 
 
 def _kept(role: Role) -> list[str]:
-    return [name for name, kind in KINDS.items() if cell(kind, role).how is not How.REFUSED]
+    return [name for name, kind in KINDS.items() if role_of(kind, role).how is not How.REFUSED]
 
 
 @pytest.mark.rule("DBSP-20", "DBSP-21")

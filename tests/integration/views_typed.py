@@ -1,6 +1,6 @@
 """Queries drawn at random over tables with a column of every type: each is a key, an order, a payload.
 
-What may be done with a column is read off the table of types (`type_table.cell`); a type that no view keeps
+What may be done with a column comes from the table of types (`type_roles.role_of`); a type that no view keeps
 is read through a function. Columns of kindred types are compared with each other: integers of different
 widths, decimals of different scales, floats and doubles, dates and timestamps.
 """
@@ -12,7 +12,7 @@ from tests.integration.views_generator import JOINS, Generator, Relation
 from tidemill.spark import schema
 from tidemill.testing import Case, Step
 from tidemill.views.certify import generate
-from tidemill.views.spark.type_table import TYPES, How, Role, cell
+from tidemill.views.circuit.type_roles import TYPES, How, Role, role_of
 
 WIDE = {
     "a": "INT",
@@ -112,7 +112,7 @@ _AVERAGES = {"DECIMAL(10,2)": "DECIMAL(14,6)"}
 @cache
 def may(kind: str, role: Role) -> bool:
     """Whether a value of a type, as it is written here, may have a role."""
-    return cell(schema.parse(f"v {kind}").columns[0].type, role).how is not How.REFUSED
+    return role_of(schema.parse(f"v {kind}").columns[0].type, role).how is not How.REFUSED
 
 
 class TypedGenerator(Generator):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.errors import BadSchema
-from tidemill.spark.columns import Array, Column, Map, Schema, Simple, Struct, Type, quoted
+from tidemill.schemas.columns import Array, Column, Map, Schema, Simple, Struct, Type, quoted
 from tidemill.spark.schema import of_arrow, of_spark, parse, to_arrow, to_spark
 
 WORDS = ["boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string", "binary", "date"]

@@ -18,8 +18,8 @@ import pyarrow as pa
 from tidemill.errors import AppendRefused, BadSchema
 from tidemill.lots.datasets import Dataset
 from tidemill.pipeline import rows as given
+from tidemill.schemas.columns import Column, Simple, Type
 from tidemill.spark import schema
-from tidemill.spark.columns import Column, Simple, Type
 from tidemill.spark.drift import RESCUED, added
 from tidemill.spark.drifting import filled
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 from tidemill.errors import DeclarationError
 from tidemill.lots.datasets import Dataset, Kind
 from tidemill.pipeline import rows as given
+from tidemill.schemas.type_table import why_not_kept
 from tidemill.spark import operations, schema
 from tidemill.spark.queries import quoted
-from tidemill.views.spark.type_table import unkept
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,7 +30,7 @@ def check_columns(dataset: Dataset) -> None:
                 f"{dataset.name} has no column {missing[0]} to {what}", hint=f"it has {dataset.schema}"
             )
     for column in columns:
-        why = unkept(column.type)
+        why = why_not_kept(column.type)
         if why and dataset.kind is Kind.CHANGES:
             raise DeclarationError(
                 f"rows of {dataset.name} cannot be found to be deleted: its column {column.name} is {why}",

@@ -17,10 +17,10 @@ from tidemill.objects import Objects
 from tidemill.publish.parts import PartPlace, PartSink, PartTask, SinkWritten
 from tidemill.runner import future_run, linear
 from tidemill.runner.program import ArcProgram, Program, SourceProgram
+from tidemill.schemas.type_table import is_wider
 from tidemill.sources.part import run_window
 from tidemill.spark import schema
 from tidemill.spark.checking import write_checked
-from tidemill.spark.drift import widens
 from tidemill.spark.operations import is_frame
 from tidemill.spark.reading import read_objects
 from tidemill.spark.sessions import kept, tagged
@@ -158,7 +158,7 @@ def _widened(
     for one in wanted.columns:
         if one.name not in there:
             frame = frame.withColumn(one.name, sf.lit(None).cast(kinds[one.name]))
-        elif widens(there[one.name], one.type):
+        elif is_wider(there[one.name], one.type):
             frame = frame.withColumn(one.name, sf.col(schema.quoted(one.name)).cast(kinds[one.name]))
         else:
             continue

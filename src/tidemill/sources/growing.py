@@ -6,8 +6,8 @@ import pyarrow as pa
 from tidemill.lots import datasets
 from tidemill.lots.datasets import Dataset, Drift
 from tidemill.lots.keys import DatasetId
+from tidemill.schemas import ddl
 from tidemill.sources.keys import SourceKeys
-from tidemill.spark import ddl
 from tidemill.spark.drift import RESCUED, evolved
 from tidemill.store import Tx
 

@@ -33,6 +33,7 @@ from tidemill.publish.assembly import Assembled, Assembler, tasks_of
 from tidemill.publish.attempts import Draft, Hold, Target
 from tidemill.publish.parts import PartFailed, PartInput, Parts, PartSink, PartTask
 from tidemill.publish.publisher import Publisher
+from tidemill.schemas import ddl as schemas
 from tidemill.scope import Scope
 from tidemill.sources import leasing, windows
 from tidemill.sources.declarations import QUARANTINE_SCHEMA, SourceSpec
@@ -50,7 +51,6 @@ from tidemill.sources.listing import Found, Listing
 from tidemill.sources.looking import Looked, Looker
 from tidemill.sources.sharing import Sharing
 from tidemill.sources.windows import Held
-from tidemill.spark import ddl as schemas
 from tidemill.store import Store, Tx
 
 T = TypeVar("T")

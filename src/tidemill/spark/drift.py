@@ -5,7 +5,6 @@ itself; everything else would make lots unreadable that are published already. A
 any more stays, and is NULL from then on.
 """
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,39 +12,12 @@ import msgspec
 
 from tidemill.errors import DatasetChanged
 from tidemill.lots.datasets import Dataset, Drift
-from tidemill.spark.columns import Column, Schema, Simple, Type
-from tidemill.spark.ddl import parse
+from tidemill.schemas.columns import Column, Schema, Simple
+from tidemill.schemas.ddl import parse
+from tidemill.schemas.type_table import is_wider
 
 RESCUED: Final = "_rescued"
 """The column of what did not fit, under `Drift.RESCUE`."""
-
-_WHOLE: Final = {"tinyint": 10, "smallint": 10, "int": 10, "bigint": 20}
-"""Digits that Spark asks of a decimal, by the type a file has."""
-
-_WIDER: Final = {
-    "tinyint": {"smallint", "int", "bigint", "double"},
-    "smallint": {"int", "bigint", "double"},
-    "int": {"bigint", "double"},
-    "float": {"double"},
-    "date": {"timestamp_ntz"},
-}
-_DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")
-
-
-def widens(old: Type, new: Type) -> bool:
-    """Can files of one type be read as the other, with every value as it was? The same is no wider one."""
-    if not isinstance(old, Simple) or not isinstance(new, Simple) or old == new:
-        return False
-    if new.name in _WIDER.get(old.name, ()):
-        return True
-    to = _DECIMAL.fullmatch(new.name)
-    if to is None:
-        return False
-    digits, scale = int(to[1]), int(to[2])
-    if old.name in _WHOLE:
-        return digits - scale >= _WHOLE[old.name]
-    of = _DECIMAL.fullmatch(old.name)
-    return of is not None and scale >= int(of[2]) and digits - scale >= int(of[1]) - int(of[2])
 
 
 def merged(known: Schema, new: Schema) -> tuple[Schema, list[str]]:
@@ -56,9 +28,9 @@ def merged(known: Schema, new: Schema) -> tuple[Schema, list[str]]:
     problems: list[str] = []
     for column in known.columns:
         now = by_name.get(column.name)
-        if now is None or now.type == column.type or widens(now.type, column.type):
+        if now is None or now.type == column.type or is_wider(now.type, column.type):
             columns.append(column)
-        elif widens(column.type, now.type):
+        elif is_wider(column.type, now.type):
             columns.append(Column(column.name, now.type, column.nullable, now.comment))
         else:
             problems.append(f"{column.name} was {column.type} and cannot become {now.type}")

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidemill.errors import BadSchema
+from tidemill.schemas.columns import Array, Column, Map, Simple, Struct, Type
 from tidemill.spark import headers
-from tidemill.spark.columns import Array, Column, Map, Simple, Struct, Type
 from tidemill.spark.culprits import ForeignFile
 from tidemill.spark.faults import CORRUPT, csv_options, json_options, named
 from tidemill.spark.formats import Format, Reading

@@ -23,10 +23,10 @@ import msgspec
 from tidemill.errors import BadSource, SourceFileChanged, SourceMiscounted
 from tidemill.lots.checks import Check
 from tidemill.lots.datasets import Drift, Kind
+from tidemill.schemas.columns import Schema
 from tidemill.spark import culprits, headers, operations, ordinals, salvage
 from tidemill.spark import schema as schemas
 from tidemill.spark.checking import Checked, write_checked
-from tidemill.spark.columns import Schema
 from tidemill.spark.culprits import ForeignFile, plain
 from tidemill.spark.drift import RESCUED, added
 from tidemill.spark.drifting import (

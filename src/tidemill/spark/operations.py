@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tidemill.errors import AppendRefused
 from tidemill.lots.datasets import Dataset, Kind
-from tidemill.spark.columns import quoted
+from tidemill.schemas.columns import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 from tidemill.errors import BadSchema
 from tidemill.objects import Info, Objects
 from tidemill.objects.key import KEY_BYTES, NAME_BYTES
+from tidemill.schemas.columns import quoted
 from tidemill.spark import footers
-from tidemill.spark.columns import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

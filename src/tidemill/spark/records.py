@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from tidemill.lots.datasets import Kind
+from tidemill.schemas.columns import Schema
 from tidemill.spark import headers, ordinals
 from tidemill.spark import schema as schemas
-from tidemill.spark.columns import Schema
 from tidemill.spark.culprits import ForeignFile
 from tidemill.spark.drifting import is_no_object, rescued_columns, rescued_csv, rescued_json, unknown_json
 from tidemill.spark.faults import CORRUPT, csv_options, is_wrong_json, json_options, named

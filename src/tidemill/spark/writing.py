@@ -16,13 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidemill import crash
-from tidemill.errors import UsageError, WriteMismatch
+from tidemill.errors import BadSchema, UsageError, WriteMismatch
 from tidemill.lots.manifest import StoredObject
 from tidemill.objects import Info, Objects
+from tidemill.schemas.type_table import file_bytes
 from tidemill.spark import footers
 from tidemill.spark.packing import packed
 from tidemill.spark.partitions import Partitioning
 from tidemill.spark.reading import naming
+from tidemill.spark.schema import of_type
 from tidemill.spark.storage import Storage
 
 if TYPE_CHECKING:
@@ -198,25 +200,8 @@ def write_table(
 
 
 def row_bytes(schema: "DataType") -> int:
-    """About how much a row takes in a file, taken from its types; never less than 1."""
-    from pyspark.sql import types as st
-
-    match schema:
-        case st.StructType():
-            return max(1, sum(row_bytes(field.dataType) for field in schema.fields))
-        case st.ArrayType():
-            return 4 * row_bytes(schema.elementType)
-        case st.MapType():
-            return 4 * (row_bytes(schema.keyType) + row_bytes(schema.valueType))
-        case st.StringType() | st.BinaryType():
-            return 16
-        case st.DecimalType():
-            return 4 if schema.precision <= 9 else 8 if schema.precision <= 18 else 16
-        case st.BooleanType() | st.ByteType() | st.NullType():
-            return 1
-        case st.ShortType() | st.IntegerType() | st.FloatType() | st.DateType():
-            return 4
-        case st.LongType() | st.DoubleType() | st.TimestampType() | st.TimestampNTZType():
-            return 8
-        case _:
-            return 32
+    """About how many bytes a row takes in a file, by its types; at least 1."""
+    try:
+        return max(1, file_bytes(of_type(schema)))
+    except BadSchema:  # a user-defined type
+        return 32

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tidemill.errors import BadSchema, UsageError
+from tidemill.schemas.type_table import CAST, row_of
 from tidemill.spark import schema
 from tidemill.spark.queries import quoted
 
@@ -14,15 +15,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Row = Mapping[str, Any]
-
-_AS_OTHERS: Mapping[str, tuple[str, str]] = {
-    "time": ("string", "CAST({} AS {})"),
-    "interval": ("string", "CAST({} AS {})"),
-    "variant": ("string", "parse_json({})"),
-    "geometry": ("binary", "ST_GeomFromWKB({}, 4326)"),
-    "geography": ("binary", "ST_GeogFromWKB({})"),
-}
-"""Types that Spark takes from no Arrow table: what their values are given as, and what makes them of it."""
 
 SMALL = 5_000
 """Fewer rows than these are one partition."""
@@ -116,15 +108,14 @@ class Contents:
 
 
 def _other(kind: schema.Type) -> tuple[str, str] | None:
-    if not isinstance(kind, schema.Simple) or kind.name == "interval day to second":
-        return None
-    return _AS_OTHERS.get(kind.name.partition("(")[0].partition(" ")[0])
+    """For a type that Spark takes from no Arrow table: the type to carry it in, and the SQL to make it."""
+    return row_of(kind).carried if isinstance(kind, schema.Simple) else None
 
 
 def _made(column: schema.Column, *, there: bool) -> str:
     """A column of its type again."""
     other = _other(column.type)
-    text = "CAST({} AS {})" if other is None or not there else other[1]
+    text = CAST if other is None or not there else other[1]
     return text.format(quoted(column.name) if there else "NULL", column.type)
 
 

@@ -12,8 +12,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from tidemill.errors import BadSchema
+from tidemill.schemas.columns import Array, Map, Struct, Type
+from tidemill.schemas.type_table import Family, family_of
 from tidemill.spark import schema
-from tidemill.spark.schema import Array, Map, Struct, Type
 from tidemill.views.certify.compare import Real, Row
 
 if TYPE_CHECKING:
@@ -88,6 +89,6 @@ def _value(kind: Type, value: Any) -> Any:
             items = [(key, _value(kind.value, item)) for key, item in value.items()]
             return ("map", *sorted(items, key=repr))
         case _:
-            if kind.name in ("double", "float"):
+            if family_of(kind) is Family.FLOAT:
                 return Real.of(float(value))
             return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else str(value)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pyarrow as pa
 
 from tidemill.errors import TypeRefused
+from tidemill.schemas.type_table import common_type
 from tidemill.views.chain.arranging import arranged, side_key
 from tidemill.views.chain.chain import Chain, Input, Query
 from tidemill.views.chain.keyed_stations import GatherStation, ReplaceStation
@@ -29,9 +30,6 @@ from tidemill.views.kernels.finals import Kind
 Types = Mapping[Operator, tuple[str, ...]]
 Arrow = Callable[[str], pa.DataType]
 """The Arrow type of a Spark type; `TypeRefused` for those that no kernel takes."""
-
-_WHOLE = ("tinyint", "smallint", "int", "bigint")
-_FLOATING = ("float", "double")
 
 
 class Builder:
@@ -231,12 +229,10 @@ class Builder:
         assert key.left.column is not None
         assert key.right.column is not None
         one, other = self._types[op.left][key.left.column], self._types[op.right][key.right.column]
-        if one == other:
-            return one
-        for ladder in (_WHOLE, _FLOATING):
-            if one in ladder and other in ladder:
-                return max(one, other, key=ladder.index)
-        raise Unsupported(f"a join compares {one} with {other}")
+        common = common_type(one, other)
+        if common is None:
+            raise Unsupported(f"a join compares {one} with {other}")
+        return common
 
     def _aggregate(self, op: ops.Aggregate) -> int:
         below = self._types[op.input] if op.input.width else ()

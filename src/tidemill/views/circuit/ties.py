@@ -16,10 +16,10 @@ What is left, and only that, may still hang on ties: what a frame of RANGE says 
 calls with a treatment of NULLs, and queries that are kept whole. `settled` says whether anything is.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from tidemill.schemas.type_table import row_of
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.expr import Expr, Part, joined
 from tidemill.views.circuit.functions import ORDERED
@@ -38,10 +38,6 @@ from tidemill.views.circuit.render import breaks_ties
 from tidemill.views.circuit.types import fields, listed
 from tidemill.views.trace.words import SALTS
 
-_HASHED = re.compile(
-    r"boolean|tinyint|smallint|int|bigint|float|double|decimal\(.*\)|string.*|char\(.*\)|varchar\(.*\)|binary"
-    r"|date|timestamp.*|interval .*|void"
-)
 WHOLE = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
 SO_FAR = "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
 WAYS = 6
@@ -152,10 +148,8 @@ def hashable(value: tuple[Part, ...], kind: str, depth: int = 0) -> tuple[Part, 
             parts += [", " if number else "", f"'f{number}', "]
             parts += _flagged((*value, f".{quoted}"), of_field, depth + 1)
         return ("named_struct(", *parts, ")")
-    if kind.startswith(("geometry(", "geography(")):  # which Spark has no text for
-        return ("ST_AsBinary(", *value, ")")
-    # A type that Spark does not hash, or that we do not know: its text.
-    return value if _HASHED.fullmatch(kind) else ("CAST(", *value, " AS STRING)")
+    before, _, after = row_of(kind).hashed.partition("{}")
+    return joined((before, *value, after)) if before else value
 
 
 def _flagged(value: tuple[Part, ...], kind: str, depth: int) -> tuple[Part, ...]:

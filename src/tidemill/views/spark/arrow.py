@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tidemill.errors import TypeRefused
+from tidemill.schemas.type_table import why_not_native
 from tidemill.spark.schema import of_type
-from tidemill.views.spark.type_table import untraced
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -23,7 +23,7 @@ def arrow_of(kind: str) -> pa.DataType:
         inner = _type_of(kind)
     except Exception as error:
         raise TypeRefused(f"no kernel takes a {kind}", hint="the view is recomputed") from error
-    why = untraced(of_type(inner))
+    why = why_not_native(of_type(inner))
     if why:
         raise TypeRefused(f"no kernel takes {why}", hint="the view is recomputed")
     return to_arrow_type(inner, timezone="UTC")

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from tidemill.errors import BadSchema, ObjectMissing, ObjectUnreadable, TypeRefused, WriteMismatch
 from tidemill.lots.manifest import Manifest, StoredObject
 from tidemill.objects import Objects
+from tidemill.schemas.type_table import is_compared_by_spark_only
 from tidemill.spark import schema as schemas
 from tidemill.spark.footers import RangedFile, unreadable
 from tidemill.spark.operations import WEIGHT
@@ -107,24 +108,12 @@ def arrow_schema(schema: "StructType") -> pa.Schema | None:
     """The columns of files as they are merged outside of Spark; None when they are not."""
     columns = schemas.of_spark(schema)
     # Texts with a collation are equal to Spark, and not here; maps it compares by sorting their entries.
-    if any(_only_spark(column.type) for column in columns.columns):
+    if any(is_compared_by_spark_only(column.type) for column in columns.columns):
         return None
     try:
         return schemas.to_arrow(columns.stored())
     except BadSchema:
         return None
-
-
-def _only_spark(kind: schemas.Type) -> bool:
-    match kind:
-        case schemas.Map():
-            return True
-        case schemas.Array():
-            return _only_spark(kind.element)
-        case schemas.Struct():
-            return any(_only_spark(column.type) for column in kind.fields)
-        case schemas.Simple():
-            return " collate " in kind.name.lower()
 
 
 # --- in this process

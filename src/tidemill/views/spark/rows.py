@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from tidemill.errors import BadSchema, ViewRefused
+from tidemill.schemas.type_table import why_not_kept
 from tidemill.spark import schema as schemas
 from tidemill.spark.operations import WEIGHT
 from tidemill.spark.queries import quoted
-from tidemill.views.spark import type_table
 from tidemill.views.trace.words import SALTS
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ def check_columns(view: str, schema: "StructType") -> None:
 def _unkept(kind: "DataType") -> str:
     """Why rows with a column of this type cannot be compared or kept; empty if they can."""
     try:
-        return type_table.unkept(schemas.of_type(kind))
+        return why_not_kept(schemas.of_type(kind))
     except BadSchema:
-        return "of a type of the user's own"
+        return "of a user-defined type"
 
 
 def columns_of(schema: "StructType") -> "list[Column]":

@@ -8,7 +8,8 @@ import re
 from typing import Final, NamedTuple, NoReturn
 
 from tidemill.errors import BadSchema
-from tidemill.spark.columns import Array, Column, Map, Schema, Simple, Struct, Type, check_columns
+from tidemill.schemas.columns import Array, Column, Map, Schema, Simple, Struct, Type, check_columns
+from tidemill.schemas.type_table import BY_NAME
 
 _TOKEN: Final = re.compile(
     r"""(?P<space>\s+|--[^\n]*|/\*.*?\*/)
@@ -18,27 +19,6 @@ _TOKEN: Final = re.compile(
       | (?P<mark>[<>(),:])""",
     re.VERBOSE | re.DOTALL,
 )
-_ALIASES: Final = {
-    "boolean": "boolean",
-    "tinyint": "tinyint",
-    "byte": "tinyint",
-    "smallint": "smallint",
-    "short": "smallint",
-    "int": "int",
-    "integer": "int",
-    "bigint": "bigint",
-    "long": "bigint",
-    "float": "float",
-    "real": "float",
-    "double": "double",
-    "date": "date",
-    "timestamp": "timestamp",
-    "timestamp_ltz": "timestamp",
-    "timestamp_ntz": "timestamp_ntz",
-    "binary": "binary",
-    "variant": "variant",
-    "void": "void",
-}
 _YEARS: Final = ("year", "month")
 _DAYS: Final = ("day", "hour", "minute", "second")
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "Z": "\x1a"}
@@ -224,9 +204,9 @@ class _Parser:
             case "interval":
                 return self.interval()
             case _:
-                if word not in _ALIASES:
+                if word not in BY_NAME:
                     self.fail(f"{token.text!r} is no type", token.at)
-                return _ALIASES[word]
+                return BY_NAME[word].name
 
     def decimal(self, token: _Token) -> str:
         precision, scale = 10, 0
