@@ -21,8 +21,8 @@ from tidemill.arcs.keys import ArcKeys
 from tidemill.lots import events, lots
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import StoredObject
+from tidemill.pipeline.context import Site
 from tidemill.pipeline.declarations import Refresh
-from tidemill.pipeline.site import Site
 from tidemill.publish import attempts
 from tidemill.publish.cleaner import READERS_S, Cleaner
 from tidemill.publish.manifests import Manifests

@@ -30,7 +30,7 @@ from tidemill.lots.lots import LotRow
 from tidemill.lots.manifest import InputLot
 from tidemill.lots.staging import Interval
 from tidemill.lots.states import IntervalState, LotState
-from tidemill.pipeline import loading
+from tidemill.pipeline import pipeline_file as loading
 from tidemill.pipeline.pipeline import Pipeline
 from tidemill.store import Store, Tx
 from tidemill.triggers import subscriptions

@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from tidemill.futures.client.gather import as_completed, gather
     from tidemill.lots.checks import Check, expect, not_null, rows, unique
     from tidemill.lots.producers import Receipt
-    from tidemill.pipeline.explaining import Explanation
+    from tidemill.pipeline.explanation import Explanation
     from tidemill.pipeline.gaps import GapReport
-    from tidemill.pipeline.orders import LotRequestPlan
-    from tidemill.pipeline.overview import LotInfo, PushAddress
+    from tidemill.pipeline.lot_requests import LotRequestPlan
     from tidemill.pipeline.pace import Pace
     from tidemill.pipeline.pipeline import Pipeline
-    from tidemill.pipeline.plan import Plan
-    from tidemill.pipeline.report import ArcReport, Report
+    from tidemill.pipeline.plan.plan import Plan
     from tidemill.pipeline.retired import RetiredView
+    from tidemill.pipeline.run_report import ArcReport, Report
+    from tidemill.pipeline.status import LotInfo, PushAddress
     from tidemill.pipeline.tables import Dataset, Table, View
     from tidemill.runner.compacting import Compacted
     from tidemill.sources.bucket import bucket
@@ -139,14 +139,14 @@ _MODULES = {
     "futures.client.gather": "as_completed gather",
     "lots.checks": "Check expect not_null rows unique",
     "lots.producers": "Receipt",
-    "pipeline.explaining": "Explanation",
+    "pipeline.explanation": "Explanation",
     "pipeline.gaps": "GapReport",
-    "pipeline.orders": "LotRequestPlan",
-    "pipeline.overview": "LotInfo PushAddress",
+    "pipeline.lot_requests": "LotRequestPlan",
+    "pipeline.status": "LotInfo PushAddress",
     "pipeline.pace": "Pace",
     "pipeline.pipeline": "Pipeline",
-    "pipeline.plan": "Plan",
-    "pipeline.report": "ArcReport Report",
+    "pipeline.plan.plan": "Plan",
+    "pipeline.run_report": "ArcReport Report",
     "pipeline.retired": "RetiredView",
     "pipeline.tables": "Dataset Table View",
     "runner.compacting": "Compacted",

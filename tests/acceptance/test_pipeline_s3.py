@@ -15,7 +15,7 @@ from tests.servers.s3 import S3Server
 from tests.servers.spark import small_spark
 from tidemill.clock import SYSTEM
 from tidemill.objects import Objects, open_objects
-from tidemill.pipeline import loading
+from tidemill.pipeline import pipeline_file as loading
 from tidemill.pipeline.pipeline import Pipeline
 
 FILE = """

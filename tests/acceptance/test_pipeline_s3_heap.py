@@ -16,7 +16,7 @@ from tests.servers.spark import small_spark
 from tidemill.cli import main
 from tidemill.clock import SYSTEM
 from tidemill.objects import Objects, open_objects
-from tidemill.pipeline import loading
+from tidemill.pipeline import pipeline_file as loading
 from tidemill.testing.threads import STUCK_S
 from tidemill.triggers.object_heap import ROOT
 

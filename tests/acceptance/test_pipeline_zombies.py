@@ -9,7 +9,7 @@ import pytest
 from tests import shop
 from tests.servers.process import wait_until
 from tidemill import crash
-from tidemill.pipeline import running
+from tidemill.pipeline import run as running
 from tidemill.runner.presence import OwnPresence
 from tidemill.testing.threads import STUCK_S
 

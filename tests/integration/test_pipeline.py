@@ -15,7 +15,7 @@ import tidemill as tm
 from tests import shop
 from tidemill.errors import AppendRefused, DeclarationError, NothingYet, QueryError, TidemillError
 from tidemill.pipeline import changes as changes_of
-from tidemill.pipeline.reading import query
+from tidemill.pipeline.reader import query
 from tidemill.pipeline.tables import Table
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from tidemill.errors import (
     TidemillError,
 )
 from tidemill.lots import layout
-from tidemill.pipeline import loading
-from tidemill.pipeline.report import ArcReport
+from tidemill.pipeline import pipeline_file as loading
+from tidemill.pipeline.run_report import ArcReport
 from tidemill.pipeline.tables import Table
 
 if TYPE_CHECKING:

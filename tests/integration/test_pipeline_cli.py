@@ -9,7 +9,7 @@ import pytest
 from tests import shop
 from tidemill.cli import main
 from tidemill.errors import PipelineNotFound
-from tidemill.pipeline import loading
+from tidemill.pipeline import pipeline_file as loading
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

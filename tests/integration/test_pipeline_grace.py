@@ -7,7 +7,7 @@ import pytest
 
 import tidemill as tm
 from tidemill.clock import SYSTEM
-from tidemill.pipeline import overview
+from tidemill.pipeline import status as overview
 from tidemill.testing.fake_clock import ShiftedClock
 
 if TYPE_CHECKING:

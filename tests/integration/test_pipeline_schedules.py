@@ -14,7 +14,7 @@ from tests.clocks import JumpingClock
 from tidemill.cli import main
 from tidemill.errors import DeclarationError
 from tidemill.events import Event
-from tidemill.pipeline import overview
+from tidemill.pipeline import status as overview
 from tidemill.triggers import schedules, subscriptions
 from tidemill.triggers.due import NEVER
 from tidemill.triggers.events import CronMissed, RunStarted

@@ -14,8 +14,8 @@ from tests.servers.process import wait_until
 from tests.unit.push_stage import lines, post
 from tests.unit.test_sources_polling import Web, web
 from tidemill.errors import BadSource, DeclarationError, UsageError
-from tidemill.pipeline import overview
-from tidemill.pipeline.overview import RunInfo
+from tidemill.pipeline import status as overview
+from tidemill.pipeline.status import RunInfo
 from tidemill.testing.threads import STUCK_S
 
 if TYPE_CHECKING:

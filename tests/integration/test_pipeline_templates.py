@@ -16,7 +16,7 @@ from tidemill.cli import main
 from tidemill.errors import DeclarationError, TemplateChanged
 from tidemill.events import Event
 from tidemill.obs.lines import Weight, line_of
-from tidemill.pipeline import overview
+from tidemill.pipeline import status as overview
 from tidemill.triggers import subscriptions, templates
 from tidemill.triggers.events import RunFailed, TemplateMatchless
 

@@ -23,7 +23,7 @@ from tidemill.errors import (
     ViewRefused,
 )
 from tidemill.events import Event
-from tidemill.pipeline import circuits
+from tidemill.pipeline.plan import circuits
 from tidemill.publish.manifests import Manifests
 from tidemill.views.certify.certificates import ViewCertified, ViewNotCertified
 from tidemill.views.steps import commits

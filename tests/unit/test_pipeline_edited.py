@@ -9,8 +9,8 @@ from tidemill.arcs.declarations import ArcSpec
 from tidemill.errors import DeclarationError
 from tidemill.lots import datasets
 from tidemill.lots.keys import DatasetId
-from tidemill.pipeline.appending import spelled
-from tidemill.pipeline.stages import DeclareArc
+from tidemill.pipeline.plan.stages import DeclareArc
+from tidemill.pipeline.writes import spelled
 from tidemill.publish.parts import PartSink
 from tidemill.triggers import subscriptions
 

@@ -5,7 +5,7 @@ import pytest
 import tidemill as tm
 from tidemill.errors import DeclarationError
 from tidemill.lots.keys import DatasetId
-from tidemill.pipeline import fanout
+from tidemill.pipeline.plan import templates as fanout
 from tidemill.runner.children import Child, Children
 from tidemill.runner.program import ArcProgram, Program
 from tidemill.triggers.schedules import source

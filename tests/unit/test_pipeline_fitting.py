@@ -9,8 +9,8 @@ import pytest
 from tidemill.errors import AppendRefused
 from tidemill.lots.checks import expect, not_null
 from tidemill.lots.datasets import Dataset, Drift, Kind
-from tidemill.pipeline.appending import spelled
 from tidemill.pipeline.incoming import converter, growing
+from tidemill.pipeline.writes import spelled
 from tidemill.sources.records import Record, sift
 from tidemill.spark.checking_arrow import check_table
 

@@ -30,10 +30,12 @@ from tidemill.lots import lots as lot_rows
 from tidemill.lots.ids import Unit
 from tidemill.lots.keys import DatasetId
 from tidemill.objects import open_objects
-from tidemill.pipeline import graph, loading, orders
-from tidemill.pipeline.orders import Does
-from tidemill.pipeline.overview import status_of
-from tidemill.pipeline.stages import DeclareArc
+from tidemill.pipeline import graph
+from tidemill.pipeline import lot_requests as orders
+from tidemill.pipeline import pipeline_file as loading
+from tidemill.pipeline.lot_requests import Does
+from tidemill.pipeline.plan.stages import DeclareArc
+from tidemill.pipeline.status import status_of
 from tidemill.store import open_store
 from tidemill.triggers import runs
 from tidemill.triggers.subscriptions import Scheduled

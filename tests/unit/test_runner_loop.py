@@ -16,7 +16,7 @@ from tidemill.events import Event
 from tidemill.lots import lots, staging
 from tidemill.lots.datasets import Dataset
 from tidemill.objects.memory import MemoryObjects
-from tidemill.pipeline import report as reporting
+from tidemill.pipeline import run_report as reporting
 from tidemill.publish import attempts
 from tidemill.publish.intervals import IntervalCloser
 from tidemill.publish.parts import PartTask

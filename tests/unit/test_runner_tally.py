@@ -2,7 +2,7 @@
 
 from tidemill.arcs.work import Ended, Outcome
 from tidemill.lots.keys import DatasetId
-from tidemill.pipeline import report
+from tidemill.pipeline import run_report as report
 from tidemill.runner.tally import MOST_ERRORS, Tally
 
 SINK = DatasetId("clean")

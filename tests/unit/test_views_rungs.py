@@ -9,8 +9,8 @@ import pytest
 
 from tests.unit.views_stage import circuit, output
 from tidemill.errors import NotIncremental
-from tidemill.pipeline.circuits import refuse_incremental
-from tidemill.pipeline.lines import Line
+from tidemill.pipeline.plan.circuits import refuse_incremental
+from tidemill.pipeline.source_line import Line
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.drawing import draw, layers
 from tidemill.views.circuit.explain import explain

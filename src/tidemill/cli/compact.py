@@ -5,7 +5,7 @@ from rich.text import Text
 
 from tidemill.cli.output import Output, json_option
 from tidemill.cli.pipeline import find, pipeline_option
-from tidemill.pipeline import compacting
+from tidemill.pipeline import compaction as compacting
 from tidemill.runner.compacting import Compacted
 from tidemill.spark.writing import TARGET_BYTES
 

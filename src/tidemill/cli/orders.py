@@ -12,8 +12,8 @@ from rich.text import Text
 from tidemill.arcs.asks import AskKind
 from tidemill.cli.output import Output, json_option
 from tidemill.cli.pipeline import find, pipeline_option
-from tidemill.pipeline import orders
-from tidemill.pipeline.orders import Does, LotRequestPlan, PlannedLot
+from tidemill.pipeline import lot_requests as orders
+from tidemill.pipeline.lot_requests import Does, LotRequestPlan, PlannedLot
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tidemill.pipeline import loading
+from tidemill.pipeline import pipeline_file as loading
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from tidemill.cli.output import Output, json_option
 from tidemill.cli.pipeline import find, pipeline_option
-from tidemill.pipeline import reading
+from tidemill.pipeline import reader as reading
 
 
 @click.command("query")

@@ -6,7 +6,7 @@ import msgspec
 from tidemill.cli.output import Output, json_option
 from tidemill.cli.pipeline import located, pipeline_option
 from tidemill.cluster.leases import RENEW_EVERY_S, TTL_S
-from tidemill.pipeline.process import MAIN, Asked, ask
+from tidemill.pipeline.child_process import MAIN, Asked, ask
 from tidemill.runner.part_futures import resource_of
 from tidemill.runner.supervisor import RunnerOptions, run_runner
 

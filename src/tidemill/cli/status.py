@@ -8,8 +8,8 @@ from rich.text import Text
 
 from tidemill.cli.output import Output, json_option
 from tidemill.cli.pipeline import find, pipeline_option
-from tidemill.pipeline import overview
-from tidemill.pipeline.overview import RunInfo
+from tidemill.pipeline import status as overview
+from tidemill.pipeline.status import RunInfo
 
 STATES = {"waiting": "green", "scheduled": "yellow", "running": "cyan", "new": "dim"}
 WORDS = {"waiting": "caught up", "scheduled": "has work", "running": "running", "new": "never run"}

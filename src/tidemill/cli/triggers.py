@@ -11,7 +11,7 @@ from tidemill.cli.pipeline import located, pipeline_option
 from tidemill.cli.where import Where, where_options
 from tidemill.errors import TidemillError
 from tidemill.lots.keys import LotKeys
-from tidemill.pipeline.process import ask
+from tidemill.pipeline.child_process import ask
 from tidemill.store import Tx
 from tidemill.triggers import flags, listing, sweep
 from tidemill.triggers.keys import TriggerKeys

@@ -20,7 +20,7 @@ from tidemill.lots import events, lots
 from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import InputLot
-from tidemill.pipeline.reading import Reader
+from tidemill.pipeline.reader import Reader
 from tidemill.spark.operations import WEIGHT, stored_schema
 from tidemill.spark.queries import quoted
 from tidemill.spark.reading import POSITION, read_positioned

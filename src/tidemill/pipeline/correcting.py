@@ -11,9 +11,9 @@ from tidemill.lots import datasets
 from tidemill.lots.datasets import Kind
 from tidemill.lots.lots import LotRow
 from tidemill.lots.producers import Receipt
-from tidemill.pipeline.appending import body_of, made, spelled
+from tidemill.pipeline.context import Site
 from tidemill.pipeline.declarations import DatasetDecl
-from tidemill.pipeline.site import Site
+from tidemill.pipeline.writes import body_of, made, spelled
 from tidemill.publish.attempts import Hold
 from tidemill.spark.drift import evolved
 from tidemill.spark.operations import Operation

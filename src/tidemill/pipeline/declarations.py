@@ -11,8 +11,8 @@ from typing import Any, Literal
 from tidemill.lots.checks import Check, has_key
 from tidemill.lots.datasets import Dataset, Drift, Kind
 from tidemill.lots.keys import DatasetId
-from tidemill.pipeline.lines import Line
 from tidemill.pipeline.pace import FASTEST, NO_GRACE, Grace, Pace
+from tidemill.pipeline.source_line import Line
 from tidemill.sources.bucket import BucketSpec
 from tidemill.sources.folder import FolderSpec
 from tidemill.sources.kafka import KafkaSpec

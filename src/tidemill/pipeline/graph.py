@@ -17,7 +17,7 @@ from tidemill.spark import queries
 if TYPE_CHECKING:
     from tidemill.pipeline.declarations import ArcDecl
     from tidemill.pipeline.pipeline import Pipeline
-    from tidemill.pipeline.register import Register
+    from tidemill.pipeline.registry import Register
 
 Bound = str | date | datetime | None
 """Where a range of lots begins or ends: a lot, a day, or a moment."""

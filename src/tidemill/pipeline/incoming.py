@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 
 from tidemill.lots.datasets import Dataset, Drift
-from tidemill.pipeline import fitting
+from tidemill.pipeline import incoming_rows as fitting
 from tidemill.pipeline import rows as given
 from tidemill.sources.declarations import source_id
 from tidemill.sources.pushing import PushSpec

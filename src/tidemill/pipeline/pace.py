@@ -9,7 +9,7 @@ import msgspec
 
 from tidemill.errors import BadSchedule, DeclarationError
 from tidemill.lots.keys import DatasetId, LotKeys
-from tidemill.pipeline.lines import at, here
+from tidemill.pipeline.source_line import at, here
 from tidemill.store import Tx
 from tidemill.triggers import schedules
 from tidemill.triggers.cron import Cron, next_after, zone_of

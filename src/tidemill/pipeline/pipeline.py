@@ -25,10 +25,10 @@ from tidemill.futures.home import CLUSTER, Place
 from tidemill.lots import checks as expectations
 from tidemill.lots.checks import quarantine_of
 from tidemill.lots.keys import DatasetId
+from tidemill.pipeline.context import Site
 from tidemill.pipeline.declarations import ArcDecl
-from tidemill.pipeline.lines import Line, folder
-from tidemill.pipeline.register import Readable, Register
-from tidemill.pipeline.site import Site
+from tidemill.pipeline.registry import Readable, Register
+from tidemill.pipeline.source_line import Line, folder
 from tidemill.pipeline.tables import Dataset, Table, View
 from tidemill.sources.pushing import PushSpec
 from tidemill.spark.sessions import SparkSettings
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
     from tidemill.pipeline.gaps import GapReport
     from tidemill.pipeline.graph import Bound
-    from tidemill.pipeline.orders import LotRequestPlan
+    from tidemill.pipeline.lot_requests import LotRequestPlan
     from tidemill.pipeline.pace import CatchUpWord
-    from tidemill.pipeline.plan import Plan
-    from tidemill.pipeline.report import Report
+    from tidemill.pipeline.plan.plan import Plan
     from tidemill.pipeline.retired import RetiredView
+    from tidemill.pipeline.run_report import Report
 
 
 class Pipeline(Register):
@@ -103,7 +103,7 @@ class Pipeline(Register):
         """
         if not self.templates:
             return self.arcs
-        from tidemill.pipeline import fanout
+        from tidemill.pipeline.plan import templates as fanout
 
         return {**self.arcs, **fanout.children_of(self, fanout.stored(self))}
 
@@ -169,7 +169,7 @@ class Pipeline(Register):
 
     def plan(self) -> "Plan":
         """What running would set up, and whether everything fits together."""
-        from tidemill.pipeline.plan import make_plan
+        from tidemill.pipeline.plan.plan import make_plan
 
         return make_plan(self)
 
@@ -177,7 +177,7 @@ class Pipeline(Register):
         self, *, watch: bool = False, emit: Emit = ignore, stop: threading.Event | None = None
     ) -> "Report":
         """Catch up: everything that has arrived is taken through arcs and views. `watch` stays for more."""
-        from tidemill.pipeline.running import run
+        from tidemill.pipeline.run import run
 
         return run(self, watch=watch, emit=emit, stop=stop)
 
@@ -254,7 +254,7 @@ class Pipeline(Register):
         dry_run: bool,
     ) -> "LotRequestPlan":
         from tidemill.arcs.asks import AskKind
-        from tidemill.pipeline import orders
+        from tidemill.pipeline import lot_requests as orders
 
         name = self._name_of(table)
         plan = orders.plan(self, AskKind(kind), name, lots, first=first, last=last, at_once=at_once)
@@ -270,7 +270,7 @@ class Pipeline(Register):
             table: of this one, or of the arc that is called so; of all arcs if left out.
             lots: only these.
         """
-        from tidemill.pipeline import orders
+        from tidemill.pipeline import lot_requests as orders
 
         return orders.retry(self, None if table is None else self._name_of(table), lots)
 
@@ -280,7 +280,7 @@ class Pipeline(Register):
         Args:
             names: of arcs, tables that arcs make, views, or groups of views.
         """
-        from tidemill.pipeline import switches
+        from tidemill.pipeline import pauses as switches
 
         return switches.pause(self, names)
 
@@ -292,13 +292,13 @@ class Pipeline(Register):
             catch_up: what of that which was published meanwhile is processed: `all`, of each source the
                 `latest`, or `none`; what is left out counts as seen, and can be backfilled.
         """
-        from tidemill.pipeline import switches
+        from tidemill.pipeline import pauses as switches
 
         return switches.resume(self, names, catch_up)
 
     def snapshot(self) -> "Mapping[str, DataFrame]":
         """All tables as they are at one moment, by name."""
-        from tidemill.pipeline.reading import snapshot
+        from tidemill.pipeline.reader import snapshot
 
         return snapshot(self)
 

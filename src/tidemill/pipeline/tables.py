@@ -7,17 +7,18 @@ be written as well.
 from typing import TYPE_CHECKING, Any
 
 from tidemill.lots.producers import Receipt
-from tidemill.pipeline import appending, correcting
+from tidemill.pipeline import correcting
+from tidemill.pipeline import writes as appending
 from tidemill.pipeline.declarations import DatasetDecl
 from tidemill.spark.operations import Operation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from tidemill.pipeline.explaining import Explanation
+    from tidemill.pipeline.explanation import Explanation
     from tidemill.pipeline.gaps import GapReport
-    from tidemill.pipeline.overview import LotInfo, PushAddress
     from tidemill.pipeline.pipeline import Pipeline
+    from tidemill.pipeline.status import LotInfo, PushAddress
     from tidemill.runner.compacting import Compacted
 
 
@@ -37,7 +38,7 @@ class Table:
 
     def df(self) -> "DataFrame":
         """The table now, as a Spark DataFrame: of what is published at this moment, and stays so."""
-        from tidemill.pipeline import reading
+        from tidemill.pipeline import reader as reading
 
         return reading.table(self.pipeline, self.name)
 
@@ -52,14 +53,14 @@ class Table:
     @property
     def position(self) -> int:
         """Of what was published last: one number per table; 0 before anything was."""
-        from tidemill.pipeline import reading
+        from tidemill.pipeline import reader as reading
 
         return reading.position(self.pipeline, self.name)
 
     @property
     def schema(self) -> str:
         """Its columns, as Spark writes them."""
-        from tidemill.pipeline import reading
+        from tidemill.pipeline import reader as reading
 
         return reading.columns(self.pipeline, self.name)
 
@@ -69,7 +70,7 @@ class Table:
 
     def lots(self) -> "list[LotInfo]":
         """Its lots, in the order of their publication."""
-        from tidemill.pipeline import overview
+        from tidemill.pipeline import status as overview
 
         return overview.lots_of(self.pipeline, self.name)
 
@@ -79,7 +80,7 @@ class Table:
         The table stays what it is, for readers that have begun as well. A runner does the same by itself for
         lots with many small files.
         """
-        from tidemill.pipeline import compacting
+        from tidemill.pipeline import compaction as compacting
 
         return compacting.compact(self.pipeline, self.name, lots)
 
@@ -157,7 +158,7 @@ class Dataset(Table):
 
     def address(self) -> "PushAddress":
         """Where its rows are pushed to now (`tm.http_push`), and the token that senders show."""
-        from tidemill.pipeline import overview
+        from tidemill.pipeline import status as overview
 
         return overview.address_of(self.pipeline, self.name)
 
@@ -185,6 +186,6 @@ class View(Table):
 
     def explain(self) -> "Explanation":
         """How it is kept: its operators, the rung each could have and why, and how it compared with Spark."""
-        from tidemill.pipeline import explaining
+        from tidemill.pipeline import explanation as explaining
 
         return explaining.explain(self.pipeline, self.name)

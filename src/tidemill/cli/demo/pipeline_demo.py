@@ -21,9 +21,9 @@ from tidemill.cli.demo.pipeline_screen import TABLES, PipelineScreen, PipelineSu
 from tidemill.cli.output import Output
 from tidemill.clock import SYSTEM, Clock
 from tidemill.errors import DemoFailed
-from tidemill.pipeline import loading
-from tidemill.pipeline.overview import LotInfo
+from tidemill.pipeline import pipeline_file as loading
 from tidemill.pipeline.pipeline import Pipeline
+from tidemill.pipeline.status import LotInfo
 
 SHOP = Path(__file__).with_name("shop.py")
 FILES, ROWS = 24, 200

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from tidemill.cli.lots import MARKS
 from tidemill.clock import Clock
-from tidemill.pipeline.overview import LotInfo
+from tidemill.pipeline.status import LotInfo
 
 TABLES = ("orders", "clean_orders", "revenue")
 WIDTH = 80

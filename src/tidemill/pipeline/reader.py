@@ -94,7 +94,7 @@ def columns(pipeline: "Pipeline", name: str) -> str:
 
             return str(schema.of_spark(reader.tables.schema(reader.view_table(name))))
     if name in pipeline.datasets:
-        from tidemill.pipeline.appending import spelled
+        from tidemill.pipeline.writes import spelled
 
         return spelled(pipeline.datasets[name].dataset).schema
     return declared(pipeline, name).schema

@@ -23,9 +23,9 @@ from tidemill.pipeline.declarations import (
     SourceDecl,
     ViewDecl,
 )
-from tidemill.pipeline.lines import Line, at, here
 from tidemill.pipeline.pace import FASTEST, Duration, Pace, grace_of
 from tidemill.pipeline.sinks import sinks_of
+from tidemill.pipeline.source_line import Line, at, here
 from tidemill.pipeline.tables import Dataset, Table, View
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ class Register(ABC):
         return declare
 
     def _declare_arc(self, decl: ArcDecl) -> None:
-        from tidemill.pipeline import fanout
+        from tidemill.pipeline.plan import templates as fanout
 
         if any(fanout.is_pattern(name) and name not in self.datasets for name in decl.reads):
             fanout.check(self, decl)

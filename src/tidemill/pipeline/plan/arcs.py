@@ -17,13 +17,13 @@ from tidemill.lots.checks import drops, quarantine_of
 from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline import graph
-from tidemill.pipeline.appending import spelled
-from tidemill.pipeline.catalog import Catalog, Known, ddl_of, short
-from tidemill.pipeline.certifying import certify_arc
 from tidemill.pipeline.declarations import ArcDecl, SinkDecl
-from tidemill.pipeline.lines import at
-from tidemill.pipeline.stages import DeclareArc, RemoveArc, Stage
-from tidemill.pipeline.template_stages import RefusedChild
+from tidemill.pipeline.plan.catalog import Catalog, Known, ddl_of, short
+from tidemill.pipeline.plan.certification import certify_arc
+from tidemill.pipeline.plan.stages import DeclareArc, RemoveArc, Stage
+from tidemill.pipeline.plan.template_stages import RefusedChild
+from tidemill.pipeline.source_line import at
+from tidemill.pipeline.writes import spelled
 from tidemill.publish.parts import PartSink
 from tidemill.runner.making import results_of
 from tidemill.runner.program import ArcProgram

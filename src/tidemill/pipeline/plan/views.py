@@ -7,15 +7,15 @@ from functools import partial
 from tidemill.errors import DeclarationError, TidemillError
 from tidemill.futures.values.code_digests import code_digest
 from tidemill.lots.keys import DatasetId
-from tidemill.pipeline import circuits
-from tidemill.pipeline.catalog import Catalog, Known, ddl_of, short
-from tidemill.pipeline.certifying import CertifyFunction, CertifyView
 from tidemill.pipeline.chaining import chain_of
 from tidemill.pipeline.declarations import ViewDecl
-from tidemill.pipeline.group_stages import RemoveGroup
-from tidemill.pipeline.lines import at
 from tidemill.pipeline.pace import Pace, shortest, terms_of
-from tidemill.pipeline.stages import DeclareGroups
+from tidemill.pipeline.plan import circuits
+from tidemill.pipeline.plan.catalog import Catalog, Known, ddl_of, short
+from tidemill.pipeline.plan.certification import CertifyFunction, CertifyView
+from tidemill.pipeline.plan.stages import DeclareGroups
+from tidemill.pipeline.plan.view_stages import RemoveGroup
+from tidemill.pipeline.source_line import at
 from tidemill.runner.program import GroupProgram, ViewProgram
 from tidemill.spark import queries, schema
 from tidemill.spark.sessions import PINNED

@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING
 from tidemill.errors import DeclarationError
 from tidemill.events import Emit, ignore
 from tidemill.lots.checks import drops
-from tidemill.pipeline import circuits, fanout, keyed
-from tidemill.pipeline.appending import spelled
-from tidemill.pipeline.arc_plan import ArcPlanner
-from tidemill.pipeline.catalog import Catalog
-from tidemill.pipeline.lines import at
-from tidemill.pipeline.source_plan import SourcePlanner
-from tidemill.pipeline.stages import Stage, Status
-from tidemill.pipeline.view_plan import ViewPlanner
+from tidemill.pipeline.plan import circuits
+from tidemill.pipeline.plan import datasets as keyed
+from tidemill.pipeline.plan import templates as fanout
+from tidemill.pipeline.plan.arcs import ArcPlanner
+from tidemill.pipeline.plan.catalog import Catalog
+from tidemill.pipeline.plan.sources import SourcePlanner
+from tidemill.pipeline.plan.stages import Stage, Status
+from tidemill.pipeline.plan.views import ViewPlanner
+from tidemill.pipeline.source_line import at
+from tidemill.pipeline.writes import spelled
 from tidemill.runner.children import Children
 from tidemill.runner.program import Program
 from tidemill.spark import schema
@@ -29,8 +31,8 @@ from tidemill.views.circuit.explain import Explained
 from tidemill.views.steps.keys import group_id
 
 if TYPE_CHECKING:
+    from tidemill.pipeline.context import Site
     from tidemill.pipeline.pipeline import Pipeline
-    from tidemill.pipeline.site import Site
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from tidemill.errors import DeclarationError
 from tidemill.lots.checks import drops, strict
 from tidemill.lots.datasets import Dataset
-from tidemill.pipeline.appending import spelled
-from tidemill.pipeline.catalog import Catalog
 from tidemill.pipeline.declarations import SourceDecl
 from tidemill.pipeline.incoming import converter, growing, settled_push
-from tidemill.pipeline.lines import at
-from tidemill.pipeline.stages import DeclareSource
+from tidemill.pipeline.plan.catalog import Catalog
+from tidemill.pipeline.plan.stages import DeclareSource
+from tidemill.pipeline.source_line import at
+from tidemill.pipeline.writes import spelled
 from tidemill.runner.program import SourceProgram, StreamProgram
 from tidemill.sources.bucket import BucketSpec
 from tidemill.sources.declarations import SourceSpec, source_id

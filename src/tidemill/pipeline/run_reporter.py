@@ -14,7 +14,7 @@ from rich.text import Text
 from tidemill.events import Event
 from tidemill.obs.lines import Weight, line_of
 from tidemill.obs.progress import Progress
-from tidemill.pipeline.report import Report
+from tidemill.pipeline.run_report import Report
 
 STYLES = {
     Weight.DETAIL: "dim",

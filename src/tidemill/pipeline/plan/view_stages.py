@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidemill.errors import GroupUnknown
-from tidemill.pipeline.stages import Status
+from tidemill.pipeline.plan.stages import Status
 from tidemill.store import Tx
 from tidemill.triggers import schedules
 from tidemill.views.steps import groups
 from tidemill.views.steps.keys import StepKeys, group_id
 
 if TYPE_CHECKING:
-    from tidemill.pipeline.site import Site
+    from tidemill.pipeline.context import Site
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tidemill.events import Event
-from tidemill.pipeline.stages import Status
+from tidemill.pipeline.plan.stages import Status
 from tidemill.store import Tx
 from tidemill.views.certify import certificates, generate
 from tidemill.views.certify.certificates import Certificate, ViewCertified, ViewNotCertified
@@ -22,7 +22,7 @@ from tidemill.views.steps.keys import StepKeys
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidemill.pipeline.site import Site
+    from tidemill.pipeline.context import Site
 
 
 @dataclass(frozen=True, kw_only=True)

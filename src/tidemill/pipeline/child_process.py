@@ -1,7 +1,7 @@
 """A pipeline in a process of its own: described to whoever starts it, and run as a runner's child.
 
 The supervisor of a runner never imports the user's file. What it has to know, where the cluster is and what
-the pipeline is called, it asks a process that ends at once (`python -m tidemill.pipeline.process`).
+the pipeline is called, it asks a process that ends at once (`python -m tidemill.pipeline.child_process`).
 """
 
 import subprocess
@@ -13,10 +13,10 @@ import msgspec
 from tidemill.errors import PipelineNotFound, TidemillError
 from tidemill.futures.home import Place
 from tidemill.futures.values.signatures import ClusterKey
-from tidemill.pipeline import loading
+from tidemill.pipeline import pipeline_file as loading
 from tidemill.runner.child import Seat
 
-MAIN = "tidemill.pipeline.process:main"
+MAIN = "tidemill.pipeline.child_process:main"
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 def ask(target: str, folder: Path) -> About:
     """What a pipeline says of itself, by a process that imports it and ends."""
-    command = [sys.executable, "-m", "tidemill.pipeline.process", target, str(folder)]
+    command = [sys.executable, "-m", "tidemill.pipeline.child_process", target, str(folder)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     lines = done.stdout.splitlines()
     try:
@@ -111,8 +111,8 @@ def answer(target: str, folder: Path) -> Answer:
 
 def main(seat: Seat) -> int:
     """What the child of a runner does: it runs the pipeline, and says so."""
-    from tidemill.pipeline.running import run_as
-    from tidemill.pipeline.talking import Talk
+    from tidemill.pipeline.run import run_as
+    from tidemill.pipeline.run_reporter import Talk
 
     asked = msgspec.convert(seat.arguments, Asked)
     pipeline = loading.load(asked.target, Path(asked.folder))

@@ -8,8 +8,8 @@ from tidemill.errors import UsageError
 from tidemill.events import Emit, ignore
 from tidemill.lots import lots
 from tidemill.lots.datasets import Dataset
-from tidemill.pipeline import reading
-from tidemill.pipeline.site import Site
+from tidemill.pipeline import reader as reading
+from tidemill.pipeline.context import Site
 from tidemill.publish.projections import Projections
 from tidemill.runner.compacting import Compacted, Compactor, on_spark
 from tidemill.spark.writing import TARGET_BYTES

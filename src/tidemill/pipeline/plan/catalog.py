@@ -13,9 +13,9 @@ from tidemill.lots.checks import QUARANTINE_SCHEMA, Check, quarantine_of
 from tidemill.lots.datasets import Dataset, Drift, Kind
 from tidemill.lots.ids import Unit
 from tidemill.lots.keys import DatasetId
-from tidemill.pipeline.appending import spelled
-from tidemill.pipeline.lines import Line
-from tidemill.pipeline.stages import DeclareDataset, Stage
+from tidemill.pipeline.plan.stages import DeclareDataset, Stage
+from tidemill.pipeline.source_line import Line
+from tidemill.pipeline.writes import spelled
 from tidemill.spark import schema
 from tidemill.spark.checking import verify
 from tidemill.spark.drift import evolved

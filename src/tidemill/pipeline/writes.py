@@ -25,10 +25,10 @@ from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.lots.producers import Identity, Receipt
-from tidemill.pipeline import keyed
 from tidemill.pipeline import rows as given
+from tidemill.pipeline.context import Site, is_session
 from tidemill.pipeline.declarations import DatasetDecl
-from tidemill.pipeline.site import Site, is_session
+from tidemill.pipeline.plan import datasets as keyed
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Hold, Published
 from tidemill.publish.parts import SinkWritten

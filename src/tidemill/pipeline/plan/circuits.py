@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from tidemill.errors import NotIncremental, QueryError, QueryRefused
-from tidemill.pipeline.lines import Line, within
+from tidemill.pipeline.source_line import Line, within
 from tidemill.spark import queries
 from tidemill.spark.sessions import PINNED
 from tidemill.views.circuit.circuit import Circuit

@@ -36,7 +36,7 @@ from tidemill.views.steps.groups import GroupSpec
 from tidemill.views.steps.keys import StepKeys, group_id
 
 if TYPE_CHECKING:
-    from tidemill.pipeline.site import Site
+    from tidemill.pipeline.context import Site
 
 
 MOST_RETRIED = 200

@@ -97,8 +97,8 @@ class Explanation:
 
 def explain(pipeline: "Pipeline", view: str) -> Explanation:
     """Plan a pipeline, and explain one of its views."""
-    from tidemill.pipeline.certifying import CertifyFunction, CertifyView
     from tidemill.pipeline.chaining import chain_of
+    from tidemill.pipeline.plan.certification import CertifyFunction, CertifyView
 
     plan, decl = pipeline.plan(), pipeline.views[view]
     certified = (one for one in plan.stages if isinstance(one, CertifyView | CertifyFunction))

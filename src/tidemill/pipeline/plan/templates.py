@@ -16,13 +16,13 @@ from tidemill.lots import datasets
 from tidemill.lots.datasets import Dataset
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline import graph
-from tidemill.pipeline.arc_plan import ArcPlanner
-from tidemill.pipeline.catalog import Catalog
 from tidemill.pipeline.declarations import ArcDecl
-from tidemill.pipeline.lines import at
 from tidemill.pipeline.pace import terms_of
-from tidemill.pipeline.stages import Stage
-from tidemill.pipeline.template_stages import DeclareTemplate, RemoveTemplate
+from tidemill.pipeline.plan.arcs import ArcPlanner
+from tidemill.pipeline.plan.catalog import Catalog
+from tidemill.pipeline.plan.stages import Stage
+from tidemill.pipeline.plan.template_stages import DeclareTemplate, RemoveTemplate
+from tidemill.pipeline.source_line import at
 from tidemill.runner.children import Child
 from tidemill.spark.sessions import kept
 from tidemill.triggers import templates
@@ -31,7 +31,7 @@ from tidemill.triggers.templates import Template
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
-    from tidemill.pipeline.register import Register
+    from tidemill.pipeline.registry import Register
 
 PAGE = 100
 

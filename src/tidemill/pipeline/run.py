@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from tidemill.cluster.leases import RENEW_EVERY_S, TTL_S
 from tidemill.crash import Crashed
 from tidemill.events import Emit, ignore
-from tidemill.pipeline import report
-from tidemill.pipeline.report import Report
+from tidemill.pipeline import run_report as report
+from tidemill.pipeline.run_report import Report
 from tidemill.runner.part_futures import resource_of
 from tidemill.runner.presence import OwnPresence, Presence
 from tidemill.runner.runner import Runner

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.errors import BadTemplate, DeclarationError, TemplateChanged
 from tidemill.pipeline.pace import FASTEST, Pace, declare_schedule
-from tidemill.pipeline.stages import Status
+from tidemill.pipeline.plan.stages import Status
 from tidemill.store import Tx
 from tidemill.triggers import schedules, templates
 from tidemill.triggers.events import TemplateMatchless
@@ -14,7 +14,7 @@ from tidemill.triggers.templates import Template
 from tidemill.views.steps.keys import StepKeys
 
 if TYPE_CHECKING:
-    from tidemill.pipeline.site import Site
+    from tidemill.pipeline.context import Site
 
 
 @dataclass(frozen=True)

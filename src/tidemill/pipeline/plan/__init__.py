@@ -1,0 +1,1 @@
+"""Plan a pipeline: check its declarations and derive the stages that apply them to the store."""
