@@ -1,148 +1,148 @@
-"""Every error Tidemill raises, in one tree.
+"""All errors of Tidemill, in one tree.
 
     TidemillError                     code, message, hint
-    ├── IllegalTransition             a state machine was asked for an edge it does not have
-    ├── UsageError                    the caller did something the contract forbids
-    ├── BadUrl                        a store or objects URL that cannot be understood
-    ├── MissingDriver                 the Python package that a backend needs is not installed
-    ├── StoreError                    something about the store; the kinds below say what
-    │   ├── StoreUnavailable          the store does not answer (now)
-    │   ├── StoreBusy                 conflicts did not end within the retry limit
-    │   ├── CommitUnknown             a commit whose outcome could not be learned
-    │   ├── LimitExceeded             more than the store takes at once
-    │   │   ├── KeyTooLarge           a key of more than 2 KiB
-    │   │   ├── ValueTooLarge         a value of more than 64 KiB
-    │   │   ├── TransactionTooLarge   more than 1,000 writes, or 1 MB of them
-    │   │   └── TransactionTooLong    a transaction that took more than 2 s
-    │   ├── StoreFull                 no space left where the store lives
-    │   ├── StoreCorrupt              the store's own file or rows cannot be read
-    │   ├── StoreFormat               written by a release this one cannot share it with
-    │   └── StoreLocation             a network file system, or another machine's file
-    ├── ObjectError                   something about object storage; the kinds below say what
-    │   ├── BadKey                    a name that no object can have
-    │   ├── ObjectMissing             no object under that key
-    │   ├── ObjectConflict            a condition (if-match) did not hold
-    │   ├── ObjectUnavailable         the object storage does not answer
-    │   ├── ObjectsFull               no space left
-    │   └── ConditionsIgnored         the provider accepts conditional writes and ignores them
-    ├── ClusterError                  something about nodes and leases; the kinds below say what
-    │   ├── NotLeader                 a leader's step without the leader's epoch
-    │   ├── LockTimeout               a lock or permit that was not free in time
-    │   └── ProtocolMismatch          nodes of releases that cannot work together
-    ├── FutureError                   something about a future; the kinds below say what
-    │   ├── FutureUnknown             no such future, or no longer
-    │   ├── FutureFailed              it has no result and never will
-    │   │   ├── UpstreamDependencyFailed  an input of it failed
-    │   │   ├── UnsatisfiableError    no worker has what it asks for
-    │   │   ├── TaskCrashed           it ended its worker process
-    │   │   ├── TaskOutOfMemory       it took more memory than its limit, too often
-    │   │   ├── DeadlineExceeded      its deadline passed before its end
-    │   │   ├── CodeNotLoadable       the workers cannot load its code
-    │   │   └── ResultLost            every copy is gone and cannot be computed again
-    │   ├── FutureCancelled           somebody cancelled it
-    │   ├── FutureTimeout             the caller's own wait is over; the future goes on
-    │   ├── ActorDied                 an actor is dead, and its state with it
-    │   ├── CannotSerialize           a function or value that no other process could load
-    │   ├── BadSignature              code that was not signed with the cluster key
+    ├── IllegalTransition             a state machine has no such transition
+    ├── UsageError                    the caller broke the contract of a function
+    ├── BadUrl                        a store or objects URL is invalid
+    ├── MissingDriver                 the Python package for a backend is not installed
+    ├── StoreError                    base of the store's errors
+    │   ├── StoreUnavailable          the store does not answer
+    │   ├── StoreBusy                 conflicts lasted longer than the retry limit
+    │   ├── CommitUnknown             the outcome of a commit is unknown
+    │   ├── LimitExceeded             a limit of the store was exceeded
+    │   │   ├── KeyTooLarge           a key is larger than 2 KiB
+    │   │   ├── ValueTooLarge         a value is larger than 64 KiB
+    │   │   ├── TransactionTooLarge   a transaction has more than 1,000 writes or 1 MB
+    │   │   └── TransactionTooLong    a transaction took more than 2 s
+    │   ├── StoreFull                 the disk of the store is full
+    │   ├── StoreCorrupt              the store's file or rows are damaged
+    │   ├── StoreFormat               another release wrote the store in a format this one cannot use
+    │   └── StoreLocation             the file is on a network file system or belongs to another machine
+    ├── ObjectError                   base of object storage errors
+    │   ├── BadKey                    the name is not allowed for an object
+    │   ├── ObjectMissing             no object has this key
+    │   ├── ObjectConflict            the condition of a write (if-match) did not hold
+    │   ├── ObjectUnavailable         object storage does not answer
+    │   ├── ObjectsFull               object storage is full
+    │   └── ConditionsIgnored         the provider ignores conditional writes
+    ├── ClusterError                  base of cluster errors
+    │   ├── NotLeader                 this node is no longer the leader
+    │   ├── LockTimeout               a lock or permit was not free in time
+    │   └── ProtocolMismatch          nodes run releases that cannot work together
+    ├── FutureError                   base of futures' errors
+    │   ├── FutureUnknown             the future does not exist, or no longer
+    │   ├── FutureFailed              the future failed
+    │   │   ├── UpstreamDependencyFailed  an input of the future failed
+    │   │   ├── UnsatisfiableError    no worker has the resources
+    │   │   ├── TaskCrashed           the task crashed its worker process too often
+    │   │   ├── TaskOutOfMemory       the task exceeded its memory limit too often
+    │   │   ├── DeadlineExceeded      the deadline passed before the task finished
+    │   │   ├── CodeNotLoadable       workers cannot load the code
+    │   │   └── ResultLost            all copies of the result are lost and cannot be recomputed
+    │   ├── FutureCancelled           the future was cancelled
+    │   ├── FutureTimeout             the caller's wait timed out; the future keeps running
+    │   ├── ActorDied                 the actor died and its state is lost
+    │   ├── CannotSerialize           a function or value cannot be sent to another process
+    │   ├── BadSignature              code is not signed with the cluster key
     │   ├── ClusterKeyMissing         no cluster key was given
-    │   ├── ClusterKeyUnsafe          a key that others can read, or that is none
-    │   ├── BlobMissing               code or arguments that are not where they were stored
-    │   ├── CopyGone                  this copy of a result is not there any more
-    │   ├── CopyCorrupt               this copy of a result is not what was stored
-    │   ├── SegmentsFull              no room left for results on this node
-    │   ├── FetchFailed               another node's copy could not be fetched (now)
-    │   └── FetchRefused              a node that has not the cluster's key
-    ├── LotError                      something about lots; the kinds below say what
-    │   ├── BadLotId                  a text that names no lot, or not in its one spelling
-    │   ├── BadName                   a name that nothing can have
-    │   ├── ManifestUnreadable        a manifest of a newer format, or none at all
-    │   ├── BadDataset                a declaration that contradicts itself
-    │   ├── DatasetUnknown            nobody declared it
-    │   ├── DatasetChanged            declared again, and differently
-    │   ├── LotUnknown                no such lot, or not in that generation
-    │   ├── NoLots                    a range in which there is no lot
-    │   ├── LotConflict               a generation that is not the next one of its lot
-    │   ├── BadCheck                  a check that contradicts itself, or of columns that are not there
-    │   ├── CheckFailed               rows that do not pass a check, and so are not published
-    │   ├── ProducerConflict          a sequence number that was used for other data, or skipped
-    │   └── IntervalConflict          an interval that is not the one to seal or close now
-    ├── SparkError                    something about Spark; the kinds below say what
-    │   ├── JavaMissing               no Java runtime to start Spark with
-    │   ├── SparkUnavailable          Spark does not start, or does not answer
-    │   ├── SessionUnfit              a session that cannot be used, with the reasons
-    │   ├── BadSchema                 a schema that cannot be understood, or columns that are not those of it
-    │   ├── ObjectUnreadable          an object of a lot that Spark cannot read
-    │   ├── FileUnlike                a file whose columns are not plainly those declared; Spark reads it
-    │   └── WriteMismatch             what was written is not what was computed
-    ├── SubscriptionError             something about a subscription; the kinds below say what
-    │   ├── SubscriptionUnknown       no such subscription, or no longer
-    │   ├── SubscriptionChanged       made again, and differently
-    │   ├── BadTemplate               a pattern or a target that no template can have
-    │   ├── TemplateUnknown           no such template, or no longer
-    │   ├── TemplateChanged           declared again, and differently
-    │   ├── TemplateChild             it descends from a template that is there
-    │   ├── BadSchedule               a cron expression or a time zone that cannot be understood
-    │   └── HeapDiffers               this runner has another heap than its cluster
-    ├── PublishError                  something about publishing; the kinds below say what
-    │   ├── CorrectionRefused         a lot that cannot be replaced or taken back so
-    │   ├── AttemptUnknown            no such attempt, or no longer
-    │   ├── AttemptEnded              it was published or abandoned already
-    │   └── AttemptDamaged            objects that it wrote are not there any more
-    ├── ArcError                      something about an arc; the kinds below say what
-    │   ├── ArcUnknown                nobody declared it
-    │   ├── BadArc                    a declaration that contradicts itself
-    │   └── ArcLotConflict            its lot is not in a state for what was asked
-    ├── ViewError                     something about views; the kinds below say what
-    │   ├── GroupUnknown              no such group of views
-    │   ├── StepConflict              a step that is not the group's next one, or not as it was begun
-    │   ├── StepLost                  a step some of whose tasks told nothing, or told it twice
-    │   ├── ViewFailed                a view that cannot be computed of the rows that are there
-    │   └── ViewRefused               a view that cannot be kept, or a change of it that cannot be made
-    ├── QueryError                    a query that cannot be a view; the kinds below say why, and where
-    │   ├── QuerySyntax               text that is not Spark SQL
-    │   ├── NameUnknown               a table or a column that is not there
-    │   ├── NameAmbiguous             a name that stands for several columns
-    │   ├── QueryRefused              Spark refuses it, or a view of it could not be kept
-    │   └── NotIncremental            `refresh="incremental"`, and a part that can only be recomputed
-    ├── PipelineError                 something about a pipeline; the kinds below say what
-    │   ├── PipelineNotFound          no pipeline where one was looked for
-    │   ├── DeclarationError          a declaration that cannot be carried out; says the line
-    │   ├── AppendRefused             rows that do not fit their table
-    │   ├── NothingYet                a table that was never written
-    │   ├── ArcResult                 an arc returned something else than it was to
-    │   └── CodeDiffers               a runner has other code for what it was given
-    ├── SourceError                   something about a source; the kinds below say what
-    │   ├── BadSource                 a declaration of a source that contradicts itself
-    │   ├── SourceUnavailable         its folder or bucket cannot be listed (now)
-    │   ├── SourceFileChanged         a file is not what was listed any more, or is gone
-    │   ├── SourceMiscounted          what was read twice was not the same
-    │   ├── PollRefused               an answer that is not what it says, or not what was asked for
-    │   ├── MarkGone                  what a source had come to is not there any more
-    │   ├── PushRefused               a request whose body is not rows of its dataset
-    │   └── PushBusy                  more requests wait than are kept
-    ├── TraceError                    something about the state of a view; the kinds below say what
-    │   ├── TraceMissing              a run file or version file that is listed, and not there
-    │   ├── TraceCorrupt              a run file or version file that is not what was written
-    │   ├── TraceFormat               a run file or version file that this release cannot read
-    │   ├── TraceStale                a trace that is not at the step it is asked for
-    │   ├── TypeRefused               a type that cannot be compared, ordered or added up
-    │   ├── WeightNegative            rows of which fewer than none would be left
-    │   └── WeightOverflow            a weight or a sum beyond what its accumulator holds
-    ├── RunnerDied                    the children of a runner died one after the other
-    └── DemoFailed                    the demo did not come to its end
+    │   ├── ClusterKeyUnsafe          the cluster key is invalid or readable by other users
+    │   ├── BlobMissing               stored code or arguments are missing
+    │   ├── CopyGone                  this copy of a result no longer exists
+    │   ├── CopyCorrupt               this copy of a result is damaged
+    │   ├── SegmentsFull              no memory is left for results on this node
+    │   ├── FetchFailed               a copy could not be fetched from another node
+    │   └── FetchRefused              the other node does not have the cluster key
+    ├── LotError                      base of errors about lots
+    │   ├── BadLotId                  a lot id is invalid
+    │   ├── BadName                   a name is invalid
+    │   ├── ManifestUnreadable        a manifest has a newer format or is invalid
+    │   ├── BadDataset                a dataset declaration contradicts itself
+    │   ├── DatasetUnknown            the dataset is not declared
+    │   ├── DatasetChanged            a dataset was declared before, differently
+    │   ├── LotUnknown                the lot or the generation does not exist
+    │   ├── NoLots                    the range contains no lot
+    │   ├── LotConflict               the generation is not the next one of its lot
+    │   ├── BadCheck                  a check contradicts itself or names unknown columns
+    │   ├── CheckFailed               rows failed a check and were not published
+    │   ├── ProducerConflict          a sequence number was skipped, or used for other rows
+    │   └── IntervalConflict          another interval must be closed first
+    ├── SparkError                    base of errors about Spark
+    │   ├── JavaMissing               no Java runtime was found
+    │   ├── SparkUnavailable          Spark does not start or does not answer
+    │   ├── SessionUnfit              the Spark session cannot be used
+    │   ├── BadSchema                 a schema is invalid, or columns differ from it
+    │   ├── ObjectUnreadable          Spark cannot read an object of a lot
+    │   ├── FileUnlike                Arrow cannot read a file as declared; Spark reads it instead
+    │   └── WriteMismatch             written rows differ from computed rows
+    ├── SubscriptionError             base of errors about subscriptions
+    │   ├── SubscriptionUnknown       the subscription does not exist, or no longer
+    │   ├── SubscriptionChanged       a subscription was created before, differently
+    │   ├── BadTemplate               the pattern or target of a template is invalid
+    │   ├── TemplateUnknown           the template does not exist, or no longer
+    │   ├── TemplateChanged           a template was declared before, differently
+    │   ├── TemplateChild             the subscription belongs to a template
+    │   ├── BadSchedule               a cron expression or time zone is invalid
+    │   └── HeapDiffers               this runner uses another heap than its cluster
+    ├── PublishError                  base of errors about publication
+    │   ├── CorrectionRefused         a lot cannot be replaced or removed this way
+    │   ├── AttemptUnknown            the attempt does not exist, or no longer
+    │   ├── AttemptEnded              the attempt is already published or abandoned
+    │   └── AttemptDamaged            objects of the attempt are missing
+    ├── ArcError                      base of errors about arcs
+    │   ├── ArcUnknown                the arc is not declared
+    │   ├── BadArc                    an arc declaration contradicts itself
+    │   └── ArcLotConflict            the state of the lot does not allow the request
+    ├── ViewError                     base of errors about views
+    │   ├── GroupUnknown              the group of views does not exist
+    │   ├── StepConflict              a step is not the next one of its group, or differs from its record
+    │   ├── StepLost                  tasks of a step reported nothing, or reported twice
+    │   ├── ViewFailed                a view cannot be computed from its rows
+    │   └── ViewRefused               a view, or a change of it, is not possible
+    ├── QueryError                    base of errors about queries, with line and column
+    │   ├── QuerySyntax               the text is not Spark SQL
+    │   ├── NameUnknown               a table or column does not exist
+    │   ├── NameAmbiguous             a name matches several columns
+    │   ├── QueryRefused              Spark rejects the query, or it cannot be a view
+    │   └── NotIncremental            `refresh="incremental"` is set, but a part must be recomputed
+    ├── PipelineError                 base of errors about pipelines
+    │   ├── PipelineNotFound          no pipeline was found
+    │   ├── DeclarationError          a declaration is invalid; names its line
+    │   ├── AppendRefused             rows do not fit their table
+    │   ├── NothingYet                the table has no data yet
+    │   ├── ArcResult                 an arc returned something unexpected
+    │   └── CodeDiffers               a runner has different code than the run needs
+    ├── SourceError                   base of errors about sources
+    │   ├── BadSource                 a source declaration contradicts itself
+    │   ├── SourceUnavailable         the folder or bucket cannot be listed
+    │   ├── SourceFileChanged         a file changed or disappeared after it was listed
+    │   ├── SourceMiscounted          two reads of the same file differ
+    │   ├── PollRefused               the answer to a poll is invalid
+    │   ├── MarkGone                  the position of a source no longer exists
+    │   ├── PushRefused               the body of a push request is invalid
+    │   └── PushBusy                  too many push requests are waiting
+    ├── TraceError                    base of errors about the state of views
+    │   ├── TraceMissing              a listed run file or version file is missing
+    │   ├── TraceCorrupt              a run file or version file is damaged
+    │   ├── TraceFormat               this release cannot read a run file or version file
+    │   ├── TraceStale                a trace is not at the expected step
+    │   ├── TypeRefused               a type cannot be compared, ordered or added
+    │   ├── WeightNegative            a row would get a negative weight
+    │   └── WeightOverflow            a weight or sum exceeds its accumulator
+    ├── RunnerDied                    the child processes of a runner keep dying
+    └── DemoFailed                    the demo did not finish
 
-    Stop(BaseException)               control flow that user code must not swallow
-    └── LeaseLost                     the lease is no longer ours: stop at once
+    Stop(BaseException)               ends the current work; user code cannot swallow it
+    └── LeaseLost                     the lease is lost: stop at once
 
-Each class has a stable `code`, a message that says what happened and a hint that says what to do; one without
-a hint says in its docstring why.
+Each class has a stable `code`. Each error has a message that says what happened and a hint that says what to
+do. A class without a hint explains why in its docstring.
 """
 
 from typing import Any, ClassVar
 
 
 class TidemillError(Exception):
-    """The base of all errors. `str(error)` is the message, then the hint on a line of its own."""
+    """Base of all errors. `str(error)` is the message, followed by the hint on a second line."""
 
     code: ClassVar[str] = "tidemill"
     hint: str = ""
@@ -158,13 +158,13 @@ class TidemillError(Exception):
 
 
 class IllegalTransition(TidemillError):
-    """No hint: states are changed by Tidemill alone, so this is a bug of ours, to report."""
+    """No hint: only Tidemill changes states, so this is a bug. Please report it."""
 
     code = "illegal-transition"
 
 
 class UsageError(TidemillError):
-    """No hint of its own: what to do instead is known where it is raised, and said there."""
+    """No default hint: each place that raises it gives one."""
 
     code = "usage"
 
@@ -177,7 +177,7 @@ class BadUrl(TidemillError):
 
 
 class MissingDriver(TidemillError):
-    """No hint of its own: which package to install is said where it is raised."""
+    """No default hint: each place that raises it names the package."""
 
     code = "missing-driver"
 
@@ -188,17 +188,17 @@ class StoreError(TidemillError):
 
 class StoreUnavailable(StoreError):
     code = "store-unavailable"
-    hint = "check that the server runs and can be reached; the call may be repeated"
+    hint = "check that the server runs and is reachable, then retry"
 
 
 class StoreBusy(StoreError):
     code = "store-busy"
-    hint = "many writers touch the same keys; the call may be repeated"
+    hint = "many writers use the same keys; retry"
 
 
 class CommitUnknown(StoreError):
     code = "store-commit-unknown"
-    hint = "the store went away during a commit and has not come back; read before you repeat"
+    hint = "the store stopped answering during a commit; check whether the change exists before you repeat it"
 
 
 class LimitExceeded(StoreError):
@@ -207,42 +207,42 @@ class LimitExceeded(StoreError):
 
 class KeyTooLarge(LimitExceeded):
     code = "store-key-too-large"
-    hint = "keys have at most 2 KiB: use a shorter name or id"
+    hint = "a key can have at most 2 KiB; use a shorter name or id"
 
 
 class ValueTooLarge(LimitExceeded):
     code = "store-value-too-large"
-    hint = "values have at most 64 KiB: put the body into object storage and store its name"
+    hint = "a value can have at most 64 KiB; put large data into object storage and store its name"
 
 
 class TransactionTooLarge(LimitExceeded):
     code = "store-transaction-too-large"
-    hint = "a transaction has at most 1,000 writes and 1 MB: work in pages and leave a cursor row"
+    hint = "a transaction can have at most 1,000 writes and 1 MB; work in pages with a cursor row"
 
 
 class TransactionTooLong(LimitExceeded):
     code = "store-transaction-too-long"
-    hint = "a transaction lasts at most 2 s: do slow work before or after it"
+    hint = "a transaction can take at most 2 s; do slow work before or after it"
 
 
 class StoreFull(StoreError):
     code = "store-full"
-    hint = "free some space on that disk; nothing was lost, the last commit stands"
+    hint = "free some space on the disk; committed data is safe"
 
 
 class StoreCorrupt(StoreError):
     code = "store-corrupt"
-    hint = "restore the store from its backup; do not delete the file, it may be recoverable"
+    hint = "restore the store from a backup; keep the damaged file, it may be recoverable"
 
 
 class StoreFormat(StoreError):
     code = "store-format"
-    hint = "this store was written by a newer release: upgrade Tidemill on this machine"
+    hint = "a newer release wrote this store; upgrade Tidemill on this machine"
 
 
 class StoreLocation(StoreError):
     code = "store-location"
-    hint = "keep the file on a local disk of one machine; for several machines use postgresql://"
+    hint = "put the file on a local disk of one machine; for several machines use postgresql://"
 
 
 class ObjectError(TidemillError):
@@ -251,34 +251,34 @@ class ObjectError(TidemillError):
 
 class BadKey(ObjectError):
     code = "object-bad-key"
-    hint = "keys are names joined by '/', without '.', '..', empty names, backslashes or control characters"
+    hint = "join names with '/'; leave out '.', '..', empty names, backslashes and control characters"
 
 
 class ObjectMissing(ObjectError):
-    """No hint: whether a missing object is a loss or a question answered, only the caller knows."""
+    """No hint: only the caller knows whether the object should exist."""
 
     code = "object-missing"
 
 
 class ObjectConflict(ObjectError):
-    """No hint: it is the answer to a conditional write, for the caller to act upon."""
+    """No hint: the caller handles the failed condition."""
 
     code = "object-conflict"
 
 
 class ObjectUnavailable(ObjectError):
     code = "objects-unavailable"
-    hint = "check the endpoint, the bucket and the credentials; the call may be repeated"
+    hint = "check the endpoint, the bucket and the credentials, then retry"
 
 
 class ObjectsFull(ObjectError):
     code = "objects-full"
-    hint = "free some space on that disk; what was written before is whole"
+    hint = "free some space on the disk; objects written before are complete"
 
 
 class ConditionsIgnored(ObjectError):
     code = "objects-conditions-ignored"
-    hint = "use a provider with conditional writes (If-None-Match, If-Match): S3, GCS, Azure, MinIO"
+    hint = "use a provider with conditional writes (If-None-Match, If-Match), such as S3, GCS, Azure or MinIO"
 
 
 class ClusterError(TidemillError):
@@ -286,23 +286,23 @@ class ClusterError(TidemillError):
 
 
 class NotLeader(ClusterError):
-    """No hint: another node leads now and does the step; nobody has to do anything."""
+    """No hint: the new leader does the work, so no action is needed."""
 
     code = "cluster-not-leader"
 
 
 class LockTimeout(ClusterError):
     code = "cluster-lock-timeout"
-    hint = "its holder is still at work; wait longer, or see who holds it"
+    hint = "another holder has it; wait longer, or check who holds it"
 
 
 class ProtocolMismatch(ClusterError):
     code = "cluster-protocol"
-    hint = "run releases that are at most one apart in one cluster"
+    hint = "in one cluster, run releases that differ by at most one"
 
 
 class FutureError(TidemillError):
-    """`failure` is the stored record of what happened (`futures.rows.Failure`), where there is one."""
+    """`failure` is the stored failure record, if one exists."""
 
     code = "future"
     failure: Any = None
@@ -310,46 +310,46 @@ class FutureError(TidemillError):
 
 class FutureUnknown(FutureError):
     code = "future-unknown"
-    hint = "ended futures are kept for 24 h, or as long as a handle or a dependent needs them"
+    hint = "finished futures are kept for 24 h, or longer while a handle or a dependent future needs them"
 
 
 class FutureFailed(FutureError):
-    """A future that has no result and never will. `__cause__` is the exception, if it could be loaded."""
+    """The future has failed for good. `__cause__` is the original exception, if it could be loaded."""
 
     code = "future-failed"
-    hint = "see the remote traceback: tidemill futures show ID"
+    hint = "show the remote traceback: tidemill futures show ID"
 
 
 class UpstreamDependencyFailed(FutureFailed):
-    """`chain` names the futures from the nearest input to the one that failed first."""
+    """`chain` lists the futures from the nearest input to the first failure."""
 
     code = "future-upstream-failed"
-    hint = "mend the first future of the chain, then submit again"
+    hint = "fix the cause of the first failure, then submit again"
     chain: tuple[str, ...] = ()
 
 
 class UnsatisfiableError(FutureFailed):
     code = "future-unsatisfiable"
-    hint = "ask for less, start a worker that has it, or submit with on_unsatisfiable='wait'"
+    hint = "request less, start a larger worker, or submit with on_unsatisfiable='wait'"
 
 
 class TaskCrashed(FutureFailed):
     code = "future-crashed"
-    hint = "the task ended its worker process; after a fix: tidemill futures requeue ID"
+    hint = "fix the task, then run: tidemill futures requeue ID"
 
 
 class TaskOutOfMemory(FutureFailed):
     code = "future-out-of-memory"
-    hint = "submit with ram=… and start a worker that has it"
+    hint = "submit with a larger ram=…, and start a worker with enough memory"
 
 
 class DeadlineExceeded(FutureFailed):
     code = "future-deadline"
-    hint = "give it more time, or more workers"
+    hint = "allow more time, or start more workers"
 
 
 class CodeNotLoadable(FutureFailed):
-    """`module` is the module that is missing, if that is the reason."""
+    """`module` is the missing module, if that is the reason."""
 
     module: str = ""
     code = "future-code-not-loadable"
@@ -358,23 +358,23 @@ class CodeNotLoadable(FutureFailed):
 
 class ResultLost(FutureFailed):
     code = "future-result-lost"
-    hint = "put values with durable=True, or compute them by a future, which can be computed again"
+    hint = "use put(..., durable=True), or compute the value in a future, which can be recomputed"
 
 
 class FutureCancelled(FutureError):
-    """No hint: somebody wanted it so."""
+    """No hint: the cancellation was intended."""
 
     code = "future-cancelled"
 
 
 class FutureTimeout(FutureError, TimeoutError):
     code = "future-timeout"
-    hint = "the future goes on; ask again, or cancel it"
+    hint = "the future keeps running; wait again, or cancel it"
 
 
 class ActorDied(FutureError):
     code = "actor-died"
-    hint = "its state is gone: create the actor again"
+    hint = "create the actor again; its state is lost"
 
 
 class CannotSerialize(FutureError):
@@ -384,62 +384,60 @@ class CannotSerialize(FutureError):
 
 class BadSignature(FutureError):
     code = "bad-signature"
-    hint = "every node and client needs the same cluster key; code that is not signed with it never runs"
+    hint = "use the same cluster key on every node and client"
 
 
 class ClusterKeyMissing(FutureError):
     code = "cluster-key-missing"
-    hint = (
-        "set TIDEMILL_CLUSTER_KEY or TIDEMILL_CLUSTER_KEY_FILE to the key of the cluster; a home has its own"
-    )
+    hint = "set TIDEMILL_CLUSTER_KEY or TIDEMILL_CLUSTER_KEY_FILE; only a home creates its own key"
 
 
 class ClusterKeyUnsafe(FutureError):
     code = "cluster-key-unsafe"
-    hint = "the key is 64 or more hexadecimal digits in a file that only its owner can read (chmod 600)"
+    hint = "use at least 64 hexadecimal digits, in a file that only its owner can read (chmod 600)"
 
 
 class BlobMissing(FutureError):
     code = "blob-missing"
-    hint = "workers and clients need the same objects; submit again from a client that has the function"
+    hint = "check that workers and clients use the same object storage, then submit again"
 
 
 class CopyGone(FutureError):
-    """No hint: whoever reads a result looks for another copy, or has it computed again."""
+    """No hint: the reader tries another copy or recomputes the result."""
 
     code = "copy-gone"
 
 
 class CopyCorrupt(FutureError):
-    """No hint: a copy like that counts as gone."""
+    """No hint: Tidemill treats a damaged copy as missing."""
 
     code = "copy-corrupt"
 
 
 class SegmentsFull(FutureError):
     code = "segments-full"
-    hint = "drop handles of large results, give the worker more memory for them, or a folder to spill to"
+    hint = "release large results, or give the worker more memory or a spill folder"
 
 
 class FetchFailed(FutureError):
     code = "fetch-failed"
-    hint = "check that the node runs and can be reached; the call may be repeated"
+    hint = "check that the node runs and is reachable, then retry"
 
 
 class FetchRefused(FutureError):
     code = "fetch-refused"
-    hint = "every node and client needs the same cluster key, and between hosts a certificate"
+    hint = "use the same cluster key on every node and client, and a certificate between hosts"
 
 
 class LotError(TidemillError):
-    """No hint of its own: each kind has one."""
+    """No default hint: each subclass has one."""
 
     code = "lot"
 
 
 class BadLotId(LotError):
     code = "bad-lot-id"
-    hint = "a day, a unit and a place in the day: 20230101PT5M050; or a day: 20230101"
+    hint = "write a day, such as 20230101, or a day, an interval and its number, such as 20230101PT5M050"
 
 
 class BadName(LotError):
@@ -449,11 +447,11 @@ class BadName(LotError):
 
 class ManifestUnreadable(LotError):
     code = "manifest-unreadable"
-    hint = "restore the object from its backup, or replay the lot"
+    hint = "restore the object from a backup, or replay the lot"
 
 
 class BadDataset(LotError):
-    """No hint of its own: what contradicts what is said where it is raised."""
+    """No default hint: each place that raises it gives one."""
 
     code = "bad-dataset"
 
@@ -465,188 +463,190 @@ class DatasetUnknown(LotError):
 
 class DatasetChanged(LotError):
     code = "dataset-changed"
-    hint = "declare it as it was, or under a new version: lots of both stay readable"
+    hint = "declare it as before, or under a new version; lots of both versions stay readable"
 
 
 class LotUnknown(LotError):
     code = "lot-unknown"
-    hint = "see which lots there are: tidemill lots TABLE"
+    hint = "list the lots: tidemill lots TABLE"
 
 
 class NoLots(LotError):
     code = "no-lots"
-    hint = "see `tidemill lots`"
+    hint = "list the lots: tidemill lots TABLE"
 
 
 class LotConflict(LotError):
     code = "lot-conflict"
-    hint = "somebody published this lot meanwhile: read it again; to change it, open a new generation"
+    hint = "another process published this lot; read it again, and open a new generation to change it"
 
 
 class BadCheck(LotError):
     code = "bad-check"
-    hint = "not_null(columns), unique(columns), expect(condition) or rows(at_least=…)"
+    hint = "use not_null(columns), unique(columns), expect(condition) or rows(at_least=…)"
 
 
 class CheckFailed(LotError):
     code = "check-failed"
-    hint = "mend the rows, or have the check warn or drop: on_fail='drop'"
+    hint = "fix the rows, or let the check warn or drop them, for example on_fail='drop'"
 
 
 class ProducerConflict(LotError):
     code = "producer-conflict"
-    hint = "number appends upwards, each number for one batch; a repeated one must carry the same rows"
+    hint = "use increasing numbers, one for each batch; repeat a number only with the same rows"
 
 
 class IntervalConflict(LotError):
-    """No hint: another runner closes the interval, or will when it is its turn; nobody has to do anything."""
+    """No hint: another runner closes the interval, so no action is needed."""
 
     code = "interval-conflict"
 
 
 class SparkError(TidemillError):
-    """No hint of its own: each kind has one."""
+    """No default hint: each subclass has one."""
 
     code = "spark"
 
 
 class JavaMissing(SparkError):
     code = "java-missing"
-    hint = "pip install 'tidemill[local]' brings a Java runtime; or install Java 17 or newer"
+    hint = "run pip install 'tidemill[local]', which includes a Java runtime, or install Java 17 or newer"
 
 
 class SparkUnavailable(SparkError):
     code = "spark-unavailable"
-    hint = "check the address of the master or the Spark Connect server, and that it runs"
+    hint = "check the address of the Spark master or Spark Connect server, and that it runs"
 
 
 class SessionUnfit(SparkError):
     code = "spark-session-unfit"
-    hint = "upgrade that Spark, or give none: then Tidemill starts its own"
+    hint = "upgrade Spark, or pass no session; then Tidemill starts its own"
 
 
 class BadSchema(SparkError):
     code = "bad-schema"
-    hint = "write columns as Spark does: 'id BIGINT, `a name` STRING, tags ARRAY<STRING>'"
+    hint = "write columns in Spark's syntax: 'id BIGINT, `a name` STRING, tags ARRAY<STRING>'"
 
 
 class ObjectUnreadable(SparkError):
-    """`key` names the object, where that is known."""
+    """`key` names the object, if known."""
 
     key: str = ""
     code = "object-unreadable"
-    hint = "restore the object from its backup, or replay the lot it belongs to"
+    hint = "restore the object from a backup, or replay its lot"
 
 
 class FileUnlike(SparkError):
-    """Told to nobody: whoever reads with Arrow asks Spark instead."""
+    """Internal: the Arrow reader raises it, and Spark reads the file instead."""
 
     code = "file-unlike"
-    hint = "nothing is to be done: Spark reads the file instead"
+    hint = "no action is needed: Spark reads the file instead"
 
 
 class WriteMismatch(SparkError):
     code = "write-mismatch"
-    hint = "nothing was published; run it again, and if it happens again report it"
+    hint = "nothing was published; run it again, and report the error if it repeats"
 
 
 class SubscriptionError(TidemillError):
-    """No hint of its own: each kind has one."""
+    """No default hint: each subclass has one."""
 
     code = "subscription"
 
 
 class SubscriptionUnknown(SubscriptionError):
     code = "subscription-unknown"
-    hint = "see which there are: tidemill triggers"
+    hint = "list the triggers: tidemill triggers"
 
 
 class SubscriptionChanged(SubscriptionError):
     code = "subscription-changed"
-    hint = "remove it first, or make one under another name: its progress belongs to its sources"
+    hint = "remove it first, or use another name; its progress depends on its sources"
 
 
 class BadTemplate(SubscriptionError):
-    """No hint of its own: what is wrong with it is said where it is raised."""
+    """No default hint: each place that raises it gives one."""
 
     code = "bad-template"
 
 
 class TemplateUnknown(SubscriptionError):
     code = "template-unknown"
-    hint = "see which there are: tidemill triggers"
+    hint = "list the triggers: tidemill triggers"
 
 
 class TemplateChanged(SubscriptionError):
     code = "template-changed"
-    hint = "declare it as it was, or under another name: its subscriptions belong to its pattern"
+    hint = "declare it as before, or under another name; its subscriptions depend on its pattern"
 
 
 class TemplateChild(SubscriptionError):
     code = "template-child"
-    hint = "remove the template first; or pause the subscription"
+    hint = "remove the template first, or pause the subscription"
 
 
 class BadSchedule(SubscriptionError):
     code = "bad-schedule"
-    hint = "five fields: minute hour day-of-month month day-of-week, e.g. '30 6 * * mon-fri'; or @daily"
+    hint = (
+        "write five fields: minute hour day-of-month month day-of-week, such as '30 6 * * mon-fri'; or @daily"
+    )
 
 
 class HeapDiffers(SubscriptionError):
     code = "heap-differs"
-    hint = "give it the heap of its cluster; to move that, stop all runners, then: tidemill triggers rebuild"
+    hint = "use the cluster's heap; to move it, stop all runners and run: tidemill triggers rebuild"
 
 
 class PublishError(TidemillError):
-    """No hint of its own: each kind has one."""
+    """No default hint: each subclass has one."""
 
     code = "publish"
 
 
 class CorrectionRefused(PublishError):
     code = "correction-refused"
-    hint = "look at the lot once more, and correct what is there now"
+    hint = "read the lot again, and correct its current content"
 
 
 class AttemptUnknown(PublishError):
     code = "attempt-unknown"
-    hint = "abandoned attempts are forgotten when their data is removed; open a new one"
+    hint = "open a new attempt; abandoned attempts are removed with their data"
 
 
 class AttemptEnded(PublishError):
     code = "attempt-ended"
-    hint = "an attempt is published once, and never after it was abandoned; open a new one"
+    hint = "open a new attempt; an ended attempt cannot be published again"
 
 
 class AttemptDamaged(PublishError):
     code = "attempt-damaged"
-    hint = "nothing to do: it is abandoned, and a new attempt makes everything again"
+    hint = "no action is needed: the attempt is abandoned, and a new one starts"
 
 
 class ArcError(TidemillError):
-    """No hint of its own: each kind has one."""
+    """No default hint: each subclass has one."""
 
     code = "arc"
 
 
 class ArcUnknown(ArcError):
     code = "arc-unknown"
-    hint = "see which there are: tidemill ls"
+    hint = "list the names: tidemill ls"
 
 
 class BadArc(ArcError):
-    """No hint of its own: what contradicts what is said where it is raised."""
+    """No default hint: each place that raises it gives one."""
 
     code = "bad-arc"
 
 
 class ArcLotConflict(ArcError):
     code = "arc-lot-conflict"
-    hint = "partial and missing lots can be retried, partial ones cleaned: see tidemill lots TABLE"
+    hint = "only partial and missing lots can be retried: tidemill lots TABLE shows their states"
 
 
 class ViewError(TidemillError):
-    """No hint of its own: each kind has one."""
+    """No default hint: each subclass has one."""
 
     code = "view"
 
@@ -657,64 +657,64 @@ class GroupUnknown(ViewError):
 
 
 class StepConflict(ViewError):
-    """No hint: the run that meets it fails, and the next one begins where the group is."""
+    """No hint: this run fails, and the next one continues from the group's current step."""
 
     code = "step-conflict"
 
 
 class StepLost(ViewError):
     code = "step-lost"
-    hint = "the step is run again; if it goes on, look into Spark's log for tasks that end early"
+    hint = "the step runs again; if the error repeats, check Spark's log for failed tasks"
 
 
 class ViewFailed(ViewError):
     code = "view-failed"
-    hint = "mend the query, or correct the rows it fails on; the step is run again, and none of it was kept"
+    hint = "fix the query, or correct the rows that cause the error; then the step runs again"
 
 
 class ViewRefused(ViewError):
-    """No hint of its own: what to do instead is said where it is raised."""
+    """No default hint: each place that raises it gives one."""
 
     code = "view-refused"
 
 
 class QueryError(TidemillError):
-    """`line` and `column` count from 1 and say where in the query, 0 if it is not in one place."""
+    """`line` and `column` are the position in the query, from 1; 0 if unknown."""
 
     code = "query"
-    hint = "see the place that is named; it is Spark SQL"
+    hint = "check the query at this position; it must be Spark SQL"
     line: int = 0
     column: int = 0
 
 
 class QuerySyntax(QueryError):
     code = "query-syntax"
-    hint = "see the place that is named; it must be one query of Spark SQL"
+    hint = "check the query at this position; it must be one Spark SQL query"
 
 
 class NameUnknown(QueryError):
-    """`name` is what was looked for, `near` the names that are there and look like it."""
+    """`name` is the unknown name; `near` lists similar names."""
 
     code = "name-unknown"
-    hint = "see which there are: tidemill ls"
+    hint = "list the names: tidemill ls"
     name: str = ""
     near: tuple[str, ...] = ()
 
 
 class NameAmbiguous(QueryError):
     code = "name-ambiguous"
-    hint = "say which one: write the table's name or alias before the column"
+    hint = "write the table's name or alias before the column"
     name: str = ""
 
 
 class QueryRefused(QueryError):
     code = "query-refused"
-    hint = "see the place that is named, and Spark's own words"
+    hint = "check the query at this position, and Spark's message"
 
 
 class NotIncremental(QueryError):
     code = "not-incremental"
-    hint = "rewrite the part that is named, or keep the view with refresh='auto'"
+    hint = "rewrite this part of the query, or use refresh='auto'"
 
 
 class PipelineError(TidemillError):
@@ -723,80 +723,82 @@ class PipelineError(TidemillError):
 
 class PipelineNotFound(PipelineError):
     code = "pipeline-not-found"
-    hint = 'write `pipeline = "shop.py:shop"` into tidemill.toml, or give -f shop.py:shop'
+    hint = 'write `pipeline = "shop.py:shop"` into tidemill.toml, or pass -f shop.py:shop'
 
 
 class DeclarationError(PipelineError):
-    """No hint of its own: what to declare instead is known where it is raised, and said there."""
+    """No default hint: each place that raises it gives one."""
 
     code = "declaration"
 
 
 class AppendRefused(PipelineError):
     code = "append-refused"
-    hint = "make the rows fit the table's schema; nothing of them was stored"
+    hint = "change the rows to fit the table's schema; none of them was stored"
 
 
 class NothingYet(PipelineError):
     code = "nothing-yet"
-    hint = "append something, or run the pipeline"
+    hint = "append rows, or run the pipeline"
 
 
 class ArcResult(PipelineError):
     code = "arc-result"
-    hint = "return what its sinks are declared with; a change of columns needs a new table, or schema="
+    hint = "return the declared columns; to change columns, use a new table or schema="
 
 
 class CodeDiffers(PipelineError):
     code = "code-differs"
-    hint = "run the same release of the pipeline on every node"
+    hint = "deploy the same code of the pipeline on every node"
 
 
 class SourceError(TidemillError):
-    """No hint of its own: each kind has one."""
+    """No default hint: each subclass has one."""
 
     code = "source"
 
 
 class BadSource(SourceError):
-    """No hint of its own: what to write instead is said where it is raised."""
+    """No default hint: each place that raises it gives one."""
 
     code = "bad-source"
 
 
 class SourceUnavailable(SourceError):
     code = "source-unavailable"
-    hint = "check the folder or bucket, its permissions and the network; it is listed again by itself"
+    hint = "check the folder or bucket, its permissions and the network; Tidemill retries by itself"
 
 
 class SourceFileChanged(SourceError):
     code = "source-file-changed"
-    hint = "write files under a hidden name and rename them when they are whole; it is taken when it settles"
+    hint = "write files under a hidden name and rename them when complete; Tidemill reads the file again"
 
 
 class SourceMiscounted(SourceError):
     code = "source-miscounted"
-    hint = "nothing was published; if no file changes while it is read, report this with the files' format"
+    hint = (
+        "nothing was published; if no file changed while it was read, report this error with the file format"
+    )
 
 
 class PollRefused(SourceError):
     code = "poll-refused"
-    hint = "nothing was taken; see what the address answers, and what the source was declared to take"
+    hint = "nothing was ingested; compare the answer of the address with the source's declaration"
 
 
 class MarkGone(SourceError):
     code = "mark-gone"
-    hint = "what is missing cannot be had any more; say where to go on: on_gone=…"
+    hint = "the missing data cannot be recovered; choose where to continue with on_gone=…"
 
 
 class PushRefused(SourceError):
     code = "push-refused"
-    hint = "send rows of the declared columns as JSON lines, a JSON array or an Arrow stream"
+    hint = "send rows with the declared columns as JSON lines, a JSON array or an Arrow stream"
 
 
 class PushBusy(SourceError):
     code = "push-busy"
-    hint = "send it again after a moment; nothing of it was taken"
+    hint = "send the request again later; nothing of it was stored"
 
 
 class TraceError(TidemillError):
@@ -805,58 +807,62 @@ class TraceError(TidemillError):
 
 class TraceMissing(TraceError):
     code = "trace-missing"
-    hint = "the version before it still serves; restore the object, or rebuild the view with `refresh = full`"
+    hint = (
+        "the previous version stays readable; restore the object, or rebuild the view with `refresh = full`"
+    )
 
 
 class TraceCorrupt(TraceError):
     code = "trace-corrupt"
-    hint = "the version before it still serves; restore the object, or rebuild the view with `refresh = full`"
+    hint = (
+        "the previous version stays readable; restore the object, or rebuild the view with `refresh = full`"
+    )
 
 
 class TraceFormat(TraceError):
     code = "trace-format"
-    hint = "it was written by another release: use that one, or a newer one"
+    hint = "another release wrote it; use that release or a newer one"
 
 
 class TraceStale(TraceError):
     code = "trace-stale"
-    hint = "the step is run again in full, which brings the trace up to date"
+    hint = "no action is needed: Tidemill runs the step again and rebuilds the trace"
 
 
 class TypeRefused(TraceError):
-    """No hint of its own: what the operator can do instead is said where it is raised."""
+    """No default hint: each place that raises it gives one."""
 
     code = "trace-type-refused"
 
 
 class WeightNegative(TraceError):
-    """No hint: source operators set such rows aside, so this is a bug of ours, to report."""
+    """No hint: source operators quarantine such rows, so this is a bug. Please report it."""
 
     code = "trace-weight-negative"
 
 
 class WeightOverflow(TraceError):
     code = "trace-weight-overflow"
-    hint = "so many equal rows do not fit 64 bits: add up earlier, or divide the group"
+    hint = "the number does not fit into 64 bits; aggregate earlier, or split the group"
 
 
 class RunnerDied(TidemillError):
     code = "runner-died"
-    hint = "see what the last of them wrote to standard error; out of memory is the most frequent reason"
+    hint = "check the standard error of the last one; the most frequent reason is a lack of memory"
 
 
 class DemoFailed(TidemillError):
     code = "demo-failed"
-    hint = "run it again with --keep and see what the nodes wrote into their log files"
+    hint = "run it again with --keep and check the log files of the nodes"
 
 
 class Stop(BaseException):
-    """Control flow that ends the work at hand; not an Exception, so that user code cannot swallow it."""
+    """Ends the current work. It is not an Exception, so user code cannot swallow it."""
 
     code: ClassVar[str] = "stop"
 
 
 class LeaseLost(Stop):
-    """The lease is no longer ours (expired, taken or released): the holder stops at once."""
+    """The lease is lost (expired, taken or released). The holder stops at once."""
 
     code = "lease-lost"

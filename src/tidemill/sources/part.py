@@ -39,7 +39,7 @@ def run_window(
     if task.code != spec.code:
         raise BadSource(
             f"{spec.id} was declared differently where this task was made",
-            hint="run the same release of the pipeline on every node",
+            hint="deploy the same code of the pipeline on every node",
         )
     rows_sink, bad_sink = task.sinks
     files = [ForeignFile(item.uri, listing.uri(item.uri), item.size) for item in task.inputs[0].objects]

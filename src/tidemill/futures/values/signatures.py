@@ -160,7 +160,7 @@ class Signer:
     >>> signer.check("code", signature, b"print(2)")
     Traceback (most recent call last):
     tidemill.errors.BadSignature: this code was not signed with this cluster's key
-    hint: every node and client needs the same cluster key; code that is not signed with it never runs
+    hint: use the same cluster key on every node and client
     """
 
     __slots__ = ("_key",)
