@@ -31,7 +31,11 @@ class PatientLimits:
     _patient = msgspec.structs.replace(LIMITS, transaction_s=3600.0)
 
     def __get__(self, tx: Tx | None, owner: type[Tx]) -> Limits:
-        return self._patient if tx is not None and isinstance(tx._clock, SystemClock) else LIMITS
+        return (
+            self._patient
+            if tx is not None and isinstance(getattr(tx, "_clock", None), SystemClock)
+            else LIMITS
+        )
 
 
 Tx.limits = PatientLimits()  # type: ignore[assignment]

@@ -17,6 +17,7 @@ import msgspec
 
 from bench.comparison import rounded
 from bench.report import Report, at_most
+from tests.scopes import scope_of
 from tests.unit.lots_stage import new_lot
 from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
@@ -27,10 +28,10 @@ from tidemill.lots.datasets import Dataset
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.store import Tx
 from tidemill.store.sqlite import SqliteStore
-from tidemill.triggers import runs, sweep
+from tidemill.triggers import heap_sync, runs
+from tidemill.triggers.due_query import DueQuery
 from tidemill.triggers.heap import Item
 from tidemill.triggers.keys import TriggerKeys
-from tidemill.triggers.pull import Pull
 from tidemill.triggers.store_heap import StoreHeap
 from tidemill.triggers.subscriptions import Scheduled, Tally, Terms
 
@@ -51,7 +52,7 @@ class Scene:
         self.store = SqliteStore(folder / f"heap-{size}.db")
         self.keys, self.lots, self.cluster = TriggerKeys(CLUSTER), LotKeys(CLUSTER), ClusterKeys(CLUSTER)
         self.heap = StoreHeap(self.store, self.keys)
-        self.pull = Pull(self.store, self.keys, self.heap)
+        self.due_query = DueQuery(scope_of(self.store, CLUSTER), self.heap)
         self.chance = random.Random(size)
         self.terms = Terms(sources=(SOURCE,))
         self.store.run(lambda tx: datasets.declare(tx, self.lots, Dataset(name=SOURCE.name, schema="id INT")))
@@ -91,15 +92,15 @@ class Scene:
         """What a page of waking leaves is pushed: read what is owed, push, note it."""
         items = [Item(self.now + 10**15 + n, f"s{DUE + n:07}", 10**6 + turn) for n in range(100)]
         self.heap.push(items)
-        self.store.run(lambda tx: sweep.pushed(tx, self.keys, items))
+        self.store.run(lambda tx: heap_sync.pushed(tx, self.keys, items))
 
     def peek(self) -> None:
-        found = self.pull.due(DUE)
+        found = self.due_query.due(DUE)
         assert len(found.due) > 0
 
     def finish(self, turn: int) -> None:
         """Start the oldest and finish it."""
-        (due, *_) = self.pull.due(1).due
+        (due, *_) = self.due_query.due(1).due
 
         def both(tx: Tx) -> None:
             ticket = runs.start(tx, self.keys, self.lots, self.cluster, self.node, due.name, due.epoch)
@@ -109,7 +110,7 @@ class Scene:
         self.store.run(both)
 
     def owed(self) -> int:
-        return len(self.store.run(lambda tx: sweep.owed(tx, self.keys)))
+        return len(self.store.run(lambda tx: heap_sync.owed(tx, self.keys)))
 
 
 def timed(work: Callable[[], Any]) -> float:

@@ -14,6 +14,7 @@ import sys
 
 import msgspec
 
+from tests.scopes import scope_of
 from tests.unit.lots_stage import new_lot
 from tidemill import crash
 from tidemill.clock import SYSTEM
@@ -26,13 +27,13 @@ from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.objects import open_objects
 from tidemill.store import Space, Store, Tx, open_store
 from tidemill.triggers import runs, wakes
+from tidemill.triggers.due_query import DueQuery
 from tidemill.triggers.heap import Heap
 from tidemill.triggers.keys import TriggerKeys
 from tidemill.triggers.object_heap import ObjectHeap
-from tidemill.triggers.pull import Pull
 from tidemill.triggers.runs import Due, Ticket
+from tidemill.triggers.scheduler import Scheduler
 from tidemill.triggers.store_heap import StoreHeap
-from tidemill.triggers.tender import Tender
 
 STORE, HEAP = "HEAP_TEST_STORE", "HEAP_TEST_OBJECTS"
 CLUSTER = "heap-test"
@@ -71,10 +72,11 @@ class Runner:
     def __init__(self, store: Store, heap: Heap, chance: random.Random) -> None:
         self.store = store
         self.chance = chance
-        self.tender = Tender(
-            store, CLUSTER, heap, poll_s=0.05, sweep_every_s=2.0, late_s=2.0, prune_every_s=1.0, grace_s=60.0
+        scope = scope_of(store, CLUSTER)
+        self.scheduler = Scheduler(
+            scope, heap, poll_s=0.05, sweep_every_s=2.0, late_s=2.0, prune_every_s=1.0, grace_s=60.0
         )
-        self.pull = Pull(store, KEYS, heap)
+        self.due_query = DueQuery(scope, heap)
         self.name = f"{chance.getrandbits(64):016x}"
         self.join()
 
@@ -96,8 +98,8 @@ class Runner:
 
     def turn(self) -> None:
         self.beat()
-        wait_s = self.tender.tick()
-        for due in self.pull.due(20).due:
+        wait_s = self.scheduler.tick()
+        for due in self.due_query.due(20).due:
             self.beat()
             ticket = self.store.run(lambda tx, due=due: start(tx, self.node, due))
             if ticket is not None:
@@ -123,12 +125,13 @@ def run_page(tx: Tx, node: Node, page: list[Due]) -> None:
 
 def run_in_bulk(store: Store, chance: random.Random) -> None:
     heap = StoreHeap(store, KEYS)
-    tender, pull = Tender(store, CLUSTER, heap, poll_s=0.05), Pull(store, KEYS, heap)
+    scope = scope_of(store, CLUSTER)
+    scheduler, due_query = Scheduler(scope, heap, poll_s=0.05), DueQuery(scope, heap)
     name = f"{chance.getrandbits(64):016x}"
     node = store.run(lambda tx: nodes.join(tx, NODES, Node(id=name, epoch=0), 1000 * TTL_US))
     while True:
-        wait_s = tender.tick()
-        due = pull.due(500).due
+        wait_s = scheduler.tick()
+        due = due_query.due(500).due
         for first in range(0, len(due), 100):
             store.run(lambda tx, page=due[first : first + 100]: run_page(tx, node, page))
         SYSTEM.sleep(0.0 if due else wait_s)

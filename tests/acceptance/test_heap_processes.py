@@ -191,7 +191,7 @@ def test_five_thousand_subscribers_all_run_although_their_runners_are_killed_in_
         for first in range(0, many, 200):
             store.run(lambda tx, first=first: subscribe(tx, first))
         store.run(lambda tx: program.publish(tx, OTHER))
-        for number, point in enumerate(["tender.wake.after:20", "tender.push.after:4", ""]):
+        for number, point in enumerate(["triggers.wake.after:20", "triggers.push.after:4", ""]):
             child = Child(
                 [sys.executable, "-m", program.__name__, "bulk", str(number)],
                 log=tmp_path / f"bulk-{number}.log",

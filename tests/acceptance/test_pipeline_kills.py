@@ -34,7 +34,7 @@ STEPS = (
     "sources.begin",
     "sources.take",
     "spark.write",
-    "tender.push",
+    "triggers.push",
     "views.commit",
     "views.cut",
     "views.manifest",
@@ -64,9 +64,9 @@ LATER = (
     "publish.swept",
     "runner.errand",
     "runner.forget",
-    "tender.prune",
-    "tender.rebuild",
-    "tender.wake",
+    "triggers.prune",
+    "triggers.rebuild",
+    "triggers.wake",
 )
 """What a run does when there is time for it."""
 

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
+from tests.scopes import scope_of
 from tests.unit.lots_stage import new_lot
 from tidemill import crash
 from tidemill.cluster import nodes
@@ -27,16 +28,16 @@ from tidemill.store import Store, Tx
 from tidemill.store.sqlite import SqliteStore
 from tidemill.testing.fake_clock import FakeClock
 from tidemill.testing.heap_observer import HeapObserver
-from tidemill.triggers import attach, flags, runs, subscriptions, templates, wakes
+from tidemill.triggers import attach, runs, subscriptions, templates, wakes
+from tidemill.triggers.due_query import DueQuery
 from tidemill.triggers.heap import Heap
 from tidemill.triggers.keys import TriggerKeys
 from tidemill.triggers.object_heap import ObjectHeap
-from tidemill.triggers.pull import Pull
 from tidemill.triggers.runs import Ticket
+from tidemill.triggers.scheduler import Scheduler
 from tidemill.triggers.store_heap import StoreHeap
 from tidemill.triggers.subscriptions import Scheduled, Terms, Waiting
 from tidemill.triggers.templates import Template
-from tidemill.triggers.tender import Tender
 
 SECOND_US = 1_000_000
 CADENCE_US = 5 * SECOND_US
@@ -53,11 +54,11 @@ TEMPLATE = Template(
 CRASHES = [
     "attach.row.after",
     "attach.push.after",
-    "tender.push.before",
-    "tender.push.after",
-    "tender.wake.after",
-    "tender.prune.before",
-    "tender.prune.after",
+    "triggers.push.before",
+    "triggers.push.after",
+    "triggers.wake.after",
+    "triggers.prune.before",
+    "triggers.prune.after",
 ]
 _stores = itertools.count()
 
@@ -77,8 +78,8 @@ def machine(store: Store, heap: Heap, clock: FakeClock) -> type[RuleBasedStateMa
                 real.remove([item])
             self.observer = HeapObserver(store, self.keys, real)
             self.store, self.heap = self.observer.store, self.observer.heap
-            self.tender = self.new_tender(cluster)
-            self.pull = Pull(self.store, self.keys, self.heap)
+            self.scheduler = self.new_scheduler(cluster)
+            self.due_query = DueQuery(scope_of(self.store, cluster, clock=clock), self.heap)
             self.tickets: list[Ticket] = []
             self.starts: dict[str, int] = {}
             self.boots = 0
@@ -86,8 +87,8 @@ def machine(store: Store, heap: Heap, clock: FakeClock) -> type[RuleBasedStateMa
                 self.run(datasets.declare, self.lots, Dataset(name=dataset.name, schema="id BIGINT"))
             self.join()
 
-        def new_tender(self, cluster: str) -> Tender:
-            return Tender(self.store, cluster, self.heap, clock=clock, late_s=1.0, grace_s=60.0)
+        def new_scheduler(self, cluster: str) -> Scheduler:
+            return Scheduler(scope_of(self.store, cluster, clock=clock), self.heap, late_s=1.0, grace_s=60.0)
 
         def run(self, fn: Any, *args: Any, **named: Any) -> Any:
             return self.store.run(lambda tx: fn(tx, *args, **named))
@@ -134,7 +135,7 @@ def machine(store: Store, heap: Heap, clock: FakeClock) -> type[RuleBasedStateMa
         @rule(dies=st.sampled_from([None, None, *CRASHES[2:]]))
         def tend(self, dies: str | None) -> None:
             with self.dying(dies):
-                self.tender.tick()
+                self.scheduler.tick()
 
         @rule()
         def start(self) -> None:
@@ -142,7 +143,7 @@ def machine(store: Store, heap: Heap, clock: FakeClock) -> type[RuleBasedStateMa
                 self.run(nodes.beat, self.cluster, self.node, TTL_US)
             except LeaseLost:
                 self.join()
-            for due in self.pull.due(2).due:
+            for due in self.due_query.due(2).due:
                 ticket = self.run(
                     runs.start, self.keys, self.lots, self.cluster, self.node, due.name, due.epoch
                 )
@@ -178,9 +179,9 @@ def machine(store: Store, heap: Heap, clock: FakeClock) -> type[RuleBasedStateMa
             if self.run(subscriptions.read, self.keys, name) is None:
                 return
             if what == "resume":
-                self.run(flags.resume, self.keys, self.lots, name)
+                self.run(subscriptions.resume, self.keys, self.lots, name)
             else:
-                self.run(getattr(flags, what), self.keys, name)
+                self.run(getattr(subscriptions, what), self.keys, name)
 
         @rule(seconds=st.sampled_from([1, 4, 61]))
         def wait(self, seconds: int) -> None:
@@ -202,8 +203,8 @@ def machine(store: Store, heap: Heap, clock: FakeClock) -> type[RuleBasedStateMa
             """Without another write or death all comes to rest, and nothing is left."""
             for name in NAMES:
                 if self.run(subscriptions.read, self.keys, name) is not None:
-                    self.run(flags.resume, self.keys, self.lots, name)
-                    self.run(flags.retry, self.keys, name)
+                    self.run(subscriptions.resume, self.keys, self.lots, name)
+                    self.run(subscriptions.retry, self.keys, name)
             self.run(nodes.leave, self.cluster, self.node)
             self.join()
             self.tickets.clear()
@@ -211,7 +212,7 @@ def machine(store: Store, heap: Heap, clock: FakeClock) -> type[RuleBasedStateMa
                 if self.at_rest():
                     break
                 clock.advance(31)
-                while self.tender.tick() == 0.0:
+                while self.scheduler.tick() == 0.0:
                     pass
                 self.start()
                 while self.tickets:

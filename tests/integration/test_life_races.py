@@ -21,7 +21,7 @@ from tidemill.publish.publisher import Publisher
 from tidemill.store import open_store
 from tidemill.store.memory import MemoryStore
 from tidemill.testing.threads import together
-from tidemill.triggers import flags, runs, wakes
+from tidemill.triggers import runs, subscriptions, wakes
 from tidemill.triggers.subscriptions import Waiting
 
 LOTS = 6
@@ -157,7 +157,7 @@ def test_a_report_says_what_is_missing_and_why_on_every_store(stage: LifeStage) 
     good, bad = stage.append([1]), stage.append([7])
     stage.parts.failing[7] = 1
     stage.drain(clean, worker, node)
-    stage.run(flags.pause, stage.triggers, clean.id)
+    stage.run(subscriptions.pause, stage.triggers, clean.id)
     late = stage.append([3])
     stage.lot_of(stage.clicks, "20230101PT5M000", 1)
     gaps = Gaps(Census(stage.store, stage.keys, [clean, join]))
@@ -168,7 +168,7 @@ def test_a_report_says_what_is_missing_and_why_on_every_store(stage: LifeStage) 
         late: ("absent", "arc clean is paused"),
     }
     assert good not in {gap.lot for gap in covered.gaps}
-    stage.run(flags.resume, stage.triggers, stage.lots, clean.id)
+    stage.run(subscriptions.resume, stage.triggers, stage.lots, clean.id)
     stage.ask(clean, bad)
     stage.drain(clean, worker, node)
     stage.work_off(clean, worker)

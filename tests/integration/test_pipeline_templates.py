@@ -188,8 +188,8 @@ def test_a_template_that_cannot_be_is_refused_with_the_line_of_its_declaration(t
 
 
 POINTS = (
-    ("tender.wake.after", 2),  # subscriptions are made, and nothing is on the heap
-    ("tender.push.after", 2),
+    ("triggers.wake.after", 2),  # subscriptions are made, and nothing is on the heap
+    ("triggers.push.after", 2),
     ("template.child.before", 2),  # of the tables of one child the first is declared
 )
 
@@ -202,7 +202,7 @@ def test_whoever_dies_in_the_middle_of_a_fan_out_leaves_no_table_behind(
     home = tmp_path / "home"
     with declare(home, spark) as shop, others(home) as strange:
         append(shop, "raw_b", 1)
-        with crash.armed("tender.template.after"), pytest.raises(crash.Crashed):
+        with crash.armed("triggers.template.after"), pytest.raises(crash.Crashed):
             shop.run()
         for number, (point, visit) in enumerate(POINTS):
 

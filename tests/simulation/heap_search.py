@@ -27,13 +27,13 @@ from tidemill.lots import datasets, events, lots
 from tidemill.lots.datasets import Dataset
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.store import Tx
-from tidemill.triggers import attach, prune, runs, subscriptions, sweep, templates, wakes
+from tidemill.testing.heap_table import HeapState, check, state_of
+from tidemill.triggers import attach, heap_sync, runs, subscriptions, templates, wakes
 from tidemill.triggers.heap import Item
 from tidemill.triggers.keys import TriggerKeys
 from tidemill.triggers.runs import Ticket
 from tidemill.triggers.states import SubscriptionState
 from tidemill.triggers.subscriptions import Scheduled, Terms, Waiting
-from tidemill.triggers.table import HeapState, check, state_of
 from tidemill.triggers.templates import Template
 
 T = TypeVar("T")
@@ -246,18 +246,18 @@ class Search:
 
         held = state.tenders[number]
         if held is None:
-            items, rows = self.tx(state, sweep.owed, KEYS)
+            items, rows = self.tx(state, heap_sync.owed, KEYS)
             if self.plan.sweeps:
                 if items:
                     yield True, state._replace(rows=rows, tenders=hand(("push", tuple(items))))
                 else:
                     yield True, state._replace(rows=rows)
-                late, _ = self.tx(state._replace(now=state.now + 1), sweep.overdue, KEYS, 0)
+                late, _ = self.tx(state._replace(now=state.now + 1), heap_sync.overdue, KEYS, 0)
                 missing = tuple(item for item in late[0] if item not in state.items)
                 if missing and not items:
                     yield True, state._replace(tenders=hand(("push", missing)))
             elif items:  # each is pushed once, by whoever scheduled it, and never again
-                _, rows = self.tx(state._replace(rows=rows), sweep.pushed, KEYS, items)
+                _, rows = self.tx(state._replace(rows=rows), heap_sync.pushed, KEYS, items)
                 yield True, state._replace(rows=rows, tenders=hand(("push", tuple(items))))
             return
         yield True, state._replace(tenders=hand(None))  # it dies, or its push is lost
@@ -266,7 +266,7 @@ class Search:
             done = None if not self.plan.sweeps else ("pushed", items)
             yield True, state._replace(items=state.items | set(items), tenders=hand(done))
         else:
-            _, rows = self.tx(state, sweep.pushed, KEYS, items)
+            _, rows = self.tx(state, heap_sync.pushed, KEYS, items)
             yield True, state._replace(rows=rows, tenders=hand(None))
 
     def _pruning(self, state: State) -> Iterator[tuple[bool, State]]:
@@ -280,12 +280,12 @@ class Search:
         step, held = state.pruner
         if step == "rows":
             old = state._replace(rows=held)
-            verdict, _ = self.tx(old, prune.judged, KEYS, sorted(state.items))
+            verdict, _ = self.tx(old, heap_sync.judged, KEYS, sorted(state.items))
             gone = tuple(verdict.dead + verdict.strange)
             yield True, state._replace(pruner=("gone", gone) if gone else None)
         elif step == "listed":
-            verdict, _ = self.tx(state, prune.judged, KEYS, held)
-            gone = tuple(prune.removable(verdict, lambda item: item in state.items))
+            verdict, _ = self.tx(state, heap_sync.judged, KEYS, held)
+            gone = tuple(heap_sync.removable(verdict, lambda item: item in state.items))
             yield True, state._replace(pruner=("gone", gone) if gone else None)
         else:
             yield True, state._replace(items=state.items - set(held), pruner=None)

@@ -17,7 +17,7 @@ from tidemill.lots.keys import DatasetId
 from tidemill.lots.states import LotState
 from tidemill.publish.parts import PartSink
 from tidemill.store import Store
-from tidemill.triggers import flags, runs
+from tidemill.triggers import runs, subscriptions
 from tidemill.triggers.terms import CatchUp
 
 
@@ -121,18 +121,18 @@ def test_lots_of_an_arc_that_is_dead_paused_or_was_passed_over_say_so():
     (gap,) = gaps(stage, stage.cleaned, spec).gaps
     assert gap.cause.why == "arc clean was never run"
     stage.subscribe(spec.id, stage.orders, most_failures=1)
-    stage.run(flags.pause, stage.triggers, spec.id)
+    stage.run(subscriptions.pause, stage.triggers, spec.id)
     (gap,) = gaps(stage, stage.cleaned, spec).gaps
     assert (gap.state, gap.cause.why) == (GapState.ABSENT, "arc clean is paused")
-    stage.run(flags.resume, stage.triggers, stage.lots, spec.id)
+    stage.run(subscriptions.resume, stage.triggers, stage.lots, spec.id)
     ticket = stage.start(node, spec.id)
     stage.run(runs.fail, stage.triggers, stage.cluster, ticket, why="no such column")
     (gap,) = gaps(stage, stage.cleaned, spec).gaps
     assert (gap.state, gap.cause.state) == (GapState.DEAD, GapState.DEAD)
     assert gap.cause.why == "arc clean failed 1 times: no such column"
-    stage.run(flags.retry, stage.triggers, spec.id)
-    stage.run(flags.pause, stage.triggers, spec.id)
-    stage.run(flags.resume, stage.triggers, stage.lots, spec.id, CatchUp.NONE)
+    stage.run(subscriptions.retry, stage.triggers, spec.id)
+    stage.run(subscriptions.pause, stage.triggers, spec.id)
+    stage.run(subscriptions.resume, stage.triggers, stage.lots, spec.id, CatchUp.NONE)
     (gap,) = gaps(stage, stage.cleaned, spec).gaps
     assert (gap.lot, gap.cause.why) == (lot, "arc clean has passed it over")
 

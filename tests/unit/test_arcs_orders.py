@@ -12,7 +12,7 @@ from tidemill.arcs.states import ArcState
 from tidemill.arcs.work import Ended, Outcome
 from tidemill.errors import ArcLotConflict
 from tidemill.lots import lots as lot_rows
-from tidemill.triggers import flags
+from tidemill.triggers import subscriptions
 
 
 @pytest.mark.rule("LOT-31")
@@ -158,8 +158,8 @@ def test_what_arrives_goes_before_a_backfill_of_an_arc_that_takes_one_lot_at_a_t
     spec, node = stage.clean(), stage.living()
     old = [stage.append([n]) for n in range(3)]
     stage.subscribe(spec.id, stage.orders)
-    stage.run(flags.pause, stage.triggers, spec.id)
-    stage.run(flags.resume, stage.triggers, stage.lots, spec.id, "none")  # they count as seen
+    stage.run(subscriptions.pause, stage.triggers, spec.id)
+    stage.run(subscriptions.resume, stage.triggers, stage.lots, spec.id, "none")  # they count as seen
     for lot in old:
         stage.enter(spec, lot, AskKind.BACKFILL)
     new = stage.append([10])
@@ -208,13 +208,13 @@ def test_nothing_of_a_paused_arc_is_begun_and_what_was_asked_for_or_published_wa
     stage.subscribe(spec.id, stage.orders)
     first = stage.append([1])
     stage.drain(spec, worker, node)
-    stage.run(flags.pause, stage.triggers, spec.id)
+    stage.run(subscriptions.pause, stage.triggers, spec.id)
     second = stage.append([2])
     stage.enter(spec, first, AskKind.REPLAY)
     assert stage.drain(spec, worker, node) == []
     assert stage.run(asks.workable, stage.keys, [spec]) == []
     assert stage.run(asks.paused, stage.keys, spec.id)
-    stage.run(flags.resume, stage.triggers, stage.lots, spec.id)
+    stage.run(subscriptions.resume, stage.triggers, stage.lots, spec.id)
     assert [one.lot for one in stage.drain(spec, worker, node)] == [second]
     assert [(one.lot, one.generation) for one in stage.work_off(spec, worker)] == [(first, 1)]
 

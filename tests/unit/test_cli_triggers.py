@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.scopes import scope_of
 from tests.unit.lots_stage import Stage
 from tidemill.cli import main
 from tidemill.cluster.keys import ClusterKeys
@@ -14,10 +15,10 @@ from tidemill.lots.keys import LotKeys
 from tidemill.store.sqlite import SqliteStore
 from tidemill.triggers import attach, runs, templates
 from tidemill.triggers.keys import TriggerKeys
+from tidemill.triggers.scheduler import Scheduler
 from tidemill.triggers.store_heap import StoreHeap
 from tidemill.triggers.subscriptions import Terms
 from tidemill.triggers.templates import Template
-from tidemill.triggers.tender import Tender
 
 
 class Scene(Stage):
@@ -28,7 +29,7 @@ class Scene(Stage):
         self.url, self.capsys, self.code = f"sqlite://{path}", capsys, 0
         self.lots, self.triggers, self.cluster = LotKeys(CLUSTER), TriggerKeys(CLUSTER), ClusterKeys(CLUSTER)
         self.heap = StoreHeap(self.store, self.triggers)
-        self.tender = Tender(self.store, CLUSTER, self.heap)
+        self.scheduler = Scheduler(scope_of(self.store, CLUSTER), self.heap)
         orders, rates = self.dataset("orders"), self.dataset("rates")
         self.runner = self.node("the-runner", 10**12)
         for name, terms in {
@@ -46,7 +47,7 @@ class Scene(Stage):
             assert self.start(self.runner, name) is None
         self.publish(orders)
         self.run(templates.declare, self.triggers, Template(name="t", reads="raw_*", writes="clean_{name}"))
-        self.tender.tick()
+        self.scheduler.tick()
         for name in ("dead", "backs off"):
             ticket = self.start(self.runner, name)
             self.run(runs.fail, self.triggers, self.cluster, ticket, why="no such column: amount")
@@ -143,7 +144,7 @@ def test_rebuild_has_the_runners_push_everything_again(scene: Scene) -> None:
     scene.heap.remove(items)
     assert scene.tell("rebuild") == {"rebuilding": True}
     assert scene.tell()["overview"]["rebuilding"] is True
-    scene.tender.tick()
+    scene.scheduler.tick()
     assert scene.tell()["overview"]["rebuilding"] is False
     assert {"due", "dead", "runs"} <= {item.name for item in scene.heap.listed(0, 2**62)}
 

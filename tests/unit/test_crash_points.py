@@ -44,7 +44,7 @@ IN_PROCESS: dict[str, str] = {
     "tests/integration/life_scenes.py": "sources.draw sources.mark",
     "tests/integration/test_sources_kafka.py": "sources.take-partition",
     "tests/integration/test_checks_spark.py": "spark.drop",
-    "tests/integration/test_pipeline_templates.py": "template.child tender.template attach.push",
+    "tests/integration/test_pipeline_templates.py": "template.child triggers.template attach.push",
     "tests/conformance/test_heap_machine.py": "attach.row",
     "tests/unit/test_crash_steps.py": "publish.retire-parts sources.ask sources.leave sources.renew"
     " sources.share views.abandon views.rest",
@@ -57,8 +57,8 @@ IN_PROCESS: dict[str, str] = {
     "tests/unit/test_objects_local.py": "objects.local.link",
     "tests/integration/test_futures_segments.py": "segments.seal",
     "tests/integration/store_postgres/test_trouble.py": "store.postgres.commit",
-    "tests/unit/test_crash_points.py": "sources.lapse spark.write_table tender.collect tender.fire"
-    " tender.look tender.ring",
+    "tests/unit/test_crash_points.py": "sources.lapse spark.write_table triggers.collect triggers.fire"
+    " triggers.look triggers.ring",
 }
 """Steps that no run of the pipeline of kills needs, and where a life ends before and behind each."""
 
@@ -120,25 +120,25 @@ def test_an_append_that_dies_is_a_lot_or_nothing_and_its_repetition_is_the_same_
         assert shop.table(pipeline, "orders") == [(1,)]
 
 
-def test_a_tender_that_dies_behind_the_end_of_a_lost_run_has_ended_it_once() -> None:
+def test_a_scheduler_that_dies_after_the_end_of_a_lost_run_has_ended_it_once() -> None:
     stage = HeapStage()
     stage.dataset(SOURCE.name)
     stage.attach("a", SOURCE)
     stage.add(SOURCE, "A00000000000000001")
     stage.tend()
-    (due,) = stage.pull.due().due
+    (due,) = stage.due_query.due().due
     ticket = stage.start(stage.node("gone", 10_000_000), due.name, due.epoch)
     assert ticket is not None
     stage.clock.advance(60)
-    with crash.armed("tender.look.after"), pytest.raises(crash.Crashed):
+    with crash.armed("triggers.look.after"), pytest.raises(crash.Crashed):
         stage.tend()
-    stage.tender = stage.new_tender()
+    stage.scheduler = stage.new_scheduler()
     assert stage.work() == ["a"], "it is run once more, and once"
     assert stage.work() == []
 
 
 @pytest.mark.parametrize("kind", ["ring", "fire", "collect"])
-def test_a_tender_that_dies_behind_a_step_has_done_it_once(kind: str) -> None:
+def test_a_scheduler_that_dies_after_a_step_has_done_it_once(kind: str) -> None:
     stage = HeapStage()
     keys = stage.triggers
     if kind == "ring":
@@ -152,9 +152,9 @@ def test_a_tender_that_dies_behind_a_step_has_done_it_once(kind: str) -> None:
         with crash.armed("attach.row.after"), pytest.raises(crash.Crashed):
             attach.attach(stage.store, keys, stage.lots, stage.heap, "a", Terms(sources=(SOURCE,)))
         stage.clock.advance(2 * DAY_US / 1_000_000)
-    with crash.armed(f"tender.{kind}.after"), pytest.raises(crash.Crashed):
+    with crash.armed(f"triggers.{kind}.after"), pytest.raises(crash.Crashed):
         stage.tend()
-    stage.tender = stage.new_tender()
+    stage.scheduler = stage.new_scheduler()
     stage.tend()
     if kind == "collect":
         assert stage.run(subscriptions.read, keys, "a") is None

@@ -18,7 +18,7 @@ from tidemill.arcs.asks import AskKind
 from tidemill.cluster.nodes import Node
 from tidemill.lots.states import LotState
 from tidemill.publish.projections import Projections
-from tidemill.triggers import flags
+from tidemill.triggers import subscriptions
 from tidemill.triggers.terms import CatchUp
 
 
@@ -29,8 +29,8 @@ class Scene:
         self.passed = stage.append([100])
         clean, sum_ = self.specs
         stage.subscribe(clean, stage.orders)
-        stage.run(flags.pause, stage.triggers, clean)
-        stage.run(flags.resume, stage.triggers, stage.lots, clean, CatchUp.NONE)
+        stage.run(subscriptions.pause, stage.triggers, clean)
+        stage.run(subscriptions.resume, stage.triggers, stage.lots, clean, CatchUp.NONE)
         stage.subscribe(sum_, stage.cleaned)
         self.wrong, self.spurious, self.old = stage.append([1], [2]), stage.append([3]), stage.append([4])
         node = stage.node("before")

@@ -11,9 +11,9 @@ from tidemill.objects.memory import MemoryObjects
 from tidemill.store import Tx
 from tidemill.testing.fake_clock import FakeClock
 from tidemill.triggers import listing
+from tidemill.triggers.due_query import DueQuery
 from tidemill.triggers.heap import MINUTE_US, Item
 from tidemill.triggers.object_heap import ObjectHeap
-from tidemill.triggers.pull import Pull
 from tidemill.triggers.store_heap import StoreHeap
 from tidemill.triggers.subscriptions import Scheduled, Tally, Terms
 
@@ -82,7 +82,7 @@ def test_the_lag_is_the_age_of_the_oldest_that_is_due_and_many_that_are_not_cost
         return pages(lo, hi)
 
     heap._page = counted  # type: ignore[method-assign]
-    pulled = Pull(stage.store, stage.triggers, heap).due()
+    pulled = DueQuery(stage.scope(), heap).due()
     assert [due.name for due in pulled.due] == [f"s{n:05}" for n in range(10)]
     assert pulled.lag_us == 30_000_000
     assert pulled.next_at == now + DAY_US + 10

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.test_triggers_heap import HeapStage
 from tidemill.errors import SubscriptionChanged, TemplateChild, UsageError
 from tidemill.lots.keys import DatasetId
-from tidemill.triggers import flags, listing, schedules, subscriptions, templates
+from tidemill.triggers import listing, schedules, subscriptions, templates
 from tidemill.triggers.schedules import Schedule, source
 from tidemill.triggers.subscriptions import Scheduled, Waiting
 from tidemill.triggers.templates import Template
@@ -89,14 +89,14 @@ def test_another_gate_changes_nothing_of_what_was_seen_nor_of_flags_nor_of_the_c
     stage.tend()
     before = stage.row("s").tally
     assert (before.progress, before.last_start is None) == ((1,), False)
-    stage.run(flags.pause, stage.triggers, "s")
+    stage.run(subscriptions.pause, stage.triggers, "s")
     row = subscribe(stage, gated(orders, cadence_us=60_000_000))
     assert (row.tally.seen[orders], row.tally.last_start, row.tally.paused) == (1, before.last_start, True)
     assert row.tally.epoch > before.epoch
     assert subscribe(stage, gated(orders, cadence_us=60_000_000)) == row, "an equal one is a no-op"
     stage.clock.advance(301)
     assert stage.work() == [], "paused is paused"
-    stage.run(flags.resume, stage.triggers, stage.lots, "s")
+    stage.run(subscriptions.resume, stage.triggers, stage.lots, "s")
     assert stage.work() == ["s"], "the tick was kept for it"
     row = subscribe(stage, Terms(sources=(orders,)))
     assert row.tally.terms.gate is None
@@ -132,10 +132,10 @@ def test_what_came_in_a_pause_is_seen_by_policy_when_its_gate_opens(policy: Catc
     orders = stage.dataset()
     subscribe(stage, gated(orders, catch_up=policy))
     stage.work()
-    stage.run(flags.pause, stage.triggers, "s")
+    stage.run(subscriptions.pause, stage.triggers, "s")
     for _ in range(3):
         stage.publish(orders)
-    stage.run(flags.resume, stage.triggers, stage.lots, "s")
+    stage.run(subscriptions.resume, stage.triggers, stage.lots, "s")
     assert stage.work() == []
     assert stage.row("s").tally.seen[orders] == 3 - ran
     stage.clock.advance(301)
@@ -165,7 +165,7 @@ def test_children_of_a_template_share_its_schedule_are_born_paused_if_it_is_and_
     awake = msgspec.structs.replace(template, paused=False, terms=Terms(sources=(TICK,), gate=TICK))
     stage.declare(awake)
     two = stage.dataset("raw_b")
-    stage.run(flags.resume, stage.triggers, stage.lots, "t[raw_a]")
+    stage.run(subscriptions.resume, stage.triggers, stage.lots, "t[raw_a]")
     stage.publish(two)
     assert stage.work() == []
     stage.clock.advance(301)

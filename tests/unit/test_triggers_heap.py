@@ -30,19 +30,18 @@ from tidemill.objects import open_objects
 from tidemill.objects.memory import MemoryObjects
 from tidemill.store import Tx
 from tidemill.testing.heap_observer import HeapObserver
-from tidemill.triggers import attach, flags, prune, runs, subscriptions, sweep, templates
+from tidemill.testing.heap_table import AMENDED, FIRST, FORBIDDING, Code, HeapState, allowed, check, codes
+from tidemill.triggers import attach, heap_sync, runs, subscriptions, templates
 from tidemill.triggers.due import NEVER, At, Now, next_due
+from tidemill.triggers.due_query import DueQuery
 from tidemill.triggers.events import ItemsPruned, ItemsPushed, StrangeKey, UnreadyCollected
 from tidemill.triggers.heap import Heap, Item
-from tidemill.triggers.heaps import usual_heap
 from tidemill.triggers.object_heap import ObjectHeap
 from tidemill.triggers.patterns import Pattern
-from tidemill.triggers.pull import Pull
+from tidemill.triggers.scheduler import Scheduler, open_heap
 from tidemill.triggers.store_heap import StoreHeap
 from tidemill.triggers.subscriptions import Scheduled, Terms, Waiting
-from tidemill.triggers.table import AMENDED, FIRST, FORBIDDING, Code, HeapState, allowed, check, codes
 from tidemill.triggers.templates import Template
-from tidemill.triggers.tender import Tender
 from tidemill.triggers.terms import AfterGrace, CatchUp
 
 DAY_US = 86_400 * SECOND_US
@@ -60,12 +59,12 @@ class HeapStage(Stage):
             real = ObjectHeap(self.objects, emit=self.told.append)
         self.observer = HeapObserver(self.store, self.triggers, real)
         self.store, self.heap = self.observer.store, self.observer.heap
-        self.tender = self.new_tender()
-        self.pull = Pull(self.store, self.triggers, self.heap)
+        self.scheduler = self.new_scheduler()
+        self.due_query = DueQuery(self.scope(), self.heap)
         self.runner = self.node("runner", 1000 * DAY_US)
 
-    def new_tender(self, **named: Any) -> Tender:
-        return Tender(self.store, "c", self.heap, clock=self.clock, emit=self.told.append, **named)
+    def new_scheduler(self, **named: Any) -> Scheduler:
+        return Scheduler(self.scope(emit=self.told.append), self.heap, **named)
 
     def attach(self, name: str, *sources: DatasetId, **terms: Any) -> Any:
         return attach.attach(
@@ -76,12 +75,12 @@ class HeapStage(Stage):
         return self.run(templates.declare, self.triggers, template)
 
     def tend(self) -> None:
-        while self.tender.tick() == 0.0:
+        while self.scheduler.tick() == 0.0:
             pass
 
     def begin(self) -> list[runs.Ticket]:
         """Start all that can be started."""
-        found = [self.start(self.runner, due.name, due.epoch) for due in self.pull.due().due]
+        found = [self.start(self.runner, due.name, due.epoch) for due in self.due_query.due().due]
         return [ticket for ticket in found if ticket is not None]
 
     def work(self) -> list[str]:
@@ -327,8 +326,8 @@ def test_a_cadence_of_zero_is_as_fast_as_can_be_and_does_not_spin(stage: HeapSta
     assert stage.work() == []
     stage.publish(orders)
     assert stage.work() == ["s"]
-    assert stage.pull.due() == stage.pull.due()
-    assert stage.pull.due().due == []
+    assert stage.due_query.due() == stage.due_query.due()
+    assert stage.due_query.due().due == []
 
 
 @pytest.mark.rule("HEAP-15")
@@ -363,14 +362,14 @@ def test_failures_back_off_with_jitter_and_end_as_a_dead_letter_that_retry_arms_
     stage.publish(orders)  # a dead one keeps what wakes it
     assert stage.work() == []
     assert [item.name for item in stage.heap.parked()] == ["s"]
-    row = stage.run(flags.retry, stage.triggers, "s")
+    row = stage.run(subscriptions.retry, stage.triggers, "s")
     assert (row.tally.dead, row.tally.failures) == (False, 0)
     assert stage.work() == ["s"]
     assert stage.row("s").tally.progress == (2,)
     stage.clock.advance(60)
     stage.tend()
     assert stage.items() == []
-    assert stage.run(flags.retry, stage.triggers, "s") == stage.row("s")
+    assert stage.run(subscriptions.retry, stage.triggers, "s") == stage.row("s")
 
 
 @pytest.mark.rule("HEAP-15")
@@ -380,17 +379,17 @@ def test_those_that_are_dead_or_stuck_are_left_out_before_the_limit_counts(stage
     for n in range(15):
         stage.attach(f"a{n:02}", orders, most_failures=1)
     stage.attach("z", orders)
-    for due in stage.pull.due(15).due:
+    for due in stage.due_query.due(15).due:
         ticket = stage.start(stage.runner, due.name, due.epoch)
         if ticket is not None and due.name != "z":
             stage.run(runs.fail, stage.triggers, stage.cluster, ticket, why="poison")
     # nothing was swept since, so the old items of the dead still lie before the one that is well
     assert len([item for item in stage.items() if item[0].startswith("a")]) >= 15
-    assert [due.name for due in stage.pull.due(1).due] == ["z"]
+    assert [due.name for due in stage.due_query.due(1).due] == ["z"]
     stage.tend()
-    assert [due.name for due in stage.pull.due(1).due] == ["z"]
-    assert stage.pull.due(1).lag_us >= 0
-    assert stage.pull.due(1, wanted=lambda name: name != "z").due == []
+    assert [due.name for due in stage.due_query.due(1).due] == ["z"]
+    assert stage.due_query.due(1).lag_us >= 0
+    assert stage.due_query.due(1, wanted=lambda name: name != "z").due == []
 
 
 # --- pause and resume
@@ -406,7 +405,7 @@ def test_a_paused_one_loses_no_wake_up_and_catches_up_as_its_policy_says(
     orders = stage.dataset()
     stage.attach("s", orders, catch_up=policy)
     stage.work()
-    row = stage.run(flags.pause, stage.triggers, "s")
+    row = stage.run(subscriptions.pause, stage.triggers, "s")
     assert (row.state, row.tally.paused) == ("waiting", True)
     for _ in range(4):
         stage.publish(orders)
@@ -415,7 +414,7 @@ def test_a_paused_one_loses_no_wake_up_and_catches_up_as_its_policy_says(
     row = stage.row("s")
     assert (row.state, row.next_run) == ("scheduled", NEVER)  # HEAP-20: a head is beyond its progress
     assert len(stage.items()) == 1
-    stage.run(flags.resume, stage.triggers, stage.lots, "s")
+    stage.run(subscriptions.resume, stage.triggers, stage.lots, "s")
     stage.tend()
     tickets = stage.begin()
     assert [ticket.progress[orders] for ticket in tickets] == ([] if progress is None else [progress])
@@ -438,11 +437,11 @@ def test_a_run_that_is_under_way_when_it_is_paused_comes_to_its_end(stage: HeapS
     stage.tend()
     (ticket,) = stage.begin()
     stage.publish(orders)
-    stage.run(flags.pause, stage.triggers, "s")
+    stage.run(subscriptions.pause, stage.triggers, "s")
     row = stage.finish(ticket)
     assert (row.tally.progress, row.tally.paused, row.next_run) == ((1,), True, NEVER)
     assert stage.work() == []
-    stage.run(flags.resume, stage.triggers, stage.lots, "s")
+    stage.run(subscriptions.resume, stage.triggers, stage.lots, "s")
     assert stage.work() == ["s"]
 
 
@@ -477,17 +476,17 @@ def test_after_its_grace_a_barrier_waits_or_runs_on_what_is_there_or_skips_it(
 
 
 @pytest.mark.rule("HEAP-9", "HEAP-4")
-@pytest.mark.parametrize("point", ["tender.push.before", "tender.push.after"])
+@pytest.mark.parametrize("point", ["triggers.push.before", "triggers.push.after"])
 def test_a_push_that_is_cut_short_is_made_again_by_the_next_sweep(stage: HeapStage, point: str) -> None:
     orders = stage.dataset()
     stage.attach("s", orders)
     stage.work()
     stage.publish(orders)
     with pytest.raises(Crashed), crash.armed(point):
-        stage.tender.tick()
-    stage.tender = stage.new_tender()
+        stage.scheduler.tick()
+    stage.scheduler = stage.new_scheduler()
     assert stage.work() == ["s"]
-    assert stage.run(sweep.owed, stage.triggers) == []
+    assert stage.run(heap_sync.owed, stage.triggers) == []
 
 
 @pytest.mark.rule("HEAP-9")
@@ -511,9 +510,9 @@ def test_failure_lapse_debounce_hasten_pause_and_retry_each_have_an_epoch_and_a_
         lambda: stage.publish(b),
         stage.tend,  # hastened
         lambda: stage.run(runs.fail, stage.triggers, stage.cluster, stage.begin()[0]),
-        lambda: stage.run(flags.retry, stage.triggers, "s"),
-        lambda: stage.run(flags.pause, stage.triggers, "s"),
-        lambda: stage.run(flags.resume, stage.triggers, stage.lots, "s"),
+        lambda: stage.run(subscriptions.retry, stage.triggers, "s"),
+        lambda: stage.run(subscriptions.pause, stage.triggers, "s"),
+        lambda: stage.run(subscriptions.resume, stage.triggers, stage.lots, "s"),
         stage.tend,
         stage.begin,
         lambda: stage.kill(stage.runner),
@@ -541,10 +540,12 @@ def test_an_item_is_pruned_when_its_row_is_gone_or_waits_or_has_a_newer_one(stag
     stage.run(subscriptions.remove, stage.triggers, "gone")
     before = stage.items()
     listed = list(stage.heap.listed(0, NEVER))
-    verdict = stage.run(prune.judged, stage.triggers, listed)
+    verdict = stage.run(heap_sync.judged, stage.triggers, listed)
     assert {item.name for item in verdict.dead} == {"gone", "waits"}
     assert [item.name for item, _ in verdict.old] == ["newer"]
-    assert prune.removable(verdict, stage.heap.has) == verdict.dead  # the newer one is not pushed yet: INV4
+    assert (
+        heap_sync.removable(verdict, stage.heap.has) == verdict.dead
+    )  # the newer one is not pushed yet: INV4
     assert stage.items() == before
     stage.tend()
     assert ("newer", stage.row("newer").tally.epoch) in stage.items()
@@ -583,9 +584,9 @@ def test_a_heap_that_was_lost_is_rebuilt_from_the_rows(how: str) -> None:
     assert len(stage.items()) >= 20
     stage.observer._real.remove([*stage.heap.listed(0, NEVER)])
     stage.observer.lost()
-    assert stage.pull.due().due == []
+    assert stage.due_query.due().due == []
     if how == "rebuild":
-        stage.run(sweep.begin_rebuild, stage.triggers)
+        stage.run(heap_sync.begin_rebuild, stage.triggers)
     else:
         stage.clock.advance(31)  # they are overdue: the sweep looks whether they are there
     assert stage.work() == names
@@ -596,13 +597,13 @@ def test_a_heap_that_was_lost_is_rebuilt_from_the_rows(how: str) -> None:
 def test_runners_agree_on_one_heap_until_it_is_rebuilt() -> None:
     stage = HeapStage("store")
     stage.tend()
-    other = Tender(stage.store, "c", ObjectHeap(stage.objects), clock=stage.clock)
+    other = Scheduler(stage.scope(), ObjectHeap(stage.objects))
     with pytest.raises(HeapDiffers, match="objects, 1 shards"):
         other.tick()
-    stage.run(sweep.begin_rebuild, stage.triggers)
+    stage.run(heap_sync.begin_rebuild, stage.triggers)
     other.tick()
     with pytest.raises(HeapDiffers):
-        stage.new_tender().tick()
+        stage.new_scheduler().tick()
     with pytest.raises(UsageError):
         ObjectHeap(stage.objects, shards=0)
 
@@ -611,9 +612,9 @@ def test_the_usual_heap_lies_in_the_bucket_where_there_is_one_and_else_in_the_st
     stage = HeapStage("store")
     bucket = open_objects("s3://key:secret@bucket/root?region=x", clock=stage.clock, probe=False)
     folder = open_objects(str(tmp_path), clock=stage.clock)
-    assert isinstance(usual_heap(stage.store, stage.triggers, bucket), ObjectHeap)
+    assert isinstance(open_heap(stage.scope(objects=bucket)), ObjectHeap)
     for objects in (folder, stage.objects, None):
-        assert isinstance(usual_heap(stage.store, stage.triggers, objects), StoreHeap)
+        assert isinstance(open_heap(stage.scope(objects=objects)), StoreHeap)
 
 
 @pytest.mark.rule("HEAP-20", "HEAP-2")
@@ -631,15 +632,15 @@ def test_five_thousand_subscribers_all_run_although_tenders_are_killed_in_the_mi
             names[first : first + 200],
         )
     stage.publish(orders)
-    pull, ran, deaths = Pull(stage.store, stage.triggers, heap), set[str](), 0
-    points = ["tender.push.before", "tender.push.after"]
+    pull, ran, deaths = DueQuery(stage.scope(), heap), set[str](), 0
+    points = ["triggers.push.before", "triggers.push.after"]
     chance = random.Random(11)
     for number in range(300):
-        tender = Tender(stage.store, "c", heap, clock=stage.clock)
-        point = "tender.wake.after" if number < 20 else chance.choice(points)
+        scheduler = Scheduler(stage.scope(), heap)
+        point = "triggers.wake.after" if number < 20 else chance.choice(points)
         try:
             with crash.armed(point, visit=chance.randrange(1, 4)):
-                tender.tick()
+                scheduler.tick()
         except Crashed:
             deaths += 1
         due = pull.due(500).due

@@ -10,9 +10,9 @@ import pytest
 from tests.unit.test_triggers_heap import CLEAN, HeapStage
 from tidemill import triggers
 from tidemill.errors import TemplateChild
-from tidemill.triggers import prune, subscriptions, sweep, templates
+from tidemill.triggers import heap_sync, subscriptions, templates
 from tidemill.triggers.heap import Item
-from tidemill.triggers.prune import Verdict
+from tidemill.triggers.heap_sync import StaleItems
 from tidemill.triggers.subscriptions import Scheduled, Waiting
 
 
@@ -50,11 +50,11 @@ def test_inv2_nothing_is_pushed_for_a_row_that_is_not_there_or_waits() -> None:
     row = stage.attach("s", stage.dataset())
     owed = msgspec.msgpack.encode((row.tally.epoch, row.next_run))
     stage.run(lambda tx: tx.set(stage.triggers.owed["never was"], owed))
-    assert stage.run(sweep.owed, stage.triggers) == []
+    assert stage.run(heap_sync.owed, stage.triggers) == []
     stage.work()
     assert isinstance(stage.row("s"), Waiting)
     stage.run(lambda tx: tx.set(stage.triggers.owed["s"], owed))
-    assert stage.run(sweep.owed, stage.triggers) == []
+    assert stage.run(heap_sync.owed, stage.triggers) == []
     later = msgspec.structs.replace(row, tally=msgspec.structs.replace(row.tally, born=9, epoch=9))
     stage.scan = False
     stage.observer._inner.run(
@@ -67,7 +67,7 @@ def test_inv2_nothing_is_pushed_for_a_row_that_is_not_there_or_waits() -> None:
         lambda tx: tx.set(stage.triggers.owed["s"], msgspec.msgpack.encode((3, row.next_run)))
     )
     with pytest.raises(AssertionError, match="INV2"):
-        stage.observer._inner.run(lambda tx: sweep.owed(tx, stage.triggers))
+        stage.observer._inner.run(lambda tx: heap_sync.owed(tx, stage.triggers))
 
 
 @pytest.mark.rule("HEAP-11")
@@ -84,9 +84,9 @@ def test_inv3_and_inv6_children_begin_as_scheduled_and_stay_while_their_template
 @pytest.mark.rule("HEAP-11", "HEAP-10")
 def test_inv4_and_inv5_the_pruner_takes_no_signal_and_nothing_that_is_not_known_to_be_dead() -> None:
     signal, old = Item(5, "s", 3), Item(1, "s", 2)
-    assert prune.removable(Verdict([], [(old, signal)], []), lambda _: True) == [old]
-    assert prune.removable(Verdict([], [(old, signal)], []), lambda _: False) == []
+    assert heap_sync.removable(StaleItems([], [(old, signal)], []), lambda _: True) == [old]
+    assert heap_sync.removable(StaleItems([], [(old, signal)], []), lambda _: False) == []
     with pytest.raises(AssertionError, match="INV4"):
-        prune.removable(Verdict([], [(signal, signal)], []), lambda _: True)
+        heap_sync.removable(StaleItems([], [(signal, signal)], []), lambda _: True)
     with pytest.raises(AssertionError, match="INV5"):
-        prune.removable(Verdict([old], [], [old]), lambda _: True)
+        heap_sync.removable(StaleItems([old], [], [old]), lambda _: True)

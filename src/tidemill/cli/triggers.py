@@ -13,7 +13,7 @@ from tidemill.errors import TidemillError
 from tidemill.lots.keys import LotKeys
 from tidemill.pipeline.child_process import ask
 from tidemill.store import Tx
-from tidemill.triggers import flags, listing, sweep
+from tidemill.triggers import heap_sync, listing, subscriptions
 from tidemill.triggers.keys import TriggerKeys
 from tidemill.triggers.listing import Listed, Overview, Shown
 from tidemill.triggers.subscriptions import AnyRow
@@ -93,7 +93,7 @@ def retry_command(
             only = [Shown.DEAD.value]
             found = listing.listed(opened, keys, LotKeys(where.cluster), states=only, limit=MOST_DEAD)
         names = tuple(one.name for one in found)
-    return _each(output, where, names, "armed again", lambda tx, one: flags.retry(tx, keys, one))
+    return _each(output, where, names, "armed again", lambda tx, one: subscriptions.retry(tx, keys, one))
 
 
 @triggers_command.command("pause")
@@ -106,7 +106,7 @@ def pause_command(
     """Run triggers no more; what is published meanwhile is kept for them, and a run under way goes on."""
     where = _where(home, store, cluster)
     keys = TriggerKeys(where.cluster)
-    return _each(output, where, names, "paused", lambda tx, one: flags.pause(tx, keys, one))
+    return _each(output, where, names, "paused", lambda tx, one: subscriptions.pause(tx, keys, one))
 
 
 @triggers_command.command("resume")
@@ -130,7 +130,9 @@ def resume_command(
     where = _where(home, store, cluster)
     keys, lots = TriggerKeys(where.cluster), LotKeys(where.cluster)
     policy = None if catch_up is None else CatchUp(catch_up)
-    return _each(output, where, names, "resumed", lambda tx, one: flags.resume(tx, keys, lots, one, policy))
+    return _each(
+        output, where, names, "resumed", lambda tx, one: subscriptions.resume(tx, keys, lots, one, policy)
+    )
 
 
 @triggers_command.command("rebuild")
@@ -143,7 +145,7 @@ def rebuild_command(output: Output, home: str | None, store: str | None, cluster
     """
     where = _where(home, store, cluster)
     with where.open() as opened:
-        opened.run(lambda tx: sweep.begin_rebuild(tx, TriggerKeys(where.cluster)))
+        opened.run(lambda tx: heap_sync.begin_rebuild(tx, TriggerKeys(where.cluster)))
     output.result({"rebuilding": True})
     if not output.json:
         output.people.print(Text("the heap is rebuilt by the runners of the cluster"))

@@ -25,7 +25,7 @@ from tidemill.lots.states import LotState
 from tidemill.pipeline import graph
 from tidemill.pipeline.graph import Bound
 from tidemill.store import Tx
-from tidemill.triggers import flags, subscriptions
+from tidemill.triggers import subscriptions
 from tidemill.views.steps.keys import group_id
 
 if TYPE_CHECKING:
@@ -291,4 +291,4 @@ def _troubled(pipeline: "Pipeline", keys: ArcKeys, spec: ArcSpec) -> list[str]:
 def _arm(tx: Tx, keys: ArcKeys, name: str) -> None:
     row = subscriptions.read(tx, keys.publish.triggers, name)
     if row is not None and row.tally.dead:
-        flags.retry(tx, keys.publish.triggers, name)
+        subscriptions.retry(tx, keys.publish.triggers, name)

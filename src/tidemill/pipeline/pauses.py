@@ -11,7 +11,7 @@ from tidemill.errors import SubscriptionUnknown, UsageError
 from tidemill.pipeline import graph
 from tidemill.pipeline.pace import CatchUpWord
 from tidemill.store import Tx
-from tidemill.triggers import flags, templates
+from tidemill.triggers import subscriptions, templates
 from tidemill.triggers.subscriptions import AnyRow
 from tidemill.triggers.terms import CatchUp
 from tidemill.views.steps.keys import group_id
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 def pause(pipeline: "Pipeline", names: Sequence[str]) -> list[str]:
     """Run these no more, until they are resumed; the names of what was paused."""
     keys = pipeline.site.keys.triggers
-    return _each(pipeline, names, lambda tx, one: flags.pause(tx, keys, one))
+    return _each(pipeline, names, lambda tx, one: subscriptions.pause(tx, keys, one))
 
 
 def resume(pipeline: "Pipeline", names: Sequence[str], catch_up: CatchUpWord | None = None) -> list[str]:
     """Run these again; `catch_up` says what of that which was published meanwhile."""
     keys, lots = pipeline.site.keys.triggers, pipeline.site.keys.lots
     policy = None if catch_up is None else CatchUp(catch_up)
-    return _each(pipeline, names, lambda tx, one: flags.resume(tx, keys, lots, one, policy))
+    return _each(pipeline, names, lambda tx, one: subscriptions.resume(tx, keys, lots, one, policy))
 
 
 def _each(pipeline: "Pipeline", names: Sequence[str], act: Callable[[Tx, str], AnyRow]) -> list[str]:

@@ -17,8 +17,8 @@ from tidemill.runner.arrivals import POLL_EVERY_S
 from tidemill.runner.life import Life
 from tidemill.runner.trouble import PATIENCE
 from tidemill.triggers import runs
+from tidemill.triggers.due_query import DueQuery
 from tidemill.triggers.events import RunStarted
-from tidemill.triggers.pull import Pull
 from tidemill.triggers.runs import Due
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ class Jobs:
 
     Args:
         loop: whose lines they run in.
-        pull: knows which runs are due.
+        due: finds the runs that are due.
     """
 
-    def __init__(self, loop: "Loop", pull: Pull) -> None:
+    def __init__(self, loop: "Loop", due: DueQuery) -> None:
         self._loop = loop
-        self._pull = pull
+        self._due = due
         self._store, self._keys, self._arc_keys = loop.store, loop.keys, loop.arc_keys
         self._lines, self._tally, self._trouble = loop.lines, loop.tally, loop.trouble
         self._clock = loop.clock
@@ -65,7 +65,7 @@ class Jobs:
     def start(self, life: Life) -> bool:
         """Runs that are due."""
         did = False
-        for one in self._pull.due(
+        for one in self._due.due(
             wanted=lambda name: self._loop.program.knows(name) and self._trouble.is_patient(name)
         ).due:
             did |= self._lines.begin(one.name, partial(self._run_one, life, one))

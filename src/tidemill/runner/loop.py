@@ -35,11 +35,10 @@ from tidemill.sources.keys import SourceKeys
 from tidemill.spark.evaluating import Evaluate
 from tidemill.store import Store
 from tidemill.triggers import runs
+from tidemill.triggers.due_query import DueQuery
 from tidemill.triggers.events import RunLapsed
 from tidemill.triggers.heap import Heap
-from tidemill.triggers.heaps import usual_heap
-from tidemill.triggers.pull import Pull
-from tidemill.triggers.tender import Tender
+from tidemill.triggers.scheduler import Scheduler, open_heap
 from tidemill.views.steps.keys import StepKeys
 from tidemill.views.steps.stepper import Compute
 
@@ -129,9 +128,9 @@ class Loop:
         self.projections = Projections(scope) if projections else None
         self.projecting = Projecting(self.projections) if self.projections is not None else None
         if heap is None:
-            heap = usual_heap(store, keys.triggers, objects, emit=emit)
-        self._tender = Tender(store, keys.lots.cluster, heap, clock=clock, emit=emit)
-        self.jobs = Jobs(self, Pull(store, keys.triggers, heap))
+            heap = open_heap(scope)
+        self._scheduler = Scheduler(scope, heap)
+        self.jobs = Jobs(self, DueQuery(scope, heap))
         self._settling = Settling(self)
         self._life: Life | None = None
         self._ending = False
@@ -280,7 +279,7 @@ class Loop:
 
     def _tend(self) -> bool:
         """Wake subscribers, see after runs whose node is gone, and push what is due; every runner does."""
-        return self._tender.tick() == 0.0
+        return self._scheduler.tick() == 0.0
 
     def _close(self, life: Life) -> bool:
         if self.clock.monotonic() < self._close_at:

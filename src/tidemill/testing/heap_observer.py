@@ -1,7 +1,7 @@
 """Watches subscriptions, their items and their templates, and holds every move against the table (HEAP-5).
 
     observer = HeapObserver(store, keys, heap)
-    tender = Tender(observer.store, "c", observer.heap)
+    tender = Scheduler(observer.store, "c", observer.heap)
 
 What goes through `observer.store` and `observer.heap` is looked at after every operation: each is one step of
 the protocol. A move that the table of 144 cells forbids, or a signal that leaves the heap while its row is
@@ -13,13 +13,13 @@ from typing import TypeVar
 
 from tidemill.store import Mode, Store, Tx, Watch
 from tidemill.store.port import Row
+from tidemill.testing.heap_table import HeapState, check, state_of
 from tidemill.triggers import subscriptions
 from tidemill.triggers.due import NEVER
 from tidemill.triggers.heap import Heap, Item
 from tidemill.triggers.keys import TriggerKeys
 from tidemill.triggers.states import SubscriptionState
 from tidemill.triggers.subscriptions import AnyRow, Scheduled
-from tidemill.triggers.table import HeapState, check, state_of
 
 T = TypeVar("T")
 Id = tuple[str, int]

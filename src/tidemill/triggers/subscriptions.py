@@ -12,6 +12,7 @@ what is owed to the heap, which the sweep pushes (HEAP-9): no operation touches 
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -327,6 +328,64 @@ def take_away(tx: Tx, keys: TriggerKeys, name: str, row: AnyRow, edge: Subscript
     tx.clear(keys.subscription[name], quiet=True)
     tx.clear(keys.owed[name], quiet=True)
     tx.set(keys.floor[name], msgspec.msgpack.encode(row.tally.epoch), quiet=True)
+
+
+def pause(tx: Tx, keys: TriggerKeys, name: str) -> AnyRow:
+    """Stop starting runs; a run that is under way comes to its end.
+
+    A paused or dead subscription is woken like any other, so no wake-up is lost. Only its time is never, and
+    its item lies there on the heap: nothing that looks for due runs finds it (HEAP-15, LOT-38).
+    """
+    row = must_read(tx, keys, name)
+    if row.tally.paused:
+        return row
+    return _flagged(tx, keys, name, row, SubscriptionEdge.PAUSE, paused=True)
+
+
+def resume(tx: Tx, keys: TriggerKeys, lots: LotKeys, name: str, catch_up: CatchUp | None = None) -> AnyRow:
+    """Start runs again.
+
+    - catch_up: which lots published during the pause to process; by default as its terms say. The others
+      count as seen.
+    """
+    row = must_read(tx, keys, name)
+    if not row.tally.paused:
+        return row
+    running = isinstance(row, Scheduled) and row.run is not None
+    policy = catch_up or row.tally.terms.catch_up
+    if running or policy is CatchUp.ALL:
+        return _flagged(tx, keys, name, row, SubscriptionEdge.RESUME, paused=False)
+    tally = msgspec.structs.replace(row.tally, paused=False, epoch=row.tally.epoch + 1)
+    heads = events.heads(tx, lots, tally.terms.sources)
+    keep = 1 if policy is CatchUp.LATEST else 0
+    progress = tuple(max(position, heads[one] - keep) for one, position in tally.seen.items())
+    tally = msgspec.structs.replace(tally, progress=progress)
+    new = settled(tx, tally, decide(tx, lots, tally, heads))
+    edges = [SubscriptionEdge.RESUME]
+    if new.state is not row.state:
+        edges.append(SubscriptionEdge.REST if isinstance(new, Waiting) else SubscriptionEdge.WAKE)
+    return enter(tx, keys, name, row, edges, new)
+
+
+def retry(tx: Tx, keys: TriggerKeys, name: str) -> AnyRow:
+    """Restart a dead subscription with no failures; one that backs off is due at once."""
+    row = must_read(tx, keys, name)
+    if isinstance(row, Waiting) or row.run is not None or not (row.tally.failures or row.tally.dead):
+        return row
+    return _flagged(tx, keys, name, row, SubscriptionEdge.RETRY, dead=False, failures=0)
+
+
+def _flagged(
+    tx: Tx, keys: TriggerKeys, name: str, row: AnyRow, edge: SubscriptionEdge, **flags: Any
+) -> AnyRow:
+    """Change a row's flags, and its time accordingly: a new time is a new epoch (HEAP-9)."""
+    tally: Tally = msgspec.structs.replace(row.tally, **flags)
+    if isinstance(row, Waiting) or row.run is not None or not tally.ready:
+        new: AnyRow = msgspec.structs.replace(row, tally=tally)
+    else:
+        tally = msgspec.structs.replace(tally, epoch=tally.epoch + 1)
+        new = Scheduled(tally, earliest(tally, tx.now()))
+    return enter(tx, keys, name, row, [edge], new)
 
 
 def decide(

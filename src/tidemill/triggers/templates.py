@@ -15,7 +15,7 @@ from tidemill.lots import datasets, layout
 from tidemill.lots.checks import quarantine_of
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.store import Tx
-from tidemill.triggers import flags, subscriptions
+from tidemill.triggers import subscriptions
 from tidemill.triggers.keys import TriggerKeys
 from tidemill.triggers.patterns import Pattern
 from tidemill.triggers.subscriptions import AnyRow, Scheduled
@@ -213,7 +213,7 @@ def instantiate(tx: Tx, keys: TriggerKeys, lots: LotKeys, template: Template, da
     row = subscriptions.subscribe(tx, keys, lots, name, terms, attach=True, template=template.name)
     assert not born or isinstance(row, Scheduled), f"INV3: {name} was born {row.state}"
     if born and template.paused:
-        flags.pause(tx, keys, name)
+        subscriptions.pause(tx, keys, name)
     return name
 
 

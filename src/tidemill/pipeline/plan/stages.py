@@ -29,7 +29,7 @@ from tidemill.pipeline.pace import FASTEST, Pace, declare_schedule, terms_of
 from tidemill.publish import attempts
 from tidemill.spark.drift import evolved
 from tidemill.store import Store, Tx
-from tidemill.triggers import flags, schedules, subscriptions
+from tidemill.triggers import schedules, subscriptions
 from tidemill.triggers.terms import Terms
 from tidemill.views.steps import groups
 from tidemill.views.steps.groups import GroupSpec
@@ -213,9 +213,9 @@ class DeclareArc:
         if self.template and subscriptions.read(tx, site.keys.triggers, self.spec.id) is None:
             return  # its template has it born so
         if before and not self.spec.enabled:
-            flags.pause(tx, site.keys.triggers, self.spec.id)
+            subscriptions.pause(tx, site.keys.triggers, self.spec.id)
         elif self.spec.enabled and not before:
-            flags.resume(tx, site.keys.triggers, site.keys.lots, self.spec.id)
+            subscriptions.resume(tx, site.keys.triggers, site.keys.lots, self.spec.id)
 
     def describe(self) -> dict[str, str]:
         reads = ", ".join(one.name for one in self.spec.reads)

@@ -1,14 +1,15 @@
-"""Pulling: what a runner may start now, found on the heap and checked by the rows (HEAP-7, HEAP-15).
+"""The due query: which runs a node may start now, by the heap and the rows (HEAP-7, HEAP-15).
 
-Items that nothing can start (paused, dead, running, of an old epoch, not yet due to the second) are left out
-before the limit counts, so that however many of them there are, others are not kept waiting behind them.
+Items that can start nothing (paused, dead, running, of an old epoch, due later in this minute) do not count
+towards the limit. However many of them there are, they do not delay others.
 """
 
 from collections.abc import Callable
 
 import msgspec
 
-from tidemill.store import Store, Tx
+from tidemill.scope import Scope
+from tidemill.store import Tx
 from tidemill.triggers import runs, subscriptions
 from tidemill.triggers.due import NEVER
 from tidemill.triggers.heap import Heap, Item
@@ -19,9 +20,12 @@ from tidemill.triggers.subscriptions import Scheduled
 PAGE = 500  # rows per transaction
 
 
-class Pulled(msgspec.Struct, frozen=True):
-    """What may be started, longest due first; when to look again (store time, µs; None: when woken); and how
-    long the oldest of them has been due, which is the lag (µs).
+class DueRuns(msgspec.Struct, frozen=True):
+    """The runs that may start.
+
+    - due: longest due first.
+    - next_at: when to query again (store time, µs); None: when woken.
+    - lag_us: how long the oldest of them has been due.
     """
 
     due: list[Due]
@@ -29,18 +33,20 @@ class Pulled(msgspec.Struct, frozen=True):
     lag_us: int
 
 
-class Pull:
-    """A runner's way to find work on its cluster's heap."""
+class DueQuery:
+    """Finds due runs on the cluster's heap."""
 
-    def __init__(self, store: Store, keys: TriggerKeys, heap: Heap) -> None:
-        self._store = store
-        self._keys = keys
+    def __init__(self, scope: Scope, heap: Heap) -> None:
+        self._store = scope.store
+        self._keys = TriggerKeys(scope.cluster)
         self._heap = heap
 
-    def due(self, limit: int = 100, wanted: Callable[[str], bool] = lambda _: True) -> Pulled:
-        """What may be started now, at most so many. Others see the same: `runs.start` decides who has it.
+    def due(self, limit: int = 100, wanted: Callable[[str], bool] = lambda _: True) -> DueRuns:
+        """Return the runs that may start now, at most `limit`. Other nodes see the same.
 
-        - wanted: by name; a runner leaves out what belongs to other pipelines, before the limit counts.
+        `runs.start` decides which node gets a run.
+
+        - wanted: by name; a runner excludes the runs of other pipelines, before the limit counts.
         """
         now = self._store.run(lambda tx: tx.now())
         found: list[Due] = []
@@ -62,11 +68,12 @@ class Pull:
         if page:
             oldest, later = self._startable(page, found, oldest, now)
             next_at = _sooner(next_at, later)
-        return Pulled(found[:limit], now if len(found) > limit else next_at, now - oldest)
+        return DueRuns(found[:limit], now if len(found) > limit else next_at, now - oldest)
 
     def _startable(self, page: list[Item], found: list[Due], oldest: int, now: int) -> tuple[int, int | None]:
-        """Add what can be started; the oldest time among it, and the soonest of those whose time is to
-        come.
+        """Add the runs that can start to `found`.
+
+        Return the oldest time among them, and the soonest among those whose time is to come.
         """
 
         def read(tx: Tx) -> list[bytes | None]:

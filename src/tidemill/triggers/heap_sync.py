@@ -1,0 +1,142 @@
+"""Keeping the heap in step with the subscriptions: push what is missing, prune what is stale.
+
+**Push** (HEAP-9, R1). A transaction that schedules a row under a new epoch also writes a debt: an item that
+the row owes to the heap. The scheduler reads the debts (`owed`), pushes the items, and clears the debts
+(`pushed`), in three separate steps. A scheduler that dies in between leaves the debt, and the next one pushes
+the item again, to the same place. If the heap is lost, `overdue` finds rows whose time has come and that
+nothing runs, and they are pushed again. `rebuild` pushes all rows (HEAP-17).
+
+**Prune** (HEAP-10). Items that can start nothing any more leave the heap. The order makes it safe: the heap
+is listed first, and the rows are read afterwards. An item that was listed had a row before it was pushed
+(INV2). If the row is missing now, it was deleted, and the item is dead. In the other order, an item pushed in
+between would seem to have no row, and a scheduled subscription would lose its signal. An item of an older
+epoch is removed when its row waits, or when the item of the row's own epoch is on the heap: a scheduled row
+always has an item (INV4).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from tidemill.store import Tx
+from tidemill.triggers import subscriptions
+from tidemill.triggers.heap import Item
+from tidemill.triggers.keys import TriggerKeys
+from tidemill.triggers.subscriptions import Scheduled
+
+PAGE = 400
+PRUNE_PAGE = 500
+_debt = msgspec.msgpack.Decoder(tuple[int, int])
+
+
+def owed(tx: Tx, keys: TriggerKeys, limit: int = PAGE) -> list[Item]:
+    """Return items that may not be on the heap, each of a row that is scheduled under its epoch (INV2).
+
+    Debts of rows that have moved on are cleared: nothing is pushed for a row that waits or is gone.
+    """
+    debts = tx.range(*keys.owed.all(), limit=limit)
+    names = [str(keys.owed.unpack(debt.key)[0]) for debt in debts]
+    rows = tx.get_many([keys.subscription[name] for name in names])
+    found = []
+    for debt, name, raw in zip(debts, names, rows, strict=True):
+        epoch, at = _debt.decode(debt.value)
+        row = None if raw is None else subscriptions.decode(raw)
+        if isinstance(row, Scheduled) and row.tally.epoch == epoch:
+            assert row.next_run == at, f"HEAP-9: {name} has two times under epoch {epoch}"
+            assert row.tally.born <= epoch, f"INV2: an item of {name} that its row never had"
+            found.append(Item(at, name, epoch))
+        else:
+            tx.clear(debt.key, quiet=True)
+    return found
+
+
+def pushed(tx: Tx, keys: TriggerKeys, items: Sequence[Item]) -> None:
+    """Clear the debts of items that are on the heap; debts under a newer epoch stay."""
+    debts = tx.get_many([keys.owed[item.name] for item in items])
+    for item, debt in zip(items, debts, strict=True):
+        if debt is not None and _debt.decode(debt) == (item.epoch, item.at):
+            tx.clear(keys.owed[item.name], quiet=True)
+
+
+def overdue(
+    tx: Tx, keys: TriggerKeys, late_us: int, after: bytes = b"", limit: int = PAGE
+) -> tuple[list[Item], bytes]:
+    """Return a page of the rows that should run by now, and where the next page begins."""
+    lo, _ = keys.due.all()
+    page = tx.range(
+        after + b"\x00" if after else lo, keys.due[(tx.now() - late_us,)], limit=limit, snapshot=True
+    )
+    found = []
+    for row in page:
+        at, name = keys.due.unpack(row.key)
+        epoch, running = msgspec.msgpack.decode(row.value, type=tuple[int, bool])
+        if not running:
+            assert isinstance(at, int)
+            found.append(Item(at, str(name), epoch))
+    return found, page[-1].key if len(page) == limit else b""
+
+
+def begin_rebuild(tx: Tx, keys: TriggerKeys) -> None:
+    """Request a rebuild: the schedulers push every scheduled row again, and agree on a heap again."""
+    tx.set(keys.heap_rebuild, b"")
+    tx.clear(keys.heap_form)
+    tx.hint(keys.bell)
+
+
+def rebuild(tx: Tx, keys: TriggerKeys, limit: int = PAGE) -> bool:
+    """Do a page of a requested rebuild: its rows owe their items again. True when there is more."""
+    cursor = tx.get(keys.heap_rebuild)
+    if cursor is None:
+        return False
+    lo, hi = keys.subscription.all()
+    page = tx.range(cursor + b"\x00" if cursor else lo, hi, limit=limit)
+    for found in page:
+        row = subscriptions.decode(found.value)
+        if isinstance(row, Scheduled) and row.tally.ready:
+            subscriptions.owe(tx, keys, str(keys.subscription.unpack(found.key)[0]), row)
+    if len(page) < limit:
+        tx.clear(keys.heap_rebuild)
+        return False
+    tx.set(keys.heap_rebuild, page[-1].key)
+    return True
+
+
+class StaleItems(NamedTuple):
+    """Items that are no signal of their row."""
+
+    dead: list[Item]
+    old: list[tuple[Item, Item]]  # with the item of the row's own epoch: if it is there, the old one may go
+    strange: list[Item]  # of rows that never existed: not ours, and left alone
+
+
+def judged(tx: Tx, keys: TriggerKeys, listed: Sequence[Item]) -> StaleItems:
+    """Classify items that were listed before this transaction."""
+    rows = tx.get_many([keys.subscription[item.name] for item in listed])
+    missing = [item for item, raw in zip(listed, rows, strict=True) if raw is None]
+    floors = tx.get_many([keys.floor[item.name] for item in missing])
+    stale = StaleItems([], [], [])
+    for item, floor in zip(missing, floors, strict=True):
+        # Its row was there before it was pushed (INV2), was deleted, and does not come again (INV1).
+        over = floor is not None and item.epoch <= msgspec.msgpack.decode(floor, type=int)
+        (stale.dead if over else stale.strange).append(item)
+    for item, raw in zip(listed, rows, strict=True):
+        if raw is None:
+            continue
+        row = subscriptions.decode(raw)
+        if item.epoch > row.tally.epoch:
+            stale.strange.append(item)
+        elif item.epoch < row.tally.epoch and isinstance(row, Scheduled):
+            stale.old.append((item, Item(row.next_run, item.name, row.tally.epoch)))
+        elif item.epoch < row.tally.epoch:
+            stale.dead.append(item)
+    return stale
+
+
+def removable(stale: StaleItems, has: Callable[[Item], bool]) -> list[Item]:
+    """Return the items to remove: the dead, and the old ones whose successor is on the heap (INV4)."""
+    strange = {item.id for item in stale.strange}
+    assert all(item.id not in strange for item in stale.dead), "INV5: an item that is not known to be dead"
+    for item, successor in stale.old:
+        assert item.epoch < successor.epoch, f"INV4: {item} is the signal of a scheduled row"
+    return stale.dead + [item for item, successor in stale.old if has(successor)]
