@@ -37,7 +37,7 @@ JOIN = Join(ORDERS, CUSTOMERS, (False,), (("day", "day"), ("amount", "amount")),
 AGGREGATE = Aggregate(
     pa.schema([("region", pa.string()), ("day", pa.date32())]),
     pa.schema([("amount", MONEY)]),
-    (Agg("count_rows", None, "n"), Agg("sum", "amount", "total"), Agg("max", "amount", "high")),
+    (Agg("count", None, "n"), Agg("sum", "amount", "total"), Agg("max", "amount", "high")),
 )
 
 

@@ -136,7 +136,7 @@ def admitted(rows: Bag) -> Counter[str]:
 
 
 AGGS = (
-    Agg("count_rows", None, "n"),
+    Agg("count", None, "n"),
     Agg("count", "v0", "some"),
     Agg("sum", "v0", "total"),
     Agg("avg", "v1", "mean"),

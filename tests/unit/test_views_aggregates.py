@@ -17,10 +17,9 @@ from hypothesis import given, settings
 from tests.unit.spark_hash import hashed
 from tests.unit.test_views_types import Keeper
 from tidemill.errors import UsageError, WeightNegative, WeightOverflow
+from tidemill.views.aggregates.sums import averages, decimals, limbs_of, pieces_of, totals
 from tidemill.views.kernels.aggregate import Agg, Aggregate, Aggregated
-from tidemill.views.kernels.bins import averages, pieces_of, totals
 from tidemill.views.kernels.digest import SPAN, digest
-from tidemill.views.kernels.limbs import decimals, limbs_of
 from tidemill.views.trace.consolidate import carry
 from tidemill.views.trace.key_hash import GLOBAL_HASH
 
@@ -202,7 +201,7 @@ def test_a_row_that_is_there_more_often_than_can_be_added_is_refused() -> None:
 
 
 def test_a_group_is_there_as_long_as_it_has_rows() -> None:
-    kept = Kept(Aggregate(KEYS, FLOATS, (Agg("count_rows", None, "n"),)))
+    kept = Kept(Aggregate(KEYS, FLOATS, (Agg("count", None, "n"),)))
     kept.step([{"k": 1, "v": None}, {"k": None, "v": 1.0}])
     assert kept.rows == [(1, 1), (None, 1)]
     kept.step([{"k": 1, "v": None, "_w": -1}])
@@ -221,14 +220,14 @@ def test_names_of_an_aggregate_are_its_own() -> None:
 
 
 def test_an_update_that_changes_no_result_gives_nothing() -> None:
-    kept = Kept(Aggregate(KEYS, FLOATS, (Agg("count_rows", None, "n"),)))
+    kept = Kept(Aggregate(KEYS, FLOATS, (Agg("count", None, "n"),)))
     kept.step([{"k": 1, "v": 1.0}])
     found = kept.step([{"k": 1, "v": 1.0, "_w": -1}, {"k": 1, "v": 2.0}])
     assert found.out.num_rows == 0
 
 
 def test_zeros_and_nans_are_one_group() -> None:
-    kept = Kept(Aggregate(pa.schema([("k", pa.float64())]), FLOATS, (Agg("count_rows", None, "n"),)))
+    kept = Kept(Aggregate(pa.schema([("k", pa.float64())]), FLOATS, (Agg("count", None, "n"),)))
     kept.step(
         [{"k": 0.0, "v": 1.0}, {"k": -0.0, "v": 1.0}, {"k": math.nan, "v": 1.0}, {"k": math.nan, "v": 1.0}]
     )
@@ -236,9 +235,7 @@ def test_zeros_and_nans_are_one_group() -> None:
 
 
 def test_a_global_aggregate_has_a_row_when_it_is_empty() -> None:
-    aggregate = Aggregate(
-        pa.schema([]), FLOATS, (Agg("count_rows", None, "n"), Agg("sum", "v", "s")), always=True
-    )
+    aggregate = Aggregate(pa.schema([]), FLOATS, (Agg("count", None, "n"), Agg("sum", "v", "s")), always=True)
     kept = Kept(aggregate)
     kept.step([])
     assert kept.rows == [(0, None)]
@@ -273,7 +270,7 @@ def test_a_zero_of_the_other_sign_is_another_result() -> None:
 @pytest.mark.parametrize("best", [1, 2, 16])
 def test_exhausted_groups_are_flagged_once_and_refilled_together(best: int) -> None:
     chance = random.Random(best)
-    aggregate = Aggregate(KEYS, FLOATS, (Agg("count_rows", None, "n"), Agg("max", "v", "high")), best=best)
+    aggregate = Aggregate(KEYS, FLOATS, (Agg("count", None, "n"), Agg("max", "v", "high")), best=best)
     kept = Kept(aggregate)
     there: Counter[tuple[int, float]] = Counter()
     refills = 0

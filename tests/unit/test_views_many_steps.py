@@ -14,7 +14,7 @@ from tidemill.views.trace.slices import GRAINS
 
 INT, BIG = pa.int32(), pa.int64()
 BASE, STEPS, CHANGES, BUDGET = 10_000, 300, 40, 2_000
-AGGS = (Agg("count_rows", None, "n"), Agg("sum", "v0", "total"), Agg("max", "v0", "most"))
+AGGS = (Agg("count", None, "n"), Agg("sum", "v0", "total"), Agg("max", "v0", "most"))
 GROUPS = Aggregate(pa.schema([("k0", INT)]), pa.schema([("v0", BIG)]), AGGS)
 
 

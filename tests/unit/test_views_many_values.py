@@ -1,12 +1,13 @@
 """Many values of few groups: those that are looked at are few, and the result is the same."""
 
 from collections import Counter
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from tidemill.views.aggregates.registry import Accumulator
 from tidemill.views.kernels.align import distinct_keys, positions
 from tidemill.views.kernels.extremes import BEST, Extreme, Rows
 from tidemill.views.trace.consolidate import consolidate
@@ -17,12 +18,12 @@ KEYS = pa.schema([("k", pa.int64())])
 SIZES = [1, 15, 16, 17, 31, 63, 64, 65, 200, 1_000, 3]
 
 
-@pytest.mark.parametrize("kind", ["min", "max"])
+@pytest.mark.parametrize("kind", [Accumulator.LEAST, Accumulator.GREATEST])
 @pytest.mark.parametrize("span", [5, 40, 10**6])
 @pytest.mark.parametrize("order", ["random", "ascending", "descending"])
 @pytest.mark.rule("DBSP-13")
 def test_of_many_values_the_best_are_kept_and_what_is_more_is_marked(
-    kind: Literal["min", "max"], span: int, order: str
+    kind: Accumulator, span: int, order: str
 ) -> None:
     chance = np.random.default_rng(span)
     group = np.repeat(np.arange(len(SIZES)), SIZES)
@@ -47,10 +48,10 @@ def test_of_many_values_the_best_are_kept_and_what_is_more_is_marked(
             mine: Counter[int] = Counter()
             for value, weight in zip(values[group == number], weights[group == number], strict=True):
                 mine[int(value)] += int(weight)
-            best = sorted(mine, reverse=kind == "max")
+            best = sorted(mine, reverse=kind is Accumulator.GREATEST)
             assert ranked.after[number].as_py() == best[0]
             kept = [value for (k, value) in state if k == number and value is not None]
-            kept.sort(reverse=kind == "max")
+            kept.sort(reverse=kind is Accumulator.GREATEST)
             assert kept == best[: len(kept)], "all up to the worst that is kept"
             assert [state[number, value] for value in kept] == [mine[value] for value in kept]
             more = state[number, None] + (1 if refill else 0)  # the mark was there before a refill

@@ -45,7 +45,7 @@ AGGREGATE = Aggregate(
     pa.schema([("region", pa.string())]),
     pa.schema([("amount", pa.float64()), ("price", pa.decimal128(10, 2)), ("label", pa.string())]),
     (
-        Agg("count_rows", None, "n"),
+        Agg("count", None, "n"),
         Agg("count", "label", "labels"),
         Agg("sum", "amount", "total"),
         Agg("avg", "amount", "mean"),

@@ -10,8 +10,8 @@ approx    approx_*: within their stated error
 
 from dataclasses import dataclass
 
+from tidemill.views.aggregates.registry import Precision, precision_of
 from tidemill.views.circuit.circuit import walk
-from tidemill.views.circuit.functions import LINEAR_AGGREGATES, names
 from tidemill.views.circuit.operators import Aggregate, Opaque, Operator, Output, Window
 from tidemill.views.circuit.ties import hanging, settled
 
@@ -21,12 +21,6 @@ sum can do to a million values of one size, far below any wrong row."""
 
 APPROX_BOUND = 0.05
 """The stated error of approx_count_distinct, and more than that of the sketches."""
-
-_COUNTS = names("any bool_and bool_or count count_if every regr_count some")
-_INEXACT = (LINEAR_AGGREGATES - _COUNTS) | names("""
-    histogram_numeric kurtosis median percentile percentile_cont percentile_disc skewness vector_avg
-    vector_sum
-    """)
 
 
 @dataclass(frozen=True)
@@ -50,21 +44,18 @@ class Equality:
 
 
 EXACT = Equality()
+_BOUNDS = {Precision.EXACT: 0.0, Precision.FLOAT: FLOAT_BOUND, Precision.APPROXIMATE: APPROX_BOUND}
 
 
 def equality_of(output: Output) -> Equality:
     """The class of a view."""
-    called = {name for op in walk(output) for name in _calls(op)}
-    bound = APPROX_BOUND if any(map(_approx, called)) else FLOAT_BOUND if called & _INEXACT else 0.0
+    needed = {precision_of(name) for op in walk(output) for name in _calls(op)}
+    bound = max((_BOUNDS[precision] for precision in needed), default=0.0)
     order = hanging(output)
     # The hash of a row with an inexact sum in it is another one after another rounding.
     below = {name for op in order for child in op.inputs for one in walk(child) for name in _calls(one)}
-    rounded = any(_approx(name) or name in _INEXACT for name in below)
+    rounded = any(precision_of(name) is not Precision.EXACT for name in below)
     return Equality(bound, bool(order), bool(order) and not rounded and settled(output))
-
-
-def _approx(name: str) -> bool:
-    return name.startswith(("approx_", "percentile_approx"))
 
 
 def _calls(op: Operator) -> set[str]:

@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from tidemill.errors import TypeRefused
 from tidemill.schemas.type_table import common_type
+from tidemill.views.aggregates.registry import kernel_of
 from tidemill.views.chain.arranging import arranged, side_key
 from tidemill.views.chain.chain import Chain, Input, Query
 from tidemill.views.chain.keyed_stations import GatherStation, ReplaceStation
@@ -25,7 +26,6 @@ from tidemill.views.circuit.operators import Operator
 from tidemill.views.circuit.properties import append_only
 from tidemill.views.kernels.aggregate import Agg, Aggregate
 from tidemill.views.kernels.extremes import BEST
-from tidemill.views.kernels.finals import Kind
 
 Types = Mapping[Operator, tuple[str, ...]]
 Arrow = Callable[[str], pa.DataType]
@@ -243,14 +243,10 @@ class Builder:
             assert group.column is not None
             keys.append(group.column)
         for n, one in enumerate(op.calls):
-            kind = _kind(one)
-            if one.arguments:
-                place = one.arguments[0].column
-                assert place is not None
+            place = one.arguments[0].column if one.arguments else None
+            if place is not None:
                 values[place] = f"v{place}"
-                aggs.append(Agg(kind, f"v{place}", f"a{n}"))
-            else:
-                aggs.append(Agg("count_rows", None, f"a{n}"))
+            aggs.append(Agg(one.name, None if place is None else f"v{place}", f"a{n}"))
             results.append(self._arrow(self._types[op][len(op.groups) + n]))
         fields = [pa.field(f"k{n}", self._arrow(below[place])) for n, place in enumerate(keys)]
         if op.sets is not None:
@@ -416,20 +412,7 @@ def _either(place: int, other: int | None) -> Expr:
 
 
 def _is_native(one: ops.AggregateCall) -> bool:
-    return (
-        one.plain
-        and not one.distinct
-        and one.filter is None
-        and one.name in {"count", "sum", "avg", "min", "max"}
-    )
-
-
-def _kind(one: ops.AggregateCall) -> Kind:
-    match one.name:
-        case "count" | "sum" | "avg" | "min" | "max":
-            return one.name
-        case _:
-            raise Unsupported(f"{one.name} has no kernel")
+    return one.plain and not one.distinct and one.filter is None and kernel_of(one.name) is not None
 
 
 def _set(one: Sequence[int], keys: Sequence[int], values: Sequence[int], types: Sequence[str]) -> list[Expr]:

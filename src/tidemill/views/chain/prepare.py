@@ -9,9 +9,9 @@ The meaning stays the same, and the interpreter can show it. What no kernel comp
 
 from dataclasses import replace
 
+from tidemill.views.aggregates.registry import Argument, aggregate
 from tidemill.views.circuit.circuit import replaced
 from tidemill.views.circuit.expr import Expr, both, call, column, joined, text
-from tidemill.views.circuit.functions import LINEAR_AGGREGATES
 from tidemill.views.circuit.operators import (
     Aggregate,
     AggregateCall,
@@ -23,9 +23,7 @@ from tidemill.views.circuit.operators import (
     Project,
     Window,
 )
-
-SAME = {"mean": "avg"}
-NATIVE = frozenset({"count", "sum", "avg", "min", "max", "count_if"})
+from tidemill.views.circuit.rungs import is_native
 
 
 class Unsupported(Exception):
@@ -111,25 +109,39 @@ def _aggregate(op: Aggregate) -> Operator:
 
 def _plain_call(one: AggregateCall) -> tuple[str, tuple[Expr, ...]] | None:
     """An aggregate as its name and one argument at most; None if it is not of that kind."""
-    name = SAME.get(one.name, one.name)
-    extreme = name in {"min", "max"}
-    if not one.plain or name not in NATIVE or (one.distinct and not extreme):
+    entry = aggregate(one.name)
+    if not is_native(one) or entry.kernel is None:
         return None
-    assert extreme or name in LINEAR_AGGREGATES
-    if name == "count_if":
-        return "count", (_when(_and(one.filter, one.arguments[0]), text("1")),)
-    if name == "count":
-        varying = [argument for argument in one.arguments if _varies(argument)]
-        if one.filter is None and len(varying) < 2:
-            return "count", tuple(varying)
-        condition = one.filter
-        for argument in varying:
-            condition = _and(condition, _not_null(argument))
-        assert condition is not None
-        return "count", (_when(condition, text("1")),)
-    if len(one.arguments) != 1:
-        return None
-    return name, (one.arguments[0] if one.filter is None else _when(one.filter, one.arguments[0]),)
+    name = entry.same_as or entry.name
+    match entry.kernel.argument:
+        case Argument.TRUE:
+            return name, (_when(_and(one.filter, one.arguments[0]), text("1")),)
+        case Argument.ALL_PRESENT:
+            return name, _all_present(one)
+        case Argument.VALUE:
+            if len(one.arguments) != 1:
+                return None
+            value = _templated(entry.kernel.value, one.arguments[0])
+            return name, (value if one.filter is None else _when(one.filter, value),)
+
+
+def _all_present(one: AggregateCall) -> tuple[Expr, ...]:
+    """One argument at most, which is NULL where an argument is NULL or the filter is not true."""
+    varying = [argument for argument in one.arguments if _varies(argument)]
+    if one.filter is None and len(varying) < 2:
+        return tuple(varying)
+    condition = one.filter
+    for argument in varying:
+        condition = _and(condition, _not_null(argument))
+    assert condition is not None
+    return (_when(condition, text("1")),)
+
+
+def _templated(template: str, argument: Expr) -> Expr:
+    if template == "{}":
+        return argument
+    before, _, after = template.partition("{}")
+    return Expr(joined((before, *argument.parts, after)), argument.calls)
 
 
 def _varies(argument: Expr) -> bool:

@@ -7,6 +7,7 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidemill.errors import TypeRefused
 from tidemill.views.chain.lent import Lent
 from tidemill.views.chain.station import (
     Given,
@@ -20,7 +21,6 @@ from tidemill.views.chain.station import (
     together,
     weighted,
 )
-from tidemill.views.kernels import finals
 from tidemill.views.kernels.aggregate import BINS, MAIN, Agg, Aggregate
 from tidemill.views.kernels.canonical import canonical
 from tidemill.views.kernels.join import Join, by_hash
@@ -121,7 +121,7 @@ class JoinStation:
 
 @dataclass(frozen=True)
 class AggregateStation:
-    """Groups with count, sum, avg, min and max. Rows have the key first, then the values, then `_w`.
+    """Groups with native aggregates. Rows have the key first, then the values, then `_w`.
 
     Where rows can be taken away, all values of a min or max are kept beside its best few: a group that has
     used these up is filled again from its values alone (DBSP-13), and nobody else's are read.
@@ -136,7 +136,9 @@ class AggregateStation:
 
     def __post_init__(self) -> None:
         for agg, result in zip(self.kernel.aggs, self.results, strict=True):
-            finals.check(agg.kind, self._argument(agg), result)
+            argument = self._argument(agg)
+            if not agg.kernel.takes(argument, result):
+                raise TypeRefused(f"no exact {agg.kind} over {argument}", hint="the operator can run keyed")
 
     def _argument(self, agg: Agg) -> pa.DataType | None:
         return None if agg.column is None else self.kernel.values.field(agg.column).type
@@ -148,7 +150,7 @@ class AggregateStation:
 
     @cached_property
     def _extremes(self) -> list[str]:
-        return [agg.name for agg in self.kernel.aggs if agg.kind in {"min", "max"}]
+        return [agg.name for agg in self.kernel.aggs if agg.kernel.accumulator.is_extreme]
 
     @cached_property
     def out(self) -> pa.Schema:
@@ -161,8 +163,8 @@ class AggregateStation:
         made, at = [table[name] for name in names[:keys]], keys
         for agg, result in zip(self.kernel.aggs, self.results, strict=True):
             argument = self._argument(agg)
-            raw = names[at : at + finals.raw_width(agg.kind, argument)]
-            made.append(finals.finish(agg.kind, argument, result, [chunk(table, name) for name in raw]))
+            raw = names[at : at + agg.kernel.raw_width(argument)]
+            made.append(agg.kernel.final([chunk(table, name) for name in raw], argument, result))
             at += len(raw)
         return pa.Table.from_arrays([*made, table[WEIGHT]], names=self.out.names)
 

@@ -8,49 +8,13 @@ calls it is kept whole and recomputed, never guessed.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from tidemill.views.aggregates.registry import AGGREGATES
+
 
 def names(text: str) -> frozenset[str]:
     """A set of words, as a text that is easy to read."""
     return frozenset(text.split())
 
-
-AGGREGATES = names("""
-    any any_value approx_count_distinct approx_percentile approx_top_k approx_top_k_accumulate
-    approx_top_k_combine array_agg avg bit_and bit_or bit_xor bitmap_and_agg bitmap_construct_agg
-    bitmap_or_agg bool_and bool_or collect_list collect_set collect_union corr count count_if
-    count_min_sketch covar_pop covar_samp every first first_value histogram_numeric hll_sketch_agg
-    hll_union_agg kll_merge_agg_bigint kll_merge_agg_double kll_merge_agg_float kll_sketch_agg_bigint
-    kll_sketch_agg_double kll_sketch_agg_float kurtosis last last_value listagg max max_by mean measure
-    median min min_by mode percentile percentile_approx percentile_cont percentile_disc regr_avgx regr_avgy
-    regr_count regr_intercept regr_r2 regr_slope regr_sxx regr_sxy regr_syy schema_of_variant_agg skewness
-    some std stddev stddev_pop stddev_samp string_agg sum theta_intersection_agg theta_sketch_agg
-    theta_union_agg try_avg try_sum tuple_intersection_agg_double tuple_intersection_agg_integer
-    tuple_sketch_agg_double tuple_sketch_agg_integer tuple_union_agg_double tuple_union_agg_integer var_pop
-    var_samp variance vector_avg vector_sum
-    """)
-
-# Over no rows these give 0 and not NULL; of the others only those in NULL_OF_NOTHING are sure to give NULL.
-ZERO_OF_NOTHING = names("count count_if regr_count approx_count_distinct")
-NULL_OF_NOTHING = names("""
-    any any_value avg bit_and bit_or bit_xor bool_and bool_or corr covar_pop covar_samp every first
-    first_value kurtosis last last_value max max_by mean median min min_by mode percentile percentile_approx
-    approx_percentile percentile_cont percentile_disc regr_avgx regr_avgy regr_intercept regr_r2 regr_slope
-    regr_sxx regr_sxy regr_syy skewness some std stddev stddev_pop stddev_samp sum try_avg try_sum var_pop
-    var_samp variance
-    """)
-
-# Aggregates whose state is a sum: a change moves it, whatever was there before.
-LINEAR_AGGREGATES = names("""
-    any avg bool_and bool_or corr count count_if covar_pop covar_samp every mean regr_avgx regr_avgy
-    regr_count regr_intercept regr_r2 regr_slope regr_sxx regr_sxy regr_syy some std stddev stddev_pop
-    stddev_samp sum try_avg try_sum var_pop var_samp variance
-    """)
-EXTREMES = names("max min")
-
-# Results that depend on the order in which rows are met; a tie is broken by the row's hash.
-ORDERED = names("""
-    any_value array_agg collect_list first first_value last last_value listagg max_by min_by mode string_agg
-    """)
 
 WINDOW_ONLY = names("""
     counter_diff cume_dist dense_rank lag lead nth_value ntile percent_rank rank row_number
@@ -147,16 +111,7 @@ TAME = names("""
     """)
 
 KNOWN = (
-    SCALARS
-    | AGGREGATES
-    | WINDOW_ONLY
-    | GENERATORS
-    | CLOCK
-    | RANDOM
-    | SESSION
-    | NAME_SENSITIVE
-    | GROUPING
-    | TIME_WINDOWS
+    SCALARS | WINDOW_ONLY | GENERATORS | CLOCK | RANDOM | SESSION | NAME_SENSITIVE | GROUPING | TIME_WINDOWS
 )
 
 
@@ -181,7 +136,7 @@ class Functions:
         self.declared: Mapping[str, UserFunction] = {f.name.lower(): f for f in declared}
 
     def known(self, name: str) -> bool:
-        return name in self.declared or name in KNOWN
+        return name in self.declared or name in AGGREGATES or name in KNOWN
 
     def aggregate(self, name: str) -> bool:
         mine = self.declared.get(name)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from tidemill.views.aggregates.registry import aggregate
 from tidemill.views.circuit.circuit import walk
-from tidemill.views.circuit.functions import CLOCK, EXTREMES, RANDOM, Functions
+from tidemill.views.circuit.functions import CLOCK, RANDOM, Functions
 from tidemill.views.circuit.ids import expressions
 from tidemill.views.circuit.operators import (
     Aggregate,
@@ -34,9 +35,6 @@ from tidemill.views.circuit.operators import (
     Window,
 )
 from tidemill.views.circuit.properties import append_only
-
-KERNELS = frozenset({"avg", "count", "count_if", "mean", "sum"})
-"""Aggregates with exact sums of their own; min and max beside them."""
 
 
 class Rung(Enum):
@@ -134,7 +132,7 @@ def _sets(_op: Distinct | SetOp, _: Mapping[Operator, bool]) -> Placed:
 
 
 def _aggregate(op: Aggregate, grows: Mapping[Operator, bool]) -> Placed:
-    slow = [call for call in op.calls if not _native(call)]
+    slow = [call for call in op.calls if not is_native(call)]
     if slow:
         named = ", ".join(sorted({_called(call) for call in slow}))
         if not op.groups:
@@ -142,7 +140,7 @@ def _aggregate(op: Aggregate, grows: Mapping[Operator, bool]) -> Placed:
         if op.sets is not None:
             return Placed(Rung.FULL, f"{named} with grouping sets: a row is in several groups", scan=True)
         return Placed(Rung.KEYED, f"{named}: Spark computes the groups that changed")
-    extremes = sorted({call.name for call in op.calls if call.name in EXTREMES})
+    extremes = sorted({call.name for call in op.calls if _is_extreme(call)})
     said = "sums of each group" if op.groups else "sums of everything"
     if extremes:
         kept = "the best one" if grows[op.input] else "the best 16, refilled when they are used up"
@@ -150,9 +148,15 @@ def _aggregate(op: Aggregate, grows: Mapping[Operator, bool]) -> Placed:
     return Placed(Rung.NATIVE, said)
 
 
-def _native(call: AggregateCall) -> bool:
-    summed = call.name in KERNELS and not call.distinct
-    return call.plain and (summed or call.name in EXTREMES)
+def is_native(call: AggregateCall) -> bool:
+    """Whether a kernel computes the aggregate, as far as its call tells; the types may still refuse it."""
+    entry = aggregate(call.name)
+    return call.plain and entry.kernel is not None and (entry.ignores_duplicates or not call.distinct)
+
+
+def _is_extreme(call: AggregateCall) -> bool:
+    kernel = aggregate(call.name).kernel
+    return kernel is not None and kernel.accumulator.is_extreme
 
 
 def _called(call: AggregateCall) -> str:

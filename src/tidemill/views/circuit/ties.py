@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tidemill.schemas.type_table import row_of
+from tidemill.views.aggregates.registry import TieBreak, aggregate
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.expr import Expr, Part, joined
-from tidemill.views.circuit.functions import ORDERED
 from tidemill.views.circuit.operators import (
     Aggregate,
     AggregateCall,
@@ -42,10 +42,6 @@ WHOLE = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
 SO_FAR = "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
 WAYS = 6
 """In so many ways ties are broken to see whether there are any."""
-_FIRSTS = frozenset({"first", "first_value", "any_value"})
-_LASTS = frozenset({"last", "last_value"})
-_TEXTS = frozenset({"listagg", "string_agg"})
-_BY = frozenset({"max_by", "min_by"})
 _WORDS = frozenset({"xxhash64", "isnull", "named_struct", "size", "transform", "array_sort", "map_entries"})
 
 
@@ -108,7 +104,7 @@ def _broken(op: Operator, types: Sequence[str]) -> Operator:
     if isinstance(op, Window) and any(_of_window(op, call) for call in op.calls):
         calls = tuple(_framed(op, call) for call in op.calls)
         return replace(op, calls=calls, ties=_keys(types))
-    if isinstance(op, Aggregate) and any(call.name in ORDERED for call in op.calls) and types:
+    if isinstance(op, Aggregate) and any(_ties(call) for call in op.calls) and types:
         hashes = hash_of(types)
         return replace(op, calls=tuple(_call(call, hashes) for call in op.calls))
     return op
@@ -169,16 +165,18 @@ def _of_window(op: Window, call: WindowCall) -> bool:
 
 def _framed(op: Window, call: WindowCall) -> WindowCall:
     """The call with a frame of ROWS where that says the same and lets the key decide."""
-    if call.frame or call.name not in ORDERED or _ignores_nulls(call):
+    if call.frame or not _ties(call) or _ignores_nulls(call):
         return call
     if not op.order:  # the frame is the whole partition, in any order
         return replace(call, frame=WHOLE)
     # The first row of the frame is the first of the partition, whatever its peers are.
-    return replace(call, frame=SO_FAR) if call.name in _FIRSTS else call
+    return replace(call, frame=SO_FAR) if _ties(call) is TieBreak.FIRST else call
 
 
 def _ignores_nulls(call: WindowCall) -> bool:
-    return len(call.arguments) != (2 if call.name in _BY else 1) or "nulls" in call.value.sql().lower()
+    return (
+        len(call.arguments) != (2 if _ties(call) is TieBreak.BY else 1) or "nulls" in call.value.sql().lower()
+    )
 
 
 # --- aggregates ---------------------------------------------------------------------------------------------
@@ -191,20 +189,21 @@ def _call(call: AggregateCall, hashes: tuple[Expr, Expr]) -> AggregateCall:
     filters = [] if call.filter is None else [call.filter]
     row = Expr(joined(("named_struct('h', ", *hashes[0].parts, ", 'i', ", *hashes[1].parts, ")")), _WORDS)
     said: tuple[Part, ...]
-    if call.name in _FIRSTS | _LASTS:
-        by = "min_by" if call.name in _FIRSTS else "max_by"
+    ties = _ties(call)
+    if ties in {TieBreak.FIRST, TieBreak.LAST}:
+        by = "min_by" if ties is TieBreak.FIRST else "max_by"
         said = (f"{by}(", *value.parts, ", ", *row.parts, ")")
         calls = {by}
-    elif call.name in _BY:
+    elif ties is TieBreak.BY:
         key = call.arguments[1]
         pair: tuple[Part, ...] = ("named_struct('k', ", *key.parts, ", 'r', ", *row.parts, ")")
         filters.append(Expr(joined((*key.enclosed().parts, " IS NOT NULL")), key.calls))
         said = (f"{call.name}(", *value.parts, ", ", *pair, ")")
         calls = {call.name}
-    elif call.name == "mode":
+    elif ties is TieBreak.MODE:
         said = ("mode(", *value.parts, ", true)")
         calls = {"mode"}
-    elif call.name in _TEXTS:
+    elif ties is TieBreak.TEXT:
         rest: list[Part] = []
         for argument in call.arguments[1:]:
             rest += [", ", *argument.parts]
@@ -230,11 +229,15 @@ def _filter(filters: Sequence[Expr]) -> tuple[Part, ...]:
     return (*parts, ")") if parts else ()
 
 
+def _ties(call: AggregateCall | WindowCall) -> TieBreak | None:
+    return aggregate(call.name).ties
+
+
 def _known(call: AggregateCall) -> bool:
-    if call.name not in ORDERED or call.distinct or not call.plain:
+    if not _ties(call) or call.distinct or not call.plain:
         return False
-    wanted = 2 if call.name in _BY else 1
-    return len(call.arguments) == wanted or (call.name in _TEXTS and len(call.arguments) == 2)
+    wanted = 2 if _ties(call) is TieBreak.BY else 1
+    return len(call.arguments) == wanted or (_ties(call) is TieBreak.TEXT and len(call.arguments) == 2)
 
 
 # --- what is left -------------------------------------------------------------------------------------------
@@ -244,18 +247,18 @@ def _hangs(op: Operator) -> bool:
     if isinstance(op, TopK):
         return True
     if isinstance(op, Aggregate):
-        return any(call.name in ORDERED for call in op.calls)
+        return any(_ties(call) for call in op.calls)
     if isinstance(op, Window):
-        return any(call.name in ORDERED or _by_row(call) for call in op.calls)
+        return any(_ties(call) or _by_row(call) for call in op.calls)
     return isinstance(op, Opaque) and _opaque_hangs(op)
 
 
 def _unsettled(op: Operator) -> bool:
     if isinstance(op, Aggregate):
-        return any(call.name in ORDERED and not _settled_call(call) for call in op.calls)
+        return any(_ties(call) and not _settled_call(call) for call in op.calls)
     if isinstance(op, Window):
         return any(
-            (call.name in ORDERED or call.name == "nth_value" or _by_row(call))
+            (_ties(call) or call.name == "nth_value" or _by_row(call))
             and not (op.ties and breaks_ties(call.name, call.frame))
             for call in op.calls
         )
@@ -278,4 +281,4 @@ _BY_ROW = frozenset({"row_number", "ntile", "lag", "lead", "nth_value"})
 def _opaque_hangs(op: Opaque) -> bool:
     text = " ".join(op.sql.lower().split())
     by_order = " limit " in f" {text} " or " offset " in f" {text} " or " rows " in text
-    return by_order or not (ORDERED | _BY_ROW).isdisjoint(op.calls)
+    return by_order or any(aggregate(name).ties or name in _BY_ROW for name in op.calls)

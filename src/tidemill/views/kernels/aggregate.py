@@ -1,19 +1,19 @@
-"""GROUP BY with count, sum, avg, min and max: exact accumulators per group, and the change they make.
+"""GROUP BY with native aggregates: exact accumulators for each group, and the change of the result.
 
 `accumulate` turns rows into accumulators and may run before the exchange: what it gives adds up. `step` adds
 it to what the traces have of the groups it touches, and gives the old row of each group with weight -1 and
 the new one with +1, where they differ. Old rows are computed from exact accumulators, so they are, to the
 last bit, the rows that were given before: a retraction leaves nothing (DBSP-20).
 
-An aggregate has these traces: `main` (counts and limbs per group), `bins` if it adds up doubles (see `bins`),
-and one for each min and max (see `extremes`). Results are raw: `finals` makes of them the values of Spark's
-own aggregate. They are, for an aggregate named x:
+It has these traces: `main` (counts and limbs of each group), `bins` if it sums floats (see `aggregates.sums`)
+and one for each min and max (see `extremes`). Results are raw columns: the `final` of an aggregate's kernel
+(`aggregates.registry`) turns them into the values of Spark's own aggregate. For an aggregate x they are:
 
-    count, count_rows   x BIGINT
-    sum of integers, decimals   x DECIMAL(38, s), x_over BOOLEAN: does not fit, and is NULL
-    avg of integers, decimals   x_sum DECIMAL(38, s), x_over BOOLEAN, x_n BIGINT
-    sum, avg of doubles   x DOUBLE, correctly rounded
-    min, max   x, of its column's type
+    COUNT                       x BIGINT
+    SUM of integers, decimals   x DECIMAL(38, s), x_over BOOLEAN: does not fit, and is NULL;
+                                with counts x_sum, x_over and x_n BIGINT
+    SUM of floats               x DOUBLE, correctly rounded
+    LEAST, GREATEST             x, of its column's type
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,12 +27,11 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from tidemill.errors import TypeRefused, UsageError, WeightNegative
+from tidemill.views.aggregates.registry import Accumulator, Kernel, kernel_of
+from tidemill.views.aggregates.sums import decimals, doubles_of, limb_count, limbs_of, pieces_of
 from tidemill.views.kernels.align import added_at, distinct_keys, positions
-from tidemill.views.kernels.bins import averages, doubles_of, pieces_of, totals
 from tidemill.views.kernels.canonical import canonical
 from tidemill.views.kernels.extremes import BEST, VALUE, Extreme, Mask, Rows
-from tidemill.views.kernels.finals import Kind
-from tidemill.views.kernels.limbs import decimals, limb_count, limbs_of
 from tidemill.views.trace.consolidate import carry, chunk, column, consolidate, lightened
 from tidemill.views.trace.key_hash import GLOBAL_HASH
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
@@ -47,11 +46,23 @@ _ROWS = "_n"
 
 
 class Agg(NamedTuple):
-    """One aggregate: what, over which column (none for `count_rows`), under which name."""
+    """One aggregate: the name of its kernel, the column it is over (None: it counts rows), and its name."""
 
-    kind: Kind
+    kind: str
     column: str | None
     name: str
+
+    @property
+    def kernel(self) -> Kernel:
+        kernel = kernel_of(self.kind)
+        if kernel is None:
+            raise UsageError(f"{self.kind!r} has no kernel", hint="see tidemill.views.aggregates.registry")
+        return kernel
+
+    @property
+    def sums(self) -> bool:
+        """Whether it keeps a sum."""
+        return self.kernel.accumulator is Accumulator.SUM
 
 
 class Aggregated(NamedTuple):
@@ -99,7 +110,7 @@ class Aggregate:
         if len(set(names)) != len(names) or {MAIN, BINS, HASH, WEIGHT} & set(names):
             raise UsageError(f"names of an aggregate are taken: {names}", hint="give each a name of its own")
         for agg in self.aggs:
-            if agg.kind in {"sum", "avg"} and not pat.is_floating(self._kind(agg)):
+            if agg.sums and not pat.is_floating(self._kind(agg)):
                 limb_count(self._kind(agg))
         _ = self.layouts
 
@@ -128,7 +139,7 @@ class Aggregate:
         return sorted({agg.column for agg in self.aggs if agg.column is not None})
 
     def _added_up(self, *, floating: bool) -> list[str]:
-        wanted = (agg for agg in self.aggs if agg.kind in {"sum", "avg"} and agg.column is not None)
+        wanted = (agg for agg in self.aggs if agg.sums and agg.column is not None)
         kinds = {
             agg.column: bool(pat.is_floating(self._kind(agg))) for agg in wanted if agg.column is not None
         }
@@ -145,9 +156,9 @@ class Aggregate:
     @cached_property
     def _extremes(self) -> list[tuple[Agg, Extreme]]:
         return [
-            (agg, Extreme("min" if agg.kind == "min" else "max", self.keys, self._kind(agg), self.best))
+            (agg, Extreme(agg.kernel.accumulator, self.keys, self._kind(agg), self.best))
             for agg in self.aggs
-            if agg.kind in {"min", "max"}
+            if agg.kernel.accumulator.is_extreme
         ]
 
     def _kind(self, agg: Agg) -> pa.DataType:
@@ -301,17 +312,18 @@ class Aggregate:
         """The columns of the output."""
         fields: list[pa.Field] = []
         for agg in self.aggs:
-            if agg.kind in {"count", "count_rows"}:
+            kernel = agg.kernel
+            if kernel.accumulator is Accumulator.COUNT:
                 fields.append(pa.field(agg.name, pa.int64()))
-            elif agg.kind in {"min", "max"}:
+            elif kernel.accumulator.is_extreme:
                 fields.append(pa.field(agg.name, self._kind(agg)))
             elif pat.is_floating(self._kind(agg)):
                 fields.append(pa.field(agg.name, pa.float64()))
             else:
-                exact = agg.name if agg.kind == "sum" else f"{agg.name}_sum"
+                exact = f"{agg.name}_sum" if kernel.counts else agg.name
                 fields.append(pa.field(exact, pa.decimal128(38, _scale(self._kind(agg)))))
                 fields.append(pa.field(f"{agg.name}_over", pa.bool_()))
-                fields.extend([pa.field(f"{agg.name}_n", pa.int64())] if agg.kind == "avg" else [])
+                fields.extend([pa.field(f"{agg.name}_n", pa.int64())] if kernel.counts else [])
         ends = [pa.field(HASH, pa.int64())], [pa.field(WEIGHT, pa.int64())]
         return pa.schema(
             [*ends[0], *(pa.field(each.name, each.type) for each in self.keys), *fields, *ends[1]]
@@ -364,11 +376,10 @@ class Aggregate:
         binned = self._bins(groups, tables) if self._doubles else None
         results: dict[str, pa.Array] = {}
         for agg in self.aggs:
-            if agg.kind == "count_rows":
-                results[agg.name] = pa.array(sums[_ROWS])
-            elif agg.kind == "count":
-                results[agg.name] = pa.array(sums[f"_{agg.column}.n"])
-            elif agg.kind in {"min", "max"}:
+            kernel = agg.kernel
+            if kernel.accumulator is Accumulator.COUNT:
+                results[agg.name] = pa.array(sums[_ROWS if agg.column is None else f"_{agg.column}.n"])
+            elif kernel.accumulator.is_extreme:
                 continue
             elif binned is not None and agg.column in self._doubles:
                 results[agg.name] = self._double(agg, sums, binned)
@@ -376,9 +387,9 @@ class Aggregate:
                 kind = self._kind(agg)
                 limbs = [sums[f"_{agg.column}.{n}"] for n in range(limb_count(kind))]
                 exact, over = decimals(limbs, _scale(kind), sums[f"_{agg.column}.n"] > 0)
-                results[agg.name if agg.kind == "sum" else f"{agg.name}_sum"] = exact
+                results[f"{agg.name}_sum" if kernel.counts else agg.name] = exact
                 results[f"{agg.name}_over"] = pa.array(over)
-                if agg.kind == "avg":
+                if kernel.counts:
                     results[f"{agg.name}_n"] = pa.array(sums[f"_{agg.column}.n"])
         return results
 
@@ -386,8 +397,7 @@ class Aggregate:
         group, which, bins, parts = binned
         mine = which == self._doubles.index(agg.column or "")
         rows = sums[f"_{agg.column}.n"]
-        found = group[mine], bins[mine], parts[mine]
-        values = totals(*found, len(rows)) if agg.kind == "sum" else averages(*found, rows)
+        values = agg.kernel.of_doubles(group[mine], bins[mine], parts[mine], rows)
         up, down = sums[f"_{agg.column}.pos"] > 0, sums[f"_{agg.column}.neg"] > 0
         values[up], values[down] = np.inf, -np.inf
         values[(sums[f"_{agg.column}.nan"] > 0) | (up & down)] = np.nan

@@ -10,7 +10,7 @@ bytes. -0.0 is less than 0.0, so that of the two the same one is always chosen.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from tidemill.errors import TypeRefused, WeightNegative
+from tidemill.views.aggregates.registry import Accumulator
 from tidemill.views.trace.layout import WEIGHT, Layout
 from tidemill.views.trace.order import I64, lexical, taken
 from tidemill.views.trace.words import fixed
@@ -44,13 +45,13 @@ class Extreme:
     """MIN or MAX of one column.
 
     Args:
-        kind: which.
+        kind: the lowest or the highest value.
         keys: the columns of the group's key.
         value: the type of the column.
         best: how many different values to keep; 1 is enough where nothing is ever taken away.
     """
 
-    kind: Literal["min", "max"]
+    kind: Accumulator
     keys: pa.Schema
     value: pa.DataType
     best: int = BEST
@@ -82,7 +83,9 @@ class Extreme:
             np.add.at(marked, kept.group[marks], kept.weight[marks])
             more |= marked > 0
             kept = kept.chosen(~marks)
-        every, still = _Every.of(kept, changed, more, greatest_first=self.kind == "max", refill=refill)
+        every, still = _Every.of(
+            kept, changed, more, greatest_first=self.kind is Accumulator.GREATEST, refill=refill
+        )
         near = every.near(self.best)
         listed = every.listed(near)
         if (listed.old < 0).any():

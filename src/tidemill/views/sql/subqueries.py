@@ -19,8 +19,8 @@ from typing import Protocol
 
 from sqlglot import exp
 
+from tidemill.views.aggregates.registry import Empty, aggregate
 from tidemill.views.circuit.expr import Expr, call, column, text
-from tidemill.views.circuit.functions import NULL_OF_NOTHING, ZERO_OF_NOTHING
 from tidemill.views.circuit.operators import Aggregate, Join, JoinKind, Key, Project, Scalar
 from tidemill.views.sql.catalog import Unsupported
 from tidemill.views.sql.conditions import Condition, keyed
@@ -143,9 +143,8 @@ class Subqueries:
             if made not in calls:
                 calls.append(made)
         for made in calls:
-            if made.name not in ZERO_OF_NOTHING | NULL_OF_NOTHING or stage.front.functions.declared.get(
-                made.name
-            ):
+            declared = stage.front.functions.declared.get(made.name)
+            if aggregate(made.name).empty is Empty.UNKNOWN or declared:
                 raise Unsupported(f"it is not known what {made.name} is of no rows")
         grouping = Keys(rows.stage.expr)
         grouping.groups = list(dict.fromkeys(key.right for key in keys))
@@ -154,14 +153,14 @@ class Subqueries:
         value = grouped.expr(rows.items[0])
         if any(place < groups for place in value.columns):
             raise Unsupported("a correlated aggregate that also shows its key")
-        aggregate = grouped.operator
-        assert isinstance(aggregate, Aggregate)
+        groups_of_rows = grouped.operator
+        assert isinstance(groups_of_rows, Aggregate)
         on = tuple(Key(key.left, column(grouping.groups.index(key.right)), key.null_safe) for key in keys)
-        joined = Join("left", stage.operator, aggregate, on)
+        joined = Join("left", stage.operator, groups_of_rows, on)
 
         def guarded(place: int) -> Expr:
             seen = column(width + place)
-            if calls[place - groups].name in ZERO_OF_NOTHING:
+            if aggregate(calls[place - groups].name).empty is Empty.ZERO:
                 return call("coalesce", seen, text("0L"))
             return seen
 

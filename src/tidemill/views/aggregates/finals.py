@@ -1,76 +1,78 @@
-"""From what an aggregate's accumulators give to what Spark's own aggregate would give.
+"""From the raw columns of an aggregate's kernel to the values that Spark's own aggregate gives.
 
-Sums of integers and decimals come exact, as DECIMAL(38, s), with a flag for those that do not fit even that
-(see `aggregate`). Here they get the type that Spark's analysis of the query says, and what does not fit it
-raises, as it does in Spark under ANSI. An average of decimals is rounded as Spark rounds it: half up, to 38
-decimals, then to those of the result; or, for decimals of few digits, as two divisions of doubles come out.
+Sums of integers and decimals come exact, as DECIMAL(38, s), with a flag for those that overflow even that.
+They get the type that Spark's analysis of the query gives; a value that does not fit it raises an error, as
+in Spark under ANSI. An average of decimals is rounded as Spark rounds it: half up, to 38 digits after the
+point, then to those of the result. Averages of decimals of few digits come out as two divisions of doubles.
 """
 
 from collections.abc import Sequence
 from decimal import ROUND_HALF_UP, Decimal
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from tidemill.errors import TypeRefused, ViewFailed
-
-Kind = Literal["count_rows", "count", "sum", "avg", "min", "max"]
+from tidemill.errors import ViewFailed
 
 _WORD = 2**64
 _BY_DOUBLES = 11
 """Digits of decimals whose averages Spark computes by doubles: with four more they fit into one."""
 
 
-def raw_width(kind: Kind, argument: pa.DataType | None) -> int:
-    """How many columns the accumulators give for an aggregate over values of this type."""
-    if kind in {"sum", "avg"} and not pat.is_floating(argument):
-        return 2 if kind == "sum" else 3
-    return 1
+def any_types(_argument: pa.DataType | None, _result: pa.DataType) -> bool:
+    """Whether an aggregate that takes every type has this result."""
+    return True
 
 
-def check(kind: Kind, argument: pa.DataType | None, result: pa.DataType) -> None:
-    """`TypeRefused` unless the aggregate has a result of this type."""
-    if raw_width(kind, argument) == 1:
-        return
+def takes_sum(argument: pa.DataType | None, result: pa.DataType) -> bool:
+    """Whether the sum over values of this type has this result."""
     if argument is not None and pat.is_decimal128(argument) and pat.is_decimal128(result):
-        fits = result.scale == argument.scale if kind == "sum" else result.scale >= argument.scale
-    else:
-        fits = pat.is_signed_integer(argument) and result == {"sum": pa.int64(), "avg": pa.float64()}[kind]
-    if not fits:
-        raise TypeRefused(f"no exact {kind} over {argument}", hint="the operator can run keyed")
+        return bool(result.scale == argument.scale)
+    return bool(pat.is_floating(argument) or (pat.is_signed_integer(argument) and result == pa.int64()))
 
 
-def finish(
-    kind: Kind, argument: pa.DataType | None, result: pa.DataType, raw: Sequence[pa.Array]
-) -> pa.Array:
-    """The values of an aggregate.
+def takes_average(argument: pa.DataType | None, result: pa.DataType) -> bool:
+    """Whether the average over values of this type has this result."""
+    if argument is not None and pat.is_decimal128(argument) and pat.is_decimal128(result):
+        return bool(result.scale >= argument.scale)
+    return bool(pat.is_floating(argument) or (pat.is_signed_integer(argument) and result == pa.float64()))
 
-    Args:
-        kind: which aggregate.
-        argument: the type of what is aggregated.
-        result: the type of the result, from Spark's analysis.
-        raw: its columns, as many as `raw_width` says.
-    """
+
+def unchanged(raw: Sequence[pa.Array], _argument: pa.DataType | None, _result: pa.DataType) -> pa.Array:
+    """The values of an aggregate whose one raw column has them already."""
+    return raw[0]
+
+
+def sums(raw: Sequence[pa.Array], _argument: pa.DataType | None, result: pa.DataType) -> pa.Array:
+    """The values of a sum: of floats as they are, of others exact, in the type of the result."""
     if len(raw) == 1:
         return raw[0]
-    total, over = raw[0], raw[1]
-    if pc.any(over).as_py():
-        raise _overflow(kind, result)
-    if kind == "sum":
-        try:
-            return total.cast(result)
-        except pa.ArrowInvalid:
-            raise _overflow(kind, result) from None
-    counts = raw[2].to_numpy(zero_copy_only=False)
+    total, overflows = raw
+    if pc.any(overflows).as_py():
+        raise _overflow("sum", result)
+    try:
+        return total.cast(result)
+    except pa.ArrowInvalid:
+        raise _overflow("sum", result) from None
+
+
+def averages(raw: Sequence[pa.Array], argument: pa.DataType, result: pa.DataType) -> pa.Array:
+    """The values of an average, from sums and numbers of values."""
+    if len(raw) == 1:
+        return raw[0]
+    total, overflows, values = raw
+    if pc.any(overflows).as_py():
+        raise _overflow("avg", result)
+    counts = values.to_numpy(zero_copy_only=False)
     if pat.is_floating(result):
         return _quotients(total, counts, result)
     return _averages(total, counts, argument, result)
 
 
-def _overflow(kind: Kind, result: pa.DataType) -> ViewFailed:
+def _overflow(kind: str, result: pa.DataType) -> ViewFailed:
     shown = {pa.int64(): "bigint"}.get(result) or str(result).replace("128", "").replace(" ", "")
     return ViewFailed(f"the {kind} overflows {shown}")
 

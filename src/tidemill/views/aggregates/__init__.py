@@ -1,0 +1,1 @@
+"""Aggregates: the registry of Spark's aggregate functions, their exact sums and their results."""

@@ -1,0 +1,272 @@
+"""The registry of aggregates: one entry for each aggregate function of Spark.
+
+Everything that depends on an aggregate's name reads its entry: parsing, rungs, rewriting, kernels, results,
+ties and certification.
+
+An entry with a `kernel` is *native*: groups keep an accumulator, and a step updates it from the change alone.
+An entry without one is *keyed*: Spark recomputes the groups that changed. To make an aggregate native, give
+its entry a kernel. If no `Accumulator` fits, add one in `tidemill.views.kernels.aggregate`.
+
+    accumulator   kept for each group and column            raw columns of a group
+    COUNT         the number of rows or values              the number
+    SUM           an exact sum (see `sums`)                 integers, decimals: sum, whether it overflows 38
+                                                            digits, and with `counts` the number of values;
+                                                            floats: one double, rounded once
+    LEAST         the lowest values (see `extremes`)        the value
+    GREATEST      the highest values                        the value
+
+The kernel's `final` turns the raw columns into the values that Spark's own aggregate gives.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from tidemill.views.aggregates import finals
+from tidemill.views.aggregates.sums import Doubles, averages, totals
+from tidemill.views.trace.order import I64
+
+
+class Accumulator(Enum):
+    """What groups keep for a native aggregate."""
+
+    COUNT = "count"
+    SUM = "sum"
+    LEAST = "least"
+    GREATEST = "greatest"
+
+    @property
+    def is_extreme(self) -> bool:
+        return self in {Accumulator.LEAST, Accumulator.GREATEST}
+
+
+class Argument(Enum):
+    """How the arguments of a call become the one column that a kernel takes."""
+
+    VALUE = "value"
+    """The call has one argument, and the kernel takes it."""
+    ALL_PRESENT = "all present"
+    """The call has any number of arguments; the kernel takes the rows in which none is NULL."""
+    TRUE = "true"
+    """The call has one condition; the kernel takes the rows in which it is true."""
+
+
+class Empty(Enum):
+    """The result of an aggregate over no rows."""
+
+    NULL = "NULL"
+    ZERO = "0"
+    UNKNOWN = "unknown"
+
+
+class TieBreak(Enum):
+    """For an aggregate whose result depends on the order of rows: how `circuit.ties` makes it one result."""
+
+    FIRST = "the row with the lowest hash"
+    LAST = "the row with the highest hash"
+    BY = "its key, then the hash"
+    MODE = "the lowest of the most frequent values"
+    TEXT = "texts in the order of the hash"
+    LIST = "a list sorted by the hash"
+
+
+class Precision(Enum):
+    """How near to Spark's result ours must be (DBSP-20)."""
+
+    EXACT = "exact"
+    FLOAT = "float"
+    APPROXIMATE = "approximate"
+
+
+def _total(group: I64, bins: I64, sums: I64, rows: I64) -> Doubles:
+    return totals(group, bins, sums, len(rows))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """How a native aggregate is computed.
+
+    Args:
+        accumulator: what groups keep.
+        argument: how arguments become the column that is accumulated.
+        value: SQL that makes the accumulated value from the argument `{}`.
+        counts: whether the result needs the number of values besides a sum.
+        of_doubles: the result over floats, from the bins of the groups (see `sums.totals`).
+        takes: whether it has a result of this type over an argument of this type.
+        final: from raw columns, the type of the argument and the type of the result to the values.
+    """
+
+    accumulator: Accumulator
+    argument: Argument = Argument.VALUE
+    value: str = "{}"
+    counts: bool = False
+    of_doubles: Callable[[I64, I64, I64, I64], Doubles] = _total
+    takes: Callable[[pa.DataType | None, pa.DataType], bool] = finals.any_types
+    final: Callable[[Sequence[pa.Array], pa.DataType, pa.DataType], pa.Array] = finals.unchanged
+
+    def raw_width(self, argument: pa.DataType | None) -> int:
+        """How many raw columns it has for an argument of this type."""
+        if self.accumulator is not Accumulator.SUM or pat.is_floating(argument):
+            return 1
+        return 3 if self.counts else 2
+
+
+@dataclass(frozen=True)
+class AggregateFunction:
+    """What Tidemill knows about one aggregate function.
+
+    Args:
+        name: in lower case.
+        kernel: how it is computed natively; None if Spark computes it for the groups that changed.
+        same_as: the name of the aggregate that computes it, if that is another one.
+        ignores_duplicates: whether DISTINCT changes nothing.
+        empty: its result over no rows.
+        precision: how near to Spark's result ours must be.
+        ties: how its result is made independent of the order of rows; None if it is.
+    """
+
+    name: str
+    kernel: Kernel | None = None
+    same_as: str = ""
+    ignores_duplicates: bool = False
+    empty: Empty = Empty.UNKNOWN
+    precision: Precision = Precision.EXACT
+    ties: TieBreak | None = None
+
+    @property
+    def rung(self) -> str:
+        """The rung of an operator that computes it: native or keyed (`circuit.rungs`)."""
+        return "keyed" if self.kernel is None else "native"
+
+
+_COUNT = Kernel(Accumulator.COUNT, Argument.ALL_PRESENT)
+_COUNT_TRUE = Kernel(Accumulator.COUNT, Argument.TRUE)
+_SUM = Kernel(Accumulator.SUM, takes=finals.takes_sum, final=finals.sums)
+_AVERAGE = Kernel(
+    Accumulator.SUM, counts=True, of_doubles=averages, takes=finals.takes_average, final=finals.averages
+)
+_LEAST = Kernel(Accumulator.LEAST)
+_GREATEST = Kernel(Accumulator.GREATEST)
+_NULL, _ZERO, _FLOAT = Empty.NULL, Empty.ZERO, Precision.FLOAT
+_APPROXIMATE = Precision.APPROXIMATE
+
+_ENTRIES: Final = (
+    # --- native
+    AggregateFunction("avg", _AVERAGE, empty=_NULL, precision=_FLOAT),
+    AggregateFunction("count", _COUNT, empty=_ZERO),
+    AggregateFunction("count_if", _COUNT_TRUE, same_as="count", empty=_ZERO),
+    AggregateFunction("max", _GREATEST, ignores_duplicates=True, empty=_NULL),
+    AggregateFunction("mean", _AVERAGE, same_as="avg", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("min", _LEAST, ignores_duplicates=True, empty=_NULL),
+    AggregateFunction("sum", _SUM, empty=_NULL, precision=_FLOAT),
+    # --- keyed, with a result that depends on the order of rows
+    AggregateFunction("any_value", empty=_NULL, ties=TieBreak.FIRST),
+    AggregateFunction("array_agg", ties=TieBreak.LIST),
+    AggregateFunction("collect_list", ties=TieBreak.LIST),
+    AggregateFunction("first", empty=_NULL, ties=TieBreak.FIRST),
+    AggregateFunction("first_value", empty=_NULL, ties=TieBreak.FIRST),
+    AggregateFunction("last", empty=_NULL, ties=TieBreak.LAST),
+    AggregateFunction("last_value", empty=_NULL, ties=TieBreak.LAST),
+    AggregateFunction("listagg", ties=TieBreak.TEXT),
+    AggregateFunction("max_by", empty=_NULL, ties=TieBreak.BY),
+    AggregateFunction("min_by", empty=_NULL, ties=TieBreak.BY),
+    AggregateFunction("mode", empty=_NULL, ties=TieBreak.MODE),
+    AggregateFunction("string_agg", ties=TieBreak.TEXT),
+    # --- keyed
+    AggregateFunction("any", empty=_NULL),
+    AggregateFunction("approx_count_distinct", empty=_ZERO, precision=_APPROXIMATE),
+    AggregateFunction("approx_percentile", empty=_NULL, precision=_APPROXIMATE),
+    AggregateFunction("approx_top_k", precision=_APPROXIMATE),
+    AggregateFunction("approx_top_k_accumulate", precision=_APPROXIMATE),
+    AggregateFunction("approx_top_k_combine", precision=_APPROXIMATE),
+    AggregateFunction("bit_and", empty=_NULL),
+    AggregateFunction("bit_or", empty=_NULL),
+    AggregateFunction("bit_xor", empty=_NULL),
+    AggregateFunction("bitmap_and_agg"),
+    AggregateFunction("bitmap_construct_agg"),
+    AggregateFunction("bitmap_or_agg"),
+    AggregateFunction("bool_and", empty=_NULL),
+    AggregateFunction("bool_or", empty=_NULL),
+    AggregateFunction("collect_set"),
+    AggregateFunction("collect_union"),
+    AggregateFunction("corr", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("count_min_sketch"),
+    AggregateFunction("covar_pop", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("covar_samp", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("every", empty=_NULL),
+    AggregateFunction("histogram_numeric", precision=_FLOAT),
+    AggregateFunction("hll_sketch_agg"),
+    AggregateFunction("hll_union_agg"),
+    AggregateFunction("kll_merge_agg_bigint"),
+    AggregateFunction("kll_merge_agg_double"),
+    AggregateFunction("kll_merge_agg_float"),
+    AggregateFunction("kll_sketch_agg_bigint"),
+    AggregateFunction("kll_sketch_agg_double"),
+    AggregateFunction("kll_sketch_agg_float"),
+    AggregateFunction("kurtosis", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("measure"),
+    AggregateFunction("median", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("percentile", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("percentile_approx", empty=_NULL, precision=_APPROXIMATE),
+    AggregateFunction("percentile_cont", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("percentile_disc", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("regr_avgx", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("regr_avgy", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("regr_count", empty=_ZERO),
+    AggregateFunction("regr_intercept", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("regr_r2", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("regr_slope", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("regr_sxx", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("regr_sxy", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("regr_syy", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("schema_of_variant_agg"),
+    AggregateFunction("skewness", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("some", empty=_NULL),
+    AggregateFunction("std", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("stddev", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("stddev_pop", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("stddev_samp", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("theta_intersection_agg"),
+    AggregateFunction("theta_sketch_agg"),
+    AggregateFunction("theta_union_agg"),
+    AggregateFunction("try_avg", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("try_sum", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("tuple_intersection_agg_double"),
+    AggregateFunction("tuple_intersection_agg_integer"),
+    AggregateFunction("tuple_sketch_agg_double"),
+    AggregateFunction("tuple_sketch_agg_integer"),
+    AggregateFunction("tuple_union_agg_double"),
+    AggregateFunction("tuple_union_agg_integer"),
+    AggregateFunction("var_pop", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("var_samp", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("variance", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("vector_avg", precision=_FLOAT),
+    AggregateFunction("vector_sum", precision=_FLOAT),
+)
+
+AGGREGATES: Final[Mapping[str, AggregateFunction]] = {entry.name: entry for entry in _ENTRIES}
+"""Every aggregate function, by its name."""
+
+_UNKNOWN: Final = AggregateFunction("")
+
+
+def aggregate(name: str) -> AggregateFunction:
+    """The entry of an aggregate; an empty one for a name that is not registered, as a user's function."""
+    return AGGREGATES.get(name, _UNKNOWN)
+
+
+def kernel_of(name: str) -> Kernel | None:
+    """The kernel that bears this name; None if no kernel does."""
+    entry = aggregate(name)
+    return None if entry.same_as else entry.kernel
+
+
+def precision_of(name: str) -> Precision:
+    """How near to Spark's result that of a function must be, aggregate or not."""
+    if name.startswith(("approx_", "percentile_approx")):
+        return Precision.APPROXIMATE
+    return aggregate(name).precision
