@@ -6,6 +6,7 @@ object library's own, page by page, counting. Both take turns. The look before w
 a runner that has just started, stands beside them.
 """
 
+import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,10 +18,11 @@ from bench.comparison import rounded
 from bench.report import Report, at_most
 from tests.servers.s3 import S3Server, SeaweedS3
 from tidemill.clock import SYSTEM
+from tidemill.cluster.nodes import Node
 from tidemill.objects import open_objects
+from tidemill.scope import Scope
 from tidemill.sources.bucket import bucket
-from tidemill.sources.keys import SourceKeys
-from tidemill.sources.looking import Looker
+from tidemill.sources.discovery import FileDiscovery
 from tidemill.store.sqlite import SqliteStore
 
 FILES, QUICK_FILES = 100_000, 2_000
@@ -38,12 +40,12 @@ def measure(report: Report, folder: Path) -> None:
         scene.put([_name(number, files) for number in range(files)])
         report.say("taking them")
         first = time.perf_counter()
-        taken = scene.looker().look()
+        taken = scene.discovery().discover()
         first = time.perf_counter() - first
         assert taken.taken == files, taken
         started = time.perf_counter()
-        looker = scene.looker()
-        looker.look()
+        discovery = scene.discovery()
+        discovery.discover()
         started = time.perf_counter() - started
         ours, plain, number = [], [], 0
         for turn in range(report.repetitions + 1):
@@ -51,7 +53,7 @@ def measure(report: Report, folder: Path) -> None:
                 [f"{_name((turn * 7919 + n * 9973) % files, files)}-new-{turn}.json" for n in range(NEW)]
             )
             number += NEW
-            took, found = _timed(looker.look)
+            took, found = _timed(discovery.discover)
             assert (found.listed, found.taken) == (files + number, NEW), found
             listed_s, listed = _timed(scene.plain)
             assert listed == files + number
@@ -104,7 +106,7 @@ class _Scene:
             client_options={"allow_http": True},
         )
         where, _, settings = self._url.partition("?")
-        self._spec = bucket(f"{where}/landing/**/*.json?{settings}")
+        self._source = bucket(f"{where}/landing/**/*.json?{settings}")
         self._objects = open_objects(self._url, clock=SYSTEM, probe=False)
 
     def put(self, names: list[str]) -> None:
@@ -114,11 +116,15 @@ class _Scene:
         with ThreadPoolExecutor(WRITERS) as pool:
             list(pool.map(one, names))
 
-    def looker(self) -> Looker:
-        listing = self._spec.listing()
-        return Looker(
-            SOURCE, listing, self._spec.policy, store=self._store, keys=SourceKeys("bench"), clock=SYSTEM
+    def discovery(self) -> FileDiscovery:
+        scope = Scope(
+            store=self._store,
+            cluster="bench",
+            objects=self._objects,
+            node=Node(id="bench", epoch=1),
+            chance=random.Random(),
         )
+        return FileDiscovery(SOURCE, self._source.listing(), self._source.policy, scope)
 
     def plain(self) -> int:
         """The library's own listing: as many requests as there are thousands of files, nothing else."""

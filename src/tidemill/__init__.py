@@ -6,6 +6,8 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tidemill.sources.registry import SOURCES
+
 if TYPE_CHECKING:
     from tidemill import errors
     from tidemill.arcs.gaps import Coverage, Gap
@@ -49,14 +51,15 @@ if TYPE_CHECKING:
     from tidemill.pipeline.plan.plan import Plan
     from tidemill.pipeline.retired import RetiredView
     from tidemill.pipeline.run_report import ArcReport, Report
-    from tidemill.pipeline.status import LotInfo, PushAddress
+    from tidemill.pipeline.status import LotInfo
     from tidemill.pipeline.tables import Dataset, Table, View
     from tidemill.runner.compacting import Compacted
     from tidemill.sources.bucket import bucket
     from tidemill.sources.folder import folder
+    from tidemill.sources.http_poll import http_poll
+    from tidemill.sources.http_push import http_push
     from tidemill.sources.kafka import kafka
-    from tidemill.sources.polling import http_poll
-    from tidemill.sources.pushing import http_push
+    from tidemill.sources.source import PushAddress
     from tidemill.spark.sessions import SparkSettings
 
 __version__ = "0.1.0"
@@ -142,7 +145,7 @@ _MODULES = {
     "pipeline.explanation": "Explanation",
     "pipeline.gaps": "GapReport",
     "pipeline.lot_requests": "LotRequestPlan",
-    "pipeline.status": "LotInfo PushAddress",
+    "pipeline.status": "LotInfo",
     "pipeline.pace": "Pace",
     "pipeline.pipeline": "Pipeline",
     "pipeline.plan.plan": "Plan",
@@ -150,16 +153,13 @@ _MODULES = {
     "pipeline.retired": "RetiredView",
     "pipeline.tables": "Dataset Table View",
     "runner.compacting": "Compacted",
-    "sources.bucket": "bucket",
-    "sources.folder": "folder",
-    "sources.kafka": "kafka",
-    "sources.polling": "http_poll",
-    "sources.pushing": "http_push",
+    "sources.source": "PushAddress",
     "spark.sessions": "SparkSettings",
 }
 """The module of each public name, below `tidemill`."""
 
 _MODULE_OF = {name: f"tidemill.{module}" for module, names in _MODULES.items() for name in names.split()}
+_MODULE_OF |= SOURCES
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ from tests.acceptance.test_pipeline_kills import LATER
 from tests.integration.life_scenes import SCENES, Scene, Stage, Staged, staged
 from tests.integration.test_pipeline_life_crashes import BELOW
 from tests.servers.process import wait_until
-from tests.unit.test_sources_polling import web
+from tests.unit.test_sources_http_poll import web
 from tidemill import crash
 from tidemill.testing.threads import STUCK_S
 

@@ -23,7 +23,7 @@ from tests.servers.kafka import KafkaServer
 from tests.servers.process import wait_until
 from tests.servers.s3 import S3Server
 from tests.unit.push_stage import post
-from tests.unit.test_sources_polling import Web, reply_of
+from tests.unit.test_sources_http_poll import Web, reply_of
 from tidemill.arcs.keys import ArcKeys
 from tidemill.clock import SYSTEM, Clock
 from tidemill.lots import events, lots
@@ -184,7 +184,7 @@ class Bucket(Folder):
 class Poll(Scene):
     name = "poll"
     tables = ("orders", "orders_quarantine")
-    steps: ClassVar[set[str]] = {"sources.draw", "publish.intent", "publish.part-manifest", "publish.commit"}
+    steps: ClassVar[set[str]] = {"sources.fetch", "publish.intent", "publish.part-manifest", "publish.commit"}
 
     @classmethod
     def asking(cls, web: Web) -> "Poll":
@@ -213,7 +213,7 @@ class Kafka(Scene):
     in_batches = True
     spaces = ("future", "pin")  # the partitions of a topic stay
     tables = ("orders", "orders_quarantine")
-    steps: ClassVar[set[str]] = {"sources.draw", "sources.mark", "publish.intent", "publish.commit"}
+    steps: ClassVar[set[str]] = {"sources.fetch", "sources.checkpoint", "publish.intent", "publish.commit"}
 
     @classmethod
     def reading(cls, server: KafkaServer) -> "Kafka":
@@ -321,7 +321,7 @@ def seen(pipeline: tm.Pipeline, name: str) -> dict[str, object]:
 
 def marks(pipeline: tm.Pipeline) -> list[bytes]:
     keys, store = SourceKeys(pipeline.site.place.cluster), pipeline.site.store
-    return [row.value for row in store.run(lambda tx: tx.range(*keys.mark.all()))]
+    return [row.value for row in store.run(lambda tx: tx.range(*keys.checkpoint.all()))]
 
 
 def orphans(pipeline: tm.Pipeline, scene: Scene) -> list[str]:

@@ -18,10 +18,12 @@ from tidemill.cluster.nodes import Node
 from tidemill.lots import datasets
 from tidemill.lots.datasets import Dataset
 from tidemill.objects import open_objects
-from tidemill.sources.http_push import Endpoint, PushServer
+from tidemill.scope import Scope
 from tidemill.sources.keys import SourceKeys
 from tidemill.sources.push_host import PushHost
-from tidemill.sources.receiving import Receiver
+from tidemill.sources.push_receiver import PushReceiver
+from tidemill.sources.push_server import PushEndpoint, PushServer
+from tidemill.sources.source import SourceTarget
 from tidemill.store import open_store
 
 TTL_S = 2.0
@@ -37,23 +39,15 @@ def main(url: str, folder: str, name: str) -> None:
         node = store.run(lambda tx: nodes.join(tx, keys.publish.cluster, Node(id=name, epoch=0), 10**13))
         keeper = Keeper(store, name, clock=SYSTEM, chance=chance, ttl_s=TTL_S, every_s=TTL_S / 5)
         keeper.start()
+        scope = Scope(store=store, cluster="c", objects=objects, node=node, chance=chance)
+        target = SourceTarget(pipeline="shop", dataset=dataset, schema=dataset.schema, where="here")
 
         def make(held: Held) -> PushServer:
-            receiver = Receiver(
-                SOURCE,
-                dataset,
-                store=store,
-                keys=keys,
-                node=node,
-                objects=objects,
-                clock=SYSTEM,
-                chance=chance,
-                fence=held.fence,
-            )
+            receiver = PushReceiver(target, scope, fence=held.fence)
             receiver.start()
-            return PushServer({"orders": Endpoint(receiver, convert)}, token=TOKEN)
+            return PushServer({"orders": PushEndpoint(receiver, convert)}, token=TOKEN)
 
-        host = PushHost(SOURCE, store=store, keys=keys, keeper=keeper, make=make)
+        host = PushHost(SOURCE, scope, keeper, make=make)
         over = threading.Event()
         threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
         told = None

@@ -2,8 +2,8 @@
 
 usage: python -m tests.integration.source_node SETTINGS (JSON: kind, store, objects, at, name, ttl_s, …)
 
-Tells {"ready": true}, then {"lot": …, "rows": n} for each lot it publishes and {"listed": stretch} for each
-stretch of the listing that it looked at.
+Prints {"ready": true}, then {"lot": …, "rows": n} for each lot it publishes and {"listed": shard} for each
+shard of the listing that it listed.
 """
 
 import json
@@ -13,8 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from tests.unit.push_stage import convert
-from tests.unit.sources_stage import BAD, ORDERS, SOURCE, PlainParts
+from tests.unit.sources_stage import BAD, ORDERS, QUARANTINE, SOURCE, PlainParts
 from tidemill.clock import SYSTEM
 from tidemill.cluster.keeper import Keeper
 from tidemill.cluster.nodes import Node
@@ -24,16 +23,18 @@ from tidemill.lots import datasets
 from tidemill.lots.datasets import Dataset
 from tidemill.objects import open_objects
 from tidemill.runner.presence import OwnPresence
-from tidemill.sources import stretches
+from tidemill.scope import Scope
+from tidemill.sources import listing_shards
+from tidemill.sources.batch_publisher import BatchPublisher
 from tidemill.sources.bucket import bucket
-from tidemill.sources.consuming import TopicReader
-from tidemill.sources.declarations import SourceSpec
-from tidemill.sources.drawing import Drawer
-from tidemill.sources.events import BatchDrawn, StretchLooked, WindowPublished
-from tidemill.sources.holdings import Holdings
+from tidemill.sources.events import BatchFetched, ListingShardDone, WindowPublished
+from tidemill.sources.file_ingestion import FileIngestion
+from tidemill.sources.file_source import FileSourceSpec
 from tidemill.sources.kafka import kafka
 from tidemill.sources.keys import SourceKeys
-from tidemill.sources.work import SourceWork, declare
+from tidemill.sources.source import SourceTarget
+from tidemill.sources.topic_partitions import TopicPartitions
+from tidemill.sources.topic_reader import TopicReader
 from tidemill.store import open_store
 
 DATASET = Dataset(name="orders", schema="id BIGINT, name STRING")
@@ -46,10 +47,10 @@ def tell(**what: Any) -> None:
 
 
 def emit(event: Event) -> None:
-    if isinstance(event, WindowPublished | BatchDrawn):
+    if isinstance(event, WindowPublished | BatchFetched):
         tell(lot=event.lot, rows=event.rows)
-    elif isinstance(event, StretchLooked):
-        tell(listed=event.stretch)
+    elif isinstance(event, ListingShardDone):
+        tell(listed=event.shard)
 
 
 class Here:
@@ -63,10 +64,15 @@ class Here:
         self.chance = random.Random()
         self.over = threading.Event()
 
+    def scope(self, node: Node) -> Scope:
+        return Scope(
+            store=self.store, cluster=CLUSTER, objects=self.objects, node=node, chance=self.chance, emit=emit
+        )
+
     def bucket(self, node: Node) -> Any:
         """One look, and one window."""
-        place = bucket(self.given["at"], max_files=self.given["max_files"], stretches=3)
-        spec = SourceSpec(
+        place = bucket(self.given["at"], max_files=self.given["max_files"], listing_shards=3)
+        spec = FileSourceSpec(
             id=SOURCE,
             pipeline="shop",
             dataset=ORDERS,
@@ -75,7 +81,7 @@ class Here:
             policy=place.policy,
             quarantine=BAD,
         )
-        self.store.run(lambda tx: declare(tx, self.keys, spec))
+        self.store.run(lambda tx: datasets.declare(tx, self.keys.publish.lots, QUARANTINE))
         listing = place.listing()
         pause_s = self.given["pause_s"]
 
@@ -88,23 +94,12 @@ class Here:
 
         parts = Parts(Path("/"), self.objects, self.chance)
         parts.before = lambda _: (SYSTEM.wait(threading.Event(), pause_s), None)[1]
-        work = SourceWork(
-            spec,
-            listing,
-            store=self.store,
-            keys=self.keys,
-            node=node,
-            objects=self.objects,
-            parts=parts,
-            clock=SYSTEM,
-            chance=self.chance,
-            keeper=Keeper(self.store, node.id, clock=SYSTEM, chance=self.chance),
-            emit=emit,
-        )
+        keeper = Keeper(self.store, node.id, clock=SYSTEM, chance=self.chance)
+        ingestion = FileIngestion(spec, listing, self.scope(node), parts, keeper=keeper)
 
         def step() -> bool:
-            work.look(fresh_s=1.0)
-            return bool(work.work(most=1))
+            ingestion.discover(fresh_s=1.0)
+            return bool(ingestion.ingest(most=1))
 
         return step
 
@@ -115,36 +110,20 @@ class Here:
                 tx, self.keys.publish.lots, Dataset(name=BAD.name, schema="file STRING, line BIGINT")
             )
         )
-        spec = kafka(
+        source = kafka(
             self.given["brokers"], self.given["at"], linger_s=0.1, max_records=self.given["max_records"]
         )
-        drawer = Drawer(
-            SOURCE,
-            DATASET,
-            BAD,
-            store=self.store,
-            keys=self.keys,
-            node=node,
-            objects=self.objects,
-            clock=SYSTEM,
-            chance=self.chance,
-            emit=emit,
+        scope = self.scope(node)
+        target = SourceTarget(
+            pipeline="shop", dataset=DATASET, schema=DATASET.schema, where="here", quarantine=BAD
         )
-        holdings = Holdings(
-            SOURCE,
-            store=self.store,
-            keys=self.keys,
-            node=node,
-            clock=SYSTEM,
-            chance=self.chance,
-            ttl_s=self.given["ttl_s"],
-        )
-        reader = TopicReader(spec, drawer, convert, holdings)
-        return lambda: bool(reader.consume().drawn.lot)
+        partitions = TopicPartitions(SOURCE, scope, ttl_s=self.given["ttl_s"])
+        reader = TopicReader(source, BatchPublisher(target, scope), partitions)
+        return lambda: bool(reader.read().batch.lot)
 
 
 def main(given: dict[str, Any]) -> None:
-    stretches.LEAST_FILES = given.get("least_files", stretches.LEAST_FILES)
+    listing_shards.LEAST_FILES = given.get("least_files", listing_shards.LEAST_FILES)
     with open_store(given["store"]) as store:
         here = Here(given, store)
         store.run(lambda tx: datasets.declare(tx, here.keys.publish.lots, DATASET))

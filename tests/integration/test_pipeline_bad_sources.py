@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import tidemill as tm
-from tests.unit.test_sources_polling import Web, web
+from tests.unit.test_sources_http_poll import Web, web
 from tidemill import crash
 from tidemill.clock import SYSTEM
 from tidemill.errors import NoLots
@@ -73,7 +73,7 @@ def test_files_that_drift_and_targets_that_hang_are_told_of_and_lose_nothing(
         web.reply = lambda _: (SYSTEM.wait(threading.Event(), 1.0), None)[1]
         report = shop.run(emit=told.append)
         assert not report.ok
-        assert "no answer within 0.4 s" in report.failures["source:shop/hung"]
+        assert "no response within 0.4 s" in report.failures["source:shop/hung"]
         web.says([{"id": 5}])
         assert shop.run().ok
         assert rows(shop, "hung") == [(5,)]

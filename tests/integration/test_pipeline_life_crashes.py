@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.life_scenes import SCENES, Scene, Stage, Staged, staged
-from tests.unit.test_sources_polling import web
+from tests.unit.test_sources_http_poll import web
 from tidemill import crash
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import tidemill as tm
 from tests.servers.kafka import KafkaServer
 from tests.servers.process import wait_until
 from tests.unit.push_stage import lines, post
-from tests.unit.test_sources_polling import Web, web
+from tests.unit.test_sources_http_poll import Web, web
 from tidemill.errors import BadSource, DeclarationError, UsageError
 from tidemill.pipeline import status as overview
 from tidemill.pipeline.status import RunInfo
@@ -72,7 +72,7 @@ def test_rows_that_are_pushed_are_received_by_a_runner_that_watches_at_the_addre
     orders = shop.dataset("orders", "id BIGINT, name STRING", checks=[tm.not_null("name")])
     shop.source(orders, tm.http_push("in/orders"))
     shop.view("counted", "SELECT count(*) AS n FROM orders")
-    with pytest.raises(UsageError, match="nothing is pushed to counted"):
+    with pytest.raises(UsageError, match="counted is not pushed to"):
         overview.address_of(shop, "counted")
     with Watching(shop) as watching:
         watching.until(lambda: orders.address().url)
@@ -179,7 +179,7 @@ def test_what_is_wrong_with_a_source_is_told_with_its_line(shop: tm.Pipeline) ->
     with pytest.raises(DeclarationError, match=f"{HERE}:.*changes takes changes"):
         shop.source("changes", tm.http_push())
     shop.dataset("orders", "id BIGINT", checks=[tm.expect("id > 0")])
-    with pytest.raises(DeclarationError, match=f"{HERE}:.*is no source"):
+    with pytest.raises(DeclarationError, match=f"{HERE}:.*is not a source"):
         shop.source("orders", "landing/*.json")  # type: ignore[arg-type]
     shop.source("orders", tm.http_push())
     assert shop.plan(), "what is pushed may be checked by expressions of Spark"

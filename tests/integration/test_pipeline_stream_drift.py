@@ -10,7 +10,7 @@ import tidemill as tm
 from tests.integration.test_pipeline_sources import Watching
 from tests.servers.kafka import KafkaServer
 from tests.unit.push_stage import post
-from tests.unit.test_sources_polling import Web, web
+from tests.unit.test_sources_http_poll import Web, web
 from tidemill.testing.threads import STUCK_S
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from tidemill.errors import BadSource, SourceUnavailable
 from tidemill.objects import Objects, open_objects
 from tidemill.sources.bucket import BucketListing, bucket
 from tidemill.sources.events import FileChanged
-from tidemill.sources.patterns import Pattern
-from tidemill.sources.work import SourceWork
+from tidemill.sources.file_ingestion import FileIngestion
+from tidemill.sources.path_patterns import PathPattern
+from tidemill.sources.source import SourceContext
 from tidemill.spark.formats import Format
 from tidemill.spark.headers import first_line
 from tidemill.spark.salvage import of_gzip
@@ -47,28 +48,18 @@ def test_objects_of_a_bucket_become_lots_each_once(landing: tuple[str, Objects],
             with spec.listing().open(path) as file:
                 return file.read().decode()
 
-    def work(name: str) -> SourceWork:
-        return SourceWork(
-            stage.spec,
-            spec.listing(),
-            store=stage.store,
-            keys=stage.keys,
-            node=stage.node(name),
-            objects=stage.objects,
-            parts=Parts(stage.root, stage.objects, stage.chance),
-            clock=stage.clock,
-            chance=stage.chance,
-            emit=stage.told.append,
-        )
+    def ingestion(name: str) -> FileIngestion:
+        parts = Parts(stage.root, stage.objects, stage.chance)
+        return FileIngestion(stage.spec, spec.listing(), stage.scope(stage.node(name)), parts)
 
-    first = work("one")
-    first.look()
-    first.work()
+    first = ingestion("one")
+    first.discover()
+    first.ingest()
     objects.put("landing/day=1/late.json", b'{"id":100}\n')
     objects.put("landing/day=0/a b'0.json", b'{"id":200}\n')  # replaced after it was taken
-    second = work("two")
-    second.look()
-    second.work()
+    second = ingestion("two")
+    second.discover()
+    second.ingest()
     assert ids(stage.published()) == [*range(25), 100]
     assert [event.path for event in stage.heard(FileChanged)] == ["day=0/a b'0.json"]
 
@@ -89,11 +80,11 @@ def test_objects_are_looked_at_and_opened(landing: tuple[str, Objects]) -> None:
     objects.put("look/a.json", b"one")
     objects.put("look/h.csv.gz", gzip.compress(b"id,name\n1,x\n"))
     listing = bucket(url.replace("/landing/", "/look/")).listing()
-    (before, gone) = listing.look(["a.json", "none.json"])
+    (before, gone) = listing.stat(["a.json", "none.json"])
     assert before is not None
     assert gone is None
     objects.put("look/a.json", b"two")
-    assert listing.look(["a.json"])[0] != before
+    assert listing.stat(["a.json"])[0] != before
     with listing.open("a.json") as file:
         assert file.read() == b"two"
     assert first_line("h.csv.gz", listing.open) == "id,name"
@@ -121,7 +112,8 @@ def test_a_bucket_is_declared_by_one_text() -> None:
     whole = bucket("gs://landing", format="json")
     assert (whole.prefix, whole.pattern.text) == ("", "**")
     assert bucket("gs://landing/in", format="json").prefix == "in/"
-    assert spec.below(Path("/x")) is spec
+    context = SourceContext(pipeline="shop", dataset="orders", base=Path("/x"), secret=bytes)
+    assert spec.resolve(context) is spec
     for wrong in ("landing/*.json", "http://x/*.json", "s3://landing/*"):
         with pytest.raises(BadSource):
             bucket(wrong)
@@ -131,5 +123,5 @@ def test_a_listing_of_objects_in_memory_is_the_same(tmp_path: Path) -> None:
     objects = open_objects("memory://", clock=SYSTEM)
     objects.put("in/a.json", b"{}")
     objects.put("in/.hidden.json", b"{}")
-    listing = BucketListing(objects, "in/", Pattern("*.json"))
+    listing = BucketListing(objects, "in/", PathPattern("*.json"))
     assert [file.path for file in listing.files(lambda *_: None)] == ["a.json"]

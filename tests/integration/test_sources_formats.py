@@ -13,14 +13,15 @@ import pytest
 
 from tidemill.clock import SYSTEM
 from tidemill.errors import BadSource, SourceFileChanged
+from tidemill.lots.checks import quarantine_of
 from tidemill.lots.datasets import Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import StoredObject
 from tidemill.objects import open_objects
 from tidemill.publish.parts import PartInput, PartPlace, PartSink, PartTask
-from tidemill.sources.declarations import SourceSpec, quarantine_of
+from tidemill.sources.file_source import FileSourceSpec
 from tidemill.sources.folder import folder
-from tidemill.sources.part import run_window
+from tidemill.sources.window_task import run_window
 from tidemill.spark.storage import Storage
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def read(spark: "SparkSession", tmp_path: Path) -> Read:
         first = next(iter(files))
         place = folder(f"{root}/**", format=form or first.removesuffix(".gz").rpartition(".")[2], **options)
         listing = place.listing()
-        spec = SourceSpec(
+        spec = FileSourceSpec(
             id="source:shop/orders",
             pipeline="shop",
             dataset=ORDERS,

@@ -9,17 +9,17 @@ import pytest
 
 from tests.servers.kafka import KafkaServer
 from tests.unit.push_stage import SOURCE
-from tests.unit.test_sources_polling import Stage, convert
+from tests.unit.test_sources_http_poll import Stage
 from tidemill import crash
 from tidemill.cluster.nodes import Node
 from tidemill.crash import Crashed
 from tidemill.errors import BadSource, LeaseLost, MissingDriver, SourceUnavailable
 from tidemill.lots.datasets import Kind
-from tidemill.sources.consuming import Consumed, TopicReader
-from tidemill.sources.drawing import Drawer
-from tidemill.sources.events import MarkSkipped, PartitionStuck
-from tidemill.sources.holdings import Holdings
+from tidemill.sources.batch_publisher import BatchPublisher
+from tidemill.sources.events import CheckpointSkipped, PartitionStuck
 from tidemill.sources.kafka import kafka
+from tidemill.sources.topic_partitions import TopicPartitions
+from tidemill.sources.topic_reader import TopicRead, TopicReader
 
 TTL_S = 30.0
 
@@ -39,32 +39,13 @@ class Topic(Stage):
 
     def reader(self, name: str, *, again: Node | None = None, **options: Any) -> TopicReader:
         node = again or self.node(name)
-        spec = kafka(self.server.brokers, self.topic, **{"linger_s": 0.1, **options})
-        drawer = Drawer(
-            SOURCE,
-            self.dataset,
-            self.bad_id,
-            store=self.store,
-            keys=self.keys,
-            node=node,
-            objects=self.objects,
-            clock=self.stage.clock,
-            chance=self.chance,
-            emit=self.told.append,
-        )
-        holdings = Holdings(
-            SOURCE,
-            store=self.store,
-            keys=self.keys,
-            node=node,
-            clock=self.stage.clock,
-            chance=self.chance,
-            ttl_s=TTL_S,
-        )
-        return TopicReader(spec, drawer, convert, holdings, emit=self.told.append)
+        source = kafka(self.server.brokers, self.topic, **{"linger_s": 0.1, **options})
+        scope = self.scope(node, self.stage.clock)
+        publisher = BatchPublisher(self.target(), scope)
+        return TopicReader(source, publisher, TopicPartitions(SOURCE, scope, ttl_s=TTL_S))
 
 
-def until(act: Callable[[], Consumed], ready: Callable[[Consumed], object]) -> Consumed:
+def until(act: Callable[[], TopicRead], ready: Callable[[TopicRead], object]) -> TopicRead:
     for _ in range(100):
         found = act()
         if ready(found):
@@ -74,7 +55,7 @@ def until(act: Callable[[], Consumed], ready: Callable[[Consumed], object]) -> C
 
 def drain(*readers: TopicReader) -> None:
     for reader in readers:
-        until(reader.consume, lambda found: found.caught_up)
+        until(reader.read, lambda found: found.caught_up)
 
 
 @pytest.mark.rule("LOT-35", "CLU-22")
@@ -103,52 +84,52 @@ def test_partitions_are_shared_revoked_before_they_are_assigned_and_a_leavers_ta
     topic = Topic(kafka_server)
     topic.send(*range(40))
     one, two = topic.reader("one"), topic.reader("two")
-    one.consume()
-    assert len(one.holdings.mine) == 4, "who is alone has all"
+    one.read()
+    assert len(one.partitions.held) == 4, "who is alone has all"
     for first in range(40, 140, 20):  # a rebalance in the middle of what arrives
         topic.send(*range(first, first + 20))
-        one.consume()
-        two.consume()
-        assert not one.holdings.mine.keys() & two.holdings.mine.keys(), "nobody has what another has"
-    assert sorted([len(one.holdings.mine), len(two.holdings.mine)]) == [2, 2]
+        one.read()
+        two.read()
+        assert not one.partitions.held.keys() & two.partitions.held.keys(), "nobody has what another has"
+    assert sorted([len(one.partitions.held), len(two.partitions.held)]) == [2, 2]
     drain(one, two)
     assert topic.ids() == list(range(140))
 
     topic.send(*range(140, 160))
     topic.stage.clock.advance(TTL_S / 2)
-    two.consume()
-    assert len(two.holdings.mine) == 2, "one is late, and still there"
+    two.read()
+    assert len(two.partitions.held) == 2, "one is late, and still there"
     topic.stage.clock.advance(TTL_S / 2 + 1)
-    until(two.consume, lambda _: len(two.holdings.mine) == 4)  # one is gone
+    until(two.read, lambda _: len(two.partitions.held) == 4)  # one is gone
     drain(two)
     assert topic.ids() == list(range(160))
-    one.consume()  # it comes back, and finds that its partitions are another's
-    assert len(one.holdings.mine) == 0
+    one.read()  # it comes back, and finds that its partitions are another's
+    assert len(one.partitions.held) == 0
     assert topic.ids() == list(range(160))
     two.close()
     drain(one)
-    assert len(one.holdings.mine) == 4, "what is handed back is there at once"
+    assert len(one.partitions.held) == 4, "what is handed back is there at once"
     one.close()
 
 
 @pytest.mark.rule("CLU-22")
-def test_a_node_that_was_paused_publishes_nothing_of_what_it_had_fetched(kafka_server: KafkaServer) -> None:
+def test_a_node_that_was_paused_publishes_nothing_of_what_it_had_fetch(kafka_server: KafkaServer) -> None:
     topic = Topic(kafka_server, 1)
     paused, other = topic.reader("paused"), topic.reader("other")
     drain(paused)
     topic.send(*range(10))
-    fetched = paused._fetched
+    fetched = paused._fetch
 
     def slow() -> Any:
         found = fetched()
         if found[1]:
             topic.stage.clock.advance(2 * TTL_S)  # its time is over, and it does not know
-            until(other.consume, lambda one: one.drawn.lot)
+            until(other.read, lambda one: one.batch.lot)
         return found
 
-    paused._fetched = slow  # type: ignore[method-assign]
+    paused._fetch = slow  # type: ignore[method-assign]
     with pytest.raises(LeaseLost):
-        until(paused.consume, lambda one: one.drawn.lot)
+        until(paused.read, lambda one: one.batch.lot)
     assert topic.ids() == list(range(10))
     other.close()
     paused.close()
@@ -163,7 +144,7 @@ def test_wherever_a_node_is_killed_each_message_is_in_exactly_one_lot(kafka_serv
         drain(reader)
         reader.close()
     mine = sorted(point for point in points if point.startswith(("sources.", "publish.")))
-    assert {"sources.take-partition.after", "sources.draw.before", "sources.mark.after"} < set(mine)
+    assert {"sources.take-partition.after", "sources.fetch.before", "sources.checkpoint.after"} < set(mine)
     topic, sent = Topic(kafka_server, 1), 0
     node = topic.node("a")
     for point in mine:
@@ -195,16 +176,16 @@ def test_an_offset_that_is_gone_stops_its_partition_or_is_skipped_as_told(
     topic.send(*range(2, 12))
     topic.server.forget(topic.topic, 0, 4)  # 0, 2, 4 and 6; only 0 was read
     told = topic.reader("a", on_gone=policy)
-    found = until(told.consume, lambda found: found.caught_up)
+    found = until(told.read, lambda found: found.caught_up)
     odd = [1, 3, 5, 7, 9, 11]
     if policy == "fail":
         (stuck,) = found.stuck
-        assert f"{topic.topic}/0 was read up to 1, and there are 4 to 6" in stuck
+        assert f"{topic.topic}/0 was read up to 1, but Kafka has 4 to 6" in stuck
         assert "on_gone='earliest'" in stuck
-        assert [one.mark for one in topic.told if isinstance(one, PartitionStuck)] == ["000000"]
+        assert [one.checkpoint for one in topic.told if isinstance(one, PartitionStuck)] == ["000000"]
         assert topic.ids() == [0, *odd], "the other partition goes on"
     else:
-        skipped = [(one.before, one.after) for one in topic.told if isinstance(one, MarkSkipped)]
+        skipped = [(one.before, one.after) for one in topic.told if isinstance(one, CheckpointSkipped)]
         assert skipped == [("1", "4" if policy == "earliest" else "6")]
         assert topic.ids() == sorted([0, *odd, *([8, 10] if policy == "earliest" else [])])
     told.close()
@@ -232,11 +213,11 @@ def test_brokers_and_topics_that_are_not_there_are_told_of(
     topic.topic = "nothing"
     lost = topic.reader("a")
     with pytest.raises(SourceUnavailable, match="topic nothing at"):
-        lost.consume()
+        lost.read()
     lost.close()
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     with pytest.raises(MissingDriver, match=r"tidemill\[kafka\]"):
-        topic.reader("b").consume()
+        topic.reader("b").read()
 
 
 @pytest.mark.parametrize(

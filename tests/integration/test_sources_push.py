@@ -15,8 +15,8 @@ from tests.unit.push_stage import SCHEMA, SOURCE, TOKEN, PushStage, lines, post,
 from tidemill import crash
 from tidemill.cluster.keeper import Held
 from tidemill.errors import BadSource
-from tidemill.sources.http_push import PushServer
 from tidemill.sources.push_host import PushHost, address
+from tidemill.sources.push_server import PushServer
 from tidemill.testing.threads import STUCK_S, together
 
 
@@ -176,7 +176,7 @@ def test_one_node_receives_and_another_when_it_is_gone() -> None:
         def make(held: Held) -> PushServer:
             return stage.server(stage.receiver(held))
 
-        hosts.append(PushHost(SOURCE, store=stage.store, keys=stage.keys, keeper=keeper, make=make))
+        hosts.append(PushHost(SOURCE, stage.scope(stage.node(name)), keeper, make=make))
     one, two = hosts
     assert one.tick()
     assert not two.tick()

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.sources_stage import BAD, ORDERS, SOURCE, SourceStage, ids
 from tidemill.errors import LeaseLost
 from tidemill.publish.parts import PartTask
-from tidemill.sources import files
+from tidemill.sources import taken_files
 from tidemill.store import Store, Tx, open_store
 from tidemill.store.memory import MemoryStore
 from tidemill.testing.threads import together
@@ -35,18 +35,18 @@ def test_each_file_is_taken_once_by_nodes_that_race(store: Store, tmp_path: Path
         stage.put(f"{number % 3}/{number}.json", body=f'{{"id":{number}}}\nbad {number}\n')
 
     def worker(name: str) -> int:
-        work = stage.work(name)
+        work = stage.ingestion(name)
         ended = 0
         for round_ in range(3):
             stage.put(f"late/{name}-{round_}.json", body=f'{{"id":{1000 + len(name) * 10 + round_}}}\n')
-            work.look()
-            ended += work.work()
+            work.discover()
+            ended += work.ingest()
         return ended
 
     ended = together(lambda: worker("a"), lambda: worker("bb"), lambda: worker("ccc"))
-    last = stage.work("last")
-    last.look()
-    last.work()
+    last = stage.ingestion("last")
+    last.discover()
+    last.ingest()
     late = [1000 + size * 10 + round_ for size in (1, 2, 3) for round_ in range(3)]
     assert ids(stage.published()) == [*range(FILES), *late]
     assert sorted(row[2] for row in stage.published(BAD)) == sorted(f"bad {n}" for n in range(FILES))
@@ -72,10 +72,10 @@ def test_nodes_that_die_and_others_that_go_on_take_each_file_once(store: Store, 
                 if life < 7 and dice.random() < 0.5:
                     stage.stage.kill(node)  # type: ignore[arg-type]
 
-            work = stage.work(node, before=die)
+            work = stage.ingestion(node, before=die)
             try:
-                work.look()
-                work.work()
+                work.discover()
+                work.ingest()
             except LeaseLost:
                 lost += 1
         return lost
@@ -95,8 +95,8 @@ def test_a_look_at_many_old_files_reads_in_pages_and_writes_nothing(tmp_path: Pa
         for number in range(10_000):
             path = stage.root / f"{number:05}.json"
             path.write_bytes(b'{"id":1}\n')
-        work = stage.work()
-        looked = work.look()
+        work = stage.ingestion()
+        looked = work.discover()
         assert looked is not None
         assert (looked.taken, len(looked.windows)) == (10_000, 20)
         stage.put("new.json", 7)
@@ -112,13 +112,13 @@ def test_a_look_at_many_old_files_reads_in_pages_and_writes_nothing(tmp_path: Pa
             return genuine(inner, mode=mode)
 
         store.run = counted  # type: ignore[method-assign]
-        looked = work.look()
+        looked = work.discover()
         assert looked is not None
         assert (looked.listed, looked.taken) == (10_001, 1)
         assert len(transactions) < 40  # a read for each thousand or so, and one window
         assert sum(1 for writes in transactions if writes) == 1
         transactions.clear()
-        work.look()
+        work.discover()
         assert len(transactions) == 1  # of the page that had the new file; the others are as they were
-        first = store.run(lambda tx: files.listed(tx, stage.keys, SOURCE, limit=1))
+        first = store.run(lambda tx: taken_files.page(tx, stage.keys, SOURCE, limit=1))
         assert first[0][0] == "00000.json"

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.unit.lots_stage import Stage
-from tidemill.clock import SYSTEM
+from tidemill.clock import SYSTEM, Clock
 from tidemill.cluster import nodes
 from tidemill.cluster.keeper import Held, Keeper
 from tidemill.cluster.nodes import Node
@@ -20,9 +20,11 @@ from tidemill.lots import datasets
 from tidemill.lots.datasets import Dataset
 from tidemill.objects.memory import MemoryObjects
 from tidemill.publish.manifests import Manifests
-from tidemill.sources.http_push import Endpoint, PushServer
+from tidemill.scope import Scope
 from tidemill.sources.keys import SourceKeys
-from tidemill.sources.receiving import Limits, Receiver
+from tidemill.sources.push_receiver import PushReceiver, ReceiverLimits
+from tidemill.sources.push_server import PushEndpoint, PushServer
+from tidemill.sources.source import SourceTarget
 from tidemill.store import Store
 
 SOURCE = "source:shop/orders"
@@ -63,35 +65,44 @@ class PushStage:
             lambda tx: nodes.join(tx, self.keys.publish.cluster, Node(id=name, epoch=0), LONG_US)
         )
 
+    def scope(self, node: Node, clock: Clock = SYSTEM) -> Scope:
+        return Scope(
+            store=self.store,
+            cluster="c",
+            objects=self.objects,
+            node=node,
+            clock=clock,
+            chance=self.chance,
+            emit=self.told.append,
+        )
+
+    def target(self, **options: Any) -> SourceTarget:
+        return SourceTarget(
+            pipeline="shop", dataset=self.dataset, schema=self.dataset.schema, where="here", **options
+        )
+
     def keeper(self, name: str = "n", ttl_s: float = 3600) -> Keeper:
         return Keeper(self.store, name, clock=self.stage.clock, chance=self.chance, ttl_s=ttl_s)
 
-    def receiver(self, held: Held | None = None, *, start: bool = True, **limits: Any) -> Receiver:
+    def receiver(self, held: Held | None = None, *, start: bool = True, **limits: Any) -> PushReceiver:
         name = f"n{self.chance.getrandbits(60)}"
         if held is None:
-            got = self.keeper(name).acquire(self.keys.receiving(f"{SOURCE} {name}"))
+            got = self.keeper(name).acquire(self.keys.push_lease(f"{SOURCE} {name}"))
             assert isinstance(got, Held)
             held = got
-        receiver = Receiver(
-            SOURCE,
-            self.dataset,
-            store=self.store,
-            keys=self.keys,
-            node=self.node(name),
-            objects=self.objects,
-            clock=SYSTEM,
-            chance=random.Random(name),
+        receiver = PushReceiver(
+            self.target(),
+            self.scope(self.node(name)),
             fence=held.fence,
-            limits=Limits(**limits),
-            emit=self.told.append,
+            limits=ReceiverLimits(**limits),
         )
         if start:
             receiver.start()
         return receiver
 
-    def server(self, receiver: Receiver | None = None, **settings: Any) -> PushServer:
+    def server(self, receiver: PushReceiver | None = None, **settings: Any) -> PushServer:
         receiver = receiver or self.receiver()
-        return PushServer({"orders": Endpoint(receiver, convert)}, token=TOKEN, **settings)
+        return PushServer({"orders": PushEndpoint(receiver, convert)}, token=TOKEN, **settings)
 
     def rows(self) -> list[dict[str, Any]]:
         manifests = Manifests(self.objects, SYSTEM)

@@ -16,6 +16,7 @@ from tidemill.cluster import nodes
 from tidemill.cluster.nodes import Node
 from tidemill.events import Event
 from tidemill.lots import datasets
+from tidemill.lots.checks import QUARANTINE_SCHEMA, quarantine_of
 from tidemill.lots.datasets import Dataset
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import StoredObject
@@ -23,18 +24,21 @@ from tidemill.objects.memory import MemoryObjects
 from tidemill.objects.port import Objects
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.parts import PartDone, PartEnd, PartFailed, PartPlace, PartTask, SinkWritten
-from tidemill.sources import files, windows
-from tidemill.sources.declarations import SourceSpec, quarantine_of, source_id
-from tidemill.sources.files import TakenFile
-from tidemill.sources.folder import FolderSpec, folder
+from tidemill.scope import Scope
+from tidemill.sources import taken_files, windows
+from tidemill.sources.file_ingestion import FileIngestion
+from tidemill.sources.file_source import FileSource, FileSourceSpec
+from tidemill.sources.folder import folder
 from tidemill.sources.keys import SourceKeys
-from tidemill.sources.work import SourceWork, declare
+from tidemill.sources.source import source_id
+from tidemill.sources.taken_files import TakenFile
 from tidemill.store import Store
 from tidemill.testing.fake_clock import FakeClock
 
 LONG_US = 10**13
 ORDERS = DatasetId("orders")
 BAD = quarantine_of(ORDERS)
+QUARANTINE = Dataset(name=BAD.name, version=BAD.version, schema=QUARANTINE_SCHEMA)
 SOURCE = source_id("shop", "orders")
 OLD_S = 1_600_000_000
 
@@ -96,14 +100,14 @@ class SourceStage:
         self.keys = SourceKeys("c")
         self.chance = random.Random(5)
         self.told: list[Event] = []
-        self.place: FolderSpec = folder(f"{root}/**/*.json", **policy)
-        self.spec = SourceSpec(
+        self.source: FileSource = folder(f"{root}/**/*.json", **policy)
+        self.spec = FileSourceSpec(
             id=SOURCE,
             pipeline="shop",
             dataset=ORDERS,
             schema="id BIGINT",
-            reading=self.place.reading,
-            policy=self.place.policy,
+            reading=self.source.reading,
+            policy=self.source.policy,
             quarantine=BAD,
         )
         self.store.run(
@@ -111,7 +115,7 @@ class SourceStage:
                 tx, self.keys.publish.lots, Dataset(name="orders", schema="id BIGINT")
             )
         )
-        self.store.run(lambda tx: declare(tx, self.keys, self.spec))
+        self.store.run(lambda tx: datasets.declare(tx, self.keys.publish.lots, QUARANTINE))
 
     def put(self, path: str, *ids: int, body: str | None = None, age_s: float | None = None) -> None:
         """A file of JSON lines, as old as the hills unless told."""
@@ -126,29 +130,28 @@ class SourceStage:
             lambda tx: nodes.join(tx, self.keys.publish.cluster, Node(id=name, epoch=0), LONG_US)
         )
 
-    def work(self, node: Node | str = "n1", **parts: Any) -> SourceWork:
-        node = self.node(node) if isinstance(node, str) else node
-        plain = PlainParts(self.root, self.objects, self.chance)
-        plain.before = parts.pop("before", plain.before)
-        return SourceWork(
-            self.spec,
-            self.place.listing(),
+    def scope(self, node: Node) -> Scope:
+        return Scope(
             store=self.store,
-            keys=self.keys,
-            node=node,
+            cluster="c",
             objects=self.objects,
-            parts=plain,
+            node=node,
             clock=self.clock,
             chance=self.chance,
             emit=self.told.append,
-            **parts,
         )
 
-    def run(self, node: Node | str = "n1") -> SourceWork:
-        work = self.work(node)
-        work.look()
-        work.work()
-        return work
+    def ingestion(self, node: Node | str = "n1", **options: Any) -> FileIngestion:
+        node = self.node(node) if isinstance(node, str) else node
+        plain = PlainParts(self.root, self.objects, self.chance)
+        plain.before = options.pop("before", plain.before)
+        return FileIngestion(self.spec, self.source.listing(), self.scope(node), plain, **options)
+
+    def run(self, node: Node | str = "n1") -> FileIngestion:
+        ingestion = self.ingestion(node)
+        ingestion.discover()
+        ingestion.ingest()
+        return ingestion
 
     # --- what there is
 
@@ -163,7 +166,7 @@ class SourceStage:
         return found
 
     def taken(self) -> dict[str, TakenFile]:
-        return dict(self.store.run(lambda tx: files.listed(tx, self.keys, SOURCE, limit=100_000)))
+        return dict(self.store.run(lambda tx: taken_files.page(tx, self.keys, SOURCE, limit=100_000)))
 
     def open_windows(self) -> list[windows.AnyWindow]:
         return self.store.run(lambda tx: windows.open_windows(tx, self.keys, SOURCE))
@@ -176,4 +179,4 @@ def ids(rows: Sequence[Any]) -> list[int]:
     return sorted(row[1]["id"] for row in rows)
 
 
-__all__ = ["BAD", "ORDERS", "SOURCE", "PlainParts", "SourceStage", "ids"]
+__all__ = ["BAD", "ORDERS", "QUARANTINE", "SOURCE", "PlainParts", "SourceStage", "ids"]

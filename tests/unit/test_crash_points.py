@@ -20,7 +20,7 @@ from tidemill import crash
 from tidemill.cluster.keeper import Held, Keeper
 from tidemill.lots import events
 from tidemill.lots.keys import DatasetId
-from tidemill.sources import leasing
+from tidemill.sources import source_lease
 from tidemill.store.memory import MemoryStore
 from tidemill.testing.fake_clock import FakeClock
 from tidemill.triggers import alarms, attach, schedules, subscriptions
@@ -38,10 +38,10 @@ IN_PROCESS: dict[str, str] = {
     "tests/unit/test_pipeline_life.py": "orders.ask",
     "tests/unit/test_compaction.py": "publish.compact-commit publish.compact-digest publish.compact-open"
     " publish.retire-data publish.retire-manifest publish.retired",
-    "tests/unit/test_sources_work.py": "sources.fail sources.leave-out",
-    "tests/unit/test_sources_sharing.py": "sources.arrange sources.finish-stretch sources.take-stretch",
-    "tests/unit/test_sources_receiving.py": "sources.receive",
-    "tests/integration/life_scenes.py": "sources.draw sources.mark",
+    "tests/unit/test_sources_ingestion.py": "sources.fail sources.leave-out",
+    "tests/unit/test_sources_listing_shards.py": "sources.cut-shards sources.finish-shard sources.take-shard",
+    "tests/unit/test_sources_push_receiver.py": "sources.receive",
+    "tests/integration/life_scenes.py": "sources.checkpoint sources.fetch",
     "tests/integration/test_sources_kafka.py": "sources.take-partition",
     "tests/integration/test_checks_spark.py": "spark.drop",
     "tests/integration/test_pipeline_templates.py": "template.child triggers.template attach.push",
@@ -171,9 +171,9 @@ def test_a_node_that_dies_where_it_ends_the_lease_of_its_last_life_gets_it_the_n
     store = MemoryStore(clock=clock)
     for _ in range(2):  # lives of one node, each killed while it has the lease or is about to take it
         keeper = Keeper(store, "node", clock=clock, chance=chance)
-        if leasing.acquire(keeper, b"key") is None:
+        if source_lease.acquire(keeper, b"key") is None:
             continue
         with crash.armed(f"sources.lapse.{side}"), pytest.raises(crash.Crashed):
-            leasing.acquire(Keeper(store, "node", clock=clock, chance=chance), b"key")
-    assert isinstance(leasing.acquire(Keeper(store, "node", clock=clock, chance=chance), b"key"), Held)
-    assert leasing.acquire(Keeper(store, "other", clock=clock, chance=chance), b"key") is None
+            source_lease.acquire(Keeper(store, "node", clock=clock, chance=chance), b"key")
+    assert isinstance(source_lease.acquire(Keeper(store, "node", clock=clock, chance=chance), b"key"), Held)
+    assert source_lease.acquire(Keeper(store, "other", clock=clock, chance=chance), b"key") is None

@@ -14,9 +14,11 @@ from tests.unit.test_compaction import LOT, ORDERS, Layouts, written_of
 from tidemill import crash
 from tidemill.errors import LeaseLost
 from tidemill.lots import layout, lots
+from tidemill.objects.memory import MemoryObjects
 from tidemill.publish.attempts import Draft, Target
-from tidemill.sources.holdings import Holdings
+from tidemill.scope import Scope
 from tidemill.sources.keys import SourceKeys
+from tidemill.sources.topic_partitions import TopicPartitions
 from tidemill.store import Tx
 from tidemill.views.steps.keys import group_id
 
@@ -35,24 +37,24 @@ class Topic:
         self.stage = Stage(scan=False)
         self.keys = SourceKeys("c")
 
-    def holdings(self, name: str) -> Holdings:
+    def holdings(self, name: str) -> TopicPartitions:
         """Of a node's next life."""
-        return Holdings(
-            "source:shop/orders",
+        scope = Scope(
             store=self.stage.store,
-            keys=self.keys,
+            cluster="c",
+            objects=MemoryObjects(self.stage.clock),
             node=self.stage.node(name, LONG_US),
             clock=self.stage.clock,
             chance=random.Random(7),
-            ttl_s=TTL_S,
         )
+        return TopicPartitions("source:shop/orders", scope, ttl_s=TTL_S)
 
-    def held(self, *nodes: Holdings) -> dict[str, list[str]]:
+    def held(self, *nodes: TopicPartitions) -> dict[str, list[str]]:
         """Who has what; each partition that a node thinks it has is shown to the store."""
 
-        def shown(tx: Tx, one: Holdings) -> list[str]:
+        def shown(tx: Tx, one: TopicPartitions) -> list[str]:
             found = []
-            for name in one.mine:
+            for name in one.held:
                 try:
                     one.fence([name], tx)
                     found.append(name)
@@ -72,7 +74,7 @@ def _share(topic: Topic, point: str, visit: int) -> tuple[dict[str, list[str]], 
     def tend(name: str) -> None:
         nonlocal died
         try:
-            lives[name].tend(NAMES)
+            lives[name].maintain(NAMES)
         except crash.Crashed:
             died = True
             lives[name] = topic.holdings(name)

@@ -6,6 +6,7 @@ import sys
 
 import tidemill
 from tidemill import errors
+from tidemill.sources.registry import SOURCES
 
 
 def test_the_public_names_are_sorted_and_there() -> None:
@@ -16,6 +17,10 @@ def test_the_public_names_are_sorted_and_there() -> None:
 
 def test_dir_shows_public_names_only() -> None:
     assert dir(tidemill) == tidemill.__all__
+
+
+def test_every_kind_of_source_is_public() -> None:
+    assert set(SOURCES) <= set(tidemill.__all__)
 
 
 def test_every_family_of_errors_is_public() -> None:

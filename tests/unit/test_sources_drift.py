@@ -14,7 +14,7 @@ from tidemill.lots.datasets import Dataset, Drift
 from tidemill.publish import attempts
 from tidemill.publish.parts import PartDone, PartEnd, PartTask
 from tidemill.sources.events import ColumnsDrifted
-from tidemill.sources.work import SourceWork
+from tidemill.sources.file_ingestion import FileIngestion
 from tidemill.spark.drift import effective, evolved
 
 
@@ -36,20 +36,10 @@ class Drifts:
     stage: SourceStage
     parts: DriftingParts
 
-    def work(self, node: str = "n1") -> SourceWork:
+    def ingestion(self, node: str = "n1") -> FileIngestion:
         stage = self.stage
-        return SourceWork(
-            stage.spec,
-            stage.place.listing(),
-            store=stage.store,
-            keys=stage.keys,
-            node=stage.node(node),
-            objects=stage.objects,
-            parts=self.parts,
-            clock=stage.clock,
-            chance=stage.chance,
-            emit=stage.told.append,
-        )
+        scope = stage.scope(stage.node(node))
+        return FileIngestion(stage.spec, stage.source.listing(), scope, self.parts)
 
     @property
     def dataset(self) -> Dataset:
@@ -79,15 +69,15 @@ def drifts(tmp_path: Path) -> Drifts:
     "point", ["publish.part-manifest.after", "publish.commit.before", "publish.commit.after"]
 )
 def test_after_a_death_the_column_and_its_lot_are_both_there_or_neither(drifts: Drifts, point: str) -> None:
-    work = drifts.work()
-    work.look()
+    work = drifts.ingestion()
+    work.discover()
     with crash.armed(point), pytest.raises(crash.Crashed):
-        work.work()
+        work.ingest()
     published = point.startswith("publish.commit.after")
     assert drifts.dataset.schema == ("id bigint, city string" if published else "id bigint")
     assert bool(drifts.stage.stage.rows_of(ORDERS)) is published
     ran = len(drifts.parts.ran)
-    drifts.work().work()
+    drifts.ingestion().ingest()
     if point.startswith("publish.commit"):  # what was made is adopted, with its column
         assert len(drifts.parts.ran) == ran
     assert (drifts.dataset.schema, drifts.dataset.revision) == ("id bigint, city string", 1)
@@ -97,9 +87,9 @@ def test_after_a_death_the_column_and_its_lot_are_both_there_or_neither(drifts: 
 @pytest.mark.rule("LOT-34")
 def test_a_window_that_comes_second_with_another_type_is_read_again_under_the_first(drifts: Drifts) -> None:
     drifts.parts.before = lambda _: drifts.declare("id BIGINT, city BIGINT") if not drifts.parts.ran else None
-    work = drifts.work()
-    work.look()
-    assert work.work() == 1
+    work = drifts.ingestion()
+    work.discover()
+    assert work.ingest() == 1
     assert [task.options["schema"] for task in drifts.parts.ran] == ["id bigint", "id bigint, city bigint"]
     assert drifts.dataset.schema == "id bigint, city bigint"
     [row] = drifts.stage.stage.rows_of(ORDERS)
@@ -115,12 +105,12 @@ def test_a_window_that_comes_second_with_another_type_is_read_again_under_the_fi
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_who_dies_where_a_window_is_given_up_leaves_it_to_be_read_again(drifts: Drifts, side: str) -> None:
     drifts.parts.before = lambda _: drifts.declare("id BIGINT, city BIGINT") if not drifts.parts.ran else None
-    work = drifts.work()
-    work.look()
+    work = drifts.ingestion()
+    work.discover()
     with crash.armed(f"sources.give-up.{side}"), pytest.raises(crash.Crashed):
-        work.work()
+        work.ingest()
     assert drifts.stage.stage.rows_of(ORDERS) == []
-    drifts.work().work()
+    drifts.ingestion().ingest()
     assert drifts.dataset.schema == "id bigint, city bigint"
     [row] = drifts.stage.stage.rows_of(ORDERS)
     assert row.attempt == drifts.parts.ran[-1].attempt != drifts.parts.ran[0].attempt

@@ -5,14 +5,14 @@ import pytest
 
 from tidemill.errors import SourceUnavailable
 from tidemill.sources.folder import FolderListing, folder
-from tidemill.sources.listing import Found, Settling
-from tidemill.sources.patterns import Pattern
+from tidemill.sources.listing import ListedFile, SettleTracker
+from tidemill.sources.path_patterns import PathPattern
 from tidemill.testing.fake_clock import FakeClock
 
 
 def listed(root: Path, pattern: str = "**/*.json", **kind: str) -> tuple[list[str], list[tuple[str, str]]]:
     skipped: list[tuple[str, str]] = []
-    listing = FolderListing(root, Pattern(pattern))
+    listing = FolderListing(root, PathPattern(pattern))
     return [file.path for file in listing.files(lambda *told: skipped.append(told), **kind)], skipped
 
 
@@ -90,7 +90,7 @@ def test_links_to_files_are_followed_and_links_to_folders_are_not(tmp_path: Path
 def test_what_is_deleted_while_it_is_listed_is_passed_over(tmp_path: Path) -> None:
     make(tmp_path, "a.json", "b/x.json", "c.json", "d/x.json")
     found = []
-    for file in FolderListing(tmp_path, Pattern("**/*.json")).files(lambda *_: None):
+    for file in FolderListing(tmp_path, PathPattern("**/*.json")).files(lambda *_: None):
         found.append(file.path)
         for gone in ("c.json", "d/x.json"):
             (tmp_path / gone).unlink(missing_ok=True)
@@ -110,25 +110,25 @@ def test_a_missing_folder_is_empty_and_a_file_in_its_place_an_error(tmp_path: Pa
 def test_a_file_is_its_size_and_time_wherever_it_lies(tmp_path: Path) -> None:
     make(tmp_path, "a.json")
     listing = folder(f"{tmp_path}/*.json").listing()
-    before = listing.look(["a.json"])
+    before = listing.stat(["a.json"])
     copy = tmp_path / "copy"
     copy.write_text("{}")
     at = (tmp_path / "a.json").stat()
     os.utime(copy, ns=(at.st_atime_ns, at.st_mtime_ns))
     copy.rename(tmp_path / "a.json")
-    assert listing.look(["a.json"]) == before
+    assert listing.stat(["a.json"]) == before
     (tmp_path / "a.json").write_text("{ }")
-    assert listing.look(["a.json"]) != before
-    assert listing.look(["none.json"]) == [None]
+    assert listing.stat(["a.json"]) != before
+    assert listing.stat(["none.json"]) == [None]
     with listing.open("a.json") as file:
         assert file.read() == b"{ }"
 
 
 def test_a_file_settles_by_its_time_or_by_ours() -> None:
     clock = FakeClock()
-    settling = Settling(clock, 10)
-    assert settling.settled(Found("old", 1, clock.wall() - 10, "v"))
-    ahead = Found("ahead", 1, clock.wall() + 3600, "v1")  # written by a machine whose clock is an hour ahead
+    settling = SettleTracker(clock, 10)
+    assert settling.settled(ListedFile("old", 1, clock.wall() - 10, "v"))
+    ahead = ListedFile("ahead", 1, clock.wall() + 3600, "v1")  # its writer's clock is fast
     assert not settling.settled(ahead)
     clock.advance(6)
     assert settling.wait_s() == 4

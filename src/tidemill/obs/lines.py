@@ -20,15 +20,15 @@ from tidemill.publish.events import (
     PartEnded,
 )
 from tidemill.sources.events import (
-    BatchDrawn,
+    BatchFetched,
     BatchReceived,
+    CheckpointSkipped,
     FileChanged,
-    FilesFound,
+    FilesDiscovered,
     FileSkipped,
     FilesLeftOut,
-    MarkSkipped,
     PartitionStuck,
-    PushBegan,
+    PushStarted,
     RecordsQuarantined,
     WindowFailed,
     WindowPublished,
@@ -72,13 +72,13 @@ def line_of(event: Event) -> Line | None:  # noqa: ARG001 - the kinds below read
 
 
 @line_of.register
-def _(event: FilesFound) -> Line:
-    return Line(_short(event.source), f"found {_count(event.files, 'new file')} ({event.size:,} bytes)")
+def _(event: FilesDiscovered) -> Line:
+    return Line(_short(event.source), f"{_count(event.files, 'new file')} ({event.size:,} bytes)")
 
 
 @line_of.register
 def _(event: FileSkipped) -> Line:
-    return Line(_short(event.source), f"left alone: {event.path}: {event.why}", Weight.WARNING)
+    return Line(_short(event.source), f"skipped {event.path}: {event.why}", Weight.WARNING)
 
 
 @line_of.register
@@ -89,7 +89,7 @@ def _(event: FileChanged) -> Line:
 
 @line_of.register
 def _(event: FilesLeftOut) -> Line:
-    text = f"{_count(len(event.paths), 'file')} changed or went away while being read"
+    text = f"{_count(len(event.paths), 'file')} changed or disappeared before they were read"
     return Line(_short(event.source), text, Weight.WARNING)
 
 
@@ -97,7 +97,7 @@ def _(event: FilesLeftOut) -> Line:
 def _(event: WindowTaken) -> Line | None:
     if not event.over:
         return None
-    return Line(_short(event.source), "goes on with files whose node is gone", Weight.WARNING)
+    return Line(_short(event.source), "takes over files of a dead node", Weight.WARNING)
 
 
 @line_of.register
@@ -113,12 +113,12 @@ def _(event: BatchReceived) -> Line:
 
 
 @line_of.register
-def _(event: PushBegan) -> Line:
-    return Line(_short(event.source), f"rows are received at {event.url}", Weight.GOOD)
+def _(event: PushStarted) -> Line:
+    return Line(_short(event.source), f"receives rows at {event.url}", Weight.GOOD)
 
 
 @line_of.register
-def _(event: BatchDrawn) -> Line:
+def _(event: BatchFetched) -> Line:
     bad = f", {_count(event.bad, 'record')} quarantined" if event.bad else ""
     text = f"lot {event.lot}: {_count(event.rows, 'row')}{bad}"
     return Line(_short(event.source), text, Weight.WARNING if bad else Weight.GOOD)
@@ -130,8 +130,8 @@ def _(event: PartitionStuck) -> Line:
 
 
 @line_of.register
-def _(event: MarkSkipped) -> Line:
-    text = f"{event.mark} was at {event.before}, which is gone; it goes on at {event.after}"
+def _(event: CheckpointSkipped) -> Line:
+    text = f"{event.checkpoint}: {event.before} no longer exists; continues at {event.after}"
     return Line(_short(event.source), text, Weight.WARNING)
 
 

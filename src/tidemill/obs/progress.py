@@ -7,9 +7,9 @@ from tidemill.arcs.events import ArcLotBegan, ArcLotComplete, ArcLotMissing, Arc
 from tidemill.events import Event
 from tidemill.publish.events import IntervalClosed, PartEnded
 from tidemill.sources.events import (
-    BatchDrawn,
+    BatchFetched,
     BatchReceived,
-    FilesFound,
+    FilesDiscovered,
     RecordsQuarantined,
     WindowFailed,
     WindowPublished,
@@ -59,13 +59,13 @@ class Progress:
 
     def _take(self, event: Event) -> None:
         match event:
-            case FilesFound():
+            case FilesDiscovered():
                 self._bar(event.source, "source").known += event.windows
             case WindowPublished():
                 bar = self._bar(event.source, "source")
                 bar.done += 1
                 bar.rows += event.rows
-            case BatchDrawn() | BatchReceived():
+            case BatchFetched() | BatchReceived():
                 bar = self._bar(event.source, "source")
                 bar.done += 1
                 bar.known += 1

@@ -13,13 +13,8 @@ from tidemill.lots.datasets import Dataset, Drift, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.pace import FASTEST, NO_GRACE, Grace, Pace
 from tidemill.pipeline.source_line import Line
-from tidemill.sources.bucket import BucketSpec
-from tidemill.sources.folder import FolderSpec
-from tidemill.sources.kafka import KafkaSpec
-from tidemill.sources.polling import PollSpec
-from tidemill.sources.pushing import PushSpec
+from tidemill.sources.source import Source
 
-AnySource = FolderSpec | BucketSpec | PushSpec | PollSpec | KafkaSpec
 Changes = Literal["linear", "raw"]
 Refresh = Literal["auto", "incremental", "full"]
 
@@ -53,10 +48,10 @@ class DatasetDecl:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceDecl:
-    """What arrives for a dataset from outside."""
+    """A source, and the dataset that it fills."""
 
     dataset: str
-    spec: AnySource
+    source: Source
     line: Line
     checks: tuple[Check, ...] = ()
 

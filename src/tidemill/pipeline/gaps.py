@@ -14,10 +14,7 @@ from tidemill.arcs.keys import ArcKeys
 from tidemill.errors import DeclarationError
 from tidemill.pipeline import graph
 from tidemill.pipeline.graph import Bound
-from tidemill.sources import windows
-from tidemill.sources.declarations import source_id
 from tidemill.sources.keys import SourceKeys
-from tidemill.sources.windows import Failed, Held
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
@@ -95,16 +92,16 @@ def _named(pipeline: "Pipeline", tables: Iterable[str]) -> list[str]:
 
 def _with_windows(pipeline: "Pipeline", name: str, covered: Coverage) -> Coverage:
     """With the files that a source has taken and not published yet."""
-    site = pipeline.site
-    keys, source = SourceKeys(site.place.cluster), source_id(pipeline.name, name)
+    site, source = pipeline.site, pipeline.sources[name].source
+    keys = SourceKeys(site.place.cluster)
     gaps = []
-    for one in site.store.run(lambda tx: windows.open_windows(tx, keys, source)):
-        lot = one.about.lot or f"window {one.about.number}"
-        what = f"{one.about.files} files taken"
-        if isinstance(one, Failed):
-            state, why = GapState.MISSING, f"{what}, not read: {one.kind}: {one.message}"
-        elif isinstance(one, Held):
-            state, why = GapState.RUNNING, f"{what}, on {one.node}"
+    for window in site.store.run(lambda tx: source.status(tx, keys, pipeline.name, name)).pending:
+        lot = window.lot or f"window {window.number}"
+        what = f"{window.files} files taken"
+        if window.error:
+            state, why = GapState.MISSING, f"{what}, not read: {window.error}"
+        elif window.node:
+            state, why = GapState.RUNNING, f"{what}, on {window.node}"
         else:
             state, why = GapState.ABSENT, f"{what}, not published yet"
         gaps.append(Gap(name, lot, state, Cause(name, "", state, why)))

@@ -30,7 +30,6 @@ from tidemill.pipeline.declarations import ArcDecl
 from tidemill.pipeline.registry import Readable, Register
 from tidemill.pipeline.source_line import Line, folder
 from tidemill.pipeline.tables import Dataset, Table, View
-from tidemill.sources.pushing import PushSpec
 from tidemill.spark.sessions import SparkSettings
 
 if TYPE_CHECKING:
@@ -118,7 +117,7 @@ class Pipeline(Register):
         """The tables for what does not fit, or was taken out by checks, and where what they belong to is
         declared. They are there though nobody declares them.
         """
-        found = {name: one.line for name, one in self.sources.items() if not isinstance(one.spec, PushSpec)}
+        found = {name: decl.line for name, decl in self.sources.items() if decl.source.quarantines}
         found |= {name: one.line for name, one in self.datasets.items() if expectations.drops(one.expected)}
         for arc in self.all_arcs().values():
             found |= {sink.name: arc.line for sink in arc.sinks if expectations.drops(sink.checks)}

@@ -15,7 +15,6 @@ from tidemill.lots.datasets import Dataset as Declared
 from tidemill.lots.datasets import Drift, Kind
 from tidemill.lots.ids import Unit
 from tidemill.pipeline.declarations import (
-    AnySource,
     ArcDecl,
     Changes,
     DatasetDecl,
@@ -27,6 +26,8 @@ from tidemill.pipeline.pace import FASTEST, Duration, Pace, grace_of
 from tidemill.pipeline.sinks import sinks_of
 from tidemill.pipeline.source_line import Line, at, here
 from tidemill.pipeline.tables import Dataset, Table, View
+from tidemill.sources.registry import SOURCES
+from tidemill.sources.source import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -123,7 +124,7 @@ class Register(ABC):
         self.datasets[name] = decl
         return self._dataset(name)
 
-    def source(self, dataset: Dataset | str, source: AnySource, *, checks: Sequence[Check] = ()) -> None:
+    def source(self, dataset: Dataset | str, source: Source, *, checks: Sequence[Check] = ()) -> None:
         """What arrives there becomes lots of this dataset, each file, row or message once.
 
         Into a dataset with a key rows are upserted, in the order in which they arrive.
@@ -143,13 +144,12 @@ class Register(ABC):
             raise DeclarationError(f"{line}: {name} has a source already, see {self.sources[name].line}")
         if self.datasets[name].dataset.kind is Kind.CHANGES:
             raise DeclarationError(f"{line}: {name} takes changes, and a source brings rows")
-        if not isinstance(source, AnySource):
-            raise DeclarationError(
-                f"{line}: {source!r:.80} is no source", hint="tm.folder(…), tm.bucket(…), tm.http_push(…), …"
-            )
+        if not isinstance(source, Source):
+            kinds = ", ".join(f"tm.{name}(…)" for name in SOURCES)
+            raise DeclarationError(f"{line}: {source!r:.80} is not a source", hint=f"give one of {kinds}")
         with at(line):
             expected = expectations.of([*self.datasets[name].checks, *checks])
-        self.sources[name] = SourceDecl(dataset=name, spec=source, line=line, checks=expected)
+        self.sources[name] = SourceDecl(dataset=name, source=source, line=line, checks=expected)
 
     def arc(
         self,

@@ -18,13 +18,9 @@ from tidemill.lots import datasets, events, lots
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.pipeline import graph
-from tidemill.pipeline.incoming import settled_push
-from tidemill.sources import push_host, windows
-from tidemill.sources.declarations import source_id
-from tidemill.sources.drawing import troubles
+from tidemill.pipeline.plan.sources import source_context
 from tidemill.sources.keys import SourceKeys
-from tidemill.sources.pushing import PushSpec
-from tidemill.sources.windows import Failed
+from tidemill.sources.source import PushAddress, Source, SourceStatus
 from tidemill.store import Tx
 from tidemill.triggers import subscriptions
 from tidemill.triggers.subscriptions import Scheduled
@@ -95,24 +91,6 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     def troubled(self) -> bool:
         """Is there something that will not come right by itself?"""
         return bool(self.partial or self.missing or self.dead or self.notes)
-
-
-class PushAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """The URL and the token for pushing rows. The URL is empty while no runner receives.
-
-    >>> import tidemill as tm
-    >>> shop = tm.Pipeline("shop", home="shop-home")
-    >>> orders = shop.dataset("orders", "id BIGINT")
-    >>> shop.source(orders, tm.http_push())
-    >>> orders.address()
-    <PushAddress (no runner)>
-    """
-
-    url: str
-    token: str
-
-    def __repr__(self) -> str:
-        return f"<PushAddress {self.url or '(no runner)'}>"
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -379,41 +357,35 @@ def _group_run(pipeline: "Pipeline", group: str) -> RunInfo:
 
 
 def _source_run(pipeline: "Pipeline", dataset: str) -> RunInfo:
-    site = pipeline.site
-    keys, name = SourceKeys(site.place.cluster), source_id(pipeline.name, dataset)
-    left = site.store.run(lambda tx: windows.open_windows(tx, keys, name))
-    stuck = site.store.run(lambda tx: troubles(tx, keys, name))
-    receiver = _receiver(pipeline, dataset)
-    failed = [one for one in left if isinstance(one, Failed)]
+    status = _source_status(pipeline, dataset, pipeline.sources[dataset].source)
+    failed = [window for window in status.pending if window.error]
     return RunInfo(
         name=dataset,
         kind="source",
-        state="scheduled" if left else "waiting",
-        behind=len(left),
-        node=receiver[0],
-        address=receiver[1],
-        failures=len(failed) + len(stuck),
+        state="scheduled" if status.pending else "waiting",
+        behind=len(status.pending),
+        node=status.address.node if status.address is not None else "",
+        address=status.address.url if status.address is not None else "",
+        failures=len(failed) + len(status.errors),
         notes=(
-            *(f"window {one.about.number}: {one.kind}: {one.message}" for one in failed[:5]),
-            *stuck,
+            *(f"window {window.number}: {window.error}" for window in failed[:5]),
+            *status.errors,
         ),
     )
 
 
-def _receiver(pipeline: "Pipeline", dataset: str) -> tuple[str, str]:
-    """The node that receives what is pushed, and where; nothing while nobody does."""
-    spec = pipeline.sources[dataset].spec
-    if not isinstance(spec, PushSpec):
-        return "", ""
-    keys, name = SourceKeys(pipeline.site.place.cluster), source_id(pipeline.name, dataset)
-    found = pipeline.site.store.run(lambda tx: push_host.receiver(tx, keys, name))
-    return (found[0], f"{found[1]}/{spec.path or dataset}") if found is not None else ("", "")
+def _source_status(pipeline: "Pipeline", dataset: str, source: Source) -> SourceStatus:
+    keys = SourceKeys(pipeline.site.place.cluster)
+    return pipeline.site.store.run(lambda tx: source.status(tx, keys, pipeline.name, dataset))
 
 
 def address_of(pipeline: "Pipeline", dataset: str) -> PushAddress:
-    """Where rows of a dataset are pushed to now, and the token to show."""
+    """Return where to push rows of a dataset now, and the token to show."""
     decl = pipeline.sources.get(dataset)
-    if decl is None or not isinstance(decl.spec, PushSpec):
-        raise UsageError(f"nothing is pushed to {dataset}", hint=f"source({dataset}, tm.http_push())")
-    spec = settled_push(pipeline, dataset, decl.spec)
-    return PushAddress(url=_receiver(pipeline, dataset)[1], token=spec.token)
+    address = None
+    if decl is not None:
+        source = decl.source.resolve(source_context(pipeline, dataset))
+        address = _source_status(pipeline, dataset, source).address
+    if address is None:
+        raise UsageError(f"{dataset} is not pushed to", hint=f"declare source({dataset}, tm.http_push())")
+    return address

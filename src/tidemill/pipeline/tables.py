@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from tidemill.pipeline.explanation import Explanation
     from tidemill.pipeline.gaps import GapReport
     from tidemill.pipeline.pipeline import Pipeline
-    from tidemill.pipeline.status import LotInfo, PushAddress
+    from tidemill.pipeline.status import LotInfo
     from tidemill.runner.compacting import Compacted
+    from tidemill.sources.source import PushAddress
 
 
 class Table:
@@ -157,7 +158,7 @@ class Dataset(Table):
         return correcting.remove(self.pipeline.site, self._decl, lot, why=why)
 
     def address(self) -> "PushAddress":
-        """Where its rows are pushed to now (`tm.http_push`), and the token that senders show."""
+        """Return where to push its rows now (`tm.http_push`), and the token to show."""
         from tidemill.pipeline import status as overview
 
         return overview.address_of(self.pipeline, self.name)

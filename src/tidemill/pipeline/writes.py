@@ -25,7 +25,6 @@ from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.lots.producers import Identity, Receipt
-from tidemill.pipeline import rows as given
 from tidemill.pipeline.context import Site, is_session
 from tidemill.pipeline.declarations import DatasetDecl
 from tidemill.pipeline.plan import datasets as keyed
@@ -33,6 +32,7 @@ from tidemill.publish import attempts
 from tidemill.publish.attempts import Hold, Published
 from tidemill.publish.parts import SinkWritten
 from tidemill.spark import operations, schema
+from tidemill.spark import rows as given
 from tidemill.spark.checking import Checked, refuse, write_checked
 from tidemill.spark.checking_arrow import check_table
 from tidemill.spark.drift import effective, evolved

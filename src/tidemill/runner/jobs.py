@@ -13,9 +13,9 @@ from tidemill.arcs.asks import Ask
 from tidemill.arcs.work import FULL_BACKOFF_S, Ended, Outcome
 from tidemill.clock import backoff
 from tidemill.errors import LeaseLost
-from tidemill.runner.arrivals import POLL_EVERY_S
 from tidemill.runner.life import Life
 from tidemill.runner.trouble import PATIENCE
+from tidemill.sources.source import POLL_EVERY_S
 from tidemill.triggers import runs
 from tidemill.triggers.due_query import DueQuery
 from tidemill.triggers.events import RunStarted

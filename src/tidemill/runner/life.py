@@ -11,10 +11,10 @@ from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost, StoreError
 from tidemill.publish.cleaner import Cleaner
 from tidemill.publish.intervals import IntervalCloser
-from tidemill.runner.arrivals import Arrival, Ground, arrival
 from tidemill.runner.compacting import Compactor
 from tidemill.runner.leftovers import Leftovers
 from tidemill.scope import Scope
+from tidemill.sources.source import Arrival, SourceRuntime
 from tidemill.views.steps.collecting import Collector
 from tidemill.views.steps.listing import listed
 from tidemill.views.steps.stepper import GroupStep
@@ -53,21 +53,15 @@ class Life:
             loop.store, loop.keys, loop.program.pipeline, loop.objects, loop.clock, emit=loop.emit
         )
         self._keeper = Keeper(loop.store, node.id, clock=loop.clock, chance=loop.chance)
-        ground = Ground(
-            store=loop.store,
-            keys=loop.source_keys,
-            objects=loop.objects,
-            node=node,
+        runtime = SourceRuntime(
+            scope=scope,
             parts=loop.parts,
             keeper=self._keeper,
-            clock=loop.clock,
-            chance=loop.chance,
-            emit=loop.emit,
             watching=lambda: loop.watching,
             evaluate=loop.evaluate,
         )
         self.arrivals: Mapping[str, Arrival] = {
-            name: arrival(ground, source) for name, source in loop.program.sources.items()
+            name: source.open(runtime) for name, source in loop.program.sources.items()
         }
         if self.arrivals:
             self._keeper.start()
@@ -75,9 +69,9 @@ class Life:
     def close(self) -> None:
         """Receive and fetch no more; other nodes may."""
         try:
-            for one in self.arrivals.values():
-                with contextlib.suppress(LeaseLost, StoreError):  # then it runs out by itself
-                    one.close()
+            for arrival in self.arrivals.values():
+                with contextlib.suppress(LeaseLost, StoreError):  # then its leases expire
+                    arrival.close()
         finally:
             if self.arrivals:
                 self._keeper.stop()

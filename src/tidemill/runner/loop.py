@@ -31,8 +31,7 @@ from tidemill.runner.tally import Tally
 from tidemill.runner.trouble import Trouble
 from tidemill.runner.upkeep import Upkeep
 from tidemill.scope import Scope
-from tidemill.sources.keys import SourceKeys
-from tidemill.spark.evaluating import Evaluate
+from tidemill.spark.evaluation import Evaluate
 from tidemill.store import Store
 from tidemill.triggers import runs
 from tidemill.triggers.due_query import DueQuery
@@ -94,7 +93,6 @@ class Loop:
         self.store = store
         self.keys = keys
         self.arc_keys = ArcKeys(keys.lots.cluster)
-        self.source_keys = SourceKeys(keys.lots.cluster)
         self.objects = objects
         self.presence = presence
         self.program = program

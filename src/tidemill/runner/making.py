@@ -16,9 +16,8 @@ from tidemill.lots.datasets import Drift
 from tidemill.objects import Objects
 from tidemill.publish.parts import PartPlace, PartSink, PartTask, SinkWritten
 from tidemill.runner import future_run, linear
-from tidemill.runner.program import ArcProgram, Program, SourceProgram
+from tidemill.runner.program import ArcProgram, Program
 from tidemill.schemas.type_table import is_wider
-from tidemill.sources.part import run_window
 from tidemill.spark import schema
 from tidemill.spark.checking import write_checked
 from tidemill.spark.operations import is_frame
@@ -168,7 +167,6 @@ def _widened(
 
 def _ingested(tools: Tools, task: PartTask, place: PartPlace) -> Sequence[SinkWritten]:
     source = tools.program.sources.get(task.author)
-    if not isinstance(source, SourceProgram):
+    if source is None:
         raise CodeDiffers(f"this runner has no source {task.author}")
-    listing = source.place.listing()
-    return run_window(tools.spark, tools.storage, source.spec, listing, task, place)
+    return source.make_part(tools.spark, tools.storage, task, place)

@@ -14,13 +14,7 @@ from tidemill.lots.checks import Check
 from tidemill.lots.datasets import Dataset
 from tidemill.lots.keys import DatasetId
 from tidemill.runner.children import Children
-from tidemill.sources.bucket import BucketSpec
-from tidemill.sources.declarations import SourceSpec
-from tidemill.sources.folder import FolderSpec
-from tidemill.sources.kafka import KafkaSpec
-from tidemill.sources.polling import PollSpec
-from tidemill.sources.pushing import PushSpec
-from tidemill.sources.records import Growing
+from tidemill.sources.source import PlannedSource
 from tidemill.spark.operations import stored_schema
 from tidemill.views.circuit.operators import Output as CircuitOutput
 from tidemill.views.spark.crossings import ClockUse
@@ -35,38 +29,6 @@ class ArcProgram:
     function: Callable[..., Any] = field(repr=False)
     where: str
     checks: Mapping[str, tuple[Check, ...]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceProgram:
-    """A source of files, and where they are."""
-
-    spec: SourceSpec
-    place: FolderSpec | BucketSpec
-    where: str
-
-    @property
-    def id(self) -> str:
-        return self.spec.id
-
-
-@dataclass(frozen=True, kw_only=True)
-class StreamProgram:
-    """A source of rows that are in no files.
-
-    - convert: a list of dictionaries, or a table, as a table of the declared columns; raises what is wrong.
-    - quarantine: where what does not fit goes; None where whoever sends it is told.
-    - growing: makes rows for a table that gains columns.
-    """
-
-    id: str
-    dataset: Dataset
-    place: PushSpec | PollSpec | KafkaSpec
-    convert: Callable[[Any], Any] = field(repr=False)
-    where: str
-    quarantine: DatasetId | None = None
-    checks: tuple[Check, ...] = ()
-    growing: Growing | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +71,7 @@ class Program:
     pipeline: str
     datasets: Mapping[DatasetId, Dataset]
     arcs: Mapping[str, ArcProgram]
-    sources: Mapping[str, SourceProgram | StreamProgram]
+    sources: Mapping[str, PlannedSource]
     groups: Mapping[str, GroupProgram]
     children: Children = field(default_factory=Children, repr=False)
 

@@ -21,7 +21,7 @@ from tidemill.runner.presence import Presence
 from tidemill.runner.program import Program, ViewProgram
 from tidemill.runner.tags import Tags
 from tidemill.runner.tally import Tally
-from tidemill.spark.evaluating import evaluator
+from tidemill.spark.evaluation import evaluator
 from tidemill.spark.sessions import interrupt, kept
 from tidemill.spark.storage import Storage
 from tidemill.store import Store

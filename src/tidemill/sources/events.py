@@ -1,10 +1,10 @@
-"""What the sources room tells."""
+"""The events of sources."""
 
 from tidemill.events import Event
 
 
-class FilesFound(Event, frozen=True):
-    """A look at a source found new files and took them."""
+class FilesDiscovered(Event, frozen=True):
+    """A node discovered new files and took them."""
 
     source: str
     files: int
@@ -12,25 +12,25 @@ class FilesFound(Event, frozen=True):
     windows: int
 
 
-class StretchesMade(Event, frozen=True):
-    """The listing of a source was cut into stretches that nodes share."""
+class ListingSharded(Event, frozen=True):
+    """The listing of a source was cut into shards that nodes share."""
 
     source: str
-    stretches: int
+    shards: int
     files: int
 
 
-class StretchLooked(Event, frozen=True):
-    """A node has looked at a stretch of a source's paths."""
+class ListingShardDone(Event, frozen=True):
+    """A node listed a shard of a source's paths."""
 
     source: str
-    stretch: str
+    shard: str
     holder: str
     listed: int
 
 
 class FileSkipped(Event, frozen=True):
-    """A file or folder is left alone, as long as it is like that."""
+    """A file or folder cannot be taken, and is skipped until that changes."""
 
     source: str
     path: str
@@ -46,7 +46,7 @@ class FileChanged(Event, frozen=True):
 
 
 class FilesLeftOut(Event, frozen=True):
-    """Files of a window changed or went away before they were read; what is there is taken again."""
+    """Files of a window changed or disappeared before they were read; they are taken again later."""
 
     source: str
     window: int
@@ -54,7 +54,7 @@ class FilesLeftOut(Event, frozen=True):
 
 
 class WindowTaken(Event, frozen=True):
-    """A node began to work on a window, or went on with one whose node is gone."""
+    """A node began to work on a window; `over` if it took it over from a dead node."""
 
     source: str
     window: int
@@ -76,11 +76,11 @@ class WindowPublished(Event, frozen=True):
 
 
 class ColumnsDrifted(Event, frozen=True):
-    """Records had columns that are not declared, or values that are not of their type, and are in a lot.
+    """Records of a lot had columns that are not declared, or values of another type.
 
-    - unknown: records of which columns were left out.
-    - rescued: records of which something was kept as JSON beside the row.
-    - added: columns that the dataset has from now on.
+    - unknown: how many records had columns that were left out.
+    - rescued: how many records had something that is kept as JSON in the row.
+    - added: the columns that the dataset gained.
     """
 
     source: str
@@ -103,7 +103,7 @@ class RecordsQuarantined(Event, frozen=True):
 
 
 class WindowFailed(Event, frozen=True):
-    """A window could not be read; it is tried again after a while."""
+    """A window could not be read; a node retries it after `wait_s`."""
 
     source: str
     window: int
@@ -113,7 +113,7 @@ class WindowFailed(Event, frozen=True):
 
 
 class BatchReceived(Event, frozen=True):
-    """Requests that were pushed are in a lot, and answered."""
+    """Pushed requests are in a lot, and their senders have an answer."""
 
     source: str
     lot: str
@@ -121,8 +121,8 @@ class BatchReceived(Event, frozen=True):
     rows: int
 
 
-class BatchDrawn(Event, frozen=True):
-    """What was fetched is in a lot, and `bad` records of it in the quarantine dataset."""
+class BatchFetched(Event, frozen=True):
+    """Fetched records are in a lot, and `bad` of them in the quarantine dataset."""
 
     source: str
     lot: str
@@ -130,33 +130,33 @@ class BatchDrawn(Event, frozen=True):
     bad: int
 
 
-class MarkSkipped(Event, frozen=True):
-    """What a source had come to is not there any more, and it goes on elsewhere, as it was told to."""
+class CheckpointSkipped(Event, frozen=True):
+    """What a checkpoint points to no longer exists; the source continues elsewhere, as `on_gone` says."""
 
     source: str
-    mark: str
+    checkpoint: str
     before: str
     after: str
 
 
 class PartitionStuck(Event, frozen=True):
-    """What a partition had come to is not there any more, and somebody has to say where it goes on."""
+    """What a partition's checkpoint points to no longer exists, and `on_gone` says to stop."""
 
     source: str
-    mark: str
+    checkpoint: str
     message: str
 
 
-class PushBegan(Event, frozen=True):
-    """A node receives what is pushed to a source, at this address."""
+class PushStarted(Event, frozen=True):
+    """A node receives pushed rows at this address."""
 
     source: str
     url: str
     epoch: int
 
 
-class PushEnded(Event, frozen=True):
-    """A node does not receive any more."""
+class PushStopped(Event, frozen=True):
+    """A node no longer receives pushed rows."""
 
     source: str
     url: str

@@ -1,44 +1,46 @@
 """A folder as a source: `folder("landing/orders/*.json")`.
 
-Names of files are followed where they are links, folders are not (they may lead in a circle). A file that
-cannot be opened is left alone and told of: it is taken when it can be. The folder itself need not be there
-yet; while it is missing it is empty, so a disk that was not mounted loses nothing.
+Links to files are followed. Links to folders are not, because they can lead in a circle. A file that this
+process cannot open is reported, and taken when it can be opened. The folder may not exist yet: while it is
+missing it counts as empty, so a disk that is not mounted loses nothing.
 """
 
 import contextlib
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import BinaryIO
-
-import msgspec
 
 from tidemill.errors import BadSource, SourceUnavailable
 from tidemill.objects.walk import Entry, walk
-from tidemill.sources import listing, patterns
-from tidemill.sources.declarations import DEFAULT_POLICY, Policy
-from tidemill.sources.listing import Found, Skip
-from tidemill.sources.patterns import Pattern
-from tidemill.spark.formats import Format, Reading, format_of
+from tidemill.sources import path_patterns
+from tidemill.sources.file_source import DEFAULT_POLICY, FilePolicy, FileSource, reading_of
+from tidemill.sources.listing import ListedFile, Skip, is_ignored, path_fault
+from tidemill.sources.path_patterns import PathPattern
+from tidemill.sources.source import SourceContext
+from tidemill.spark.formats import format_of
 
 SETTLE_S = 2.0
 
 
-class FolderSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Which files of which folder, how to read them, and when to take them."""
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FolderSource(FileSource):
+    """Files of one folder of this machine, or of a file system that all machines share."""
 
-    root: str
-    pattern: Pattern
-    reading: Reading
-    policy: Policy
+    path: str
 
-    def below(self, base: Path) -> "FolderSpec":
-        """With its folder taken from `base` on where it is relative."""
-        return msgspec.structs.replace(self, root=str(base / Path(self.root).expanduser()))
+    @property
+    def root(self) -> str:
+        return self.path
+
+    def resolve(self, context: SourceContext) -> "FolderSource":
+        """Make a relative folder relative to the file that declares the pipeline."""
+        return replace(self, path=str(context.base / Path(self.path).expanduser()))
 
     def listing(self) -> "FolderListing":
-        return FolderListing(Path(self.root), self.pattern)
+        return FolderListing(Path(self.path), self.pattern)
 
 
 def folder(
@@ -49,84 +51,63 @@ def folder(
     on_change: str = "warn",
     max_files: int = DEFAULT_POLICY.max_files,
     max_bytes: int = DEFAULT_POLICY.max_bytes,
-    stretches: int = 1,
+    listing_shards: int = 1,
     **options: object,
-) -> FolderSpec:
-    """Files that others put into a folder.
+) -> FolderSource:
+    """Declare a source: the files that other programs put into a folder.
 
     >>> folder("landing/orders/*.json").reading.format
     <Format.JSON: 'json'>
 
     Args:
-        path: a folder, or a pattern for paths (`tidemill.sources.patterns`).
-        format: json (an object per line), csv, parquet or text; by the ending unless given.
-        settle_s: a file is taken when it has not changed for so long.
-        on_change: what becomes of a file that changes after it was taken: `warn` (once) or `take` (again).
-        max_files: of one lot.
-        max_bytes: of one lot, unless a single file is larger.
-        stretches: into how many the listing is cut, for nodes to share; worth it from some 10,000 files.
-        options: of the format, see `tidemill.spark.formats.Reading`.
+        path: a folder, or a pattern for paths (`tidemill.sources.path_patterns`).
+        format: json (one object per line), csv, parquet or text; the ending tells it if omitted.
+        settle_s: take a file when it has not changed for this long.
+        on_change: what to do with a file that changes after it was taken: `warn` once, or `take` it again.
+        max_files: the most files of one lot.
+        max_bytes: the most bytes of one lot, unless a single file is larger.
+        listing_shards: into how many shards to cut the listing, for nodes to share; useful from about 10,000
+            files.
+        options: options of the format, see `tidemill.spark.formats.Reading`.
     """
     text = os.fspath(path)
     if not text or "\0" in text:
         raise BadSource(f"the folder {text!r}", hint="name a folder, or a pattern for files in it")
-    root, pattern = patterns.split(text)
+    root, pattern = path_patterns.split(text)
     if not pattern:
-        above, _, last = root.rpartition("/")
-        if format_of(last) is not None and not root.endswith("/"):
-            root, pattern = (above + "/" if above or root.startswith("/") else ""), patterns.literal(last)
+        parent, _, name = root.rpartition("/")
+        if format_of(name) is not None and not root.endswith("/"):
+            root = parent + "/" if parent or root.startswith("/") else ""
+            pattern = path_patterns.literal(name)
         else:
             pattern = "*"
-    return FolderSpec(
-        root=root or ".",
-        pattern=Pattern(pattern),
+    return FolderSource(
+        path=root or ".",
+        pattern=PathPattern(pattern),
         reading=reading_of(pattern, format, options),
-        policy=Policy(
+        policy=FilePolicy(
             settle_s=settle_s,
             on_change=on_change,
             max_files=max_files,
             max_bytes=max_bytes,
-            stretches=stretches,
+            listing_shards=listing_shards,
         ),
     )
 
 
-def reading_of(pattern: str, name: str | None, options: dict[str, object]) -> Reading:
-    """How to read what a pattern matches."""
-    known = [form.value for form in Format]
-    if name is not None and name not in known:
-        raise BadSource(f"the format {name!r}", hint=f"one of {', '.join(known)}")
-    forms = {Format(name)} if name is not None else {format_of(one) for one in patterns.expanded(pattern)}
-    form = forms.pop() if len(forms) == 1 else None
-    if form is None:
-        raise BadSource(
-            f"the format of {pattern!r} cannot be told by its ending", hint="give format='json', for example"
-        )
-    fields = {field for field in Reading.__struct_fields__ if field != "format"}
-    strange = sorted(set(options) - fields)
-    if strange:
-        raise BadSource(f"the option {strange[0]!r}", hint=f"one of {', '.join(sorted(fields))}")
-    if form is Format.CSV and ".tsv" in PurePosixPath(pattern).suffixes:
-        options = {"separator": "\t", **options}
-    try:
-        return msgspec.convert({"format": form, **options}, Reading)
-    except msgspec.ValidationError as error:
-        raise BadSource(f"an option of {form}: {error}", hint="see its type in the reference") from None
-
-
 class FolderListing:
-    """A folder of this machine, or one that all machines share under the same path."""
+    """Lists a folder."""
 
-    def __init__(self, root: Path, pattern: Pattern) -> None:
-        self._root = Path(os.path.abspath(root))  # noqa: PTH100 - a link as the root stays what it is called
+    def __init__(self, root: Path, pattern: PathPattern) -> None:
+        self._root = Path(os.path.abspath(root))  # noqa: PTH100 - does not follow a link as the root
         self._matcher = pattern.matcher()
 
     @property
     def url(self) -> str:
         return f"file://{self._root}"
 
-    def files(self, skip: Skip, *, after: str = "", until: str | None = None) -> Iterator[Found]:
-        """Files by path. Folders are read when they are reached, one per level in memory."""
+    def files(self, skip: Skip, *, after: str = "", until: str | None = None) -> Iterator[ListedFile]:
+        """List files by path. Each folder is read when it is reached; one per level is in memory."""
 
         def entries(below: str) -> Iterator[Entry[os.DirEntry[str]]]:
             return self._entries(below, skip)
@@ -134,17 +115,17 @@ class FolderListing:
         for path, entry in walk(entries, "", after or None):
             if until is not None and path > until:
                 return
-            if wrong := listing.fault(path):
-                skip(path.encode(errors="backslashreplace").decode(), wrong)
+            if fault := path_fault(path):
+                skip(path.encode(errors="backslashreplace").decode(), fault)
                 continue
             try:
-                found = entry.stat()
+                status = entry.stat()
             except OSError:
-                continue  # deleted while we listed, or a link that leads nowhere
-            yield _found(path, found)
+                continue  # deleted while we listed, or a broken link
+            yield _listed(path, status)
 
-    def entries(self, skip: Skip, *, after: str = "", until: str | None = None) -> Iterator[Found]:
-        """The files: folders that can hold none are not entered, and names are looked at before files are."""
+    def entries(self, skip: Skip, *, after: str = "", until: str | None = None) -> Iterator[ListedFile]:
+        """List the files: names are checked before files are."""
         return self.files(skip, after=after, until=until)
 
     def wanted(self, path: str, skip: Skip) -> bool:
@@ -157,7 +138,7 @@ class FolderListing:
             if below:
                 return  # deleted while we listed
             if self._root.exists():
-                raise SourceUnavailable(f"{self._root} is no folder") from None
+                raise SourceUnavailable(f"{self._root} is not a folder") from None
             return
         except OSError as error:
             if not below:
@@ -167,7 +148,7 @@ class FolderListing:
         with inside:
             for entry in inside:
                 path = below + entry.name
-                if listing.is_left_alone(entry.name):
+                if is_ignored(entry.name):
                     continue
                 with contextlib.suppress(OSError):  # deleted while we listed
                     if entry.is_dir(follow_symlinks=False):
@@ -178,15 +159,15 @@ class FolderListing:
                     elif entry.is_symlink() and entry.is_dir() and self._matcher.enters(path):
                         skip(path, "a link to a folder is not followed")
 
-    def look(self, paths: Sequence[str]) -> list[Found | None]:
-        return [self._look(path) for path in paths]
+    def stat(self, paths: Sequence[str]) -> list[ListedFile | None]:
+        return [self._stat(path) for path in paths]
 
-    def _look(self, path: str) -> Found | None:
+    def _stat(self, path: str) -> ListedFile | None:
         try:
-            found = (self._root / path).stat()
+            status = (self._root / path).stat()
         except OSError:
             return None
-        return _found(path, found) if stat.S_ISREG(found.st_mode) else None
+        return _listed(path, status) if stat.S_ISREG(status.st_mode) else None
 
     def can_read(self, path: str) -> bool:
         return os.access(self._root / path, os.R_OK, effective_ids=os.access in os.supports_effective_ids)
@@ -201,7 +182,7 @@ class FolderListing:
         return (self._root / path).open("rb")
 
 
-def _found(path: str, found: os.stat_result) -> Found:
-    # Not the inode: a folder that is restored or moved to another disk has the same files as before.
-    version = f"{found.st_size:x}-{found.st_mtime_ns:x}"
-    return Found(path, found.st_size, found.st_mtime_ns / 1e9, version)
+def _listed(path: str, status: os.stat_result) -> ListedFile:
+    # Without the inode: a folder that is restored or moved to another disk has the same files as before.
+    version = f"{status.st_size:x}-{status.st_mtime_ns:x}"
+    return ListedFile(path, status.st_size, status.st_mtime_ns / 1e9, version)

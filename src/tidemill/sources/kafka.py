@@ -1,16 +1,31 @@
-"""A topic of Kafka as a source: `kafka("localhost:9092", "orders")`."""
+"""A Kafka topic as a source: `kafka("localhost:9092", "orders")`."""
 
+import threading
 from collections.abc import Mapping
-from typing import Literal
-
-import msgspec
+from dataclasses import dataclass, field
+from typing import Literal, cast
 
 from tidemill.errors import BadSource
+from tidemill.sources import batch_publisher
+from tidemill.sources.batch_publisher import BatchPublisher
+from tidemill.sources.keys import SourceKeys
+from tidemill.sources.source import (
+    POLL_EVERY_S,
+    PollResult,
+    Source,
+    SourceRuntime,
+    SourceStatus,
+    SourceTarget,
+    source_id,
+)
+from tidemill.sources.topic_partitions import TopicPartitions
+from tidemill.sources.topic_reader import TopicReader
+from tidemill.store import Tx
 
 Start = Literal["earliest", "latest"]
 OnGone = Literal["fail", "earliest", "latest"]
 MOST_RECORDS = 50_000
-OURS = frozenset(
+RESERVED = frozenset(
     {
         "auto.offset.reset",
         "bootstrap.servers",
@@ -20,11 +35,16 @@ OURS = frozenset(
         "group.id",
     }
 )
-"""Settings that are not the user's: offsets are kept with the lots, and nowhere else."""
+"""Settings that users cannot give: offsets are stored with the lots, and nowhere else."""
 
 
-class KafkaSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Which topic, where it begins, and how much of it becomes one lot."""
+@dataclass(frozen=True, kw_only=True, repr=False)
+class KafkaSource(Source):
+    """A topic, where to begin, and how much of it becomes one lot.
+
+    Args:
+        settings: settings of librdkafka; they may hold secrets.
+    """
 
     brokers: str
     topic: str
@@ -33,15 +53,21 @@ class KafkaSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_records: int
     linger_s: float
     timeout_s: float
-    settings: dict[str, str]  # of librdkafka; may hold secrets
+    settings: dict[str, str] = field(repr=False)
 
     @property
-    def shown(self) -> str:
-        """For people: without the settings, which may hold secrets."""
+    def description(self) -> str:
+        """The topic, without the settings, which may hold secrets."""
         return f"topic {self.topic} at {self.brokers}"
 
     def __repr__(self) -> str:
-        return f"<KafkaSpec {self.shown}>"
+        return f"<KafkaSource {self.description}>"
+
+    def open(self, target: SourceTarget, runtime: SourceRuntime) -> "KafkaArrival":
+        return KafkaArrival(self, target, runtime)
+
+    def status(self, tx: Tx, keys: SourceKeys, pipeline: str, dataset: str) -> SourceStatus:
+        return SourceStatus(errors=batch_publisher.problems(tx, keys, source_id(pipeline, dataset)))
 
 
 def kafka(
@@ -54,50 +80,88 @@ def kafka(
     linger_s: float = 0.5,
     timeout_s: float = 10.0,
     settings: Mapping[str, str] | None = None,
-) -> KafkaSpec:
-    """Messages of a topic, each a JSON object; its partitions are shared by the nodes that run the pipeline.
+) -> KafkaSource:
+    """Declare a source: the messages of a topic, each a JSON object.
+
+    The nodes that run the pipeline share the partitions of the topic.
 
     >>> kafka("localhost:9092", "orders")
-    <KafkaSpec topic orders at localhost:9092>
+    <KafkaSource topic orders at localhost:9092>
 
     Args:
-        brokers: `host:port`, or several of them with commas.
-        topic: its name.
-        start: where a partition begins that was never read: `earliest` or `latest`.
-        on_gone: when messages are not kept any more that were not read: `fail`, so that somebody looks; or go
-            on with the `earliest` or the `latest` there is.
-        max_records: of one lot.
-        linger_s: how long messages are waited for, to be in one lot.
-        timeout_s: for an answer of the brokers.
-        settings: of librdkafka, for example `{"security.protocol": "SASL_SSL", …}`.
+        brokers: `host:port`, or several of them separated by commas.
+        topic: the name of the topic.
+        start: where to begin a partition that was never read: `earliest` or `latest`.
+        on_gone: what to do if Kafka has deleted messages that were not read: `fail`, or continue with the
+            `earliest` or the `latest` message.
+        max_records: the most messages of one lot.
+        linger_s: how long to wait for more messages of one lot.
+        timeout_s: how long to wait for a response of the brokers.
+        settings: settings of librdkafka, for example `{"security.protocol": "SASL_SSL", …}`.
     """
-    if not brokers.strip() or any(not one.strip() for one in brokers.split(",")):
-        raise BadSource(f"the brokers {brokers!r:.100}", hint="host:port, or several of them with commas")
+    if not brokers.strip() or any(not broker.strip() for broker in brokers.split(",")):
+        raise BadSource(
+            f"the brokers {brokers!r:.100}", hint="give host:port, or several of them separated by commas"
+        )
     if (
         not topic
         or len(topic) > 249
-        or not all(one.isascii() and (one.isalnum() or one in "._-") for one in topic)
+        or not all(letter.isascii() and (letter.isalnum() or letter in "._-") for letter in topic)
     ):
-        raise BadSource(f"the topic {topic!r:.100}", hint="letters, digits, '.', '_' and '-'")
+        raise BadSource(f"the topic {topic!r:.100}", hint="use letters, digits, '.', '_' and '-'")
     if start not in ("earliest", "latest"):
-        raise BadSource(f"start={start!r}", hint="'earliest' or 'latest'")
+        raise BadSource(f"start={start!r}", hint="give 'earliest' or 'latest'")
     if on_gone not in ("fail", "earliest", "latest"):
-        raise BadSource(f"on_gone={on_gone!r}", hint="'fail', 'earliest' or 'latest'")
+        raise BadSource(f"on_gone={on_gone!r}", hint="give 'fail', 'earliest' or 'latest'")
     if not 1 <= max_records <= MOST_RECORDS:
-        raise BadSource(f"max_records={max_records}", hint=f"1 to {MOST_RECORDS:,} in one lot")
-    if not 0 < linger_s <= 60 or not 0 < timeout_s <= 600:
-        raise BadSource(f"linger_s={linger_s}, timeout_s={timeout_s}", hint="seconds, more than none")
+        raise BadSource(f"max_records={max_records}", hint=f"give 1 to {MOST_RECORDS}")
+    if not 0 < linger_s <= 60:
+        raise BadSource(f"linger_s={linger_s}", hint="give positive seconds, up to 60")
+    if not 0 < timeout_s <= 600:
+        raise BadSource(f"timeout_s={timeout_s}", hint="give positive seconds, up to 600")
     given = dict(settings or {})
-    ours = sorted(OURS & set(given))
-    if ours:
-        raise BadSource(f"the setting {ours[0]}", hint="offsets are kept with the lots: leave it out")
-    return KafkaSpec(
+    reserved = sorted(RESERVED & set(given))
+    if reserved:
+        raise BadSource(
+            f"the setting {reserved[0]} cannot be set", hint="omit it: offsets are stored with the lots"
+        )
+    return KafkaSource(
         brokers=brokers,
         topic=topic,
-        start=start,  # type: ignore[arg-type] # just told
-        on_gone=on_gone,  # type: ignore[arg-type] # just told
+        start=cast(Start, start),
+        on_gone=cast(OnGone, on_gone),
         max_records=max_records,
         linger_s=linger_s,
         timeout_s=timeout_s,
         settings=given,
     )
+
+
+class KafkaArrival:
+    """A topic that is open on one node. A run that catches up reads its partitions to their end."""
+
+    def __init__(self, source: KafkaSource, target: SourceTarget, runtime: SourceRuntime) -> None:
+        self._watching = runtime.watching
+        self._lock = threading.Lock()
+        self._closed = False
+        partitions = TopicPartitions(target.id, runtime.scope, ttl_s=runtime.keeper.ttl_s)
+        publisher = BatchPublisher(target, runtime.scope, runtime.evaluate)
+        self._reader = TopicReader(source, publisher, partitions)
+
+    def poll(self) -> PollResult:
+        with self._lock:
+            if self._closed:
+                return PollResult()
+            read = self._reader.read()
+        idle_s = 0.1 if self._watching() else POLL_EVERY_S  # a read waits for messages itself
+        return PollResult(
+            taken=bool(read.batch.lot),
+            settled=read.caught_up,
+            failed=read.stuck,
+            wait_s=0.0 if read.batch.lot else idle_s,
+        )
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._reader.close()

@@ -1,16 +1,16 @@
-"""The sources room's layout in the store, beside that of the rooms below it.
+"""The layout of sources in the store.
 
-(C, "source-file", source, path)              a file that was taken: what it was like, and its window
-(C, "source-window-number", source)           the last window that was given a number
-(C, "source-window", source, number)          a window's row
-(C, "source-window-page", source, number, n)  the files of a window that is not published, in pages
-(C, "source-window-open", source, number)     the windows that are not ended
-(C, "source-stretches", source)                  the stretches that nodes share its listing by
-(C, "source-address", source)                 where rows are pushed to, while somebody receives
-(C, "source-seen", source, generation, stretch) when a stretch was last looked at
-(C, "source-mark", source, name)              how far a source has come: an ETag, an offset
-(C, "source-trouble", source, name)           why a mark does not move, in words, while it does not
-(C, "source-tending", source, node)           which nodes share a topic, and when each said so
+(C, "source-file", source, path)                a file that was taken: its version and its window
+(C, "source-window-number", source)             the number of the newest window
+(C, "source-window", source, number)            a window
+(C, "source-window-page", source, number, n)    the files of a window that is not published, in pages
+(C, "source-window-open", source, number)       the windows that have not ended
+(C, "source-stretches", source)                 the shards in which nodes share the source's listing
+(C, "source-seen", source, generation, shard)   when a shard was last listed
+(C, "source-address", source)                   where rows are pushed, while a node receives
+(C, "source-mark", source, name)                a checkpoint: an ETag, an offset
+(C, "source-trouble", source, name)             why a checkpoint does not advance, as text
+(C, "source-tending", source, node)             a node that shares a topic, and its last report
 """
 
 from tidemill.publish.keys import PublishKeys
@@ -18,7 +18,7 @@ from tidemill.store import Space
 
 
 class SourceKeys:
-    """The spaces of one cluster's sources."""
+    """The key spaces of one cluster's sources."""
 
     def __init__(self, cluster: str) -> None:
         self.publish = PublishKeys(cluster)
@@ -27,21 +27,21 @@ class SourceKeys:
         self.window = Space(cluster, "source-window")
         self.page = Space(cluster, "source-window-page")
         self.open = Space(cluster, "source-window-open")
-        self.arranged = Space(cluster, "source-stretches")
+        self.shard_layout = Space(cluster, "source-stretches")
+        self.shard_listed = Space(cluster, "source-seen")
         self.address = Space(cluster, "source-address")
-        self.seen = Space(cluster, "source-seen")
-        self.mark = Space(cluster, "source-mark")
+        self.checkpoint = Space(cluster, "source-mark")
         self.trouble = Space(cluster, "source-trouble")
-        self.tending = Space(cluster, "source-tending")
+        self.member = Space(cluster, "source-tending")
 
-    def fetching(self, source: str) -> bytes:
-        """The lease of whoever asks for what is new."""
+    def fetch_lease(self, source: str) -> bytes:
+        """The lease of the node that fetches from a source."""
         return self.publish.cluster.lease["source-fetch", source]
 
-    def receiving(self, source: str) -> bytes:
-        """The lease of whoever receives what is pushed."""
+    def push_lease(self, source: str) -> bytes:
+        """The lease of the node that receives pushed rows."""
         return self.publish.cluster.lease["source-push", source]
 
-    def looking(self, source: str) -> bytes:
-        """The lease of whoever lists a source."""
+    def discovery_lease(self, source: str) -> bytes:
+        """The lease of the node that lists a source."""
         return self.publish.cluster.lease["source-look", source]

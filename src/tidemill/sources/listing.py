@@ -1,13 +1,13 @@
-"""Listing: what is there, in the order of the names, and which of it may be taken.
+"""The listing of a folder or bucket: its files in the order of their paths, and which of them to take.
 
-The port is narrow so that a folder and a bucket are the same to everything above it. Files come in the order
-of their whole paths, from behind any path on: so a listing can be cut into stretches that nodes share, and is
-compared with what was taken page by page, whatever their number.
+The port is narrow, so that a folder and a bucket are the same to everything above it. Files come in the order
+of their whole paths, starting after any path. So a listing can be cut into shards that nodes share, and it is
+compared with the taken files page by page, no matter how many there are.
 
-**Left alone** are files that somebody may still be writing: hidden names (of the file or a folder), endings
-that programs give to unfinished files, empty ones, and files that changed less than `settle_s` ago. By the
-wall clock of this machine that would fail where clocks differ, so a file also counts as settled when it has
-been seen unchanged for that long by our own monotonic clock.
+**Ignored** are files that another program may still be writing: hidden names (of the file or a folder),
+endings that programs give to unfinished files, empty files, and files that changed less than `settle_s` ago.
+The wall clock of this machine may differ from that of the writer. So a file also counts as settled when this
+process has seen it unchanged for that long by its own monotonic clock.
 """
 
 import re
@@ -32,14 +32,17 @@ _UNFINISHED = tuple(ending.lower() for ending in UNFINISHED)
 _HIDDEN = re.compile(r"(?:^|/)[._]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 MOST_PATH_BYTES = 900
-"""Of a path below its folder: two of them and the rest of a row fit the store's limits many times over."""
+"""The longest path below a source's folder. Two paths and the rest of a row fit the store's limits easily."""
 
 Skip = Callable[[str, str], None]
-"""Told of what is there and cannot be taken: its path, and why."""
+"""Called with the path of a file that cannot be taken, and the reason."""
 
 
-class Found(NamedTuple):
-    """A file as its place describes it; `version` changes with its bytes, `modified_at` is s since 1970."""
+class ListedFile(NamedTuple):
+    """A file as its storage describes it.
+
+    `version` changes with the content. `modified_at` is in seconds since 1970.
+    """
 
     path: str
     size: int
@@ -47,54 +50,54 @@ class Found(NamedTuple):
     version: str
 
 
-class Listing(Protocol):
-    """One folder or bucket, from outside: it is read and never written."""
+class FileListing(Protocol):
+    """A folder or bucket of the user's: it is read, and never written."""
 
     @property
     def url(self) -> str:
-        """Where it is, with secrets left out."""
+        """Where it is, without secrets."""
         ...
 
-    def files(self, skip: Skip, *, after: str = "", until: str | None = None) -> Iterator[Found]:
-        """Files with after < path <= until, by path; `SourceUnavailable` when it cannot be listed."""
+    def files(self, skip: Skip, *, after: str = "", until: str | None = None) -> Iterator[ListedFile]:
+        """List the files with after < path <= until by path; `SourceUnavailable` if that fails."""
         ...
 
-    def entries(self, skip: Skip, *, after: str = "", until: str | None = None) -> Iterator[Found]:
-        """The same, and with them what `wanted` leaves out, where that is cheaper to list."""
+    def entries(self, skip: Skip, *, after: str = "", until: str | None = None) -> Iterator[ListedFile]:
+        """List the same, including entries that `wanted` rejects, where that is cheaper."""
         ...
 
     def wanted(self, path: str, skip: Skip) -> bool:
-        """Is an entry one of the files? Says always the same of one path."""
+        """Return whether an entry is one of the files. The answer for a path never changes."""
         ...
 
-    def look(self, paths: Sequence[str]) -> list[Found | None]:
-        """Files as they are at this moment, in this order; None for one that is gone."""
+    def stat(self, paths: Sequence[str]) -> list[ListedFile | None]:
+        """Return the files as they are now, in this order; None for a missing one."""
         ...
 
     def can_read(self, path: str) -> bool:
-        """May this process read it? Asked of new files only; True where asking is dear."""
+        """Return whether this process may read a file; True where checking is expensive."""
         ...
 
     def uri(self, path: str) -> str:
-        """What Spark is told to read, as it is: nothing in it is a pattern."""
+        """Return the URI that Spark reads. Spark takes it literally, not as a pattern."""
         ...
 
     def read_options(self) -> dict[str, str]:
-        """What Spark needs to reach it; may hold secrets."""
+        """Return the options that Spark needs to reach the files; they may hold secrets."""
         ...
 
     def open(self, path: str) -> BinaryIO:
-        """The bytes of one file; an `OSError` when it cannot be read."""
+        """Open one file; `OSError` if it cannot be read."""
         ...
 
 
-def is_left_alone(path: str) -> bool:
-    """Hidden, or named as an unfinished file."""
+def is_ignored(path: str) -> bool:
+    """Return whether a path is hidden, or named like an unfinished file."""
     return _HIDDEN.search(path) is not None or path.lower().endswith(_UNFINISHED)
 
 
-def fault(path: str) -> str:
-    """Why a path cannot be kept track of; empty when it can."""
+def path_fault(path: str) -> str:
+    """Return why the store cannot keep a path; empty if it can."""
     try:
         size = len(path) if path.isascii() else len(path.encode())
     except UnicodeEncodeError:
@@ -106,16 +109,16 @@ def fault(path: str) -> str:
     return ""
 
 
-class Settling:
-    """Which of the new files have come to rest. Remembers those that have not, and no others."""
+class SettleTracker:
+    """Decides which new files have settled. It remembers only those that have not."""
 
     def __init__(self, clock: Clock, settle_s: float) -> None:
         self._clock = clock
         self._settle_s = settle_s
         self._seen: dict[str, tuple[str, float]] = {}
 
-    def settled(self, file: Found) -> bool:
-        """Has it been like this for long enough?"""
+    def settled(self, file: ListedFile) -> bool:
+        """Return whether a file has been unchanged for long enough."""
         if self._settle_s <= 0 or self._clock.wall() - file.modified_at >= self._settle_s:
             self._seen.pop(file.path, None)
             return True
@@ -130,12 +133,12 @@ class Settling:
         return False
 
     def wait_s(self) -> float | None:
-        """When the first of those that have not settled can have; None when there is none."""
+        """Return when the first unsettled file can have settled; None if there is none."""
         if not self._seen:
             return None
         oldest = min(since for _, since in self._seen.values())
         return max(0.0, oldest + self._settle_s - self._clock.monotonic())
 
     def keep(self, paths: set[str]) -> None:
-        """Forget all but these: the others are gone."""
+        """Forget all files except these: the others are gone."""
         self._seen = {path: seen for path, seen in self._seen.items() if path in paths}

@@ -1,13 +1,14 @@
-"""Records that are fetched, made into rows one by one: what does not fit is set aside, with the reason."""
+"""Fetched records, converted to rows one by one: a record that does not fit is set aside with the reason."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from tidemill.errors import TidemillError
+from tidemill.sources.row_converters import Convert, EvolvingConverter
 
 BAD: pa.Schema = pa.schema(
     [
@@ -20,56 +21,41 @@ BAD: pa.Schema = pa.schema(
 )
 """The columns of a quarantine table."""
 
-Convert = Callable[[Any], pa.Table]
-
-
-class Growing(Protocol):
-    """Makes rows for a table that gains the columns which they bring (LOT-34)."""
-
-    def columns(self, rows: Any, known: str) -> str:
-        """The columns that a table has by now, with those of these rows."""
-        ...
-
-    def convert(self, rows: Any, columns: str) -> pa.Table:
-        """Rows as a table of these columns; raises what is wrong."""
-        ...
-
-
 _MOST_TEXT = 64 << 10
 
 
 class Record(NamedTuple):
-    """A JSON object as it arrived, and where: a topic's partition and an offset, say."""
+    """A JSON object as it arrived, and where: for example a topic's partition and an offset."""
 
     file: str
     line: int
     text: bytes | None
 
 
-class Sifted(NamedTuple):
-    """Rows of the declared columns, and what did not fit; `columns` if the table has more by these rows."""
+class ParsedRecords(NamedTuple):
+    """Rows of the dataset's columns, and the bad records; `columns` if these rows add any."""
 
     rows: pa.Table
     bad: pa.Table
     columns: str = ""
 
 
-def sift(
+def parse(
     records: Sequence[Record],
     convert: Convert,
     key: Sequence[str] = (),
     *,
-    growing: Growing | None = None,
+    evolving: EvolvingConverter | None = None,
     known: str = "",
-) -> Sifted:
-    """Make rows of records.
+) -> ParsedRecords:
+    """Convert records to rows.
 
     Args:
-        records: in the order in which they arrived, which rows keep.
-        convert: makes a table of dictionaries, or says what is wrong with one of them.
-        key: columns that no row is without.
-        growing: for a table that gains columns, makes rows instead.
-        known: the columns that such a table has by now.
+        records: in the order in which they arrived; the rows keep it.
+        convert: converts dictionaries to a table.
+        key: columns that every row must have.
+        evolving: converts instead, if the dataset gains columns.
+        known: the columns that such a dataset has now.
     """
     good: list[tuple[Record, dict[str, Any]]] = []
     bad: list[tuple[Record, str]] = []
@@ -77,11 +63,11 @@ def sift(
         try:
             good.append((record, _parsed(record.text)))
         except (ValueError, RecursionError) as error:
-            bad.append((record, f"no JSON object: {error}"))
+            bad.append((record, f"not a JSON object: {error}"))
     columns = known
-    if growing is not None:
-        columns = growing.columns([row for _, row in good], known)
-        convert = partial(growing.convert, columns=columns)
+    if evolving is not None:
+        columns = evolving.columns([row for _, row in good], known)
+        convert = partial(evolving.convert, columns=columns)
     tables: list[pa.Table] = []
     waiting = [good] if good else []
     while waiting:
@@ -91,12 +77,12 @@ def sift(
         except (TidemillError, _NoKey) as error:
             if len(some) == 1:
                 bad.append((some[0][0], str(error).partition("\n")[0]))
-            else:  # halves, the first one on top: however many are bad, each costs a few steps
+            else:  # try each half, the first one next: each bad record costs a few tries
                 waiting += [some[len(some) // 2 :], some[: len(some) // 2]]
-    bad.sort(key=lambda one: (one[0].file, one[0].line))
+    bad.sort(key=lambda entry: (entry[0].file, entry[0].line))
     rows = pa.concat_tables(tables) if tables else convert([])
-    kept = pa.Table.from_pylist([_kept(*one) for one in bad], schema=BAD)
-    return Sifted(rows, kept, columns if columns != known else "")
+    quarantined = pa.Table.from_pylist([_quarantined(record, error) for record, error in bad], schema=BAD)
+    return ParsedRecords(rows, quarantined, columns if columns != known else "")
 
 
 class _NoKey(Exception):
@@ -105,7 +91,7 @@ class _NoKey(Exception):
 
 def _with_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     for name in key:
-        if rows.column(name).null_count:  # it was not there, or it does not fit and was kept beside
+        if rows.column(name).null_count:  # it is missing, or it does not fit and was rescued
             raise _NoKey(f"the key column {name} is NULL")
     return rows
 
@@ -113,12 +99,12 @@ def _with_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
 def _parsed(text: bytes | None) -> dict[str, Any]:
     if text is None:
         raise ValueError("there is no value")
-    found = json.loads(text)
-    if not isinstance(found, dict):
-        raise ValueError(f"it is a {type(found).__name__}")  # noqa: TRY004 - told as any other wrong record is
-    return found
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"it is a {type(value).__name__}")  # noqa: TRY004 - the record is bad, not the program
+    return value
 
 
-def _kept(record: Record, error: str) -> dict[str, Any]:
+def _quarantined(record: Record, error: str) -> dict[str, Any]:
     text = None if record.text is None else record.text[:_MOST_TEXT].decode(errors="replace")
     return {"file": record.file, "line": record.line, "record": text, "error": error[:2000], "check": None}

@@ -1,8 +1,8 @@
-"""The life of a window, as a table. Nothing else decides which state follows which.
+"""The states of a window as a table. Nothing else decides which state follows which.
 
-A window is some files of a source that become one lot together. A file belongs to one window from the moment
-it is taken, and a window is published once: so every file is in exactly one lot, whichever nodes list, work
-and die.
+A window is a set of files of a source that become one lot together. A file belongs to one window from the
+moment a node takes it, and a window is published once. So every file is in exactly one lot, no matter which
+nodes list, work and die.
 """
 
 from enum import StrEnum
@@ -11,21 +11,21 @@ from tidemill.errors import IllegalTransition
 
 
 class WindowState(StrEnum):
-    """Listed until a node works on it; ended when its files are in a lot, or none of them was left."""
+    """The states of a window."""
 
-    LISTED = "listed"
-    HELD = "held"
-    FAILED = "failed"  # it waits, then it is tried again
-    PUBLISHED = "published"
-    DROPPED = "dropped"  # all its files changed or were gone before they were read
+    LISTED = "listed"  # it waits for a node
+    HELD = "held"  # a node works on it
+    FAILED = "failed"  # it could not be read; a node retries it later
+    PUBLISHED = "published"  # its files are in a lot
+    DROPPED = "dropped"  # all its files changed or disappeared before they were read
 
 
 class WindowEdge(StrEnum):
-    """What may happen to a window."""
+    """What can happen to a window."""
 
     TAKE = "take"  # a node begins to work on it
-    TAKE_OVER = "take_over"  # another node goes on: the one that held it is gone
-    SHRINK = "shrink"  # files that changed are left out, to be taken again
+    TAKE_OVER = "take_over"  # another node resumes the work of a dead one
+    SHRINK = "shrink"  # files that changed leave the window, and are taken again later
     GIVE_BACK = "give_back"
     FAIL = "fail"
     PUBLISH = "publish"
@@ -49,7 +49,7 @@ WINDOW: dict[WindowState, dict[WindowEdge, WindowState]] = {
 
 
 def step(state: WindowState, edge: WindowEdge) -> WindowState:
-    """The state an edge leads to; `IllegalTransition` when the table has no such edge."""
+    """Return the state that an edge leads to; `IllegalTransition` if the table has no such edge."""
     try:
         return WINDOW[state][edge]
     except KeyError:

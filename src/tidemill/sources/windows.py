@@ -1,13 +1,13 @@
 """Windows: files that become one lot together, from the moment they are taken until the lot is published.
 
-`add` takes files and makes their window, in one transaction of bounded size: at most 500 rows for files and
-some pages that hold their list (LOT-43). Any node then holds a window to work on it, together with the
-attempt at its lot; a node that goes on with a dead one's window goes on with its attempt as well, when code
-and files are the same. `publish` is called in the transaction that makes the lot: the files are acknowledged
-with it and not before (LOT-35).
+`add` takes files and makes their window, in one transaction of bounded size: at most 500 rows for files, and
+a few pages for their list (LOT-43). A node holds a window to work on it, together with the attempt at its
+lot. A node that takes over a dead node's window also takes over its attempt, if code and files are the same.
+`publish` is called in the transaction that makes the lot: the files are acknowledged with it and not before
+(LOT-35).
 
-Edges that give files back (`shrink`, `drop`) clear the files' rows in the same transaction, so that the next
-listing finds them as they are then.
+Edges that free files (`shrink`, `drop`) clear their rows in the same transaction. The next listing then takes
+these files as they are.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ import msgspec
 from tidemill.cluster import nodes
 from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost
-from tidemill.sources import files
-from tidemill.sources.files import TakenFile
+from tidemill.sources import taken_files
 from tidemill.sources.keys import SourceKeys
-from tidemill.sources.listing import Found
+from tidemill.sources.listing import ListedFile
 from tidemill.sources.states import WindowEdge, WindowState, step
+from tidemill.sources.taken_files import TakenFile
 from tidemill.store import Tx
 
 PAGE_BYTES = 48 * 1024
@@ -30,32 +30,32 @@ SECOND_US = 1_000_000
 RETRY_FIRST_S, RETRY_MOST_S = 30, 3600
 
 
-class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What stays of a window, whatever its state."""
+class WindowInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a window has in every state."""
 
     source: str
     number: int
     files: int
     size: int
     listed_at: int  # store time, µs
-    lot: str = ""  # what it becomes; given when a node first holds it
+    lot: str = ""  # the lot it becomes; set when a node first holds it
     failures: int = 0
 
 
-class Listed(msgspec.Struct, frozen=True, tag="listed"):
+class ListedWindow(msgspec.Struct, frozen=True, tag="listed"):
     """It waits for a node."""
 
-    about: About
+    about: WindowInfo
 
     @property
     def state(self) -> WindowState:
         return WindowState.LISTED
 
 
-class Held(msgspec.Struct, frozen=True, tag="held"):
-    """A node works on it, by this attempt."""
+class HeldWindow(msgspec.Struct, frozen=True, tag="held"):
+    """A node works on it, under this attempt."""
 
-    about: About
+    about: WindowInfo
     node: str
     node_epoch: int
     attempt: str
@@ -65,10 +65,10 @@ class Held(msgspec.Struct, frozen=True, tag="held"):
         return WindowState.HELD
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """It could not be read; any node tries it again from `retry_at` (store time, µs) on."""
+class FailedWindow(msgspec.Struct, frozen=True, tag="failed"):
+    """It could not be read; any node can retry it from `retry_at` on (store time, µs)."""
 
-    about: About
+    about: WindowInfo
     kind: str
     message: str
     retry_at: int
@@ -78,10 +78,10 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
         return WindowState.FAILED
 
 
-class Published(msgspec.Struct, frozen=True, tag="published"):
+class PublishedWindow(msgspec.Struct, frozen=True, tag="published"):
     """Its files are in its lot."""
 
-    about: About
+    about: WindowInfo
     attempt: str
     at: int
 
@@ -90,10 +90,10 @@ class Published(msgspec.Struct, frozen=True, tag="published"):
         return WindowState.PUBLISHED
 
 
-class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
-    """None of its files was left."""
+class DroppedWindow(msgspec.Struct, frozen=True, tag="dropped"):
+    """None of its files is left."""
 
-    about: About
+    about: WindowInfo
     at: int
 
     @property
@@ -101,84 +101,89 @@ class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
         return WindowState.DROPPED
 
 
-W = TypeVar("W", Listed, Held, Failed, Published, Dropped)
-AnyWindow = Listed | Held | Failed | Published | Dropped
+W = TypeVar("W", ListedWindow, HeldWindow, FailedWindow, PublishedWindow, DroppedWindow)
+AnyWindow = ListedWindow | HeldWindow | FailedWindow | PublishedWindow | DroppedWindow
 _decoder: msgspec.msgpack.Decoder[AnyWindow] = msgspec.msgpack.Decoder(
-    Listed | Held | Failed | Published | Dropped
+    ListedWindow | HeldWindow | FailedWindow | PublishedWindow | DroppedWindow
 )
-_page: msgspec.msgpack.Decoder[list[Found]] = msgspec.msgpack.Decoder(list[Found])
+_page: msgspec.msgpack.Decoder[list[ListedFile]] = msgspec.msgpack.Decoder(list[ListedFile])
 
 
 def add(
     tx: Tx,
     keys: SourceKeys,
     source: str,
-    found: Sequence[Found],
+    files: Sequence[ListedFile],
     *,
     again: bool = False,
     fence: Callable[[Tx], None] | None = None,
-) -> Listed | None:
-    """Take those of the files that nobody took meanwhile, as one window; None when there is none of them.
+) -> ListedWindow | None:
+    """Take files as one window, except those that another node took meanwhile; None if none is left.
 
-    - again: a file that was taken in another version is taken in this one too.
-    - fence: the lease of whoever listed, checked in this transaction.
+    - again: take a file again that was taken in another version.
+    - fence: checks the lease of the node that listed, in this transaction.
     """
     if fence is not None:
         fence(tx)
-    rows = files.known(tx, keys, source, [file.path for file in found])
-    new = [file for file, row in zip(found, rows, strict=True) if may_take(file, row, again=again)]
+    rows = taken_files.known(tx, keys, source, [file.path for file in files])
+    new = [file for file, row in zip(files, rows, strict=True) if may_take(file, row, again=again)]
     if not new:
         return None
     raw = tx.get(keys.window_number[source], lock=True)
     number = (0 if raw is None else msgspec.msgpack.decode(raw, type=int)) + 1
     tx.set(keys.window_number[source], msgspec.msgpack.encode(number), quiet=True)
     size = sum(file.size for file in new)
-    window = Listed(About(source=source, number=number, files=len(new), size=size, listed_at=tx.now()))
-    files.take(tx, keys, source, new, number)
+    window = ListedWindow(
+        WindowInfo(source=source, number=number, files=len(new), size=size, listed_at=tx.now())
+    )
+    taken_files.take(tx, keys, source, new, number)
     _set_files(tx, keys, source, number, new)
     tx.set(keys.window[source, number], msgspec.msgpack.encode(window), quiet=True)
     tx.set(keys.open[source, number], b"")  # watched: there is work
     return window
 
 
-def may_take(file: Found, row: TakenFile | None, *, again: bool) -> bool:
-    """Is it new, or changed where changes are taken?"""
+def may_take(file: ListedFile, row: TakenFile | None, *, again: bool) -> bool:
+    """Return whether a file is new, or changed where changes are taken again."""
     return row is None or (again and row.version != file.version)
 
 
 def read(tx: Tx, keys: SourceKeys, source: str, number: int) -> AnyWindow | None:
-    """One window."""
+    """Read one window."""
     raw = tx.get(keys.window[source, number])
     return None if raw is None else _decoder.decode(raw)
 
 
 def open_windows(tx: Tx, keys: SourceKeys, source: str, after: int = 0, limit: int = 100) -> list[AnyWindow]:
-    """A page of the windows that are not ended, oldest first: to look at, not to decide by."""
+    """Read a page of the windows that have not ended, oldest first. Do not decide by it: it may be stale."""
     lo, hi = keys.open[source, after] + b"\x00", keys.open.under(source)[1]
     numbers = [keys.open.unpack(row.key)[1] for row in tx.range(lo, hi, limit=limit, snapshot=True)]
-    found = tx.get_many([keys.window[source, number] for number in numbers])
-    return [_decoder.decode(raw) for raw in found if raw is not None]
+    rows = tx.get_many([keys.window[source, number] for number in numbers])
+    return [_decoder.decode(raw) for raw in rows if raw is not None]
 
 
 def first_open(tx: Tx, keys: SourceKeys, source: str) -> int | None:
-    """The oldest window that is not ended; a decision by it holds when the transaction commits."""
-    found = tx.range(*keys.open.under(source), limit=1)
-    return int(str(keys.open.unpack(found[0].key)[1])) if found else None
+    """Read the oldest window that has not ended. The transaction conflicts if that changes."""
+    rows = tx.range(*keys.open.under(source), limit=1)
+    return int(str(keys.open.unpack(rows[0].key)[1])) if rows else None
 
 
-def files_of(tx: Tx, keys: SourceKeys, source: str, number: int) -> list[Found]:
-    """The files of a window that is not ended, by path."""
+def files_of(tx: Tx, keys: SourceKeys, source: str, number: int) -> list[ListedFile]:
+    """Read the files of a window that has not ended, by path."""
     return [file for row in tx.range(*keys.page.under(source, number)) for file in _page.decode(row.value)]
 
 
 def may_hold(tx: Tx, keys: SourceKeys, node: Node, window: AnyWindow) -> bool:
-    """Can this node work on it now? Not while another that holds it is alive, nor twice in one life."""
+    """Return whether this node can work on a window now.
+
+    It cannot while another live node holds it, and not twice under one epoch.
+    """
     match window:
-        case Listed():
+        case ListedWindow():
             return True
-        case Failed():
+        case FailedWindow():
             return window.retry_at <= tx.now()
-        case Held():
+        case HeldWindow():
             if window.node == node.id:
                 return window.node_epoch < node.epoch
             entry = nodes.read(tx, keys.publish.cluster, window.node)
@@ -186,84 +191,86 @@ def may_hold(tx: Tx, keys: SourceKeys, node: Node, window: AnyWindow) -> bool:
     return False
 
 
-def hold(tx: Tx, keys: SourceKeys, node: Node, window: AnyWindow, attempt: str, lot: str) -> Held:
-    """Work on it from now on, by this attempt, which the caller opens or adopts in the same transaction."""
+def hold(tx: Tx, keys: SourceKeys, node: Node, window: AnyWindow, attempt: str, lot: str) -> HeldWindow:
+    """Hold a window under an attempt, which the caller opens or adopts in the same transaction."""
     nodes.check(tx, keys.publish.cluster, node)
     if not may_hold(tx, keys, node, window):
         raise LeaseLost(f"window {window.about.number} of {window.about.source} is {window.state.value}")
-    step(window.state, WindowEdge.TAKE_OVER if isinstance(window, Held) else WindowEdge.TAKE)
+    step(window.state, WindowEdge.TAKE_OVER if isinstance(window, HeldWindow) else WindowEdge.TAKE)
     about = msgspec.structs.replace(window.about, lot=lot)
-    return _write(tx, keys, Held(about, node.id, node.epoch, attempt))
+    return _write(tx, keys, HeldWindow(about, node.id, node.epoch, attempt))
 
 
-def check(tx: Tx, keys: SourceKeys, held: Held) -> Held:
-    """The fence: `LeaseLost` unless the window is ours, by this attempt, at this moment."""
+def check(tx: Tx, keys: SourceKeys, held: HeldWindow) -> HeldWindow:
+    """Fence a write: `LeaseLost` unless we hold the window under this attempt now."""
     current = read(tx, keys, held.about.source, held.about.number)
     if current != held:
         raise LeaseLost(f"window {held.about.number} of {held.about.source} is no longer ours")
     return held
 
 
-def publish(tx: Tx, keys: SourceKeys, held: Held) -> Published:
-    """Its files are in its lot, which is published in this transaction."""
+def publish(tx: Tx, keys: SourceKeys, held: HeldWindow) -> PublishedWindow:
+    """End a window whose lot is published in this transaction."""
     check(tx, keys, held)
     step(held.state, WindowEdge.PUBLISH)
     _end(tx, keys, held.about)
-    return _write(tx, keys, Published(held.about, held.attempt, tx.now()))
+    return _write(tx, keys, PublishedWindow(held.about, held.attempt, tx.now()))
 
 
-def give_back(tx: Tx, keys: SourceKeys, held: Held) -> Listed:
-    """Another node may have it; nothing was wrong with it."""
+def give_back(tx: Tx, keys: SourceKeys, held: HeldWindow) -> ListedWindow:
+    """Release a window that has no fault, so that any node can take it."""
     check(tx, keys, held)
     step(held.state, WindowEdge.GIVE_BACK)
     tx.hint(keys.open[held.about.source, held.about.number])
-    return _write(tx, keys, Listed(held.about))
+    return _write(tx, keys, ListedWindow(held.about))
 
 
-def fail(tx: Tx, keys: SourceKeys, held: Held, kind: str, message: str) -> Failed:
-    """It could not be read; it waits, the longer the more often that happened."""
+def fail(tx: Tx, keys: SourceKeys, held: HeldWindow, kind: str, message: str) -> FailedWindow:
+    """Record that a window could not be read. Each failure doubles the wait until the next try."""
     check(tx, keys, held)
     step(held.state, WindowEdge.FAIL)
     wait_s = min(RETRY_MOST_S, RETRY_FIRST_S * 2 ** min(held.about.failures, 10))
     about = msgspec.structs.replace(held.about, failures=held.about.failures + 1)
-    return _write(tx, keys, Failed(about, kind[:100], message[:2000], tx.now() + wait_s * SECOND_US))
+    return _write(tx, keys, FailedWindow(about, kind[:100], message[:2000], tx.now() + wait_s * SECOND_US))
 
 
-def leave_out(tx: Tx, keys: SourceKeys, held: Held, paths: Sequence[str]) -> Listed | Dropped:
-    """Go on without these files, which changed or are gone: the next listing takes what is there then."""
+def leave_out(
+    tx: Tx, keys: SourceKeys, held: HeldWindow, paths: Sequence[str]
+) -> ListedWindow | DroppedWindow:
+    """Remove files that changed or disappeared; the next listing takes them as they are then."""
     check(tx, keys, held)
     source, number = held.about.source, held.about.number
     left = [file for file in files_of(tx, keys, source, number) if file.path not in set(paths)]
-    files.release(tx, keys, source, paths, number)
+    taken_files.release(tx, keys, source, paths, number)
     if not left:
         step(held.state, WindowEdge.DROP)
         _end(tx, keys, held.about)
-        return _write(tx, keys, Dropped(held.about, tx.now()))
+        return _write(tx, keys, DroppedWindow(held.about, tx.now()))
     step(held.state, WindowEdge.SHRINK)
     tx.clear_range(*keys.page.under(source, number))
     _set_files(tx, keys, source, number, left)
     about = msgspec.structs.replace(held.about, files=len(left), size=sum(file.size for file in left))
-    return _write(tx, keys, Listed(about))
+    return _write(tx, keys, ListedWindow(about))
 
 
-def _end(tx: Tx, keys: SourceKeys, about: About) -> None:
+def _end(tx: Tx, keys: SourceKeys, about: WindowInfo) -> None:
     tx.clear_range(*keys.page.under(about.source, about.number))
     tx.clear(keys.open[about.source, about.number])
 
 
-def _set_files(tx: Tx, keys: SourceKeys, source: str, number: int, found: Sequence[Found]) -> None:
-    """The list of files, in as many values as it needs."""
-    pages: list[list[Found]] = [[]]
+def _set_files(tx: Tx, keys: SourceKeys, source: str, number: int, files: Sequence[ListedFile]) -> None:
+    """Write the list of files, in as many values as it needs."""
+    pages: list[list[ListedFile]] = [[]]
     room = PAGE_BYTES
-    for file in found:
+    for file in files:
         size = len(file.path.encode()) + len(file.version) + 40
         if size > room:
             pages.append([])
             room = PAGE_BYTES
         pages[-1].append(file)
         room -= size
-    for place, page in enumerate(pages):
-        tx.set(keys.page[source, number, place], msgspec.msgpack.encode(page), quiet=True)
+    for index, page in enumerate(pages):
+        tx.set(keys.page[source, number, index], msgspec.msgpack.encode(page), quiet=True)
 
 
 def _write(tx: Tx, keys: SourceKeys, window: W) -> W:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from tidemill.errors import BadCheck
 from tidemill.lots.checks import Check, OnFail
 from tidemill.lots.datasets import Kind
-from tidemill.spark.evaluating import Evaluate
+from tidemill.spark.evaluation import Evaluate
 from tidemill.spark.operations import OP, WEIGHT, Operation
 
 BAD: pa.Schema = pa.schema([("record", pa.string()), ("error", pa.string()), ("check", pa.string())])

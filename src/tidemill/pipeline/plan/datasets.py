@@ -8,9 +8,9 @@ import pyarrow as pa
 
 from tidemill.errors import DeclarationError
 from tidemill.lots.datasets import Dataset, Kind
-from tidemill.pipeline import rows as given
 from tidemill.schemas.type_table import why_not_kept
 from tidemill.spark import operations, schema
+from tidemill.spark import rows as given
 from tidemill.spark.queries import quoted
 
 if TYPE_CHECKING:

@@ -1,23 +1,21 @@
-"""Planning of sources: what arrives from outside, and the tables it goes into."""
+"""The planning of sources: each is bound to the dataset that it fills."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from tidemill.errors import DeclarationError
-from tidemill.lots.checks import drops, strict
+from tidemill.lots.checks import drops
 from tidemill.lots.datasets import Dataset
+from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.declarations import SourceDecl
-from tidemill.pipeline.incoming import converter, growing, settled_push
 from tidemill.pipeline.plan.catalog import Catalog
 from tidemill.pipeline.plan.stages import DeclareSource
 from tidemill.pipeline.source_line import at
 from tidemill.pipeline.writes import spelled
-from tidemill.runner.program import SourceProgram, StreamProgram
-from tidemill.sources.bucket import BucketSpec
-from tidemill.sources.declarations import SourceSpec, source_id
-from tidemill.sources.folder import FolderSpec
-from tidemill.sources.kafka import KafkaSpec
-from tidemill.sources.polling import PollSpec
-from tidemill.sources.pushing import PushSpec
+from tidemill.sources.source import PlannedSource, SourceContext, SourceTarget
+
+if TYPE_CHECKING:
+    from tidemill.pipeline.pipeline import Pipeline
 
 
 class SourcePlanner:
@@ -27,66 +25,48 @@ class SourcePlanner:
         self.catalog = catalog
         self.pipeline = catalog.pipeline
 
-    def plan(self) -> Iterator[SourceProgram | StreamProgram]:
+    def plan(self) -> Iterator[PlannedSource]:
         for decl in self.pipeline.sources.values():
             with at(decl.line):
-                known = self.catalog.known[decl.dataset].dataset
-                assert known is not None
-                self.catalog.expected(known, decl.checks)
-                if known.unit is not None:
-                    raise DeclarationError(
-                        f"{decl.dataset} has intervals, and a source makes a lot of what it finds",
-                        hint="leave lots= out for a dataset that has a source",
-                    )
-                if isinstance(decl.spec, PushSpec):
-                    if drops((*decl.checks, *self.pipeline.datasets[decl.dataset].expected)):
-                        self.catalog.quarantine(known.id, None, decl.line, f"checks of {known.name}")
-                    yield self._pushed(decl, decl.spec, known)
-                elif isinstance(decl.spec, PollSpec | KafkaSpec):
-                    yield self._drawn(decl, decl.spec, known)
-                else:
-                    yield self._files(decl, decl.spec.below(self.pipeline.base), known)
+                yield self._planned(decl)
 
-    def _files(self, decl: SourceDecl, place: FolderSpec | BucketSpec, known: Dataset) -> SourceProgram:
-        spec = SourceSpec(
-            id=source_id(self.pipeline.name, decl.dataset),
+    def _planned(self, decl: SourceDecl) -> PlannedSource:
+        dataset = self.catalog.known[decl.dataset].dataset
+        assert dataset is not None
+        self.catalog.expected(dataset, decl.checks)
+        if dataset.unit is not None:
+            raise DeclarationError(
+                f"{decl.dataset} has intervals, but a source makes a lot of each batch",
+                hint="omit lots= for a dataset that has a source",
+            )
+        source = decl.source.resolve(source_context(self.pipeline, decl.dataset))
+        quarantine = self._quarantine(decl, dataset)
+        where = str(decl.line)
+        self.catalog.stages.append(DeclareSource(dataset=dataset.id, detail=source.description, where=where))
+        target = SourceTarget(
             pipeline=self.pipeline.name,
-            dataset=known.id,
+            dataset=dataset,
             schema=spelled(self.pipeline.datasets[decl.dataset].dataset).schema,
-            kind=known.kind,
-            key=known.key,
-            drift=known.drift,
-            reading=place.reading,
-            policy=place.policy,
-            quarantine=self.catalog.quarantine(known.id, None, decl.line, f"source of {decl.dataset}"),
+            where=where,
             checks=decl.checks,
+            quarantine=quarantine,
         )
-        detail = f"{spec.reading.format.value} files in {place.root}"
-        self.catalog.stages.append(DeclareSource(dataset=known.id, detail=detail, where=str(decl.line)))
-        return SourceProgram(spec=spec, place=place, where=str(decl.line))
+        return PlannedSource(source=source, target=target)
 
-    def _pushed(self, decl: SourceDecl, spec: PushSpec, known: Dataset) -> StreamProgram:
-        place = settled_push(self.pipeline, decl.dataset, spec)
-        self.catalog.stages.append(DeclareSource(dataset=known.id, detail=place.shown, where=str(decl.line)))
-        return StreamProgram(
-            id=source_id(self.pipeline.name, decl.dataset),
-            dataset=known,
-            place=place,
-            convert=converter(known),
-            where=str(decl.line),
-            checks=strict(decl.checks),
-            growing=growing(known),
-        )
+    def _quarantine(self, decl: SourceDecl, dataset: Dataset) -> DatasetId | None:
+        """Plan the quarantine of a source, if it has one; else that of its dataset's own checks."""
+        if decl.source.quarantines:
+            return self.catalog.quarantine(dataset.id, None, decl.line, f"source of {decl.dataset}")
+        if drops((*decl.checks, *self.pipeline.datasets[decl.dataset].expected)):
+            self.catalog.quarantine(dataset.id, None, decl.line, f"checks of {dataset.name}")
+        return None
 
-    def _drawn(self, decl: SourceDecl, spec: PollSpec | KafkaSpec, known: Dataset) -> StreamProgram:
-        self.catalog.stages.append(DeclareSource(dataset=known.id, detail=spec.shown, where=str(decl.line)))
-        return StreamProgram(
-            id=source_id(self.pipeline.name, decl.dataset),
-            dataset=known,
-            place=spec,
-            convert=converter(known),
-            where=str(decl.line),
-            quarantine=self.catalog.quarantine(known.id, None, decl.line, f"source of {decl.dataset}"),
-            checks=decl.checks,
-            growing=growing(known),
-        )
+
+def source_context(pipeline: "Pipeline", dataset: str) -> SourceContext:
+    """Return what the source of a dataset may leave to its pipeline."""
+    return SourceContext(
+        pipeline=pipeline.name,
+        dataset=dataset,
+        base=pipeline.base,
+        secret=lambda: pipeline.site.place.key.secret,
+    )

@@ -31,11 +31,12 @@ from tidemill.lots import datasets
 from tidemill.lots.checks import QUARANTINE_SCHEMA, not_null, quarantine_of
 from tidemill.lots.datasets import Dataset
 from tidemill.publish.manifests import Manifests
-from tidemill.sources.drawing import Drawer
-from tidemill.sources.events import MarkSkipped
-from tidemill.sources.poller import Poller
-from tidemill.sources.polling import http_poll
-from tidemill.sources.records import Record, sift
+from tidemill.sources.batch_publisher import BatchPublisher
+from tidemill.sources.events import CheckpointSkipped
+from tidemill.sources.http_poll import http_poll
+from tidemill.sources.http_poller import HttpPoller
+from tidemill.sources.records import Record, parse
+from tidemill.sources.source import SourceTarget
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -108,28 +109,19 @@ class Stage(PushStage):
         self.held = self.lease("n0")
 
     def lease(self, name: str) -> Held:
-        held = self.keeper(name).acquire(self.keys.fetching(SOURCE))
+        held = self.keeper(name).acquire(self.keys.fetch_lease(SOURCE))
         assert isinstance(held, Held)
         return held
 
-    def drawer(self, name: str = "n0", **options: Any) -> Drawer:
-        return Drawer(
-            SOURCE,
-            self.dataset,
-            self.bad_id,
-            store=self.store,
-            keys=self.keys,
-            node=self.node(name),
-            objects=self.objects,
-            clock=SYSTEM,
-            chance=self.chance,
-            emit=self.told.append,
-            **options,
-        )
+    def target(self, **options: Any) -> SourceTarget:
+        return super().target(**{"quarantine": self.bad_id, **options})
 
-    def poller(self, url: str, *, drawer: Drawer | None = None, **options: Any) -> Poller:
-        spec = http_poll(url, **{"timeout_s": 5.0, **options})
-        return Poller(spec, drawer or self.drawer(), convert, clock=SYSTEM, emit=self.told.append)
+    def publisher(self, name: str = "n0", **options: Any) -> BatchPublisher:
+        return BatchPublisher(self.target(**options), self.scope(self.node(name)))
+
+    def poller(self, url: str, *, publisher: BatchPublisher | None = None, **options: Any) -> HttpPoller:
+        source = http_poll(url, **{"timeout_s": 5.0, **options})
+        return HttpPoller(source, publisher or self.publisher())
 
     def quarantined(self) -> list[dict[str, Any]]:
         manifests = Manifests(self.objects, SYSTEM)
@@ -209,7 +201,9 @@ def test_lines_that_are_added_are_taken_once_and_a_half_one_waits(web: Web) -> N
         poller.poll(stage.held.fence)
     again = stage.poller(web.url, follow="lines", on_gone="restart")
     assert not again.poll(stage.held.fence).lot
-    assert [(one.before, one.after) for one in stage.told if isinstance(one, MarkSkipped)] == [("63", "0")]
+    assert [(one.before, one.after) for one in stage.told if isinstance(one, CheckpointSkipped)] == [
+        ("63", "0")
+    ]
     web.says(b'{"id":9,"name":"n9"}\n', NDJSON)
     assert again.poll(stage.held.fence).rows == 1
     assert stage.ids() == [1, 2, 3, 9]
@@ -230,28 +224,34 @@ def _drips(handler: BaseHTTPRequestHandler) -> None:
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 LIES: dict[str, tuple[Reply, str]] = {
-    "no JSON": (_raw(HEAD + b"Content-Length: 7\r\n\r\n[1, 2, "), "the body is no JSON"),
+    "no JSON": (_raw(HEAD + b"Content-Length: 7\r\n\r\n[1, 2, "), "the body is not JSON"),
     "a page": (
         _raw(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 2\r\n\r\n[]"),
         "text/html",
     ),
     "shorter than it says": (_raw(HEAD + b"Content-Length: 50\r\n\r\n[]"), "ended|Incomplete"),
-    "larger than the limit": (_raw(HEAD + b"Content-Length: 5000000\r\n\r\n"), "5,000,000 bytes, 100,000 at"),
+    "larger than the limit": (
+        _raw(HEAD + b"Content-Length: 5000000\r\n\r\n"),
+        "5,000,000 bytes; the limit",
+    ),
     "without end": (_raw(HEAD + b"\r\n" + b"[" * 200_000), "more than 100,000"),
-    "no gzip": (_raw(HEAD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n[]"), "says it is gzip"),
+    "no gzip": (
+        _raw(HEAD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n[]"),
+        "gzip, but the",
+    ),
     "a bomb": (
         _raw(HEAD + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(b"[" + b" " * 9_000_000 + b"]")),
-        "more than 100,000 bytes when unpacked",
+        "more than 100,000 bytes decompressed",
     ),
     "another encoding": (_raw(HEAD + b"Content-Encoding: br\r\nContent-Length: 2\r\n\r\n[]"), "'br'"),
-    "an error": (_raw(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"), "answers 500"),
-    "not for us": (_raw(b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n"), "answers 403"),
-    "a file": (_raw(b"HTTP/1.1 302 Go\r\nLocation: file:///etc/passwd\r\n\r\n"), "no web address"),
-    "a circle": (_raw(b"HTTP/1.1 302 Go\r\nLocation: /orders\r\n\r\n"), "on and on"),
+    "an error": (_raw(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"), "responds with status 500"),
+    "not for us": (_raw(b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n"), "responds with status 403"),
+    "a file": (_raw(b"HTTP/1.1 302 Go\r\nLocation: file:///etc/passwd\r\n\r\n"), "not to http or https"),
+    "a circle": (_raw(b"HTTP/1.1 302 Go\r\nLocation: /orders\r\n\r\n"), "redirects more than 5 times"),
     "no HTTP": (_raw(b"220 smtp ready\r\n"), "BadStatusLine"),
     "nothing": (_raw(b""), "RemoteDisconnected|BadStatusLine"),
-    "drips": (_drips, "no answer within 0.4 s"),
-    "hangs": (lambda _: (SYSTEM.wait(threading.Event(), 2.0), None)[1], "no answer within 0.4 s"),
+    "drips": (_drips, "no response within 0.4 s"),
+    "hangs": (lambda _: (SYSTEM.wait(threading.Event(), 2.0), None)[1], "no response within 0.4 s"),
 }
 
 
@@ -294,7 +294,7 @@ def test_a_node_that_lost_the_lease_publishes_nothing_of_what_it_fetched(web: We
     new = stage.lease("n1")
     with pytest.raises(LeaseLost):
         old.poll(stage.held.fence)
-    assert stage.poller(web.url, drawer=stage.drawer("n1")).poll(new.fence).rows == 1
+    assert stage.poller(web.url, publisher=stage.publisher("n1")).poll(new.fence).rows == 1
     assert stage.ids() == [1]
 
 
@@ -304,24 +304,24 @@ def test_wherever_a_node_is_killed_each_answer_is_in_exactly_one_lot(web: Web) -
     with crash.recorded() as points:
         stage = Stage()
         stage.poller(web.url).poll(stage.held.fence)
-    assert {"sources.draw.before", "sources.draw.after"} < points
+    assert {"sources.fetch.before", "sources.fetch.after"} < points
     for point in sorted(points):
         stage = Stage()
         with crash.armed(point), pytest.raises(Crashed):
             stage.poller(web.url).poll(stage.held.fence)
-        stage.poller(web.url, drawer=stage.drawer("n1")).poll(stage.held.fence)
+        stage.poller(web.url, publisher=stage.publisher("n1")).poll(stage.held.fence)
         assert stage.ids() == [1, 2], point
 
 
 def test_checks_take_rows_out_or_keep_a_batch_back(web: Web) -> None:
     stage = Stage()
     web.says([{"id": 1, "name": "n1"}, {"id": 2}])
-    strict = stage.poller(web.url, drawer=stage.drawer(checks=(not_null("name"),)))
+    strict = stage.poller(web.url, publisher=stage.publisher(checks=(not_null("name"),)))
     with pytest.raises(CheckFailed):
         strict.poll(stage.held.fence)
     assert stage.ids() == []
-    drops = stage.drawer(checks=(not_null("name", on_fail="drop"),))
-    assert stage.poller(web.url, drawer=drops).poll(stage.held.fence)[1:] == (1, 1)
+    drops = stage.publisher(checks=(not_null("name", on_fail="drop"),))
+    assert stage.poller(web.url, publisher=drops).poll(stage.held.fence)[1:] == (1, 1)
     assert [row["check"] for row in stage.quarantined()] == ["not_null(name)"]
 
 
@@ -334,14 +334,14 @@ def test_one_bad_record_of_many_is_found_and_the_order_of_the_others_is_kept() -
         calls.append(len(rows))
         return convert(rows)
 
-    found = sift([Record("t", number, text) for number, text in enumerate(texts)], counted)
+    found = parse([Record("t", number, text) for number, text in enumerate(texts)], counted)
     assert found.rows.column("id").to_pylist() == [n for n in range(1000) if n not in (17, 500, 999)]
     assert found.bad.column("line").to_pylist() == [17, 500, 999]
     assert len(calls) < 30
-    keyed = sift([Record("t", 1, b'{"name": "x"}'), Record("t", 2, None)], convert, ("id",))
+    keyed = parse([Record("t", 1, b'{"name": "x"}'), Record("t", 2, None)], convert, ("id",))
     assert keyed.bad.column("error").to_pylist() == [
         "the key column id is NULL",
-        "no JSON object: there is no value",
+        "not a JSON object: there is no value",
     ]
 
 

@@ -14,10 +14,10 @@ from tidemill.crash import Crashed
 from tidemill.errors import LeaseLost
 from tidemill.lots.datasets import Kind
 from tidemill.publish.parts import PartTask
-from tidemill.sources import files, windows
+from tidemill.sources import taken_files, windows
 from tidemill.sources.events import (
     FileChanged,
-    FilesFound,
+    FilesDiscovered,
     FileSkipped,
     FilesLeftOut,
     RecordsQuarantined,
@@ -25,7 +25,7 @@ from tidemill.sources.events import (
     WindowPublished,
     WindowTaken,
 )
-from tidemill.sources.windows import Failed, Held, Listed
+from tidemill.sources.windows import FailedWindow, HeldWindow, ListedWindow
 
 
 @pytest.fixture
@@ -52,23 +52,23 @@ def test_a_file_is_taken_once_across_looks_and_restarts(stage: SourceStage) -> N
 @pytest.mark.rule("LOT-35")
 def test_a_file_is_acknowledged_in_the_transaction_that_publishes_its_lot(stage: SourceStage) -> None:
     stage.put("a.json", 1)
-    work = stage.work()
-    work.look()
+    work = stage.ingestion()
+    work.discover()
     seen = []
     for point in ("publish.commit.before", "publish.commit.after"):
         with crash.armed(point), pytest.raises(Crashed):
-            work.work()
+            work.ingest()
         row = stage.store.run(lambda tx: windows.read(tx, stage.keys, SOURCE, 1))
         assert row is not None
         seen.append((row.state.value, len(stage.stage.events(ORDERS))))
-        work = stage.work()  # a new life of the node
+        work = stage.ingestion()  # a new life of the node
     assert seen == [("held", 0), ("published", 1)]
 
 
 def test_what_happens_is_told(stage: SourceStage) -> None:
     stage.put("a.json", body='{"id":1}\n{"id":2}\nnonsense\n')
     stage.run()
-    (found,), (taken,), (published,) = map(stage.heard, (FilesFound, WindowTaken, WindowPublished))
+    (found,), (taken,), (published,) = map(stage.heard, (FilesDiscovered, WindowTaken, WindowPublished))
     assert (found.files, found.windows, found.size) == (1, 1, 27)
     assert (taken.window, taken.node, taken.files, taken.over) == (1, "n1", 1, False)
     assert (published.lot, published.position, published.rows) == ("A00000000000000001", 1, 2)
@@ -100,13 +100,13 @@ def test_a_window_of_nothing_but_wrong_records_is_an_empty_lot(stage: SourceStag
 def test_young_and_empty_files_wait(stage: SourceStage) -> None:
     stage.put("young.json", 1, age_s=0.5)
     stage.put("empty.json", body="")
-    work = stage.work()
-    looked = work.look()
+    work = stage.ingestion()
+    looked = work.discover()
     assert looked is not None
     assert (looked.listed, looked.taken) == (2, 0)
     assert looked.waiting_s == 2
     stage.clock.advance(2)
-    looked = work.look()
+    looked = work.discover()
     assert looked is not None
     assert (looked.taken, looked.waiting_s) == (1, None)
     stage.put("empty.json", 5)
@@ -115,15 +115,15 @@ def test_young_and_empty_files_wait(stage: SourceStage) -> None:
 
 
 def test_a_file_that_is_still_growing_waits_however_old_its_time(stage: SourceStage) -> None:
-    work = stage.work()
+    work = stage.ingestion()
     for step in range(3):
         stage.put("slow.json", *range(step + 1), age_s=0)
-        looked = work.look()
+        looked = work.discover()
         assert looked is not None
         assert looked.taken == 0
         stage.clock.advance(1)
     stage.clock.advance(1)
-    assert work.look().taken == 1  # type: ignore[union-attr]
+    assert work.discover().taken == 1  # type: ignore[union-attr]
 
 
 def test_a_file_under_a_hidden_name_is_taken_when_it_is_renamed(stage: SourceStage) -> None:
@@ -141,12 +141,12 @@ def test_a_file_that_changed_after_it_was_taken_is_told_of_once(stage: SourceSta
     stage.put("a.json", 1)
     work = stage.run()
     stage.put("a.json", 1, 2)
-    work.look()
+    work.discover()
     stage.run("another")  # which tells nobody what was told
     assert [(event.path, event.taken) for event in stage.heard(FileChanged)] == [("a.json", False)]
     assert ids(stage.published()) == [1]
     stage.put("a.json", 1, 2, 3)
-    work.look()
+    work.discover()
     assert len(stage.heard(FileChanged)) == 2
 
 
@@ -168,15 +168,15 @@ def test_a_file_that_may_not_be_read_waits_and_is_told_of_once(
     stage.put("open.json", 2)
     may_read = os.access
     monkeypatch.setattr(os, "access", lambda path, *how, **more: "locked" not in str(path))
-    work = stage.work()
-    work.look()
-    work.look()
+    work = stage.ingestion()
+    work.discover()
+    work.discover()
     assert [(event.path, event.why) for event in stage.heard(FileSkipped)] == [
-        ("locked.json", "it may not be read")
+        ("locked.json", "this process may not read it")
     ]
     monkeypatch.setattr(os, "access", may_read)
-    work.look()
-    work.work()
+    work.discover()
+    work.ingest()
     assert ids(stage.published()) == [1, 2]
 
 
@@ -184,18 +184,18 @@ def test_what_is_remembered_of_a_listing_is_looked_up_again_after_a_while(stage:
     """A row that went away behind our back: nothing but time can tell."""
     stage.put("a.json", 1)
     work = stage.run()
-    work.look()  # nothing was new
-    stage.store.run(lambda tx: files.release(tx, stage.keys, SOURCE, ["a.json"], 1))
-    assert work.look().taken == 0  # type: ignore[union-attr]
+    work.discover()  # nothing was new
+    stage.store.run(lambda tx: taken_files.release(tx, stage.keys, SOURCE, ["a.json"], 1))
+    assert work.discover().taken == 0  # type: ignore[union-attr]
     stage.clock.advance(301)
-    assert work.look().taken == 1  # type: ignore[union-attr]
+    assert work.discover().taken == 1  # type: ignore[union-attr]
 
 
 def test_windows_are_bounded_by_files_bytes_and_rows(tmp_path: Path) -> None:
     few = SourceStage(tmp_path / "few", max_files=3)
     for number in range(8):
         few.put(f"{number}.json", number)
-    looked = few.work().look()
+    looked = few.ingestion().discover()
     assert looked is not None
     assert len(looked.windows) == 3
     small = SourceStage(tmp_path / "small", max_bytes=25)
@@ -216,12 +216,12 @@ def test_no_transaction_grows_with_the_files(tmp_path: Path) -> None:
     for number in range(700):
         (stage.root / deep / f"{number:03}.json").write_text(f'{{"id":{number}}}\n')
         os.utime(stage.root / deep / f"{number:03}.json", (1, 1))
-    work = stage.work()
-    looked = work.look()
+    work = stage.ingestion()
+    looked = work.discover()
     assert looked is not None
     assert looked.taken == 700
     assert len(looked.windows) == 2
-    work.work()
+    work.ingest()
     assert ids(stage.published()) == list(range(700))
 
 
@@ -238,9 +238,9 @@ def test_files_that_change_or_go_before_they_are_read_are_taken_as_they_are_then
             (stage.root / "goes.json").unlink()
             raise OSError("a file changed")
 
-    work = stage.work(before=disturb)
-    work.look()
-    assert work.work() == 1
+    work = stage.ingestion(before=disturb)
+    work.discover()
+    assert work.ingest() == 1
     assert ids(stage.published()) == [5]
     (left,) = stage.heard(FilesLeftOut)
     assert left.paths == ["changes.json", "goes.json"]
@@ -256,9 +256,9 @@ def test_a_window_without_any_file_left_is_dropped(stage: SourceStage) -> None:
         (stage.root / "a.json").unlink()
         raise OSError("gone")
 
-    work = stage.work(before=disturb)
-    work.look()
-    assert work.work() == 1
+    work = stage.ingestion(before=disturb)
+    work.discover()
+    assert work.ingest() == 1
     assert (stage.open_windows(), stage.taken(), stage.published()) == ([], {}, [])
     row = stage.store.run(lambda tx: windows.read(tx, stage.keys, SOURCE, 1))
     assert row is not None
@@ -273,21 +273,21 @@ def test_a_window_that_cannot_be_read_waits_and_is_tried_again(stage: SourceStag
         if broken:
             raise OSError("Spark is away")
 
-    work = stage.work(before=disturb)
-    work.look()
-    assert work.work() == 0
+    work = stage.ingestion(before=disturb)
+    work.discover()
+    assert work.ingest() == 0
     (failed,) = stage.open_windows()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailedWindow)
     assert (failed.kind, failed.message) == ("OSError", "Spark is away")
     (told,) = stage.heard(WindowFailed)
     assert told.wait_s == 30
     stage.put("b.json", 2)  # does not wait behind it
     broken = False
-    work.look()
-    work.work()
+    work.discover()
+    work.ingest()
     assert ids(stage.published()) == [2]
     stage.clock.advance(30)
-    work.work()
+    work.ingest()
     assert ids(stage.published()) == [1, 2]
     assert stage.open_windows() == []
 
@@ -299,16 +299,16 @@ def test_a_window_that_cannot_be_read_waits_and_is_tried_again(stage: SourceStag
 def test_the_windows_of_a_node_that_is_gone_are_taken_over_with_their_attempts(stage: SourceStage) -> None:
     stage.put("a.json", 1)
     dead = stage.node("dead")
-    work = stage.work(dead)
-    work.look()
+    work = stage.ingestion(dead)
+    work.discover()
     with crash.armed("publish.part-manifest.after"), pytest.raises(Crashed):
-        work.work()
+        work.ingest()
     (held,) = stage.open_windows()
-    assert isinstance(held, Held)
-    other = stage.work("other")
-    assert other.work() == 0  # its node is alive
+    assert isinstance(held, HeldWindow)
+    other = stage.ingestion("other")
+    assert other.ingest() == 0  # its node is alive
     stage.stage.kill(dead)
-    assert other.work() == 1
+    assert other.ingest() == 1
     taken = stage.heard(WindowTaken)
     assert [(event.node, event.over) for event in taken] == [("dead", False), ("other", True)]
     assert taken[0].attempt == taken[1].attempt
@@ -318,12 +318,12 @@ def test_the_windows_of_a_node_that_is_gone_are_taken_over_with_their_attempts(s
 def test_a_node_does_not_take_over_its_own_window_in_the_same_life(stage: SourceStage) -> None:
     stage.put("a.json", 1)
     node = stage.node("n")
-    work = stage.work(node)
-    work.look()
+    work = stage.ingestion(node)
+    work.discover()
     with crash.armed("publish.intent.before"), pytest.raises(Crashed):
-        work.work()
-    assert stage.work(node).work() == 0
-    assert stage.work(stage.node("n")).work() == 1
+        work.ingest()
+    assert stage.ingestion(node).ingest() == 0
+    assert stage.ingestion(stage.node("n")).ingest() == 1
 
 
 def test_a_zombie_publishes_nothing_after_its_window_was_taken_over(stage: SourceStage) -> None:
@@ -334,10 +334,10 @@ def test_a_zombie_publishes_nothing_after_its_window_was_taken_over(stage: Sourc
         stage.stage.kill(dead)
         stage.run("other")
 
-    work = stage.work(dead, before=sleep)
-    work.look()
+    work = stage.ingestion(dead, before=sleep)
+    work.discover()
     with pytest.raises(LeaseLost):
-        work.work()
+        work.ingest()
     assert ids(stage.published()) == [1]
     assert len(stage.stage.events(ORDERS)) == 1
 
@@ -345,24 +345,24 @@ def test_a_zombie_publishes_nothing_after_its_window_was_taken_over(stage: Sourc
 def test_two_nodes_do_not_list_at_once(stage: SourceStage) -> None:
     stage.put("a.json", 1)
     keepers = [Keeper(stage.store, name, clock=stage.clock, chance=stage.chance) for name in ("n1", "n2")]
-    works = [stage.work(keeper.holder, keeper=keeper) for keeper in keepers]
-    held = keepers[0].acquire(stage.keys.looking(SOURCE))
-    assert works[1].look() is None
+    works = [stage.ingestion(keeper.holder, keeper=keeper) for keeper in keepers]
+    held = keepers[0].acquire(stage.keys.discovery_lease(SOURCE))
+    assert works[1].discover() is None
     keepers[0].release(held)  # type: ignore[arg-type]
-    looked = works[1].look()
+    looked = works[1].discover()
     assert looked is not None
     assert looked.taken == 1
-    assert works[0].look() is not None
+    assert works[0].discover() is not None
 
 
 def test_whoever_lost_the_lease_takes_nothing(stage: SourceStage) -> None:
     stage.put("a.json", 1)
     keeper = Keeper(stage.store, "n1", clock=stage.clock, chance=stage.chance)
-    work = stage.work("n1", keeper=keeper)
-    held = keeper.acquire(stage.keys.looking(SOURCE))
+    work = stage.ingestion("n1", keeper=keeper)
+    held = keeper.acquire(stage.keys.discovery_lease(SOURCE))
     stage.clock.advance(60)
     with pytest.raises(LeaseLost):
-        work._looker.look(fence=held.fence)  # type: ignore[union-attr]
+        work._discovery.discover(fence=held.fence)  # type: ignore[union-attr]
     assert stage.taken() == {}
 
 
@@ -375,15 +375,15 @@ def test_windows_for_a_dataset_with_a_key_are_published_in_order(stage: SourceSt
         if broken:
             raise OSError("away")
 
-    work = stage.work(before=disturb)
+    work = stage.ingestion(before=disturb)
     for number in range(3):
         stage.put(f"{number}.json", number)
-        work.look()
-    assert work.work_on(2) is False  # it is not in turn
-    assert work.work() == 0
+        work.discover()
+    assert work.ingest_window(2) is False  # it is not in turn
+    assert work.ingest() == 0
     broken = False
     stage.clock.advance(60)
-    assert work.work() == 3
+    assert work.ingest() == 3
     assert [row[1]["id"] for row in stage.published()] == [0, 1, 2]
 
 
@@ -435,10 +435,10 @@ def test_a_crash_while_files_are_left_out_or_a_window_fails_loses_nothing(tmp_pa
                 stage.put("a.json", 11)
             raise OSError("disturbed")
 
-        work = stage.work(before=disturb)
-        work.look()
+        work = stage.ingestion(before=disturb)
+        work.discover()
         with crash.armed(point), pytest.raises(Crashed):
-            work.work()
+            work.ingest()
         stage.clock.advance(3600)
         for _ in range(3):
             stage.run()
@@ -447,8 +447,8 @@ def test_a_crash_while_files_are_left_out_or_a_window_fails_loses_nothing(tmp_pa
 
 def test_listed_windows_are_found_by_any_node(stage: SourceStage) -> None:
     stage.put("a.json", 1)
-    stage.work("lister").look()
+    stage.ingestion("lister").discover()
     (window,) = stage.open_windows()
-    assert isinstance(window, Listed)
-    assert stage.work("worker").work(most=1) == 1
-    assert stage.work("worker").work_on(99) is False
+    assert isinstance(window, ListedWindow)
+    assert stage.ingestion("worker").ingest(most=1) == 1
+    assert stage.ingestion("worker").ingest_window(99) is False

@@ -14,7 +14,7 @@ from tidemill.lots.ids import Unit
 from tidemill.lots.producers import Identity, Receipt
 from tidemill.publish import attempts
 from tidemill.sources.events import BatchReceived
-from tidemill.sources.receiving import Limits
+from tidemill.sources.push_receiver import ReceiverLimits
 from tidemill.testing.threads import STUCK_S
 
 
@@ -85,7 +85,7 @@ def test_what_was_not_answered_is_sent_again_and_taken_once(stage: PushStage, st
 @pytest.mark.rule("CLU-19")
 def test_a_receiver_whose_lease_is_over_publishes_nothing_and_refuses(stage: PushStage) -> None:
     keeper = stage.keeper("old", ttl_s=15)
-    held = keeper.acquire(stage.keys.receiving(SOURCE))
+    held = keeper.acquire(stage.keys.push_lease(SOURCE))
     assert isinstance(held, Held)
     receiver = stage.receiver(held)
     assert receiver.submit(table(1)).result(STUCK_S).position == 1
@@ -123,7 +123,7 @@ def test_batches_are_bounded(stage: PushStage) -> None:
     assert len({answer.result(STUCK_S).lot for answer in answers}) == 3
     by_bytes.close()
     with pytest.raises(BadSource):
-        Limits(batch_requests=301)
+        ReceiverLimits(batch_requests=301)
 
 
 def test_closing_publishes_what_waits(stage: PushStage) -> None:

@@ -1,8 +1,8 @@
 """Patterns for paths: `landing/*.json`, `in/**/orders-[0-9]*.csv.gz`, `day=*/{a,b}/*.parquet`.
 
-`*` and `?` stay within one name, `**` stands for any number of folders, `[…]` for one of some characters and
-`{a,b}` for one of some texts; `[*]` is a star. A pattern is split into the folder it begins with, which is
-listed, and the rest. Folders that cannot hold a match are not entered.
+`*` and `?` match within one name, `**` matches any number of folders, `[…]` matches one of some characters
+and `{a,b}` one of some texts; `[*]` matches a star. A pattern is split into the folder it begins with, which
+is listed, and the rest. The listing does not enter folders that cannot hold a match.
 """
 
 import re
@@ -15,28 +15,28 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 _MAGIC = re.compile(r"[*?\[{]")
 
 
-class Pattern(msgspec.Struct, frozen=True):
-    """Which paths below a folder are meant; names are joined by `/`."""
+class PathPattern(msgspec.Struct, frozen=True):
+    """A pattern for paths below a folder; names are joined by `/`."""
 
     text: str
 
     def __post_init__(self) -> None:
         names = self.text.split("/")
         if "" in names or "." in names or ".." in names:
-            raise BadSource(f"the pattern {self.text!r}", hint="names and stars joined by single '/'")
+            raise BadSource(f"the pattern {self.text!r}", hint="join names and stars by single slashes")
         for name in names:
             if "**" in name and name != "**":
                 raise BadSource(
-                    f"{name!r} in the pattern {self.text!r}", hint="** is a name of its own: a/**/b"
+                    f"{name!r} in the pattern {self.text!r}", hint="write ** between slashes: a/**/b"
                 )
             _compiled(name)
 
-    def matcher(self) -> "Matcher":
-        """What decides; compiled once per listing."""
-        return Matcher(self.text)
+    def matcher(self) -> "PathMatcher":
+        """Compile the pattern; a listing does this once."""
+        return PathMatcher(self.text)
 
 
-class Matcher:
+class PathMatcher:
     """A compiled pattern."""
 
     def __init__(self, text: str) -> None:
@@ -47,51 +47,51 @@ class Matcher:
         self._whole = re.compile(whole)
 
     def matches(self, path: str) -> bool:
-        """Is this file meant?"""
+        """Return whether the pattern matches a file."""
         return self._whole.fullmatch(path) is not None
 
     def enters(self, folder: str) -> bool:
-        """Can this folder hold a file that is meant?"""
-        at = {0}  # how many names of the pattern are behind us, in every way they can be
+        """Return whether a folder can hold a file that matches."""
+        matched = {0}  # how many names of the pattern are matched so far, in every possible way
         for part in folder.split("/"):
-            at = {
-                place if wanted is None else place + 1
-                for place in self._closed(at)
-                if place < len(self._names)
-                and ((wanted := self._names[place]) is None or wanted.fullmatch(part))
+            matched = {
+                count if wanted is None else count + 1
+                for count in self._closed(matched)
+                if count < len(self._names)
+                and ((wanted := self._names[count]) is None or wanted.fullmatch(part))
             }
-        return any(place < len(self._names) for place in at)
+        return any(count < len(self._names) for count in matched)
 
-    def _closed(self, at: set[int]) -> set[int]:
-        """Places that are reached when `**` stands for no folder at all."""
-        found = set(at)
-        for place in range(len(self._names)):
-            if place in found and self._names[place] is None:
-                found.add(place + 1)
-        return found
+    def _closed(self, matched: set[int]) -> set[int]:
+        """Add the counts that are reached when `**` matches no folder at all."""
+        reached = set(matched)
+        for count in range(len(self._names)):
+            if count in reached and self._names[count] is None:
+                reached.add(count + 1)
+        return reached
 
 
 def split(text: str) -> tuple[str, str]:
-    """The folder that a pattern begins with, as it is, and the pattern below it; empty when there is none."""
+    """Split a pattern into the folder it begins with and the pattern below it, which may be empty."""
     names = text.split("/")
-    for place, name in enumerate(names):
+    for number, name in enumerate(names):
         if _MAGIC.search(name):
-            return "/".join(names[:place]) + ("/" if place else ""), "/".join(names[place:])
+            return "/".join(names[:number]) + ("/" if number else ""), "/".join(names[number:])
     return text, ""
 
 
 def expanded(text: str) -> list[str]:
-    """The patterns that one with braces stands for."""
-    found = _BRACES.search(text)
-    if found is None:
+    """Return the patterns without braces that a pattern with braces means."""
+    braces = _BRACES.search(text)
+    if braces is None:
         return [text]
-    before, behind = text[: found.start()], text[found.end() :]
-    return [one for choice in found[1].split(",") for one in expanded(before + choice + behind)]
+    before, after = text[: braces.start()], text[braces.end() :]
+    return [pattern for choice in braces[1].split(",") for pattern in expanded(before + choice + after)]
 
 
 def literal(name: str) -> str:
-    """A pattern that only this name matches."""
-    return _MAGIC.sub(lambda found: f"[{found[0]}]", name)
+    """Return a pattern that matches only this name."""
+    return _MAGIC.sub(lambda magic: f"[{magic[0]}]", name)
 
 
 def _compiled(name: str) -> re.Pattern[str]:
@@ -132,9 +132,9 @@ def _one_of(inside: str, name: str) -> str:
     not_these = inside.startswith("!")
     chosen = inside[1:] if not_these else inside
     escaped = "".join(char if char == "-" or char.isalnum() else "\\" + char for char in chosen)
-    found = f"(?!/)[{'^' if not_these else ''}{escaped}]"
+    expression = f"(?!/)[{'^' if not_these else ''}{escaped}]"
     try:
-        re.compile(found)
+        re.compile(expression)
     except re.error:
-        raise BadSource(f"[{inside}] in {name!r}", hint="a range goes upwards: [0-9]") from None
-    return found
+        raise BadSource(f"[{inside}] in {name!r}", hint="write ranges upwards: [0-9]") from None
+    return expression

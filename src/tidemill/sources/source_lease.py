@@ -1,4 +1,4 @@
-"""A source's lease, taken by the node that is to look, to receive or to fetch."""
+"""The lease of a source: taken by the one node that lists it, receives for it or fetches from it."""
 
 from tidemill import crash
 from tidemill.cluster import leases
@@ -7,10 +7,10 @@ from tidemill.store import Tx
 
 
 def acquire(keeper: Keeper, key: bytes) -> Held | None:
-    """The lease, unless another node has it.
+    """Acquire the lease; None if another node holds it.
 
-    What an earlier life of this node was killed with ends here: nobody else goes by our name, and the caller
-    has not the lease yet. Should the earlier one still be at it, its next write is refused.
+    A lease that an earlier process of this node still holds is released first. No other node has our name,
+    and the caller does not hold the lease yet. If the earlier process still runs, its next write is refused.
     """
     held = keeper.acquire(key)
     if isinstance(held, Held):
@@ -23,5 +23,5 @@ def acquire(keeper: Keeper, key: bytes) -> Held | None:
 
 
 def _lapse(tx: Tx, key: bytes, node: str) -> bool:
-    held = leases.read(tx, key)
-    return held is not None and held.holder == node and leases.release(tx, key, held)
+    lease = leases.read(tx, key)
+    return lease is not None and lease.holder == node and leases.release(tx, key, lease)

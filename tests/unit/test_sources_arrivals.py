@@ -1,31 +1,23 @@
-"""Sources as a runner has them."""
+"""Sources that are open on a node."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.unit.sources_stage import PlainParts, SourceStage
 from tidemill.cluster.keeper import Keeper
-from tidemill.runner.arrivals import FileArrival, Ground
-from tidemill.runner.program import SourceProgram
+from tidemill.sources.file_source import FileArrival
+from tidemill.sources.source import SourceRuntime
 
 
 def arrival_of(stage: SourceStage) -> FileArrival:
-    node: Any = stage.node("n1")
-    ground = Ground(
-        store=stage.store,
-        keys=stage.keys,
-        objects=stage.objects,
-        node=node,
+    runtime = SourceRuntime(
+        scope=stage.scope(stage.node("n1")),
         parts=PlainParts(stage.root, stage.objects, stage.chance),
-        keeper=Keeper(stage.store, node.id, clock=stage.clock, chance=stage.chance),
-        clock=stage.clock,
-        chance=stage.chance,
-        emit=stage.told.append,
+        keeper=Keeper(stage.store, "n1", clock=stage.clock, chance=stage.chance),
         watching=lambda: False,
     )
-    return FileArrival(ground, SourceProgram(spec=stage.spec, place=stage.place, where="here"))
+    return FileArrival(stage.spec, stage.source.listing(), runtime)
 
 
 @pytest.mark.parametrize("grows", [False, True])

@@ -1,8 +1,8 @@
-"""The processed-set: a row for every file that was taken (CLU-22).
+"""The files that were taken: one row for each (CLU-22).
 
-A file is its path below its source's folder. The row says what the file was like (its version) and which
-window it belongs to. It is written in the transaction that makes the window, on the strength of a read that
-the store protects: of two nodes that find one file, one takes it.
+A file is its path below its source's folder. Its row holds the version of the file and the number of its
+window. The transaction that makes the window writes it, after a read that the store protects. So if two nodes
+discover the same file, one of them takes it.
 """
 
 from collections.abc import Sequence
@@ -10,12 +10,15 @@ from collections.abc import Sequence
 import msgspec
 
 from tidemill.sources.keys import SourceKeys
-from tidemill.sources.listing import Found
+from tidemill.sources.listing import ListedFile
 from tidemill.store import Tx
 
 
 class TakenFile(msgspec.Struct, frozen=True, array_like=True):
-    """A file that belongs to a window. `ignored` is a later version of it that was told of and not taken."""
+    """A file that belongs to a window.
+
+    `ignored` is a later version of it that was reported and not taken.
+    """
 
     version: str
     size: int
@@ -27,14 +30,14 @@ _decoder = msgspec.msgpack.Decoder(TakenFile)
 
 
 def known(tx: Tx, keys: SourceKeys, source: str, paths: Sequence[str]) -> list[TakenFile | None]:
-    """What was taken of these paths, in their order."""
-    mine = keys.file.space(source)
-    found = tx.get_many([mine[path] for path in paths])
-    return [None if raw is None else _decoder.decode(raw) for raw in found]
+    """Return the rows of these paths, in their order; None for a file that was not taken."""
+    space = keys.file.space(source)
+    rows = tx.get_many([space[path] for path in paths])
+    return [None if raw is None else _decoder.decode(raw) for raw in rows]
 
 
-def take(tx: Tx, keys: SourceKeys, source: str, files: Sequence[Found], window: int) -> None:
-    """They belong to this window; the caller has looked in this transaction that they may."""
+def take(tx: Tx, keys: SourceKeys, source: str, files: Sequence[ListedFile], window: int) -> None:
+    """Add files to a window. The caller has checked in this transaction that they are free."""
     rows = [
         (keys.file[source, file.path], msgspec.msgpack.encode(TakenFile(file.version, file.size, window)))
         for file in files
@@ -42,28 +45,28 @@ def take(tx: Tx, keys: SourceKeys, source: str, files: Sequence[Found], window: 
     tx.set_many(rows, quiet=True)
 
 
-def ignore(tx: Tx, keys: SourceKeys, source: str, changed: Sequence[Found]) -> list[Found]:
-    """Note that these changed after they were taken; those that nobody has told of yet."""
-    untold = []
+def ignore(tx: Tx, keys: SourceKeys, source: str, changed: Sequence[ListedFile]) -> list[ListedFile]:
+    """Record that files changed after they were taken; return those that were not reported yet."""
+    unreported = []
     for file, row in zip(changed, known(tx, keys, source, [file.path for file in changed]), strict=True):
         if row is not None and file.version not in (row.version, row.ignored):
             new = msgspec.structs.replace(row, ignored=file.version)
             tx.set(keys.file[source, file.path], msgspec.msgpack.encode(new), quiet=True)
-            untold.append(file)
-    return untold
+            unreported.append(file)
+    return unreported
 
 
 def release(tx: Tx, keys: SourceKeys, source: str, paths: Sequence[str], window: int) -> None:
-    """These were not read after all: whoever lists them next may take them. Others' rows stay."""
+    """Free files that a window did not read, so that the next listing can take them."""
     for path, row in zip(paths, known(tx, keys, source, paths), strict=True):
         if row is not None and row.window == window:
             tx.clear(keys.file[source, path], quiet=True)
 
 
-def listed(
+def page(
     tx: Tx, keys: SourceKeys, source: str, after: str = "", limit: int = 1000
 ) -> list[tuple[str, TakenFile]]:
-    """A page of what was taken, by path."""
+    """Return a page of the taken files, by path."""
     lo, hi = keys.file.under(source)
     if after:
         lo = keys.file[source, after] + b"\x00"

@@ -2,7 +2,7 @@ import pytest
 
 from tidemill.errors import BadSource
 from tidemill.sources.folder import folder
-from tidemill.sources.patterns import Pattern, literal, split
+from tidemill.sources.path_patterns import PathPattern, literal, split
 from tidemill.spark.formats import Format, Reading, format_of
 
 
@@ -22,7 +22,7 @@ from tidemill.spark.formats import Format, Reading, format_of
     ],
 )
 def test_a_pattern_matches_what_it_says(pattern: str, yes: list[str], no: list[str]) -> None:
-    matcher = Pattern(pattern).matcher()
+    matcher = PathPattern(pattern).matcher()
     assert [path for path in yes if not matcher.matches(path)] == []
     assert [path for path in no if matcher.matches(path)] == []
 
@@ -40,7 +40,7 @@ def test_a_pattern_matches_what_it_says(pattern: str, yes: list[str], no: list[s
 def test_folders_that_cannot_hold_a_match_are_not_entered(
     pattern: str, yes: list[str], no: list[str]
 ) -> None:
-    matcher = Pattern(pattern).matcher()
+    matcher = PathPattern(pattern).matcher()
     assert [path for path in yes if not matcher.enters(path)] == []
     assert [path for path in no if matcher.enters(path)] == []
 
@@ -48,7 +48,7 @@ def test_folders_that_cannot_hold_a_match_are_not_entered(
 @pytest.mark.parametrize("pattern", ["", "/a", "a//b", "../a", "a/./b", "a**b", "[a", "{a", "[z-a]"])
 def test_a_pattern_that_means_nothing_is_refused_with_a_hint(pattern: str) -> None:
     with pytest.raises(BadSource) as refused:
-        Pattern(pattern)
+        PathPattern(pattern)
     assert refused.value.hint
 
 
@@ -57,7 +57,7 @@ def test_a_pattern_is_split_where_its_first_star_is() -> None:
     assert split("*.json") == ("", "*.json")
     assert split("/a/{x,y}/b") == ("/a/", "{x,y}/b")
     assert split("landing") == ("landing", "")
-    assert Pattern(literal("a*[b]{c}?.json")).matcher().matches("a*[b]{c}?.json")
+    assert PathPattern(literal("a*[b]{c}?.json")).matcher().matches("a*[b]{c}?.json")
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
-"""One window, read on Spark: what runs where a task of kind "source" is claimed."""
+"""The task of a window: read its files on Spark and write their rows."""
 
 from typing import TYPE_CHECKING
 
 from tidemill.errors import BadSource, SourceFileChanged
 from tidemill.publish.parts import PartPlace, PartTask, SinkWritten
-from tidemill.sources.declarations import SourceSpec
-from tidemill.sources.listing import Listing
+from tidemill.sources.file_source import FileSourceSpec
+from tidemill.sources.listing import FileListing
 from tidemill.spark.culprits import ForeignFile
 
 if TYPE_CHECKING:
@@ -16,34 +16,34 @@ if TYPE_CHECKING:
 def run_window(
     spark: "Session",
     storage: "Storage",
-    spec: SourceSpec,
-    listing: Listing,
+    spec: FileSourceSpec,
+    listing: FileListing,
     task: PartTask,
     place: PartPlace,
 ) -> tuple[SinkWritten, ...]:
-    """Read the files of a task and write their rows, and what does not fit, into the folders of this claim.
+    """Read the files of a task, and write their rows and the bad records into the folders of this claim.
 
-    The files are looked at before and after: one that changed or is gone fails the task
-    (`SourceFileChanged`), so that what is published was read whole.
+    The versions of the files are checked before and after. If a file changed or disappeared, the task fails
+    (`SourceFileChanged`). So a published file was read whole.
 
     Args:
         spark: the session.
         storage: where lots are.
         spec: the source, as the pipeline of this process declares it.
-        listing: where its files are.
+        listing: lists its files.
         task: the window.
-        place: who runs it.
+        place: the claim that runs it.
     """
     from tidemill.spark.ingest import Columns, Place, ingest
 
     if task.code != spec.code:
         raise BadSource(
-            f"{spec.id} was declared differently where this task was made",
+            f"{spec.id} is declared differently on the node that made this task",
             hint="deploy the same code of the pipeline on every node",
         )
     rows_sink, bad_sink = task.sinks
     files = [ForeignFile(item.uri, listing.uri(item.uri), item.size) for item in task.inputs[0].objects]
-    _check(task, listing)
+    _check_versions(task, listing)
     done = ingest(
         spark,
         storage,
@@ -65,7 +65,7 @@ def run_window(
         options=listing.read_options(),
         open_file=listing.open,
     )
-    _check(task, listing)
+    _check_versions(task, listing)
     return (
         SinkWritten(
             dataset=rows_sink.dataset,
@@ -78,8 +78,8 @@ def run_window(
     )
 
 
-def _check(task: PartTask, listing: Listing) -> None:
+def _check_versions(task: PartTask, listing: FileListing) -> None:
     objects = task.inputs[0].objects
-    for item, now in zip(objects, listing.look([item.uri for item in objects]), strict=True):
+    for item, now in zip(objects, listing.stat([item.uri for item in objects]), strict=True):
         if now is None or now.version != item.etag:
-            raise SourceFileChanged(f"{item.uri} {'is gone' if now is None else 'changed'}")
+            raise SourceFileChanged(f"{item.uri} {'disappeared' if now is None else 'changed'}")

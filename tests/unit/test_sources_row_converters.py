@@ -9,9 +9,9 @@ import pytest
 from tidemill.errors import AppendRefused
 from tidemill.lots.checks import expect, not_null
 from tidemill.lots.datasets import Dataset, Drift, Kind
-from tidemill.pipeline.incoming import converter, growing
 from tidemill.pipeline.writes import spelled
-from tidemill.sources.records import Record, sift
+from tidemill.sources.records import Record, parse
+from tidemill.sources.row_converters import converter, evolving_converter
 from tidemill.spark.checking_arrow import check_table
 
 DDL = "id bigint, name string"
@@ -41,7 +41,7 @@ def test_what_does_not_fit_is_rescued_as_texts_and_the_rest_of_the_row_stays():
 
 @pytest.mark.rule("LOT-34")
 def test_names_that_are_new_become_columns_of_the_type_their_values_have_together():
-    grown = growing(dataset(Drift.EVOLVE))
+    grown = evolving_converter(dataset(Drift.EVOLVE))
     assert grown is not None
     rows = [
         {"id": 1, "n": 1, "f": 1, "t": "x", "mixed": 1, "deep": {"a": [1]}, "nothing": None},
@@ -69,17 +69,17 @@ def test_names_that_are_new_become_columns_of_the_type_their_values_have_togethe
 
 @pytest.mark.rule("LOT-34")
 def test_a_batch_is_sifted_under_the_columns_it_brings_together():
-    grown = growing(dataset(Drift.EVOLVE))
+    grown = evolving_converter(dataset(Drift.EVOLVE))
     texts = [b'{"id": 1}', b'{"id": 2, "n": 5}', b"[]", b'{"id": "x", "n": 6}']
     records = [Record("t/0", number, text) for number, text in enumerate(texts)]
-    sifted = sift(records, converter(dataset(Drift.EVOLVE)), growing=grown, known=DDL)
-    assert sifted.columns == f"{DDL}, n bigint"
-    assert sifted.rows.to_pylist() == [
+    parsed = parse(records, converter(dataset(Drift.EVOLVE)), evolving=grown, known=DDL)
+    assert parsed.columns == f"{DDL}, n bigint"
+    assert parsed.rows.to_pylist() == [
         {"id": 1, "name": None, "n": None},
         {"id": 2, "name": None, "n": 5},
     ]
-    assert sifted.bad.column("line").to_pylist() == [2, 3]
-    again = sift(records[:2], converter(dataset(Drift.EVOLVE)), growing=grown, known=sifted.columns)
+    assert parsed.bad.column("line").to_pylist() == [2, 3]
+    again = parse(records[:2], converter(dataset(Drift.EVOLVE)), evolving=grown, known=parsed.columns)
     assert again.columns == ""
     assert again.rows.num_rows == 2
 
@@ -110,8 +110,8 @@ def test_a_record_whose_key_does_not_fit_is_set_aside_and_not_rescued():
     )
     texts = [b'{"id": 1, "more": 2}', b'{"id": "x"}', b'{"name": "n"}', b'{"id": 4, "name": 4}']
     records = [Record("t/0", number, text) for number, text in enumerate(texts)]
-    sifted = sift(records, converter(keyed), keyed.key)
-    assert sifted.rows.column("id").to_pylist() == [1, 4]
-    assert sifted.rows.column("_rescued").to_pylist() == ['{"more": "2"}', '{"name": "4"}']
-    assert sifted.bad.column("line").to_pylist() == [1, 2]
-    assert set(sifted.bad.column("error").to_pylist()) == {"the key column id is NULL"}
+    parsed = parse(records, converter(keyed), keyed.key)
+    assert parsed.rows.column("id").to_pylist() == [1, 4]
+    assert parsed.rows.column("_rescued").to_pylist() == ['{"more": "2"}', '{"name": "4"}']
+    assert parsed.bad.column("line").to_pylist() == [1, 2]
+    assert set(parsed.bad.column("error").to_pylist()) == {"the key column id is NULL"}

@@ -1,0 +1,99 @@
+"""The lot of a batch: rows that were pushed or fetched, and that one process writes as a whole."""
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from tidemill.cluster.nodes import Node
+from tidemill.lots import lots
+from tidemill.lots.datasets import Dataset, Drift, Kind
+from tidemill.lots.keys import DatasetId
+from tidemill.lots.lots import LotRow
+from tidemill.publish import attempts
+from tidemill.publish.attempts import Draft, Hold, Target
+from tidemill.publish.manifests import Manifests
+from tidemill.publish.parts import SinkWritten
+from tidemill.schemas import ddl
+from tidemill.scope import Scope
+from tidemill.sources.keys import SourceKeys
+from tidemill.spark.drift import RESCUED
+from tidemill.spark.operations import Operation, stored_table
+from tidemill.spark.writing import write_table
+from tidemill.store import Tx
+
+
+def begin(
+    tx: Tx,
+    keys: SourceKeys,
+    node: Node,
+    source: str,
+    attempt: str,
+    dataset: DatasetId,
+    quarantine: DatasetId | None = None,
+) -> Hold:
+    """Open the attempt at the next lot of a dataset, with a lot of its quarantine if it has one."""
+    lot = str(lots.next_append(tx, keys.publish.lots, dataset))
+    targets = [Target(dataset, lot)]
+    if quarantine is not None:
+        targets.append(Target(quarantine, lot, optional=True))
+    draft = Draft(id=attempt, author=source, lot=lot, targets=tuple(targets))
+    return attempts.begin(tx, keys.publish, node, draft)
+
+
+def stored(rows: pa.Table, dataset: Dataset) -> pa.Table:
+    """Return rows as a lot stores them: upserts for a dataset with a key, else appends."""
+    operation = Operation.UPSERT if dataset.kind is Kind.KEYED else Operation.APPEND
+    return stored_table(rows, dataset, operation)
+
+
+def write(
+    scope: Scope,
+    hold: Hold,
+    dataset: Dataset,
+    rows: pa.Table,
+    *,
+    counts: Mapping[str, int],
+    columns: str,
+    quarantined: pa.Table | None = None,
+) -> list[LotRow]:
+    """Write the data and the manifests of a lot; return the rows to publish.
+
+    Args:
+        scope: the node.
+        hold: the attempt, opened by `begin`.
+        dataset: the dataset of the lot.
+        rows: as the lot stores them.
+        counts: how many rows failed each check.
+        columns: the columns of the lot, if it adds any to the dataset.
+        quarantined: the rows of the quarantine's lot, if it has one.
+    """
+
+    def write_data(folders: Mapping[DatasetId, str]) -> list[SinkWritten]:
+        data, *other_folders = [
+            (sink, write_table(table, scope.objects, folder))
+            for (sink, folder), table in zip(folders.items(), (rows, quarantined), strict=False)
+        ]
+        sink, written = data
+        of_rows = SinkWritten(
+            dataset=sink,
+            objects=written.objects,
+            rows=written.rows,
+            checks={**counts, **_rescued(dataset, rows)},
+            schema=columns,
+        )
+        others = [
+            SinkWritten(dataset=sink, objects=written.objects, rows=written.rows)
+            for sink, written in other_folders
+        ]
+        return [of_rows, *others]
+
+    fingerprint = ddl.parse(columns).fingerprint if columns else dataset.fingerprint
+    return Manifests(scope.objects, scope.clock).write_lot(hold, write_data, {dataset.id: fingerprint})
+
+
+def _rescued(dataset: Dataset, rows: pa.Table) -> dict[str, int]:
+    """Count the rows with values that did not fit, if the dataset keeps these."""
+    if dataset.drift is not Drift.RESCUE:
+        return {}
+    column = rows.column(RESCUED)
+    return {"rescued": len(column) - column.null_count}

@@ -1,0 +1,27 @@
+"""The columns that a source adds to its dataset, in the transaction that publishes them (LOT-34)."""
+
+import msgspec
+
+from tidemill.lots import datasets
+from tidemill.lots.datasets import Drift
+from tidemill.lots.keys import DatasetId
+from tidemill.schemas import ddl
+from tidemill.sources.keys import SourceKeys
+from tidemill.spark.drift import evolved
+from tidemill.store import Tx
+
+
+def read(tx: Tx, keys: SourceKeys, dataset: DatasetId) -> str:
+    """Read the columns that a dataset has now."""
+    return datasets.read(tx, keys.publish.lots, dataset).schema
+
+
+def add(tx: Tx, keys: SourceKeys, dataset: DatasetId, columns: str) -> None:
+    """Give a dataset the columns of a lot, in the transaction that publishes the lot.
+
+    `DatasetChanged` if another lot added one of them with another type meanwhile.
+    """
+    known = datasets.read(tx, keys.publish.lots, dataset)
+    schema = ddl.parse(columns)
+    new = msgspec.structs.replace(known, schema=columns, fingerprint=schema.fingerprint, drift=Drift.EVOLVE)
+    datasets.declare(tx, keys.publish.lots, new, evolved)

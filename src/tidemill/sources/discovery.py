@@ -1,0 +1,251 @@
+"""File discovery: compare a listing with the files that were taken, and take the new ones into windows.
+
+Each page of the listing is compared with the rows of its own paths. So discovery costs one read of the store
+per thousand listed files, and files that were taken earlier and deleted since cost nothing. A page without
+new files is remembered by its digest for some minutes, and skipped while it stays the same. Pages end at
+paths chosen by their hash, so a new file changes its own page and no other. Patterns are matched after that,
+for changed pages only. So listing many known files costs hardly more than the listing itself.
+
+Nodes need not coordinate: if two discover the same files at the same time, each file is taken by one of them
+(`windows.add`). A range of paths can be discovered separately, so that nodes share a listing.
+"""
+
+import hashlib
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from tidemill.scope import Scope
+from tidemill.sources import taken_files, windows
+from tidemill.sources.events import FileChanged, FilesDiscovered, FileSkipped
+from tidemill.sources.file_source import FilePolicy
+from tidemill.sources.keys import SourceKeys
+from tidemill.sources.listing import FileListing, ListedFile, SettleTracker
+from tidemill.store import Tx
+
+PAGE = 1000
+"""The average number of files in a page; a page has at most twice as many."""
+
+TRUST_S = 300.0
+"""How long to remember a page without new files."""
+
+WINDOW_ROW_BYTES = 700_000
+"""The most bytes of one window's rows, twice their paths: well below the limit of a transaction."""
+
+MOST_REPORTED = 10_000
+"""The most skipped files that are remembered as reported."""
+
+
+class DiscoveryResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one discovery.
+
+    - listed: how many files exist, including taken ones.
+    - taken: how many files were taken.
+    - windows: the numbers of the windows that were made.
+    - waiting_s: when the first unsettled file can have settled; None if all have.
+    - complete: whether all files were listed, by us or by the nodes that share the listing.
+    """
+
+    listed: int = 0
+    taken: int = 0
+    windows: tuple[int, ...] = ()
+    waiting_s: float | None = None
+    complete: bool = True
+
+    def merge(self, other: "DiscoveryResult") -> "DiscoveryResult":
+        """Add up two results."""
+        waits = [wait_s for wait_s in (self.waiting_s, other.waiting_s) if wait_s is not None]
+        return DiscoveryResult(
+            listed=self.listed + other.listed,
+            taken=self.taken + other.taken,
+            windows=self.windows + other.windows,
+            waiting_s=min(waits) if waits else None,
+            complete=self.complete and other.complete,
+        )
+
+
+class FileDiscovery:
+    """Discovers the new files of one source, again and again."""
+
+    def __init__(self, source: str, listing: FileListing, policy: FilePolicy, scope: Scope) -> None:
+        self._source = source
+        self._listing = listing
+        self._policy = policy
+        self._scope = scope
+        self._keys = SourceKeys(scope.cluster)
+        self._settling = SettleTracker(scope.clock, policy.settle_s)
+        self._reported: set[tuple[str, str]] = set()
+        self._trusted: dict[bytes, tuple[float, int]] = {}
+        """Digest of a page without new files -> monotonic time until which it is trusted, number of files."""
+
+    def discover(
+        self,
+        *,
+        after: str = "",
+        until: str | None = None,
+        fence: Callable[[Tx], None] | None = None,
+        each_page: Callable[[], None] = lambda: None,
+    ) -> DiscoveryResult:
+        """List once, and take the new files.
+
+        Args:
+            after: list paths after this one only.
+            until: list paths up to this one only.
+            fence: checks the lease under which we list, whenever files are taken.
+            each_page: called for every page, to renew that lease.
+        """
+        totals = _Totals()
+        waiting: set[str] = set()
+        listed = self._listing.entries(self._skip, after=after, until=until)
+        window = _Window(self._policy)
+        now = self._scope.clock.monotonic()
+        self._trusted = {digest: trust for digest, trust in self._trusted.items() if trust[0] > now}
+        for entries in _pages(listed):
+            each_page()
+            digest = _digest(entries)
+            if digest in self._trusted:
+                totals.listed += self._trusted[digest][1]
+                continue
+            page = [file for file in entries if self._listing.wanted(file.path, self._skip)]
+            totals.listed += len(page)
+            for file in self._new(page, digest, waiting):
+                if not window.has_room(file):
+                    self._take(window.pop_all(), totals, fence)
+                window.add(file)
+        self._take(window.pop_all(), totals, fence)
+        if not after and until is None:
+            self._settling.keep(waiting)
+        if totals.windows:
+            self._scope.emit(
+                FilesDiscovered(
+                    source=self._source, files=totals.taken, size=totals.size, windows=len(totals.windows)
+                )
+            )
+        return DiscoveryResult(
+            listed=totals.listed,
+            taken=totals.taken,
+            windows=tuple(totals.windows),
+            waiting_s=self._settling.wait_s() if waiting else None,
+        )
+
+    def _new(self, page: Sequence[ListedFile], digest: bytes, waiting: set[str]) -> Iterator[ListedFile]:
+        """Return the files of a page that can be taken now; remember a page that has none."""
+        again = self._policy.on_change == "take"
+        known = self._scope.store.run(
+            lambda tx: taken_files.known(tx, self._keys, self._source, [file.path for file in page])
+        )
+        changed = []
+        nothing_new = True
+        for file, row in zip(page, known, strict=True):
+            if row is not None and row.version == file.version:
+                continue
+            nothing_new = False
+            if not windows.may_take(file, row, again=again):
+                if row is not None and row.ignored != file.version:
+                    changed.append(file)
+            elif file.size == 0:
+                continue  # nothing is in it yet
+            elif not self._settling.settled(file):
+                waiting.add(file.path)
+            elif not self._listing.can_read(file.path):
+                self._skip(file.path, "this process may not read it")
+            else:
+                if row is not None:
+                    self._scope.emit(FileChanged(source=self._source, path=file.path, taken=True))
+                yield file
+        if changed:
+            self._warn(changed)
+        if nothing_new:
+            self._trusted[digest] = self._scope.clock.monotonic() + TRUST_S, len(page)
+
+    def _warn(self, changed: Sequence[ListedFile]) -> None:
+        for first in range(0, len(changed), 500):
+            part = changed[first : first + 500]
+            for file in self._scope.store.run(
+                lambda tx, part=part: taken_files.ignore(tx, self._keys, self._source, part)  # type: ignore[misc]
+            ):
+                self._scope.emit(FileChanged(source=self._source, path=file.path, taken=False))
+
+    def _take(
+        self, files: Sequence[ListedFile], totals: "_Totals", fence: Callable[[Tx], None] | None
+    ) -> None:
+        if not files:
+            return
+        again = self._policy.on_change == "take"
+        window = self._scope.step(
+            "sources.take",
+            lambda tx: windows.add(tx, self._keys, self._source, files, again=again, fence=fence),
+        )
+        if window is not None:
+            totals.taken += window.about.files
+            totals.size += window.about.size
+            totals.windows.append(window.about.number)
+
+    def _skip(self, path: str, why: str) -> None:
+        """Report a file once, while the reason stays the same."""
+        if (path, why) in self._reported:
+            return
+        if len(self._reported) >= MOST_REPORTED:
+            self._reported.clear()
+        self._reported.add((path, why))
+        self._scope.emit(FileSkipped(source=self._source, path=path, why=why))
+
+
+class _Totals:
+    """What a discovery has counted so far."""
+
+    def __init__(self) -> None:
+        self.listed = 0
+        self.taken = 0
+        self.size = 0
+        self.windows: list[int] = []
+
+
+class _Window:
+    """The files of the next window."""
+
+    def __init__(self, policy: FilePolicy) -> None:
+        self._policy = policy
+        self._files: list[ListedFile] = []
+        self._bytes = 0
+        self._row_bytes = 0
+
+    def has_room(self, file: ListedFile) -> bool:
+        """Return whether a file fits. An empty window has room for any file."""
+        return not self._files or (
+            len(self._files) < self._policy.max_files
+            and self._bytes + file.size <= self._policy.max_bytes
+            and self._row_bytes + _row_bytes(file) <= WINDOW_ROW_BYTES
+        )
+
+    def add(self, file: ListedFile) -> None:
+        self._files.append(file)
+        self._bytes += file.size
+        self._row_bytes += _row_bytes(file)
+
+    def pop_all(self) -> list[ListedFile]:
+        """Return the files, and begin an empty window."""
+        files, self._files, self._bytes, self._row_bytes = self._files, [], 0, 0
+        return files
+
+
+def _row_bytes(file: ListedFile) -> int:
+    return 2 * len(file.path.encode()) + 250
+
+
+def _pages(files: Iterator[ListedFile]) -> Iterator[list[ListedFile]]:
+    page: list[ListedFile] = []
+    crc32 = zlib.crc32
+    for file in files:
+        page.append(file)
+        if crc32(file[0].encode()) % PAGE == 0 or len(page) >= 2 * PAGE:
+            yield page
+            page = []
+    if page:
+        yield page
+
+
+def _digest(page: Sequence[ListedFile]) -> bytes:
+    text = "\0".join([f"{path}\0{version}" for path, _, _, version in page])
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()

@@ -1,0 +1,347 @@
+"""File ingestion: from new files to a published lot (LOT-35).
+
+    discover  take new files into windows; under a lease, so that nodes do not list in vain
+    begin     hold a window, give its lot an id, open or adopt the attempt at it: one transaction
+    make      write intents, run the window's task, write manifests (`publish.assembly`)
+    publish   the one transaction; it also ends the window, which acknowledges its files
+
+A window is one task. The task's own retries come first, then a later attempt. If files have changed or
+disappeared when the task has failed, they leave the window and are taken again as they are then. Any node can
+repeat every step, from wherever another node died: a file stays taken, and is published once.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+
+from tidemill.cluster.keeper import Keeper
+from tidemill.cluster.nodes import Node
+from tidemill.errors import AttemptDamaged, DatasetChanged
+from tidemill.lots import datasets, lots
+from tidemill.lots.datasets import Drift, Kind
+from tidemill.lots.manifest import StoredObject
+from tidemill.publish import attempts
+from tidemill.publish.adoption import open_or_adopt
+from tidemill.publish.assembly import Assembled, Assembler, tasks_of
+from tidemill.publish.attempts import Draft, Hold, Target
+from tidemill.publish.parts import PartFailed, PartInput, Parts, PartSink, PartTask
+from tidemill.publish.publisher import Publisher
+from tidemill.schemas import ddl
+from tidemill.scope import Scope
+from tidemill.sources import dataset_columns, source_lease, windows
+from tidemill.sources.discovery import DiscoveryResult, FileDiscovery
+from tidemill.sources.events import (
+    ColumnsDrifted,
+    FilesLeftOut,
+    RecordsQuarantined,
+    WindowFailed,
+    WindowPublished,
+    WindowTaken,
+)
+from tidemill.sources.file_source import FileSourceSpec
+from tidemill.sources.keys import SourceKeys
+from tidemill.sources.listing import FileListing, ListedFile
+from tidemill.sources.listing_shards import ShardedDiscovery
+from tidemill.sources.windows import DroppedWindow, FailedWindow, HeldWindow
+from tidemill.store import Tx
+
+KIND = "source"
+
+
+class BegunWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """A window that we hold, with the attempt at its lot.
+
+    - adopted: whether a dead node opened the attempt.
+    - over: whether we took the window over from a dead node.
+    - schema: the columns that the dataset has, if it gains columns.
+    """
+
+    held: HeldWindow
+    hold: Hold
+    files: tuple[ListedFile, ...]
+    adopted: bool
+    over: bool
+    schema: str = ""
+
+
+class FileIngestion:
+    """Ingests the files of one source on one node.
+
+    Args:
+        spec: the source.
+        listing: lists its files.
+        scope: the node.
+        parts: runs tasks on Spark.
+        keeper: renews the lease under which we list; None if no other node lists.
+    """
+
+    def __init__(
+        self,
+        spec: FileSourceSpec,
+        listing: FileListing,
+        scope: Scope,
+        parts: Parts,
+        *,
+        keeper: Keeper | None = None,
+    ) -> None:
+        self.spec = spec
+        self._listing = listing
+        self._scope = scope
+        self._keys = SourceKeys(scope.cluster)
+        self._keeper = keeper
+        self._publisher = Publisher(scope)
+        self._assembler = Assembler(scope, parts)
+        self._discovery = FileDiscovery(spec.id, listing, spec.policy, scope)
+        self._sharded = None
+        if spec.policy.listing_shards > 1:
+            self._sharded = ShardedDiscovery(
+                spec.id, self._discovery, listing, spec.policy.listing_shards, scope
+            )
+
+    # --- discovery
+
+    def discover(self, *, fresh_s: float = 0.0) -> DiscoveryResult | None:
+        """Take new files; None while another node lists.
+
+        If nodes share the listing (`listing_shards` of the policy), they list at the same time, each some of
+        the shards. They skip shards that were listed within `fresh_s`, so a node that polls passes its
+        interval.
+        """
+        if self._sharded is not None:
+            return self._sharded.discover(fresh_s=fresh_s)
+        if self._keeper is None:
+            return self._discovery.discover()
+        lease = source_lease.acquire(self._keeper, self._keys.discovery_lease(self.spec.id))
+        if lease is None:
+            return None
+        try:
+            return self._discovery.discover(fence=lease.fence)
+        finally:
+            self._keeper.release(lease)
+
+    # --- windows
+
+    def ingest(self, most: int | None = None) -> int:
+        """Ingest windows until no more are free, or `most` of them; return how many ended."""
+        ended = after = 0
+        while most is None or ended < most:
+            waiting = self._scope.store.run(
+                lambda tx, after=after: windows.open_windows(tx, self._keys, self.spec.id, after)  # type: ignore[misc]
+            )
+            if not waiting:
+                break
+            for window in waiting:
+                after = window.about.number
+                if (most is None or ended < most) and self.ingest_window(after):
+                    ended += 1
+        return ended
+
+    def ingest_window(self, number: int) -> bool:
+        """Ingest one window, if it is free; return whether it ended, published or without files."""
+        begun = self._begin(number)
+        while begun is not None:
+            self._scope.emit(
+                WindowTaken(
+                    source=self.spec.id,
+                    window=number,
+                    node=self._scope.node.id,
+                    attempt=begun.hold.draft.id,
+                    files=len(begun.files),
+                    over=begun.over,
+                )
+            )
+            try:
+                made = self._assembler.assemble(
+                    begun.hold, tasks_of(begun.hold, [self._task(begun)]), adopted=begun.adopted
+                )
+            except AttemptDamaged as damage:
+                self._give_up(begun, str(damage))
+                begun = self._begin(number)
+                continue
+            if not made.failed:
+                try:
+                    self._publish(begun, made)
+                except DatasetChanged as changed:  # another window added the same column with another type
+                    self._give_up(begun, changed.message)
+                    begun = self._begin(number)
+                    continue
+                return True
+            changed_paths = self._changed(begun.files)
+            if not changed_paths:
+                self._fail(begun, made.failed[0])
+                return False
+            if self._leave_out(begun, changed_paths):
+                return True
+            begun = self._begin(number)
+        return False
+
+    def _begin(self, number: int) -> BegunWindow | None:
+        attempt = self._scope.new_attempt()
+        node = self._scope.node
+        return self._scope.step(
+            "sources.begin", lambda tx: begin(tx, self._keys, node, self.spec, number, attempt)
+        )
+
+    def _task(self, begun: BegunWindow) -> PartTask:
+        spec = self.spec
+        objects = tuple(
+            StoredObject(uri=file.path, size=file.size, etag=file.version, format=spec.reading.format.value)
+            for file in begun.files
+        )
+        return PartTask(
+            kind=KIND,
+            pipeline=spec.pipeline,
+            author=spec.id,
+            code=spec.code,
+            attempt=begun.hold.draft.id,
+            lot=begun.hold.draft.lot,
+            part=part_name(begun.files),
+            key=f"{spec.id}/{begun.held.about.number}/{part_name(begun.files)}/{spec.code}",
+            inputs=(PartInput(dataset=spec.dataset, objects=objects),),
+            sinks=(
+                PartSink(dataset=spec.dataset, partition_by=spec.partition_by),
+                PartSink(dataset=spec.quarantine),
+            ),
+            retries=spec.retries,
+            options={"schema": begun.schema} if begun.schema else {},
+        )
+
+    def _publish(self, begun: BegunWindow, made: Assembled) -> None:
+        lot, rows = begun.hold.draft.lot, made.rows
+        columns = made.parts[0].sinks[0].manifest.schema
+
+        def move(tx: Tx, _: object) -> None:
+            windows.publish(tx, self._keys, begun.held)
+            if columns:
+                dataset_columns.add(tx, self._keys, self.spec.dataset, columns)
+
+        published = self._publisher.publish(begun.hold, rows, move=move)
+        self._report_drift(begun, made, columns)
+        by_dataset = {row.dataset: row for row in rows}
+        self._scope.emit(
+            WindowPublished(
+                source=self.spec.id,
+                window=begun.held.about.number,
+                lot=lot,
+                position=published.positions[0],
+                files=len(begun.files),
+                rows=by_dataset[self.spec.dataset].rows,
+            )
+        )
+        quarantined = by_dataset.get(self.spec.quarantine)
+        if quarantined is not None:
+            self._scope.emit(
+                RecordsQuarantined(
+                    source=self.spec.id,
+                    window=begun.held.about.number,
+                    dataset=self.spec.quarantine.name,
+                    lot=lot,
+                    records=quarantined.rows,
+                )
+            )
+
+    def _report_drift(self, begun: BegunWindow, made: Assembled, columns: str) -> None:
+        counts = made.parts[0].sinks[0].manifest.checks
+        unknown, rescued = counts.get("unknown_columns", 0), counts.get("rescued", 0)
+        known = set(ddl.parse(begun.schema or self.spec.schema).names)
+        added = [name for name in ddl.parse(columns).names if name not in known] if columns else []
+        if unknown or rescued or added:
+            self._scope.emit(
+                ColumnsDrifted(
+                    source=self.spec.id,
+                    window=begun.held.about.number,
+                    dataset=self.spec.dataset.name,
+                    lot=begun.hold.draft.lot,
+                    unknown=unknown,
+                    rescued=rescued,
+                    added=tuple(added),
+                )
+            )
+
+    def _changed(self, files: Sequence[ListedFile]) -> list[str]:
+        """Return the files that changed or disappeared since they were listed."""
+        current = self._listing.stat([file.path for file in files])
+        return [
+            file.path
+            for file, now in zip(files, current, strict=True)
+            if now is None or now.version != file.version
+        ]
+
+    def _leave_out(self, begun: BegunWindow, paths: Sequence[str]) -> bool:
+        """Remove changed files from a window; return whether no file is left."""
+
+        def both(tx: Tx) -> windows.AnyWindow:
+            attempts.abandon(tx, self._keys.publish, begun.hold, "files of it changed")
+            return windows.leave_out(tx, self._keys, begun.held, paths)
+
+        left = self._scope.step("sources.leave-out", both)
+        self._scope.emit(
+            FilesLeftOut(source=self.spec.id, window=begun.held.about.number, paths=list(paths[:100]))
+        )
+        return isinstance(left, DroppedWindow)
+
+    def _give_up(self, begun: BegunWindow, why: str) -> None:
+        def both(tx: Tx) -> None:
+            attempts.abandon(tx, self._keys.publish, begun.hold, why)
+            windows.give_back(tx, self._keys, begun.held)
+
+        self._scope.step("sources.give-up", both)
+
+    def _fail(self, begun: BegunWindow, failed: PartFailed) -> None:
+        def both(tx: Tx) -> tuple[FailedWindow, int]:
+            attempts.park(tx, self._keys.publish, begun.hold)
+            return windows.fail(tx, self._keys, begun.held, failed.kind, failed.message), tx.now()
+
+        window, now = self._scope.step("sources.fail", both)
+        self._scope.emit(
+            WindowFailed(
+                source=self.spec.id,
+                window=window.about.number,
+                kind=failed.kind,
+                message=failed.message[:500],
+                wait_s=(window.retry_at - now) / windows.SECOND_US,
+            )
+        )
+
+
+def begin(
+    tx: Tx, keys: SourceKeys, node: Node, spec: FileSourceSpec, number: int, attempt: str
+) -> BegunWindow | None:
+    """Hold a window and open the attempt at its lot, or adopt the attempt of its last holder.
+
+    None if another node works on the window, or it has ended.
+    """
+    window = windows.read(tx, keys, spec.id, number)
+    if window is None or not windows.may_hold(tx, keys, node, window):
+        return None
+    if spec.kind is Kind.KEYED and windows.first_open(tx, keys, spec.id) != number:
+        return None  # of two upserts of one key the later one counts
+    files = windows.files_of(tx, keys, spec.id, number)
+    lot = window.about.lot or str(lots.next_append(tx, keys.publish.lots, spec.dataset))
+    draft = Draft(
+        id=attempt,
+        author=spec.id,
+        lot=lot,
+        targets=(Target(spec.dataset, lot), Target(spec.quarantine, lot, optional=True)),
+        code=spec.code,
+    )
+    opened = open_or_adopt(tx, keys.publish, node, draft, [part_name(files)])
+    if opened is None:
+        return None
+    held = windows.hold(tx, keys, node, window, opened.hold.draft.id, lot)
+    over = isinstance(window, HeldWindow)
+    schema = ""
+    if spec.drift is Drift.EVOLVE:
+        schema = datasets.read(tx, keys.publish.lots, spec.dataset).schema
+    return BegunWindow(
+        held=held, hold=opened.hold, files=tuple(files), adopted=opened.adopted, over=over, schema=schema
+    )
+
+
+def part_name(files: Sequence[ListedFile]) -> str:
+    """Name exactly these files in these versions: other files need another attempt."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.path}\0{file.version}\0".encode())
+    return digest.hexdigest()[:32]

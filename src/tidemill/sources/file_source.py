@@ -1,0 +1,268 @@
+"""A source of files: what a folder and a bucket have in common.
+
+A kind of file source says how to list its files (`FileSource.listing`). Everything else is the same for all
+of them: nodes discover new files, take them into windows, read each window on Spark and publish it as a lot.
+"""
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tidemill.errors import BadSource
+from tidemill.lots.checks import Check
+from tidemill.lots.datasets import Drift, Kind
+from tidemill.lots.keys import DatasetId
+from tidemill.sources import path_patterns, windows
+from tidemill.sources.keys import SourceKeys
+from tidemill.sources.listing import FileListing
+from tidemill.sources.path_patterns import PathPattern
+from tidemill.sources.source import (
+    POLL_EVERY_S,
+    PendingWindow,
+    PollResult,
+    Source,
+    SourceRuntime,
+    SourceStatus,
+    SourceTarget,
+    source_id,
+)
+from tidemill.sources.windows import FailedWindow, HeldWindow
+from tidemill.spark.formats import Format, Reading, format_of
+from tidemill.store import Tx
+
+if TYPE_CHECKING:
+    from tidemill.publish.parts import PartPlace, PartTask, SinkWritten
+    from tidemill.sources.discovery import DiscoveryResult
+    from tidemill.spark.ingest import Session
+    from tidemill.spark.storage import Storage
+
+MOST_SHARDS = 64
+MOST_FILES = 500
+"""The most files of one window: its rows fit one transaction (LOT-43)."""
+
+
+class FilePolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """When to take files, and how many at once.
+
+    - settle_s: a file must be unchanged for this long.
+    - on_change: what to do with a file that changes after it was taken: `warn` or `take` it again.
+    - max_files, max_bytes: the size of one window.
+    - listing_shards: into how many shards to cut the listing, for nodes to share; 1 lists on one node.
+    """
+
+    settle_s: float = 0.0
+    on_change: str = "warn"
+    max_files: int = MOST_FILES
+    max_bytes: int = 1 << 30
+    listing_shards: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.settle_s <= 86_400:
+            raise BadSource(f"settle_s={self.settle_s}", hint="give seconds, from 0 to 86400 (one day)")
+        if self.on_change not in ("warn", "take"):
+            raise BadSource(f"on_change={self.on_change!r}", hint="give 'warn' or 'take'")
+        if not 1 <= self.max_files <= MOST_FILES:
+            raise BadSource(f"max_files={self.max_files}", hint=f"give 1 to {MOST_FILES}")
+        if self.max_bytes < 1:
+            raise BadSource(f"max_bytes={self.max_bytes}", hint="give a positive number of bytes")
+        if not 1 <= self.listing_shards <= MOST_SHARDS:
+            raise BadSource(f"listing_shards={self.listing_shards}", hint=f"give 1 to {MOST_SHARDS}")
+
+
+DEFAULT_POLICY = FilePolicy()
+
+
+class FileSourceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A file source that is bound to its dataset: everything that decides what becomes of a file.
+
+    - id: `source:{pipeline}/{dataset}`, the author of its attempts.
+    - schema, kind, key: those of the dataset, as declared. Records of a dataset with a key are upserts, in
+      the order of windows, paths and lines. So its windows are published one after the other.
+    - quarantine: the dataset for records that do not fit and rows that checks remove. Its lots have the ids
+      of the dataset's lots.
+    - checks: the checks that the rows of a window must pass (LOT-33).
+    - drift: what to do with columns that are not declared (LOT-34). If they are added, a task gets the
+      columns that the dataset has when the task begins. Publishing a window adds the columns that it brings.
+    """
+
+    id: str
+    pipeline: str
+    dataset: DatasetId
+    schema: str
+    kind: Kind = Kind.ROWS
+    key: tuple[str, ...] = ()
+    reading: Reading
+    policy: FilePolicy = DEFAULT_POLICY
+    partition_by: tuple[str, ...] = ()
+    quarantine: DatasetId
+    retries: int = 3
+    checks: tuple[Check, ...] = ()
+    drift: Drift = Drift.FREEZE
+
+    @property
+    def code(self) -> str:
+        """The digest of everything that decides what becomes of a file."""
+        parts = (self.schema, self.kind, self.key, self.reading, self.partition_by, self.quarantine)
+        if self.checks or self.drift is not Drift.FREEZE:
+            parts = (*parts, self.checks, self.drift)  # type: ignore[assignment]
+        return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:32]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FileSource(Source):
+    """Files that match a pattern.
+
+    Args:
+        pattern: the paths of the files.
+        reading: the format of the files, and how to read it.
+        policy: when to take them.
+    """
+
+    pattern: PathPattern
+    reading: Reading
+    policy: FilePolicy
+
+    @property
+    @abstractmethod
+    def root(self) -> str:
+        """The folder that the pattern is relative to, without secrets."""
+
+    @abstractmethod
+    def listing(self) -> FileListing:
+        """Open the listing of the files."""
+
+    @property
+    def description(self) -> str:
+        return f"{self.reading.format.value} files in {self.root}"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.root.rstrip('/')}/{self.pattern.text}>"
+
+    def open(self, target: SourceTarget, runtime: SourceRuntime) -> "FileArrival":
+        return FileArrival(self.spec(target), self.listing(), runtime)
+
+    def make_part(
+        self,
+        target: SourceTarget,
+        spark: "Session",
+        storage: "Storage",
+        task: "PartTask",
+        place: "PartPlace",
+    ) -> "Sequence[SinkWritten]":
+        from tidemill.sources.window_task import run_window
+
+        return run_window(spark, storage, self.spec(target), self.listing(), task, place)
+
+    def status(self, tx: Tx, keys: SourceKeys, pipeline: str, dataset: str) -> SourceStatus:
+        unfinished = windows.open_windows(tx, keys, source_id(pipeline, dataset))
+        return SourceStatus(pending=tuple(_pending(window) for window in unfinished))
+
+    def spec(self, target: SourceTarget) -> FileSourceSpec:
+        """Bind this source to its dataset."""
+        assert target.quarantine is not None
+        return FileSourceSpec(
+            id=target.id,
+            pipeline=target.pipeline,
+            dataset=target.dataset.id,
+            schema=target.schema,
+            kind=target.dataset.kind,
+            key=target.dataset.key,
+            drift=target.dataset.drift,
+            reading=self.reading,
+            policy=self.policy,
+            quarantine=target.quarantine,
+            checks=target.checks,
+        )
+
+
+def _pending(window: windows.AnyWindow) -> PendingWindow:
+    return PendingWindow(
+        number=window.about.number,
+        files=window.about.files,
+        lot=window.about.lot,
+        node=window.node if isinstance(window, HeldWindow) else "",
+        error=f"{window.kind}: {window.message}" if isinstance(window, FailedWindow) else "",
+    )
+
+
+class FileArrival:
+    """A file source that is open on one node."""
+
+    def __init__(self, spec: FileSourceSpec, listing: FileListing, runtime: SourceRuntime) -> None:
+        from tidemill.sources.file_ingestion import FileIngestion
+
+        self._scope = runtime.scope
+        self._keys = SourceKeys(runtime.scope.cluster)
+        self._watching = runtime.watching
+        self._source = spec.id
+        self._settle_s = 2 * spec.policy.settle_s + POLL_EVERY_S
+        self._settled_by: float | None = None  # when all files of the first listing have settled
+        self._ingestion = FileIngestion(spec, listing, runtime.scope, runtime.parts, keeper=runtime.keeper)
+
+    def poll(self) -> PollResult:
+        """Take new files, and publish windows: those that we took, and those of dead nodes."""
+        if self._settled_by is None:
+            self._settled_by = self._scope.clock.monotonic() + self._settle_s
+        discovery = self._ingestion.discover(fresh_s=POLL_EVERY_S if self._watching() else 0.0)
+        ended = self._ingestion.ingest()
+        unfinished = self._scope.store.run(lambda tx: windows.open_windows(tx, self._keys, self._source))
+        waits = discovery is None or not discovery.complete or self._is_settling(discovery)
+        failed = [window for window in unfinished if isinstance(window, FailedWindow)]
+        return PollResult(
+            taken=discovery.taken if discovery is not None else 0,
+            settled=not waits and len(failed) == len(unfinished),
+            failed=tuple(f"{window.kind}: {window.message}" for window in failed),
+            wait_s=0.0 if ended else POLL_EVERY_S,  # there may be more
+        )
+
+    def _is_settling(self, discovery: "DiscoveryResult") -> bool:
+        """Return whether to wait for a file to settle.
+
+        The files of the first listing have settled after a while. A file that is still being written, or that
+        arrived later, is left to the next run. Otherwise a run that catches up might never end.
+        """
+        assert self._settled_by is not None
+        return discovery.waiting_s is not None and self._scope.clock.monotonic() < self._settled_by
+
+    def close(self) -> None:
+        """Do nothing: a listing releases its lease itself, and windows lapse with the node."""
+
+
+def reading_of(pattern: str, name: str | None, options: dict[str, object]) -> Reading:
+    """Return how to read the files that a pattern matches.
+
+    Args:
+        pattern: its ending tells the format, unless `name` is given.
+        name: a format.
+        options: options of the format.
+    """
+    known = [known_format.value for known_format in Format]
+    if name is not None and name not in known:
+        raise BadSource(f"format={name!r}", hint=f"give one of {', '.join(known)}")
+    formats = (
+        {Format(name)}
+        if name is not None
+        else {format_of(choice) for choice in path_patterns.expanded(pattern)}
+    )
+    file_format = formats.pop() if len(formats) == 1 else None
+    if file_format is None:
+        raise BadSource(
+            f"the ending of {pattern!r} does not tell the format", hint="give it, for example format='json'"
+        )
+    fields = {option for option in Reading.__struct_fields__ if option != "format"}
+    unknown = sorted(set(options) - fields)
+    if unknown:
+        raise BadSource(f"unknown option {unknown[0]!r}", hint=f"give one of {', '.join(sorted(fields))}")
+    if file_format is Format.CSV and ".tsv" in PurePosixPath(pattern).suffixes:
+        options = {"separator": "\t", **options}
+    try:
+        return msgspec.convert({"format": file_format, **options}, Reading)
+    except msgspec.ValidationError as error:
+        raise BadSource(
+            f"an option of {file_format}: {error}", hint="see the types of the options in the reference"
+        ) from None

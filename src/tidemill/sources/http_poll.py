@@ -1,0 +1,168 @@
+"""A web address as a source: `http_poll("https://example.com/orders.json", every_s=60)`."""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, cast
+from urllib.parse import urlsplit
+
+from tidemill.cluster.keeper import Held
+from tidemill.errors import BadSource
+from tidemill.sources import batch_publisher, source_lease
+from tidemill.sources.batch_publisher import BatchPublisher
+from tidemill.sources.http_poller import HttpPoller
+from tidemill.sources.keys import SourceKeys
+from tidemill.sources.source import (
+    POLL_EVERY_S,
+    PollResult,
+    Source,
+    SourceRuntime,
+    SourceStatus,
+    SourceTarget,
+    source_id,
+)
+from tidemill.store import Tx
+
+Follow = Literal["versions", "lines"]
+OnGone = Literal["fail", "restart"]
+BODY_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PollSource(Source):
+    """A web address that one node requests at intervals.
+
+    Args:
+        format: `json` or `lines`; empty if the response tells it.
+        headers: may hold secrets.
+    """
+
+    url: str
+    every_s: float
+    follow: Follow
+    format: str
+    headers: dict[str, str] = field(repr=False)
+    timeout_s: float
+    body_bytes: int
+    on_gone: OnGone
+
+    @property
+    def description(self) -> str:
+        """The address without user, password and query, which may hold secrets."""
+        parts = urlsplit(self.url)
+        port = f":{parts.port}" if parts.port else ""
+        return f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
+
+    def __repr__(self) -> str:
+        return f"<PollSource {self.description} every {self.every_s:g} s>"
+
+    def open(self, target: SourceTarget, runtime: SourceRuntime) -> "PollArrival":
+        return PollArrival(self, target, runtime)
+
+    def status(self, tx: Tx, keys: SourceKeys, pipeline: str, dataset: str) -> SourceStatus:
+        return SourceStatus(errors=batch_publisher.problems(tx, keys, source_id(pipeline, dataset)))
+
+
+def http_poll(
+    url: str,
+    *,
+    every_s: float = 60.0,
+    follow: str = "versions",
+    format: str | None = None,  # noqa: A002 - what users call it
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = 30.0,
+    body_bytes: int = BODY_BYTES,
+    on_gone: str = "fail",
+) -> PollSource:
+    """Declare a source: the response of a web address, which one node requests at intervals.
+
+    >>> http_poll("https://example.com/orders.json?key=secret", every_s=60)
+    <PollSource https://example.com/orders.json every 60 s>
+
+    Args:
+        url: requested with GET.
+        every_s: how long to wait after a response.
+        follow: what counts as new: `versions`, each new version of the whole response (by its ETag, or its
+            content), or `lines`, the lines that were added at its end.
+        format: `json` (an array of objects, or one object) or `lines` (one object per line); the
+            Content-Type of the response tells it if omitted.
+        headers: sent with each request to this host, for example `{"Authorization": "Bearer …"}`.
+        timeout_s: the most time for a request and its response.
+        body_bytes: the largest response, compressed and decompressed.
+        on_gone: what to do if `lines` has fewer lines than were taken: `fail`, or `restart` from the first.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise BadSource(
+            f"{url.partition('?')[0]!r:.200} is not a web address", hint="begin it with http:// or https://"
+        )
+    if parts.username or parts.password:
+        raise BadSource(
+            "the address has a user or a password", hint="use headers={'Authorization': …} instead"
+        )
+    if not 0.05 <= every_s <= 86_400:
+        raise BadSource(f"every_s={every_s}", hint="give seconds, from 0.05 to 86400 (one day)")
+    if follow not in ("versions", "lines"):
+        raise BadSource(f"follow={follow!r}", hint="give 'versions' or 'lines'")
+    if format not in (None, "json", "lines") or (follow == "lines" and format == "json"):
+        raise BadSource(f"format={format!r}", hint="give 'lines', or 'json' with follow='versions'")
+    if not 0 < timeout_s <= 3600:
+        raise BadSource(f"timeout_s={timeout_s}", hint="give positive seconds, up to 3600 (one hour)")
+    if body_bytes < 1:
+        raise BadSource(f"body_bytes={body_bytes}", hint="give a positive number of bytes")
+    if on_gone not in ("fail", "restart"):
+        raise BadSource(f"on_gone={on_gone!r}", hint="give 'fail' or 'restart'")
+    given = dict(headers or {})
+    for name, value in given.items():
+        if not name.isascii() or not name.isprintable() or not value.isprintable() or not value.isascii():
+            raise BadSource(f"the header {name!r:.60}", hint="use one line of printable ASCII")
+    return PollSource(
+        url=url,
+        every_s=every_s,
+        follow=cast(Follow, follow),
+        format=format or "",
+        headers=given,
+        timeout_s=timeout_s,
+        body_bytes=body_bytes,
+        on_gone=cast(OnGone, on_gone),
+    )
+
+
+class PollArrival:
+    """A web address that is open on one node. The node that holds its lease requests it."""
+
+    def __init__(self, source: PollSource, target: SourceTarget, runtime: SourceRuntime) -> None:
+        self._keeper = runtime.keeper
+        self._clock = runtime.scope.clock
+        self._lease = SourceKeys(runtime.scope.cluster).fetch_lease(target.id)
+        self._every_s = source.every_s
+        publisher = BatchPublisher(target, runtime.scope, runtime.evaluate)
+        self._poller = HttpPoller(source, publisher)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._held: Held | None = None
+        self._due = 0.0
+
+    def poll(self) -> PollResult:
+        """Request the address, if we hold the lease and the interval is over."""
+        with self._lock:
+            if self._closed:
+                return PollResult()
+            if self._held is None or not self._held.alive():
+                self._held = source_lease.acquire(self._keeper, self._lease)
+            if self._held is None:
+                return PollResult()  # another node requests it
+            now = self._clock.monotonic()
+            if now < self._due:
+                return PollResult(wait_s=min(POLL_EVERY_S, self._due - now))
+            batch = self._poller.poll(self._held.fence)
+            self._due = self._clock.monotonic() + self._every_s
+            return PollResult(taken=bool(batch.lot), wait_s=min(POLL_EVERY_S, self._every_s))
+
+    def close(self) -> None:
+        """Release the lease."""
+        with self._lock:
+            self._closed = True
+            held, self._held = self._held, None
+        if held is not None:
+            self._keeper.release(held)

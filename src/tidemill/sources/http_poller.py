@@ -1,0 +1,188 @@
+"""The poller of a web address: requests it, and publishes what is new (CLU-20).
+
+A checkpoint tells what was taken: the ETag and the digest of the last response, or how many bytes of it were
+taken. It advances in the transaction that publishes the lot. A response that cannot be trusted advances
+nothing: the poller reports it, and requests the address again later.
+"""
+
+import hashlib
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tidemill.errors import MarkGone, PollRefused, SourceUnavailable, TidemillError
+from tidemill.sources import http_client
+from tidemill.sources.batch_publisher import BatchPublisher, CheckpointMove, Fence, PublishedBatch
+from tidemill.sources.events import CheckpointSkipped
+from tidemill.sources.http_client import HttpLimits, HttpResponse
+from tidemill.sources.records import Record
+
+if TYPE_CHECKING:
+    from tidemill.sources.http_poll import PollSource
+
+CHECKPOINT = "poll"
+_LINES = frozenset(
+    {"application/x-ndjson", "application/ndjson", "application/jsonl", "application/json-lines"}
+)
+_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
+
+
+class PollCheckpoint(msgspec.Struct, frozen=True, array_like=True):
+    """What identifies the last response, or how many bytes of it were taken."""
+
+    etag: str = ""
+    modified: str = ""
+    digest: str = ""
+    offset: int = 0
+
+
+class HttpPoller:
+    """Requests a web address, one request at a time.
+
+    Args:
+        source: the address, and how to read its response.
+        publisher: publishes what is new.
+    """
+
+    def __init__(self, source: "PollSource", publisher: BatchPublisher) -> None:
+        self.source = source
+        self._publisher = publisher
+
+    def poll(self, fence: Fence) -> PublishedBatch:
+        """Request the address, and publish what is new under the lease that `fence` checks."""
+        try:
+            batch = self._poll(fence)
+        except TidemillError as error:
+            self._publisher.report({CHECKPOINT: error.message})
+            raise
+        self._publisher.report({CHECKPOINT: ""})
+        return batch
+
+    def _poll(self, fence: Fence) -> PublishedBatch:
+        (raw,) = self._publisher.checkpoints([CHECKPOINT])
+        taken = PollCheckpoint() if raw is None else msgspec.msgpack.decode(raw, type=PollCheckpoint)
+        response = self._request(taken)
+        if self.source.follow == "lines":
+            records, checkpoint = self._new_lines(response, taken)
+        else:
+            records, checkpoint = self._new_version(response, taken)
+        if checkpoint == taken:
+            return PublishedBatch()
+        move = CheckpointMove(CHECKPOINT, raw, msgspec.msgpack.encode(checkpoint))
+        return self._publisher.publish(self._publisher.parse(records), [move], fence)
+
+    def _request(self, taken: PollCheckpoint) -> HttpResponse:
+        source = self.source
+        headers = {"Accept": "application/json, application/x-ndjson", **source.headers}
+        if source.follow == "lines":
+            headers["Accept-Encoding"] = "identity"
+            if taken.offset:
+                headers["Range"] = f"bytes={taken.offset}-"
+        elif taken.etag:
+            headers["If-None-Match"] = taken.etag
+        elif taken.modified:
+            headers["If-Modified-Since"] = taken.modified
+        limits = HttpLimits(source.timeout_s, source.body_bytes)
+        response = http_client.get(source.url, headers, limits, self._publisher.scope.clock)
+        if response.status >= 500 or response.status in (408, 425, 429):
+            raise SourceUnavailable(
+                f"{source.description} responds with status {response.status}",
+                hint="no action needed: the runner requests it again",
+            )
+        if response.status not in (200, 206, 304, 416):
+            raise PollRefused(f"{source.description} responds with status {response.status}")
+        return response
+
+    # --- versions
+
+    def _new_version(
+        self, response: HttpResponse, taken: PollCheckpoint
+    ) -> tuple[list[Record], PollCheckpoint]:
+        if response.status == 304:
+            return [], taken
+        if response.status != 200:
+            raise PollRefused(f"{self.source.description} responds with status {response.status}, not 200")
+        digest = hashlib.sha256(response.body).hexdigest()[:32]
+        checkpoint = PollCheckpoint(
+            etag=response.headers.get("etag", "")[:500],
+            modified=response.headers.get("last-modified", "")[:100],
+            digest=digest,
+        )
+        if digest == taken.digest:
+            return [], checkpoint
+        if self._format(response) == "lines":
+            return self._lines(response.body, 0), checkpoint
+        try:
+            value = json.loads(response.body)
+        except (ValueError, RecursionError) as error:
+            raise PollRefused(f"{self.source.description}: the body is not JSON: {error}"[:500]) from None
+        items: list[Any] = value if isinstance(value, list) else [value]
+        texts = [json.dumps(item, ensure_ascii=False).encode() for item in items]
+        file = self.source.description
+        return [Record(file, number, text) for number, text in enumerate(texts, 1)], checkpoint
+
+    # --- lines
+
+    def _new_lines(
+        self, response: HttpResponse, taken: PollCheckpoint
+    ) -> tuple[list[Record], PollCheckpoint]:
+        offset = taken.offset
+        served = _RANGE.fullmatch(response.headers.get("content-range", ""))
+        if response.status == 416:
+            if served is not None and served[3] == str(offset):
+                return [], taken
+            return self._gone(offset, served[3] if served is not None else "fewer")
+        if response.status == 304:
+            return [], taken
+        self._format(response)
+        body = response.body
+        if response.status == 206:
+            if served is None or served[1] != str(offset) or int(served[2]) - offset + 1 != len(body):
+                raise PollRefused(
+                    f"{self.source.description} responds with other bytes than those from {offset:,} on"
+                )
+        elif len(body) < offset:
+            return self._gone(offset, f"{len(body):,}")
+        else:  # the server does not support ranges
+            body = body[offset:]
+        whole = body[: body.rfind(b"\n") + 1]  # the rest is still being written
+        return self._lines(whole, offset), PollCheckpoint(offset=offset + len(whole))
+
+    def _gone(self, offset: int, size: str) -> tuple[list[Record], PollCheckpoint]:
+        if self.source.on_gone == "fail":
+            raise MarkGone(f"{self.source.description} had {offset:,} bytes, and now has {size}")
+        self._publisher.scope.emit(
+            CheckpointSkipped(
+                source=self._publisher.source, checkpoint=CHECKPOINT, before=str(offset), after="0"
+            )
+        )
+        return [], PollCheckpoint()
+
+    def _lines(self, body: bytes, first: int) -> list[Record]:
+        """Split a body into lines. If lines are followed, their numbers are unknown: use byte offsets."""
+        records, offset = [], first
+        for number, line in enumerate(body.split(b"\n"), 1):
+            if line.strip():
+                place = offset if self.source.follow == "lines" else number
+                records.append(Record(self.source.description, place, line))
+            offset += len(line) + 1
+        return records
+
+    def _format(self, response: HttpResponse) -> str:
+        """Return the format of a body: the declared one, or what the header says."""
+        content_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if self.source.format:
+            return self.source.format
+        if content_type in _LINES:
+            return "lines"
+        if self.source.follow == "versions" and (
+            content_type == "application/json" or content_type.endswith("+json")
+        ):
+            return "json"
+        wanted = "'lines'" if self.source.follow == "lines" else "'json' or 'lines'"
+        raise PollRefused(
+            f"{self.source.description} responds with the content type {content_type or 'none'!r:.60}",
+            hint=f"if the content is right, declare format={wanted}",
+        )

@@ -1,0 +1,409 @@
+"""The receiver of pushed rows: publishes them in lots, and answers when they are durable (LOT-35, CLU-19).
+
+Requests that arrive together become one lot. The receiver takes the waiting requests as a batch, writes their
+rows and publishes them in the one transaction. That transaction also records the answer to every request with
+a producer and a number (LOT-36). Only then does it answer. So the rows of an answered request are in the
+table. The rows of a request without an answer may be: its sender sends it again under its number, and gets
+the first answer. The queue is bounded: a request that does not fit is refused, and its sender waits.
+
+The node that receives holds a lease, which every publication checks. When the lease moves to another node,
+the old node publishes nothing more.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from tidemill.errors import (
+    BadSource,
+    DatasetChanged,
+    LeaseLost,
+    ProducerConflict,
+    PushBusy,
+    PushRefused,
+    SourceUnavailable,
+    TidemillError,
+)
+from tidemill.lots import producers
+from tidemill.lots.checks import strict
+from tidemill.lots.lots import LotRow
+from tidemill.lots.producers import Identity, Receipt
+from tidemill.publish.attempts import Hold
+from tidemill.publish.publisher import Publisher
+from tidemill.publish.transaction import Positions
+from tidemill.scope import Scope
+from tidemill.sources import batch_lots, dataset_columns
+from tidemill.sources.events import BatchReceived
+from tidemill.sources.keys import SourceKeys
+from tidemill.sources.row_converters import evolving_converter
+from tidemill.sources.source import SourceTarget
+from tidemill.spark.checking import refuse
+from tidemill.spark.checking_arrow import check_table
+from tidemill.spark.evaluation import Evaluate
+from tidemill.store import Tx
+
+MOST_REQUESTS = 300
+"""The most requests of one batch: two rows for each fit the transaction (LOT-43)."""
+
+_AGAIN = "send it again, to the node that receives now"
+
+
+class ReceiverLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The size of a batch, and how much may wait."""
+
+    batch_requests: int = MOST_REQUESTS
+    batch_bytes: int = 64 << 20
+    waiting_bytes: int = 128 << 20
+    linger_s: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch_requests <= MOST_REQUESTS:
+            raise BadSource(f"batch_requests={self.batch_requests}", hint=f"give 1 to {MOST_REQUESTS}")
+
+
+class _Request(NamedTuple):
+    """A request that waits for its answer; `rows` as they came, if the batch decides the columns."""
+
+    table: pa.Table
+    identity: Identity | None
+    answer: "Future[Receipt]"
+    rows: Any = None
+
+
+class _Batch(NamedTuple):
+    """Requests that are published together: their rows, the counts of checks, and the new columns."""
+
+    requests: list[_Request]
+    rows: pa.Table
+    counts: dict[str, int]
+    columns: str = ""
+
+
+class PushReceiver:
+    """Takes requests for one dataset from any thread, and publishes them in batches with its own thread.
+
+    Args:
+        target: the dataset, without intervals. A request whose rows fail a check is refused.
+        scope: the node.
+        fence: checks the lease under which this node receives, in every publication.
+        evaluate: evaluates the expressions of checks on Spark.
+        limits: the size of a batch and of the queue.
+    """
+
+    def __init__(
+        self,
+        target: SourceTarget,
+        scope: Scope,
+        *,
+        fence: Callable[[Tx], None],
+        evaluate: Evaluate | None = None,
+        limits: ReceiverLimits | None = None,
+    ) -> None:
+        if target.dataset.unit is not None:
+            raise BadSource(
+                f"{target.dataset.name} has intervals, but each batch of pushed rows is a lot",
+                hint="omit lots= for a dataset that is pushed to",
+            )
+        self.dataset = target.dataset
+        self._source = target.id
+        self._scope = scope
+        self._keys = SourceKeys(scope.cluster)
+        self._fence = fence
+        self._checks = strict(target.checks)
+        self._evolving = evolving_converter(target.dataset)
+        self._evaluate = evaluate
+        self._limits = limits or ReceiverLimits()
+        self._publisher = Publisher(scope)
+        self._queue: queue.Queue[_Request | None] = queue.Queue()
+        self._held: _Request | None = None  # taken from the queue, and too large for the last batch
+        self._waiting_bytes = 0
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(
+            target=self._run, name=f"tidemill-receive-{target.dataset.name}", daemon=True
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more requests, after `close` or a failure."""
+        with self._lock:
+            return self._closed
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Take no more requests, and publish those that wait."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def submit(
+        self, table: pa.Table, identity: Identity | None = None, rows: Any = None
+    ) -> "Future[Receipt]":
+        """Submit rows of the declared columns; the future has the receipt when they are durable.
+
+        `PushBusy` if too much waits, `SourceUnavailable` if this node no longer receives. The future raises
+        `ProducerConflict` if the number was used for other rows, and `CheckFailed`.
+
+        - rows: the same rows as they came, for a dataset that gains columns.
+        """
+        for name in self.dataset.key:
+            if table.column(name).null_count:
+                raise PushRefused(
+                    f"the key column {name} is NULL in one of the rows", hint="give each row its key"
+                )
+        request = _Request(table, identity, Future(), rows if self._evolving is not None else None)
+        with self._lock:
+            if self._closed:
+                raise SourceUnavailable(
+                    f"this node no longer receives rows for {self.dataset.name}", hint=_AGAIN
+                )
+            if self._waiting_bytes and self._waiting_bytes + table.nbytes > self._limits.waiting_bytes:
+                raise PushBusy(f"{self._waiting_bytes:,} bytes wait for {self.dataset.name}")
+            self._waiting_bytes += table.nbytes
+            self._queue.put(request)
+        return request.answer
+
+    # --- batches
+
+    def _run(self) -> None:
+        while (requests := self._next_batch()) is not None:
+            try:
+                self._answer(requests)
+            except LeaseLost as lost:
+                moved = SourceUnavailable(
+                    f"another node receives rows for {self.dataset.name} now: {lost}", hint=_AGAIN
+                )
+                self._refuse(requests, moved)
+                self._give_up(str(lost))
+                return
+            except TidemillError as error:
+                self._refuse(requests, error)
+            except BaseException as error:  # noqa: BLE001 - a crash point, or a bug: no sender waits forever
+                failed = SourceUnavailable(f"receiving failed: {type(error).__name__}", hint=_AGAIN)
+                self._refuse(requests, failed)
+                self._give_up(type(error).__name__)
+                return
+            finally:
+                with self._lock:
+                    self._waiting_bytes -= sum(request.table.nbytes for request in requests)
+
+    def _next_batch(self) -> list[_Request] | None:
+        """Wait for a request, and take as many more as fit one lot; None after `close`."""
+        first = self._held or self._queue.get()
+        self._held = None
+        if first is None:
+            return None
+        batch, size = [first], first.table.nbytes
+        deadline = self._scope.clock.monotonic() + self._limits.linger_s
+        while len(batch) < self._limits.batch_requests:
+            try:
+                left_s = max(0.0, deadline - self._scope.clock.monotonic())
+                following = self._queue.get(timeout=left_s) if left_s else self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if following is None:
+                self._queue.put(None)
+                break
+            if size + following.table.nbytes > self._limits.batch_bytes:
+                self._held = following
+                break
+            batch.append(following)
+            size += following.table.nbytes
+        return batch
+
+    def _answer(self, requests: Sequence[_Request]) -> None:
+        left = self._unknown(requests)
+        while left:
+            batch = self._checked(self._fitted(left))
+            left = batch.requests
+            if not left:
+                return
+            hold = self._begin()
+            try:
+                (row,) = batch_lots.write(
+                    self._scope,
+                    hold,
+                    self.dataset,
+                    batch_lots.stored(batch.rows, self.dataset),
+                    counts=batch.counts,
+                    columns=batch.columns,
+                )
+                receipt = self._publish(hold, row, batch)
+            except ProducerConflict:
+                # Another attempt published a request with one of these numbers: look up which are left.
+                self._publisher.abandon(hold, "another attempt published one of its requests")
+                left = self._unknown(left)
+                continue
+            except DatasetChanged as changed:  # another lot added the same columns: convert again
+                self._publisher.abandon(hold, changed.message)
+                if not batch.columns:
+                    raise
+                continue
+            except TidemillError as error:
+                self._publisher.abandon(hold, error.message)
+                raise
+            for request in left:
+                request.answer.set_result(receipt)
+            self._scope.emit(
+                BatchReceived(source=self._source, lot=receipt.lot, requests=len(left), rows=row.rows)
+            )
+            return
+
+    def _fitted(self, requests: Sequence[_Request]) -> _Batch:
+        """Convert requests to the columns that the dataset has now and those that they add together.
+
+        A request whose rows do not fit the columns of earlier ones is refused.
+        """
+        if self._evolving is None:
+            return _Batch(list(requests), pa.concat_tables([request.table for request in requests]), {})
+        known = self._scope.store.run(lambda tx: dataset_columns.read(tx, self._keys, self.dataset.id))
+        columns, kept = known, []
+        for request in requests:
+            try:
+                grown = self._evolving.columns(request.rows, columns)
+                kept.append(request._replace(table=self._evolving.convert(request.rows, grown)))
+                columns = grown
+            except TidemillError as error:
+                request.answer.set_exception(error)
+        tables = [self._evolving.convert(request.table, columns) for request in kept]
+        rows = pa.concat_tables(tables) if tables else pa.table({})
+        return _Batch(kept, rows, {}, columns if columns != known else "")
+
+    def _checked(self, batch: _Batch) -> _Batch:
+        """Keep the requests whose rows pass the checks, each on its own; refuse the others."""
+        if not self._checks or not batch.requests:
+            return batch
+        stored = batch_lots.stored(batch.rows, self.dataset)
+        expressions = [check.expression for check in self._checks if check.kind == "expect"]
+        true = self._evaluate(stored, expressions) if self._evaluate is not None and expressions else []
+        kept, tables, counts = [], [], dict.fromkeys((check.name for check in self._checks), 0)
+        first = 0
+        for request in batch.requests:
+            count = request.table.num_rows
+            part = [holds.slice(first, count) for holds in true]
+            checked = check_table(
+                stored.slice(first, count), self._checks, self.dataset.kind, lambda *_, part=part: part
+            )
+            try:
+                refuse(self.dataset.name, self._checks, checked.counts, count)
+                kept.append(request)
+                tables.append(batch.rows.slice(first, count))
+                counts = {name: counts[name] + checked.counts[name] for name in counts}
+            except TidemillError as error:
+                request.answer.set_exception(error)
+            first += count
+        rows = pa.concat_tables(tables) if tables else batch.rows.slice(0, 0)
+        return _Batch(kept, rows, counts, batch.columns)
+
+    def _unknown(self, requests: Sequence[_Request]) -> list[_Request]:
+        """Return the new requests, those with numbers in their order; answer the others."""
+        keys, dataset = self._keys.publish.lots, self.dataset.id
+
+        def read(tx: Tx) -> list[Receipt | ProducerConflict | None]:
+            answers: list[Receipt | ProducerConflict | None] = []
+            for request in requests:
+                try:
+                    identity = request.identity
+                    known = None if identity is None else producers.find(tx, keys, dataset, identity)
+                    answers.append(known)
+                except ProducerConflict as conflict:
+                    answers.append(conflict)
+            return answers
+
+        left = []
+        seen: dict[tuple[str, int], _Request] = {}
+        for request, known in zip(requests, self._scope.store.run(read), strict=True):
+            identity = request.identity
+            if isinstance(known, Receipt):
+                request.answer.set_result(known)
+            elif known is not None:
+                request.answer.set_exception(known)
+            elif identity is not None and (identity.producer, identity.seq) in seen:
+                self._answer_alike(seen[identity.producer, identity.seq], request)
+            else:
+                if identity is not None:
+                    seen[identity.producer, identity.seq] = request
+                left.append(request)
+        return sorted(left, key=_order)
+
+    def _answer_alike(self, first: _Request, again: _Request) -> None:
+        """Answer a request that is in one batch twice: the second gets the answer of the first."""
+        assert first.identity is not None
+        assert again.identity is not None
+        if first.identity != again.identity:
+            conflict = f"producer {again.identity.producer!r} used {again.identity.seq} for other rows"
+            again.answer.set_exception(ProducerConflict(conflict))
+            return
+
+        def copy(done: "Future[Receipt]") -> None:
+            error = done.exception()
+            if error is None:
+                again.answer.set_result(done.result())
+            else:
+                again.answer.set_exception(error)
+
+        first.answer.add_done_callback(copy)
+
+    def _begin(self) -> Hold:
+        attempt, node = self._scope.new_attempt(), self._scope.node
+
+        def begin(tx: Tx) -> Hold:
+            self._fence(tx)
+            return batch_lots.begin(tx, self._keys, node, self._source, attempt, self.dataset.id)
+
+        return self._scope.step("sources.receive", begin)
+
+    def _publish(self, hold: Hold, row: LotRow, batch: _Batch) -> Receipt:
+        receipts: list[Receipt] = []
+
+        def record(tx: Tx, positions: Positions) -> None:
+            self._fence(tx)
+            (position,) = positions.values()
+            receipt = Receipt(dataset=self.dataset.id, lot=row.lot, position=position, visible_at=tx.wall())
+            if batch.columns:
+                dataset_columns.add(tx, self._keys, self.dataset.id, batch.columns)
+            for request in batch.requests:
+                if request.identity is not None:
+                    producers.record(tx, self._keys.publish.lots, request.identity, receipt)
+            receipts[:] = [receipt]
+
+        self._publisher.publish(hold, [row], move=record)
+        return receipts[0]
+
+    # --- ends
+
+    def _refuse(self, requests: Sequence[_Request], error: BaseException) -> None:
+        for request in requests:
+            if not request.answer.done():
+                request.answer.set_exception(error)
+
+    def _give_up(self, why: str) -> None:
+        """Refuse all requests that wait, and all that come."""
+        with self._lock:
+            self._closed = True
+        left = [self._held] if self._held else []
+        while True:
+            try:
+                request = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if request is not None:
+                left.append(request)
+        stopped = SourceUnavailable(
+            f"this node no longer receives rows for {self.dataset.name}: {why}", hint=_AGAIN
+        )
+        self._refuse(left, stopped)
+
+
+def _order(request: _Request) -> tuple[str, int]:
+    return (request.identity.producer, request.identity.seq) if request.identity else ("", -1)

@@ -1,0 +1,164 @@
+"""Converters from pushed and fetched rows to the columns of a dataset, which may drift (LOT-34).
+
+Spark converts the rows of files. These rows are some thousand at most, and are converted here, with the same
+result:
+
+- freeze: names that are not declared, and values that do not fit, are refused.
+- rescue: names that are not declared, and values that do not fit, are kept as JSON texts in `_rescued`.
+- evolve: names that are not declared become columns, with a type that fits all their values; a text if no
+  other type does. The table has them from the moment the lot is published. A later value that does not fit
+  such a column does not fit the table.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from tidemill.errors import AppendRefused, BadSchema
+from tidemill.lots.datasets import Dataset, Drift
+from tidemill.schemas.columns import Column, Simple, Type
+from tidemill.spark import rows as declared_rows
+from tidemill.spark import schema
+from tidemill.spark.drift import RESCUED, added
+from tidemill.spark.drifting import filled
+
+_TEXT = Simple("string")
+
+Convert = Callable[[Any], pa.Table]
+"""Converts a list of dictionaries, or a table, to a table of the declared columns; raises what is wrong."""
+
+
+def converter(dataset: Dataset) -> Convert:
+    """Return what converts rows to the columns of a dataset."""
+    if dataset.drift is Drift.RESCUE:
+        return _rescuing(dataset)
+    evolving = evolving_converter(dataset)
+    if evolving is not None:
+        return lambda rows: evolving.convert(rows, evolving.columns(rows, dataset.schema))
+    wanted = schema.to_arrow(schema.parse(dataset.schema))
+    return lambda rows: declared_rows.to_table(rows, wanted, dataset.name)
+
+
+def evolving_converter(dataset: Dataset) -> "EvolvingConverter | None":
+    """Return what converts rows for a dataset that gains columns; None for any other dataset."""
+    return EvolvingConverter(dataset) if dataset.drift is Drift.EVOLVE else None
+
+
+class EvolvingConverter:
+    """Converts rows for a dataset that gains the columns which they bring."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._table = dataset.name
+        self._declared = frozenset(schema.parse(dataset.schema).names)
+
+    def columns(self, rows: Any, known: str) -> str:
+        """Return the columns that the table has now, and those that these rows add."""
+        present = schema.parse(known)
+        names = set(present.names)
+        if isinstance(rows, pa.Table):
+            new = [_of_field(field) for field in rows.schema if field.name not in names]
+        else:
+            values: dict[str, list[Any]] = {}
+            for record in _records(rows, self._table):
+                for name, value in record.items():
+                    if name not in names and value is not None:
+                        values.setdefault(name, []).append(value)
+            new = [Column(name, _type_of(column)) for name, column in values.items()]
+        grown = added(present, new)
+        return str(grown) if grown != present else known
+
+    def convert(self, rows: Any, columns: str) -> pa.Table:
+        """Convert rows to a table of these columns."""
+        wanted_columns = schema.parse(columns)
+        wanted = schema.to_arrow(wanted_columns)
+        texts = {
+            column.name
+            for column in wanted_columns.columns
+            if column.type == _TEXT and column.name not in self._declared
+        }
+        if texts and not isinstance(rows, pa.Table):
+            rows = [
+                {
+                    name: _text(value) if name in texts and value is not None else value
+                    for name, value in record.items()
+                }
+                for record in _records(rows, self._table)
+            ]
+        if not isinstance(rows, pa.Table):  # a NULL adds no column
+            rows = [
+                {name: value for name, value in record.items() if value is not None or name in wanted.names}
+                for record in rows
+            ]
+        return declared_rows.to_table(rows, wanted, self._table)
+
+
+def _rescuing(dataset: Dataset) -> Convert:
+    """Return what converts rows, and keeps what does not fit in `_rescued`."""
+    wanted = schema.to_arrow(schema.parse(dataset.schema))
+    declared = [field for field in wanted if field.name != RESCUED]
+    names = {field.name for field in declared}
+
+    def convert(rows: Any) -> pa.Table:
+        records = _records(rows, dataset.name)
+        rescued = [
+            {name: _text(value) for name, value in record.items() if name not in names and value is not None}
+            for record in records
+        ]
+        columns: dict[str, pa.Array] = {}
+        for field in declared:
+            values = [record.get(field.name) for record in records]
+            columns[field.name] = _fitted(values, field, dataset.name, rescued)
+        columns[RESCUED] = pa.array(
+            [json.dumps(values, ensure_ascii=False) if values else None for values in rescued], pa.string()
+        )
+        return pa.table([columns[name] for name in wanted.names], schema=wanted)
+
+    return convert
+
+
+def _fitted(values: list[Any], field: pa.Field, table: str, rescued: list[dict[str, str]]) -> pa.Array:
+    """Convert values to a column; those that do not fit become NULL, and are rescued."""
+    try:
+        return declared_rows.array(values, field, table)
+    except AppendRefused:
+        pass
+    for number, value in enumerate(values):
+        try:
+            declared_rows.array([value], field, table)
+        except AppendRefused:
+            rescued[number][field.name] = _text(value)
+            values[number] = None
+    return declared_rows.array(values, field, table)
+
+
+def _records(rows: Any, table: str) -> Sequence[Mapping[str, Any]]:
+    if isinstance(rows, pa.Table):
+        records: Sequence[Mapping[str, Any]] = rows.to_pylist()
+        return records
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise AppendRefused(f"row {number} for {table} is {row!r:.80}", hint="give a dictionary")
+    return list(rows)
+
+
+def _of_field(field: pa.Field) -> Column:
+    try:
+        (column,) = schema.of_arrow(pa.schema([field])).columns
+    except BadSchema as error:
+        raise AppendRefused(f"column {field.name}: {error.message}") from None
+    return Column(column.name, filled(column.type))
+
+
+def _type_of(values: list[Any]) -> Type:
+    """Return the type that fits all these JSON values; text if no other does."""
+    try:
+        arrow_type = pa.array(values).type
+        return filled(schema.of_arrow(pa.schema([("value", arrow_type)])).columns[0].type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, BadSchema):
+        return _TEXT
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

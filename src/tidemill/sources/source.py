@@ -1,0 +1,236 @@
+"""The protocol of a source: something outside the pipeline that brings rows, and how a node takes them.
+
+A user declares a source with a function such as `folder("landing/*.json")`. The function returns a `Source`:
+plain data that every process of the pipeline can hold. Planning binds it to its dataset (`PlannedSource`). A
+runner opens it (`Arrival`) and polls it. Nothing outside of this package knows which kinds of source there
+are; `registry` lists them.
+
+To add a kind, write one file with a subclass of `Source` and the function that makes it, and add one line to
+`registry.SOURCES`. A source of files derives from `FileSource` and gives a listing. Other sources publish
+what they fetch with a `BatchPublisher`, and keep their progress in its checkpoints.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import msgspec
+
+from tidemill.errors import CodeDiffers
+from tidemill.lots.checks import Check
+from tidemill.lots.datasets import Dataset
+from tidemill.lots.keys import DatasetId
+
+if TYPE_CHECKING:
+    from tidemill.cluster.keeper import Keeper
+    from tidemill.publish.parts import PartPlace, Parts, PartTask, SinkWritten
+    from tidemill.scope import Scope
+    from tidemill.sources.keys import SourceKeys
+    from tidemill.spark.evaluation import Evaluate
+    from tidemill.spark.ingest import Session
+    from tidemill.spark.storage import Storage
+    from tidemill.store import Tx
+
+POLL_EVERY_S = 1.0
+
+
+def source_id(pipeline: str, dataset: str) -> str:
+    """Return the id of a dataset's source, which is the author of its attempts."""
+    return f"source:{pipeline}/{dataset}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PollResult:
+    """The result of one poll of a source.
+
+    Args:
+        taken: how many files or batches were taken.
+        settled: whether everything that has arrived is published, except for what failed.
+        failed: an error message for each thing that could not be taken.
+        wait_s: how long to wait before the next poll.
+    """
+
+    taken: int = 0
+    settled: bool = True
+    failed: tuple[str, ...] = ()
+    wait_s: float = POLL_EVERY_S
+
+
+class Arrival(Protocol):
+    """A source that is open on one node, under one epoch of that node."""
+
+    def poll(self) -> PollResult:
+        """Take what has arrived, as far as no other node is taking it."""
+        ...
+
+    def close(self) -> None:
+        """Give up leases, so that other nodes can take over."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceRuntime:
+    """What sources need to run on one node, under one epoch of that node.
+
+    Args:
+        scope: the node's store, objects, clock and identity.
+        parts: runs tasks on Spark.
+        keeper: renews the node's leases.
+        watching: whether this runner keeps running; one that only catches up receives no pushed rows.
+        evaluate: evaluates the expressions of checks on this runner's Spark session.
+    """
+
+    scope: "Scope"
+    parts: "Parts"
+    keeper: "Keeper"
+    watching: Callable[[], bool]
+    evaluate: "Evaluate | None" = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceTarget:
+    """The dataset that a source fills, and what the pipeline declares about it.
+
+    Args:
+        pipeline: the name of the pipeline.
+        dataset: with the columns that it has by now.
+        schema: the columns that are declared.
+        where: the line of the declaration, for errors.
+        checks: the checks that arriving rows must pass.
+        quarantine: the dataset for rows that do not fit; None if the source has none.
+    """
+
+    pipeline: str
+    dataset: Dataset
+    schema: str
+    where: str
+    checks: tuple[Check, ...] = ()
+    quarantine: DatasetId | None = None
+
+    @property
+    def id(self) -> str:
+        """The id of the source."""
+        return source_id(self.pipeline, self.dataset.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceContext:
+    """What the declaration of a source may leave to its pipeline.
+
+    Args:
+        pipeline: the name of the pipeline.
+        dataset: the name of the dataset.
+        base: the folder of relative paths.
+        secret: returns the secret of the cluster key.
+    """
+
+    pipeline: str
+    dataset: str
+    base: Path
+    secret: Callable[[], bytes] = field(repr=False)
+
+
+class PendingWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """Files that a source has taken and not published yet.
+
+    - lot: the lot that they become; empty until a node works on them.
+    - node: the node that works on them; empty if none does.
+    - error: why they could not be read; empty unless that failed.
+    """
+
+    number: int
+    files: int
+    lot: str = ""
+    node: str = ""
+    error: str = ""
+
+
+class PushAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where senders push rows, and their token. `url` and `node` are empty while no node receives.
+
+    >>> import tidemill as tm
+    >>> shop = tm.Pipeline("shop", home="shop-home")
+    >>> orders = shop.dataset("orders", "id BIGINT")
+    >>> shop.source(orders, tm.http_push())
+    >>> orders.address()
+    <PushAddress (no node receives)>
+    """
+
+    url: str = ""
+    token: str
+    node: str = ""
+
+    def __repr__(self) -> str:
+        return f"<PushAddress {self.url or '(no node receives)'}>"
+
+
+class SourceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a source, read from the store.
+
+    - pending: windows of files that are not published.
+    - errors: why the source makes no progress, as far as that is not about a window.
+    - address: where rows are pushed; None for a source that is not pushed to.
+    """
+
+    pending: tuple[PendingWindow, ...] = ()
+    errors: tuple[str, ...] = ()
+    address: PushAddress | None = None
+
+
+class Source(ABC):
+    """A kind of source, with the options that its user gave."""
+
+    quarantines: ClassVar[bool] = True
+    """Whether rows that do not fit go to a quarantine dataset. Otherwise their sender gets an error."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """Where rows come from, for people: without secrets."""
+
+    def resolve(self, context: SourceContext) -> "Source":
+        """Return this source with everything filled in that the declaration leaves to the pipeline."""
+        return self
+
+    @abstractmethod
+    def open(self, target: SourceTarget, runtime: SourceRuntime) -> Arrival:
+        """Open this source on a node, to be polled."""
+
+    @abstractmethod
+    def status(self, tx: "Tx", keys: "SourceKeys", pipeline: str, dataset: str) -> SourceStatus:
+        """Read the state of this source from the store."""
+
+    def make_part(
+        self,
+        target: SourceTarget,
+        spark: "Session",
+        storage: "Storage",
+        task: "PartTask",
+        place: "PartPlace",
+    ) -> "Sequence[SinkWritten]":
+        """Run a task of this source on Spark. Only sources that submit tasks need this."""
+        raise CodeDiffers(f"{target.id} ({target.where}) has no tasks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedSource:
+    """A source that is bound to its dataset."""
+
+    source: Source
+    target: SourceTarget
+
+    @property
+    def id(self) -> str:
+        return self.target.id
+
+    def open(self, runtime: SourceRuntime) -> Arrival:
+        """Open the source on a node."""
+        return self.source.open(self.target, runtime)
+
+    def make_part(
+        self, spark: "Session", storage: "Storage", task: "PartTask", place: "PartPlace"
+    ) -> "Sequence[SinkWritten]":
+        """Run a task of the source on Spark."""
+        return self.source.make_part(self.target, spark, storage, task, place)

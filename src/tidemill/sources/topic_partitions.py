@@ -1,0 +1,189 @@
+"""The partitions of a topic that a node holds, while nodes come and go (CLU-20, CLU-21).
+
+Each partition of the topic is a partition of the cluster (`cluster.partitions`): a lease under an epoch. A
+node takes a free one, up to its fair share (`cluster.shares`). A node that joins requests partitions of the
+fullest node. That node hands them back between two batches, and only then can the other take them: a
+partition is revoked before it is assigned. The partitions of a dead node are free when their leases expire.
+Each node that takes part reports that in its own row at intervals. A node that has not reported for a ttl has
+no share.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tidemill.cluster import partitions, shares
+from tidemill.cluster.leases import SECOND_US, TTL_S
+from tidemill.cluster.nodes import Node
+from tidemill.cluster.partitions import Map, Partition, Standing
+from tidemill.cluster.shares import Ask, Take
+from tidemill.errors import LeaseLost
+from tidemill.scope import Scope
+from tidemill.sources.keys import SourceKeys
+from tidemill.store import Tx
+
+RENEWALS = 5
+"""How often a node reports, and renews its partitions, in one ttl."""
+
+MOST_AT_ONCE = 64
+"""The most partitions that one call takes."""
+
+
+class MemberReport(msgspec.Struct, frozen=True, array_like=True):
+    """A node takes part: under which epoch, and when it last reported (store time, µs)."""
+
+    epoch: int
+    at: int
+
+
+class TopicPartitions:
+    """The partitions of one source that this node holds. One thread uses it.
+
+    Args:
+        source: the id of the source.
+        scope: the node. What it held under earlier epochs is handed back at once.
+        ttl_s: how long a partition is held, and a report counts, without renewal.
+    """
+
+    def __init__(self, source: str, scope: Scope, *, ttl_s: float = TTL_S) -> None:
+        self._source = source
+        self._scope = scope
+        self._keys = SourceKeys(scope.cluster)
+        self._ttl_s = ttl_s
+        self._created = 0
+        self._renew_at = 0.0
+        self.held: dict[str, Partition] = {}
+        self.all_held = False  # by any node, when we last looked
+
+    @property
+    def group(self) -> str:
+        return f"stream {self._source}"
+
+    @property
+    def holder(self) -> str:
+        return f"{self._scope.node.id}.{self._scope.node.epoch}"
+
+    def maintain(self, names: Sequence[str]) -> None:
+        """Report, renew our partitions, hand back those that are requested, and take our share."""
+        scope = self._scope
+        if len(names) > self._created:
+            scope.step("sources.share", lambda tx: self._create(tx, names))
+            self._created = len(names)
+        standings, nodes, now = scope.store.run(self._read)
+        if scope.clock.monotonic() >= self._renew_at or self._is_requested(standings):
+            self.held = scope.step("sources.renew", self._renew)
+            self._renew_at = scope.clock.monotonic() + self._ttl_s / RENEWALS
+            standings, nodes, now = scope.store.run(self._read)
+        for _ in range(MOST_AT_ONCE):
+            self.all_held = all(standing.holder and standing.expires_at > now for standing in standings)
+            choice = shares.choose(
+                standings,
+                nodes,
+                self.holder,
+                free_slots=len(standings),
+                now_us=now,
+                ttl_s=self._ttl_s,
+                pause_s=0.0,
+                chance=scope.chance,
+            )
+            if isinstance(choice, Take):
+                part = scope.step(
+                    "sources.take-partition",
+                    lambda tx, name=choice.id: self._take(tx, name),  # type: ignore[misc]
+                )
+                if part is None:
+                    return  # another node was faster
+                self.held[part.id] = part
+                standings, nodes, now = scope.store.run(self._read)
+            elif isinstance(choice, Ask):
+                scope.step(
+                    "sources.ask",
+                    lambda tx, name=choice.id: self._ask(tx, name),  # type: ignore[misc]
+                )
+                return
+            else:
+                return
+
+    def _is_requested(self, standings: Sequence[Standing]) -> bool:
+        return any(
+            standing.id in self.held and standing.wanted_by not in ("", self.holder) for standing in standings
+        )
+
+    def renew_now(self) -> None:
+        """Renew our partitions with the next call, because something was not as expected."""
+        self._renew_at = 0.0
+
+    def fence(self, names: Sequence[str], tx: Tx) -> None:
+        """Refuse the transaction unless we hold all of these partitions."""
+        for name in names:
+            if name not in self.held:
+                raise LeaseLost(f"this node does not hold partition {name} of {self._source}")
+            partitions.check(tx, self._keys.publish.cluster, self.held[name])
+
+    def close(self) -> None:
+        """Hand back all partitions, and no longer take part."""
+
+        def leave(tx: Tx) -> None:
+            tx.clear(self._keys.member[self._source, self._scope.node.id])
+            for part in held:
+                self._hand_back(tx, part)
+
+        held = list(self.held.values())
+        self.held = {}
+        self._scope.step("sources.leave", leave)
+
+    # --- transactions
+
+    def _create(self, tx: Tx, names: Sequence[str]) -> None:
+        cluster = self._keys.publish.cluster
+        partitions.create(tx, cluster, self.group, dict.fromkeys(names, b""), Map(0, 0, len(names)))
+
+    def _renew(self, tx: Tx) -> dict[str, Partition]:
+        """Report, hand back what we held under earlier epochs, and renew our partitions; return them."""
+        cluster, node, now = self._keys.publish.cluster, self._scope.node, tx.now()
+        report = msgspec.msgpack.encode(MemberReport(node.epoch, now))
+        tx.set(self._keys.member[self._source, node.id], report)
+        kept: dict[str, Partition] = {}
+        for part in self.held.values():
+            try:
+                current = partitions.check(tx, cluster, part)
+                if current.wanted_by not in ("", self.holder):
+                    partitions.hand_back(tx, cluster, current)
+                    continue
+                if current.expires_at - now < int(self._ttl_s * SECOND_US * 2 / 3):
+                    current = partitions.renew(tx, cluster, current, int(self._ttl_s * SECOND_US))
+                kept[part.id] = current
+            except LeaseLost:
+                continue  # it expired; another node may hold it
+        for standing in partitions.standings(tx, cluster, self.group):
+            name, _, epoch = standing.holder.rpartition(".")
+            if name == node.id and epoch != str(node.epoch):
+                earlier = partitions.read(tx, cluster, self.group, standing.id)
+                if earlier is not None and earlier.holder == standing.holder:
+                    self._hand_back(tx, earlier)
+        return kept
+
+    def _hand_back(self, tx: Tx, part: Partition) -> None:
+        try:
+            partitions.hand_back(tx, self._keys.publish.cluster, part)
+        except LeaseLost:
+            return  # it has expired
+
+    def _read(self, tx: Tx) -> tuple[list[Standing], list[Node], int]:
+        now, since = tx.now(), tx.now() - int(self._ttl_s * SECOND_US)
+        nodes = []
+        for row in tx.range(*self._keys.member.under(self._source), snapshot=True):
+            report = msgspec.msgpack.decode(row.value, type=MemberReport)
+            if report.at > since:
+                name = str(self._keys.member.unpack(row.key)[1])
+                nodes.append(Node(id=f"{name}.{report.epoch}", epoch=report.epoch))
+        return partitions.standings(tx, self._keys.publish.cluster, self.group), nodes, now
+
+    def _take(self, tx: Tx, name: str) -> Partition | None:
+        ttl_us = int(self._ttl_s * SECOND_US)
+        return partitions.take(tx, self._keys.publish.cluster, self.group, name, self.holder, ttl_us)
+
+    def _ask(self, tx: Tx, name: str) -> bool:
+        stale_us = int(shares.STALE_TTLS * self._ttl_s * SECOND_US)
+        cluster = self._keys.publish.cluster
+        return partitions.ask(tx, cluster, self.group, name, self.holder, stale_us=stale_us)
