@@ -21,7 +21,7 @@ from tidemill.futures.values.signatures import ClusterKey
 from tidemill.objects import open_objects
 from tidemill.publish.parts import PartDone
 from tidemill.runner.child import AGAIN, Seat
-from tidemill.runner.in_process_worker import Hands
+from tidemill.runner.in_process_worker import InProcessWorker
 from tidemill.runner.part_futures import PartFutures, resource_of
 from tidemill.runner.supervisor import RunnerOptions, run_runner
 
@@ -39,24 +39,24 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 def work(seat: Seat) -> int | None:
-    """Hands that make parts until told to drain, or until our lease is over."""
+    """InProcessWorker that make parts until told to drain, or until our lease is over."""
     folder = seat.arguments["folder"]
     note(folder, f"child {os.getpid()} epoch {seat.presence.node.epoch}")
-    hands = _hands(seat)
-    hands.start()
+    worker = _worker(seat)
+    worker.start()
     while not seat.draining.wait(0.01):
         if not seat.presence.alive():
-            hands.abandon()
+            worker.abandon()
             return AGAIN
-    hands.drain(seat.grace_s)
+    worker.drain(seat.grace_s)
     note(folder, f"drained {os.getpid()}")
     return None
 
 
 def once(seat: Seat) -> int | None:
     """Make two parts and end."""
-    hands = _hands(seat)
-    hands.start()
+    worker = _worker(seat)
+    worker.start()
     tasks = [runner_parts.part(n, seat.arguments["folder"]) for n in range(2)]
     parts = PartFutures(
         seat.store,
@@ -64,10 +64,10 @@ def once(seat: Seat) -> int | None:
         seat.place.key,
         runner_parts.make,
         objects=_objects(seat),
-        check=hands.check,
+        check=worker.check,
     )
     good = all(isinstance(end, PartDone) for end in parts.run(tasks))
-    hands.stop()
+    worker.stop()
     return 0 if good else 3
 
 
@@ -88,8 +88,8 @@ def _objects(seat: Seat) -> Any:
     return open_objects(seat.place.objects, clock=SYSTEM)
 
 
-def _hands(seat: Seat) -> Hands:
-    return Hands(
+def _worker(seat: Seat) -> InProcessWorker:
+    return InProcessWorker(
         seat.store,
         seat.place.cluster,
         seat.place.key,

@@ -31,7 +31,7 @@ from tidemill.publish.attempts import Hold
 from tidemill.publish.parts import PartSink, PartTask, SinkWritten
 from tidemill.publish.publisher import Publisher
 from tidemill.runner import future_run
-from tidemill.runner.in_process_worker import Hands
+from tidemill.runner.in_process_worker import InProcessWorker
 from tidemill.runner.loop import Loop
 from tidemill.runner.part_futures import PartFutures, resource_of
 from tidemill.runner.presence import OwnPresence
@@ -117,7 +117,7 @@ def per_lot_ms(report: Report, folder: Path, before: int, lots: int) -> float:
         )
         presence.start()
         tools = Tools(objects)
-        hands = Hands(
+        worker = InProcessWorker(
             store,
             "bench",
             secret,
@@ -128,8 +128,8 @@ def per_lot_ms(report: Report, folder: Path, before: int, lots: int) -> float:
             tools=tools,
             chance=chance,
         )
-        hands.start()
-        parts = PartFutures(store, "bench", secret, make, objects=objects, check=hands.check, chance=chance)
+        worker.start()
+        parts = PartFutures(store, "bench", secret, make, objects=objects, check=worker.check, chance=chance)
         loop = Loop(
             store,
             keys,
@@ -147,7 +147,7 @@ def per_lot_ms(report: Report, folder: Path, before: int, lots: int) -> float:
         took = time.perf_counter() - began
         assert tally.arcs[spec.id].ended == {Ended.COMPLETE: lots}, tally
         loop.end()
-        hands.drain()
+        worker.drain()
         presence.close()
     return (took - tools.took_s) / lots * 1000
 

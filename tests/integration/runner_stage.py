@@ -1,4 +1,4 @@
-"""What the tests of runners share: a store of each kind, and hands with their presence on it."""
+"""What the tests of runners share: a store of each kind, and worker with their presence on it."""
 
 import contextlib
 import random
@@ -21,7 +21,7 @@ from tidemill.futures.protocol.rows import AnyRow
 from tidemill.futures.values.signatures import ClusterKey
 from tidemill.objects import Objects, open_objects
 from tidemill.publish.parts import PartDone, PartEnd, PartTask
-from tidemill.runner.in_process_worker import Hands
+from tidemill.runner.in_process_worker import InProcessWorker
 from tidemill.runner.part_futures import PartFutures, resource_of
 from tidemill.runner.presence import OwnPresence, Presence
 from tidemill.store import Store, open_store
@@ -66,8 +66,10 @@ class Stage:
             presence.close() if leave else presence.abandon()
 
     @contextlib.contextmanager
-    def hands(self, presence: Presence, threads: int = 2, *, names: Sequence[str] = ()) -> Iterator[Hands]:
-        hands = Hands(
+    def worker(
+        self, presence: Presence, threads: int = 2, *, names: Sequence[str] = ()
+    ) -> Iterator[InProcessWorker]:
+        worker = InProcessWorker(
             self.store,
             CLUSTER,
             KEY,
@@ -78,19 +80,19 @@ class Stage:
             interrupt=self.interrupted.append,
             emit=self.events.append,
         )
-        hands.start()
+        worker.start()
         try:
-            yield hands
+            yield worker
         finally:
-            hands.stop()
+            worker.stop()
 
     @contextlib.contextmanager
-    def runner(self, node_id: str = "runner-0", threads: int = 2, **named: Any) -> Iterator[Hands]:
-        with self.presence(node_id, **named) as presence, self.hands(presence, threads) as hands:
-            yield hands
+    def runner(self, node_id: str = "runner-0", threads: int = 2, **named: Any) -> Iterator[InProcessWorker]:
+        with self.presence(node_id, **named) as presence, self.worker(presence, threads) as worker:
+            yield worker
 
-    def parts(self, hands: Hands | None = None) -> PartFutures:
-        check = hands.check if hands is not None else (lambda: None)
+    def parts(self, worker: InProcessWorker | None = None) -> PartFutures:
+        check = worker.check if worker is not None else (lambda: None)
         return PartFutures(self.store, CLUSTER, KEY, runner_parts.make, objects=self.objects, check=check)
 
     def notes(self) -> list[str]:

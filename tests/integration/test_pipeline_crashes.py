@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SEED = 20
-LOW = ("store.", "objects.", "runner.round.", "tender.")
+LOW = ("store.", "objects.", "futures.round.", "tender.")
 """What is passed dozens of times in a life, most of them between points of what is going on: of these one by
 chance, and in `make crash` the first as well."""
 
@@ -61,7 +61,7 @@ EXPECTED: dict[Upto, set[str]] = {
     },
     "views": {"views.cut", "views.open", "views.trace", "views.manifest", "views.commit"},
 }
-ALWAYS = {"runner.round", "runner.forget", "publish.swept"}
+ALWAYS = {"futures.round", "runner.forget", "publish.swept"}
 
 
 class Matrix:

@@ -40,13 +40,13 @@ class Unreliable(Store):
         self._inner = inner
         self.deaf = False
         self.away = False
-        self.unsure = ""  # the next round with "claims" or with results "made" is committed and not confirmed
+        self.unsure = ""  # the next round with "claims" or "written" results is committed and not confirmed
 
     def run(self, fn: Callable[[Tx], T], *, mode: Mode = "serial") -> T:
         if self.away:
             raise StoreUnavailable("away, by the test")
         value = self._inner.run(fn, mode=mode)
-        if self.unsure and "Books.round" in fn.__qualname__ and getattr(value[0], self.unsure):  # type: ignore[index]
+        if self.unsure and "Ledger.round" in fn.__qualname__ and getattr(value[0], self.unsure):  # type: ignore[index]
             self.unsure = ""
             raise CommitUnknown("unsure, by the test")
         return value
@@ -121,7 +121,7 @@ def test_results_are_kept_while_the_store_is_away(
         wait(lambda: bool(tasks.notes(tmp_path)), "it runs")
         store.away = True
         (tmp_path / "go").touch()
-        wait(lambda: len(supervisor.floor.done) == 1, "its result is here and cannot be written")
+        wait(lambda: len(supervisor.claims.ledger.results) == 1, "its result is here and cannot be written")
         store.away = False
         assert future.result(STUCK_S) == "go"
         assert look.row(future).tally.epoch == 1
@@ -141,11 +141,15 @@ def test_a_commit_whose_outcome_is_unknown_has_no_double_effect(
         row = look.row(future)
         assert row.tally.epoch > 1
         own = look.store.run(lambda tx: tx.range(*look.keys.own.all()))
-        assert [look.keys.own.unpack(one.key)[1] for one in own] == [future.id] == list(supervisor.floor.jobs)
-        store.unsure = "made"
+        assert (
+            [look.keys.own.unpack(one.key)[1] for one in own]
+            == [future.id]
+            == list(supervisor.claims.ledger.jobs)
+        )
+        store.unsure = "written"
         (tmp_path / "go").touch()
         assert future.result(STUCK_S) == "go"
-        wait(lambda: not supervisor.floor.jobs, "the supervisor knows that it is written")
+        wait(lambda: not supervisor.claims.ledger.jobs, "the supervisor knows that it is written")
         made = look.row(future)
         assert isinstance(made, Realized)
         assert made.result.version == row.tally.epoch

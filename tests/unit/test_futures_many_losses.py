@@ -7,7 +7,7 @@ from tidemill.futures.protocol import rows
 from tidemill.futures.protocol.rows import Blocked, Realized, Unclaimed
 from tidemill.futures.protocol.submit import MOST_INPUTS
 from tidemill.futures.worker.jobs import Job
-from tidemill.futures.worker.ledger import Books
+from tidemill.futures.worker.ledger import Ledger
 from tidemill.futures.worker.wire import Loss
 from tidemill.store import LIMITS
 
@@ -25,11 +25,11 @@ def test_hundreds_of_inputs_lost_with_one_node_are_reported_in_transactions_that
     stage.kill(holder, alive=[worker])
     stage.writes.clear()
     versions = {one: row.result.version for one in data if isinstance(row := stage.row(one), Realized)}
-    books = Books(stage.store, "c", stage.chance)
+    ledger = Ledger(stage.store, "c", worker.id, stage.chance)
     losses = [Loss(one, version, "holder", unreachable=False) for one, version in versions.items()]
-    books.block(job, data, losses)
-    while books.errands:
-        books.run_errands(worker)
+    ledger.block(job, data, losses)
+    while ledger.pending:
+        ledger.write_pending(worker)
     assert max(stage.writes) < LIMITS.transaction_writes
     assert stage.row(use) == Blocked(tally=stage.row(use).tally, waits_on=MOST_INPUTS)
     assert all(isinstance(stage.row(one), Unclaimed) for one in data)

@@ -174,7 +174,7 @@ def test_nothing_is_sent_ahead_while_tasks_are_long() -> None:
     floor, children = placement(1, short=False), [FakeChild(1)]
     given_to(children[0], job())
     assert floor.choose(job(), children) == (None, False)
-    assert floor.wish(children) is None
+    assert floor.request(children) is None
 
 
 @pytest.mark.rule("FUT-26")
@@ -185,7 +185,7 @@ def test_what_children_have_reserved_is_not_free() -> None:
     assert (free.cpu, free.ram) == (6, 400)
     assert floor.choose(job(Needs(ram=500)), [children[1]])[0] is children[1]
     assert floor.choose(job(Needs(ram=500)), children)[0] is children[0]  # behind the first, in its stead
-    wish = floor.wish(children)
+    wish = floor.request(children)
     assert wish is not None
     assert wish.free.ram == 400
 
@@ -215,8 +215,8 @@ def test_a_waiting_task_gives_its_slot_and_cpu_back_but_not_its_memory_and_is_re
 
 def test_a_slot_without_a_child_counts_only_if_one_can_be_started() -> None:
     floor = placement(2, short=False)
-    assert floor.wish([], startable=False) is None
-    wish = floor.wish([], startable=True)
+    assert floor.request([], startable=False) is None
+    wish = floor.request([], startable=True)
     assert wish is not None
     assert (wish.limit, wish.slots) == (2, 2)
 

@@ -53,6 +53,10 @@ class Membership:
         """May this node take anything new? Not when it is out, and not when it was asked to leave."""
         return self.state is MemberState.ACTIVE and not self.leaving and self.alive()
 
+    def left_s(self) -> float:
+        """For how long, at least, the store will take this node for alive."""
+        return self.deadline + self.ttl_s / 5 - self.clock.monotonic()
+
     def tick(self) -> float:
         """Join or beat when it is time; the seconds until then."""
         if self.state in (MemberState.ACTIVE, MemberState.DRAINING) and not self.alive():

@@ -1,8 +1,8 @@
-"""A turn: one claimed future in one thread of a runner, and what the code in it may ask.
+"""One run of a claimed future in a thread of a runner, and what the code of the future may ask.
 
-The code that a turn runs is a function of a module, found by its name; what it works with, a session say, it
-finds in `tools()`. Where it may write follows from `current()`: the future's id and the epoch of its claim
-are part of every folder, so that a zombie and its successor never share one (LOT-17).
+The code is a function of a module, found by its name. It gets what it works with, such as a Spark session,
+from `tools()`. `current()` says where it may write: the future's id and the epoch of its claim are part of
+every folder, so that a stale run and its successor never share one (LOT-17).
 """
 
 from contextvars import ContextVar
@@ -20,52 +20,57 @@ from tidemill.publish.parts import PartPlace
 from tidemill.store import Store
 
 
-class Turn:
-    """One claimed future while it is in a thread. `over` says why its end is of no interest any more."""
+class FutureRun:
+    """A claimed future while a thread runs it."""
 
     def __init__(self, job: Job, tools: object) -> None:
         self.job = job
         self.tools = tools
         self.place = PartPlace(job.id.hex(), job.claim.epoch)
         self.tag = tag_of(self.place)
-        self.over = ""  # "lost", "drain": nothing of it is written; "cancelled", "deadline": its end is
+        self.stopped = ""  # "lost" or "drain": its claim is over, and nothing of it is written
         self.interrupted_at = float("-inf")
 
+    @property
+    def ending(self) -> str:
+        """Why this run should end; empty while it should not."""
+        return self.stopped or self.job.ending
+
     def check(self) -> None:
-        """Raise when this turn should end."""
-        if self.over in ("cancelled", "deadline"):
-            raise FutureCancelled(f"{self.job.spec.name} ({self.job.id.hex()}) was asked to end")
-        if self.over:
+        """Raise when this run should end."""
+        if self.stopped:
             raise LeaseLost(f"the claim on {self.job.id.hex()} under epoch {self.place.epoch} is over")
+        if self.job.ending:
+            raise FutureCancelled(f"{self.job.spec.name} ({self.job.id.hex()}) was asked to end")
 
 
-_turn: ContextVar[Turn | None] = ContextVar("tidemill-turn", default=None)
+_run: ContextVar[FutureRun | None] = ContextVar("tidemill-future-run", default=None)
 
 
-def _now() -> Turn:
-    turn = _turn.get()
-    if turn is None:
-        raise UsageError("this is no thread of a runner's hands", hint="only the code of a part may ask")
-    return turn
+def _now() -> FutureRun:
+    run = _run.get()
+    if run is None:
+        raise UsageError("this thread runs no future", hint="call this only from the code of a part")
+    return run
 
 
 def current() -> PartPlace:
-    """Who we are, for the code that runs in a turn: the future, and the epoch of its claim."""
+    """The future that this thread runs, and the epoch of its claim."""
     return _now().place
 
 
 def tools() -> Any:
-    """What the hands of this turn were made with."""
+    """The tools of the worker that runs this future."""
     return _now().tools
 
 
 def check() -> None:
-    """`LeaseLost` or `FutureCancelled` when the turn should end: asked between two steps of long work."""
+    """Raise `LeaseLost` or `FutureCancelled` when this future should end; call it between long steps."""
     _now().check()
 
 
 def tag_of(place: PartPlace) -> str:
-    """The tag that every Spark job of a turn carries, and by which it is interrupted."""
+    """The tag of every Spark job of a future; the future is interrupted by it."""
     return f"tidemill-{place.task}-{place.epoch}"
 
 
@@ -78,14 +83,14 @@ class _Site(Site):
         self._objects = objects
 
 
-class TurnRunner(TaskRunner):
-    """Runs turns as a worker's child runs tasks, but several at once. Safe to share between threads.
+class FutureRunner(TaskRunner):
+    """Runs futures as a worker's child runs tasks, but several at once. Threads may share it.
 
     Args:
         store, objects: opened.
         cluster: its name.
         secret: the cluster key.
-        node: whose turns these are.
+        node: the node that claims the futures.
     """
 
     def __init__(
@@ -110,17 +115,17 @@ class TurnRunner(TaskRunner):
         )
         super().__init__(_Site(hello, store, objects, clock))
 
-    def take(self, turn: Turn) -> Outcome:
-        """Run one turn to its outcome. Raises only what stands for the death of this process."""
-        job = turn.job
+    def run_future(self, run: FutureRun) -> Outcome:
+        """Run one future to its outcome. Raises only what counts as the death of this process."""
+        job = run.job
         task = Task(0, job.claim.epoch, job.spec_raw, job.inputs, job.code)
-        token = _turn.set(turn)
+        token = _run.set(run)
         try:
             return self.run(task, lambda _: None)
         finally:
-            _turn.reset(token)
+            _run.reset(token)
 
     def _broken(self, task: Task, error: BaseException, kind: str, took_us: int) -> Broken:
         if isinstance(error, Crashed):
-            raise error  # a crash point: as if the process were gone
+            raise error  # a crash point counts as the death of the process
         return super()._broken(task, error, kind, took_us)

@@ -122,7 +122,7 @@ class OwnPresence:
         return self.broken is None and self.member.membership.accepts()
 
     def left_s(self) -> float:
-        return self.member.membership.deadline + self.ttl_s / 5 - self.clock.monotonic()
+        return self.member.membership.left_s()
 
     def check(self) -> None:
         if self.broken is not None:

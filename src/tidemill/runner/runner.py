@@ -1,4 +1,4 @@
-"""A runner in one process: hands that make parts, a loop that starts runs, one Spark session for both."""
+"""A runner in one process: a worker that makes parts, a loop that starts runs, one Spark session for both."""
 
 import contextlib
 import random
@@ -13,7 +13,7 @@ from tidemill.events import Emit, ignore
 from tidemill.futures.values.signatures import ClusterKey
 from tidemill.objects import Objects
 from tidemill.runner.compacting import on_spark
-from tidemill.runner.in_process_worker import Hands
+from tidemill.runner.in_process_worker import InProcessWorker
 from tidemill.runner.loop import Loop
 from tidemill.runner.making import Tools, make_part
 from tidemill.runner.part_futures import PartFutures, resource_of
@@ -62,7 +62,7 @@ class Runner:
     ) -> None:
         cluster = keys.lots.cluster
         storage = Storage(objects)
-        self.hands = Hands(
+        self.worker = InProcessWorker(
             store,
             cluster,
             key,
@@ -113,7 +113,7 @@ class Runner:
 
     def _check(self) -> None:
         self.presence.check()
-        self.hands.check()
+        self.worker.check()
         self.loop.lines.check()
 
     def run(self, *, watch: bool, starts: bool = True, stop: threading.Event | None = None) -> Tally:
@@ -123,27 +123,27 @@ class Runner:
         - watch: stay for what arrives.
         - starts: start runs, or only make parts of runs that others have started.
         """
-        self.hands.start()
+        self.worker.start()
         try:
             if starts:
                 tally = self.loop.watch(stop) if watch else self.loop.catch_up(stop)
             else:
                 tally = self._lend(stop or threading.Event())
             self.loop.end()
-            self.hands.check()
+            self.worker.check()
         except Crashed:
             self.loop.dead = True
-            self.hands.abandon()
+            self.worker.abandon()
             self.loop.end(5.0)
             raise
         except BaseException:  # an error, or somebody interrupts us: end soon, with nothing left claimed
             self._break_off()
             raise
-        self.hands.drain()
+        self.worker.drain()
         return tally
 
     def _break_off(self) -> None:
-        self.hands.stop()  # whoever waits for parts is told
+        self.worker.stop()  # whoever waits for parts is told
         for _ in range(ENDING_TRIES):
             self._tags.interrupt()  # again, because the next job of a step is not interrupted with this one
             with contextlib.suppress(Exception):  # what ended us is raised, not what follows from it

@@ -1,33 +1,33 @@
-"""The floor of a worker: child processes, the jobs they have, and what they say.
+"""The child pool of a worker: its child processes, the jobs they run, and the messages they send.
 
-Everything here is local: jobs come in as claims that were loaded, and go out as results (`done`) and errands
-(`books`). Only the supervisor's loop calls it.
+It is the `Executor` of a worker process. Jobs come from the claim loop, and their ends go to the ledger. Only
+the supervisor's loop calls it.
 """
 
 import contextlib
-import random
 import selectors
 import signal
+from collections.abc import Sequence
 
 import msgspec
 
 from tidemill.clock import Clock, backoff
 from tidemill.cluster.nodes import Node
 from tidemill.errors import FutureError
-from tidemill.events import Emit
 from tidemill.futures.actors.hosted import Hosting
-from tidemill.futures.protocol.finish import Done
 from tidemill.futures.protocol.lanes import Capacity
-from tidemill.futures.protocol.rows import AnyRow, Blocked, Failure, Realized, Unclaimed
+from tidemill.futures.protocol.rows import Failure
+from tidemill.futures.protocol.states import FutureState
 from tidemill.futures.values.segments import Segments
 from tidemill.futures.worker.children import Child, Children, End
-from tidemill.futures.worker.events import ChildEnded, TaskFailed
-from tidemill.futures.worker.jobs import Job, Wish
-from tidemill.futures.worker.ledger import Books, Loaded, result_of
-from tidemill.futures.worker.placement import NOTHING, Placement, settle
+from tidemill.futures.worker.claim_loop import Executor, all_pages
+from tidemill.futures.worker.events import ChildEnded
+from tidemill.futures.worker.jobs import NOTHING, ClaimRequest, Job
+from tidemill.futures.worker.ledger import Ledger
+from tidemill.futures.worker.placement import Placement, settle
 from tidemill.futures.worker.settings import Settings
 from tidemill.futures.worker.wakeup import Wakeup
-from tidemill.futures.worker.watchdog import Care
+from tidemill.futures.worker.watchdog import Watchdog
 from tidemill.futures.worker.wire import (
     Broken,
     Hello,
@@ -47,139 +47,130 @@ MISSES = 8
 """How many jobs in a row may find no child before the rest of them waits."""
 
 
-class Floor:
-    """All that runs on one worker.
+class ChildPool(Executor):
+    """Runs jobs in child processes.
 
     Args:
-        hello: what children are told.
+        hello: what each child is told first.
         settings: of the worker.
-        books: where ends are written.
+        ledger: where the ends of jobs go.
         segments: where large results are kept.
-        zygote: makes children.
-        wakeup: ends the wait for children.
+        zygote: forks the children.
+        clock: the source of time.
     """
 
     def __init__(
         self,
         hello: Hello,
         settings: Settings,
-        books: Books,
+        ledger: Ledger,
         segments: Segments | None,
         zygote: Zygote,
-        wakeup: Wakeup,
-        *,
         clock: Clock,
-        chance: random.Random,
-        emit: Emit,
     ) -> None:
         self.hello = hello
         self.settings = settings
-        self.books = books
+        self.ledger = ledger
         self.segments = segments
         self.clock = clock
-        self.chance = chance
-        self.emit = emit
+        self.wakeup = Wakeup()  # ends the wait for children
         self.placement = Placement(settings.slots, settings.total)
         self.hosting = Hosting()
         self._selector = selectors.DefaultSelector()
         self.children = Children(self._selector, zygote, clock)
-        self._wakeup = wakeup
-        self._selector.register(wakeup.reader, selectors.EVENT_READ)
-        self.care = Care(self)
-        self.jobs: dict[bytes, Job] = {}  # all that we hold a claim on
-        self.done: list[tuple[Job, Done]] = []
-        self.heard = True  # there may be something to claim that was not there, or did not fit, before
+        self._selector.register(self.wakeup.reader, selectors.EVENT_READ)
+        self.watchdog = Watchdog(self)
         self.draining = False
-        self.node_epoch = 0
-        self._start_at = 0.0  # no child is started before: the last ones did not live to say a word
-        self._stillborn = 0
+        self._node_epoch = 0
+        self._start_at = 0.0  # no child is started before: the last ones ended before they were ready
+        self._failed_starts = 0
 
     # --- children
 
     def keep_children(self) -> None:
-        """There are as many children as slots, even while nothing is to do."""
+        """Start children until there are as many as slots, even without jobs."""
         plain = sum(not child.actor for child in self.children.all)
         while plain < self.settings.slots and self.start_child() is not None:
             plain += 1
 
     def start_child(self, actor: bytes = b"") -> Child | None:
-        """Start a process; what it is sent before it is up waits in its line.
+        """Start a process; what it is sent before it is ready waits in its socket.
 
-        None for a while after children that could not be started, or did not live to say a word.
+        None for a while after children that could not be started, or ended before they were ready.
         """
         if self.draining or not self.may_start():
             return None
         try:
-            hello = msgspec.structs.replace(self.hello, node_epoch=self.node_epoch)
+            hello = msgspec.structs.replace(self.hello, node_epoch=self._node_epoch)
             return self.children.start(hello, actor=actor)
         except (FutureError, OSError) as error:
-            self._unborn(str(error))
+            self._start_failed(str(error))
             return None
 
     def may_start(self) -> bool:
         """Can a child be started now?"""
         return self.children.zygote.ready and self.clock.monotonic() >= self._start_at
 
-    def _unborn(self, why: str) -> None:
-        self._stillborn += 1
-        pause_s = backoff(self._stillborn, self.chance, first_s=0.1, most_s=5.0)
+    def _start_failed(self, why: str) -> None:
+        self._failed_starts += 1
+        pause_s = backoff(self._failed_starts, self.ledger.chance, first_s=0.1, most_s=5.0)
         self._start_at = self.clock.monotonic() + pause_s
-        self.emit(ChildEnded(node=self.hello.node, pid=0, kind="unborn", message=why))
+        self.ledger.emit(ChildEnded(node=self.hello.node, pid=0, kind="unborn", message=why))
 
-    # --- hearing
+    # --- messages of children
 
-    def hear(self, timeout_s: float, node: Node) -> None:
-        """Wait for a word of a child, or to be woken, and act upon all that was said."""
-        said: dict[Child, None] = {}
+    def receive(self, timeout_s: float) -> None:
+        """Wait for messages of children, or for a wakeup, and act on all of them."""
+        readable: dict[Child, None] = {}
         for key, mask in self._selector.select(timeout_s):
             child = key.data
             if child is None:
-                self._wakeup.hush()
+                self.wakeup.hush()
                 continue
             if child is self.children.zygote:
                 self.children.hear_zygote()
-                self.heard = True
+                self.room_changed = True
                 continue
             if mask & selectors.EVENT_WRITE:
                 self.children.watch_writes(child)
-            said[child] = None
-        for child in said:
+            readable[child] = None
+        for child in readable:
             messages, gone = child.receive()
             for message in messages:
-                self._on(child, message, node)
+                self._on(child, message)
             if gone:
                 self._on_end(child, self.children.bury(child))
 
-    def _on(self, child: Child, message: Up, node: Node) -> None:
+    def _on(self, child: Child, message: Up) -> None:
         match message:
             case Made():
                 job = self._over(child, message.number)
                 if job is not None:
-                    self._made(job, message, node)
+                    self._made(job, message)
             case Broken():
                 job = self._over(child, message.number)
                 if job is not None:
-                    self._broken(job, message)
+                    self.ledger.failed(job, message.failure, ram_used=message.ram_used)
             case Missing():
                 job = self._over(child, message.number)
                 if job is not None:
-                    self.books.block(job, [loss.id for loss in message.losses], message.losses)
+                    self.ledger.block(job, [loss.id for loss in message.losses], message.losses)
             case Waiting():
-                self.care.wait(child, message)
+                self.watchdog.wait(child, message)
             case Resuming():
-                self.care.resume(child, message.number)
+                self.watchdog.resume(child, message.number)
             case Recalled():
-                self.care.recalled(child, message)
+                self.watchdog.recalled(child, message)
             case Keep():
                 if self.segments is not None:
                     self.segments.keep(message.segment)
             case Ready():
                 child.ready = True
-                self._stillborn = 0
+                self._failed_starts = 0
             case Status():
                 if (job := child.jobs.get(message.number)) is not None:
                     job.said = True
-                    self.books.say(job.id, message.text)
+                    self.ledger.set_status(job.id, message.text)
 
     def _over(self, child: Child, number: int) -> Job | None:
         """A child has ended a job; None for one that is not ours any more."""
@@ -189,40 +180,18 @@ class Floor:
         if job is not None:
             job.child = None
             if job.needs is not NOTHING or job.claim.row.limited:
-                self.heard = True  # what did not fit beside it may fit now
+                self.room_changed = True
         if not child.jobs:
             child.idle_since = self.clock.monotonic()
         return job
 
-    def _made(self, job: Job, message: Made, node: Node) -> None:
+    def _made(self, job: Job, message: Made) -> None:
         self.placement.saw(message.took_us / 1e6)
         where = message.result.location
         if where.kind == "segment" and self.segments is not None:
             self.segments.keep(where.name)
             job.segment = where.name
-        self.done.append((job, result_of(job, message.result, node)))
-
-    def _broken(self, job: Job, message: Broken) -> None:
-        failure = message.failure
-        if failure.kind == "cancelled" and job.ending:
-            self.books.cancelled(job)
-            return
-        if failure.kind == "cancelled":  # nobody asked: it is an exception like any other
-            failure = msgspec.structs.replace(failure, kind="exception")
-        self.fail(job, failure, ram_used=message.ram_used)
-
-    def fail(self, job: Job, failure: Failure, *, ram_used: int = 0) -> None:
-        """An attempt failed."""
-        self.emit(
-            TaskFailed(
-                node=self.hello.node,
-                future=job.id.hex(),
-                name=job.spec.name,
-                kind=failure.kind,
-                message=failure.message[:500],
-            )
-        )
-        self.books.fail(job, failure, ram_used=ram_used)
+        self.ledger.finished(job, message.result)
 
     # --- a child's end
 
@@ -231,13 +200,15 @@ class Floor:
         if self.segments is not None:
             self.segments.child_gone(child.pid)
         if not child.ready and not child.killed_for and end.code != -signal.SIGKILL:
-            self._unborn(end.message)  # else somebody kills them, and that is no reason to wait
+            self._start_failed(end.message)  # a child that was killed is no reason to wait
         if not child.killed_for:
-            self.emit(ChildEnded(node=self.hello.node, pid=child.pid, kind=end.kind, message=end.message))
+            self.ledger.emit(
+                ChildEnded(node=self.hello.node, pid=child.pid, kind=end.kind, message=end.message)
+            )
         jobs = dict(child.jobs)
         child.jobs.clear()
-        self.heard = True
-        self.care.forget(jobs.values())
+        self.room_changed = True
+        self.watchdog.forget(jobs.values())
         if child.actor:
             self._actor_gone(child, end, jobs)
             return
@@ -247,23 +218,23 @@ class Floor:
             if number == end.running:
                 self._judge(job, end)
             elif job.ending:
-                self.books.cancelled(job)
+                self.ledger.cancelled(job)
             else:
                 self.placement.here.appendleft(job)
 
     def _judge(self, job: Job, end: End) -> None:
         match end.kind:
             case "parked":
-                self.books.block(job, job.awaits)
+                self.ledger.block(job, job.awaits)
             case "cancelled" | "deadline":
-                self.books.cancelled(job)
+                self.ledger.cancelled(job)
             case "drain":
-                self.books.relinquish(job)
+                self.ledger.relinquish(job)
             case "lost":
-                self.jobs.pop(job.id, None)
+                self.ledger.forget(job)
             case _:
                 failure = Failure(kind=end.kind, message=end.message, traceback=end.evidence)
-                self.fail(job, failure, ram_used=end.ram_used)
+                self.ledger.failed(job, failure, ram_used=end.ram_used)
 
     def _actor_gone(self, child: Child, end: End, jobs: dict[int, Job]) -> None:
         """An actor's process has ended: it is dead, and every call that has not ended fails (FUT-47)."""
@@ -275,41 +246,37 @@ class Floor:
             if job.spec.actor == job.id:  # it was being created
                 self._judge(job, end)
                 return
-            self.jobs.pop(job.id, None)  # ended by the actor's death, below
+            self.ledger.forget(job)  # the death of the actor, below, ends it
         message = f"the actor's process ended: {end.message}"
         failure = Failure(kind="actor", type="ActorDied", message=message, traceback=end.evidence)
-        self.books.actor_died(child.actor, failure)
+        self.ledger.actor_died(child.actor, failure)
 
     # --- jobs
 
-    def add(self, loaded: Loaded) -> None:
-        """Take over what was claimed."""
+    def start(self, jobs: Sequence[Job]) -> None:
         now_us = int(self.clock.monotonic() * 1e6)
-        for job in loaded.jobs:
+        for job in jobs:
             job.since_us = now_us
-            self.jobs[job.id] = job
             if not job.spec.actor or job.spec.actor == job.id:
                 self.placement.here.append(job)
             elif (actor := self.hosting.actors.get(job.spec.actor)) is not None:
                 actor.add(job)
             else:
                 message = "the actor does not live on this node any more"
-                self.fail(job, Failure(kind="actor", type="ActorDied", message=message))
-        for job, missing in loaded.unready:
-            self.jobs[job.id] = job
-            self.books.block(job, missing)
+                self.ledger.failed(job, Failure(kind="actor", type="ActorDied", message=message))
 
-    def written(self, job: Job, row: AnyRow | None) -> None:
-        """The store knows how this claim ended; None when it had ended before."""
-        self.jobs.pop(job.id, None)
-        if job.segment and not isinstance(row, Realized):
-            self._unwanted(job)
-        self._ended(job, again=isinstance(row, Unclaimed | Blocked))
+    def settled(self, job: Job, state: FutureState | None) -> None:
+        if job.segment and state is not FutureState.REALIZED:
+            self.delete_result(job.segment)  # the store refused the result
+        if job.said:
+            self.ledger.clear_status(job.id)
+        if job.spec.actor and job.id != job.spec.actor:
+            actor = self.hosting.actors.get(job.spec.actor)
+            if actor is not None:
+                actor.ended(job, again=state in (FutureState.UNCLAIMED, FutureState.BLOCKED))
 
-    def _unwanted(self, job: Job) -> None:
-        """A result that the store refused: nobody knows of its segment."""
-        if self.segments is not None:
-            self.segments.delete(job.segment)
+    def interrupt(self, job: Job) -> None:
+        self.watchdog.end(job)
 
     def recall_call(self, child: Child, job: Job) -> None:
         """A call that was sent ahead to its actor waits for its turn again."""
@@ -318,52 +285,58 @@ class Floor:
             actor.add(job)
             actor.ended(job, again=True)
 
-    def drop(self) -> int:
-        """The node's lease is over: end everything that was begun under it; how many jobs that were."""
-        dropped = len(self.jobs)
+    def drop(self) -> None:
         for child in self.children.all:
             if child.jobs or child.actor:
                 child.jobs.clear()
                 child.kill("lost")
                 settle(child)
-        for job, _ in self.done:
+        for job, _ in self.ledger.results:
             if job.segment:
-                self._unwanted(job)
-        self.jobs.clear()
-        self.done.clear()
+                self.delete_result(job.segment)
         self.placement.drop()
-        return dropped
+        self.hosting.actors.clear()
 
-    def realized(self, job: Job) -> None:
-        """The store has its result."""
-        self.jobs.pop(job.id, None)
-        if job.said or job.spec.actor:
-            self._ended(job, again=False)
+    def drain(self, by: float) -> None:
+        """Give back jobs that have not begun, and kill those that have not ended by this time (CLU-25).
 
-    def _ended(self, job: Job, *, again: bool) -> None:
-        if job.said:
-            self.books.hush(job.id)
-        if job.spec.actor and job.id != job.spec.actor:
-            actor = self.hosting.actors.get(job.spec.actor)
-            if actor is not None:
-                actor.ended(job, again=again)
+        Actors die with their node, after the last job has ended.
+        """
+        self.watchdog.drain(self.clock.monotonic(), by)
+        if self.ledger.is_clear:
+            for actor_id in list(self.hosting.actors):
+                failure = Failure(kind="actor", type="ActorDied", message="the actor's worker has left")
+                self.ledger.actor_died(actor_id, failure)
+                self.hosting.remove(actor_id)
+
+    def recover(self, node: Node) -> int:
+        self._node_epoch = node.epoch
+        return all_pages(lambda: self.ledger.reclaim(node)) if self.settings.address else 0
 
     # --- what there is room for
 
     def free(self) -> Capacity:
-        """What no job has reserved, net of results that lie in memory (FUT-36)."""
+        """What no job has reserved, less the results that are kept in memory (FUT-36)."""
         return self.placement.free(self.children.all)
 
-    def wish(self, awaited: tuple[bytes, ...] = ()) -> Wish | None:
-        """What could be taken on now."""
-        return self.placement.wish(self.children.all, awaited, startable=self.may_start())
+    def request(self) -> ClaimRequest | None:
+        awaited = self.watchdog.awaited()
+        return self.placement.request(self.children.all, awaited, startable=self.may_start())
 
-    def old_segments(self, age_s: float) -> list[str]:
-        """Segments that have been there for a while: whoever made them has told the store by now."""
+    def claimed(self, *, starved: bool, took_s: float) -> None:
+        self.watchdog.starved(starved)
+        self.placement.round_s += 0.1 * (took_s - self.placement.round_s)
+
+    def delete_result(self, name: str) -> None:
+        if self.segments is not None:
+            self.segments.delete(name)
+
+    def old_results(self, age_s: float) -> list[str]:
+        """Segments older than this: the store knows them by now, if anything refers to them."""
         if self.segments is None:
             return []
         before = self.clock.wall() - age_s
-        ours = {job.segment.rpartition("/")[2] for job in self.jobs.values()}
+        ours = {job.segment.rpartition("/")[2] for job in self.ledger.jobs.values()}
         found = []
         for name in self.segments.names() - ours:
             with contextlib.suppress(OSError):
@@ -371,7 +344,7 @@ class Floor:
                     found.append(name)
         return found
 
-    # --- giving out work
+    # --- placement
 
     def place(self) -> None:
         """Resumed tasks go first, then calls of actors, then what was claimed, in its order."""
@@ -388,7 +361,7 @@ class Floor:
             child.give(jobs)
             self.children.watch_writes(child)
             if len(child.jobs) > 1:
-                self.care.look_soon()
+                self.watchdog.look_soon()
 
     def _place_here(self, batches: dict[Child, list[Job]]) -> None:
         here = self.placement.here
@@ -408,7 +381,7 @@ class Floor:
             settle(child)
         batches.setdefault(child, []).append(job)
         if job.spec.progress_timeout_s or job.needs.ram:
-            self.care.look_soon()
+            self.watchdog.look_soon()
 
     def _child_for(self, job: Job) -> Child | None:
         """The child to give a job to; an actor, or a slot that a waiting task has left, gets a new one."""

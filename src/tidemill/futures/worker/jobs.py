@@ -1,4 +1,4 @@
-"""Jobs: claimed futures in the hands of a supervisor, until their end is written."""
+"""Jobs: claimed futures that a node holds until their end is written."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -8,6 +8,10 @@ from tidemill.futures.protocol.rows import Needs, Result, Spec
 
 if TYPE_CHECKING:
     from tidemill.futures.worker.children import Child
+
+
+NOTHING = Needs()
+"""The needs of a future that asks for nothing; jobs share this object, so that `is` finds them fast."""
 
 
 class Job:
@@ -52,9 +56,9 @@ class Job:
         self.waiting = False  # it awaits other futures and uses no slot
         self.awaits: tuple[bytes, ...] = ()
         self.segment = ""  # where its result lies, if not in a row
-        self.said = False  # it has said something of itself
-        self.ending = ""  # somebody asked for its end: "cancelled" or "deadline"
-        self.end_by_us = 0  # when it is killed if it has not ended by itself
+        self.said = False  # it has set a status
+        self.ending = ""  # why it was asked to end: "cancelled" or "deadline"
+        self.end_by_us = 0  # when it is killed unless it has ended
 
     @property
     def id(self) -> bytes:
@@ -64,10 +68,10 @@ class Job:
         return f"<Job {self.spec.name} {self.id.hex()} epoch {self.claim.epoch}>"
 
 
-class Wish(NamedTuple):
-    """What a supervisor could take on now."""
+class ClaimRequest(NamedTuple):
+    """What a node could take on now."""
 
     limit: int
     free: Capacity
-    awaited: tuple[bytes, ...] = ()  # futures that its own waiting tasks await: they go first (FUT-41)
+    awaited: tuple[bytes, ...] = ()  # futures that its own waiting tasks await: claimed first (FUT-41)
     slots: int = 0  # how many of those could run at once

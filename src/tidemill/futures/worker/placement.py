@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from tidemill.futures.protocol.lanes import Capacity, fits
 from tidemill.futures.protocol.rows import Needs
 from tidemill.futures.worker.children import Child
-from tidemill.futures.worker.jobs import Job, Wish
+from tidemill.futures.worker.jobs import NOTHING, ClaimRequest, Job
 
 AHEAD_S = 0.005
 """How much work is sent ahead to a child."""
@@ -58,9 +58,9 @@ class Placement:
             return 0
         return min(AHEAD_MOST, int(max(AHEAD_S, 2 * self.round_s) / max(self.typical_s, 1e-5)))
 
-    def wish(
+    def request(
         self, children: list[Child], awaited: tuple[bytes, ...] = (), *, startable: bool = True
-    ) -> Wish | None:
+    ) -> ClaimRequest | None:
         """What we could take on now; None for nothing.
 
         Args:
@@ -81,7 +81,7 @@ class Placement:
         if idle <= 0 and plain:  # only behind others: what fits in their stead
             loads = [self.free(children, without=child) for child in plain]
             free = max(loads, key=lambda one: (one.ram, one.cpu))
-        return Wish(limit, free, awaited, max(0, idle))
+        return ClaimRequest(limit, free, awaited, max(0, idle))
 
     def saw(self, took_s: float) -> None:
         """A task took so long."""
@@ -150,9 +150,6 @@ class Placement:
         self.here.clear()
         self.resuming.clear()
         self.waiting.clear()
-
-
-NOTHING = Needs()
 
 
 def settle(child: Child) -> None:

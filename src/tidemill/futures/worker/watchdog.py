@@ -1,10 +1,9 @@
-"""Looking after children: tasks that take long, hang, wait, must end or make room."""
+"""The watchdog of a child pool: tasks that run long, hang, wait for others, must end or make room."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tidemill.errors import StoreError
-from tidemill.futures.protocol import inbox
 from tidemill.futures.worker import memory
 from tidemill.futures.worker.children import Child
 from tidemill.futures.worker.events import TaskParked
@@ -13,7 +12,7 @@ from tidemill.futures.worker.placement import LONG_S, settle
 from tidemill.futures.worker.wire import Recalled, Waiting
 
 if TYPE_CHECKING:
-    from tidemill.futures.worker.child_pool import Floor
+    from tidemill.futures.worker.child_pool import ChildPool
 
 LOOK_EVERY_S = 0.5
 RAM_EVERY_S = 0.05
@@ -31,12 +30,12 @@ STARVED_S = 1.0
 AWAITED = 200
 
 
-class Care:
-    """What has to be seen to from time to time, or on a word of a child."""
+class Watchdog:
+    """Checks the children of a pool, a few times a second or when one of them asks for something."""
 
-    def __init__(self, floor: "Floor") -> None:
-        self._floor = floor
-        self._clock = floor.clock
+    def __init__(self, pool: "ChildPool") -> None:
+        self._pool = pool
+        self._clock = pool.clock
         self.look_at = 0.0
         self._starved_since = 0.0
 
@@ -49,22 +48,22 @@ class Care:
     def look(self) -> bool:
         """Look at everything that has a time; False when it was not time to."""
         now = self._clock.monotonic()
-        floor = self._floor
+        pool = self._pool
         if now < self.look_at:
             return False
         self.look_at = now + LOOK_EVERY_S
-        for child in list(floor.children.all):
+        for child in list(pool.children.all):
             self._look_at(child, now)
-        floor.children.reap_orphans()
-        floor.children.revive_zygote()
+        pool.children.reap_orphans()
+        pool.children.revive_zygote()
         self._give_back_lingering(now)
         self._end_idle(now)
         self._look_at_actors(now)
         if self._starved_since and now - self._starved_since > STARVED_S:
             self._starved_since = 0.0
             self._park()
-        if floor.segments is not None:
-            floor.placement.stored_bytes = floor.segments.used_bytes
+        if pool.segments is not None:
+            pool.placement.stored_bytes = pool.segments.used_bytes
         return True
 
     def _again(self, at: float) -> None:
@@ -80,7 +79,7 @@ class Care:
         ran_s = now - child.page.began_us / 1e6
         if len(child.jobs) > 1 and not child.recalling:
             if ran_s >= LONG_S:
-                self._floor.placement.saw_long(ran_s)
+                self._pool.placement.saw_long(ran_s)
                 child.recall()
             else:
                 self._again(now + LONG_S - ran_s)
@@ -106,19 +105,19 @@ class Care:
 
     def _give_back_lingering(self, now: float) -> None:
         """Jobs that found no child: others may have one. What is awaited here stays."""
-        here = self._floor.placement.here
+        here = self._pool.placement.here
         late_us = (now - LINGER_S) * 1e6
         if here:
             self._again(now + LINGER_S)
         for job in [job for job in here if job.since_us < late_us]:
             here.remove(job)
-            self._floor.books.relinquish(job)
+            self._pool.ledger.relinquish(job)
 
     def _end_idle(self, now: float) -> None:
         idle = [
-            child for child in self._floor.children.all if not child.jobs and not child.actor and child.ready
+            child for child in self._pool.children.all if not child.jobs and not child.actor and child.ready
         ]
-        surplus = sum(not child.actor for child in self._floor.children.all) - self._floor.settings.slots
+        surplus = sum(not child.actor for child in self._pool.children.all) - self._pool.settings.slots
         for child in idle:
             if surplus > 0 and now - child.idle_since > IDLE_S:
                 child.kill("idle")
@@ -126,11 +125,11 @@ class Care:
 
     def _look_at_actors(self, now: float) -> None:
         """A call that is awaited may have ended without us: the store knows."""
-        for actor in self._floor.hosting.actors.values():
+        for actor in self._pool.hosting.actors.values():
             if not actor.stuck or actor.child.jobs:
                 continue
             try:
-                actor.next = self._floor.books.next_call(actor.id, actor.next)
+                actor.next = self._pool.ledger.next_call(actor.id, actor.next)
             except StoreError:
                 return
             self._again(now + 0.1)
@@ -143,33 +142,33 @@ class Care:
         if job is None:
             return
         job.waiting, job.awaits = True, message.ids
-        waiting = self._floor.placement.waiting
+        waiting = self._pool.placement.waiting
         waiting.append(job)
         settle(child)
         if len(child.jobs) > 1:
             child.recall()
-        self._floor.heard = True
-        if len(waiting) > self._floor.settings.max_waiting:
+        self._pool.room_changed = True
+        if len(waiting) > self._pool.settings.max_waiting:
             self._park()
 
     def resume(self, child: Child, number: int) -> None:
         """What a task awaited is there: it gets the next slot."""
         job = child.jobs.get(number)
-        placement = self._floor.placement
+        placement = self._pool.placement
         if job is None or job not in placement.waiting:
             return
         placement.waiting.remove(job)
         placement.resuming.append(job)
-        for other in self._floor.children.all:
+        for other in self._pool.children.all:
             if other.slotted and len(other.jobs) > 1 and not other.recalling:
                 other.recall()
 
     def awaited(self) -> tuple[bytes, ...]:
         """What our waiting tasks await and we have not claimed yet, the innermost tasks' first."""
         found: dict[bytes, None] = {}
-        for job in reversed(self._floor.placement.waiting):
+        for job in reversed(self._pool.placement.waiting):
             for one in job.awaits:
-                if one not in self._floor.jobs:
+                if one not in self._pool.ledger.jobs:
                     found[one] = None
             if len(found) >= AWAITED:
                 break
@@ -177,7 +176,7 @@ class Care:
 
     def starved(self, starved: bool) -> None:
         """Told after each claim: was there something awaited that did not fit beside those who wait?"""
-        if not starved or any(child.slotted for child in self._floor.children.all):
+        if not starved or any(child.slotted for child in self._pool.children.all):
             self._starved_since = 0.0
         elif not self._starved_since:
             self._starved_since = self._clock.monotonic()
@@ -185,18 +184,18 @@ class Care:
 
     def _park(self) -> None:
         """End the innermost waiting task; it starts again when what it awaits is there."""
-        for job in reversed(self._floor.placement.waiting):
+        for job in reversed(self._pool.placement.waiting):
             child = job.child
             if child is not None and not child.actor and not child.killed_for and not job.ending:
-                self._floor.emit(
-                    TaskParked(node=self._floor.hello.node, future=job.id.hex(), name=job.spec.name)
+                self._pool.ledger.emit(
+                    TaskParked(node=self._pool.hello.node, future=job.id.hex(), name=job.spec.name)
                 )
                 child.kill("parked")
                 return
 
     def forget(self, jobs: Iterable[Job]) -> None:
         """Their child is dead."""
-        placement = self._floor.placement
+        placement = self._pool.placement
         for job in jobs:
             if job.waiting:
                 job.waiting = False
@@ -217,25 +216,21 @@ class Care:
                 continue
             job.child, job.since_us = None, now_us
             if job.ending:
-                self._floor.books.cancelled(job)
+                self._pool.ledger.cancelled(job)
             elif child.actor:
-                self._floor.recall_call(child, job)
+                self._pool.recall_call(child, job)
             else:
-                self._floor.placement.here.appendleft(job)
+                self._pool.placement.here.appendleft(job)
         settle(child)
         self._again(now_us / 1e6 + LINGER_S)
 
-    def end(self, command: inbox.End) -> None:
-        """Somebody asked for the end of a task (FUT-56): a word first, and its process after a grace."""
-        job = self._floor.jobs.get(command.id)
-        if job is None or job.claim.epoch != command.epoch or job.ending:
-            return
-        job.ending = command.why
-        job.end_by_us = int((self._clock.monotonic() + self._floor.settings.cancel_grace_s) * 1e6)
+    def end(self, job: Job) -> None:
+        """End a task that was asked to end (FUT-56): a message first, and SIGKILL after a grace."""
+        job.end_by_us = int((self._clock.monotonic() + self._pool.settings.cancel_grace_s) * 1e6)
         child = job.child
         if child is None:
-            if self._floor.placement.remove(job) or self._floor.hosting.withdraw(job):
-                self._floor.books.cancelled(job)
+            if self._pool.placement.remove(job) or self._pool.hosting.withdraw(job):
+                self._pool.ledger.cancelled(job)
             return
         child.cancel(job.number)
         if child.page.running != job.number and not child.recalling:
@@ -244,20 +239,20 @@ class Care:
 
     def drain(self, now: float, by: float) -> None:
         """Leave: recall what has not begun, wait for the rest, and at last give it back (CLU-25)."""
-        floor = self._floor
-        if not floor.draining:
-            floor.draining = True
-            for child in floor.children.all:
+        pool = self._pool
+        if not pool.draining:
+            pool.draining = True
+            for child in pool.children.all:
                 if len(child.jobs) > 1 and not child.recalling:
                     child.recall()
-        while floor.placement.here:
-            floor.books.relinquish(floor.placement.here.popleft())
-        for actor in floor.hosting.actors.values():
+        while pool.placement.here:
+            pool.ledger.relinquish(pool.placement.here.popleft())
+        for actor in pool.hosting.actors.values():
             for job in list(actor.pending.values()):
                 del actor.pending[job.spec.ordinal]
-                floor.books.relinquish(job)
+                pool.ledger.relinquish(job)
         if now >= by:
-            for child in floor.children.all:
+            for child in pool.children.all:
                 if child.jobs and not child.killed_for:
                     child.kill("drain")
         self._again(now + min(0.05, max(0.0, by - now)))

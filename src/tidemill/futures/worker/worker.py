@@ -213,7 +213,7 @@ def _signals(supervisor: Supervisor) -> Iterator[None]:
             supervisor.drain()
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-    old = signal.set_wakeup_fd(supervisor.wakeup.writer.fileno(), warn_on_full_buffer=False)
+    old = signal.set_wakeup_fd(supervisor.pool.wakeup.writer.fileno(), warn_on_full_buffer=False)
     try:
         yield
     finally:

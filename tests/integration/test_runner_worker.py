@@ -1,4 +1,4 @@
-"""Hands: threads of a runner that make parts; parts as durable futures."""
+"""InProcessWorker: threads of a runner that make parts; parts as durable futures."""
 
 import msgspec
 import pytest
@@ -27,8 +27,8 @@ __all__ = ["stage"]
 @pytest.mark.rule("LOT-17")
 def test_parts_run_in_parallel_threads_of_this_process_each_in_a_folder_of_its_own(stage: Stage) -> None:
     tasks = [part(n, stage.folder, together="3") for n in range(3)]
-    with stage.runner(threads=3) as hands:
-        ends = list(stage.parts(hands).run(tasks))
+    with stage.runner(threads=3) as worker:
+        ends = list(stage.parts(worker).run(tasks))
     assert made(ends) == ["0", "1", "2"]
     folders = {end.written[0].objects[0].uri.rpartition("/")[0] for end in ends if isinstance(end, PartDone)}
     assert len(folders) == 3
@@ -44,8 +44,8 @@ def test_parts_run_in_parallel_threads_of_this_process_each_in_a_folder_of_its_o
 
 
 def test_results_and_arguments_of_any_size_go_round(stage: Stage) -> None:
-    with stage.runner() as hands:
-        ends = list(stage.parts(hands).run([part(0, stage.folder, objects="2000", comment="x" * 50_000)]))
+    with stage.runner() as worker:
+        ends = list(stage.parts(worker).run([part(0, stage.folder, objects="2000", comment="x" * 50_000)]))
         (end,) = ends
         assert isinstance(end, PartDone)
         assert len(end.written[0].objects) == 2000
@@ -58,9 +58,9 @@ def test_results_and_arguments_of_any_size_go_round(stage: Stage) -> None:
 @pytest.mark.rule("FUT-8")
 def test_retries_are_counted_as_for_other_futures_and_a_failed_part_says_why(stage: Stage) -> None:
     stage.touch("bad")
-    with stage.runner() as hands:
+    with stage.runner() as worker:
         bad, good = part("bad", stage.folder, retries=1, fail="bad"), part("good", stage.folder)
-        ends = {end.task.part: end for end in stage.parts(hands).run([bad, good])}
+        ends = {end.task.part: end for end in stage.parts(worker).run([bad, good])}
     assert isinstance(ends["good"], PartDone)
     failed = ends["bad"]
     assert isinstance(failed, PartFailed)
@@ -76,10 +76,10 @@ def test_retries_are_counted_as_for_other_futures_and_a_failed_part_says_why(sta
 def test_a_retry_runs_only_what_failed_and_reuses_the_rest(stage: Stage) -> None:
     stage.touch("bad")
     tasks = [part("bad", stage.folder, fail="bad"), part("good", stage.folder)]
-    with stage.runner() as hands:
-        first = {end.task.part: end for end in stage.parts(hands).run(tasks)}
+    with stage.runner() as worker:
+        first = {end.task.part: end for end in stage.parts(worker).run(tasks)}
         (stage.folder / "bad").unlink()
-        second = {end.task.part: end for end in stage.parts(hands).run(tasks)}
+        second = {end.task.part: end for end in stage.parts(worker).run(tasks)}
     assert isinstance(first["bad"], PartFailed)
     assert made(list(second.values())) == ["bad", "good"]
     assert isinstance(second["good"], PartDone)
@@ -96,9 +96,9 @@ def test_a_retry_runs_only_what_failed_and_reuses_the_rest(stage: Stage) -> None
 
 @pytest.mark.rule("LOT-18")
 def test_equal_work_of_another_attempt_is_not_reused(stage: Stage) -> None:
-    with stage.runner() as hands:
+    with stage.runner() as worker:
         for attempt in ("a1", "a2"):
-            (end,) = stage.parts(hands).run([part(0, stage.folder, attempt=attempt)])
+            (end,) = stage.parts(worker).run([part(0, stage.folder, attempt=attempt)])
             assert isinstance(end, PartDone)
             assert not end.reused
             assert f"attempt={attempt}." in end.written[0].objects[0].uri
@@ -107,9 +107,11 @@ def test_equal_work_of_another_attempt_is_not_reused(stage: Stage) -> None:
 @pytest.mark.rule("LOT-18")
 def test_results_outlive_the_runner_that_asked_for_them(stage: Stage) -> None:
     tasks = [part(0, stage.folder), part(1, stage.folder, go="go")]
-    with stage.presence("runner-1") as other, stage.hands(other):
+    with stage.presence("runner-1") as other, stage.worker(other):
         with stage.presence("runner-0", leave=False) as asking:
-            waiting = InThread(stage.parts(), tasks)  # it has no hands of its own, and is gone before the end
+            waiting = InThread(
+                stage.parts(), tasks
+            )  # it has no worker of its own, and is gone before the end
             stage.wait_notes("ended 0 1", "began 1 1")
         stage.kill_entry("runner-0")
         assert asking.node.id not in stage.nodes()
@@ -124,9 +126,9 @@ def test_results_outlive_the_runner_that_asked_for_them(stage: Stage) -> None:
 
 def test_nobody_takes_futures_of_a_pipeline_it_does_not_have(stage: Stage) -> None:
     task = part(0, stage.folder)
-    with stage.presence() as presence, stage.hands(presence, names=[resource_of("other shop+1")]):
+    with stage.presence() as presence, stage.worker(presence, names=[resource_of("other shop+1")]):
         waiting = InThread(stage.parts(), [task])
-        with stage.presence("runner-1") as second, stage.hands(second):
+        with stage.presence("runner-1") as second, stage.worker(second):
             assert made(waiting.result()) == ["0"]
         row = stage.row(task)
         assert isinstance(row, Realized)
@@ -141,8 +143,8 @@ def test_a_name_is_quoted_so_that_lanes_carry_it() -> None:
 @pytest.mark.rule("FUT-13")
 def test_a_lost_lease_interrupts_and_writes_nothing_and_the_part_is_made_once_more(stage: Stage) -> None:
     task = part(0, stage.folder, go="go", deaf="yes")
-    with stage.presence() as presence, stage.hands(presence) as hands:
-        waiting = InThread(stage.parts(hands), [task])
+    with stage.presence() as presence, stage.worker(presence) as worker:
+        waiting = InThread(stage.parts(worker), [task])
         stage.wait_notes("began 0 1")
         before = stage.row(task)
         assert isinstance(before, Claimed)
@@ -186,8 +188,8 @@ def test_a_lease_that_was_over_for_a_moment_is_over_for_whatever_ran_then(stage:
     task = part(0, stage.folder, go="go")
     with stage.presence() as inner:
         presence = Flickering(inner)
-        with stage.hands(presence) as hands:
-            waiting = InThread(stage.parts(hands), [task])
+        with stage.worker(presence) as worker:
+            waiting = InThread(stage.parts(worker), [task])
             stage.wait_notes("began 0 1")
             presence.away = True
             wait(lambda: bool(stage.interrupted), "the turn was interrupted")
@@ -196,14 +198,14 @@ def test_a_lease_that_was_over_for_a_moment_is_over_for_whatever_ran_then(stage:
             stage.touch("go")
             assert made(waiting.result()) == ["0"]
         with pytest.raises(LeaseLost):
-            hands.check()
+            worker.check()
 
 
 def test_a_key_of_any_length_names_its_part(stage: Stage) -> None:
     task = msgspec.structs.replace(part(0, stage.folder), key="ü" * 3000)
-    with stage.runner() as hands:
-        assert made(list(stage.parts(hands).run([task]))) == ["0"]
-        (end,) = stage.parts(hands).run([task])
+    with stage.runner() as worker:
+        assert made(list(stage.parts(worker).run([task]))) == ["0"]
+        (end,) = stage.parts(worker).run([task])
         assert isinstance(end, PartDone)
         assert end.reused
         assert stage.parts().forget("a1") == 1
@@ -212,11 +214,11 @@ def test_a_key_of_any_length_names_its_part(stage: Stage) -> None:
 @pytest.mark.rule("CLU-25", "FUT-17")
 def test_a_drain_lets_turns_end_within_the_grace_and_gives_the_rest_back(stage: Stage) -> None:
     tasks = [part(0, stage.folder, go="go"), part(1, stage.folder, go="never"), part(2, stage.folder)]
-    with stage.presence() as presence, stage.hands(presence) as hands:
+    with stage.presence() as presence, stage.worker(presence) as worker:
         waiting = InThread(stage.parts(), tasks)
         stage.wait_notes("began 0 1", "began 1 1")
         stage.touch("go")
-        assert hands.drain(0.5)
+        assert worker.drain(0.5)
         assert isinstance(stage.row(tasks[0]), Realized)
         for task in tasks[1:]:
             row = stage.row(task)
@@ -230,14 +232,14 @@ def test_a_drain_lets_turns_end_within_the_grace_and_gives_the_rest_back(stage: 
 @pytest.mark.rule("FUT-49", "FUT-13")
 def test_a_new_life_of_a_killed_runner_takes_over_at_once(stage: Stage) -> None:
     task = part(0, stage.folder, go="go")
-    with stage.presence(leave=False, ttl_s=600.0, every_s=200.0) as first, stage.hands(first) as hands:
+    with stage.presence(leave=False, ttl_s=600.0, every_s=200.0) as first, stage.worker(first) as worker:
         waiting = InThread(stage.parts(), [task])
         stage.wait_notes("began 0 1")
-        hands.abandon()
+        worker.abandon()
     with stage.presence(ttl_s=600.0, every_s=200.0) as second:
         assert second.node.epoch == 2
         stage.touch("go")
-        with stage.hands(second):
+        with stage.worker(second):
             assert made(waiting.result()) == ["0"]
     row = stage.row(task)
     assert isinstance(row, Realized)
@@ -246,15 +248,15 @@ def test_a_new_life_of_a_killed_runner_takes_over_at_once(stage: Stage) -> None:
 
 def test_a_cancelled_part_ends_and_asking_for_it_again_makes_it(stage: Stage) -> None:
     task = part(0, stage.folder, go="go")
-    with stage.runner() as hands:
-        waiting = InThread(stage.parts(hands), [task])
+    with stage.runner() as worker:
+        waiting = InThread(stage.parts(worker), [task])
         stage.wait_notes("began 0 1")
         assert stage.parts().forget("a1") == 0  # it runs: it is asked to end, and goes later
         (end,) = waiting.result()
         assert isinstance(end, PartFailed)
         assert end.kind == "cancelled"
         stage.touch("go")
-        (end,) = stage.parts(hands).run([task])
+        (end,) = stage.parts(worker).run([task])
         assert isinstance(end, PartDone)
         assert stage.parts().forget("a1") == 1
     assert stage.rows_left() == []
@@ -262,7 +264,7 @@ def test_a_cancelled_part_ends_and_asking_for_it_again_makes_it(stage: Stage) ->
 
 def test_what_a_dead_runner_left_of_ended_attempts_is_deleted_and_open_ones_stay(stage: Stage) -> None:
     keys = PublishKeys(CLUSTER)
-    with stage.presence() as presence, stage.hands(presence):
+    with stage.presence() as presence, stage.worker(presence):
         node = presence.node
         holds = []
         for attempt in ("a1", "a2"):
@@ -284,16 +286,16 @@ def test_what_a_dead_runner_left_of_ended_attempts_is_deleted_and_open_ones_stay
     assert stage.rows_left() == []
 
 
-@pytest.mark.parametrize("point", ["runner.round.before", "runner.round.after"])
+@pytest.mark.parametrize("point", ["futures.round.before", "futures.round.after"])
 def test_a_crash_point_in_the_loop_ends_the_hands_and_whoever_waits_is_told(stage: Stage, point: str) -> None:
     task = part(0, stage.folder)
     with (
         stage.presence(leave=False) as presence,
-        stage.hands(presence) as hands,
+        stage.worker(presence) as worker,
         crash.armed(point),
         pytest.raises(Crashed),
     ):
-        list(stage.parts(hands).run([task]))
+        list(stage.parts(worker).run([task]))
     with stage.runner():
         assert made(list(stage.parts().run([task]))) == ["0"]
     assert stage.notes().count("ended 0 1") + stage.notes().count("ended 0 3") == 1
@@ -301,8 +303,8 @@ def test_a_crash_point_in_the_loop_ends_the_hands_and_whoever_waits_is_told(stag
 
 def test_a_crash_point_in_a_turn_stands_for_the_death_of_the_process(stage: Stage) -> None:
     task = part(0, stage.folder)
-    with stage.presence(leave=False) as presence, stage.hands(presence) as hands:
-        parts = PartFutures(stage.store, CLUSTER, KEY, crashing, objects=stage.objects, check=hands.check)
+    with stage.presence(leave=False) as presence, stage.worker(presence) as worker:
+        parts = PartFutures(stage.store, CLUSTER, KEY, crashing, objects=stage.objects, check=worker.check)
         with crash.armed("tests.part"), pytest.raises(Crashed):
             list(parts.run([task]))
         assert isinstance(stage.row(task), Claimed)

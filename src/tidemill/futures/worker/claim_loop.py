@@ -1,0 +1,375 @@
+"""The claim loop: keeps the claims that a node has in the store in step with the jobs that run here.
+
+A worker process, the worker inside a runner and a simulated worker all use this loop. They differ in where
+jobs run, which is behind the `Executor` port: child processes, threads, or planned events.
+
+One thread calls `turn` again and again, and waits for at most `pause_s` in between. A turn writes results and
+pending writes, claims what the executor has room for, loads it, hands it to the executor, and obeys commands
+from the node's inbox. Why this is safe:
+
+- Every write checks the claim, and the node's lease, in its own transaction. A stale node is refused.
+- A lost lease drops everything that was claimed under it (FUT-55). The node joins again under a higher epoch.
+- After it joins, and every half minute, the node gives back claims in its name that it does not know
+  (FUT-38): of an earlier boot, of a lost lease, or of a commit whose outcome was unknown.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tidemill import crash
+from tidemill.clock import Clock
+from tidemill.cluster.nodes import Node
+from tidemill.errors import StoreError
+from tidemill.futures.protocol import inbox
+from tidemill.futures.protocol.claim import LEAST_LEFT_US, Claim
+from tidemill.futures.protocol.states import FutureState
+from tidemill.futures.worker.events import ClaimsGivenBack, WorkDropped
+from tidemill.futures.worker.job_loader import JobLoader
+from tidemill.futures.worker.jobs import ClaimRequest, Job
+from tidemill.futures.worker.ledger import Ledger, result_of
+from tidemill.futures.worker.store_session import DEFAULT_PAUSES, Pauses, StoreSession
+
+CLAIM_MARGIN_S = LEAST_LEFT_US / 1_000_000 + 0.1
+"""How much of its lease a node must have left to claim: what the store requires, and the way there."""
+
+INBOX_EVERY_S = 0.020
+
+
+class NodeLease(Protocol):
+    """A node's lease on its entry in the node list, as its holder knows it."""
+
+    @property
+    def node(self) -> Node:
+        """Our entry; its id and epoch fence every write."""
+        ...
+
+    def alive(self) -> bool:
+        """May we act as this node, by our own clock?"""
+        ...
+
+    def accepts(self) -> bool:
+        """May we take anything new?"""
+        ...
+
+    def left_s(self) -> float:
+        """For how long, at least, the store will take us for alive."""
+        ...
+
+
+class Executor(ABC):
+    """Runs the jobs that a claim loop gives it. It reports how each ended to the node's `Ledger`.
+
+    `room_changed` says that a job may fit now that did not fit before; the loop clears it when it claims.
+    """
+
+    room_changed = True
+
+    @abstractmethod
+    def request(self) -> ClaimRequest | None:
+        """What could be taken on now; None for nothing."""
+
+    @abstractmethod
+    def start(self, jobs: Sequence[Job]) -> None:
+        """Take over jobs that were claimed."""
+
+    @abstractmethod
+    def interrupt(self, job: Job) -> None:
+        """End a job that was asked to end (FUT-56); `job.ending` says why."""
+
+    @abstractmethod
+    def drain(self, by: float) -> None:
+        """Give back what has not begun, and what has not ended by this time. Called each turn of a drain."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """End everything: the lease is over, and nothing is written any more."""
+
+    def place(self) -> None:
+        """Give jobs that were taken over to free slots."""
+
+    def settled(self, job: Job, state: FutureState | None) -> None:
+        """A job's claim has ended and its future is in this state now; None if it had ended before."""
+
+    def recover(self, node: Node) -> int:
+        """The node has joined: end the claims that its earlier lives left; how many."""
+        return 0
+
+    def refresh(self) -> None:
+        """Called about once a second while the store answers."""
+
+    def claimed(self, *, starved: bool, took_s: float) -> None:
+        """A round took so long; `starved` if a future that a waiting task awaits did not fit."""
+
+    def old_results(self, age_s: float) -> list[str]:
+        """Names of results that this node has kept outside of the store for so long."""
+        return []
+
+    def delete_result(self, name: str) -> None:
+        """Delete a result that this node keeps outside of the store."""
+
+
+class ClaimLoop:
+    """Claims futures for one node and writes how they ended.
+
+    Args:
+        ledger: the node's claims.
+        lease: the node's lease.
+        executor: runs the jobs.
+        clock: the source of time.
+        pauses: shorter ones where leases are short.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        lease: NodeLease,
+        executor: Executor,
+        clock: Clock,
+        pauses: Pauses = DEFAULT_PAUSES,
+    ) -> None:
+        self.ledger = ledger
+        self.epoch = 0  # the node's epoch under which all jobs were claimed; 0 for none
+        self._lease = lease
+        self._executor = executor
+        self._clock = clock
+        self._session = StoreSession(ledger, clock, pauses)
+        self._loader = JobLoader(ledger.store, ledger.keys)
+        self._unloaded: list[
+            tuple[Claim, bytes | None]
+        ] = []  # claimed, not loaded yet; with the spec if read
+        self._drain_by: float | None = None
+        self._lost = False  # the lease was over for a moment, even if it has been renewed since
+        self._wakeup = True  # there is something to claim, by what the store told
+        self._full = False  # the last round claimed as much as it could: there may be more
+        self._mail = True  # there may be a command
+        self._mail_at = 0.0
+
+    # --- called by other threads
+
+    def on_work(self) -> None:
+        """A wakeup of the store: there is something to claim."""
+        self._wakeup = True
+
+    def on_mail(self) -> None:
+        """A wakeup of the store: there is a command."""
+        self._mail = True
+
+    def is_lost(self) -> bool:
+        """Is the lease over under which our jobs were claimed?"""
+        return bool(self.epoch) and not (self._lease.alive() and self._lease.node.epoch == self.epoch)
+
+    def lose(self) -> None:
+        """Drop everything in the next turn, even if the lease is good again by then."""
+        self._lost = True
+
+    def drain(self, by: float) -> None:
+        """Claim nothing new; give back what has not ended by this time of the monotonic clock (CLU-25)."""
+        self._drain_by = by
+
+    @property
+    def drain_by(self) -> float | None:
+        return self._drain_by
+
+    @property
+    def is_drained(self) -> bool:
+        """Is the node draining, and has it written everything?"""
+        return self._drain_by is not None and self.ledger.is_clear and not self._unloaded
+
+    # --- called by the thread of the loop
+
+    def turn(self) -> None:
+        """Bring the store in step with the executor, and the executor with the store."""
+        if self._drain_by is not None:
+            self._executor.drain(self._drain_by)
+        if self._lost or self.is_lost():
+            self._drop()
+        if self._lease.alive():
+            node = self._lease.node
+            self._session.run(node, lambda: self._exchange(node), self._refused)
+            self._executor.place()
+            self._read_mail(node)
+
+    def pause_s(self) -> float:
+        """How long the thread may wait for its executor before the next turn."""
+        now = self._clock.monotonic()
+        if self._session.rests:
+            return self._session.retry_at - now
+        if not self._lease.alive():
+            return self._session.pauses.lease_s
+        if self.ledger.has_writes or self._unloaded:
+            return 0.0
+        if self._wants_claims and self._request() is not None:
+            return 0.0
+        next_at = self._session.poll_at
+        if self._mail:
+            next_at = min(next_at, self._mail_at)
+        return max(0.0, next_at - now)
+
+    # --- the lease
+
+    def _drop(self) -> None:
+        """Our lease is over: stop everything, write nothing (FUT-55)."""
+        self._lost = False
+        if not self.epoch:
+            return
+        self.epoch = 0
+        dropped = len(self.ledger.jobs)
+        self._executor.drop()
+        self._unloaded.clear()
+        self.ledger.drop()
+        self.ledger.emit(WorkDropped(node=self.ledger.node_id, tasks=dropped))
+
+    def _joined(self, node: Node) -> None:
+        """We are in the node list, for the first time or again: claims in our name are not ours."""
+        given_back = self._executor.recover(node) + self._strays(node)
+        self._emit_given_back(given_back)
+        self._session.audited()
+        self.epoch = node.epoch
+
+    def _refused(self, listed: bool) -> None:
+        """The store refused us: our lease is over, or too little of it was left to claim."""
+        if not listed:
+            self._drop()
+
+    # --- the store
+
+    def _exchange(self, node: Node) -> None:
+        if self.epoch != node.epoch:
+            self._joined(node)
+        if self._session.is_poll_due():
+            self._wakeup = self._mail = True
+            self._executor.refresh()
+        self._round(node)
+        if self._unloaded:
+            self._load()
+        self._write(node)
+        if self._session.is_audit_due():
+            self._audit(node)
+
+    @property
+    def _wants_claims(self) -> bool:
+        return self._wakeup or self._full or self._executor.room_changed
+
+    def _request(self) -> ClaimRequest | None:
+        """What to claim now: nothing while we drain, or when too little of our lease is left."""
+        lease = self._lease
+        if self._drain_by is not None or not lease.accepts() or lease.left_s() <= CLAIM_MARGIN_S:
+            return None
+        request = self._executor.request()
+        if request is None or request.limit <= len(self._unloaded):
+            return None
+        return request._replace(limit=request.limit - len(self._unloaded))
+
+    def _round(self, node: Node) -> None:
+        """Write results and claim what fits, in one transaction."""
+        woken = self._wakeup
+        request = self._request() if self._wants_claims else None
+        if request is None and not self.ledger.results:
+            return
+        if request is not None:
+            self._executor.room_changed = self._wakeup = False
+        results = self.ledger.next_results()
+        done = [result_of(job, result, node) for job, result in results]
+        began = self._clock.monotonic()
+        crash.point("futures.round.before")
+        try:
+            found = self.ledger.round(node, done, request)
+        except BaseException:
+            self.ledger.results = results + self.ledger.results
+            self._executor.room_changed = True
+            raise
+        crash.point("futures.round.after")
+        for (job, _), item, written in zip(results, done, found.written, strict=True):
+            if written:
+                self._settled(job, FutureState.REALIZED)
+            else:
+                self.ledger.realize(job, item)
+        if request is not None:
+            self._full = len(found.claims) >= request.limit
+        self._executor.claimed(starved=found.starved, took_s=self._clock.monotonic() - began)
+        if found.claims:
+            self._unloaded += zip(found.claims, found.specs or [None] * len(found.claims), strict=True)
+        elif woken and self.ledger.forget_lanes():
+            self._executor.room_changed = True  # there was a wakeup and nothing: perhaps in a new lane
+
+    def _load(self) -> None:
+        """Load what was claimed. If the store does not answer, the claims are kept for the next turn."""
+        claims = [claim for claim, _ in self._unloaded]
+        specs = [spec for _, spec in self._unloaded]
+        loaded = self._loader.load(claims, specs if None not in specs else ())
+        self._unloaded.clear()
+        jobs = self.ledger.jobs
+        for job, missing in loaded.blocked:
+            jobs[job.id] = job
+            self.ledger.block(job, missing)
+        for job in loaded.ready:
+            jobs[job.id] = job
+        self._executor.start(loaded.ready)
+
+    def _write(self, node: Node) -> None:
+        while self.ledger.pending:
+            crash.point("futures.pending.before")
+            for job, row in self.ledger.write_pending(node):
+                self._settled(job, row.state if row is not None else None)
+            crash.point("futures.pending.after")
+        if self.ledger.unnotified:
+            self.ledger.notify_dependents()
+        self.ledger.write_statuses(self._clock.monotonic())
+
+    def _settled(self, job: Job, state: FutureState | None) -> None:
+        self.ledger.forget(job)
+        self._executor.settled(job, state)
+
+    # --- compared with the store
+
+    def _audit(self, node: Node) -> None:
+        """Give back claims that we do not know (FUT-38), and delete results that the store does not know."""
+        self._emit_given_back(self._strays(node, known=True))
+        age_s = self._session.pauses.audit_s
+        for name in self.ledger.unknown_segments(node, self._executor.old_results(age_s)):
+            self._executor.delete_result(name)
+        self._session.audited()
+
+    def _strays(self, node: Node, *, known: bool = False) -> int:
+        jobs = self.ledger.jobs if known else {}
+        return all_pages(lambda: self.ledger.strays(node, jobs))
+
+    def _emit_given_back(self, claims: int) -> None:
+        if claims:
+            self.ledger.emit(ClaimsGivenBack(node=self.ledger.node_id, claims=claims))
+
+    def _read_mail(self, node: Node) -> None:
+        """Obey commands, after jobs were started: they only hurry what the rows say."""
+        now = self._clock.monotonic()
+        if not self._mail or now < self._mail_at or self._session.rests or node.epoch != self.epoch:
+            return
+        self._mail = False
+        self._mail_at = now + INBOX_EVERY_S
+        try:
+            commands = self.ledger.commands(node)
+        except StoreError as error:
+            self._mail = True
+            self._session.failed(error)
+            return
+        for command in commands:
+            match command:
+                case inbox.End():
+                    self._end(command)
+                case inbox.Free():
+                    self._executor.delete_result(command.name)
+
+    def _end(self, command: inbox.End) -> None:
+        job = self.ledger.jobs.get(command.id)
+        if job is not None and job.claim.epoch == command.epoch and not job.ending:
+            job.ending = command.why
+            self._executor.interrupt(job)
+
+
+def all_pages(page: Callable[[], tuple[int, bool]]) -> int:
+    """Call a function that works in pages until there are no more; how many items there were."""
+    total, more = page()
+    while more:
+        count, more = page()
+        total += count
+    return total
