@@ -1,0 +1,202 @@
+"""Every kind of row in the store, with the type that its room reads and writes it by.
+
+`decoded` reads a row and writes it again: the bytes must be the same. So a field that got another name fails,
+although a decoder would take it for a default.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tidemill.arcs import asks, declarations
+from tidemill.arcs import rows as arc_rows
+from tidemill.cluster.leases import Lease
+from tidemill.cluster.nodes import Node
+from tidemill.cluster.partitions import Map, Partition, Standing
+from tidemill.futures import actors, inbox, limits
+from tidemill.futures import rows as future_rows
+from tidemill.lots import datasets, events, lots, producers, staging
+from tidemill.publish import attempts
+from tidemill.sources import files, holdings, stretches, windows
+from tidemill.sources.listing import Found
+from tidemill.store.keys import Part, Version, pack, unpack
+from tidemill.store.port import read_counter, write_counter
+from tidemill.triggers import schedules, subscriptions, templates
+from tidemill.views.certify.certificates import Certificate
+from tidemill.views.steps import commits, groups, records
+from tidemill.views.steps import retired as retired_views
+
+Codec = tuple[Callable[[bytes], Any], Callable[[Any], bytes]]
+Key = tuple[Part, ...]
+
+
+def _packed(kind: Any) -> Codec:
+    return msgspec.msgpack.Decoder(kind).decode, msgspec.msgpack.encode
+
+
+def _nothing(raw: bytes) -> None:
+    if raw:
+        raise ValueError(f"a row without a value has {raw!r}")
+
+
+def _future_id(raw: bytes) -> bytes:
+    if len(raw) != 16:
+        raise ValueError(f"{raw!r} is not the id of a future")
+    return raw
+
+
+def _is_key(raw: bytes) -> bytes:
+    unpack(raw)
+    return raw
+
+
+EMPTY: Codec = (_nothing, lambda _: b"")
+TEXT: Codec = (bytes.decode, str.encode)
+RAW: Codec = (bytes, bytes)
+COUNTER: Codec = (read_counter, write_counter)
+FUTURE_ID: Codec = (_future_id, bytes)
+KEY: Codec = (_is_key, bytes)
+"""A place in the key space, or nothing."""
+
+_INT = _packed(int)
+
+# A space, and the types of its key's parts.
+SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
+    # cluster
+    ("config", (str,)): _INT,
+    ("config", (str, str)): _packed(Any),
+    ("lease", (str,)): _packed(Lease),
+    ("lease", (str, str)): _packed(Lease),
+    ("lease", (str, str, int)): _packed(Lease),
+    ("vacancies", ()): COUNTER,
+    ("node", (str,)): _packed(Node),
+    ("node-expiry", (int, str)): EMPTY,
+    ("node-version", ()): COUNTER,
+    ("part", (str, str)): _packed(Partition),
+    ("part-expiry", (str, int, str)): _packed(Standing),
+    ("part-floor", (str,)): _INT,
+    ("map", (str,)): _packed(Map),
+    # futures
+    ("spec", (bytes,)): _packed(future_rows.Spec),
+    ("future", (bytes,)): _packed(future_rows.AnyRow),
+    ("lane", (str, str, int)): EMPTY,
+    ("ready", (str, str, int, int, bytes)): _packed(future_rows.Ask),
+    ("assigned", (str, int, int, int, bytes)): _packed(future_rows.Ask),
+    ("own", (str, bytes)): EMPTY,
+    ("dep", (bytes, bytes)): RAW,
+    ("cursor", (bytes,)): KEY,
+    ("error", (bytes,)): _packed(future_rows.Failure),
+    ("copy", (bytes, str)): _packed(future_rows.Result),
+    ("key", (str,)): FUTURE_ID,
+    ("key", (bytes,)): FUTURE_ID,
+    ("code", (bytes,)): RAW,
+    ("limit", (str,)): _packed(limits.Limit),
+    ("running", (str,)): COUNTER,
+    ("deadline", (int, bytes)): EMPTY,
+    ("stranded", (bytes,)): EMPTY,
+    ("hold", (str, bytes)): EMPTY,
+    ("pin", (bytes, str)): EMPTY,
+    ("inbox", (str, Version)): _packed(inbox.Command),
+    ("garbage", (str,)): EMPTY,
+    ("loose", (bytes,)): KEY,
+    ("task", (str, str)): FUTURE_ID,
+    ("actor", (bytes,)): _packed(actors.Actor),
+    ("hosted", (str, bytes)): EMPTY,
+    ("call", (bytes, int)): FUTURE_ID,
+    ("status", (bytes,)): TEXT,
+    ("swept", ()): KEY,
+    ("part-future", (str, str)): FUTURE_ID,
+    # lots
+    ("dataset", (str, str)): _packed(datasets.Dataset),
+    ("columns", (str, str, int)): TEXT,
+    ("head", (str, str)): _INT,
+    ("append-number", (str, str)): _INT,
+    ("lot", (str, str, str)): _packed(lots.LotRow),
+    ("replaced", (str, str, str, int)): _packed(lots.LotRow),
+    ("crumbled", (str, str, str)): EMPTY,
+    ("retired", (int, str, str, str, int, int)): TEXT,
+    ("lot-event", (str, str, int)): _packed(events.LotEvent),
+    ("producer", (str, str, str)): _INT,
+    ("receipt", (str, str, str, int)): _packed(producers._Kept),
+    ("interval", (str, str)): _packed(staging.Interval),
+    ("closing", (int, str, str)): TEXT,
+    ("staged", (str, str, str, Version)): _packed(staging.Staged),
+    ("spent", (str, str, str)): EMPTY,
+    # triggers
+    ("subscription", (str,)): _packed(subscriptions.AnyRow),
+    ("subscription-floor", (str,)): _INT,
+    ("due", (int, str)): _packed(tuple[int, bool]),
+    ("owed", (str,)): _packed(tuple[int, int]),
+    ("unready", (int, str)): _INT,
+    ("subscriber", (str, str, str)): EMPTY,
+    ("wake", (str, str)): EMPTY,
+    ("waking", (str, str)): TEXT,
+    ("wake-round", ()): KEY,
+    ("template", (str,)): _packed(templates.Template),
+    ("templating", (str,)): RAW,
+    ("heap-form", ()): TEXT,
+    ("heap-rebuild", ()): KEY,
+    ("heap", (int, str, int)): EMPTY,
+    ("cron", (str,)): _packed(schedules.Entry),
+    ("cron-due", (int, str)): EMPTY,
+    ("alarm", (str, str)): _INT,
+    ("alarm-due", (int, str, str)): EMPTY,
+    # publish
+    ("attempt", (str,)): _packed(attempts.AnyAttempt),
+    ("attempt-part", (str, int)): TEXT,
+    ("attempt-of", (str, str, int, str)): EMPTY,
+    ("attempt-open", (str,)): EMPTY,
+    ("attempt-sweep", (int, str)): EMPTY,
+    # arcs
+    ("arc", (str,)): _packed(declarations.ArcSpec),
+    ("arc-lot", (str, str, int)): _packed(arc_rows.AnyLot),
+    ("arc-running", (str, str, int)): _packed(arc_rows.Holder),
+    ("arc-trouble", (str, str, int)): TEXT,
+    ("arc-ask", (str, str, int)): _packed(asks._Row),
+    ("arc-barrier", (str, str)): _INT,
+    ("arc-grace", (str, int, str)): EMPTY,
+    # sources
+    ("source-file", (str, str)): _packed(files.TakenFile),
+    ("source-window-number", (str,)): _INT,
+    ("source-window", (str, int)): _packed(windows.AnyWindow),
+    ("source-window-page", (str, int, int)): _packed(list[Found]),
+    ("source-window-open", (str, int)): EMPTY,
+    ("source-stretches", (str,)): _packed(stretches.Arranged),
+    ("source-address", (str,)): _packed(tuple[int, str]),
+    ("source-seen", (str, int, str)): _packed(stretches.Seen),
+    ("source-mark", (str, str)): RAW,
+    ("source-trouble", (str, str)): TEXT,
+    ("source-tending", (str, str)): _packed(holdings.Report),
+    # views
+    ("certificate", (str,)): _packed(Certificate),
+    ("circuit", (str,)): TEXT,
+    ("step-last", (str,)): _packed(records.Last),
+    ("step-record", (str, int)): _packed(records.Record),
+    ("step-base", (str, str, str)): _INT,
+    ("step-range", (str, str, str, int)): _INT,
+    ("group", (str, str)): _packed(groups.Group),
+    ("group-step", (str, str, int)): _packed(commits.StepRow),
+    ("retired", (str, str)): _packed(retired_views.Retired),
+    ("group-gone", (str, str, str)): EMPTY,
+    ("pin", (str, str)): _INT,
+}
+
+
+def decoded(key: bytes, value: bytes, cluster: str) -> tuple[str, Any]:
+    """The kind of a row, and what is in it; `ValueError` unless it is written as it was read."""
+    name, space, *parts = unpack(key)
+    if name != cluster or pack((name, space, *parts)) != key:
+        raise ValueError(f"the key {key!r} is not of the cluster {cluster}")
+    kind = (str(space), tuple(type(part) for part in parts))
+    if kind not in SPACES:
+        raise ValueError(f"no room has rows under {unpack(key)}")
+    decode, encode = SPACES[kind]
+    try:
+        row = decode(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ValueError(f"the row {unpack(key)} cannot be read: {error}") from error
+    again = encode(row)
+    if again != value:
+        raise ValueError(f"the row {unpack(key)} is written as {again!r}, and was {value!r}")
+    return kind[0], row

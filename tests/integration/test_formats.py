@@ -1,0 +1,100 @@
+"""Open a home that an earlier release stored: read all of it, and go on with it.
+
+`tests/formats` says what is in it. A failure here means that this release cannot open the homes of users, or
+rebuilds their state: fix the code, not the recorded values. A new format gets a second home; this one stays.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import tidemill as tm
+from tests.formats import history, home, reading
+from tests.formats.futures import LARGE
+from tidemill.errors import UpstreamDependencyFailed
+from tidemill.events import Event
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LONG_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("frozen")
+    home.unpack(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def frozen(root: Path, spark: "SparkSession") -> Iterator[tm.Pipeline]:
+    with home.opened(root, spark, history.STEPS) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def recorded() -> home.Recorded:
+    return home.recorded()
+
+
+# These run in their order: the last one goes on with the home.
+
+
+def test_every_row_of_the_store_is_read_and_would_be_written_as_it_is(
+    frozen: tm.Pipeline, recorded: home.Recorded
+) -> None:
+    assert reading.row_kinds(frozen) == recorded["rows"]
+
+
+def test_every_object_is_read_and_would_be_written_as_it_is(
+    frozen: tm.Pipeline, recorded: home.Recorded
+) -> None:
+    assert reading.objects_of(frozen.site.objects) == recorded["objects"]
+
+
+def test_tables_and_traces_hold_what_they_held_and_nothing_is_to_be_rebuilt(
+    frozen: tm.Pipeline, recorded: home.Recorded
+) -> None:
+    found = home.observed(frozen)
+    for what, expected in recorded["home"].items():
+        assert found[what] == expected, what
+
+
+def test_one_more_step_follows_the_change_alone(
+    frozen: tm.Pipeline, root: Path, recorded: home.Recorded
+) -> None:
+    events: list[Event] = []
+    found = home.stepped(frozen, root, events)
+    assert found["loaded"] == []
+    for what, expected in recorded["step"].items():
+        assert found[what] == expected, what
+
+
+def test_futures_resume(tmp_path: Path, recorded: home.Recorded) -> None:
+    home.unpack(tmp_path)
+    with tm.connect(home=tmp_path / "home", workers=2) as client:
+        made = {name: client.future(one) for name, one in recorded["futures"].items()}
+
+        def result(name: str) -> object:
+            return made[name].result(timeout=LONG_S)
+
+        # stored
+        assert [result(name) for name in ("inline", "keyed", "retried")] == [3, 6, "done"]
+        assert result("dependent") == LARGE
+        assert result("put") == {"small": [1, 2.5, None]}
+        assert (result("large"), result("put large")) == ("y" * LARGE, "p" * LARGE)
+        assert result("lost actor's call") == 42
+        assert isinstance(made["refused"].exception(timeout=LONG_S), LookupError)
+        assert isinstance(made["upstream"].exception(timeout=LONG_S), UpstreamDependencyFailed)
+        assert client.described(made["killer"])[1] == "quarantined"
+        assert client.described(made["cancelled"])[1] == "cancelled"
+        assert client.described(made["unsatisfiable"])[1] == "unsatisfiable"
+        (upstream,) = client.lineage(made["dependent"]).children
+        assert upstream.name == "tests.formats.tasks.repeated"
+        # submitted, and run now
+        assert (result("pending"), result("blocked"), result("claimed")) == (30, 31, "went on")
+        assert (result("actor's call"), result("actor's second call")) == (8, 38)
+        assert result("local") == "z" * LARGE, "computed again: its worker is gone"
