@@ -18,11 +18,12 @@ import tidemill as tm
 from tests.formats import history, pipeline, reading
 from tidemill.clock import SYSTEM, Clock
 from tidemill.events import Event
-from tidemill.futures import rows
 from tidemill.futures.home import CLUSTER
-from tidemill.futures.keys import FutureKeys
+from tidemill.futures.protocol import rows
+from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.store import Tx
-from tidemill.store.sqlite import Machine, SqliteStore
+from tidemill.store.sqlite import SqliteStore
+from tidemill.store.sqlite.location import Machine
 from tidemill.testing.fake_clock import ShiftedClock
 from tidemill.views.steps.events import StepCommitted, StepTimed
 

@@ -1,4 +1,7 @@
-"""The pipeline of the frozen home. The stored home refers to these names, schemas and queries: do not edit.
+"""Declare the pipeline of the frozen home.
+
+The home stores these names, schemas, queries and digests, so they must not change. Adapt only how they are
+declared, when the API changes.
 
 Arcs and view functions are `operator.methodcaller` objects: the digest of their code does not depend on the
 byte code of a Python release, so the stored digests hold on every one.
@@ -140,8 +143,8 @@ def declare(root: Path, spark: Any, *, first: bool = False, **options: Any) -> t
     pipeline.view("unique_rows", methodcaller("distinct"), reads="regions", keyed_by="region")
     pipeline.view("sorted_rows", methodcaller("orderBy", "region"), reads="regions", full=True)
     pipeline.view("always_full", "SELECT region, count(*) AS n FROM sales GROUP BY region", refresh="full")
-    pipeline.view("slow", OTHER_GROUPS["slow"], group="slow", cadence="PT1H")
-    pipeline.view("nightly", OTHER_GROUPS["nightly"], group="nightly", cron="0 3 * * *")
+    pipeline.view("slow", OTHER_GROUPS["slow"], group="slow", pace=tm.Pace(cadence="PT1H"))
+    pipeline.view("nightly", OTHER_GROUPS["nightly"], group="nightly", pace=tm.Pace(cron="0 3 * * *"))
     pipeline.view("paused", OTHER_GROUPS["paused"], group="paused")
     if first:
         pipeline.view("old", "SELECT region, max(amount) AS most FROM sales GROUP BY region")
@@ -204,6 +207,8 @@ def _declare_arcs(pipeline: tm.Pipeline, *, first: bool) -> None:
     arc(reads="stock", writes="stock_lots", changes="linear", enabled=False, name="waiting")(
         methodcaller("where", "n > 1")
     )
-    arc(reads="sales", writes="timed_lots", cron="0 4 * * *", name="timed")(methodcaller("select", "id"))
+    arc(reads="sales", writes="timed_lots", pace=tm.Pace(cron="0 4 * * *"), name="timed")(
+        methodcaller("select", "id")
+    )
     if first:
         arc(reads="sales", writes="dropped_lots", name="dropped")(methodcaller("select", "id", "day"))

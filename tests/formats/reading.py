@@ -15,7 +15,7 @@ from tests.formats import store_rows
 from tidemill.lots import layout, manifest
 from tidemill.objects import Objects
 from tidemill.pipeline.chaining import chain_of
-from tidemill.pipeline.plan import Plan
+from tidemill.pipeline.plan.plan import Plan
 from tidemill.store import Store
 from tidemill.views.steps import groups
 from tidemill.views.trace.cache import Cache

@@ -14,12 +14,12 @@ from tidemill.arcs import rows as arc_rows
 from tidemill.cluster.leases import Lease
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.partitions import Map, Partition, Standing
-from tidemill.futures import actors, inbox, limits
-from tidemill.futures import rows as future_rows
+from tidemill.futures.protocol import actors, inbox, limits
+from tidemill.futures.protocol import rows as future_rows
 from tidemill.lots import datasets, events, lots, producers, staging
 from tidemill.publish import attempts
-from tidemill.sources import files, holdings, stretches, windows
-from tidemill.sources.listing import Found
+from tidemill.sources import listing_shards, taken_files, topic_partitions, windows
+from tidemill.sources.listing import ListedFile
 from tidemill.store.keys import Part, Version, pack, unpack
 from tidemill.store.port import read_counter, write_counter
 from tidemill.triggers import schedules, subscriptions, templates
@@ -157,17 +157,17 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("arc-barrier", (str, str)): _INT,
     ("arc-grace", (str, int, str)): EMPTY,
     # sources
-    ("source-file", (str, str)): _packed(files.TakenFile),
+    ("source-file", (str, str)): _packed(taken_files.TakenFile),
     ("source-window-number", (str,)): _INT,
     ("source-window", (str, int)): _packed(windows.AnyWindow),
-    ("source-window-page", (str, int, int)): _packed(list[Found]),
+    ("source-window-page", (str, int, int)): _packed(list[ListedFile]),
     ("source-window-open", (str, int)): EMPTY,
-    ("source-stretches", (str,)): _packed(stretches.Arranged),
+    ("source-stretches", (str,)): _packed(listing_shards.ShardLayout),
     ("source-address", (str,)): _packed(tuple[int, str]),
-    ("source-seen", (str, int, str)): _packed(stretches.Seen),
+    ("source-seen", (str, int, str)): _packed(listing_shards.ShardListed),
     ("source-mark", (str, str)): RAW,
     ("source-trouble", (str, str)): TEXT,
-    ("source-tending", (str, str)): _packed(holdings.Report),
+    ("source-tending", (str, str)): _packed(topic_partitions.MemberReport),
     # views
     ("certificate", (str,)): _packed(Certificate),
     ("circuit", (str,)): TEXT,
