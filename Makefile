@@ -19,7 +19,7 @@ PYTEST = scratch=$$(scripts/make-scratch); trap 'rm -rf "$$scratch"' EXIT; \
 
 # --- verbs ------------------------------------------------------------------------------------------------
 
-.PHONY: help demo test check format crash fuzz bench docs constraints clean servers
+.PHONY: help demo test check matrix format crash fuzz bench docs constraints clean servers
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ check: $(VENV)/.installed  ## lint, format, types, layers
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+
+matrix: $(VENV)/.installed  ## a selection of tests under every supported Python and Spark (ARGS="--only 3.12/4.2")
+	@JOBS=$(JOBS) $(BIN)/python -m tests.matrix $(ARGS)
 
 format: $(VENV)/.installed  ## mend what ruff can mend
 	@$(BIN)/ruff check --fix --quiet || true

@@ -1,7 +1,8 @@
 """The Arrow types in which kernels see Spark's types; some they do not see at all (DBSP-21)."""
 
 import functools
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 @functools.cache
 def arrow_of(kind: str) -> pa.DataType:
     """The Arrow type of a Spark type, as Spark's analysis writes it; `TypeRefused` says why there is none."""
-    from pyspark.sql.pandas.types import to_arrow_type
-
     try:
         inner = _type_of(kind)
     except Exception as error:
@@ -26,7 +25,17 @@ def arrow_of(kind: str) -> pa.DataType:
     why = why_not_native(of_type(inner))
     if why:
         raise TypeRefused(f"no kernel takes {why}", hint="the view is recomputed")
-    return to_arrow_type(inner, timezone="UTC")
+    return _in_utc()(inner)
+
+
+@functools.cache
+def _in_utc() -> "Callable[[DataType], pa.DataType]":
+    """Return Spark's own conversion with timestamps in UTC, which older versions give without an argument."""
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    if "timezone" in inspect.signature(to_arrow_type).parameters:
+        return functools.partial(to_arrow_type, timezone="UTC")
+    return to_arrow_type
 
 
 def struct_of(names: Sequence[str], kinds: Sequence[str]) -> "StructType":
