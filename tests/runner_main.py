@@ -15,6 +15,7 @@ import msgspec
 from tests import runner_parts
 from tests.worker_tasks import note
 from tidemill.clock import SYSTEM
+from tidemill.cluster.leases import LeaseTiming
 from tidemill.events import Event
 from tidemill.futures.home import Place
 from tidemill.futures.values.signatures import ClusterKey
@@ -120,8 +121,7 @@ if __name__ == "__main__":
             RunnerOptions(
                 names=frozenset({resource_of("shop")}),
                 threads=2,
-                ttl_s=given.ttl_s,
-                every_s=given.ttl_s / 5,
+                timing=LeaseTiming(given.ttl_s),
                 grace_s=given.grace_s,
                 most_pause_s=given.most_pause_s,
             ),

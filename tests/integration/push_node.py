@@ -14,6 +14,7 @@ from tests.unit.push_stage import SOURCE, TOKEN, convert
 from tidemill.clock import SYSTEM
 from tidemill.cluster import nodes
 from tidemill.cluster.keeper import Held, Keeper
+from tidemill.cluster.leases import LeaseTiming
 from tidemill.cluster.nodes import Node
 from tidemill.lots import datasets
 from tidemill.lots.datasets import Dataset
@@ -37,7 +38,7 @@ def main(url: str, folder: str, name: str) -> None:
     with open_store(url) as store:
         dataset = store.run(lambda tx: datasets.declare(tx, keys.publish.lots, ORDERS))
         node = store.run(lambda tx: nodes.join(tx, keys.publish.cluster, Node(id=name, epoch=0), 10**13))
-        keeper = Keeper(store, name, clock=SYSTEM, chance=chance, ttl_s=TTL_S, every_s=TTL_S / 5)
+        keeper = Keeper(store, name, clock=SYSTEM, chance=chance, timing=LeaseTiming(TTL_S))
         keeper.start()
         scope = Scope(store=store, cluster="c", objects=objects, node=node, chance=chance)
         target = SourceTarget(pipeline="shop", dataset=dataset, schema=dataset.schema, where="here")

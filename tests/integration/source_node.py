@@ -16,6 +16,7 @@ from typing import Any
 from tests.unit.sources_stage import BAD, ORDERS, QUARANTINE, SOURCE, PlainParts
 from tidemill.clock import SYSTEM
 from tidemill.cluster.keeper import Keeper
+from tidemill.cluster.leases import LeaseTiming
 from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost
 from tidemill.events import Event
@@ -127,9 +128,13 @@ def main(given: dict[str, Any]) -> None:
     with open_store(given["store"]) as store:
         here = Here(given, store)
         store.run(lambda tx: datasets.declare(tx, here.keys.publish.lots, DATASET))
-        ttl_s = given["ttl_s"]
         presence = OwnPresence(
-            store, CLUSTER, given["name"], clock=SYSTEM, chance=here.chance, ttl_s=ttl_s, every_s=ttl_s / 5
+            store,
+            CLUSTER,
+            given["name"],
+            clock=SYSTEM,
+            chance=here.chance,
+            timing=LeaseTiming(given["ttl_s"]),
         )
         presence.start()
         tell(ready=True)

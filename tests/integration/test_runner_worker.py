@@ -8,6 +8,7 @@ from tests.runner_parts import make, part
 from tests.workers import wait
 from tidemill import crash
 from tidemill.cluster import nodes
+from tidemill.cluster.leases import LeaseTiming
 from tidemill.crash import Crashed
 from tidemill.errors import LeaseLost
 from tidemill.futures.protocol.rows import Claimed, Failed, Realized, Unclaimed
@@ -232,11 +233,12 @@ def test_a_drain_lets_turns_end_within_the_grace_and_gives_the_rest_back(stage: 
 @pytest.mark.rule("FUT-49", "FUT-13")
 def test_a_new_life_of_a_killed_runner_takes_over_at_once(stage: Stage) -> None:
     task = part(0, stage.folder, go="go")
-    with stage.presence(leave=False, ttl_s=600.0, every_s=200.0) as first, stage.worker(first) as worker:
+    timing = LeaseTiming(600.0, 200.0)
+    with stage.presence(leave=False, timing=timing) as first, stage.worker(first) as worker:
         waiting = InThread(stage.parts(), [task])
         stage.wait_notes("began 0 1")
         worker.abandon()
-    with stage.presence(ttl_s=600.0, every_s=200.0) as second:
+    with stage.presence(timing=timing) as second:
         assert second.node.epoch == 2
         stage.touch("go")
         with stage.worker(second):

@@ -10,6 +10,7 @@ import pytest
 
 from tests import worker_tasks as tasks
 from tests.workers import TTL_S, Look, wait
+from tidemill.cluster.leases import LeaseTiming
 from tidemill.errors import CommitUnknown, StoreUnavailable
 from tidemill.futures.client.client import Client, connect
 from tidemill.futures.home import Place
@@ -66,7 +67,7 @@ class Unreliable(Store):
 def supervising(store: Unreliable, place: Place, *, slots: int = 1) -> Iterator[Supervisor]:
     hello = Hello(place.cluster, place.store, place.objects, place.key.secret, "n" * 24, 0, "", "")
     total = Capacity(cpu=4, ram=10**9)
-    settings = Settings(slots=slots, total=total, ttl_s=TTL_S, every_s=TTL_S / 5, cancel_grace_s=0.5)
+    settings = Settings(slots=slots, total=total, timing=LeaseTiming(TTL_S), cancel_grace_s=0.5)
     supervisor = Supervisor(store, hello, settings)
     thread = threading.Thread(target=supervisor.run)
     thread.start()

@@ -128,7 +128,7 @@ def no_margin(patch: pytest.MonkeyPatch) -> None:
     """The holder trusts that its clock runs exactly as fast as the store's."""
 
     def deadline(keeper: Keeper, sent: float) -> float:
-        return sent + keeper.ttl_s
+        return sent + keeper.timing.ttl_s
 
     patch.setattr(Keeper, "deadline", deadline)
 
@@ -136,7 +136,7 @@ def no_margin(patch: pytest.MonkeyPatch) -> None:
 @mutant(Fault.PAUSE, Fault.SLOW)
 def the_deadline_from_after_the_answer(patch: pytest.MonkeyPatch) -> None:
     def deadline(keeper: Keeper, sent: float) -> float:
-        return keeper.clock.monotonic() + keeper.ttl_s - keeper.margin_s
+        return keeper.timing.deadline(keeper.clock.monotonic())
 
     patch.setattr(Keeper, "deadline", deadline)
 

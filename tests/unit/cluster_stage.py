@@ -12,6 +12,7 @@ from tidemill.clock import Clock
 from tidemill.cluster import nodes, partitions
 from tidemill.cluster.holdings import HeldPartition, Holdings
 from tidemill.cluster.keys import ClusterKeys
+from tidemill.cluster.leases import LeaseTiming
 from tidemill.cluster.member import Member
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.partitions import Map, Partition
@@ -129,8 +130,7 @@ class Stage:
             clock=clock or self.clock,
             chance=self.chance,
             emit=self.events.append,
-            ttl_s=self.ttl_s,
-            every_s=self.ttl_s / 5,
+            timing=LeaseTiming(self.ttl_s),
             **options,
         )
         host.holdings = member.holdings

@@ -13,6 +13,7 @@ from tests.unit.lots_stage import Stage
 from tidemill.clock import SYSTEM, Clock
 from tidemill.cluster import nodes
 from tidemill.cluster.keeper import Held, Keeper
+from tidemill.cluster.leases import LeaseTiming
 from tidemill.cluster.nodes import Node
 from tidemill.errors import PushRefused
 from tidemill.events import Event
@@ -82,7 +83,7 @@ class PushStage:
         )
 
     def keeper(self, name: str = "n", ttl_s: float = 3600) -> Keeper:
-        return Keeper(self.store, name, clock=self.stage.clock, chance=self.chance, ttl_s=ttl_s)
+        return Keeper(self.store, name, clock=self.stage.clock, chance=self.chance, timing=LeaseTiming(ttl_s))
 
     def receiver(self, held: Held | None = None, *, start: bool = True, **limits: Any) -> PushReceiver:
         name = f"n{self.chance.getrandbits(60)}"

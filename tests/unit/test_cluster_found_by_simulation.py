@@ -6,6 +6,7 @@ from tests.unit.cluster_stage import GROUP, RecordingHost, Stage, is_lost
 from tidemill.cluster import nodes, partitions
 from tidemill.cluster.events import PartitionLost
 from tidemill.cluster.keeper import Held, Keeper
+from tidemill.cluster.leases import LeaseTiming
 from tidemill.cluster.partitions import Map, Partition
 from tidemill.cluster.states import MemberState
 from tidemill.errors import CommitUnknown, LeaseLost, StoreUnavailable
@@ -171,7 +172,7 @@ def test_the_end_of_a_former_life_does_not_let_go_of_the_next_one(stage: Stage) 
     def make_and_take_it_again() -> None:
         stage.store.run(lambda tx: partitions.remove_done(tx, stage.keys, GROUP, 10))
         stage.make_partitions(1)
-        stage.clock.advance(member.holdings.every_s if member.holdings else 0.0)
+        stage.clock.advance(member.holdings.timing.every_s if member.holdings else 0.0)
         member.tick()
         assert len(host.started) == 2
 
@@ -207,7 +208,7 @@ def test_a_partition_whose_time_was_seen_to_be_over_is_not_revived_by_a_renewal_
 
 @pytest.mark.rule("CLU-4")
 def test_a_lock_whose_time_was_seen_to_be_over_is_not_revived_by_a_renewal_on_its_way(stage: Stage) -> None:
-    keeper = Keeper(stage.store, "n1", clock=stage.clock, chance=stage.chance, ttl_s=15.0, every_s=3.0)
+    keeper = Keeper(stage.store, "n1", clock=stage.clock, chance=stage.chance, timing=LeaseTiming(15.0))
     held = keeper.acquire(stage.keys.lease["x"])
     assert isinstance(held, Held)
     stage.clock.advance(3.0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.cluster_stage import Stage, is_lost
 from tidemill.cluster import leases
 from tidemill.cluster.keeper import Held, Keeper
-from tidemill.cluster.leases import Busy, Lease
+from tidemill.cluster.leases import Busy, Lease, LeaseTiming
 from tidemill.cluster.member import random_id
 from tidemill.errors import LeaseLost, StoreUnavailable
 from tidemill.store import Tx
@@ -26,7 +26,9 @@ def stage() -> Stage:
 
 
 def keeper(stage: Stage, holder: str = "ann", clock: FakeClock | ShiftedClock | None = None) -> Keeper:
-    return Keeper(stage.store, holder, clock=clock or stage.clock, chance=random.Random(7), ttl_s=TTL_S)
+    return Keeper(
+        stage.store, holder, clock=clock or stage.clock, chance=random.Random(7), timing=LeaseTiming(TTL_S)
+    )
 
 
 def held(answer: Held | Busy) -> Held:
@@ -199,7 +201,7 @@ def test_a_node_whose_clocks_are_off_by_hours_gets_and_keeps_what_others_would(
 def test_a_holder_stops_before_the_lease_is_over_for_others(stage: Stage) -> None:
     ann = keeper(stage)
     lease = held(ann.acquire(key(stage)))
-    stage.clock.advance(TTL_S - ann.margin_s - 0.001)
+    stage.clock.advance(TTL_S - ann.timing.margin_s - 0.001)
     lease.check()
     stage.clock.advance(0.001)
     with pytest.raises(LeaseLost, match="deadline"):
@@ -218,13 +220,13 @@ def test_the_deadline_counts_from_before_the_renewal_was_sent(stage: Stage) -> N
     stage.trouble.interlude = slow
     sent = stage.clock.monotonic()
     lease = held(ann.acquire(key(stage)))
-    assert lease.deadline == sent + TTL_S - ann.margin_s
+    assert lease.deadline == sent + TTL_S - ann.timing.margin_s
     stage.clock.advance(3.0)
     stage.trouble.interlude = slow
     sent = stage.clock.monotonic()
     ann.tick()
     assert stage.clock.monotonic() == sent + slow_s
-    assert lease.deadline == sent + TTL_S - ann.margin_s
+    assert lease.deadline == sent + TTL_S - ann.timing.margin_s
 
 
 @pytest.mark.rule("CLU-4")
@@ -333,9 +335,9 @@ def test_a_keeper_with_nothing_left_does_not_spin(stage: Stage) -> None:
     lease = held(ann.acquire(key(stage)))
     lease.lost = True
     stage.clock.advance(100.0)
-    assert ann.tick() == ann.every_s
+    assert ann.tick() == ann.timing.every_s
     again = held(ann.acquire(key(stage)))
-    assert ann.tick() == ann.every_s, "renewed a period from now, not at once"
+    assert ann.tick() == ann.timing.every_s, "renewed a period from now, not at once"
     again.check()
 
 
@@ -357,7 +359,7 @@ def test_a_keeper_renews_from_a_thread_of_its_own_until_it_is_stopped(stage: Sta
         def monotonic(self) -> float:
             return stage.clock.monotonic()
 
-    ann = Keeper(stage.store, "ann", clock=Periods(), chance=random.Random(1), ttl_s=TTL_S)
+    ann = Keeper(stage.store, "ann", clock=Periods(), chance=random.Random(1), timing=LeaseTiming(TTL_S))
     lease = held(ann.acquire(key(stage)))
     ann.start()
     assert enough.wait(STUCK_S)

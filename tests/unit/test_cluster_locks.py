@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.cluster_stage import Stage, is_lost
 from tidemill.cluster.keeper import Held, Keeper
-from tidemill.cluster.leases import Busy
+from tidemill.cluster.leases import Busy, LeaseTiming
 from tidemill.cluster.locks import Lock, Semaphore
 from tidemill.errors import LeaseLost, LockTimeout, UsageError
 from tidemill.store import Watch
@@ -20,7 +20,7 @@ def stage() -> Stage:
 
 def keeper(stage: Stage, holder: str) -> Keeper:
     return Keeper(
-        stage.store, holder, clock=stage.clock, chance=random.Random(holder), ttl_s=15.0, every_s=3.0
+        stage.store, holder, clock=stage.clock, chance=random.Random(holder), timing=LeaseTiming(15.0)
     )
 
 
@@ -169,4 +169,4 @@ def test_a_lock_lasts_as_long_as_its_keeper_renews_it(stage: Stage) -> None:
             stage.clock.advance(ann.keeper.tick())
             mine.check()
     assert isinstance(stage.clock, FakeClock)
-    assert ann.keeper.tick() == ann.keeper.every_s
+    assert ann.keeper.tick() == ann.keeper.timing.every_s

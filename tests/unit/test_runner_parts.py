@@ -7,6 +7,7 @@ import pytest
 
 from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
+from tidemill.cluster.leases import LeaseTiming
 from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost, UsageError
 from tidemill.futures.home import Place
@@ -60,7 +61,7 @@ class Given:
         self.keys = ClusterKeys("c")
         self.ttl_us = int(ttl_s * SECOND_US)
         self.node = self.join(Node(id="n", epoch=0))
-        self.presence = GivenPresence(self.store, "c", self.node, clock=self.clock, ttl_s=ttl_s)
+        self.presence = GivenPresence(self.store, "c", self.node, clock=self.clock, timing=LeaseTiming(ttl_s))
 
     def join(self, node: Node) -> Node:
         return self.store.run(lambda tx: nodes.join(tx, self.keys, node, self.ttl_us))

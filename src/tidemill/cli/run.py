@@ -5,7 +5,7 @@ import msgspec
 
 from tidemill.cli.output import Output, json_option
 from tidemill.cli.pipeline import located, pipeline_option
-from tidemill.cluster.leases import RENEW_EVERY_S, TTL_S
+from tidemill.cluster.leases import TTL_S, LeaseTiming
 from tidemill.pipeline.child_process import MAIN, Asked, ask
 from tidemill.runner.part_futures import resource_of
 from tidemill.runner.supervisor import RunnerOptions, run_runner
@@ -72,7 +72,6 @@ def run_pipeline(
         names=frozenset({resource_of(about.name)}),
         threads=threads,
         grace_s=grace_s,
-        ttl_s=ttl_s,
-        every_s=RENEW_EVERY_S * ttl_s / TTL_S,
+        timing=LeaseTiming(ttl_s),
     )
     return run_runner(about.place, MAIN, msgspec.to_builtins(asked), options)

@@ -152,6 +152,7 @@ def worker(
         key_file=key_file,
     )
     zygote = Zygote()  # it imports while we do
+    from tidemill.cluster.leases import LeaseTiming
     from tidemill.futures.worker.settings import Settings
     from tidemill.futures.worker.worker import WorkerOptions, run_worker
 
@@ -169,8 +170,7 @@ def worker(
             grace_s=grace_s,
             cancel_grace_s=cancel_grace_s,
             max_waiting=max_waiting,
-            ttl_s=ttl_s,
-            every_s=ttl_s / 5,
+            timing=LeaseTiming(ttl_s),
         ),
     )
 

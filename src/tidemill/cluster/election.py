@@ -60,7 +60,7 @@ class Election:
         """Has a leader resigned since we last stood? Asked once per period."""
         if self.clock.monotonic() < self._look_at:
             return False
-        self._look_at = self.clock.monotonic() + self.keeper.every_s
+        self._look_at = self.clock.monotonic() + self.keeper.timing.every_s
         try:
             return self._count_vacancies() != self._vacancies
         except StoreError:
@@ -70,15 +70,17 @@ class Election:
         return self.keeper.store.run(lambda tx: tx.counter(self.keys.vacancies))
 
     def _stand(self) -> None:
-        self._look_at = self.clock.monotonic() + self.keeper.every_s
+        self._look_at = self.clock.monotonic() + self.keeper.timing.every_s
         try:
             self._vacancies = self._count_vacancies()  # before we ask: a resignation in between is seen later
             answer = self.keeper.acquire(self.keys.leader)
         except StoreError:
-            self._stand_at = self.clock.monotonic() + self.keeper.every_s * (0.5 + self.chance.random())
+            self._stand_at = self.clock.monotonic() + self.keeper.timing.every_s * (
+                0.5 + self.chance.random()
+            )
             return
         if isinstance(answer, Busy):  # never again before its expiry, and not all at once (CLU-5)
-            jitter = self.chance.random() * self.keeper.every_s / 3
+            jitter = self.chance.random() * self.keeper.timing.retry_s
             self._stand_at = self.clock.monotonic() + answer.wait_s + jitter
         else:
             self._begin(answer)
@@ -106,7 +108,7 @@ class Election:
                 return
             except TidemillError as error:
                 self.emit(DutyFailed(node=self.keeper.holder, duty=name, error=error.message))
-                self._due[name] = self.clock.monotonic() + self.keeper.every_s
+                self._due[name] = self.clock.monotonic() + self.keeper.timing.every_s
 
     def resign(self) -> None:
         """Give the office back, if we hold it."""

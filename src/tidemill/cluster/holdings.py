@@ -8,7 +8,6 @@ from tidemill.clock import Clock
 from tidemill.cluster import nodes, partitions, shares
 from tidemill.cluster.events import PartitionDone, PartitionHandedBack, PartitionLost, PartitionTaken
 from tidemill.cluster.keys import ClusterKeys
-from tidemill.cluster.leases import SECOND_US
 from tidemill.cluster.membership import Membership
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.partitions import Partition
@@ -77,8 +76,6 @@ class Holdings:
         clock: Clock,
         chance: random.Random,
         emit: Emit,
-        ttl_s: float,
-        every_s: float,
         pause_s: float,
     ) -> None:
         self.store = store
@@ -89,8 +86,7 @@ class Holdings:
         self.clock = clock
         self.chance = chance
         self.emit = emit
-        self.ttl_s = ttl_s
-        self.every_s = every_s
+        self.timing = membership.timing
         self.pause_s = pause_s
         self.held: dict[tuple[str, str], HeldPartition] = {}
         self._renew_at = 0.0
@@ -101,10 +97,6 @@ class Holdings:
     def node(self) -> Node:
         return self.membership.node
 
-    @property
-    def _ttl_us(self) -> int:
-        return int(self.ttl_s * SECOND_US)
-
     def tick(self) -> float:
         """Renew what is held and take what is due; the seconds until the next call makes sense."""
         self.guard()
@@ -114,7 +106,7 @@ class Holdings:
         if may_take and self.clock.monotonic() >= self._take_at:
             self._take_at = self.clock.monotonic() + self._take_one()
         now = self.clock.monotonic()
-        waits = [self.every_s]
+        waits = [self.timing.every_s]
         if self.held:
             waits.append(self._renew_at - now)
         if may_take:
@@ -135,11 +127,11 @@ class Holdings:
                 self.host.abort(held)
                 self._tell(PartitionLost, held.part)
         first = min((held.deadline for held in list(self.held.values())), default=None)
-        return self.every_s if first is None else max(0.0, first - self.clock.monotonic())
+        return self.timing.every_s if first is None else max(0.0, first - self.clock.monotonic())
 
     def _renew(self) -> None:
         sent = self.clock.monotonic()
-        self._renew_at = sent + self.every_s
+        self._renew_at = sent + self.timing.every_s
         for page in _pages([held for held in list(self.held.values()) if not held.ending]):
 
             def renew_page(tx: Tx, page: list[HeldPartition] = page) -> list[tuple[Partition, bool] | None]:
@@ -148,7 +140,7 @@ class Holdings:
             try:
                 answers = self.store.run(renew_page)
             except StoreError:
-                self._renew_at = sent + self.every_s / 3
+                self._renew_at = sent + self.timing.retry_s
                 return  # not lost yet: tried again, until the deadline (CLU-8)
             for held, answer in zip(page, answers, strict=True):
                 if answer is None:
@@ -156,7 +148,7 @@ class Holdings:
                     continue
                 held.part, extended = answer
                 if extended:  # else we were asked to let go, and given no more time
-                    held.deadline = sent + self.ttl_s - self.ttl_s / 5
+                    held.deadline = self.timing.deadline(sent)
                 if (held.part.wanted_by or self._stopping) and not held.stopping:
                     self._ask_to_stop(held)
         self.guard()
@@ -164,10 +156,10 @@ class Holdings:
     def _renew_one(self, tx: Tx, part: Partition) -> tuple[Partition, bool] | None:
         """The partition, and whether it has a whole ttl from now; None when it is not ours any more."""
         try:
-            renewed = partitions.renew(tx, self.keys, part, self._ttl_us)
+            renewed = partitions.renew(tx, self.keys, part, self.timing.ttl_us)
         except LeaseLost:
             return None
-        return renewed, renewed.expires_at >= tx.now() + self._ttl_us
+        return renewed, renewed.expires_at >= tx.now() + self.timing.ttl_us
 
     def _ask_to_stop(self, held: HeldPartition) -> None:
         held.stopping = True
@@ -182,7 +174,7 @@ class Holdings:
 
     def _take_one(self) -> float:
         """One acquisition at most; the seconds until the next one."""
-        rest_s = self.every_s
+        rest_s = self.timing.every_s
         try:
             for group in self.groups:
                 acted, wait_s = self._take_in(group)
@@ -190,7 +182,7 @@ class Holdings:
                     return wait_s
                 rest_s = min(rest_s, wait_s)
         except StoreError:
-            return self.every_s * (0.5 + self.chance.random())
+            return self.timing.every_s * (0.5 + self.chance.random())
         return rest_s
 
     def _take_in(self, group: str) -> tuple[bool, float]:
@@ -199,7 +191,7 @@ class Holdings:
         if isinstance(choice, Take):
             sent = self.clock.monotonic()
             part = self.store.run(
-                lambda tx: partitions.take(tx, self.keys, group, choice.id, self.node.id, self._ttl_us)
+                lambda tx: partitions.take(tx, self.keys, group, choice.id, self.node.id, self.timing.ttl_us)
             )
             if part is not None:
                 self._begin(part, sent)
@@ -207,10 +199,15 @@ class Holdings:
         if isinstance(choice, Ask):
             self.store.run(
                 lambda tx: partitions.ask(
-                    tx, self.keys, group, choice.id, self.node.id, stale_us=shares.STALE_TTLS * self._ttl_us
+                    tx,
+                    self.keys,
+                    group,
+                    choice.id,
+                    self.node.id,
+                    stale_us=shares.STALE_TTLS * self.timing.ttl_us,
                 )
             )
-            return True, self.every_s
+            return True, self.timing.every_s
         return False, choice.wait_s
 
     def _choose(self, tx: Tx, group: str) -> Choice:
@@ -220,7 +217,7 @@ class Holdings:
             self.node.id,
             free_slots=self.node.slots - len(self.held),
             now_us=tx.now(),
-            ttl_s=self.ttl_s,
+            ttl_s=self.timing.ttl_s,
             pause_s=self.pause_s,
             chance=self.chance,
         )
@@ -230,9 +227,9 @@ class Holdings:
         if former is not None and not former.ending:  # it ran out in a pause of ours, unseen by the guard
             former.lost = True
             self.guard()
-        held = HeldPartition(part, sent + self.ttl_s - self.ttl_s / 5, self.clock)
+        held = HeldPartition(part, self.timing.deadline(sent), self.clock)
         if not self.held:
-            self._renew_at = sent + self.every_s
+            self._renew_at = sent + self.timing.every_s
         self.held[part.group, part.id] = held
         self._tell(PartitionTaken, part)
         self.host.start(held)

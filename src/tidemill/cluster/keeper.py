@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from tidemill.clock import Clock
 from tidemill.cluster import leases
-from tidemill.cluster.leases import RENEW_EVERY_S, SECOND_US, TTL_S, Busy, Lease
+from tidemill.cluster.leases import DEFAULT_TIMING, Busy, Lease, LeaseTiming
 from tidemill.errors import LeaseLost, StoreError
 from tidemill.store import Store, Tx
 
@@ -58,42 +58,35 @@ class Keeper:
         *,
         clock: Clock,
         chance: random.Random,
-        ttl_s: float = TTL_S,
-        every_s: float = RENEW_EVERY_S,
+        timing: LeaseTiming = DEFAULT_TIMING,
     ) -> None:
         self.store = store
         self.holder = holder
         self.clock = clock
         self.chance = chance
-        self.ttl_s = ttl_s
-        self.every_s = every_s
-        self.margin_s = ttl_s / 5
+        self.timing = timing
         self._held: dict[bytes, Held] = {}
         self._due = 0.0
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    @property
-    def ttl_us(self) -> int:
-        return int(self.ttl_s * SECOND_US)
-
     def acquire(self, key: bytes) -> Held | Busy:
         """Try once; what is held is renewed from then on."""
         sent = self.clock.monotonic()
-        lease = self.store.run(lambda tx: leases.acquire(tx, key, self.holder, self.ttl_us))
+        lease = self.store.run(lambda tx: leases.acquire(tx, key, self.holder, self.timing.ttl_us))
         if isinstance(lease, Busy):
             return lease
         held = Held(key, lease, self.deadline(sent), self.clock)
         with self._lock:
             if not self._held:
-                self._due = sent + self.every_s
+                self._due = sent + self.timing.every_s
             self._held[key] = held
         return held
 
     def deadline(self, sent: float) -> float:
         """Until when a holder may act whose request left at `sent` (CLU-4)."""
-        return sent + self.ttl_s - self.margin_s
+        return self.timing.deadline(sent)
 
     def release(self, held: Held, also: Callable[[Tx], None] | None = None) -> bool:
         """Give the lease back, with what `also` writes; True when it was still ours."""
@@ -121,12 +114,12 @@ class Keeper:
         running = [one for one in held if one.alive()]
         if running and now >= self._due:
             answered = self._renew(running)
-            self._due = now + (self.every_s if answered else self.every_s / 3)
+            self._due = now + (self.timing.every_s if answered else self.timing.retry_s)
         for one in held:
             if not one.alive():
                 one.lost = True
                 self._forget(one)
-        return max(0.0, self._due - self.clock.monotonic()) if self._held else self.every_s
+        return max(0.0, self._due - self.clock.monotonic()) if self._held else self.timing.every_s
 
     def _renew(self, held: list[Held]) -> bool:
         """Extend them all in one write; False when the store did not answer."""
@@ -135,7 +128,7 @@ class Keeper:
             renewed: list[Lease | None] = []
             for one in held:
                 try:
-                    renewed.append(leases.renew(tx, one.key, one.lease, self.ttl_us))
+                    renewed.append(leases.renew(tx, one.key, one.lease, self.timing.ttl_us))
                 except LeaseLost:
                     renewed.append(None)
             return renewed
@@ -159,7 +152,7 @@ class Keeper:
 
     def _loop(self) -> None:
         while not self._stop.is_set():
-            self.clock.wait(self._stop, min(self.tick(), self.every_s))
+            self.clock.wait(self._stop, min(self.tick(), self.timing.every_s))
 
     def stop(self) -> None:
         """End the thread; leases run out by themselves unless they were released."""

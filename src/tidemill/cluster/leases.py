@@ -21,7 +21,43 @@ from tidemill.store import Tx
 
 SECOND_US = 1_000_000
 TTL_S = 15.0
-RENEW_EVERY_S = 3.0
+
+
+class LeaseTiming(msgspec.Struct, frozen=True):
+    """How long a lease lasts, and every time that follows from it.
+
+    The margin covers the drift of the holder's clock and the time that a stop takes.
+    """
+
+    ttl_s: float = TTL_S
+    renew_s: float = 0.0  # 0 for a fifth of the ttl
+
+    @property
+    def every_s(self) -> float:
+        """How often a holder renews."""
+        return self.renew_s or self.ttl_s / 5
+
+    @property
+    def retry_s(self) -> float:
+        """How soon a holder tries again when the store did not answer a renewal."""
+        return self.every_s / 3
+
+    @property
+    def margin_s(self) -> float:
+        """How long before its lease ends a holder stops (CLU-4)."""
+        return self.ttl_s / 5
+
+    @property
+    def ttl_us(self) -> int:
+        """The ttl in microseconds, as the store counts."""
+        return int(self.ttl_s * SECOND_US)
+
+    def deadline(self, sent: float) -> float:
+        """Until when a holder may act whose renewal left at `sent`; both by its monotonic clock (CLU-4)."""
+        return sent + self.ttl_s - self.margin_s
+
+
+DEFAULT_TIMING = LeaseTiming()
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True):

@@ -46,7 +46,7 @@ class Semaphore:
                 answer = self.acquire_nowait()
                 if isinstance(answer, Held):
                     return answer
-                wait_s = answer.wait_s + self.keeper.chance.random() * self.keeper.every_s / 3
+                wait_s = answer.wait_s + self.keeper.chance.random() * self.keeper.timing.retry_s
                 if end is not None:
                     left = end - clock.monotonic()
                     if left <= 0:

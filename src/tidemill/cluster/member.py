@@ -17,7 +17,7 @@ from tidemill.cluster.holdings import Holdings, Host
 from tidemill.cluster.keeper import Keeper
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leader import Duty, Tenure
-from tidemill.cluster.leases import RENEW_EVERY_S, SECOND_US, TTL_S
+from tidemill.cluster.leases import DEFAULT_TIMING, LeaseTiming
 from tidemill.cluster.membership import Membership
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.states import MemberState
@@ -48,8 +48,7 @@ class Member:
         clock: Clock = SYSTEM,
         chance: random.Random | None = None,
         emit: Emit = ignore,
-        ttl_s: float = TTL_S,
-        every_s: float = RENEW_EVERY_S,
+        timing: LeaseTiming = DEFAULT_TIMING,
         pause_s: float = 0.2,
     ) -> None:
         self.store = store
@@ -57,12 +56,10 @@ class Member:
         self.clock = clock
         self.chance = chance if chance is not None else random.Random()
         self.emit = emit
-        self.ttl_s = ttl_s
+        self.timing = timing
         node = node if node is not None else Node(id=random_id(self.chance), epoch=0)
-        self.membership = Membership(
-            store, self.keys, node, clock=clock, emit=emit, ttl_s=ttl_s, every_s=every_s
-        )
-        keeper = Keeper(store, node.id, clock=clock, chance=self.chance, ttl_s=ttl_s, every_s=every_s)
+        self.membership = Membership(store, self.keys, node, timing, clock=clock, emit=emit)
+        keeper = Keeper(store, node.id, clock=clock, chance=self.chance, timing=timing)
         all_duties = {"clean node list": self._clean_nodes, **(duties or {})}
         self.election = Election(keeper, self.keys, all_duties, clock=clock, chance=self.chance, emit=emit)
         self.holdings = (
@@ -75,8 +72,6 @@ class Member:
                 clock=clock,
                 chance=self.chance,
                 emit=emit,
-                ttl_s=ttl_s,
-                every_s=every_s,
                 pause_s=pause_s,
             )
             if host is not None
@@ -106,7 +101,7 @@ class Member:
     def tick(self) -> float:
         """Do what is due; the seconds until the next call makes sense."""
         if self.state is MemberState.GONE:
-            return self.ttl_s
+            return self.timing.ttl_s
         if self._drain_until is not None and not self._draining:
             self._begin_drain()
         wait_s = self.membership.tick()
@@ -133,7 +128,7 @@ class Member:
 
     def _guard(self, over: threading.Event) -> None:
         while self.holdings is not None and not over.is_set():
-            self.clock.wait(over, min(self.holdings.guard(), self.ttl_s / 5))
+            self.clock.wait(over, min(self.holdings.guard(), self.timing.margin_s))
 
     def wake(self) -> None:
         """Tick now instead of when it was planned; may be called from any thread."""
@@ -173,9 +168,9 @@ class Member:
 
     def _clean_nodes(self, tenure: Tenure) -> float:
         """Drop nodes that have been silent for two ttls, in pages."""
-        grace_us = int(2 * self.ttl_s * SECOND_US)
+        grace_us = 2 * self.timing.ttl_us
         gone = tenure.run(lambda tx: nodes.clean(tx, self.keys, grace_us, CLEAN_PAGE))
         if gone:
             names = [node.id for node in gone]
             self.emit(NodesCleaned(nodes=names, leader_epoch=tenure.epoch))
-        return 0.0 if len(gone) == CLEAN_PAGE else self.ttl_s / 2
+        return 0.0 if len(gone) == CLEAN_PAGE else self.timing.ttl_s / 2

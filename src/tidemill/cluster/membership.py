@@ -6,7 +6,7 @@ from tidemill.clock import Clock
 from tidemill.cluster import nodes
 from tidemill.cluster.events import NodeJoined, NodeLeft, NodeLost
 from tidemill.cluster.keys import ClusterKeys
-from tidemill.cluster.leases import SECOND_US
+from tidemill.cluster.leases import LeaseTiming
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.states import MEMBER, MemberEdge, MemberState, step
 from tidemill.errors import LeaseLost, StoreError
@@ -22,19 +22,17 @@ class Membership:
         store: Store,
         keys: ClusterKeys,
         node: Node,
+        timing: LeaseTiming,
         *,
         clock: Clock,
         emit: Emit,
-        ttl_s: float,
-        every_s: float,
     ) -> None:
         self.store = store
         self.keys = keys
         self.node = node
         self.clock = clock
         self.emit = emit
-        self.ttl_s = ttl_s
-        self.every_s = every_s
+        self.timing = timing
         self.state = MemberState.OUT
         self.deadline = 0.0
         self._due = 0.0
@@ -55,7 +53,7 @@ class Membership:
 
     def left_s(self) -> float:
         """For how long, at least, the store will take this node for alive."""
-        return self.deadline + self.ttl_s / 5 - self.clock.monotonic()
+        return self.deadline + self.timing.margin_s - self.clock.monotonic()
 
     def tick(self) -> float:
         """Join or beat when it is time; the seconds until then."""
@@ -66,29 +64,28 @@ class Membership:
             if self.state is MemberState.ACTIVE:
                 self._lose()
         if self.state is MemberState.GONE or (self.state is MemberState.OUT and self.leaving):
-            return self.every_s
+            return self.timing.every_s
         if self.clock.monotonic() >= self._due:
             self._renew()
         return max(0.0, self._due - self.clock.monotonic())
 
     def _renew(self) -> None:
         sent = self.clock.monotonic()
-        ttl_us = int(self.ttl_s * SECOND_US)
         joining = self.state is MemberState.OUT
         act = nodes.join if joining else nodes.beat
         try:
             node = msgspec.structs.replace(self.node, free=self._free)
-            self.node = self.store.run(lambda tx: act(tx, self.keys, node, ttl_us))
+            self.node = self.store.run(lambda tx: act(tx, self.keys, node, self.timing.ttl_us))
         except LeaseLost:
             self._lose()
             return  # joins again on the next tick, at once
         except StoreError:
-            self._due = sent + self.every_s / 3
+            self._due = sent + self.timing.retry_s
             if joining:  # we may be listed under that epoch without knowing it, and be cleaned off again
                 self.node = msgspec.structs.replace(self.node, epoch=self.node.epoch + 1)
             return  # one failed renewal is not a lost lease (CLU-8)
-        self.deadline = sent + self.ttl_s - self.ttl_s / 5
-        self._due = sent + self.every_s
+        self.deadline = self.timing.deadline(sent)
+        self._due = sent + self.timing.every_s
         if joining:
             self.state = step(MEMBER, self.state, MemberEdge.JOIN)
             self.emit(NodeJoined(node=self.node.id, epoch=self.node.epoch))

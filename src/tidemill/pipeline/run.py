@@ -4,7 +4,7 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING
 
-from tidemill.cluster.leases import RENEW_EVERY_S, TTL_S
+from tidemill.cluster.leases import TTL_S, LeaseTiming
 from tidemill.crash import Crashed
 from tidemill.events import Emit, ignore
 from tidemill.pipeline import run_report as report
@@ -45,8 +45,7 @@ def run(
             clock=site.clock,
             chance=site.chance,
             emit=emit,
-            ttl_s=ttl_s,
-            every_s=RENEW_EVERY_S * ttl_s / TTL_S,
+            timing=LeaseTiming(ttl_s),
         )
         presence.start()
         try:

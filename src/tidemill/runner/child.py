@@ -24,7 +24,7 @@ import msgspec
 
 from tidemill import crash
 from tidemill.clock import SYSTEM, Clock
-from tidemill.cluster.leases import TTL_S
+from tidemill.cluster.leases import DEFAULT_TIMING, LeaseTiming
 from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost, TidemillError, UsageError
 from tidemill.futures.home import Place
@@ -53,7 +53,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     node: Node
     parent: int
     ended: int  # the descriptor on which it says that it has ended by itself
-    ttl_s: float = TTL_S
+    timing: LeaseTiming = DEFAULT_TIMING
     grace_s: float = 30.0
     path: list[str] = []  # where modules are found
 
@@ -84,7 +84,7 @@ class Seat:
         self.store = store
         self.clock = clock
         self.chance = random.Random()
-        self.presence = GivenPresence(store, hello.cluster, hello.node, clock=clock, ttl_s=hello.ttl_s)
+        self.presence = GivenPresence(store, hello.cluster, hello.node, clock=clock, timing=hello.timing)
         self.arguments = hello.arguments
         self.grace_s = hello.grace_s
         self.draining = threading.Event()

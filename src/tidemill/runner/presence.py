@@ -14,7 +14,7 @@ from typing import Protocol
 from tidemill.clock import Clock
 from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
-from tidemill.cluster.leases import RENEW_EVERY_S, SECOND_US, TTL_S
+from tidemill.cluster.leases import DEFAULT_TIMING, SECOND_US, LeaseTiming
 from tidemill.cluster.member import Member
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.states import MemberState
@@ -83,8 +83,7 @@ class OwnPresence:
         clock: Clock,
         chance: random.Random,
         emit: Emit = ignore,
-        ttl_s: float = TTL_S,
-        every_s: float = RENEW_EVERY_S,
+        timing: LeaseTiming = DEFAULT_TIMING,
     ) -> None:
         total = Capacity(named=names).to_node()
         keys, self._futures = ClusterKeys(cluster), FutureKeys(cluster)
@@ -92,19 +91,17 @@ class OwnPresence:
             store,
             cluster,
             node=Node(id=node_id, epoch=epoch, kind=KIND, slots=threads, total=total, free=total),
-            duties=future_duties(self._futures, keys, emit=emit, ttl_s=ttl_s),
+            duties=future_duties(self._futures, keys, emit=emit, ttl_s=timing.ttl_s),
             busy=lambda: not self._released,
             clock=clock,
             chance=chance,
             emit=emit,
-            ttl_s=ttl_s,
-            every_s=every_s,
+            timing=timing,
         )
         self._objects = objects
         self._janitor: Janitor | None = None
         self.store = store
         self.clock = clock
-        self.ttl_s = ttl_s
         self.broken: BaseException | None = None  # what ended the thread
         self._released = False
         self._over = threading.Event()
@@ -188,15 +185,23 @@ class GivenPresence:
         store: where the node list is.
         cluster: its name.
         node: as whom we act; another epoch of it is somebody else.
-        ttl_s: of its lease; a fifth of it is our margin.
+        timing: of its lease.
     """
 
-    def __init__(self, store: Store, cluster: str, node: Node, *, clock: Clock, ttl_s: float = TTL_S) -> None:
+    def __init__(
+        self,
+        store: Store,
+        cluster: str,
+        node: Node,
+        *,
+        clock: Clock,
+        timing: LeaseTiming = DEFAULT_TIMING,
+    ) -> None:
         self._store = store
         self._keys = ClusterKeys(cluster)
         self._node = node
         self._clock = clock
-        self._margin_s = ttl_s / 5
+        self._timing = timing
         self._ends_at = 0.0
         self._lost = False
         self._over = threading.Event()
@@ -207,7 +212,7 @@ class GivenPresence:
         return self._node
 
     def alive(self) -> bool:
-        if not self._lost and self.left_s() <= self._margin_s:
+        if not self._lost and self.left_s() <= self._timing.margin_s:
             self._lost = True
         return not self._lost
 

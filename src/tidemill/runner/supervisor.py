@@ -22,7 +22,7 @@ import msgspec
 
 from tidemill import crash
 from tidemill.clock import SYSTEM, Clock, backoff
-from tidemill.cluster.leases import RENEW_EVERY_S, TTL_S
+from tidemill.cluster.leases import DEFAULT_TIMING, LeaseTiming
 from tidemill.cluster.nodes import Node
 from tidemill.errors import RunnerDied
 from tidemill.events import Emit, Event, ignore
@@ -55,8 +55,7 @@ class RunnerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     names: frozenset[str] = frozenset()
     threads: int = 1
-    ttl_s: float = TTL_S
-    every_s: float = RENEW_EVERY_S
+    timing: LeaseTiming = DEFAULT_TIMING
     grace_s: float = 30.0
     most_pause_s: float = 5.0
 
@@ -107,8 +106,7 @@ def run_runner(
             clock=clock,
             chance=chance,
             emit=emit,
-            ttl_s=options.ttl_s,
-            every_s=options.every_s,
+            timing=options.timing,
         )
         supervisor = Supervisor(place, main, arguments, options, presence, clock, chance, emit)
         with _signals(supervisor):
@@ -244,7 +242,7 @@ class Supervisor:
             node=node,
             parent=os.getpid(),
             ended=-1,
-            ttl_s=self.options.ttl_s,
+            timing=self.options.timing,
             grace_s=self.options.grace_s,
             path=sys.path,
         )

@@ -24,6 +24,7 @@ import msgspec
 from tidemill.clock import SYSTEM, Clock
 from tidemill.cluster.holdings import HeldPartition
 from tidemill.cluster.leader import Tenure
+from tidemill.cluster.leases import LeaseTiming
 from tidemill.cluster.member import Member, random_id
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.states import MemberState
@@ -176,7 +177,7 @@ def run(options: argparse.Namespace) -> int:
     emit = Printer(clock)
     chance = random.Random()
     work = Work(options.cluster)
-    every_s = options.every_s or options.ttl_s / 5
+    timing = LeaseTiming(options.ttl_s, options.every_s)
     node = Node(
         id=f"{options.name}-{random_id(chance)[:8]}", epoch=0, address=options.name, slots=options.slots
     )
@@ -191,13 +192,12 @@ def run(options: argparse.Namespace) -> int:
             node=node,
             groups=[work.group],
             host=host,
-            duties=duties(work, emit, node.id, every_s),
+            duties=duties(work, emit, node.id, timing.every_s),
             clock=clock,
             chance=chance,
             emit=emit,
-            ttl_s=options.ttl_s,
-            every_s=every_s,
-            pause_s=every_s / 4,
+            timing=timing,
+            pause_s=timing.every_s / 4,
         )
         host.member = member
         emit(Started(node=node.id, pid=os.getpid()))

@@ -15,7 +15,7 @@ from tidemill.clock import SYSTEM, Clock
 from tidemill.cluster import nodes
 from tidemill.cluster.events import NodeJoined
 from tidemill.cluster.keys import ClusterKeys
-from tidemill.cluster.leases import RENEW_EVERY_S, TTL_S
+from tidemill.cluster.leases import DEFAULT_TIMING
 from tidemill.cluster.member import random_id
 from tidemill.cluster.membership import Membership
 from tidemill.cluster.nodes import Node
@@ -133,10 +133,9 @@ class Connection:
             self.store,
             self.cluster,
             node,
+            DEFAULT_TIMING,
             clock=self.clock,
             emit=self._heard,
-            ttl_s=TTL_S,
-            every_s=RENEW_EVERY_S,
         )
         for _ in range(JOIN_TRIES):
             wait_s = membership.tick()
@@ -174,7 +173,7 @@ class Connection:
         """Nobody leads: do for those that somebody awaits here what a leader would (FUT-49)."""
         with contextlib.suppress(StoreError):
             for one in ids:
-                leader_duties.reap_one(self.store, self.keys, self.cluster, one, ttl_s=TTL_S)
+                leader_duties.reap_one(self.store, self.keys, self.cluster, one, ttl_s=DEFAULT_TIMING.ttl_s)
 
     @property
     def closed(self) -> bool:

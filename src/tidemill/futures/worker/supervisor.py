@@ -62,7 +62,7 @@ class Supervisor:
         self.settings = settings
         self.clock = clock
         self.emit = emit
-        self.keys = FutureKeys(hello.cluster)
+        self.keys, cluster = FutureKeys(hello.cluster), ClusterKeys(hello.cluster)
         chance = chance if chance is not None else random.Random()
         self.member = Member(
             store,
@@ -76,13 +76,12 @@ class Supervisor:
                 total=settings.total.to_node(),
                 free=settings.total.to_node(),
             ),
-            duties=future_duties(self.keys, ClusterKeys(hello.cluster), emit=emit, ttl_s=settings.ttl_s),
+            duties=future_duties(self.keys, cluster, emit=emit, ttl_s=settings.timing.ttl_s),
             busy=lambda: not self._idle.is_set(),
             clock=clock,
             chance=chance,
             emit=self._on_event,
-            ttl_s=settings.ttl_s,
-            every_s=settings.every_s,
+            timing=settings.timing,
         )
         ledger = Ledger(store, hello.cluster, hello.node, chance, emit=emit)
         self.pool = ChildPool(
@@ -119,7 +118,7 @@ class Supervisor:
                 end()
             work.close()
             mail.close()
-            beats.join(self.settings.every_s + 5.0)
+            beats.join(self.settings.timing.every_s + 5.0)
             guard.join(5.0)
             self.pool.wakeup.close()
             self.emit(WorkerEnded(node=self.member.id))
@@ -133,7 +132,7 @@ class Supervisor:
         drain_by = self.claims.drain_by
         if drain_by is not None and not self._leaving:
             self._leaving = True
-            self.member.drain(max(0.0, drain_by - self.clock.monotonic()) + self.settings.ttl_s)
+            self.member.drain(max(0.0, drain_by - self.clock.monotonic()) + self.settings.timing.ttl_s)
         self.claims.turn()
         if self._leaving and self.claims.is_drained and not pool.hosting.actors:
             self._idle.set()
@@ -157,7 +156,7 @@ class Supervisor:
 
     def _guard(self) -> None:
         """Kill what runs when our lease is over, even while the main thread waits for the store."""
-        while not self.clock.wait(self._ended, self.settings.ttl_s / 20):
+        while not self.clock.wait(self._ended, self.settings.timing.ttl_s / 20):
             if self.claims.ledger.jobs and self.claims.is_lost():
                 self.pool.children.kill_all("lost")
 

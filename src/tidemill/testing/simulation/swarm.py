@@ -9,6 +9,8 @@ from enum import StrEnum
 
 import msgspec
 
+from tidemill.cluster.leases import LeaseTiming
+
 
 class Fault(StrEnum):
     """The kinds of misfortune."""
@@ -44,6 +46,11 @@ class Swarm(msgspec.Struct, frozen=True):
     faults: tuple[Fault, ...]
     call_rate: float  # chance of a misfortune at each of the three moments of a store call
     timed_mean_s: float  # between two misfortunes that come from outside
+
+    @property
+    def timing(self) -> LeaseTiming:
+        """Of the leases of all nodes."""
+        return LeaseTiming(self.ttl_s, self.every_s)
 
     def has(self, fault: Fault) -> bool:
         return fault in self.faults

@@ -86,12 +86,15 @@ class Process:
             clock=clock,
             chance=chance,
             emit=self._emit,
-            ttl_s=swarm.ttl_s,
-            every_s=swarm.every_s,
+            timing=swarm.timing,
             pause_s=swarm.ttl_s / 50,
         )
         keeper = Keeper(
-            self.world.store, token, clock=clock, chance=chance, ttl_s=swarm.ttl_s, every_s=swarm.every_s
+            self.world.store,
+            token,
+            clock=clock,
+            chance=chance,
+            timing=swarm.timing,
         )
         self.gates = [
             (gate, Semaphore(keeper, self.keys, gate.name, gate.permits)) for gate in self.plan.gates

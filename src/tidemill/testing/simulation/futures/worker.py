@@ -196,8 +196,7 @@ class Worker:
             clock=self.clock,
             chance=node.chance,
             emit=self._emit,
-            ttl_s=self.ttl_s,
-            every_s=work.world.swarm.every_s,
+            timing=work.world.swarm.timing,
         )
         ledger = Ledger(work.store, work.keys.cluster, node_id, node.chance, emit=self._emit)
         self.tasks = SimulatedTasks(work, node, ledger)
