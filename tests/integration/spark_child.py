@@ -16,10 +16,10 @@ from tests.servers.process import wait_until
 from tidemill.clock import SYSTEM
 from tidemill.errors import ObjectUnreadable
 from tidemill.objects import open_objects
-from tidemill.spark.reading import naming, read_objects, read_positioned
+from tidemill.spark.lot_reader import naming, read_objects, read_positioned
+from tidemill.spark.lot_writer import write_frame
 from tidemill.spark.sessions import SparkSettings, interrupt, open_session, tagged
 from tidemill.spark.storage import Storage
-from tidemill.spark.writing import write_frame
 from tidemill.testing.threads import STUCK_S
 
 COLUMNS = "id BIGINT, v STRING"

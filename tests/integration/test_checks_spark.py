@@ -17,8 +17,8 @@ from tidemill.lots.checks import expect, not_null, rows, unique
 from tidemill.lots.keys import DatasetId
 from tidemill.objects.local import LocalObjects
 from tidemill.publish.events import ChecksFailed
-from tidemill.spark.checking import verify, write_checked
-from tidemill.spark.reading import read_objects
+from tidemill.spark.frame_checks import verify, write_checked
+from tidemill.spark.lot_reader import read_objects
 from tidemill.spark.storage import Storage
 
 if TYPE_CHECKING:
@@ -83,10 +83,10 @@ def test_rows_that_are_not_unique_are_all_taken_out_and_a_check_of_columns_that_
             frame, Storage(objects), objects, "g2/", "b2/", [rows(at_most=1, name="few")], table="t"
         )
     for check, words in [
-        (not_null("amount"), "amount, which is not there"),
+        (not_null("amount"), "amount, which does not exist"),
         (expect("amount > 0"), "amount"),
-        (expect("id"), "cannot be made"),
-        (expect("sum(id) > 0"), "cannot be made"),
+        (expect("id"), "does not fit the table"),
+        (expect("sum(id) > 0"), "does not fit the table"),
     ]:
         with pytest.raises(BadCheck, match=words):
             verify(frame, [check])

@@ -19,8 +19,7 @@ from tidemill.publish.cleaner import Cleaner
 from tidemill.publish.events import LotCompacted
 from tidemill.publish.manifests import attempt_in
 from tidemill.runner import compacting
-from tidemill.spark import digests
-from tidemill.spark.rewriting import Rewritten
+from tidemill.spark.compaction import Rewritten, content_digest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -61,7 +60,7 @@ def test_small_files_come_together_while_a_reader_reads_and_the_old_ones_go_afte
         orders.append(odd_rows(spark, 200).repartition(20))
         orders.append([{"id": 1}])
         begun = orders.df()
-        held = digests.content(begun)
+        held = content_digest(begun)
         position = orders.position
     assert main(["compact", "orders", "-f", f"{tmp_path / 'shop.py'}:shop", "--json"]) == 0
     [done] = json.loads(capsys.readouterr().out.splitlines()[-1])["lots"]
@@ -72,12 +71,12 @@ def test_small_files_come_together_while_a_reader_reads_and_the_old_ones_go_afte
         assert (first.files, first.revision, second.files, second.revision) == (1, 1, 1, 0)
         assert orders.position == position
         assert orders.compact() == []
-        assert digests.content(begun) == digests.content(orders.df()) == held
+        assert content_digest(begun) == content_digest(orders.df()) == held
         site = shop.site
         cleaner = Cleaner(site.scope, readers_s=0.0)
         while cleaner.clean():
             pass
-        assert digests.content(orders.df()) == held
+        assert content_digest(orders.df()) == held
         data = [info.key for info in site.objects.list("data/")]
         listed = [item.uri for row in (first, second) for item in site.manifests.listed(row.manifest)]
         assert sorted(data) == sorted(listed)
@@ -124,7 +123,7 @@ def test_a_runner_compacts_lots_of_many_small_files_by_itself_each_lot_for_itsel
 
 def test_a_digest_tells_nulls_places_and_nested_values_apart(spark: "SparkSession") -> None:
     def digest(sql: str) -> str:
-        return digests.content(spark.sql(f"SELECT * FROM VALUES {sql} AS t(a, b)"))
+        return content_digest(spark.sql(f"SELECT * FROM VALUES {sql} AS t(a, b)"))
 
     assert digest("(1, 2), (3, 4)") == digest("(3, 4), (1, 2)")
     different = [

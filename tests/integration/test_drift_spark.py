@@ -23,14 +23,14 @@ from tidemill.lots.keys import DatasetId
 from tidemill.objects.local import LocalObjects
 from tidemill.schemas.type_table import is_wider
 from tidemill.sources.events import ColumnsDrifted
-from tidemill.spark.culprits import ForeignFile
-from tidemill.spark.formats import Format, Reading
-from tidemill.spark.ingest import Columns, Ingested, Place, ingest
-from tidemill.spark.reading import read_objects
+from tidemill.spark.ingest.foreign_files import ForeignFile
+from tidemill.spark.ingest.formats import Format, Reading
+from tidemill.spark.ingest.ingestion import IngestColumns, Ingested, IngestFolders, ingest
+from tidemill.spark.lot_reader import read_objects
+from tidemill.spark.lot_writer import write_table
 from tidemill.spark.schema import Simple, to_arrow
 from tidemill.spark.schema import parse as parse_schema
 from tidemill.spark.storage import Storage
-from tidemill.spark.writing import write_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,8 +66,8 @@ class Files:
             path = self.folder / f"{self.turn}-{name}"
             path.write_bytes(body)
             files.append(ForeignFile(str(path), f"file://{path}", len(body)))
-        place = Place(rows=f"rows{self.turn}/", bad=f"bad{self.turn}/")
-        dataset = Columns(schema=schema, drift=drift, table="orders")
+        place = IngestFolders(rows=f"rows{self.turn}/", bad=f"bad{self.turn}/")
+        dataset = IngestColumns(schema=schema, drift=drift, table="orders")
         return ingest(
             self.spark,
             Storage(self.objects),

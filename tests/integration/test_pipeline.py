@@ -242,20 +242,23 @@ def test_a_frame_of_spark_sent_again_is_taken_once_too(home: Path, spark: "Spark
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "a column nobody declared": ([{"id": 1, "size": 2}], "row 0 for orders has the column size"),
+    "a column nobody declared": ([{"id": 1, "size": 2}], "row 0 for orders has the unknown column size"),
     "a tuple too long": ([(1, "a", None, None, 5)], "row 0 for orders is"),
-    "a text for a number": ([{"id": 1}, {"id": "x"}], "column id of row 1 for orders: 'x' is no bigint"),
-    "too large": ([{"id": 2**63}], "column id of row 0"),
-    "more places than declared": ([{"amount": decimal.Decimal("1.234")}], "column amount of row 0"),
-    "a dictionary": ({"id": 1}, "dict is not rows"),
-    "a text": ("1,a", "str is not rows"),
-    "nothing": (None, "NoneType is not rows"),
+    "a text for a number": ([{"id": 1}, {"id": "x"}], r"orders: column id expects BIGINT, got 'x' \(row 1\)"),
+    "too large": ([{"id": 2**63}], r"column id expects BIGINT, got .* \(row 0\)"),
+    "more places than declared": (
+        [{"amount": decimal.Decimal("1.234")}],
+        "column amount expects DECIMAL",
+    ),
+    "a dictionary": ({"id": 1}, "dict is not a collection of rows"),
+    "a text": ("1,a", "str is not a collection of rows"),
+    "nothing": (None, "NoneType is not a collection of rows"),
     "a number": ([1], "row 0 for orders is 1"),
     "arrow with a fraction for a whole": (
         pa.table({"id": pa.array([1.5])}),
-        "column id for orders is double",
+        "column id expects BIGINT, got double",
     ),
-    "pandas with other columns": (pd.DataFrame({"x": [1]}), "the frame for orders has the column x"),
+    "pandas with other columns": (pd.DataFrame({"x": [1]}), "the frame for orders has the unknown column x"),
 }
 
 

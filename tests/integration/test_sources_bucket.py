@@ -15,9 +15,9 @@ from tidemill.sources.events import FileChanged
 from tidemill.sources.file_ingestion import FileIngestion
 from tidemill.sources.path_patterns import PathPattern
 from tidemill.sources.source import SourceContext
-from tidemill.spark.formats import Format
-from tidemill.spark.headers import first_line
-from tidemill.spark.salvage import of_gzip
+from tidemill.spark.ingest.csv_headers import first_line
+from tidemill.spark.ingest.foreign_files import salvage_gzip
+from tidemill.spark.ingest.formats import Format
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_objects_are_looked_at_and_opened(landing: tuple[str, Objects]) -> None:
     with listing.open("a.json") as file:
         assert file.read() == b"two"
     assert first_line("h.csv.gz", listing.open) == "id,name"
-    assert of_gzip("h.csv.gz", listing.open) is None
+    assert salvage_gzip("h.csv.gz", listing.open) is None
     with pytest.raises(FileNotFoundError):
         listing.open("none.json")
     assert listing.uri("a b.json").startswith("s3a://")

@@ -141,7 +141,7 @@ def test_csv_records_before_a_cut_are_kept_and_the_rest_is_in_quarantine(read: R
     cut = body[: body.index(b"50,name 50") + 6]
     done = read({"cut.csv": cut})
     assert done.rows == sorted([row(n) for n in range(50)], key=repr)
-    assert done.bad == [("cut.csv", 52, "50,nam", "it has not 3 columns")]
+    assert done.bad == [("cut.csv", 52, "50,nam", "it does not have 3 columns")]
 
 
 def test_text_is_kept_to_the_last_byte_and_half_a_character_is_in_quarantine(read: Read) -> None:
@@ -155,8 +155,8 @@ def test_a_parquet_file_that_is_cut_is_in_quarantine_as_a_whole(read: Read, tmp_
     done = read({"cut.parquet": body[: len(body) // 2], "fine.parquet": body, "tiny.parquet": b"PAR1"})
     assert done.rows == sorted([row(n) for n in range(100)], key=repr)
     assert done.bad == [
-        ("cut.parquet", None, None, "it is no whole Parquet file: its end is missing"),
-        ("tiny.parquet", None, None, "it is no Parquet file"),
+        ("cut.parquet", None, None, "it is not a whole Parquet file: its end is missing"),
+        ("tiny.parquet", None, None, "it is not a Parquet file"),
     ]
 
 
@@ -181,7 +181,7 @@ def test_records_before_the_cut_of_a_gzip_file_are_kept_and_the_rest_is_in_quara
     (cut,) = done.bad
     kept = len(done.rows) - 3000
     assert cut[:2] == (cut_file, kept + (2 if form == "csv" else 1))
-    assert cut[3] == "the packed data is cut or broken from here on"
+    assert cut[3] == "the compressed data is broken from here on"
     lines = body.decode().splitlines()
     assert lines[cut[1] - 1].startswith(cut[2] or "")
     assert {one[-1] if form == "text" else one[0] for one in done.rows} == (
@@ -219,10 +219,10 @@ def test_json_that_does_not_fit_is_in_quarantine_with_its_line_and_the_reason(re
     assert reasons == {
         3: "these columns do not fit: id BIGINT",
         4: "these columns do not fit: amount DECIMAL(10,2)",
-        5: "it is no JSON object",
-        6: "it is no JSON object",
-        7: "there is something behind the object",
-        8: "there is something behind the object",
+        5: "it is not a JSON object",
+        6: "it is not a JSON object",
+        7: "there is text after the object",
+        8: "there is text after the object",
         10: "these columns do not fit: id BIGINT",
         12: "it is not JSON",
         13: "it is not UTF-8",
@@ -236,11 +236,11 @@ def test_csv_that_does_not_fit_is_in_quarantine_with_its_line_and_the_reason(rea
     done = read({"a.csv": body})
     assert done.rows == sorted([(1, "a", Decimal("1.50")), (4, "d,e", Decimal("2.00"))], key=repr)
     assert sorted((line, record, error) for _, line, record, error in done.bad) == [
-        (3, "2,b", "it has not 3 columns"),
+        (3, "2,b", "it does not have 3 columns"),
         (4, "3,c,x", "these columns do not fit: amount DECIMAL(10,2)"),
         (7, "id,name,amount", "these columns do not fit: id BIGINT, amount DECIMAL(10,2)"),
-        (8, "6,f,6,7", "it has not 3 columns"),
-        (9, "2,b", "it has not 3 columns"),
+        (8, "6,f,6,7", "it does not have 3 columns"),
+        (9, "2,b", "it does not have 3 columns"),
         (10, "x,y,z", "these columns do not fit: id BIGINT, amount DECIMAL(10,2)"),
     ]
 
@@ -365,7 +365,7 @@ def test_records_for_a_key_are_upserts_in_order_and_one_without_it_is_in_quarant
 def test_a_file_that_changes_while_it_is_read_fails_the_task(
     read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import tidemill.spark.ingest as module
+    import tidemill.spark.ingest.ingestion as module
 
     genuine = module.ingest
 

@@ -12,10 +12,10 @@ from pyspark.sql.types import StructType
 from tidemill.clock import SYSTEM
 from tidemill.errors import BadSchema
 from tidemill.objects import open_objects
-from tidemill.spark.reading import read_objects
+from tidemill.spark.lot_reader import read_objects
+from tidemill.spark.lot_writer import write_table
 from tidemill.spark.schema import analysed, of_spark, parse, to_arrow, to_spark
 from tidemill.spark.storage import Storage
-from tidemill.spark.writing import write_table
 
 GOOD = [
     "id BIGINT, `a b` string not null comment 'it''s', c decimal(10,2)",

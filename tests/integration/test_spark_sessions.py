@@ -42,7 +42,7 @@ def test_a_second_session_of_a_process_shares_its_spark_and_not_its_settings(spa
     assert second.conf.get("spark.app.id") == spark.conf.get("spark.app.id")
     second.range(1).createOrReplaceTempView("seen_by_the_second")
     assert not spark.catalog.tableExists("seen_by_the_second")
-    with pytest.raises(SparkUnavailable, match=r"master local\[2\] already"):
+    with pytest.raises(SparkUnavailable, match=r"already runs Spark with the master local\[2\]"):
         open_session(SparkSettings(master="spark://127.0.0.1:1"))
     with pytest.raises(SparkUnavailable, match="another process"):
         open_session(SparkSettings(remote="sc://127.0.0.1:1/;token=hidden"))
@@ -77,7 +77,7 @@ def test_a_session_that_is_too_old_is_refused_with_the_reason() -> None:
     require(Old("4.1.0"))  # type: ignore[arg-type]
     require(Old("4.12.1-SNAPSHOT"))  # type: ignore[arg-type]
     for version in ("3.5.6", "4.0.1", "unknown"):
-        with pytest.raises(SessionUnfit, match=f"it is Spark {version}, and 4.1 is the oldest"):
+        with pytest.raises(SessionUnfit, match=f"it is Spark {version}; the oldest supported version is 4.1"):
             require(Old(version))  # type: ignore[arg-type]
 
 

@@ -22,9 +22,9 @@ from tidemill.lots.manifest import Manifest, ManifestState
 from tidemill.lots.states import LotState
 from tidemill.objects.local import LocalObjects
 from tidemill.spark import schema
+from tidemill.spark.lot_writer import write_table
 from tidemill.spark.operations import Operation, stored_table
 from tidemill.spark.storage import Storage
-from tidemill.spark.writing import write_table
 from tidemill.store import Store, Tx
 from tidemill.triggers import wakes
 from tidemill.views.spark import contents

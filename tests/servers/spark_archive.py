@@ -24,10 +24,10 @@ def run_most_used(archive: str, folder: str) -> None:
 
     from tidemill.clock import SYSTEM
     from tidemill.objects import open_objects
-    from tidemill.spark.reading import read_positioned
+    from tidemill.spark.lot_reader import read_positioned
+    from tidemill.spark.lot_writer import write_frame
     from tidemill.spark.sessions import open_session
     from tidemill.spark.storage import Storage
-    from tidemill.spark.writing import write_frame
 
     options = f'{QUICK} "-XX:ArchiveClassesAtExit={archive}" -Xlog:disable'
     spark = open_session(small_spark({"spark.driver.extraJavaOptions": options}))

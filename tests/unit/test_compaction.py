@@ -30,8 +30,8 @@ from tidemill.publish.parts import SinkWritten
 from tidemill.publish.projections import Projections
 from tidemill.runner.compacting import Compacted, Compactor, can_be_fewer
 from tidemill.scope import Scope
-from tidemill.spark.rewriting import Rewritten
-from tidemill.spark.writing import Written
+from tidemill.spark.compaction import Rewritten
+from tidemill.spark.lot_writer import Written
 
 LOT = "A00000000000000001"
 LONG_US = 10**14

@@ -3,7 +3,7 @@ import pytest
 from tidemill.errors import BadSource
 from tidemill.sources.folder import folder
 from tidemill.sources.path_patterns import PathPattern, literal, split
-from tidemill.spark.formats import Format, Reading, format_of
+from tidemill.spark.ingest.formats import Format, Reading, format_of
 
 
 @pytest.mark.parametrize(

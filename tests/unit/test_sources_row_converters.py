@@ -12,7 +12,7 @@ from tidemill.lots.datasets import Dataset, Drift, Kind
 from tidemill.pipeline.writes import spelled
 from tidemill.sources.records import Record, parse
 from tidemill.sources.row_converters import converter, evolving_converter
-from tidemill.spark.checking_arrow import check_table
+from tidemill.spark.table_checks import check_table
 
 DDL = "id bigint, name string"
 
@@ -61,7 +61,7 @@ def test_names_that_are_new_become_columns_of_the_type_their_values_have_togethe
     odd = [{"id": 4, "_weight": 1}, {"id": 5, "ID": 1}]
     assert grown.columns(odd, DDL) == DDL
     for one in odd:
-        with pytest.raises(AppendRefused, match="has the column"):
+        with pytest.raises(AppendRefused, match="has the unknown column"):
             grown.convert([one], DDL)
     arrow = pa.table({"id": [1], "when": pa.array([0], pa.timestamp("us", "UTC"))})
     assert grown.columns(arrow, DDL) == f"{DDL}, when timestamp"

@@ -13,7 +13,7 @@ from tidemill import crash
 from tidemill.errors import ObjectUnreadable, WriteMismatch
 from tidemill.lots import layout
 from tidemill.objects.memory import MemoryObjects
-from tidemill.spark.writing import write_table
+from tidemill.spark.lot_writer import write_table
 from tidemill.testing.fake_clock import FakeClock
 from tidemill.views.kernels.digest import digest
 from tidemill.views.spark import merging, pieces

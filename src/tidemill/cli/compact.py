@@ -7,7 +7,7 @@ from tidemill.cli.output import Output, json_option
 from tidemill.cli.pipeline import find, pipeline_option
 from tidemill.pipeline import compaction as compacting
 from tidemill.runner.compacting import Compacted
-from tidemill.spark.writing import TARGET_BYTES
+from tidemill.spark.lot_writer import TARGET_BYTES
 
 
 @click.command("compact")

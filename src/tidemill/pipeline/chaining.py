@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from tidemill.lots.datasets import Dataset
 from tidemill.lots.keys import DatasetId
 from tidemill.runner.program import ViewProgram
-from tidemill.spark.reading import no_rows
+from tidemill.spark.lot_reader import no_rows
 from tidemill.views.spark.chains import Chained, chained, kind_of
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import InputLot
 from tidemill.pipeline.reader import Reader
+from tidemill.spark.lot_reader import POSITION, read_positioned
 from tidemill.spark.operations import WEIGHT, stored_schema
 from tidemill.spark.queries import quoted
-from tidemill.spark.reading import POSITION, read_positioned
 from tidemill.store import Tx
 from tidemill.views.steps import commits, records
 from tidemill.views.steps.commits import StepRow

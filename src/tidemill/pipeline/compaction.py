@@ -12,7 +12,7 @@ from tidemill.pipeline import reader as reading
 from tidemill.pipeline.context import Site
 from tidemill.publish.projections import Projections
 from tidemill.runner.compacting import Compacted, Compactor, on_spark
-from tidemill.spark.writing import TARGET_BYTES
+from tidemill.spark.lot_writer import TARGET_BYTES
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline

@@ -31,12 +31,12 @@ from tidemill.pipeline.plan import datasets as keyed
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Hold, Published
 from tidemill.publish.parts import SinkWritten
+from tidemill.spark import input_rows as given
 from tidemill.spark import operations, schema
-from tidemill.spark import rows as given
-from tidemill.spark.checking import Checked, refuse, write_checked
-from tidemill.spark.checking_arrow import check_table
 from tidemill.spark.drift import effective, evolved
-from tidemill.spark.writing import Written, write_table
+from tidemill.spark.frame_checks import Checked, refuse, write_checked
+from tidemill.spark.lot_writer import Written, write_table
+from tidemill.spark.table_checks import check_table
 from tidemill.store import Tx
 
 if TYPE_CHECKING:

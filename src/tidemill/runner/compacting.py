@@ -31,10 +31,10 @@ from tidemill.publish.projections import Projections
 from tidemill.publish.publisher import Publisher
 from tidemill.runner.tags import Tags
 from tidemill.scope import Scope
+from tidemill.spark.compaction import Rewritten, rewrite
+from tidemill.spark.lot_writer import TARGET_BYTES
 from tidemill.spark.operations import stored_schema
-from tidemill.spark.rewriting import Rewritten, rewrite
 from tidemill.spark.storage import Storage
-from tidemill.spark.writing import TARGET_BYTES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession as Session

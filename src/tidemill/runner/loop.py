@@ -31,7 +31,7 @@ from tidemill.runner.tally import Tally
 from tidemill.runner.trouble import Trouble
 from tidemill.runner.upkeep import Upkeep
 from tidemill.scope import Scope
-from tidemill.spark.evaluation import Evaluate
+from tidemill.spark.table_checks import Evaluate
 from tidemill.store import Store
 from tidemill.triggers import runs
 from tidemill.triggers.due_query import DueQuery

@@ -19,9 +19,9 @@ from tidemill.runner import future_run, linear
 from tidemill.runner.program import ArcProgram, Program
 from tidemill.schemas.type_table import is_wider
 from tidemill.spark import schema
-from tidemill.spark.checking import write_checked
+from tidemill.spark.frame_checks import write_checked
+from tidemill.spark.lot_reader import read_objects
 from tidemill.spark.operations import is_frame
-from tidemill.spark.reading import read_objects
 from tidemill.spark.sessions import kept, tagged
 from tidemill.spark.storage import Storage
 

@@ -21,9 +21,9 @@ from tidemill.runner.presence import Presence
 from tidemill.runner.program import Program, ViewProgram
 from tidemill.runner.tags import Tags
 from tidemill.runner.tally import Tally
-from tidemill.spark.evaluation import evaluator
 from tidemill.spark.sessions import interrupt, kept
 from tidemill.spark.storage import Storage
+from tidemill.spark.table_checks import evaluator
 from tidemill.store import Store
 from tidemill.views.certify import certificates
 from tidemill.views.spark.alarms import Alarmed

@@ -17,8 +17,8 @@ from tidemill.schemas import ddl
 from tidemill.scope import Scope
 from tidemill.sources.keys import SourceKeys
 from tidemill.spark.drift import RESCUED
+from tidemill.spark.lot_writer import write_table
 from tidemill.spark.operations import Operation, stored_table
-from tidemill.spark.writing import write_table
 from tidemill.store import Tx
 
 

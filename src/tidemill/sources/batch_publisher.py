@@ -22,9 +22,8 @@ from tidemill.sources.keys import SourceKeys
 from tidemill.sources.records import BAD, ParsedRecords, Record
 from tidemill.sources.row_converters import converter, evolving_converter
 from tidemill.sources.source import SourceTarget
-from tidemill.spark.checking import refuse
-from tidemill.spark.checking_arrow import check_table
-from tidemill.spark.evaluation import Evaluate
+from tidemill.spark.frame_checks import refuse
+from tidemill.spark.table_checks import Evaluate, check_table
 from tidemill.store import Tx
 
 Fence = Callable[[Tx], None]

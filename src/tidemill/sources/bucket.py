@@ -18,7 +18,7 @@ from tidemill.sources import path_patterns
 from tidemill.sources.file_source import DEFAULT_POLICY, FilePolicy, FileSource, reading_of
 from tidemill.sources.listing import ListedFile, Skip, is_ignored, path_fault
 from tidemill.sources.path_patterns import PathPattern
-from tidemill.spark.footers import RangedFile
+from tidemill.spark.parquet_files import RangedFile
 
 _STAT_THREADS = 16
 
@@ -70,7 +70,7 @@ def bucket(
         max_bytes: the most bytes of one lot, unless a single object is larger.
         listing_shards: into how many shards to cut the listing, for nodes to share; useful from about 10,000
             objects.
-        options: options of the format, see `tidemill.spark.formats.Reading`.
+        options: options of the format, see `tidemill.spark.ingest.formats.Reading`.
     """
     name = scheme(url)
     if name not in KINDS:

@@ -32,13 +32,13 @@ from tidemill.sources.source import (
     source_id,
 )
 from tidemill.sources.windows import FailedWindow, HeldWindow
-from tidemill.spark.formats import Format, Reading, format_of
+from tidemill.spark.ingest.formats import Format, Reading, format_of
 from tidemill.store import Tx
 
 if TYPE_CHECKING:
     from tidemill.publish.parts import PartPlace, PartTask, SinkWritten
     from tidemill.sources.discovery import DiscoveryResult
-    from tidemill.spark.ingest import Session
+    from tidemill.spark.ingest.ingestion import Session
     from tidemill.spark.storage import Storage
 
 MOST_SHARDS = 64

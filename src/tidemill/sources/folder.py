@@ -20,7 +20,7 @@ from tidemill.sources.file_source import DEFAULT_POLICY, FilePolicy, FileSource,
 from tidemill.sources.listing import ListedFile, Skip, is_ignored, path_fault
 from tidemill.sources.path_patterns import PathPattern
 from tidemill.sources.source import SourceContext
-from tidemill.spark.formats import format_of
+from tidemill.spark.ingest.formats import format_of
 
 SETTLE_S = 2.0
 
@@ -68,7 +68,7 @@ def folder(
         max_bytes: the most bytes of one lot, unless a single file is larger.
         listing_shards: into how many shards to cut the listing, for nodes to share; useful from about 10,000
             files.
-        options: options of the format, see `tidemill.spark.formats.Reading`.
+        options: options of the format, see `tidemill.spark.ingest.formats.Reading`.
     """
     text = os.fspath(path)
     if not text or "\0" in text:

@@ -19,10 +19,8 @@ import pyarrow as pa
 from tidemill.errors import AppendRefused, BadSchema
 from tidemill.lots.datasets import Dataset, Drift
 from tidemill.schemas.columns import Column, Simple, Type
-from tidemill.spark import rows as declared_rows
-from tidemill.spark import schema
-from tidemill.spark.drift import RESCUED, added
-from tidemill.spark.drifting import filled
+from tidemill.spark import input_rows, schema
+from tidemill.spark.drift import RESCUED, added, storable
 
 _TEXT = Simple("string")
 
@@ -38,7 +36,7 @@ def converter(dataset: Dataset) -> Convert:
     if evolving is not None:
         return lambda rows: evolving.convert(rows, evolving.columns(rows, dataset.schema))
     wanted = schema.to_arrow(schema.parse(dataset.schema))
-    return lambda rows: declared_rows.to_table(rows, wanted, dataset.name)
+    return lambda rows: input_rows.to_table(rows, wanted, dataset.name)
 
 
 def evolving_converter(dataset: Dataset) -> "EvolvingConverter | None":
@@ -91,7 +89,7 @@ class EvolvingConverter:
                 {name: value for name, value in record.items() if value is not None or name in wanted.names}
                 for record in rows
             ]
-        return declared_rows.to_table(rows, wanted, self._table)
+        return input_rows.to_table(rows, wanted, self._table)
 
 
 def _rescuing(dataset: Dataset) -> Convert:
@@ -121,16 +119,16 @@ def _rescuing(dataset: Dataset) -> Convert:
 def _fitted(values: list[Any], field: pa.Field, table: str, rescued: list[dict[str, str]]) -> pa.Array:
     """Convert values to a column; those that do not fit become NULL, and are rescued."""
     try:
-        return declared_rows.array(values, field, table)
+        return input_rows.array(values, field, table)
     except AppendRefused:
         pass
     for number, value in enumerate(values):
         try:
-            declared_rows.array([value], field, table)
+            input_rows.array([value], field, table)
         except AppendRefused:
             rescued[number][field.name] = _text(value)
             values[number] = None
-    return declared_rows.array(values, field, table)
+    return input_rows.array(values, field, table)
 
 
 def _records(rows: Any, table: str) -> Sequence[Mapping[str, Any]]:
@@ -148,14 +146,14 @@ def _of_field(field: pa.Field) -> Column:
         (column,) = schema.of_arrow(pa.schema([field])).columns
     except BadSchema as error:
         raise AppendRefused(f"column {field.name}: {error.message}") from None
-    return Column(column.name, filled(column.type))
+    return Column(column.name, storable(column.type))
 
 
 def _type_of(values: list[Any]) -> Type:
     """Return the type that fits all these JSON values; text if no other does."""
     try:
         arrow_type = pa.array(values).type
-        return filled(schema.of_arrow(pa.schema([("value", arrow_type)])).columns[0].type)
+        return storable(schema.of_arrow(pa.schema([("value", arrow_type)])).columns[0].type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, BadSchema):
         return _TEXT
 

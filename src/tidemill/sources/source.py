@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from tidemill.publish.parts import PartPlace, Parts, PartTask, SinkWritten
     from tidemill.scope import Scope
     from tidemill.sources.keys import SourceKeys
-    from tidemill.spark.evaluation import Evaluate
-    from tidemill.spark.ingest import Session
+    from tidemill.spark.ingest.ingestion import Session
     from tidemill.spark.storage import Storage
+    from tidemill.spark.table_checks import Evaluate
     from tidemill.store import Tx
 
 POLL_EVERY_S = 1.0

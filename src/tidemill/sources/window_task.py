@@ -6,10 +6,10 @@ from tidemill.errors import BadSource, SourceFileChanged
 from tidemill.publish.parts import PartPlace, PartTask, SinkWritten
 from tidemill.sources.file_source import FileSourceSpec
 from tidemill.sources.listing import FileListing
-from tidemill.spark.culprits import ForeignFile
+from tidemill.spark.ingest.foreign_files import ForeignFile
 
 if TYPE_CHECKING:
-    from tidemill.spark.ingest import Session
+    from tidemill.spark.ingest.ingestion import Session
     from tidemill.spark.storage import Storage
 
 
@@ -34,7 +34,7 @@ def run_window(
         task: the window.
         place: the claim that runs it.
     """
-    from tidemill.spark.ingest import Columns, Place, ingest
+    from tidemill.spark.ingest.ingestion import IngestColumns, IngestFolders, ingest
 
     if task.code != spec.code:
         raise BadSource(
@@ -47,12 +47,12 @@ def run_window(
     done = ingest(
         spark,
         storage,
-        Place(
+        IngestFolders(
             rows=place.data_prefix(task, rows_sink),
             bad=place.data_prefix(task, bad_sink),
             partition_by=rows_sink.partition_by,
         ),
-        Columns(
+        IngestColumns(
             schema=task.options.get("schema", spec.schema),
             kind=spec.kind,
             key=spec.key,

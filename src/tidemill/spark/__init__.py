@@ -1,1 +1,1 @@
-"""Spark: sessions, schemas, and lots as frames. DataFrame API only, so that Spark Connect works."""
+"""Spark: sessions, schemas, reading and writing lots. Only the DataFrame API, so that Spark Connect works."""

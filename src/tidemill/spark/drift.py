@@ -1,8 +1,8 @@
-"""Columns that change: what a dataset may become, and what it may not (LOT-34).
+"""Schema drift: how the columns of a dataset may change (LOT-34).
 
-A column may be added, and a type become wider where Spark reads files of the narrower one as the wider one by
-itself; everything else would make lots unreadable that are published already. A column that is not declared
-any more stays, and is NULL from then on.
+A column may be added. A type may become wider, if Spark itself reads files of the narrower type as the wider
+one. Any other change would make published lots unreadable. A column that is no longer declared stays, and is
+NULL from then on.
 """
 
 from collections.abc import Sequence
@@ -12,16 +12,19 @@ import msgspec
 
 from tidemill.errors import DatasetChanged
 from tidemill.lots.datasets import Dataset, Drift
-from tidemill.schemas.columns import Column, Schema, Simple
+from tidemill.schemas.columns import Array, Column, Map, Schema, Simple, Struct, Type
 from tidemill.schemas.ddl import parse
 from tidemill.schemas.type_table import is_wider
 
 RESCUED: Final = "_rescued"
-"""The column of what did not fit, under `Drift.RESCUE`."""
+"""The column that keeps what did not fit, under `Drift.RESCUE`."""
+
+VOID: Final = Simple("void")
+"""The type of a column that is NULL everywhere."""
 
 
 def merged(known: Schema, new: Schema) -> tuple[Schema, list[str]]:
-    """The columns of both, those that are known first, and what is in the way of it."""
+    """Merge two schemas, the known columns first; return the result and what prevents it."""
     by_name = {column.name: column for column in new.columns}
     folded = {column.name.casefold(): column.name for column in known.columns}
     columns: list[Column] = []
@@ -47,7 +50,7 @@ def merged(known: Schema, new: Schema) -> tuple[Schema, list[str]]:
 
 
 def evolved(known: Dataset, new: Dataset) -> Dataset:
-    """The known dataset with the columns of both; `DatasetChanged` says what cannot be."""
+    """Return the known dataset with the columns of both; `DatasetChanged` says what prevents it."""
     schema, problems = merged(parse(known.schema), parse(new.schema))
     if problems:
         raise DatasetChanged(
@@ -60,21 +63,34 @@ def evolved(known: Dataset, new: Dataset) -> Dataset:
 
 
 def effective(dataset: Dataset) -> Dataset:
-    """A declaration in the one spelling that is compared and stored, with the columns that are ours."""
+    """Return a declaration in the spelling that is compared and stored, with the columns that we add."""
     columns = parse(dataset.schema)
     if dataset.drift is Drift.RESCUE and RESCUED not in columns.names:
         columns = Schema((*columns.columns, Column(RESCUED, Simple("string"))))
     return msgspec.structs.replace(dataset, schema=str(columns), fingerprint=columns.fingerprint)
 
 
-def added(schema: Schema, found: Sequence[Column]) -> Schema:
-    """A schema with columns that were found in files; those whose names nobody could use are left out."""
+def added(schema: Schema, new: Sequence[Column]) -> Schema:
+    """Add columns to a schema, except those whose names cannot be used."""
     taken = {name.casefold() for name in schema.names}
     columns = list(schema.columns)
-    for column in found:
+    for column in new:
         name = column.name.casefold()
         if name in taken or not name or name.startswith("_"):
             continue
         taken.add(name)
         columns.append(Column(column.name, column.type))
     return Schema(tuple(columns))
+
+
+def storable(column_type: Type) -> Type:
+    """Return a type that files can hold: a column that is NULL everywhere becomes a text."""
+    match column_type:
+        case Array():
+            return Array(storable(column_type.element))
+        case Map():
+            return Map(storable(column_type.key), storable(column_type.value))
+        case Struct():
+            return Struct(tuple(Column(field.name, storable(field.type)) for field in column_type.fields))
+        case Simple():
+            return Simple("string") if column_type == VOID else column_type

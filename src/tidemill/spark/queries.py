@@ -1,8 +1,8 @@
-"""A query over frames: its table names stand for frames that are handed in, and for nothing else.
+"""Queries over frames: a table name in a query refers to a given frame, and to nothing else.
 
-Each table name in the text is replaced by the name of a temporary view of its own, so that neither a table of
-the user's catalogue nor a temporary view of another thread's query can be meant by it. The rest of the text
-reaches Spark as it was written. Names that a CTE of the query defines are left alone.
+Each table name in the text is replaced by the name of a new temporary view. So it cannot refer to a table of
+the user's catalogue, or to a temporary view of another thread's query. Spark gets the rest of the text as
+written. Names that a CTE of the query defines are not replaced.
 """
 
 import contextlib
@@ -26,52 +26,54 @@ _numbers = itertools.count()
 
 
 class TableName(NamedTuple):
-    """A table's name where it stands in a query: `text[start:end]`, and where an alias of it would stand."""
+    """A table name in a query: its place `text[start:end]`, and where its alias goes."""
 
     name: str
     start: int
     end: int
     aliased: bool
-    behind: int
+    alias_at: int
 
 
 @functools.lru_cache(maxsize=1024)
 def table_names(sql: str) -> tuple[TableName, ...]:
-    """The tables a query reads, place by place in the order of the text; `QueryError` if it is no query."""
+    """Return the table names of a query, in the order of the text; `QueryError` if it is not a query."""
     try:
         parsed = sqlglot.parse(sql, dialect="spark")
     except (ParseError, TokenError) as error:
-        raise QueryError(f"this is no query: {_first(error)}") from None
+        raise QueryError(f"this is not a query: {_first(error)}") from None
     if len(parsed) != 1 or not isinstance(parsed[0], exp.Query):
-        raise QueryError("this is not one query", hint="one SELECT, with its CTEs; no semicolon, no DDL")
-    found = []
+        raise QueryError(
+            "this is not one query", hint="write one SELECT with its CTEs, without semicolons and DDL"
+        )
+    names = []
     for table in parsed[0].find_all(exp.Table):
         if not isinstance(table.this, exp.Identifier) or _is_cte(table):
             continue
         if table.args.get("db") is not None:
             raise QueryError(
-                f"the table {table.sql(dialect='spark')} is of a catalogue",
-                hint="a view reads tables of its pipeline, by their plain names",
+                f"the table {table.sql(dialect='spark')} belongs to a catalogue",
+                hint="use the plain names of tables of this pipeline",
             )
-        where = table.this.meta
-        end = where["end"] + 1
-        found.append(TableName(table.name, where["start"], end, bool(table.alias), _behind_sample(sql, end)))
-    return tuple(sorted(found, key=lambda one: one.start))
+        meta = table.this.meta
+        end = meta["end"] + 1
+        names.append(TableName(table.name, meta["start"], end, bool(table.alias), _after_sample(sql, end)))
+    return tuple(sorted(names, key=lambda name: name.start))
 
 
-def _behind_sample(sql: str, end: int) -> int:
-    """Where an alias of the table that ends here may stand: behind its TABLESAMPLE, if it has one."""
+def _after_sample(sql: str, end: int) -> int:
+    """Return where the alias of a table goes that ends here: after its TABLESAMPLE, if it has one."""
     if "tablesample" not in sql.lower():
         return end
     tokens = [token for token in Spark().tokenize(sql) if token.start >= end]
-    at = 0
-    while at < len(tokens) and tokens[at].text.upper() in ("TABLESAMPLE", "REPEATABLE"):
+    index = 0
+    while index < len(tokens) and tokens[index].text.upper() in ("TABLESAMPLE", "REPEATABLE"):
         depth = 0
-        for at in range(at + 1, len(tokens)):  # noqa: B020 - up to the parenthesis that closes it
-            depth += {"(": 1, ")": -1}.get(tokens[at].text, 0)
+        for index in range(index + 1, len(tokens)):  # noqa: B020 - up to the closing parenthesis
+            depth += {"(": 1, ")": -1}.get(tokens[index].text, 0)
             if depth == 0:
                 break
-        end, at = tokens[at].end + 1, at + 1
+        end, index = tokens[index].end + 1, index + 1
     return end
 
 
@@ -79,10 +81,10 @@ def _behind_sample(sql: str, end: int) -> int:
 def over(
     spark: "SparkSession", sql: str, frames: Mapping[str, "DataFrame"], tag: str
 ) -> "Iterator[DataFrame]":
-    """The result of a query over these frames. It must be consumed inside of the `with`.
+    """Run a query over these frames. Consume the result inside the `with`.
 
-    - frames: by table name; which of two names that differ in case alone is meant is decided by case.
-    - tag: names the temporary views, for people; two queries of one tag at a time do not meet.
+    - frames: by table name. If two names differ only in case, the case decides.
+    - tag: a part of the temporary views' names, for people. Queries with one tag can run at the same time.
     """
     number = next(_numbers)
     views: dict[str, str] = {}
@@ -101,43 +103,43 @@ def over(
 
 
 def renamed(sql: str, view_of: Callable[[str], str]) -> str:
-    """The query with other names for its tables; what it calls their columns by stays as it was."""
+    """Rename the tables of a query; its references to their columns stay valid."""
     text, last = [], 0
     for table in table_names(sql):
         view = view_of(table.name)
         text += [sql[last : table.start], view]
         if not table.aliased:
-            text += [sql[table.end : table.behind], f" AS {quoted(table.name)}"]
-        last = table.end if table.aliased else table.behind
+            text += [sql[table.end : table.alias_at], f" AS {quoted(table.name)}"]
+        last = table.end if table.aliased else table.alias_at
     return "".join(text) + sql[last:]
 
 
 def match(name: str, known: Mapping[str, object]) -> str:
-    """The table a name stands for, as Spark finds it: by its letters, in upper or lower case."""
+    """Return the table that a name refers to, as Spark resolves it: without regard to case."""
     if name in known:
         return name
-    same = [one for one in known if one.lower() == name.lower()]
+    same = [other for other in known if other.lower() == name.lower()]
     if len(same) == 1:
         return same[0]
     near = get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known)) or 'no tables'}"
+    hint = f"did you mean {near[0]}?" if near else f"the tables are {', '.join(sorted(known)) or 'none'}"
     raise QueryError(f"there is no table {name}", hint=hint)
 
 
 def quoted(name: str) -> str:
-    """A name as Spark SQL takes it, whatever it is."""
+    """Return a name in back quotes, for Spark SQL."""
     return f"`{name.replace('`', '``')}`"
 
 
 def _is_cte(table: exp.Table) -> bool:
-    """Does this name stand for a CTE that is in scope here?"""
+    """Return whether a name refers to a CTE that is in scope."""
     wanted = table.name.lower()
     below, node = cast(exp.Expr, table), table.parent
     while node is not None:
         clause = node.args.get("with_") or node.args.get("with")
         if isinstance(clause, exp.With) and clause is not below and _defines(clause, wanted):
             return True
-        if isinstance(node, exp.With):  # inside a CTE: those before it, and itself where it may recur
+        if isinstance(node, exp.With):  # in a CTE: those before it, and itself if it is recursive
             for cte in node.expressions:
                 if cte is below:
                     if node.args.get("recursive") and cte.alias.lower() == wanted:
@@ -155,6 +157,6 @@ def _defines(clause: exp.With, name: str) -> bool:
 
 def _first(error: Exception) -> str:
     if isinstance(error, ParseError) and error.errors:
-        one = error.errors[0]
-        return f"{one['description']} at line {one['line']}, column {one['col']}"
+        first = error.errors[0]
+        return f"{first['description']} at line {first['line']}, column {first['col']}"
     return str(error).splitlines()[0]

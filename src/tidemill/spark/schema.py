@@ -1,4 +1,4 @@
-"""Schemas: a text, Spark's types, Arrow's types and a fingerprint of one and the same columns.
+"""Schemas for Spark: conversions between DDL, Spark's types and Arrow's types.
 
 parse(text) -> Schema           without Spark          str(schema) -> text
 analysed(spark, text) -> Schema by Spark's parser      to_spark(schema) -> StructType
@@ -38,7 +38,7 @@ __all__ = [
 
 
 def analysed(spark: "SparkSession", text: str) -> Schema:
-    """The columns a text declares, by Spark's own parser; `BadSchema` with what it says."""
+    """Parse DDL with Spark's own parser; `BadSchema` with its message."""
     from pyspark.errors import PySparkException
 
     try:
@@ -51,7 +51,7 @@ def analysed(spark: "SparkSession", text: str) -> Schema:
 
 
 def to_spark(schema: Schema) -> "StructType":
-    """The columns as Spark's types."""
+    """Convert a schema to Spark's types."""
     kind = _spark(Struct(schema.columns))
     from pyspark.sql.types import StructType
 
@@ -104,14 +104,14 @@ def _spark_simple(name: str) -> "DataType":
 
 
 def of_spark(struct: "StructType") -> Schema:
-    """The columns of Spark's types; `BadSchema` for a user-defined type."""
+    """Convert Spark's types to a schema; `BadSchema` for a user-defined type."""
     kind = of_type(struct)
     assert isinstance(kind, Struct)
     return Schema(kind.fields)
 
 
 def of_type(kind: "DataType") -> Type:
-    """One of Spark's types; `BadSchema` for a user-defined type."""
+    """Convert one of Spark's types; `BadSchema` for a user-defined type."""
     from pyspark.sql import types as st
 
     match kind:
@@ -134,7 +134,7 @@ def of_type(kind: "DataType") -> Type:
         case st.UserDefinedType():
             raise BadSchema(
                 f"{type(kind).__name__} is a user-defined type",
-                hint="keep what it is made of: numbers, text, arrays and structs",
+                hint="use numbers, texts, arrays and structs instead",
             )
         case _:
             return Simple(kind.simpleString())

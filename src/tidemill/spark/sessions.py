@@ -1,11 +1,11 @@
-"""The one place that makes Spark sessions.
+"""Spark sessions: this is the only place that makes them.
 
-A session is one of three: one that Tidemill starts (`local[*]`, or any master), one on a Spark Connect server
-(`sc://…`), or the session a user has already (`adopt`). All three give equal results: the settings that
-change what a query returns are pinned (`PINNED`), and everything above uses the DataFrame API alone.
+There are three kinds: a session that Tidemill starts (`local[*]`, or any master), a session on a Spark
+Connect server (`sc://…`), and a session of the user's (`adopt`). All three give equal results: the settings
+that change the result of a query are pinned (`PINNED`), and all other code uses only the DataFrame API.
 
-A process is either a driver of its own or a client of Spark Connect, never both in one life: pyspark decides
-that for the whole process.
+A process is either a Spark driver or a client of Spark Connect, never both: pyspark decides that once for the
+whole process.
 """
 
 import os
@@ -40,8 +40,8 @@ PINNED: Final[Mapping[str, str]] = {
     "spark.sql.parser.escapedStringLiterals": "false",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
-"""Settings that change what a query says, what it returns or how that is stored; the same wherever a pipeline
-runs. There is none for collations: a text has its own by its type."""
+"""Settings that change the meaning of a query, its result or how that is stored. They are the same wherever a
+pipeline runs. There is no setting for collations: they belong to the type of a text."""
 
 _DEFAULTS: Final[Mapping[str, str]] = {
     "spark.ui.showConsoleProgress": "false",
@@ -52,7 +52,7 @@ _LOCAL: Final[Mapping[str, str]] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
-    # Looking at files of this machine takes far less than a job that looks at them.
+    # Listing local files takes far less time than a Spark job that lists them.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
 }
 _LOG_SETTINGS = Path(__file__).parent / "log4j2.properties"
@@ -68,10 +68,10 @@ class SparkSettings(msgspec.Struct, frozen=True, kw_only=True):
     >>> tm.SparkSettings(master="local[4]").master
     'local[4]'
 
-    - master: where the work is done, for a driver in this process: `local[*]`, `spark://host:port`, `yarn`, …
-    - remote: a Spark Connect server, `sc://host:port`; then there is no master.
-    - conf: more settings, by their names in Spark; they win over ours, except for those that are pinned.
-    - app: the name of the application, for people.
+    - master: the Spark master, for a driver in this process: `local[*]`, `spark://host:port`, `yarn`, …
+    - remote: a Spark Connect server, `sc://host:port`, instead of a master.
+    - conf: more settings of Spark. They override our defaults, except for pinned ones.
+    - app: the name of the application.
     """
 
     master: str | None = None
@@ -82,22 +82,22 @@ class SparkSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.master and self.remote:
             raise UsageError(
-                f"both a master ({self.master}) and a Spark Connect server", hint="give one of the two"
+                f"both a master ({self.master}) and a Spark Connect server are given", hint="give one of them"
             )
         for name, value in PINNED.items():
             if self.conf.get(name, value).lower() != value.lower():
                 raise UsageError(
                     f"{name} cannot be {self.conf[name]!r}: it is {value} for every pipeline",
-                    hint="leave it out; results must not depend on where a pipeline runs",
+                    hint="omit it: results must not depend on where a pipeline runs",
                 )
 
     @property
     def local(self) -> bool:
-        """Whether all of Spark runs on this machine, started by us."""
+        """Whether this process starts a Spark that runs entirely on this machine."""
         return self.remote is None and (self.master or "local[*]").startswith("local")
 
     def all_conf(self) -> dict[str, str]:
-        """Every setting of a session that is made from these."""
+        """Return all settings of a session that is made from these."""
         if self.remote is not None:
             return {**self.conf, **PINNED}
         logs = f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
@@ -107,18 +107,17 @@ class SparkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_session(settings: SparkSettings | None = None) -> "SparkSession":
-    """Open a session. Where this process runs a Spark already, it is a second session on that one.
+    """Open a session. If this process already runs a Spark, open another session on it.
 
-    Nothing of the process is changed for good: what Spark reads from the environment when it starts is put
-    there for as long as it starts.
+    The environment of the process changes only while Spark starts.
     """
     settings = settings or SparkSettings()
     try:
-        import pyspark  # noqa: F401 - the import is the question
+        import pyspark  # noqa: F401 - is it installed?
     except ImportError as error:
         raise MissingDriver(
             "pyspark is not installed",
-            hint="pip install 'tidemill[local]', or use your cluster's own pyspark",
+            hint="pip install 'tidemill[local]', or use the pyspark of your cluster",
         ) from error
     with _opening:
         session = _connect(settings) if settings.remote else _start(settings)
@@ -128,10 +127,10 @@ def open_session(settings: SparkSettings | None = None) -> "SparkSession":
 
 @contextmanager
 def expecting_errors() -> Iterator[None]:
-    """Pyspark logs every error that it raises as JSON on stderr: not where errors are part of the work."""
+    """Silence pyspark's log of errors, where errors are expected: it writes each as JSON to stderr."""
     from pyspark.logger import PySparkLogger
 
-    # By pyspark's own way: a plain logger of that name would not take what pyspark says to it.
+    # With pyspark's own function: a plain logger of that name would not accept pyspark's messages.
     loggers = [PySparkLogger.getLogger(name) for name in _QUERY_LOGGERS]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
@@ -149,7 +148,7 @@ def _connect(settings: SparkSettings) -> "SparkSession":
     assert settings.remote is not None
     if SparkSession.getActiveSession() is not None and not _is_connect(SparkSession.getActiveSession()):
         raise SparkUnavailable(
-            "this process has a Spark driver of its own and cannot be a client of Spark Connect as well",
+            "this process is a Spark driver and cannot also be a client of Spark Connect",
             hint="connect from another process",
         )
     try:
@@ -158,7 +157,9 @@ def _connect(settings: SparkSettings) -> "SparkSession":
         for name, value in settings.all_conf().items():
             session.conf.set(name, value)
     except Exception as error:
-        raise SparkUnavailable(f"no session on the Spark Connect server {_shown(settings.remote)}") from error
+        raise SparkUnavailable(
+            f"cannot open a session on the Spark Connect server {_shown(settings.remote)}"
+        ) from error
     return session
 
 
@@ -167,7 +168,7 @@ def _start(settings: SparkSettings) -> "SparkSession":
 
     if is_remote():
         raise SparkUnavailable(
-            "this process is a client of Spark Connect and cannot be a Spark driver as well",
+            "this process is a client of Spark Connect and cannot also be a Spark driver",
             hint="start Spark in another process, or give remote='sc://…'",
         )
     master = settings.master or "local[*]"
@@ -184,7 +185,7 @@ def _start(settings: SparkSettings) -> "SparkSession":
 
 
 def _running() -> "SparkSession | None":
-    """A session on the Spark that this process runs, or None. Asking starts nothing."""
+    """Return a session on the Spark that this process runs, or None. This starts nothing."""
     from pyspark.sql import SparkSession
 
     session = SparkSession._instantiatedSession
@@ -194,11 +195,11 @@ def _running() -> "SparkSession | None":
 
 
 def _sibling(running: "SparkSession", master: str, settings: SparkSettings) -> "SparkSession":
-    there = running.conf.get("spark.master", "")
-    if settings.master is not None and there != master:
+    running_master = running.conf.get("spark.master", "")
+    if settings.master is not None and running_master != master:
         raise SparkUnavailable(
-            f"this process runs Spark with the master {there} already, and not with {master}",
-            hint="one process runs one Spark: give the same master, or use another process",
+            f"this process already runs Spark with the master {running_master}, not with {master}",
+            hint="give the same master, or use another process",
         )
     session = running.newSession()
     for name, value in {**settings.conf, **PINNED}.items():
@@ -209,7 +210,7 @@ def _sibling(running: "SparkSession", master: str, settings: SparkSettings) -> "
 
 @contextmanager
 def _environment(settings: SparkSettings) -> Iterator[None]:
-    """What a starting Spark reads from the environment; what the user has set there stays."""
+    """Set what a starting Spark reads from the environment; what the user has set stays."""
     ours = {**java_environment(os.environ)}
     ours.setdefault("PYSPARK_PYTHON", os.environ.get("PYSPARK_PYTHON", sys.executable))
     if settings.local:
@@ -226,28 +227,28 @@ def _environment(settings: SparkSettings) -> Iterator[None]:
                 os.environ[name] = value
 
 
-# --- sessions of others ---------------------------------------------------------------------------------
+# --- sessions of users ----------------------------------------------------------------------------------
 
 
 def faults(session: "SparkSession") -> list[str]:
-    """Why a session cannot be used, for people; empty when it can."""
+    """Return why a session cannot be used; empty if it can."""
     found = []
     version = str(session.version)
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers is None or (int(numbers[1]), int(numbers[2])) < OLDEST:
-        found.append(f"it is Spark {version}, and {OLDEST[0]}.{OLDEST[1]} is the oldest that works")
+        found.append(f"it is Spark {version}; the oldest supported version is {OLDEST[0]}.{OLDEST[1]}")
     return found
 
 
 def require(session: "SparkSession") -> None:
-    """Raise `SessionUnfit`, with everything that is missing, unless the session can be used."""
+    """Raise `SessionUnfit` with all reasons, unless the session can be used."""
     found = faults(session)
     if found:
         raise SessionUnfit(f"this Spark session cannot be used: {'; '.join(found)}")
 
 
 class _Adopted:
-    """How often a session is in use, and how its settings were before."""
+    """How many blocks use a session, and its settings before."""
 
     def __init__(self, session: "SparkSession") -> None:
         self.session = session
@@ -261,10 +262,10 @@ _adopting = threading.Lock()
 
 @contextmanager
 def adopt(session: "SparkSession") -> Iterator["SparkSession"]:
-    """Use a session that is somebody else's: pinned for the block, then as it was.
+    """Use a session of the user's: its settings are pinned inside the block, and restored after it.
 
-    Blocks may overlap, in any thread: the first pins, the last sets back. What the user runs on that session
-    meanwhile is run under the pins too.
+    Blocks may overlap, in any thread: the first one pins, the last one restores. Queries that the user runs
+    on that session meanwhile run with the pinned settings too.
 
     >>> with adopt(spark) as session:
     ...     session.sql("SELECT current_timezone()").first()[0]
@@ -294,10 +295,10 @@ def adopt(session: "SparkSession") -> Iterator["SparkSession"]:
 
 @contextmanager
 def kept(session: "SparkSession") -> Iterator[None]:
-    """For code of a user's: whatever it sets of what is pinned, the session is pinned again behind it.
+    """Run the user's code, and pin the settings of the session again after it.
 
-    A session serves everything that a runner runs, so one function that sets, say, the time zone for itself
-    would change what others after it make.
+    A session serves everything that a runner runs. So a function that sets the time zone, for example, would
+    change the results of later functions.
     """
     try:
         yield
@@ -306,7 +307,7 @@ def kept(session: "SparkSession") -> Iterator[None]:
 
 
 def pin(session: "SparkSession") -> None:
-    """Set what is pinned."""
+    """Set the pinned settings."""
     for name, value in PINNED.items():
         session.conf.set(name, value)
 
@@ -316,7 +317,7 @@ def _is_connect(session: object) -> bool:
 
 
 def _shown(remote: str) -> str:
-    """A Spark Connect address without its parameters, which may hold a token."""
+    """Return a Spark Connect address without its parameters, which may hold a token."""
     return remote.partition(";")[0].rstrip("/")
 
 
@@ -325,10 +326,10 @@ def _shown(remote: str) -> str:
 
 @contextmanager
 def tagged(session: "SparkSession", tag: str) -> Iterator[None]:
-    """Mark every job that this thread starts in the block, so that `interrupt` finds it.
+    """Tag every job that this thread starts in the block, so that `interrupt` finds it.
 
-    A session's own tags are known to one thread alone where Spark runs in this process (`interruptTag` from
-    another finds nothing), so there the jobs are marked with those of the Spark context.
+    If Spark runs in this process, only one thread knows a session's own tags, and `interruptTag` from another
+    thread finds nothing. So the jobs get tags of the Spark context there.
     """
     if _is_connect(session):
         session.addTag(tag)
@@ -344,10 +345,10 @@ def tagged(session: "SparkSession", tag: str) -> Iterator[None]:
 
 
 def interrupt(session: "SparkSession", tag: str) -> None:
-    """End what runs under a tag now, from any thread.
+    """Cancel the jobs that run under a tag, from any thread.
 
-    A job that starts under it a moment later is not ended, so whoever must know repeats it; nothing that is
-    right depends on it, because what such a job writes is never published.
+    A job that starts a moment later is not cancelled; the caller repeats the call if that matters. Results
+    do not depend on it, because what such a job writes is never published.
     """
     if _is_connect(session):
         session.interruptTag(tag)
@@ -356,7 +357,7 @@ def interrupt(session: "SparkSession", tag: str) -> None:
 
 
 def parallelism(spark: "SparkSession") -> int:
-    """How many tasks can run at once, as far as that is known: the cores of a local Spark or of a cluster."""
+    """Return how many tasks can run at once, if that is known: the cores of a local Spark or a cluster."""
     if _is_connect(spark):
         return int(spark.conf.get("spark.default.parallelism", "2") or 2)
     return int(spark.sparkContext.defaultParallelism)

@@ -1,16 +1,15 @@
-"""Objects as Spark sees them: a key, the URI Spark reads or writes, the path Spark reports, and back.
+"""The object storage as Spark sees it: from a key to the URI that Spark reads or writes, and back.
 
-Three spellings of one object, and each is exact for every name there can be (`=`, `%`, blanks, quotes, any
-script):
+An object has three spellings. Each is exact for every name (`=`, `%`, blanks, quotes, any script):
 
-    key         data/name=D/…/by.city=New York/part-0.parquet        ours, in manifests
-    uri         file:///base/data/name=D/…/by.city=New York/part-0…  handed to Spark: not encoded, except
+    key         data/name=D/…/by.city=New York/part-0.parquet        in manifests
+    uri         file:///base/data/name=D/…/by.city=New York/part-0…  given to Spark: not encoded, except
                                                                      that characters of patterns are escaped
     file_path   file:/base/data/name=D/…/by.city=New%20York/part-0…  `_metadata.file_path`, a java.net.URI
 
-Spark reaches objects by its own means (Hadoop's file systems). Credentials that are in the URL of the objects
-are handed to it as options of each read and write: never in a session's settings, in an argument of a process
-or in a log; Spark blots out such options where it shows a plan.
+Spark accesses objects with Hadoop's file systems. Credentials in the URL of the objects are passed as options
+of each read and write: never as settings of a session, as arguments of a process or in a log. Spark redacts
+such options when it shows a plan.
 """
 
 import re
@@ -26,26 +25,26 @@ from tidemill.objects.local import LocalObjects
 from tidemill.objects.url import RemoteUrl
 
 _GLOB: Final = re.compile(r"[\\\[\]{}*?]")
-# What java.net.URI leaves alone in a path, beside letters and digits; and blanks it does quote beyond ASCII.
+# What java.net.URI does not quote in a path, besides letters and digits; and the blanks that it quotes.
 _URI_PLAIN: Final = "_-!.~'()*:@&=+$,;/"
 _URI_BLANKS: Final = re.compile("[\x00-\x20\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _WRITING: Final[Mapping[str, str]] = {
-    # A manifest says what there is: no marker object, and no file of a task that did not commit.
+    # The manifest lists the files: no marker object, and no file of a task that did not commit.
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
 }
 _WRITING_FILES: Final[Mapping[str, str]] = {
-    # Without these a checksum file lies beside every file, which no manifest lists.
+    # Without these, Hadoop writes a checksum file next to every file.
     "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "fs.file.impl.disable.cache": "true",
 }
 
 
 class Storage:
-    """Where the objects of a cluster are, for Spark.
+    """The object storage of a cluster, for Spark.
 
     Args:
-        objects: the opened object storage; a folder, or a bucket that Spark has the connector for.
+        objects: the opened object storage: a folder, or a bucket that Spark has a connector for.
     """
 
     def __init__(self, objects: Objects) -> None:
@@ -62,8 +61,8 @@ class Storage:
             where: object = getattr(objects, "where", None)
             if not isinstance(where, RemoteUrl):
                 raise UsageError(
-                    f"Spark cannot reach {objects.url}",
-                    hint="keep objects in a folder or a bucket; memory:// is for this process alone",
+                    f"Spark cannot access {objects.url}",
+                    hint="use a folder or a bucket; only this process can access memory://",
                 )
             self._root = self._reported = _remote_root(where)
             self._options = _s3a_options(where) if where.kind == "s3" else {}
@@ -73,52 +72,52 @@ class Storage:
 
     @property
     def local(self) -> bool:
-        """Whether these are files, which every machine that runs Spark must see under the same path."""
+        """Whether these are files. Then every machine that runs Spark must have them under the same path."""
         return self._root_path is not None
 
     # --- spellings
 
     def uri(self, key: str) -> str:
-        """What Spark writes to."""
+        """Return the URI that Spark writes to."""
         return self._root + key
 
     def read_uri(self, key: str) -> str:
-        """What Spark reads: as `uri`, but taken literally where Spark would take it for a pattern."""
+        """Return the URI that Spark reads: `uri` with the characters of patterns escaped."""
         return _GLOB.sub(r"\\\g<0>", self._root + key)
 
     def file_path(self, key: str) -> str:
-        """What Spark says it has read: `_metadata.file_path`."""
+        """Return the path that Spark reports for a file: `_metadata.file_path`."""
         scheme, colon, path = (self._reported + key).partition(":")
         return scheme + colon + _uri_quoted(path)
 
     def key(self, file_path: str) -> str:
-        """The key of what Spark says it has read; `UsageError` when it is not of these objects.
+        """Return the key of a path that Spark reports; `UsageError` if it is not one of these objects.
 
         Spark writes `file:/a`, and in some messages `file:///a`.
         """
         path = re.sub(r"^file:/{2,}", "file:/", unquote(file_path))
         if not path.startswith(self._reported):
             raise UsageError(
-                f"{file_path} is not below {self.objects.url}", hint="only objects of lots have a key"
+                f"{file_path} is not in {self.objects.url}", hint="give the path of an object of a lot"
             )
         return path.removeprefix(self._reported)
 
     # --- settings
 
     def read_options(self) -> dict[str, str]:
-        """Options of each read."""
+        """Return the options of a read."""
         return dict(self._options)
 
     def write_options(self) -> dict[str, str]:
-        """Options of each write."""
+        """Return the options of a write."""
         return {**self._options, **_WRITING, **(_WRITING_FILES if self.local else {})}
 
     # --- durability
 
     def sync(self, keys: Iterable[str]) -> None:
-        """Return when what Spark wrote under these keys would survive a power failure.
+        """Make what Spark wrote under these keys survive a power failure.
 
-        Spark closes files and leaves them to the kernel. A bucket's answer is durable as it is.
+        Spark closes files without syncing them. A bucket needs nothing: its answers mean durable.
         """
         if self._root_path is None or self._folders is None:
             return
@@ -142,13 +141,13 @@ def _remote_root(where: RemoteUrl) -> str:
             account = {**where.settings, **where.secrets}.get("account_name")
             if account is None:
                 raise UsageError(
-                    f"no account in {where.shown}", hint="write az://container/prefix?account=NAME for Spark"
+                    f"{where.shown} has no account", hint="write az://container/prefix?account=NAME for Spark"
                 )
             return f"abfss://{where.bucket}@{account}.dfs.core.windows.net/{prefix}"
 
 
 def _s3a_options(where: RemoteUrl) -> dict[str, str]:
-    """The settings of Hadoop's S3A that say what the URL says; the rest S3A finds as AWS tools do."""
+    """Return the settings of Hadoop's S3A for what the URL says. S3A finds the rest like AWS tools."""
     options = {}
     for ours, theirs in (("endpoint", "fs.s3a.endpoint"), ("region", "fs.s3a.endpoint.region")):
         if ours in where.settings:
@@ -171,5 +170,5 @@ def _s3a_options(where: RemoteUrl) -> dict[str, str]:
 
 
 def _uri_quoted(path: str) -> str:
-    """A path as java.net.URI writes it: beyond ASCII only blanks and controls are encoded."""
+    """Quote a path like java.net.URI: outside of ASCII it encodes only blanks and control characters."""
     return "".join(quote(c, safe=_URI_PLAIN) if c.isascii() or _URI_BLANKS.match(c) else c for c in path)

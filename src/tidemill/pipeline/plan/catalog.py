@@ -17,8 +17,8 @@ from tidemill.pipeline.plan.stages import DeclareDataset, Stage
 from tidemill.pipeline.source_line import Line
 from tidemill.pipeline.writes import spelled
 from tidemill.spark import schema
-from tidemill.spark.checking import verify
 from tidemill.spark.drift import evolved
+from tidemill.spark.frame_checks import verify
 from tidemill.spark.operations import stored_schema
 
 if TYPE_CHECKING:

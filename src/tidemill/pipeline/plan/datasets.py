@@ -9,8 +9,8 @@ import pyarrow as pa
 from tidemill.errors import DeclarationError
 from tidemill.lots.datasets import Dataset, Kind
 from tidemill.schemas.type_table import why_not_kept
+from tidemill.spark import input_rows as given
 from tidemill.spark import operations, schema
-from tidemill.spark import rows as given
 from tidemill.spark.queries import quoted
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def deletions(dataset: Dataset, rows: Any, columns: pa.Schema) -> pa.Table:
     table = given.to_table(_needed(rows, wanted.names), wanted, dataset.name)
     for name in dataset.order_by:
         if table.column(name).null_count:
-            raise operations.untold(dataset, name)
+            raise operations.unordered(dataset, name)
     full = [
         table.column(one.name) if one.name in wanted.names else pa.nulls(len(table), one.type)
         for one in columns

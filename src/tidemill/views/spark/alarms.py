@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.lots.datasets import Dataset
 from tidemill.lots.keys import DatasetId
-from tidemill.spark.reading import naming
+from tidemill.spark.lot_reader import naming
 from tidemill.views.spark import contents
 from tidemill.views.spark.crossings import ClockUse, next_crossing
 from tidemill.views.spark.full import ViewCode

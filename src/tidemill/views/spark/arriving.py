@@ -19,10 +19,10 @@ from tidemill.errors import FileUnlike, TypeRefused
 from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.manifest import StoredObject
 from tidemill.objects import Objects
+from tidemill.spark.lot_reader import POSITION, read_objects, read_positioned
 from tidemill.spark.operations import OP, ORDINAL, Operation, stored_schema
 from tidemill.spark.operations import WEIGHT as STORED
 from tidemill.spark.queries import quoted
-from tidemill.spark.reading import POSITION, read_objects, read_positioned
 from tidemill.spark.schema import parse, to_spark
 from tidemill.spark.storage import Storage
 from tidemill.views.spark.arrow import arrow_of

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.manifest import StoredObject
 from tidemill.publish.manifests import attempt_in
+from tidemill.spark.lot_reader import POSITION, read_objects, read_positioned
 from tidemill.spark.operations import OP, ORDINAL, WEIGHT, Operation, stored_schema
 from tidemill.spark.queries import quoted
-from tidemill.spark.reading import POSITION, read_objects, read_positioned
 from tidemill.spark.storage import Storage
 from tidemill.views.spark import rows
 from tidemill.views.steps.inputs import Slice

@@ -15,9 +15,9 @@ from tidemill.errors import CodeDiffers, ViewRefused
 from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.spark import queries
+from tidemill.spark.lot_reader import naming
+from tidemill.spark.lot_writer import Written
 from tidemill.spark.operations import WEIGHT
-from tidemill.spark.reading import naming
-from tidemill.spark.writing import Written
 from tidemill.views.circuit.interpret import interpret
 from tidemill.views.circuit.operators import Output as CircuitOutput
 from tidemill.views.circuit.render import Renderer

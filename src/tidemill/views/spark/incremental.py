@@ -25,9 +25,9 @@ from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import StoredObject
 from tidemill.objects import place_of
-from tidemill.spark.reading import naming, read_objects
+from tidemill.spark.lot_reader import naming, read_objects
+from tidemill.spark.lot_writer import Written
 from tidemill.spark.sessions import parallelism
-from tidemill.spark.writing import Written
 from tidemill.views.chain.chain import Chain, Placed
 from tidemill.views.chain.outputs import OutputStation, SpillStation
 from tidemill.views.chain.work import Plan, Told, timings

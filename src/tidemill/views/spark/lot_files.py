@@ -17,10 +17,10 @@ import pyarrow.types as pat
 from tidemill.errors import FileUnlike, ObjectMissing
 from tidemill.lots.datasets import Kind
 from tidemill.objects import Objects
-from tidemill.spark.footers import open_parquet, unreadable
+from tidemill.spark.lot_reader import POSITION
 from tidemill.spark.operations import OP, ORDINAL, Operation
 from tidemill.spark.operations import WEIGHT as STORED
-from tidemill.spark.reading import POSITION
+from tidemill.spark.parquet_files import open_parquet, unreadable
 
 OURS = frozenset({OP, ORDINAL, STORED, POSITION})
 BATCH_ROWS = 131_072

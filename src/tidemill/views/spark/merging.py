@@ -20,11 +20,11 @@ from tidemill.lots.manifest import Manifest, StoredObject
 from tidemill.objects import Objects
 from tidemill.schemas.type_table import is_compared_by_spark_only
 from tidemill.spark import schema as schemas
-from tidemill.spark.footers import RangedFile, unreadable
+from tidemill.spark.lot_reader import read_objects
+from tidemill.spark.lot_writer import Written, write_frame, write_table
 from tidemill.spark.operations import WEIGHT
-from tidemill.spark.reading import read_objects
+from tidemill.spark.parquet_files import RangedFile, unreadable
 from tidemill.spark.storage import Storage
-from tidemill.spark.writing import Written, write_frame, write_table
 from tidemill.views.kernels.digest import digest
 from tidemill.views.spark import digests, rows
 from tidemill.views.spark.pieces import Piece, Window

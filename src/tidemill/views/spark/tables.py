@@ -21,10 +21,10 @@ from tidemill.errors import ViewRefused
 from tidemill.lots import layout, manifest
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import Manifest, ManifestState
+from tidemill.spark.lot_reader import POSITION, read_positioned
+from tidemill.spark.lot_writer import Written, write_frame
 from tidemill.spark.operations import WEIGHT
-from tidemill.spark.reading import POSITION, read_positioned
 from tidemill.spark.storage import Storage
-from tidemill.spark.writing import Written, write_frame
 from tidemill.views.kernels.digest import together
 from tidemill.views.spark import digests, merging, rows
 from tidemill.views.spark.merging import stored

@@ -24,7 +24,7 @@ from tidemill import crash
 from tidemill.clock import SystemClock
 from tidemill.objects import Objects, open_place
 from tidemill.objects.url import RemoteUrl
-from tidemill.spark.packing import packed
+from tidemill.spark.lot_writer import packed
 from tidemill.views.chain.chain import Edge, Placed
 from tidemill.views.chain.outputs import OutputStation
 from tidemill.views.chain.work import Packet, Plan, State, Told, chosen, compute, gathered

@@ -1,7 +1,7 @@
-"""Headers of CSV files: columns go by their names, whatever their order, file by file.
+"""The headers of CSV files: columns are matched by name, in each file on its own.
 
-Spark goes by place and drops the header unseen: a file whose columns changed places would be read wrong and
-in silence. So the header of each file is read here, and files with equal headers are read together.
+Spark matches columns by place and skips the header unread. It would silently read a file wrong whose columns
+have another order. So the header of each file is read here, and files with equal headers are read together.
 """
 
 import bz2
@@ -12,21 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from tidemill.spark.culprits import ForeignFile
-from tidemill.spark.formats import Reading, packing_of
+from tidemill.spark.ingest.foreign_files import ForeignFile
+from tidemill.spark.ingest.formats import Reading, compression_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-_MOST = 1 << 20  # bytes of a header
+_MOST_BYTES = 1 << 20  # of a header
 _EXTRA = "_tidemill_extra_"
 
 
 @dataclass(frozen=True)
-class Header:
-    """The columns of a file, in its order: declared ones with their types, others under names of ours.
+class CsvHeader:
+    """The columns of a file, in its order: declared ones with their types, others under generated names.
 
-    - unknown: from these names of ours to the file's own.
+    - unknown: from a generated name to the name in the file.
     """
 
     schema: "StructType"
@@ -34,16 +34,16 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Files that are read alike; no header where there is none."""
+class FileGroup:
+    """Files that are read in the same way; `header` is None for files without one."""
 
-    header: Header | None
+    header: CsvHeader | None
     files: tuple[ForeignFile, ...]
 
 
-def without(group: Group, file: ForeignFile) -> Group:
-    """The same without one file."""
-    return Group(group.header, tuple(each for each in group.files if each != file))
+def without(group: FileGroup, file: ForeignFile) -> FileGroup:
+    """Return the group without one file."""
+    return FileGroup(group.header, tuple(other for other in group.files if other != file))
 
 
 def grouped(
@@ -52,9 +52,9 @@ def grouped(
     reading: Reading,
     open_file: Callable[[str], BinaryIO],
     refused: dict[str, str],
-) -> list[Group]:
-    """Files by their headers; one whose header makes no sense is refused, one without any has no rows."""
-    found: dict[tuple[str, ...], list[ForeignFile]] = {}
+) -> list[FileGroup]:
+    """Group files by their headers. A file with a bad header is refused; an empty file has no rows."""
+    by_names: dict[tuple[str, ...], list[ForeignFile]] = {}
     for file in files:
         try:
             line = first_line(file.path, open_file)
@@ -63,44 +63,44 @@ def grouped(
             continue
         if line is None:
             continue
-        found.setdefault(tuple(split(line, reading)), []).append(file)
+        by_names.setdefault(tuple(split(line, reading)), []).append(file)
     groups = []
-    for names, alike in found.items():
-        header, wrong = _understood(names, schema)
+    for names, alike in by_names.items():
+        header, fault = _matched(names, schema)
         if header is None:
-            refused.update((file.path, wrong) for file in alike)
+            refused.update((file.path, fault) for file in alike)
         else:
-            groups.append(Group(header, tuple(alike)))
+            groups.append(FileGroup(header, tuple(alike)))
     return groups
 
 
 def first_line(path: str, open_file: Callable[[str], BinaryIO]) -> str | None:
-    """The first line that is not blank; None when there is none."""
+    """Return the first line that is not blank; None if there is none."""
     with open_file(path) as raw:
-        file = _unpacked(raw, packing_of(path))
-        left = _MOST
+        file = _decompressed(raw, compression_of(path))
+        left = _MOST_BYTES
         while left > 0 and (line := file.readline(left)):
             left -= len(line)
             text = line.decode("utf-8-sig", errors="replace").split("\r")[0].rstrip("\n")
             if text.strip():
                 return text
     if left <= 0:
-        raise ValueError(f"no end of its first line within {_MOST:,} bytes")
+        raise ValueError(f"its first line does not end within {_MOST_BYTES:,} bytes")
     return None
 
 
-def _unpacked(raw: BinaryIO, packing: str) -> BinaryIO:
-    if packing == ".gz":
+def _decompressed(raw: BinaryIO, compression: str) -> BinaryIO:
+    if compression == ".gz":
         return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
-    if packing == ".bz2":
+    if compression == ".bz2":
         return cast(BinaryIO, bz2.BZ2File(raw))
-    if packing:
-        raise ValueError(f"headers of {packing} files are not read; pack them as .gz or .bz2")
+    if compression:
+        raise ValueError(f"headers of {compression} files cannot be read; compress them as .gz or .bz2")
     return raw
 
 
 def split(line: str, reading: Reading) -> list[str]:
-    """The names in a header."""
+    """Split a header into its names."""
     if len(reading.separator) > 1:
         names = line.split(reading.separator)
     elif reading.quote:
@@ -118,17 +118,17 @@ def split(line: str, reading: Reading) -> list[str]:
     return [name.strip() for name in names]
 
 
-def _understood(names: Sequence[str], schema: "StructType") -> tuple[Header | None, str]:
+def _matched(names: Sequence[str], schema: "StructType") -> tuple[CsvHeader | None, str]:
     from pyspark.sql.types import StringType, StructField, StructType
 
     exact = {field.name: field for field in schema.fields}
     folded = {field.name.casefold(): field for field in schema.fields}
     fields, seen, unknown = [], set(), {}
-    for place, name in enumerate(names):
+    for number, name in enumerate(names):
         declared = exact.get(name) or folded.get(name.casefold())
         if declared is None:
-            fields.append(StructField(f"{_EXTRA}{place}", StringType()))
-            unknown[f"{_EXTRA}{place}"] = name
+            fields.append(StructField(f"{_EXTRA}{number}", StringType()))
+            unknown[f"{_EXTRA}{number}"] = name
             continue
         if declared.name in seen:
             return None, f"its header names {name!r} twice"
@@ -136,4 +136,4 @@ def _understood(names: Sequence[str], schema: "StructType") -> tuple[Header | No
         fields.append(StructField(declared.name, declared.dataType))
     if not seen:
         return None, f"its header has none of the columns: {', '.join(names)[:300]}"
-    return Header(StructType(fields), unknown), ""
+    return CsvHeader(StructType(fields), unknown), ""

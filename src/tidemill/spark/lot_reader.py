@@ -1,7 +1,7 @@
-"""Objects of lots as frames: exactly those that a manifest lists, in one scan, with the declared columns.
+"""The reader of lots: reads exactly the objects that a manifest lists, in one scan, as a frame.
 
-A frame is read when an action runs, long after the functions here have returned. Whoever runs the action does
-so in `naming(storage)`, which turns what Spark says of a file into an error that names the object.
+Spark reads a frame when an action runs, long after these functions have returned. Run the action inside
+`naming(storage)`, which turns Spark's error about a file into an error that names the object.
 """
 
 import re
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tidemill.errors import ObjectUnreadable, UsageError
 from tidemill.lots.manifest import StoredObject, UriType
-from tidemill.spark.footers import unreadable
+from tidemill.spark.parquet_files import unreadable
 from tidemill.spark.schema import Schema, of_spark, parse, quoted, to_spark
 from tidemill.spark.storage import Storage
 
@@ -27,22 +27,22 @@ POSITION: Final = "_position"
 _PATH: Final = "_tidemill_path"
 _FAILED: Final = re.compile(r"\[FAILED_READ_FILE\.(\w+)\][^\n]*? file (\S+?)\.(?:\s|$)")
 _MEANING: Final = {
-    "FILE_NOT_EXIST": "it is not there",
-    "CANNOT_READ_FILE_FOOTER": "it is no whole Parquet file",
-    "PARQUET_COLUMN_DATA_TYPE_MISMATCH": "a column of it has another type than was declared",
+    "FILE_NOT_EXIST": "it does not exist",
+    "CANNOT_READ_FILE_FOOTER": "it is not a whole Parquet file",
+    "PARQUET_COLUMN_DATA_TYPE_MISMATCH": "one of its columns does not have the declared type",
 }
 
 
 def read_objects(
     spark: "SparkSession", storage: Storage, schema: AnySchema, objects: Sequence[StoredObject]
 ) -> "DataFrame":
-    """The rows of these objects: one scan however many they are, and no listing of folders.
+    """Read the rows of these objects in one scan, without listing folders.
 
     Args:
         spark: the session.
         storage: where the objects are.
-        schema: the columns; one that a file lacks is NULL there, and any may be NULL.
-        objects: what manifests list; each is one Parquet file.
+        schema: the columns. Any of them may be NULL; one that a file lacks is NULL there.
+        objects: the objects that manifests list; each is one Parquet file.
     """
     keys = _keys(objects)
     columns = _columns(schema)
@@ -64,10 +64,10 @@ def read_positioned(
     schema: AnySchema,
     positions: Sequence[tuple[int, Sequence[StoredObject]]],
 ) -> "DataFrame":
-    """As `read_objects`, with the position of each row's lot as a last column `_position`.
+    """Read like `read_objects`, with the position of each row's lot as a last column `_position`.
 
-    Still one scan: which position a file belongs to is looked up by its path. A file whose position is not
-    known fails the query, so that no row is lost or lands at no position.
+    This is still one scan: the position of a file is looked up by its path. A file without a known position
+    fails the query, so that no row is lost.
     """
     from pyspark.sql import functions as sf
 
@@ -77,12 +77,12 @@ def read_positioned(
         position = sf.lit(positions[0][0] if positions else None).cast("bigint")
         return rows.withColumn(POSITION, position)
     known = [(storage.file_path(item.uri), position) for position, objects in positions for item in objects]
-    # As Arrow, which Spark reads by itself: a list of rows would start Python workers.
+    # As an Arrow table: a list of rows would start Python workers.
     table = spark.createDataFrame(
         pa.table({_PATH: [path for path, _ in known], POSITION: [position for _, position in known]})
     )
     columns = [sf.col(quoted(name)) for name in rows.columns]
-    missing = sf.raise_error(sf.concat(sf.lit("no position is known of "), sf.col(_PATH))).cast("bigint")
+    missing = sf.raise_error(sf.concat(sf.lit("no position is known for "), sf.col(_PATH))).cast("bigint")
     return (
         rows.select(*columns, sf.col("_metadata.file_path").alias(_PATH))
         .join(sf.broadcast(table), _PATH, "left")
@@ -91,7 +91,7 @@ def read_positioned(
 
 
 def no_rows(spark: "SparkSession", schema: AnySchema) -> "DataFrame":
-    """No rows of these columns, made without a Python worker."""
+    """Return a frame with these columns and no rows, made without a Python worker."""
     from pyspark.sql import functions as sf
 
     return spark.range(0).select(sf.lit(None).cast(_columns(schema)).alias("row")).select("row.*")
@@ -110,17 +110,17 @@ def _keys(objects: Sequence[StoredObject]) -> list[str]:
         if item.type is not UriType.IDENTIFIER or item.format != "parquet":
             raise UsageError(
                 f"{item.uri!r} is a {item.type.value} of {item.format}, not one Parquet file",
-                hint="frames are read from the files a manifest lists, each by its name",
+                hint="give the Parquet files that a manifest lists",
             )
     return [item.uri for item in objects]
 
 
-# --- what Spark says of files
+# --- errors of Spark
 
 
 @contextmanager
 def naming(storage: Storage) -> Iterator[None]:
-    """Where Spark fails because of a file, raise `ObjectUnreadable` with its key; leave the rest as it is."""
+    """Raise `ObjectUnreadable` with the key if Spark fails on a file; leave other errors as they are."""
     try:
         yield
     except Exception as error:
@@ -131,26 +131,26 @@ def naming(storage: Storage) -> Iterator[None]:
 
 
 def unreadable_of(error: BaseException, storage: Storage) -> ObjectUnreadable | None:
-    """The object that an error of Spark is about, as an error of ours; None when it is about none of ours.
+    """Return an error that names the object which an error of Spark is about; None if it names none.
 
-    An error that was raised far down in a job reaches the driver as text, so text is what is searched.
+    An error deep inside a job reaches the driver as text, so the text is searched.
     """
-    found = _FAILED.search(str(error))
-    if found is None:
+    failed = _FAILED.search(str(error))
+    if failed is None:
         return None
     try:
-        key = storage.key(found[2])
+        key = storage.key(failed[2])
     except UsageError:
         return None
-    return unreadable(key, _MEANING.get(found[1], "it is no whole Parquet file, or was changed"))
+    return unreadable(key, _MEANING.get(failed[1], "it is not a whole Parquet file, or it was changed"))
 
 
 def _missing(error: BaseException, storage: Storage, keys: Sequence[str]) -> ObjectUnreadable | None:
-    """Which file is missing, when planning a read says so. That message has the path as it was given."""
+    """Return an error for the missing file that planning a read reports, with its path as given."""
     if "PATH_NOT_FOUND" not in str(error):
         return None
     for key in keys:
         path = storage.read_uri(key).partition(":")[2].lstrip("/")
         if path in str(error):
-            return unreadable(key, "it is not there")
+            return unreadable(key, "it does not exist")
     return None

@@ -1,4 +1,4 @@
-"""Formats: how files that others wrote are to be read. Plain data, so that any process may hold it."""
+"""The formats of files, and how to read them. Plain data, so that any process can hold it."""
 
 from enum import StrEnum
 from pathlib import PurePosixPath
@@ -9,7 +9,7 @@ from tidemill.errors import BadSource
 
 
 class Format(StrEnum):
-    """What is in a file."""
+    """The format of a file."""
 
     JSON = "json"  # one object per line
     CSV = "csv"
@@ -28,18 +28,18 @@ ENDINGS = {
     ".text": Format.TEXT,
     ".log": Format.TEXT,
 }
-PACKED = frozenset({".gz", ".bz2", ".zst", ".lz4", ".snappy", ".deflate"})
-"""Endings of packed files that Spark unpacks by itself."""
+COMPRESSED = frozenset({".gz", ".bz2", ".zst", ".lz4", ".snappy", ".deflate"})
+"""Endings of compressed files, which Spark decompresses itself."""
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """How to read files of one source.
+    """How to read the files of one source.
 
-    - header: the first line of a CSV file names its columns, in any order; without it they are in the order
+    - header: the first line of a CSV file names its columns, in any order. Without it they are in the order
       of the declaration.
     - multiline: a CSV record may have line breaks within quotes; a JSON file is one value over many lines.
-    - null: the text that stands for NULL in CSV.
-    - date_format, timestamp_format: as Spark writes them; empty for ISO 8601.
+    - null: the text that means NULL in CSV.
+    - date_format, timestamp_format: in the notation of Spark; empty for ISO 8601.
     """
 
     format: Format
@@ -60,28 +60,30 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if not (name == "quote" or value) or len(value) > longest or "\n" in value or "\r" in value:
                 raise BadSource(
-                    f"{value!r} cannot be the {name} of CSV", hint="one character, not a line break"
+                    f"{value!r} cannot be the {name} of CSV", hint="use one character, not a line break"
                 )
         if self.separator == self.quote:
-            raise BadSource(f"separator and quote are both {self.quote!r}", hint="give two different ones")
+            raise BadSource(
+                f"separator and quote are both {self.quote!r}", hint="use two different characters"
+            )
         if self.multiline and self.format not in (Format.CSV, Format.JSON):
-            raise BadSource(f"{self.format} cannot be multiline", hint="csv and json can")
+            raise BadSource(f"{self.format} cannot be multiline", hint="use it with csv or json")
 
     @property
     def by_lines(self) -> bool:
-        """Is every line a record by itself, so that a record has a line number?"""
+        """Whether every line is one record, so that a record has a line number."""
         return self.format is not Format.PARQUET and not self.multiline
 
 
 def format_of(name: str) -> Format | None:
-    """The format that a file's name (or a pattern for names) ends with, packed or not."""
+    """Return the format that the ending of a file name or pattern tells, compressed or not."""
     endings = [ending.lower() for ending in PurePosixPath(name).suffixes]
-    if endings and endings[-1] in PACKED:
+    if endings and endings[-1] in COMPRESSED:
         endings.pop()
     return ENDINGS.get(endings[-1]) if endings else None
 
 
-def packing_of(name: str) -> str:
-    """The ending that says how a file is packed; empty for none."""
+def compression_of(name: str) -> str:
+    """Return the ending that tells how a file is compressed; empty if it is not."""
     ending = PurePosixPath(name).suffix.lower()
-    return ending if ending in PACKED else ""
+    return ending if ending in COMPRESSED else ""

@@ -1,7 +1,7 @@
-"""Rows as people have them, as a table of the declared types: nothing is guessed, nothing is cut (LOT-41).
+"""The rows that users give, converted to an Arrow table of the declared types without loss (LOT-41).
 
-Columns go by name. One that is missing is NULL, one that is not declared is refused, and so is a value that
-does not fit its type without loss; the error names the column and the first row.
+Columns are matched by name. A missing column is NULL. A column that is not declared is refused, and so is a
+value that does not fit its type without loss. The error names the column and the first row.
 """
 
 import hashlib
@@ -16,12 +16,12 @@ from tidemill.spark.schema import of_arrow
 
 
 def to_table(rows: Any, schema: pa.Schema, table: str) -> pa.Table:
-    """A table of this schema.
+    """Convert rows to a table of this schema.
 
     Args:
         rows: dictionaries, tuples in the order of the columns, an Arrow table or batch, or a pandas frame.
         schema: the declared types.
-        table: its name, for errors.
+        table: the name of the table, for errors.
     """
     if isinstance(rows, pa.RecordBatch):
         rows = pa.Table.from_batches([rows])
@@ -31,14 +31,14 @@ def to_table(rows: Any, schema: pa.Schema, table: str) -> pa.Table:
         return _cast(_of_pandas(rows, schema, table), schema, table)
     if isinstance(rows, Mapping | str | bytes) or not isinstance(rows, Iterable):
         raise AppendRefused(
-            f"{type(rows).__name__} is not rows for {table}",
+            f"{table}: {type(rows).__name__} is not a collection of rows",
             hint="give a list of dictionaries or tuples, an Arrow table, a pandas or a Spark DataFrame",
         )
     return _of_python(list(rows), schema, table)
 
 
 def digest(table: pa.Table) -> str:
-    """Of the content of a table as it was given, however it is chunked (LOT-36)."""
+    """Return the digest of a table's content, which does not depend on its chunks (LOT-36)."""
     state = hashlib.sha256(table.schema.serialize())
     for batch in table.combine_chunks().to_batches(max_chunksize=1 << 20):
         sink = pa.BufferOutputStream()
@@ -68,7 +68,7 @@ def _of_python(rows: Sequence[Any], schema: pa.Schema, table: str) -> pa.Table:
 
 
 def array(values: list[Any], field: pa.Field, table: str) -> pa.Array:
-    """A column of these values; `AppendRefused` names the first that does not fit."""
+    """Convert values to a column; `AppendRefused` names the first that does not fit."""
     if pa.types.is_decimal(field.type):
         values = [_decimal(value) for value in values]
     try:
@@ -80,7 +80,7 @@ def array(values: list[Any], field: pa.Field, table: str) -> pa.Array:
 
 
 def _decimal(value: Any) -> Any:
-    """A float as the number a person sees: 12.3, not its binary neighbour."""
+    """Convert a float to the decimal that its text shows: 12.3, not the binary value."""
     if isinstance(value, float):
         return Decimal(repr(value))
     if isinstance(value, str):
@@ -98,13 +98,16 @@ def _which(values: list[Any], field: pa.Field, table: str, error: Exception) -> 
             pa.array([value], pa.string()).cast(field.type) if text else pa.array([value], field.type)
         except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, TypeError, OverflowError):
             shown = str(value) if isinstance(value, Decimal) else repr(value)
-            return f"column {field.name} of row {number} for {table}: {shown:.80} is no {_called(field.type)}"
-    return f"column {field.name} for {table}: {error}"
+            return (
+                f"{table}: column {field.name} expects {_type_name(field.type).upper()},"
+                f" got {shown:.80} (row {number})"
+            )
+    return f"{table}: column {field.name}: {error}"
 
 
-def _called(kind: pa.DataType) -> str:
-    """A type as it was declared."""
-    return str(of_arrow(pa.schema([("it", kind)])).columns[0].type)
+def _type_name(arrow_type: pa.DataType) -> str:
+    """Return the name of a type in a declaration."""
+    return str(of_arrow(pa.schema([("value", arrow_type)])).columns[0].type)
 
 
 def _of_pandas(frame: Any, schema: pa.Schema, table: str) -> pa.Table:
@@ -112,13 +115,13 @@ def _of_pandas(frame: Any, schema: pa.Schema, table: str) -> pa.Table:
     try:
         return pa.Table.from_pandas(frame, preserve_index=False)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise AppendRefused(f"this frame for {table} cannot be read: {error}") from None
+        raise AppendRefused(f"the pandas frame for {table} cannot be read: {error}") from None
 
 
 def _cast(rows: pa.Table, schema: pa.Schema, table: str) -> pa.Table:
     _check_names(rows.column_names, schema.names, table, "the table")
     if len(set(rows.column_names)) < len(rows.column_names):
-        raise AppendRefused(f"a table for {table} with a column twice")
+        raise AppendRefused(f"the table for {table} has a column twice")
     columns = []
     for field in schema:
         if field.name not in rows.column_names:
@@ -128,16 +131,17 @@ def _cast(rows: pa.Table, schema: pa.Schema, table: str) -> pa.Table:
         try:
             columns.append(column if column.type == field.type else column.cast(field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            wanted = _called(field.type)
+            wanted = _type_name(field.type)
             raise AppendRefused(
-                f"column {field.name} for {table} is {column.type} and does not fit {wanted}: {error}"
+                f"{table}: column {field.name} expects {wanted.upper()}, got {column.type}: {error}"
             ) from None
     return pa.table(columns, schema=schema)
 
 
 def _check_names(given: Iterable[Any], known: Sequence[str], table: str, what: str) -> None:
-    strange = [str(name) for name in given if name not in known]
-    if strange:
+    unknown = [str(name) for name in given if name not in known]
+    if unknown:
         raise AppendRefused(
-            f"{what} for {table} has the column {', '.join(strange)}", hint=f"{table} has {', '.join(known)}"
+            f"{what} for {table} has the unknown column {', '.join(unknown)}",
+            hint=f"{table} has {', '.join(known)}",
         )

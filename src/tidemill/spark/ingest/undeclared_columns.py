@@ -1,8 +1,7 @@
-"""Columns of files that were not declared, and values that do not fit: found, counted, or kept (LOT-34).
+"""The columns of files that are not declared, and values that do not fit: added, counted or rescued (LOT-34).
 
-What a file has beyond the declared columns is told by its header (CSV), its footer (Parquet) or, record by
-record, by the names in its objects (JSON). Only names at the top are looked at: fields within a struct that
-are not declared are passed over, as Spark does.
+A CSV file names its columns in the header, a Parquet file in its footer, and a JSON file in each object. Only
+names at the top level count: fields within a struct that are not declared are ignored, as Spark does.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,11 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidemill.errors import BadSchema
-from tidemill.schemas.columns import Array, Column, Map, Simple, Struct, Type
-from tidemill.spark import headers
-from tidemill.spark.culprits import ForeignFile
-from tidemill.spark.faults import CORRUPT, csv_options, json_options, named
-from tidemill.spark.formats import Format, Reading
+from tidemill.schemas.columns import Column, Simple, Type
+from tidemill.spark.drift import VOID, storable
+from tidemill.spark.ingest import csv_headers
+from tidemill.spark.ingest.csv_headers import CsvHeader
+from tidemill.spark.ingest.foreign_files import ForeignFile
+from tidemill.spark.ingest.formats import Format, Reading
+from tidemill.spark.ingest.record_errors import CORRUPT, csv_options, json_options
+from tidemill.spark.queries import quoted
 from tidemill.spark.schema import of_arrow, of_spark
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 Open = Callable[[str], BinaryIO]
 
 
-def discovered(
+def find(
     spark: "SparkSession",
     schema: "StructType",
     reading: Reading,
@@ -37,59 +39,46 @@ def discovered(
     options: Mapping[str, str],
     open_file: Open,
 ) -> list[Column]:
-    """Columns of these files that are not declared, with their types; files that cannot be read have none.
+    """Find the columns of these files that are not declared, with their types.
 
-    JSON is read once for it, by Spark's own inference. In CSV they are texts. One that two Parquet files have
-    in different types is left out.
+    Files that cannot be read have none. JSON is read once for this, with Spark's own inference. The columns
+    of CSV are texts. A column that two Parquet files have with different types is left out.
     """
     known = {name.casefold() for name in schema.names}
     match reading.format:
         case Format.CSV if reading.header:
-            found = [
-                Column(name, Simple("string")) for name in _header_names(files, schema, reading, open_file)
-            ]
+            names = _header_names(files, schema, reading, open_file)
+            columns = [Column(name, Simple("string")) for name in names]
         case Format.PARQUET:
-            found = _agreed(_footer(file, open_file) for file in files)
+            columns = _agreed(_footer(file, open_file) for file in files)
         case Format.JSON if files:
             reader = spark.read.options(**options, **json_options(reading), ignoreCorruptFiles="true")
             if not reading.by_lines:
                 reader = reader.option("multiLine", "true")
             inferred = of_spark(reader.json([file.read_uri for file in files]).schema)
-            found = [Column(one.name, filled(one.type)) for one in inferred.columns if one.type != _NOTHING]
+            columns = [
+                Column(column.name, storable(column.type))
+                for column in inferred.columns
+                if column.type != VOID
+            ]
         case _:
-            found = []
+            columns = []
     seen: dict[str, Column] = {}
-    for column in found:
+    for column in columns:
         if column.name.casefold() not in known and column.name != CORRUPT:
             seen.setdefault(column.name.casefold(), column)
     return list(seen.values())
 
 
-_NOTHING = Simple("void")
-
-
-def filled(kind: Type) -> Type:
-    """A type that files can hold: what was NULL everywhere is a text."""
-    match kind:
-        case Array():
-            return Array(filled(kind.element))
-        case Map():
-            return Map(filled(kind.key), filled(kind.value))
-        case Struct():
-            return Struct(tuple(Column(one.name, filled(one.type)) for one in kind.fields))
-        case Simple():
-            return Simple("string") if kind == _NOTHING else kind
-
-
 def _header_names(
     files: Sequence[ForeignFile], schema: "StructType", reading: Reading, open_file: Open
 ) -> list[str]:
-    groups = headers.grouped(files, schema, reading, open_file, {})
+    groups = csv_headers.grouped(files, schema, reading, open_file, {})
     return [name for group in groups if group.header for name in group.header.unknown.values()]
 
 
-def footers_unknown(files: Sequence[ForeignFile], schema: "StructType", open_file: Open) -> int:
-    """How many rows are in Parquet files that have columns which are not declared."""
+def count_in_parquet(files: Sequence[ForeignFile], schema: "StructType", open_file: Open) -> int:
+    """Count the rows of Parquet files that have columns which are not declared."""
     known = {name.casefold() for name in schema.names}
     rows = 0
     for file in files:
@@ -98,7 +87,7 @@ def footers_unknown(files: Sequence[ForeignFile], schema: "StructType", open_fil
                 footer = pq.ParquetFile(raw)
                 if any(name.casefold() not in known for name in footer.schema_arrow.names):
                     rows += footer.metadata.num_rows
-        except Exception:  # noqa: BLE001, S112 - one that cannot be read is told of where it is read
+        except Exception:  # noqa: BLE001, S112 - reading reports a file that cannot be read
             continue
     return rows
 
@@ -107,94 +96,93 @@ def _footer(file: ForeignFile, open_file: Open) -> list[Column]:
     try:
         with open_file(file.path) as raw:
             fields = pq.ParquetFile(raw).schema_arrow
-    except Exception:  # noqa: BLE001 - one that cannot be read is told of where it is read
+    except Exception:  # noqa: BLE001 - reading reports a file that cannot be read
         return []
-    found: list[Column] = []
+    columns: list[Column] = []
     for field in fields:
         try:
-            found += of_arrow(pa.schema([field])).columns
+            columns += of_arrow(pa.schema([field])).columns
         except BadSchema:
-            continue  # a type that Spark has not
-    return found
+            continue  # a type that Spark does not have
+    return columns
 
 
 def _agreed(files: Iterable[list[Column]]) -> list[Column]:
-    kinds: dict[str, set[Type]] = {}
+    types_of: dict[str, set[Type]] = {}
     names: dict[str, str] = {}
     for columns in files:
         for column in columns:
-            kinds.setdefault(column.name.casefold(), set()).add(column.type)
+            types_of.setdefault(column.name.casefold(), set()).add(column.type)
             names.setdefault(column.name.casefold(), column.name)
-    return [Column(names[name], next(iter(types))) for name, types in kinds.items() if len(types) == 1]
+    return [Column(names[name], next(iter(types))) for name, types in types_of.items() if len(types) == 1]
 
 
 # --- record by record
 
 
 def unknown_json(text: "Expression", parsed: "Expression", names: Sequence[str]) -> "Expression":
-    """Has this object names that are not declared?
+    """Return whether an object has names that are not declared.
 
-    A name brings a colon with it. If there are no more colons than columns that are not NULL, all names are
-    known, and the object is not taken apart a second time.
+    Each name comes with a colon. If there are no more colons than columns that are not NULL, all names are
+    declared, and the object need not be parsed again.
     """
     from pyspark.sql import functions as sf
 
     colons = sf.octet_length(text) - sf.octet_length(sf.replace(text, sf.lit(":"), sf.lit("")))
-    there = reduce(
+    present = reduce(
         lambda left, right: left + right,
         [parsed.getField(name).isNotNull().cast("int") for name in names],
     )
     keys = sf.coalesce(sf.json_object_keys(text), sf.array().cast("array<string>"))
-    strange = sf.size(sf.array_except(keys, sf.array(*[sf.lit(name) for name in names]))) > 0
-    return sf.when(colons > there, strange).otherwise(sf.expr("false"))
+    unknown = sf.size(sf.array_except(keys, sf.array(*[sf.lit(name) for name in names]))) > 0
+    return sf.when(colons > present, unknown).otherwise(sf.expr("false"))
 
 
-def is_no_object(text: "Expression") -> "Expression":
-    """Is this no JSON object at all?"""
+def is_not_object(text: "Expression") -> "Expression":
+    """Return whether a text is not a JSON object."""
     from pyspark.sql import functions as sf
 
     return sf.try_parse_json(text).isNull() | ~sf.startswith(sf.ltrim(text), sf.lit("{"))
 
 
 def rescued_json(text: "Expression", parsed: "Expression", schema: "StructType") -> "Expression":
-    """What of an object is not in its row, as JSON: names with their values as texts; NULL if all is.
+    """Return what the row of an object lacks, as JSON: names with their values as texts; NULL if nothing.
 
-    Of a nested value Spark keeps what fits: where anything of a record did not, nested ones are kept as well.
+    Spark keeps the part of a nested value that fits. So if anything of a record did not fit, its nested
+    values are rescued too.
     """
     from pyspark.sql import functions as sf
     from pyspark.sql import types as st
 
     given = sf.from_json(text, "map<string,string>")
     sound = parsed.getField(CORRUPT).isNull()
-    here = []
+    kept = []
     for field in schema.fields:
-        there = parsed.getField(field.name).isNotNull()
+        present = parsed.getField(field.name).isNotNull()
         nested = isinstance(field.dataType, st.ArrayType | st.MapType | st.StructType)
-        here.append(sf.when(there & sound if nested else there, sf.lit(field.name)))
-    fits = sf.array_compact(sf.array(*here))
+        kept.append(sf.when(present & sound if nested else present, sf.lit(field.name)))
+    fits = sf.array_compact(sf.array(*kept))
     left = sf.map_filter(given, lambda name, value: value.isNotNull() & ~sf.array_contains(fits, name))
     return sf.when(sf.size(left) > 0, sf.to_json(left))
 
 
-def rescued_csv(
-    header: "headers.Header", text: "Expression", reading: Reading
-) -> "tuple[Expression, Expression]":
-    """What of a record is not in its row, as JSON, and whether the record cannot be understood at all.
+def rescued_csv(header: CsvHeader, text: "Expression", reading: Reading) -> "tuple[Expression, Expression]":
+    """Return what the row of a record lacks, as JSON, and whether the record is bad as a whole.
 
-    A record of another number of values says nothing about which is which.
+    A record with another number of values is bad: which value belongs to which column is unknown.
     """
     from pyspark.sql import functions as sf
 
-    texts = ", ".join(f"{named(name)} STRING" for name in header.schema.names)
+    texts = ", ".join(f"{quoted(name)} STRING" for name in header.schema.names)
     options = {**csv_options(reading), "header": "false"}
     raw = sf.from_csv(text, f"{texts}, {CORRUPT} STRING", options)
     pairs = []
     for field in header.schema.fields:
-        here = sf.col(named(field.name))
+        value = sf.col(quoted(field.name))
         if field.name in header.unknown:
-            pairs.append((header.unknown[field.name], here))
+            pairs.append((header.unknown[field.name], value))
         else:
-            unfit = sf.when(text.isNotNull() & here.isNull(), raw.getField(field.name))
+            unfit = sf.when(text.isNotNull() & value.isNull(), raw.getField(field.name))
             pairs.append((field.name, unfit))
     values = sf.create_map(*[part for name, value in pairs for part in (sf.lit(name), value)])
     left = sf.map_filter(values, lambda _, value: value.isNotNull())
@@ -203,11 +191,11 @@ def rescued_csv(
 
 
 def rescued_columns(columns: Sequence[Column]) -> "Expression":
-    """The values of columns that are not declared, as JSON; NULL if all are NULL."""
+    """Return the values of undeclared columns, as JSON; NULL if all are NULL."""
     from pyspark.sql import functions as sf
 
     if not columns:
         return sf.lit(None).cast("string")
-    values = [sf.col(named(one.name)) for one in columns]
-    there = reduce(lambda left, right: left | right, [value.isNotNull() for value in values])
-    return sf.when(there, sf.to_json(sf.struct(*values)))
+    values = [sf.col(quoted(column.name)) for column in columns]
+    present = reduce(lambda left, right: left | right, [value.isNotNull() for value in values])
+    return sf.when(present, sf.to_json(sf.struct(*values)))

@@ -1,16 +1,16 @@
 """The order of records within a window: by file, then by their place in it.
 
-Of two upserts of one key the later one counts (LOT-40), so each record of a keyed dataset has an ordinal that
-sorts as (path of its file, place in the file): nine bits for the file, then its place. In a Parquet file that
-is the number of the row. In other formats it is the block that a task read, in units of 1 MiB (Spark makes no
-smaller ones), and the number of the record within the task.
+Of two upserts of one key the later one counts (LOT-40). So each record of a dataset with a key gets an
+ordinal that sorts as (path of the file, place in the file): nine bits for the file, then the place. In a
+Parquet file the place is the number of the row. In other formats it is the block that a task read, in units
+of 1 MiB (Spark makes no smaller ones), and the number of the record within the task.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from tidemill.spark.culprits import ForeignFile, plain
-from tidemill.spark.formats import Format
+from tidemill.spark.ingest.foreign_files import ForeignFile, one_spelling
+from tidemill.spark.ingest.formats import Format
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -21,11 +21,11 @@ _ROW_BITS: Final = 33
 _UNIT_BITS: Final = 20
 
 
-def place(form: Format) -> "Column":
-    """The place of a record in its file; to be taken right at the scan."""
+def place(file_format: Format) -> "Column":
+    """Return a record's place in its file. Select it directly on the scan."""
     from pyspark.sql import functions as sf
 
-    if form is Format.PARQUET:
+    if file_format is Format.PARQUET:
         return sf.col("_metadata.row_index")
     unit = sf.shiftright(sf.col("_metadata.file_block_start"), _UNIT_BITS)
     row = sf.monotonically_increasing_id().bitwiseAND((1 << _ROW_BITS) - 1)
@@ -35,17 +35,17 @@ def place(form: Format) -> "Column":
 def with_files(
     frame: "DataFrame", column: str, files: Sequence[ForeignFile], spark: "SparkSession"
 ) -> "DataFrame":
-    """The frame with `file`, the path of each record's file, and `number`, the place of that path.
+    """Add `file`, the path of each record's file, and `number`, the place of that path among the files.
 
-    - column: what Spark says it has read. A file that is none of these fails the query.
+    - column: the file that Spark reports. One that is not among these files fails the query.
     """
     from pyspark.sql import functions as sf
 
     ordered = sorted(files, key=lambda file: file.path)
     assert len(ordered) <= FILES
-    rows = [(plain(file.uri), file.path, number) for number, file in enumerate(ordered)]
+    rows = [(one_spelling(file.uri), file.path, number) for number, file in enumerate(ordered)]
     table = spark.createDataFrame(rows, "_tidemill_uri STRING, file STRING, number BIGINT")
-    # `url_decode` would take a plus for a blank, as forms do; here it is a plus.
+    # `url_decode` turns a plus into a blank, as in forms; here it is a plus.
     decoded = sf.url_decode(sf.replace(sf.col(column), sf.lit("+"), sf.lit("%2B")))
     joined = frame.withColumn("_tidemill_uri", decoded).join(sf.broadcast(table), "_tidemill_uri", "left")
     unknown = sf.raise_error(sf.concat(sf.lit("not a file of this window: "), sf.col(column)))
@@ -55,7 +55,7 @@ def with_files(
 
 
 def ordinal(place_column: str) -> "Column":
-    """The ordinal of a record, of `number` and its place."""
+    """Return a record's ordinal, from `number` and its place."""
     from pyspark.sql import functions as sf
 
     return sf.shiftleft(sf.col("number"), _PLACE_BITS) + sf.col(place_column)

@@ -1,29 +1,29 @@
-"""Frames and tables as objects of a lot, with exact counts (LOT-7, LOT-17, LOT-24).
+"""The writer of lots: writes frames and tables as objects, and counts their rows (LOT-7, LOT-17, LOT-24).
 
-A job writes into a folder that is its own, so what lies there when the job has ended is what it wrote. The
-folder is listed once, right then; rows are counted in the write pass (`observe`) and again by the footers of
-the files, and the two must agree. What is returned is durable.
+A job writes into its own folder, so everything there after the job is what it wrote. The folder is listed
+once, right after the job. Rows are counted in the write pass (`observe`) and again in the footers of the
+files, and the two counts must agree. What is returned is durable.
 
-Partition columns become folders, from copies of the columns: the columns themselves stay inside the files, so
-that their types and NULLs are exact and a reader needs nothing but the files. See `partitions`.
+Partition columns become folders, from copies of the columns. The columns themselves stay inside the files, so
+that their types and NULLs are exact and a reader needs only the files. See `partition_folders`.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.types as pat
 
 from tidemill import crash
 from tidemill.errors import BadSchema, UsageError, WriteMismatch
 from tidemill.lots.manifest import StoredObject
 from tidemill.objects import Info, Objects
 from tidemill.schemas.type_table import file_bytes
-from tidemill.spark import footers
-from tidemill.spark.packing import packed
-from tidemill.spark.partitions import Partitioning
-from tidemill.spark.reading import naming
+from tidemill.spark import parquet_files
+from tidemill.spark.lot_reader import naming
+from tidemill.spark.partition_folders import Partitioning
 from tidemill.spark.schema import of_type
 from tidemill.spark.storage import Storage
 
@@ -32,12 +32,13 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 TARGET_BYTES: Final = 128 * 1024 * 1024
-_LEAST_ROWS: Final = 10_000  # of a file, however wide its rows are taken to be
+_LEAST_ROWS: Final = 10_000  # the least row limit of a file, even if its rows are wide
 _ROWS: Final = "rows"
+_NARROW_BITS: Final = 32
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What was written: the objects, in the order of their keys, and their rows."""
+    """What was written: the objects, in the order of their keys, and the number of rows."""
 
     objects: tuple[StoredObject, ...] = ()
     rows: int = 0
@@ -53,16 +54,17 @@ def write_frame(
     target_bytes: int = TARGET_BYTES,
     block_bytes: int | None = None,
 ) -> Written:
-    """Run a frame and keep its rows as Parquet; no rows make no objects.
+    """Compute a frame and write its rows as Parquet; without rows there are no objects.
 
     Args:
-        df: what to compute.
-        storage: where, for Spark.
-        objects: the same place, for us.
-        prefix: a folder (it ends in `/`) that nobody has written into yet.
+        df: the frame.
+        storage: where to write, for Spark.
+        objects: the same storage, for us.
+        prefix: an empty folder; it ends in `/`.
         partition_by: columns whose values become folders below it.
-        target_bytes: about how large a file should be; small ones come together, large ones are split.
-        block_bytes: about how large a row group should be, where files are read in part; None for Spark's.
+        target_bytes: the size of a file, roughly. Small files are merged, large ones are split.
+        block_bytes: the size of a row group, roughly, for files that are read in part; None for Spark's
+            default.
     """
     written = write_flagged(
         df,
@@ -87,16 +89,18 @@ def write_flagged(
     block_bytes: int | None = None,
     flag: str | None = None,
 ) -> Mapping[str, Written]:
-    """As `write_frame`, with rows kept apart by the texts in one column, which is not kept itself; in one
-    pass, so that each row is computed once and is in exactly one place.
+    """Write a frame like `write_frame`, with rows separated by the texts in one column.
 
-    - flag: the column; its texts are short and plain, and never empty. Without one, all is under "".
+    This is one pass: each row is computed once, and is in exactly one place.
+
+    - flag: the column, which is not written. Its texts are short, plain and never empty. Without it, all
+      rows are under "".
     """
     from pyspark.sql import Observation
     from pyspark.sql import functions as sf
 
     if not prefix.endswith("/"):
-        raise UsageError(f"not a folder: {prefix!r}", hint="end it with /")
+        raise UsageError(f"{prefix!r} is not a folder", hint="end it with /")
     partitioning = Partitioning(df, partition_by, prefix, flag)
     counted = Observation()
     frame = partitioning.prepare(df).observe(counted, sf.count(sf.lit(1)).alias(_ROWS))
@@ -116,38 +120,40 @@ def write_flagged(
     except Exception as error:
         if "PATH_ALREADY_EXISTS" in str(error):
             raise UsageError(
-                f"something was written into {prefix!r} before", hint="each write has a folder of its own"
+                f"the folder {prefix!r} is not empty", hint="write into an empty folder"
             ) from error
         raise
     written = _collect(objects, prefix, int(counted.get.get(_ROWS, 0)), partitioning)
-    storage.sync(item.uri for one in written.values() for item in one.objects)
+    storage.sync(item.uri for part in written.values() for item in part.objects)
     crash.point("spark.write.after")
     return written
 
 
 def _collect(objects: Objects, prefix: str, rows: int, partitioning: Partitioning) -> Mapping[str, Written]:
-    """What a job has left in its folder, checked; files without rows are removed."""
-    found = list(objects.list(prefix))
-    files = [info for info in found if info.key.endswith(".parquet")]
-    counts = footers.count_rows(objects, files)
+    """List and check what a job wrote into its folder; remove files without rows."""
+    listed = list(objects.list(prefix))
+    files = [info for info in listed if info.key.endswith(".parquet")]
+    counts = parquet_files.count_rows(objects, files)
     if sum(counts) != rows:
         raise WriteMismatch(
-            f"{rows} rows were computed for {prefix!r}, and {sum(counts)} are in its {len(files)} files"
+            f"{rows} rows were computed for {prefix!r}, but its {len(files)} files have {sum(counts)}"
         )
     kept = [(info, count) for info, count in zip(files, counts, strict=True) if count]
-    listed = {info.key for info, _ in kept}
-    objects.delete_many(info.key for info in found if info.key not in listed)
-    apart: dict[str, list[StoredObject]] = {}
+    kept_keys = {info.key for info, _ in kept}
+    objects.delete_many(info.key for info in listed if info.key not in kept_keys)
+    by_flag: dict[str, list[StoredObject]] = {}
     for info, count in kept:
         path = info.key.removeprefix(prefix)
-        of = "" if partitioning.flag is None else path.partition("/")[0].partition("=")[2]
+        flag = "" if partitioning.flag is None else path.partition("/")[0].partition("=")[2]
         item = stored(info, count, partitioning.values(objects, info, path))
-        apart.setdefault(of, []).append(item)
-    return {of: Written(tuple(items), sum(item.rows or 0 for item in items)) for of, items in apart.items()}
+        by_flag.setdefault(flag, []).append(item)
+    return {
+        flag: Written(tuple(items), sum(item.rows or 0 for item in items)) for flag, items in by_flag.items()
+    }
 
 
 def stored(info: Info, rows: int, partition: dict[str, str | None] | None = None) -> StoredObject:
-    """An object as a manifest lists it."""
+    """Return an object as a manifest lists it."""
     return StoredObject(uri=info.key, size=info.size, rows=rows, etag=info.etag, partition=partition or {})
 
 
@@ -160,20 +166,20 @@ def write_table(
     group_rows: int | None = None,
     pack: bool = False,
 ) -> Written:
-    """Keep the rows of an Arrow table as Parquet that Spark reads, without Spark; no rows make no objects.
+    """Write an Arrow table as Parquet for Spark, without Spark; without rows there are no objects.
 
     Writing the same table again under the same prefix writes the same bytes.
 
     Args:
-        table: the rows; its types as `schema.to_arrow` gives them.
-        objects: where.
-        prefix: a folder (it ends in `/`) of its own.
-        target_bytes: about how large a file should be.
-        group_rows: rows of a row group, where files are read in part; None for Arrow's own.
-        pack: make it smaller than Spark would, see `packing`.
+        table: the rows, with the types of `schema.to_arrow`.
+        objects: where to write.
+        prefix: a folder; it ends in `/`.
+        target_bytes: the size of a file, roughly.
+        group_rows: the rows of a row group, for files that are read in part; None for Arrow's default.
+        pack: make the files smaller than Spark does, see `packed`.
     """
     if not prefix.endswith("/"):
-        raise UsageError(f"not a folder: {prefix!r}", hint="end it with /")
+        raise UsageError(f"{prefix!r} is not a folder", hint="end it with /")
     if table.num_rows == 0:
         return Written()
     options = packed(table.schema) if pack else {"compression": "snappy"}
@@ -181,11 +187,11 @@ def write_table(
     step = -(-table.num_rows // files)
     made = []
     for number, start in enumerate(range(0, table.num_rows, step)):
-        piece = table.slice(start, step)
+        part = table.slice(start, step)
         sink = pa.BufferOutputStream()
-        # Arrow's own schema is left out: Spark's reading of the file must not depend on who wrote it.
+        # Without Arrow's own schema: how Spark reads a file must not depend on its writer.
         pq.write_table(
-            piece,
+            part,
             sink,
             store_schema=False,
             coerce_timestamps="us",
@@ -195,13 +201,29 @@ def write_table(
         crash.point("spark.write_table.before")
         info = objects.put(f"{prefix}part-{number:05}.parquet", sink.getvalue().to_pybytes())
         crash.point("spark.write_table.after")
-        made.append(stored(info, piece.num_rows))
+        made.append(stored(info, part.num_rows))
     return Written(tuple(made), table.num_rows)
 
 
 def row_bytes(schema: "DataType") -> int:
-    """About how many bytes a row takes in a file, by its types; at least 1."""
+    """Estimate the bytes of a row in a file from its types; at least 1."""
     try:
         return max(1, file_bytes(of_type(schema)))
     except BadSchema:  # a user-defined type
         return 32
+
+
+def packed(schema: pa.Schema) -> dict[str, Any]:
+    """Return options of Arrow's writer for Parquet that is written once and read often.
+
+    Texts and narrow numbers get dictionaries, because they mostly repeat. Wide numbers mostly do not: they
+    are identities, sums and timestamps. Their dictionary would be as large as they are. If they do repeat,
+    zstd compresses them.
+    """
+    names = [field.name for field in schema if _repeats(field.type)]
+    return {"compression": "zstd", "use_dictionary": names or False}
+
+
+def _repeats(arrow_type: pa.DataType) -> bool:
+    fixed = pat.is_primitive(arrow_type) or pat.is_decimal(arrow_type)
+    return not fixed or int(arrow_type.bit_width) <= _NARROW_BITS

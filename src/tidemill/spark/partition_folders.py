@@ -1,15 +1,15 @@
-"""Partition columns as folders, and folders back as values.
+"""The folders of partitions: from the values of partition columns to folder names, and back.
 
-A folder is called `by.COLUMN=VALUE`, made by Spark from a copy of the column as text. Spark alone would put
-NULL, the empty string and the text `__HIVE_DEFAULT_PARTITION__` into one folder, and a long value into a name
-no file system takes. So the copy holds the text in a spelling of its own:
+A folder is called `by.COLUMN=VALUE`. Spark makes it from a copy of the column as text. Spark alone would put
+NULL, the empty string and the text `__HIVE_DEFAULT_PARTITION__` into one folder, and would make names that
+are too long for a file system. So the copy holds the text in a special spelling:
 
     NULL            NULL, which Spark calls __HIVE_DEFAULT_PARTITION__
-    ~text           the text as it is: the empty one, one that begins with ~, and Spark's name for NULL
-    ~#digest        a text that is too long for a name, or has a character no name can have
+    ~text           the empty text, a text that begins with ~, and Spark's name for NULL
+    ~#digest        a text that is too long for a name, or has a control character
     text            every other text
 
-Spark percent-encodes what it must in a name. A value behind a digest is looked up in the file.
+Spark percent-encodes special characters in a name. The value of a digest is read from the file.
 """
 
 import re
@@ -20,7 +20,7 @@ from tidemill.errors import BadSchema
 from tidemill.objects import Info, Objects
 from tidemill.objects.key import KEY_BYTES, NAME_BYTES
 from tidemill.schemas.columns import quoted
-from tidemill.spark import footers
+from tidemill.spark import parquet_files
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -37,10 +37,10 @@ class Partitioning:
     """The folders of one write.
 
     Args:
-        df: what is written; `BadSchema` when it lacks a column, or has one that makes no folders.
-        columns: in the order of the folders.
-        prefix: where the folders are; all of a key must fit its limit.
-        flag: a column of short texts that makes the outermost folders, and is not kept in the files.
+        df: the frame; `BadSchema` if it lacks a column, or the column has a type without folder names.
+        columns: the partition columns, in the order of the folders.
+        prefix: where the folders are; keys must not exceed their limit.
+        flag: a column of short texts that makes the outermost folders, and is not written to the files.
     """
 
     def __init__(self, df: "DataFrame", columns: Sequence[str], prefix: str, flag: str | None = None) -> None:
@@ -56,7 +56,7 @@ class Partitioning:
         self._room = [min(NAME_BYTES, room) - len(_escaped(copy).encode()) - 2 for copy in self.copies]
 
     def prepare(self, df: "DataFrame") -> "DataFrame":
-        """The frame with its copies, brought together so that a value's rows are in few files."""
+        """Add the copies of the columns, and bring rows of one value together into few files."""
         from pyspark.sql import functions as sf
 
         if not self.copies:
@@ -69,18 +69,18 @@ class Partitioning:
         return df.select(*columns, *copies).hint("rebalance", *[quoted(copy) for copy in self.copies])
 
     def values(self, objects: Objects, info: Info, path: str) -> dict[str, str | None]:
-        """The values of a file's folders, as text; `path` is its key behind the prefix."""
-        found: dict[str, str | None] = {}
+        """Return the values of a file's folders, as text; `path` is its key without the prefix."""
+        values: dict[str, str | None] = {}
         folders = path.split("/")[:-1]
         for column, folder in zip(self.columns, folders[len(folders) - len(self.columns) :], strict=True):
             spelled = unescaped(folder.partition("=")[2])
             if spelled == _NULL:
-                found[column] = None
+                values[column] = None
             elif spelled.startswith(_DIGEST):
-                found[column] = _text(footers.first_value(objects, info, column))
+                values[column] = _text(parquet_files.first_value(objects, info, column))
             else:
-                found[column] = spelled.removeprefix("~")
-        return found
+                values[column] = spelled.removeprefix("~")
+        return values
 
 
 def _check(column: str, fields: "dict[str, DataType]") -> None:
@@ -88,18 +88,19 @@ def _check(column: str, fields: "dict[str, DataType]") -> None:
 
     if column not in fields:
         raise BadSchema(
-            f"there is no column {column!r} to partition by",
+            f"the frame has no column {column!r} to partition by",
             hint=f"the columns are {', '.join(map(repr, fields))}",
         )
-    kind = fields[column]
-    if isinstance(kind, st.ArrayType | st.MapType | st.StructType | st.VariantType):
+    data_type = fields[column]
+    if isinstance(data_type, st.ArrayType | st.MapType | st.StructType | st.VariantType):
         raise BadSchema(
-            f"{column!r} is {kind.simpleString()} and makes no folders", hint="partition by a simple column"
+            f"cannot partition by {column!r}, which is {data_type.simpleString()}",
+            hint="partition by a column of a simple type",
         )
 
 
 def _copy_name(column: str, number: int, taken: Sequence[str]) -> str:
-    """A name for the copy that no column has, and that fits a folder's name."""
+    """Return a name for the copy that no column has, and that is short enough for a folder."""
     name = f"by.{column}"
     if len(_escaped(name).encode()) > NAME_BYTES // 3:
         name = f"by.{number}"
@@ -108,13 +109,13 @@ def _copy_name(column: str, number: int, taken: Sequence[str]) -> str:
     return name
 
 
-def _spelled(value: "Column", kind: "DataType", room: int) -> "Column":
+def _spelled(value: "Column", data_type: "DataType", room: int) -> "Column":
     from pyspark.sql import functions as sf
     from pyspark.sql import types as st
 
-    text = sf.hex(value) if isinstance(kind, st.BinaryType) else value.cast("string")
+    text = sf.hex(value) if isinstance(data_type, st.BinaryType) else value.cast("string")
     digest = sf.concat(sf.lit(_DIGEST), sf.substring(sf.sha2(text, 256), 1, 32))
-    # Each special character takes three bytes in the name; those that no name can have are the controls.
+    # Each special character takes three bytes in the name. Control characters cannot be in a name.
     size = sf.octet_length(text) + 2 * sf.length(
         sf.regexp_replace(text, sf.lit(r"""[^"#%'*/:=?\\{\[\]^]"""), sf.lit(""))
     )
@@ -127,14 +128,14 @@ def _spelled(value: "Column", kind: "DataType", room: int) -> "Column":
 
 
 def _text(value: Any) -> str:
-    """A value as Spark's cast to text writes it; only texts and bytes are ever too long for a name."""
+    """Return a value as Spark casts it to text. Only texts and bytes can be too long for a name."""
     return value.hex().upper() if isinstance(value, bytes) else str(value)
 
 
 def _escaped(name: str) -> str:
-    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", name)
+    return _ESCAPED.sub(lambda match: f"%{ord(match[0]):02X}", name)
 
 
 def unescaped(name: str) -> str:
-    """What Spark encoded in the name of a folder."""
-    return _ENCODED.sub(lambda found: chr(int(found[1], 16)), name)
+    """Decode what Spark percent-encoded in the name of a folder."""
+    return _ENCODED.sub(lambda match: chr(int(match[1], 16)), name)

@@ -1,0 +1,1 @@
+"""Ingestion of files that other programs wrote: good records become rows, bad ones go to quarantine."""

@@ -1,0 +1,175 @@
+"""The bad records of a window: where they are, and what is wrong with each.
+
+This is the second pass over the files, made only if the first one counted bad records.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import unquote
+
+from tidemill.spark.ingest import record_order
+from tidemill.spark.ingest.csv_headers import FileGroup
+from tidemill.spark.ingest.foreign_files import ForeignFile, Salvaged, one_spelling
+from tidemill.spark.ingest.formats import Format, Reading
+from tidemill.spark.ingest.record_errors import error_of
+from tidemill.spark.ingest.records import BAD, BLOCK, FILE, PARSED, TEXT, RecordReader, split, union
+from tidemill.spark.queries import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+BAD_SCHEMA: Final = "file STRING, line BIGINT, record STRING, error STRING"
+_ID: Final = "_tidemill_id"
+
+
+class Faults(NamedTuple):
+    """Files that were refused or are truncated, and how many records are bad or lack their key."""
+
+    refused: Mapping[str, str]
+    truncated: Mapping[str, Salvaged]
+    bad: int
+    keyless: int
+
+    @property
+    def total(self) -> int:
+        return len(self.refused) + len(self.truncated) + self.bad + self.keyless
+
+
+def is_keyless(key: Sequence[str]) -> "Column":
+    """Return whether a record lacks a part of its key."""
+    from pyspark.sql import functions as sf
+
+    missing = [sf.col(f"{PARSED}.{quoted(name)}").isNull() for name in key]
+    return reduce(lambda left, right: left | right, missing, sf.expr("false"))
+
+
+class BadRecords:
+    """Finds the bad records of some files.
+
+    Args:
+        spark: the session.
+        schema: the columns of the dataset.
+        reading: how to read the files.
+        records: reads them.
+        key: the key columns of the dataset.
+    """
+
+    def __init__(
+        self,
+        spark: "SparkSession",
+        schema: "StructType",
+        reading: Reading,
+        records: RecordReader,
+        key: Sequence[str],
+    ) -> None:
+        self._spark = spark
+        self._schema = schema
+        self._reading = reading
+        self._records = records
+        self._key = tuple(key)
+
+    def find(self, groups: Sequence[FileGroup], faults: Faults) -> "DataFrame":
+        """Return the files and records that are bad, with the reasons, as rows of `BAD_SCHEMA`."""
+        whole = [(path, None, None, why) for path, why in faults.refused.items()]
+        tails = [
+            (path, salvaged.lines + 1, salvaged.tail or None, "the compressed data is broken from here on")
+            for path, salvaged in faults.truncated.items()
+        ]
+        frames = [self._spark.createDataFrame([*whole, *tails], BAD_SCHEMA)] if whole or tails else []
+        if faults.bad:
+            frames += [
+                self._bad(part, truncated=is_truncated)
+                for part, is_truncated in split(groups, faults.truncated)
+            ]
+        if faults.keyless:
+            frames.append(self._without_key(groups, faults.truncated))
+        return union(frames)
+
+    def _without_key(self, groups: Sequence[FileGroup], truncated: Collection[str]) -> "DataFrame":
+        """Return the records that lack only their key. Their place in the file is unknown."""
+        from pyspark.sql import functions as sf
+
+        records = self._records.read_all(groups, truncated)
+        assert records is not None
+        keyless = self._unpruned(records).where(~sf.col(BAD) & is_keyless(self._key))
+        files = [file for group in groups for file in group.files]
+        columns = [sf.col(f"{PARSED}.{quoted(name)}").alias(name) for name in self._schema.names]
+        record = sf.to_json(sf.struct(*columns), {"ignoreNullFields": "false"})
+        return record_order.with_files(keyless, FILE, files, self._spark).select(
+            "file",
+            sf.lit(None).cast("bigint").alias("line"),
+            record.alias("record"),
+            sf.lit(f"its key ({', '.join(self._key)}) is NULL").alias("error"),
+        )
+
+    def _bad(self, group: FileGroup, *, truncated: bool) -> "DataFrame":
+        """Return the bad records of some files, with their lines and what is wrong with each.
+
+        Lines are counted per block, because several tasks read a large file. Records that are not lines are
+        counted per file, because one task reads such a file.
+        """
+        from pyspark.sql import functions as sf
+
+        if self._reading.by_lines:
+            counted = self._records.lines(group.files, truncated=truncated)
+        else:
+            records = self._unpruned(self._records.read(group, truncated=truncated))
+            counted = records.withColumn(BLOCK, sf.lit(0))
+        counted = counted.withColumn(_ID, sf.monotonically_increasing_id())
+        blocks = self._blocks(counted, group.files)
+        located = counted.join(sf.broadcast(blocks), [FILE, BLOCK])
+        located = located.withColumn("line", sf.col(_ID) + sf.col("shift"))
+        if not self._reading.by_lines:
+            bad = located.where(BAD)
+        elif self._reading.format is Format.CSV:
+            # Whether a line is bad depends on its text alone. So the bad lines are those with the text of a
+            # bad record, except for the header.
+            records = self._unpruned(self._records.structured(group, truncated=truncated))
+            texts = records.where(BAD).select(FILE, TEXT)
+            lines = located if group.header is None else located.where(sf.col("line") != sf.col("first"))
+            bad = lines.join(texts.distinct(), [FILE, TEXT], "left_semi")
+        else:
+            bad = self._records.parse(located).where(BAD)
+        schema = self._schema if group.header is None else group.header.schema
+        return bad.select(
+            sf.col("file"),
+            sf.col("line"),
+            sf.make_valid_utf8(TEXT).alias("record"),
+            error_of(sf.col(TEXT), schema, self._reading).alias("error"),
+        )
+
+    def _blocks(self, counted: "DataFrame", files: Sequence[ForeignFile]) -> "DataFrame":
+        """Return for each block its file, what to add to an id to get the line, and the file's first line."""
+        from pyspark.sql import functions as sf
+
+        # Only good records have no text.
+        first_text = sf.min(sf.when(sf.coalesce(sf.trim(TEXT), sf.lit("x")) != "", sf.col(_ID)))
+        blocks = counted.groupBy(FILE, BLOCK).agg(sf.min(_ID), sf.count(sf.lit(1)), first_text)
+        rows = sorted((tuple(row) for row in blocks.collect()), key=lambda row: (row[0], row[1]))
+        names = {one_spelling(file.uri): file.path for file in files}
+        before: dict[str, int] = {}
+        firsts: dict[str, int] = {}
+        shifts = {}
+        for path, block, start, count, first in rows:
+            shifts[path, block] = before.get(path, 0) - start + 1
+            before[path] = before.get(path, 0) + count
+            if first is not None:
+                firsts.setdefault(path, shifts[path, block] + first)
+        located = [
+            (path, block, shift, names[one_spelling(unquote(path))], firsts.get(path))
+            for (path, block), shift in shifts.items()
+        ]
+        return self._spark.createDataFrame(
+            located, f"{FILE} STRING, {BLOCK} BIGINT, shift BIGINT, file STRING, first BIGINT"
+        )
+
+    def _unpruned(self, records: "DataFrame") -> "DataFrame":
+        """Make Spark read every column: a bad value in a column that is not read goes unnoticed."""
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as sf
+
+        nulls = [sf.col(f"{PARSED}.{quoted(name)}").isNull().cast("int") for name in self._schema.names]
+        total = reduce(lambda left, right: left + right, nulls)
+        return records.observe(Observation(), sf.max(total).alias("n"))

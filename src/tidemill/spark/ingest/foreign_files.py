@@ -1,0 +1,115 @@
+"""Files that other programs wrote: which of them a Spark job failed on, and what is left of a broken one.
+
+An error deep inside a job reaches the driver as text, so the text is searched for the file.
+"""
+
+import gzip
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from typing import BinaryIO, Final
+from urllib.parse import unquote
+
+import msgspec
+
+from tidemill.spark.ingest.formats import compression_of
+
+_GLOB: Final = re.compile(r"[\\\[\]{}*?]")
+_FAILED: Final = re.compile(r"\[FAILED_READ_FILE\.(\w+)\] [^\n]*?reading file (.+?)\. ([^\n]*)")
+_CAUSE: Final = re.compile(r"^Caused by: (?:[\w$.]+(?:Exception|Error): )+([^\n]*)", re.MULTILINE)
+_UNREACHABLE: Final = re.compile(
+    r"Permission denied|AccessControlException|AccessDenied|Forbidden|timed out|SocketTimeout|Connection re"
+    r"|UnknownHost|NoRouteToHost|Unable to execute HTTP|Too many open files|No space left|OutOfMemoryError",
+    re.IGNORECASE,
+)
+_MAGIC: Final = (b"PAR1", b"PARE")
+_CHUNK: Final = 1 << 20
+_MOST_TAIL: Final = 1 << 20
+
+
+class ForeignFile(msgspec.Struct, frozen=True):
+    """A file that another program wrote: its path below the source, and its URI, not encoded."""
+
+    path: str
+    uri: str
+    size: int = 0
+
+    @property
+    def read_uri(self) -> str:
+        """The URI for Spark to read, with the characters of patterns escaped."""
+        return _GLOB.sub(r"\\\g<0>", self.uri)
+
+
+# --- errors of Spark
+
+
+def failed_file(error: BaseException, files: Sequence[ForeignFile]) -> ForeignFile | None:
+    """Return the file that an error names; None if it names none of these."""
+    failed = _FAILED.search(str(error))
+    if failed is None:
+        return None
+    named = {one_spelling(failed[2]), one_spelling(unquote(failed[2]))}
+    return next((file for file in files if one_spelling(file.uri) in named), None)
+
+
+def is_missing(error: BaseException) -> bool:
+    """Return whether an error says that the file does not exist."""
+    failed = _FAILED.search(str(error))
+    return (failed is not None and failed[1] == "FILE_NOT_EXIST") or "FileNotFoundException" in str(error)
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Return whether an error is about access to the file, and not about its content."""
+    return _UNREACHABLE.search(str(error)) is not None
+
+
+def reason(error: BaseException) -> str:
+    """Return what is wrong with a file, in one line."""
+    text = str(error)
+    failed = _FAILED.search(text)
+    hint = "" if failed is None or failed[1] == "NO_HINT" else failed[3].partition("SQLSTATE")[0].strip()
+    causes = _CAUSE.findall(text)
+    return (hint or (causes[-1].strip() if causes else "") or text.strip().splitlines()[0])[:1000]
+
+
+def one_spelling(uri: str) -> str:
+    """Return the one spelling of a URI: Spark writes `file:/a`, and in some messages `file:///a`."""
+    return re.sub(r"^file:/+", "file:/", uri)
+
+
+# --- broken files
+
+
+class Salvaged(msgspec.Struct, frozen=True):
+    """What is left of a truncated file: how many whole lines it has, and the text after the last of them."""
+
+    lines: int
+    tail: str
+
+
+def parquet_fault(size: int, open_file: Callable[[], BinaryIO]) -> str:
+    """Return why a file is not a whole Parquet file; empty if it may be one. Reads only its two ends."""
+    with open_file() as file:
+        if size < 12 or file.read(4) not in _MAGIC:
+            return "it is not a Parquet file"
+        file.seek(-8, 2)
+        end = file.read(8)
+    if end[4:] not in _MAGIC or int.from_bytes(end[:4], "little") > size - 12:
+        return "it is not a whole Parquet file: its end is missing"
+    return ""
+
+
+def salvage_gzip(path: str, open_file: Callable[[str], BinaryIO]) -> Salvaged | None:
+    """Count the lines before the place where a gzip file is truncated or broken; None if it is whole."""
+    if compression_of(path) != ".gz":
+        return None
+    lines, tail = 0, b""
+    with open_file(path) as raw, gzip.open(raw, "rb") as file:
+        try:
+            while chunk := file.read1(_CHUNK):
+                lines += chunk.count(b"\n")
+                _, newline, after = chunk.rpartition(b"\n")
+                tail = after if newline else (tail + chunk)[:_MOST_TAIL]
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            return Salvaged(lines, tail.decode(errors="replace"))
+    return None

@@ -1,0 +1,349 @@
+"""The ingestion of foreign files: good records become rows of a dataset, bad ones go to quarantine.
+
+One pass writes the good records and counts the bad ones. If there are any, a second pass reads their files
+again, finds their lines and says what is wrong with each. A file that cannot be read goes to quarantine as a
+whole. Of a compressed file that is truncated, the lines before the damage become rows, and the rest goes to
+quarantine. So nothing is lost.
+
+**Strict.** Spark reads `{"a": 1}{"a": 2}` as one record and drops the second. Here such a line is bad, and so
+is an object followed by anything else. A number in a column of texts becomes its text. Any other value that
+does not have the declared type is bad. A column that a record lacks is NULL.
+
+**Drift.** Columns that are not declared are left out, and the records that have some are counted (`freeze`).
+Or they are added to the declared ones (`evolve`). Or they are kept as JSON in the column `_rescued`, together
+with values that do not have the declared type (`rescue`). See `undeclared_columns`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
+
+import msgspec
+
+from tidemill.errors import BadSource, SourceFileChanged, SourceMiscounted
+from tidemill.lots.checks import Check
+from tidemill.lots.datasets import Drift, Kind
+from tidemill.schemas.columns import Schema
+from tidemill.spark import drift, operations
+from tidemill.spark import schema as schemas
+from tidemill.spark.frame_checks import Checked, write_checked
+from tidemill.spark.ingest import csv_headers, foreign_files, record_order, undeclared_columns
+from tidemill.spark.ingest.bad_records import BadRecords, Faults, is_keyless
+from tidemill.spark.ingest.csv_headers import CsvHeader, FileGroup
+from tidemill.spark.ingest.foreign_files import ForeignFile, Salvaged
+from tidemill.spark.ingest.formats import Format, Reading
+from tidemill.spark.ingest.records import (
+    BAD,
+    FILE,
+    PARSED,
+    PLACE,
+    RESCUED,
+    UNKNOWN,
+    RecordReader,
+)
+from tidemill.spark.lot_writer import Written, write_frame
+from tidemill.spark.queries import quoted
+from tidemill.spark.storage import Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    Session: TypeAlias = SparkSession  # for packages that do not import pyspark
+
+Write = Callable[["DataFrame", str], Written]
+"""Writes the rows of a frame. The text names a folder for this attempt only (empty for the first)."""
+
+
+class Ingested(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of an ingestion.
+
+    - rows, quarantined: what was written.
+    - checks: how many rows failed each check, and how many records drifted.
+    - schema: the columns of the rows, if they are more than the declared ones.
+    """
+
+    rows: Written
+    quarantined: Written = Written()
+    checks: dict[str, int] = {}
+    schema: str = ""
+
+
+class IngestFolders(msgspec.Struct, frozen=True, kw_only=True):
+    """The folders for rows and for bad records. No other job writes there. Each ends in `/`."""
+
+    rows: str
+    bad: str
+    partition_by: tuple[str, ...] = ()
+
+
+class IngestColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """The columns of a dataset as DDL, its kind and key, its checks, and how it drifts."""
+
+    schema: str
+    kind: Kind = Kind.ROWS
+    key: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+    table: str = ""
+    drift: Drift = Drift.FREEZE
+
+
+def ingest(
+    spark: "SparkSession",
+    storage: Storage,
+    folders: IngestFolders,
+    dataset: IngestColumns,
+    reading: Reading,
+    files: Sequence[ForeignFile],
+    *,
+    options: Mapping[str, str],
+    open_file: Callable[[str], BinaryIO],
+) -> Ingested:
+    """Read files, and write their records as objects of a lot.
+
+    Args:
+        spark: the session.
+        storage: where lots are.
+        folders: where to write.
+        dataset: the columns of the rows.
+        reading: how to read the files.
+        files: the files.
+        options: options that Spark needs to reach the files.
+        open_file: opens a file by its path.
+    """
+    declared = schemas.analysed(spark, dataset.schema)
+    if dataset.drift is Drift.RESCUE:
+        declared = Schema(tuple(column for column in declared.columns if column.name != drift.RESCUED))
+    columns = schemas.to_spark(declared)
+    undeclared: list[schemas.Column] = []
+    # Records of lines and of CSV are rescued one by one.
+    rescues = dataset.drift is Drift.RESCUE and reading.format is not Format.CSV and not reading.by_lines
+    if dataset.drift is Drift.EVOLVE or rescues:
+        undeclared = undeclared_columns.find(
+            spark, columns, reading, files, options=options, open_file=open_file
+        )
+    grown = drift.added(declared, undeclared) if dataset.drift is Drift.EVOLVE else declared
+    columns = schemas.to_spark(grown)
+    if reading.format is Format.TEXT and [field.dataType.simpleString() for field in columns] != ["string"]:
+        raise BadSource(
+            f"lines of text do not fit the columns {', '.join(columns.names)}",
+            hint="declare one column of type STRING",
+        )
+
+    checked = Checked(rows=Written())
+
+    def write_rows(frame: "DataFrame", folder: str) -> Written:
+        nonlocal checked
+        checked = write_checked(
+            frame,
+            storage,
+            storage.objects,
+            folders.rows + folder,
+            f"{folders.bad}{folder}checks/",
+            dataset.checks,
+            table=dataset.table,
+            kind=dataset.kind,
+            partition_by=folders.partition_by,
+        )
+        return checked.rows
+
+    def write_bad(frame: "DataFrame", folder: str) -> Written:
+        return write_frame(frame, storage, storage.objects, folders.bad + folder)
+
+    ingestion = Ingestion(
+        spark,
+        columns,
+        reading,
+        options=options,
+        open_file=open_file,
+        kind=dataset.kind,
+        key=dataset.key,
+        rescues=dataset.drift is Drift.RESCUE,
+        undeclared=undeclared if rescues else (),
+    )
+    done = ingestion.run(files, write_rows, write_bad)
+    removed = checked.quarantined
+    return Ingested(
+        rows=done.rows,
+        quarantined=Written(done.quarantined.objects + removed.objects, done.quarantined.rows + removed.rows),
+        checks={**done.checks, **checked.counts},
+        schema=str(grown) if grown != declared else "",
+    )
+
+
+class Ingestion:
+    """Ingests the files of one window.
+
+    Args:
+        spark: the session.
+        schema: the columns of the dataset.
+        reading: how to read the files.
+        options: options that Spark needs to reach the files.
+        open_file: opens a file by its path, to read headers and what is left of a truncated file.
+        kind: the kind of the dataset; records are appended, or upserted if it has a key.
+        key: the key columns; a record without one of them is bad (LOT-40).
+        rescues: whether the dataset keeps what does not fit.
+        undeclared: columns that are not declared, and are read to be rescued.
+    """
+
+    def __init__(
+        self,
+        spark: "SparkSession",
+        schema: "StructType",
+        reading: Reading,
+        *,
+        options: Mapping[str, str],
+        open_file: Callable[[str], BinaryIO],
+        kind: Kind = Kind.ROWS,
+        key: Sequence[str] = (),
+        rescues: bool = False,
+        undeclared: Sequence[schemas.Column] = (),
+    ) -> None:
+        self._spark = spark
+        self._schema = schema
+        self._reading = reading
+        self._open = open_file
+        self._kind = kind
+        self._key = tuple(key)
+        self._rescues = rescues
+        self._records = RecordReader(
+            spark, schema, reading, options=options, kind=kind, rescues=rescues, undeclared=undeclared
+        )
+
+    def run(self, files: Sequence[ForeignFile], write_rows: Write, write_bad: Write) -> Ingested:
+        """Write good records with one function and bad ones with the other."""
+        from pyspark.sql import Observation
+
+        refused: dict[str, str] = {}
+        truncated: dict[str, Salvaged] = {}
+        groups = self._inspected(files, refused)
+        attempts = 0
+        while True:
+            readable = [file for group in groups for file in group.files]
+            counted = Observation()
+            try:
+                frame = self._good(groups, truncated, counted)
+                folder = f"try-{attempts}/" if attempts else ""
+                written = Written() if frame is None else write_rows(frame, folder)
+                break
+            except Exception as error:
+                file = foreign_files.failed_file(error, readable)
+                if file is None or file.path in truncated:
+                    raise
+                groups = [csv_headers.without(group, file) for group in groups]
+                self._set_aside(file, error, refused, truncated, groups)
+                attempts += 1
+        counts = {} if frame is None else counted.get
+        faults = Faults(refused, truncated, int(counts.get("bad", 0)), int(counts.get("keyless", 0)))
+        drifted = {
+            "unknown_columns": int(counts.get("unknown", 0)) + self._unknown_in_parquet(readable),
+            "rescued": int(counts.get("rescued", 0)),
+        }
+        checks = {name: count for name, count in drifted.items() if count}
+        if not faults.total:
+            return Ingested(rows=written, checks=checks)
+        finder = BadRecords(self._spark, self._schema, self._reading, self._records, self._key)
+        quarantined = write_bad(finder.find(groups, faults), "records/")
+        if quarantined.rows != faults.total:
+            raise SourceMiscounted(
+                f"the first pass counted {faults.total} bad records, the second one {quarantined.rows}"
+            )
+        return Ingested(rows=written, quarantined=quarantined, checks=checks)
+
+    def _unknown_in_parquet(self, files: Sequence[ForeignFile]) -> int:
+        """Count the rows of Parquet files with columns that are left out."""
+        if self._reading.format is not Format.PARQUET or self._rescues:
+            return 0
+        return undeclared_columns.count_in_parquet(files, self._schema, self._open)
+
+    # --- files
+
+    def _inspected(self, files: Sequence[ForeignFile], refused: dict[str, str]) -> list[FileGroup]:
+        """Group files that are read in the same way; refuse those that visibly cannot be read."""
+        reading = self._reading
+        if reading.format is Format.PARQUET:
+            for file in files:
+                fault = foreign_files.parquet_fault(file.size, lambda path=file.path: self._open(path))  # type: ignore[misc]
+                if fault:
+                    refused[file.path] = fault
+        elif reading.format is Format.CSV and reading.header:
+            return csv_headers.grouped(files, self._schema, reading, self._open, refused)
+        return [FileGroup(None, tuple(file for file in files if file.path not in refused))]
+
+    def _set_aside(
+        self,
+        file: ForeignFile,
+        error: Exception,
+        refused: dict[str, str],
+        truncated: dict[str, Salvaged],
+        groups: list[FileGroup],
+    ) -> None:
+        """Set a file aside that a job failed on; raise if not the file is at fault, but the access to it."""
+        if foreign_files.is_missing(error):
+            raise SourceFileChanged(f"{file.path} disappeared") from error
+        if foreign_files.is_unreachable(error):
+            raise error
+        again = self._error_of(file)
+        if again is None:
+            raise error  # it can be read on its own: retry
+        salvaged = foreign_files.salvage_gzip(file.path, self._open) if self._reading.by_lines else None
+        if salvaged is not None and salvaged.lines and salvaged.lines == self._count_lines(file):
+            truncated[file.path] = salvaged
+            groups.append(FileGroup(_header_of(file, self._schema, self._reading, self._open), (file,)))
+        else:
+            refused[file.path] = foreign_files.reason(again)
+
+    def _count_lines(self, file: ForeignFile) -> int:
+        """Count the lines that Spark reads of a truncated file."""
+        return self._records.lines([file], truncated=True).count()
+
+    def _error_of(self, file: ForeignFile) -> Exception | None:
+        """Read one file; return the error, or None."""
+        header = _header_of(file, self._schema, self._reading, self._open)
+        try:
+            frame = self._records.read(FileGroup(header, (file,)), truncated=False)
+            frame.write.format("noop").mode("overwrite").save()
+        except Exception as error:  # noqa: BLE001 - it is the result
+            return error
+        return None
+
+    # --- good records
+
+    def _good(
+        self, groups: Sequence[FileGroup], truncated: Mapping[str, Salvaged], counted: object
+    ) -> "DataFrame | None":
+        """Return the rows of the good records, and have the others counted; None if there is no file."""
+        from pyspark.sql import functions as sf
+
+        records = self._records.read_all(groups, truncated)
+        if records is None:
+            return None
+        bad, keyless = sf.col(BAD), is_keyless(self._key)
+        # The observation is between parsing and its use, so that a record is parsed once.
+        observed = records.observe(
+            counted,  # type: ignore[arg-type]
+            sf.count_if(bad).alias("bad"),
+            sf.count_if(~bad & keyless).alias("keyless"),
+            sf.count_if(~bad & sf.col(UNKNOWN)).alias("unknown"),
+            sf.count_if(~bad & sf.col(RESCUED).isNotNull()).alias("rescued"),
+        )
+        rows = observed.where(~bad & ~keyless)
+        columns = [sf.col(f"{PARSED}.{quoted(name)}") for name in self._schema.names]
+        if self._rescues:
+            columns.append(sf.col(RESCUED).alias(drift.RESCUED))
+        if self._kind is Kind.CHANGES:
+            columns.append(sf.lit(1).cast("bigint").alias(operations.WEIGHT))
+        if self._kind is Kind.KEYED:
+            files = [file for group in groups for file in group.files]
+            rows = record_order.with_files(rows, FILE, files, self._spark)
+            columns.append(sf.lit(operations.Operation.UPSERT.value).alias(operations.OP))
+            columns.append(record_order.ordinal(PLACE).alias(operations.ORDINAL))
+        return rows.select(*columns)
+
+
+def _header_of(
+    file: ForeignFile, schema: "StructType", reading: Reading, open_file: Callable[[str], BinaryIO]
+) -> CsvHeader | None:
+    if reading.format is not Format.CSV or not reading.header:
+        return None
+    groups = csv_headers.grouped([file], schema, reading, open_file, {})
+    return groups[0].header if groups else None

@@ -1,0 +1,103 @@
+"""What is wrong with a record, as expressions of Spark: for many records at once."""
+
+from functools import reduce
+from typing import TYPE_CHECKING, Final
+
+from tidemill.spark.ingest.formats import Format, Reading
+from tidemill.spark.queries import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+    from pyspark.sql.types import StructType
+
+CORRUPT: Final = "_tidemill_corrupt"
+_MOST_COLUMNS = 40
+"""How many columns are tried one by one."""
+
+_STRINGS: Final = r'"(?:\\.|[^"\\])*"'
+_AFTER_BRACE: Final = r"\}\s*[^\s,\]\}]"
+"""Outside of strings, a closing brace is followed by , ] } or nothing."""
+
+
+def json_options(reading: Reading) -> dict[str, str]:
+    """Return the options of Spark's JSON reader, and of `from_json`."""
+    return {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT, **_time_formats(reading)}
+
+
+def csv_options(reading: Reading) -> dict[str, str]:
+    """Return the options of Spark's CSV reader, and of `from_csv`."""
+    return {
+        "mode": "PERMISSIVE",
+        "columnNameOfCorruptRecord": CORRUPT,
+        "columnPruning": "false",
+        "header": "true" if reading.header else "false",
+        "sep": reading.separator,
+        "quote": reading.quote,
+        "escape": reading.escape,
+        "nullValue": reading.null,
+        "multiLine": "true" if reading.multiline else "false",
+        **_time_formats(reading),
+    }
+
+
+def _time_formats(reading: Reading) -> dict[str, str]:
+    given = {"dateFormat": reading.date_format, "timestampFormat": reading.timestamp_format}
+    return {name: value for name, value in given.items() if value}
+
+
+def has_trailing_text(text: "Column") -> "Column":
+    """Return whether something follows the object on a line. Spark's reader stops at its end.
+
+    Nearly all lines pass the first two tests, which are cheap. Strings are removed only for the others.
+    """
+    from pyspark.sql import functions as sf
+
+    without_strings = sf.regexp_replace(text, _STRINGS, '""')
+    trailing = sf.when(text.rlike(_AFTER_BRACE), without_strings.rlike(_AFTER_BRACE)).otherwise(
+        sf.expr("false")
+    )
+    return ~sf.endswith(sf.rtrim(text), sf.lit("}")) | trailing
+
+
+def error_of(text: "Column", schema: "StructType", reading: Reading) -> "Column":
+    """Return what is wrong with a record that is known to be bad, for people."""
+    from pyspark.sql import functions as sf
+
+    if reading.format is Format.TEXT:
+        return sf.lit("it is not UTF-8")
+    if reading.format is Format.CSV:
+        whole = sf.from_csv(text, _ddl(schema, set()), csv_options(reading))
+        reasons = [(whole.getField(CORRUPT).isNotNull(), sf.lit(f"it does not have {len(schema)} columns"))]
+    else:
+        reasons = [
+            (~sf.is_valid_utf8(text), sf.lit("it is not UTF-8")),
+            (sf.try_parse_json(text).isNull(), sf.lit("it is not JSON")),
+            (~sf.startswith(sf.ltrim(text), sf.lit("{")), sf.lit("it is not a JSON object")),
+            (has_trailing_text(text), sf.lit("there is text after the object")),
+        ]
+    otherwise = sf.concat(sf.lit("these columns do not fit: "), _misfits(text, schema, reading))
+    return reduce(lambda rest, case: sf.when(case[0], case[1]).otherwise(rest), reversed(reasons), otherwise)
+
+
+def _misfits(text: "Column", schema: "StructType", reading: Reading) -> "Column":
+    from pyspark.sql import functions as sf
+
+    misfits = []
+    for field in schema.fields[:_MOST_COLUMNS]:
+        if reading.format is Format.CSV:
+            parsed = sf.from_csv(text, _ddl(schema, {field.name}), csv_options(reading))
+        else:
+            columns = f"{quoted(field.name)} {field.dataType.simpleString()}, {CORRUPT} STRING"
+            parsed = sf.from_json(text, columns, json_options(reading))
+        label = f"{field.name} {field.dataType.simpleString().upper()}"
+        misfits.append(sf.when(parsed.getField(CORRUPT).isNotNull(), sf.lit(label)))
+    return sf.concat_ws(", ", *misfits)
+
+
+def _ddl(schema: "StructType", typed: set[str]) -> str:
+    """Return the columns as DDL: those in `typed` with their types, the others as texts."""
+    columns = [
+        f"{quoted(field.name)} {field.dataType.simpleString() if field.name in typed else 'STRING'}"
+        for field in schema.fields
+    ]
+    return ", ".join([*columns, f"{CORRUPT} STRING"])

@@ -1,0 +1,209 @@
+"""The records of foreign files, as frames with these columns:
+
+PARSED    the declared columns, as a struct
+BAD       whether it is not a record of these columns
+FILE      its file
+TEXT      its text: always for formats with one record per line, else only for bad records
+UNKNOWN   whether it has columns that are not declared and are left out (LOT-34)
+RESCUED   what PARSED does not have of it, as JSON, if the dataset keeps that (LOT-34)
+PLACE     its place in the file, for a dataset with a key
+BLOCK     the block of the file, for formats with one record per line
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Final
+
+from tidemill.lots.datasets import Kind
+from tidemill.schemas.columns import Schema
+from tidemill.spark import schema as schemas
+from tidemill.spark.ingest import record_order
+from tidemill.spark.ingest.csv_headers import CsvHeader, FileGroup
+from tidemill.spark.ingest.foreign_files import ForeignFile
+from tidemill.spark.ingest.formats import Format, Reading
+from tidemill.spark.ingest.record_errors import CORRUPT, csv_options, has_trailing_text, json_options
+from tidemill.spark.ingest.undeclared_columns import (
+    is_not_object,
+    rescued_columns,
+    rescued_csv,
+    rescued_json,
+    unknown_json,
+)
+from tidemill.spark.queries import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql.types import StructType
+
+FILE: Final = "_tidemill_file"
+BLOCK: Final = "_tidemill_block"
+TEXT: Final = "_tidemill_text"
+PARSED: Final = "_tidemill_parsed"
+BAD: Final = "_tidemill_bad"
+PLACE: Final = "_tidemill_place"
+UNKNOWN: Final = "_tidemill_unknown"
+RESCUED: Final = "_tidemill_rescued"
+
+
+class RecordReader:
+    """Reads records.
+
+    Args:
+        spark: the session.
+        schema: the columns of the dataset.
+        reading: how to read the files.
+        options: options that Spark needs to reach the files.
+        kind: the kind of the dataset.
+        rescues: whether the dataset keeps what does not fit.
+        undeclared: columns that are not declared, and are read to be rescued.
+    """
+
+    def __init__(
+        self,
+        spark: "SparkSession",
+        schema: "StructType",
+        reading: Reading,
+        *,
+        options: Mapping[str, str],
+        kind: Kind,
+        rescues: bool,
+        undeclared: Sequence[schemas.Column],
+    ) -> None:
+        self._spark = spark
+        self._schema = schema
+        self._reading = reading
+        self._options = dict(options)
+        self._kind = kind
+        self._rescues = rescues
+        self._undeclared = tuple(undeclared)
+
+    def read(self, group: FileGroup, *, truncated: bool) -> "DataFrame":
+        """Read the records of some files."""
+        if self._reading.by_lines and self._reading.format is not Format.CSV:
+            return self.parse(self.lines(group.files, truncated=truncated)).drop(BLOCK)
+        return self.structured(group, truncated=truncated)
+
+    def read_all(self, groups: Sequence[FileGroup], truncated: Collection[str]) -> "DataFrame | None":
+        """Read the records of all files; None if there is no file.
+
+        - truncated: the paths of files that Spark reads up to where they are broken.
+        """
+        frames = [self.read(part, truncated=is_truncated) for part, is_truncated in split(groups, truncated)]
+        return union(frames) if frames else None
+
+    def parse(self, lines: "DataFrame") -> "DataFrame":
+        """Parse lines, each one record."""
+        from pyspark.sql import functions as sf
+
+        text = sf.col(TEXT)
+        if self._reading.format is Format.TEXT:
+            parsed = sf.struct(text.alias(self._schema.names[0]))
+            return lines.withColumns({PARSED: parsed, BAD: ~sf.is_valid_utf8(text), **_no_drift()})
+        parsed = sf.from_json(text, _with_corrupt(self._schema), json_options(self._reading))
+        corrupt = sf.col(PARSED).isNull() | sf.col(f"{PARSED}.{CORRUPT}").isNotNull()
+        frame = lines.where(sf.trim(text) != "").withColumn(PARSED, parsed)
+        broken = has_trailing_text(text) | ~sf.is_valid_utf8(text)
+        if self._rescues:
+            rescued = rescued_json(text, sf.col(PARSED), self._schema)
+            parsed_frame = frame.withColumns({RESCUED: rescued, UNKNOWN: sf.expr("false")})
+            return parsed_frame.withColumn(BAD, broken | is_not_object(text))
+        unknown = unknown_json(text, sf.col(PARSED), self._schema.names)
+        return frame.withColumns(
+            {BAD: corrupt | broken, UNKNOWN: unknown, RESCUED: sf.lit(None).cast("string")}
+        )
+
+    def structured(self, group: FileGroup, *, truncated: bool) -> "DataFrame":
+        """Read records with Spark's own reader of the format."""
+        from pyspark.sql import functions as sf
+
+        reading = self._reading
+        reader, uris = self._reader(truncated=truncated), [file.read_uri for file in group.files]
+        columns: list[Column]
+        if reading.format is Format.PARQUET:
+            frame = reader.schema(self._with_undeclared(self._schema)).parquet(*uris)
+            columns = [sf.col(quoted(name)) for name in self._schema.names]
+            text: Column = sf.lit(None).cast("string")
+        else:
+            schema = self._schema if group.header is None else group.header.schema
+            reader = reader.schema(_with_corrupt(self._with_undeclared(schema)))
+            if reading.format is Format.CSV:
+                frame = reader.options(**csv_options(reading)).csv(uris)
+            else:
+                frame = reader.options(**json_options(reading), multiLine="true").json(uris)
+            present = set(schema.names)
+            columns = [
+                sf.col(quoted(field.name))
+                if field.name in present
+                else sf.lit(None).cast(field.dataType).alias(field.name)
+                for field in self._schema.fields
+            ]
+            text = sf.col(CORRUPT)
+        places = [record_order.place(reading.format).alias(PLACE)] if self._kind is Kind.KEYED else []
+        bad, rescued = text.isNotNull(), rescued_columns(self._undeclared)
+        if self._rescues and reading.format is Format.CSV:
+            rescued, bad = rescued_csv(group.header or CsvHeader(self._schema), text, reading)
+        unknown = bool(group.header and group.header.unknown) and not self._rescues
+        return frame.select(
+            *places,
+            sf.struct(*columns).alias(PARSED),
+            bad.alias(BAD),
+            sf.lit(unknown).alias(UNKNOWN),
+            rescued.alias(RESCUED),
+            sf.col("_metadata.file_path").alias(FILE),
+            text.alias(TEXT),
+        )
+
+    def _with_undeclared(self, schema: "StructType") -> "StructType":
+        """Add the columns that are read to be rescued."""
+        from pyspark.sql.types import StructType
+
+        undeclared = schemas.to_spark(Schema(self._undeclared)).fields if self._undeclared else []
+        return StructType([*schema.fields, *undeclared])
+
+    def lines(self, files: Sequence[ForeignFile], *, truncated: bool) -> "DataFrame":
+        """Read lines of text."""
+        from pyspark.sql import functions as sf
+
+        places = [record_order.place(self._reading.format).alias(PLACE)] if self._kind is Kind.KEYED else []
+        return (
+            self._reader(truncated=truncated)
+            .text([file.read_uri for file in files])
+            .select(
+                *places,
+                sf.col("value").alias(TEXT),
+                sf.col("_metadata.file_path").alias(FILE),
+                sf.col("_metadata.file_block_start").alias(BLOCK),
+            )
+        )
+
+    def _reader(self, *, truncated: bool) -> "DataFrameReader":
+        reader = self._spark.read.options(**self._options)
+        return reader.option("ignoreCorruptFiles", "true" if truncated else "false")
+
+
+def _no_drift() -> "dict[str, Column]":
+    """Return the columns about drift of a record that cannot have undeclared columns."""
+    from pyspark.sql import functions as sf
+
+    return {UNKNOWN: sf.expr("false"), RESCUED: sf.lit(None).cast("string")}
+
+
+def _with_corrupt(schema: "StructType") -> "StructType":
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    fields = [StructField(field.name, field.dataType) for field in schema.fields]
+    return StructType([*fields, StructField(CORRUPT, StringType())])
+
+
+def split(groups: Sequence[FileGroup], truncated: Collection[str]) -> Iterator[tuple[FileGroup, bool]]:
+    """Split groups into whole and truncated files; yield each part, and whether it is truncated."""
+    for group in groups:
+        for is_truncated in (False, True):
+            files = tuple(file for file in group.files if (file.path in truncated) is is_truncated)
+            if files:
+                yield FileGroup(group.header, files), is_truncated
+
+
+def union(frames: "Sequence[DataFrame]") -> "DataFrame":
+    """Return the rows of all these frames."""
+    return reduce(lambda left, right: left.unionByName(right), frames)

@@ -1,0 +1,156 @@
+"""Checks of Arrow tables, without Spark: the same as `frame_checks`, for small appends and batches (LOT-33).
+
+Only the expressions of checks are Spark SQL. A process with a Spark session evaluates them (`evaluator`).
+"""
+
+import base64
+import json
+from collections.abc import Callable, Sequence
+from datetime import date, datetime, time
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidemill.errors import BadCheck
+from tidemill.lots.checks import Check, OnFail
+from tidemill.lots.datasets import Kind
+from tidemill.spark.operations import OP, WEIGHT, Operation
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Evaluate = Callable[[pa.Table, Sequence[str]], list[pa.Array]]
+"""Returns for each expression which rows of a table it is true for; NULL is not true."""
+
+_ROW: Final = "_tidemill_row"
+
+BAD: pa.Schema = pa.schema([("record", pa.string()), ("error", pa.string()), ("check", pa.string())])
+
+
+class CheckedTable:
+    """The rows that stay, the rows of the quarantine table, and how many rows failed each check."""
+
+    def __init__(self, rows: pa.Table, quarantined: pa.Table, counts: dict[str, int]) -> None:
+        self.rows = rows
+        self.quarantined = quarantined
+        self.counts = counts
+
+
+def check_table(
+    table: pa.Table,
+    checks: Sequence[Check],
+    kind: Kind = Kind.ROWS,
+    evaluate: Evaluate | None = None,
+) -> CheckedTable:
+    """Check a table as a lot stores it. Rows that fail raise nothing.
+
+    - kind: the kind of the table. Only inserted rows of changes and operations are checked.
+    - evaluate: evaluates expressions; without it, no check may have one.
+    """
+    inserted = _inserted(table, kind)
+    failed: dict[str, pa.Array] = {}
+    expected = [check for check in checks if check.kind == "expect"]
+    if expected and evaluate is None:
+        raise BadCheck(f"the check {expected[0].name} is an expression, which needs Spark")
+    if expected and evaluate is not None and table.num_rows:
+        true = evaluate(table, [check.expression for check in expected])
+        for check, holds in zip(expected, true, strict=True):
+            failed[check.name] = pc.and_(inserted, pc.invert(holds))
+    for check in checks:
+        if check.kind == "expect":
+            failed.setdefault(check.name, pa.array([False] * table.num_rows, pa.bool_()))
+        if check.kind == "not_null":
+            missing = pc.invert(_all_present(table, check.columns))
+            failed[check.name] = missing if check.all_operations else pc.and_(inserted, missing)
+    # As on Spark: rows that another check removes are not compared with those that stay.
+    stays = inserted
+    for check in checks:
+        if check.of_rows and check.on_fail is OnFail.DROP:
+            stays = pc.and_(stays, pc.invert(failed[check.name]))
+    for check in checks:
+        if check.kind == "unique":
+            failed[check.name] = _repeated(table, check.columns, stays, kind)
+    removed = pa.array([False] * table.num_rows, pa.bool_())
+    for check in checks:
+        if check.on_fail is OnFail.DROP:
+            removed = pc.or_(removed, failed[check.name])
+    rows = table.filter(pc.invert(removed))
+    counts = {
+        check.name: check.amiss(rows.num_rows)
+        if check.kind == "rows"
+        else int(pc.sum(failed[check.name]).as_py() or 0)
+        for check in checks
+    }
+    return CheckedTable(rows, _quarantine(table, removed, checks, failed), counts)
+
+
+def _inserted(table: pa.Table, kind: Kind) -> pa.Array:
+    if kind is Kind.CHANGES:
+        return pc.greater(table.column(WEIGHT), 0).combine_chunks()
+    if kind is Kind.KEYED:
+        return pc.equal(table.column(OP), Operation.UPSERT.value).combine_chunks()
+    return pa.array([True] * table.num_rows, pa.bool_())
+
+
+def _all_present(table: pa.Table, columns: Sequence[str]) -> pa.Array:
+    """Return for each row whether none of these columns is NULL."""
+    present = pa.array([True] * table.num_rows, pa.bool_())
+    for name in columns:
+        present = pc.and_(present, pc.is_valid(table.column(name)).combine_chunks())
+    return present
+
+
+def _repeated(table: pa.Table, columns: Sequence[str], stays: pa.Array, kind: Kind) -> pa.Array:
+    compared = pc.and_(stays, _all_present(table, columns))
+    weights = table.column(WEIGHT) if kind is Kind.CHANGES else pa.array([1] * table.num_rows, pa.int64())
+    keys = [f"k{number}" for number in range(len(columns))]
+    keyed = pa.table([*(table.column(name) for name in columns), weights], names=[*keys, "times"])
+    keyed = keyed.append_column("row", pa.array(range(table.num_rows), pa.int64())).filter(compared)
+    groups = keyed.group_by(keys).aggregate([("times", "sum"), ("row", "list")])
+    several = groups.filter(pc.greater(groups.column("times_sum"), 1)).column("row_list")
+    rows = set(pc.list_flatten(several).to_pylist())
+    return pa.array([number in rows for number in range(table.num_rows)], pa.bool_())
+
+
+def _quarantine(
+    table: pa.Table, removed: pa.Array, checks: Sequence[Check], failed: dict[str, pa.Array]
+) -> pa.Table:
+    dropping = [check for check in checks if check.on_fail is OnFail.DROP]
+    rows = []
+    for number in pc.indices_nonzero(removed).to_pylist():
+        failing = [check for check in dropping if failed[check.name][number].as_py()]
+        rows.append(
+            {
+                "record": json.dumps(
+                    table.slice(number, 1).to_pylist()[0], default=_text, ensure_ascii=False
+                ),
+                "error": "; ".join(check.wrong for check in failing),
+                "check": ", ".join(check.name for check in failing),
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=BAD)
+
+
+def _text(value: Any) -> str:
+    """Return the text of a value that JSON cannot hold."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value.isoformat() if isinstance(value, date | datetime | time) else str(value)
+
+
+def evaluator(spark: "SparkSession") -> Evaluate:
+    """Return what evaluates expressions on a session: one job for all expressions of a batch."""
+
+    def evaluate(table: pa.Table, expressions: Sequence[str]) -> list[pa.Array]:
+        from pyspark.sql import functions as sf
+
+        numbered = table.append_column(_ROW, pa.array(range(table.num_rows), pa.int64()))
+        true = [
+            sf.coalesce(sf.expr(expression), sf.lit(False)).alias(f"c{number}")  # noqa: FBT003 - a literal
+            for number, expression in enumerate(expressions)
+        ]
+        evaluated = spark.createDataFrame(numbered).select(_ROW, *true).toArrow().sort_by(_ROW)
+        return [evaluated.column(f"c{number}").combine_chunks() for number in range(len(expressions))]
+
+    return evaluate
