@@ -21,7 +21,7 @@ from tidemill.arcs.keys import ArcKeys
 from tidemill.lots import events, lots
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import StoredObject
-from tidemill.pipeline.context import Site
+from tidemill.pipeline.context import PipelineContext
 from tidemill.pipeline.declarations import Refresh
 from tidemill.publish import attempts
 from tidemill.publish.cleaner import READERS_S, Cleaner
@@ -134,12 +134,14 @@ def land(landing: Path, name: str, first: int, count: int = 6) -> None:
 
 def clean_up(shop: tm.Pipeline, readers_s: float = READERS_S) -> None:
     """What the runner does every so often, but as if a day had passed."""
-    site = shop.site
-    parts = PartFutures(site.store, site.place.cluster, site.place.key, make_part, objects=site.objects)
-    projections = Projections(site.scope)
-    drop = Leftovers(site.store, ArcKeys(site.place.cluster), parts, projections)
+    context = shop.context
+    parts = PartFutures(
+        context.store, context.place.cluster, context.place.key, make_part, objects=context.objects
+    )
+    projections = Projections(context.scope)
+    drop = Leftovers(context.store, ArcKeys(context.place.cluster), parts, projections)
     cleaner = Cleaner(
-        site.scope,
+        context.scope,
         drop=drop,
         grace_s=0.0,
         keep_s=0.0,
@@ -171,12 +173,12 @@ def seen(shop: tm.Pipeline, *, steps: bool = True) -> dict[str, object]:
 
 def table(shop: tm.Pipeline, name: str) -> list[tuple[Any, ...]]:
     """The rows of a table, through the store and its manifests."""
-    site = shop.site
-    manifests = Manifests(site.objects, site.clock)
+    context = shop.context
+    manifests = Manifests(context.objects, context.clock)
     found: list[tuple[Any, ...]] = []
     for row in _rows(shop, name):
         items = manifests.listed(row.manifest)
-        rows = read(site, items)
+        rows = read(context, items)
         assert len(rows) == row.rows == sum(item.rows or 0 for item in items)
         assert row.size == sum(item.size for item in items)
         found += rows
@@ -187,11 +189,11 @@ def _order(row: tuple[Any, ...]) -> list[tuple[bool, Any]]:
     return [(value is not None, value) for value in row]
 
 
-def read(site: Site, items: Iterable[StoredObject]) -> list[tuple[Any, ...]]:
+def read(context: PipelineContext, items: Iterable[StoredObject]) -> list[tuple[Any, ...]]:
     """The rows of objects, with the columns inside of the files."""
     found: list[tuple[Any, ...]] = []
     for item in items:
-        read = pq.ParquetFile(BytesIO(site.objects.get(item.uri)[0])).read()
+        read = pq.ParquetFile(BytesIO(context.objects.get(item.uri)[0])).read()
         assert read.num_rows == item.rows
         found += [tuple(row.values()) for row in read.to_pylist()]
     return found
@@ -199,41 +201,43 @@ def read(site: Site, items: Iterable[StoredObject]) -> list[tuple[Any, ...]]:
 
 def view(shop: tm.Pipeline) -> dict[tuple[Any, ...], int]:
     """The view's rows and how often each is there: the sum of its files' weights."""
-    site = shop.site
-    group = site.store.run(lambda tx: groups.read(tx, site.keys, shop.name, shop.views[VIEW].group))
-    manifests = Manifests(site.objects, site.clock)
+    context = shop.context
+    group = context.store.run(lambda tx: groups.read(tx, context.keys, shop.name, shop.views[VIEW].group))
+    manifests = Manifests(context.objects, context.clock)
     counts: Counter[tuple[Any, ...]] = Counter()
     for part in manifests.load(group.tables[VIEW]).parts:
-        for *row, weight in read(site, manifests.load(part).objects):
+        for *row, weight in read(context, manifests.load(part).objects):
             counts[tuple(row[:-2])] += weight
     return {row: count for row, count in counts.items() if count}
 
 
 def orphans(shop: tm.Pipeline) -> list[str]:
     """Data and manifests that nothing published lists, and rows of work that has ended."""
-    site = shop.site
+    context = shop.context
     live: set[str] = set()
     roots = [row.manifest for name in _stored(shop) for row in _rows(shop, name)]
     for row in _step_rows(shop):
         roots += [key for one in row.outputs for key in (one.changes, one.table) if key]
         if row.version:  # each step's own, until it is collected
-            live |= {row.version, *read_version(site.objects, row.version).files()}
-    found = unlisted(site.objects, Manifests(site.objects, site.clock), roots, live)
-    keys = [info.key for info in site.objects.list("")]
+            live |= {row.version, *read_version(context.objects, row.version).files()}
+    found = unlisted(context.objects, Manifests(context.objects, context.clock), roots, live)
+    keys = [info.key for info in context.objects.list("")]
     found += [key for key in keys if not key.startswith(("data/", "datasets/", "arcs/"))]
-    found += [f"open {one}" for one in site.store.run(lambda tx: attempts.open_ids(tx, site.keys))]
-    arcs = ArcKeys(site.place.cluster)
-    found += [f"running {row.key!r}" for row in site.store.run(lambda tx: tx.range(*arcs.running.all()))]
+    found += [f"open {one}" for one in context.store.run(lambda tx: attempts.open_ids(tx, context.keys))]
+    arcs = ArcKeys(context.place.cluster)
+    found += [f"running {row.key!r}" for row in context.store.run(lambda tx: tx.range(*arcs.running.all()))]
     futures = [
-        name for name in ("future", "part", "pin") if site.store.run(lambda tx, n=name: _any(tx, site, n))
+        name
+        for name in ("future", "part", "pin")
+        if context.store.run(lambda tx, n=name: _any(tx, context, n))
     ]
     return found + futures
 
 
-def _any(tx: Any, site: Site, space: str) -> bool:
+def _any(tx: Any, context: PipelineContext, space: str) -> bool:
     from tidemill.store import Space
 
-    return bool(tx.range(*Space(site.place.cluster, space).all(), limit=1))
+    return bool(tx.range(*Space(context.place.cluster, space).all(), limit=1))
 
 
 def _stored(shop: tm.Pipeline) -> list[str]:
@@ -241,14 +245,14 @@ def _stored(shop: tm.Pipeline) -> list[str]:
 
 
 def _rows(shop: tm.Pipeline, name: str) -> list[lots.LotRow]:
-    site = shop.site
-    return site.store.run(lambda tx: lots.listed(tx, site.keys.lots, DatasetId(name), "", 1000))
+    context = shop.context
+    return context.store.run(lambda tx: lots.listed(tx, context.keys.lots, DatasetId(name), "", 1000))
 
 
 def _lots(shop: tm.Pipeline, name: str) -> list[object]:
     """Events in their order, and of each lot what its manifests say."""
-    site = shop.site
-    told = site.store.run(lambda tx: events.read(tx, site.keys.lots, DatasetId(name), 0, 1000))
+    context = shop.context
+    told = context.store.run(lambda tx: events.read(tx, context.keys.lots, DatasetId(name), 0, 1000))
     assert [event.position for event in told] == list(range(1, len(told) + 1))
     rows = {row.lot: row for row in _rows(shop, name)}
     assert len(told) == len(rows)
@@ -259,18 +263,18 @@ def _lots(shop: tm.Pipeline, name: str) -> list[object]:
 
 
 def _manifest(shop: tm.Pipeline, row: lots.LotRow) -> tuple[object, ...]:
-    manifests = Manifests(shop.site.objects, shop.site.clock)
+    manifests = Manifests(shop.context.objects, shop.context.clock)
     root = manifests.load(row.manifest)
     listed = sorted((sorted(item.partition.items()), item.rows) for item in manifests.listed(row.manifest))
     return root.state, root.inputs, len(root.parts), root.schema_fingerprint, row.rows, listed
 
 
 def _step_rows(shop: tm.Pipeline) -> list[commits.StepRow]:
-    site = shop.site
+    context = shop.context
     if VIEW not in shop.views:
         return []
     group = shop.views[VIEW].group
-    return site.store.run(lambda tx: commits.rows(tx, site.keys, shop.name, group, 0, 1 << 60))
+    return context.store.run(lambda tx: commits.rows(tx, context.keys, shop.name, group, 0, 1 << 60))
 
 
 def _steps(shop: tm.Pipeline) -> list[tuple[int, int, int]]:
@@ -278,14 +282,16 @@ def _steps(shop: tm.Pipeline) -> list[tuple[int, int, int]]:
 
 
 def _standings(shop: tm.Pipeline, arc: str) -> list[tuple[object, ...]]:
-    site, keys = shop.site, ArcKeys(shop.site.place.cluster)
-    found = site.store.run(lambda tx: standings.listed(tx, keys, f"arc:{shop.name}/{arc}", "", 1000))
+    context, keys = shop.context, ArcKeys(shop.context.place.cluster)
+    found = context.store.run(lambda tx: standings.listed(tx, keys, f"arc:{shop.name}/{arc}", "", 1000))
     return [(one.lot, one.generation, one.state) for one in found]
 
 
 def _progress(shop: tm.Pipeline, arc: str) -> Mapping[DatasetId, int]:
-    site = shop.site
-    row = site.store.run(lambda tx: subscriptions.must_read(tx, site.keys.triggers, f"arc:{shop.name}/{arc}"))
+    context = shop.context
+    row = context.store.run(
+        lambda tx: subscriptions.must_read(tx, context.keys.triggers, f"arc:{shop.name}/{arc}")
+    )
     assert row.state.value == "waiting"
     return row.tally.seen
 
@@ -299,7 +305,7 @@ def _names(shop: tm.Pipeline) -> list[str]:
         (r"/(\d+-\d+)-[0-9a-f-]+\.runs", r"/\1.runs"),
     )
     found = []
-    for info in shop.site.objects.list(""):
+    for info in shop.context.objects.list(""):
         key = info.key
         for pattern, name in drawn:
             key = re.sub(pattern, name, key)

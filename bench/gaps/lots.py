@@ -30,7 +30,7 @@ from tidemill.lots.lots import LotRow
 from tidemill.lots.manifest import InputLot
 from tidemill.lots.staging import Interval
 from tidemill.lots.states import IntervalState, LotState
-from tidemill.pipeline import pipeline_file as loading
+from tidemill.pipeline import pipeline_file
 from tidemill.pipeline.pipeline import Pipeline
 from tidemill.store import Store, Tx
 from tidemill.triggers import subscriptions
@@ -62,7 +62,7 @@ def measure(report: Report, folder: Path) -> None:
     count = QUICK_LOTS if report.quick else LOTS
     (folder / "mill.py").write_text(FILE)
     target = f"{folder / 'mill.py'}:mill"
-    with loading.find(target) as mill:
+    with pipeline_file.find(target) as mill:
         report.say(f"filling a home with {count:,} lots of three tables")
         expected = fill(mill, count)
         took = []
@@ -97,7 +97,7 @@ def measure(report: Report, folder: Path) -> None:
 
 def fill(mill: Pipeline, count: int) -> int:
     """The rows that so many lots leave; how many gaps the last table has."""
-    site = mill.site
+    site = mill.context
     store, keys = site.store, ArcKeys(site.place.cluster)
     turn = UNIT.at(datetime.fromtimestamp(site.clock.wall(), UTC))
     for _ in range(2):  # nothing is overdue when this is through

@@ -45,14 +45,13 @@ if TYPE_CHECKING:
     from tidemill.lots.producers import Receipt
     from tidemill.pipeline.explanation import Explanation
     from tidemill.pipeline.gaps import GapReport
+    from tidemill.pipeline.lot_info import LotInfo
     from tidemill.pipeline.lot_requests import LotRequestPlan
     from tidemill.pipeline.pace import Pace
     from tidemill.pipeline.pipeline import Pipeline
     from tidemill.pipeline.plan.plan import Plan
-    from tidemill.pipeline.retired import RetiredView
     from tidemill.pipeline.run_report import ArcReport, Report
-    from tidemill.pipeline.status import LotInfo
-    from tidemill.pipeline.tables import Dataset, Table, View
+    from tidemill.pipeline.tables import Dataset, RetiredView, Table, View
     from tidemill.runner.compacting import Compacted
     from tidemill.sources.bucket import bucket
     from tidemill.sources.folder import folder
@@ -145,13 +144,12 @@ _MODULES = {
     "pipeline.explanation": "Explanation",
     "pipeline.gaps": "GapReport",
     "pipeline.lot_requests": "LotRequestPlan",
-    "pipeline.status": "LotInfo",
+    "pipeline.lot_info": "LotInfo",
     "pipeline.pace": "Pace",
     "pipeline.pipeline": "Pipeline",
     "pipeline.plan.plan": "Plan",
     "pipeline.run_report": "ArcReport Report",
-    "pipeline.retired": "RetiredView",
-    "pipeline.tables": "Dataset Table View",
+    "pipeline.tables": "Dataset RetiredView Table View",
     "runner.compacting": "Compacted",
     "sources.source": "PushAddress",
     "spark.sessions": "SparkSettings",

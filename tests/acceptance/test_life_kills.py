@@ -32,8 +32,8 @@ __all__ = ["web"]  # a fixture
 ROOT = Path(__file__).parents[2]
 SEED = 104
 STEPS = {
-    "ordered": "arcs.begin orders.ask publish.commit publish.intent publish.part-manifest runner.function"
-    " runner.submit spark.write",
+    "ordered": "arcs.begin lot_requests.submit publish.commit publish.intent publish.part-manifest"
+    " runner.function runner.submit spark.write",
     "compaction": "publish.compact-commit publish.compact-digest publish.compact-open publish.intent"
     " publish.part-manifest publish.retire-data publish.retire-manifest publish.retired spark.write",
     "folder": "publish.commit publish.intent publish.part-manifest runner.submit sources.begin sources.take"

@@ -15,7 +15,7 @@ from tests.servers.s3 import S3Server
 from tests.servers.spark import small_spark
 from tidemill.clock import SYSTEM
 from tidemill.objects import Objects, open_objects
-from tidemill.pipeline import pipeline_file as loading
+from tidemill.pipeline import pipeline_file
 from tidemill.pipeline.pipeline import Pipeline
 
 FILE = """
@@ -82,7 +82,7 @@ def test_a_pipeline_runs_from_end_to_end_on_a_real_s3_server(tmp_path: Path, s3_
     place.land("_tmp/half.json", range(100, 108))
     run = Run(place, "--watch")  # type: ignore[arg-type] # it needs the folder alone
     try:
-        with loading.load("shop.py:shop", tmp_path) as pipeline:
+        with pipeline_file.load("shop.py:shop", tmp_path) as pipeline:
             run.until(lambda: _is_there(pipeline, 16), "the first files")
             place.land("day=3/late.json", range(16, 20))
             run.until(lambda: _is_there(pipeline, 20), "the late one")

@@ -16,7 +16,7 @@ from tests.servers.spark import small_spark
 from tidemill.cli import main
 from tidemill.clock import SYSTEM
 from tidemill.objects import Objects, open_objects
-from tidemill.pipeline import pipeline_file as loading
+from tidemill.pipeline import pipeline_file
 from tidemill.testing.threads import STUCK_S
 from tidemill.triggers.object_heap import ROOT
 
@@ -79,7 +79,7 @@ def test_two_runners_share_a_heap_in_the_bucket_and_pass_over_what_does_not_belo
     monkeypatch.chdir(tmp_path)
     runs = [Run(place, "--watch") for _ in range(2)]  # type: ignore[arg-type] # it needs the folder alone
     try:
-        with loading.load("shop.py:shop", tmp_path) as pipeline:
+        with pipeline_file.load("shop.py:shop", tmp_path) as pipeline:
             append(pipeline, "raw_a", 0, 1)
             runs[0].until(lambda: there(pipeline, "clean_a", {1}), "the first lot")
             runs.pop(0).end()  # like kill -9, and nobody is told

@@ -93,7 +93,7 @@ class Mill:
 
     def rows(self) -> list[LotRow]:
         """The lots of the table."""
-        site, found = self.pipeline.site, list[LotRow]()
+        site, found = self.pipeline.context, list[LotRow]()
         while True:
             after = found[-1].lot if found else ""
             page = site.store.run(partial(lots.listed, keys=site.keys.lots, dataset=ORDERS, after=after))
@@ -106,7 +106,7 @@ class Mill:
 
     def wrong(self, wanted: int) -> dict[int, int]:
         """Which ids are not in the table once, and how often each is; empty when all is well."""
-        site = self.pipeline.site
+        site = self.pipeline.context
         manifests = Manifests(site.objects, site.clock)
         items = [item for row in self.rows() for item in manifests.listed(row.manifest)]
         found = Counter(row[0] for row in shop.read(site, items))

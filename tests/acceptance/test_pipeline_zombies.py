@@ -9,7 +9,7 @@ import pytest
 from tests import shop
 from tests.servers.process import wait_until
 from tidemill import crash
-from tidemill.pipeline import run as running
+from tidemill.pipeline import run as pipeline_run
 from tidemill.runner.presence import OwnPresence
 from tidemill.testing.threads import STUCK_S
 
@@ -31,7 +31,7 @@ class Paused:
         self._point = point
         self._presence: list[OwnPresence] = []
         patch.setattr(crash, "point", self._pass)
-        patch.setattr(running, "OwnPresence", self._made)
+        patch.setattr(pipeline_run, "OwnPresence", self._made)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -50,7 +50,7 @@ class Paused:
 
     def _run(self) -> None:
         try:
-            self.ended = running.run(self.pipeline, ttl_s=TTL_S)
+            self.ended = pipeline_run.run(self.pipeline, ttl_s=TTL_S)
         except BaseException as error:  # noqa: BLE001 - looked at by the test
             self.ended = error
 

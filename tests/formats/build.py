@@ -47,7 +47,7 @@ def submit_futures(root: Path) -> dict[str, str]:
 
 def check(made: tm.Pipeline, found: home.Recorded, groups: Collection[str]) -> None:
     """Compare the views of groups that have seen everything with plain Spark over the tables they read."""
-    with made.site.spark() as spark:
+    with made.context.spark() as spark:
         frames = {name: made[name].df() for name in (*made.datasets, *pipeline.ARC_TABLES)}
         for name, frame in frames.items():
             frame.createOrReplaceTempView(name)
@@ -77,7 +77,7 @@ def main() -> None:
         home.unpack(root)
         with home.opened(root, spark, history.STEPS) as made:
             kinds = reading.row_kinds(made)
-            objects = reading.objects_of(made.site.objects)
+            objects = reading.objects_of(made.context.objects)
             found = home.observed(made)
             check(made, found, {one.group for one in made.views.values()})
             after = home.stepped(made, root, events)

@@ -109,7 +109,7 @@ def observed(shown: tm.Pipeline) -> Recorded:
     """What can be read out of a home, as it is recorded."""
     plan = shown.plan()
     names = [*pipeline.DATASETS, *pipeline.ARC_TABLES, *shown.quarantines, *shown.views]
-    site = shown.site
+    site = shown.context
     return {
         "plan": {f"{one['what']} {one['name']}": one["status"] for one in plan.describe()},
         "positions": {name: shown[name].position for name in names},

@@ -14,7 +14,7 @@ import tidemill as tm
 from tests.formats import store_rows
 from tidemill.lots import layout, manifest
 from tidemill.objects import Objects
-from tidemill.pipeline.chaining import chain_of
+from tidemill.pipeline.plan.circuits import chain_of
 from tidemill.pipeline.plan.plan import Plan
 from tidemill.store import Store
 from tidemill.views.steps import groups
@@ -110,7 +110,7 @@ def changes(pipeline: tm.Pipeline, after: dict[str, int]) -> Digests:
 def layouts(plan: Plan, pipeline: tm.Pipeline, group: str) -> dict[str, Layout]:
     """The traces of a group as its operators want them now, by their ids."""
     (members,) = (one.views for one in plan.program.groups.values() if one.spec.name == group)
-    with pipeline.site.spark() as spark:
+    with pipeline.context.spark() as spark:
         chain = chain_of(spark, members, plan.program.datasets).chain
     if chain is None:
         return {}
@@ -123,8 +123,8 @@ def layouts(plan: Plan, pipeline: tm.Pipeline, group: str) -> dict[str, Layout]:
 
 def version_of(pipeline: tm.Pipeline, group: str) -> str:
     """The key of a group's newest version file."""
-    site = pipeline.site
-    return site.store.run(lambda tx: groups.read(tx, site.keys, pipeline.name, group)).version
+    context = pipeline.context
+    return context.store.run(lambda tx: groups.read(tx, context.keys, pipeline.name, group)).version
 
 
 def traces(objects: Objects, version_key: str, wanted: dict[str, Layout]) -> Digests:
@@ -156,8 +156,8 @@ def store_rows_of(store: Store, cluster: str) -> Iterator[tuple[str, Any]]:
 
 def row_kinds(pipeline: tm.Pipeline) -> Counter[str]:
     """Decode every row of the store, and count them by space."""
-    site = pipeline.site
-    return Counter(kind for kind, _ in store_rows_of(site.store, site.place.cluster))
+    context = pipeline.context
+    return Counter(kind for kind, _ in store_rows_of(context.store, context.place.cluster))
 
 
 def objects_of(objects: Objects) -> Counter[str]:

@@ -128,7 +128,7 @@ class Compaction(Scene):
     }
 
     def before(self, pipeline: tm.Pipeline) -> None:
-        with pipeline.site.spark() as spark:
+        with pipeline.context.spark() as spark:
             frame = spark.range(30).selectExpr("id", "IF(id % 2 = 0, 'n', NULL) AS region")
             append(pipeline, frame.repartition(6))
 
@@ -298,7 +298,7 @@ def append(pipeline: tm.Pipeline, rows: Any) -> None:
 
 def seen(pipeline: tm.Pipeline, name: str) -> dict[str, object]:
     """A table as readers find it. Which number a lot has means nothing: they are counted by their events."""
-    site = pipeline.site
+    site = pipeline.context
     told = site.store.run(lambda tx: events.read(tx, site.keys.lots, DatasetId(name), 0, 1000))
     assert [event.position for event in told] == list(range(1, len(told) + 1))
     numbers = {lot: number for number, lot in enumerate(dict.fromkeys(event.lot for event in told))}
@@ -320,13 +320,13 @@ def seen(pipeline: tm.Pipeline, name: str) -> dict[str, object]:
 
 
 def marks(pipeline: tm.Pipeline) -> list[bytes]:
-    keys, store = SourceKeys(pipeline.site.place.cluster), pipeline.site.store
+    keys, store = SourceKeys(pipeline.context.place.cluster), pipeline.context.store
     return [row.value for row in store.run(lambda tx: tx.range(*keys.checkpoint.all()))]
 
 
 def orphans(pipeline: tm.Pipeline, scene: Scene) -> list[str]:
     """Data and manifests that no generation of a lot lists, and rows of work that has ended."""
-    site = pipeline.site
+    site = pipeline.context
     roots = [
         site.store.run(_resolved(site.keys.lots, name, event)).manifest
         for name in (*scene.tables, "orders_quarantine")

@@ -119,7 +119,7 @@ def declared(tmp_path: Path, spark: "SparkSession", *, strict: bool = False) -> 
 
 
 def manifest_checks(shop: tm.Pipeline, table: str) -> list[dict[str, int]]:
-    site = shop.site
+    site = shop.context
     found = site.store.run(lambda tx: lots.listed(tx, site.keys.lots, DatasetId(table)))
     return [site.manifests.load(row.manifest).checks for row in found]
 

@@ -32,7 +32,7 @@ orders = shop.dataset("orders", "id BIGINT, tags MAP<STRING, INT>, deep STRUCT<a
 
 
 def rows_of(shop: tm.Pipeline, name: str) -> list[LotRow]:
-    site = shop.site
+    site = shop.context
     return site.store.run(lambda tx: lots.listed(tx, site.keys.lots, DatasetId(name)))
 
 
@@ -72,7 +72,7 @@ def test_small_files_come_together_while_a_reader_reads_and_the_old_ones_go_afte
         assert orders.position == position
         assert orders.compact() == []
         assert content_digest(begun) == content_digest(orders.df()) == held
-        site = shop.site
+        site = shop.context
         cleaner = Cleaner(site.scope, readers_s=0.0)
         while cleaner.clean():
             pass
@@ -117,7 +117,7 @@ def test_a_runner_compacts_lots_of_many_small_files_by_itself_each_lot_for_itsel
         assert {row["id"]: row["name"] for row in orders.df().collect()} == before  # in the same order
         clean_up(shop)
         shop.view("names", "SELECT name FROM orders")
-        with pytest.raises(UsageError, match="views keep few files by themselves"):
+        with pytest.raises(UsageError, match="which is compacted automatically"):
             shop["names"].compact()
 
 

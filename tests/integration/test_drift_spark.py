@@ -231,7 +231,7 @@ def test_a_column_that_arrives_is_published_with_its_lot_and_a_changed_declarati
         assert found == {1: None, 2: "Bonn", 2**40: "Ulm"}
         copies = {row["id"]: row["city"] for row in shop["copies"].df().collect()}
         assert copies == {1: None, 2: None, 2**40: "Ulm"}
-        site = shop.site
+        site = shop.context
         known = site.store.run(lambda tx: datasets.columns(tx, site.keys.lots, DatasetId("orders")))
         assert known == ["id int", "id int, city string", "id bigint, city string"]
     with declared(tmp_path, spark, "id BIGINT", "freeze") as shop:

@@ -59,7 +59,7 @@ def test_every_row_of_the_store_is_read_and_would_be_written_as_it_is(
 def test_every_object_is_read_and_would_be_written_as_it_is(
     stored: tm.Pipeline, recorded: home.Recorded
 ) -> None:
-    assert reading.objects_of(stored.site.objects) == recorded["objects"]
+    assert reading.objects_of(stored.context.objects) == recorded["objects"]
 
 
 def test_tables_and_traces_hold_what_they_held_and_nothing_is_to_be_rebuilt(

@@ -127,7 +127,7 @@ def test_types_that_have_no_order_are_refused_at_plan_with_their_line(
     for options, said in (
         ({"key": "any"}, "t cannot have any as its key"),
         ({"key": "id", "order_by": "m"}, "t cannot be ordered by m"),
-        ({"key": "id", "order_by": "when"}, "t has no column when to be ordered by"),
+        ({"key": "id", "order_by": "when"}, 't has no column "when" to order by'),
     ):
         pipeline = tm.Pipeline("p", home=tmp_path / "home", spark=spark)
         pipeline.dataset("t", "id INT, m MAP<STRING, INT>, any VARIANT", **options)  # type: ignore[arg-type]

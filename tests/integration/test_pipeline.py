@@ -63,43 +63,52 @@ def circle(pipeline: tm.Pipeline) -> None:
 
 
 WRONG: dict[str, tuple[Declare, str]] = {
-    "a name twice": (lambda p: p.dataset("orders", "x INT"), "a dataset orders already, see .*:"),
-    "a view of that name": (lambda p: p.view("orders", "SELECT 1 AS x"), "a dataset orders already"),
+    "a name twice": (
+        lambda p: p.dataset("orders", "x INT"),
+        "already declared as a dataset at .*:",
+    ),
+    "a view of that name": (
+        lambda p: p.view("orders", "SELECT 1 AS x"),
+        "already declared as a dataset",
+    ),
     "types": (lambda p: p.dataset("t", "x STRIN"), "STRIN"),
     "no columns": (lambda p: p.dataset("t", ""), "column|empty"),
     "a column twice": (lambda p: p.dataset("t", "x INT, X INT"), "twice|duplicate|again|x"),
-    "a key it has not": (lambda p: p.dataset("t", "x INT", key="y"), "t has no column y"),
+    "a key it has not": (lambda p: p.dataset("t", "x INT", key="y"), 't has no column "y"'),
     "our column": (lambda p: p.dataset("t", "_weight BIGINT"), "_weight"),
     "an interval": (lambda p: p.dataset("t", "x INT", lots="five"), "five"),
     "a reader of nothing": (lambda p: p.arc(reads="order", writes="t", name="a")(same), "a reads order"),
-    "a circle": (circle, "arcs in a circle: one -> two"),
-    "an arc twice": (lambda p: (arc(p, "x"), arc(p, "y")), "there is an arc a, see"),
+    "a circle": (circle, "arcs form a cycle: one -> two"),
+    "an arc twice": (lambda p: (arc(p, "x"), arc(p, "y")), "the arc a is already declared at"),
     "no parts": (lambda p: p.arc(reads="orders", writes="t", parts=0), "parts and max_concurrent 1"),
-    "one schema for two": (lambda p: p.arc(reads="orders", writes=("a", "b"), schema="x INT"), "one schema"),
+    "one schema for two": (
+        lambda p: p.arc(reads="orders", writes=("a", "b"), schema="x INT"),
+        "one schema",
+    ),
     "a partition it has not": (
         lambda p: p.arc(reads="orders", writes="t", partition_by="zone", name="a")(same),
-        "t is partitioned by zone",
+        't has no column "zone" to partition by',
     ),
     "a view of nothing": (lambda p: p.view("v", "SELECT * FROM oders"), "oders"),
     "a column of nothing": (lambda p: p.view("v", "SELECT amout FROM orders"), "amout"),
     "not a query": (lambda p: p.view("v", "DROP TABLE orders"), "DROP|query"),
     "views in a circle": (
         lambda p: (p.view("v", "SELECT * FROM w"), p.view("w", "SELECT * FROM v")),
-        "views in a circle: v -> w",
+        "views form a cycle: v -> w",
     ),
     "a refresh": (lambda p: p.view("v", "SELECT 1 AS x", refresh="often"), "refresh='often'"),  # type: ignore[arg-type]
     "groups": (
         lambda p: (p.view("v", "SELECT id FROM orders", group="g"), p.view("w", "SELECT * FROM v")),
-        "w reads v of the group g",
+        "w reads v, a view of the group g",
     ),
-    "a source of nothing": (lambda p: p.source("nothing", tm.folder("x/*.json")), "nothing is no dataset"),
+    "a source of nothing": (lambda p: p.source("nothing", tm.folder("x/*.json")), "p has no dataset nothing"),
     "two sources": (
         lambda p: [p.source("orders", tm.folder("x/*.json")) for _ in range(2)],
-        "orders has a source already, see",
+        "orders already has a source, declared at",
     ),
     "another pipeline's": (
         lambda p: p.arc(reads=tm.Pipeline("q", home="q").dataset("o", "x INT"), writes="t", name="a")(same),
-        "o belongs to the pipeline q",
+        "o belongs to another pipeline, q",
     ),
 }
 
@@ -288,7 +297,7 @@ def test_a_frame_of_spark_whose_values_would_be_cut_is_refused(
 ) -> None:
     with tm.Pipeline("p", home=home, spark=spark) as pipeline:
         orders = pipeline.dataset("orders", f"x {declared}")
-        with pytest.raises(AppendRefused, match="the frame for orders cannot be taken"):
+        with pytest.raises(AppendRefused, match="the DataFrame for orders cannot be written"):
             orders.append(spark.sql(f"SELECT {column} AS x"))
         assert orders.position == 0
 
@@ -367,7 +376,7 @@ def wait_for(pipeline: tm.Pipeline, ready: Callable[[], bool], tries: int = 20) 
         assert pipeline.run().ok
         if ready():
             return True
-        pipeline.site.clock.sleep(0.3)
+        pipeline.context.clock.sleep(0.3)
     return False
 
 
@@ -379,7 +388,7 @@ def test_changes_snapshots_and_queries_are_of_one_moment(home: Path, spark: "Spa
     with tm.Pipeline("p", home=home, spark=spark) as pipeline:
         orders = pipeline.dataset("orders", "id BIGINT, region STRING")
         total = pipeline.view("total", "SELECT region, count(*) AS n FROM orders GROUP BY region")
-        with pytest.raises(NothingYet, match="orders holds nothing yet"):
+        with pytest.raises(NothingYet, match="orders has no lots yet"):
             orders.df()
         with pytest.raises(NothingYet, match="the view total"):
             total.df()
@@ -442,7 +451,7 @@ def test_each_change_names_the_lots_it_was_made_from(home: Path, spark: "SparkSe
         assert gone[:2] == (1, -1)
         assert ("kept", first.lot, 1) in gone[3]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(changes_of, "MOST", 0)
+            patch.setattr(changes_of, "MAX_INPUTS", 0)
             assert {row["_inputs"] for row in view.changes().collect()} == {None}, "more than can be named"
 
 

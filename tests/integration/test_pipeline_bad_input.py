@@ -18,7 +18,7 @@ from tidemill.errors import (
     TidemillError,
 )
 from tidemill.lots import layout
-from tidemill.pipeline import pipeline_file as loading
+from tidemill.pipeline import pipeline_file
 from tidemill.pipeline.run_report import ArcReport
 from tidemill.pipeline.tables import Table
 
@@ -132,7 +132,7 @@ def test_a_part_that_always_fails_leaves_the_others_and_is_tried_again_alone(
 def ask_for_retry(pipeline: tm.Pipeline) -> None:
     """What `tidemill retry` does, on a pipeline that is here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "find", lambda _: _Kept(pipeline))
+        patch.setattr(pipeline_file, "find", lambda _: _Kept(pipeline))
         assert main(["retry"]) == 0
 
 
@@ -181,7 +181,7 @@ def test_an_arc_that_returns_other_columns_than_it_said_fails_its_lot_and_says_w
         (lambda df: None, "returned NoneType, and writes out"),
         (lambda df: (df, df), "returned DataFrame, DataFrame, and writes out"),
         (lambda df: {"other": df}, "returned other"),
-        (lambda df: df.selectExpr("nothing"), "cannot be analysed on an empty table"),
+        (lambda df: df.selectExpr("nothing"), "failed on an empty table"),
         (lambda df: 1 / 0, "ZeroDivisionError|division by zero"),
     ],
 )
@@ -216,9 +216,9 @@ def test_an_arc_over_a_table_that_retracts_is_refused_at_the_plan_with_its_line(
             assert read in raised.value.message
             assert hint in raised.value.hint
 
-    refused("keyed", "write a view")
+    refused("keyed", "declare a view")
     refused("weighted", "changes='raw'")
-    refused("seen", "write a view")
+    refused("seen", "declare a view")
 
 
 @pytest.mark.rule("LOT-41")
@@ -263,7 +263,7 @@ def test_a_lot_of_another_unit_is_refused_with_both_units(
         pipeline.plan().apply("test")
         hourly.append([(1,)])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loading, "find", lambda _: _Kept(pipeline))
+            patch.setattr(pipeline_file, "find", lambda _: _Kept(pipeline))
             for lot, said in (
                 ("20230101PT5M050", "20230101PT5M050 is a lot of PT5M, and out has lots of PT1H"),
                 ("20230101", "20230101 is a lot of P1D, and out has lots of PT1H"),
@@ -276,7 +276,7 @@ def test_a_lot_of_another_unit_is_refused_with_both_units(
                     assert said in capsys.readouterr().err
             capsys.readouterr()
             assert main(["retry", "copy", "20230101PT5M050"]) == 1
-            assert "its lot that begins then is 20230101PT1H004" in capsys.readouterr().err
+            assert "the lot that begins at the same time is 20230101PT1H004" in capsys.readouterr().err
         with pytest.raises(DeclarationError, match=rf"{HERE}:\d+: lots of 25200 s"):
             pipeline.dataset("odd", "id BIGINT", lots="PT7H")
         with pytest.raises(TidemillError, match=r"hourly, daily"):
@@ -347,7 +347,7 @@ def test_names_of_tables_columns_arcs_and_views_may_be_any_text(
             frame = pipeline[name].df()
             assert frame.columns == list(NASTY)
             assert sorted((tuple(row) for row in frame.collect()), key=str) == want, name
-        keys = [layout.parse_key(info.key) for info in pipeline.site.objects.list("")]
+        keys = [layout.parse_key(info.key) for info in pipeline.context.objects.list("")]
         for kind in ("data", "datasets"):
             found = {key["name"] for key in keys if key["kind"] == kind}
             assert found >= {table, "öut =/", "öther"}, kind

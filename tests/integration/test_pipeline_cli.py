@@ -9,7 +9,7 @@ import pytest
 from tests import shop
 from tidemill.cli import main
 from tidemill.errors import PipelineNotFound
-from tidemill.pipeline import pipeline_file as loading
+from tidemill.pipeline import pipeline_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +45,7 @@ class Folder:
     def write(self, name: str, text: str) -> None:
         (self.path / name).parent.mkdir(exist_ok=True, parents=True)
         (self.path / name).write_text(text)
-        loading.sys.modules.pop(f"tidemill_pipeline_{Path(name).stem}", None)
+        pipeline_file.sys.modules.pop(f"tidemill_pipeline_{Path(name).stem}", None)
 
     def ask(self, capsys: Capture, *words: str, code: int = 0) -> Any:
         """A command with --json: its object, and its exit code as expected."""
@@ -87,12 +87,12 @@ def test_the_commands_of_a_pipeline_from_its_plan_to_a_retry(
     assert "orders has no lots yet" in folder.say(capsys, "lots", "orders")
     missing = folder.ask(capsys, "query", "SELECT * FROM orders", code=1)
     assert missing["error"]["code"]
-    assert "holds nothing yet" in missing["error"]["message"]
-    assert folder.ask(capsys, "retry") == {"asked": []}
-    assert "nothing is partial or missing" in folder.say(capsys, "retry")
+    assert "has no lots yet" in missing["error"]["message"]
+    assert folder.ask(capsys, "retry") == {"requested": []}
+    assert "no lot is partial or missing" in folder.say(capsys, "retry")
 
     # two lots, of which one fails
-    pipeline = loading.find()
+    pipeline = pipeline_file.find()
     orders = pipeline["orders"]
     orders.append([(1, "n"), (2, "s")])  # type: ignore[attr-defined]
     orders.append([(3, "bad")])  # type: ignore[attr-defined]
@@ -145,11 +145,11 @@ def test_the_commands_of_a_pipeline_from_its_plan_to_a_retry(
 
     # mended, and tried again: the code is another now, so the whole lot is made anew
     folder.write("shop.py", FILE.format(home=str(folder.path / "home"), mended="yes"))
-    assert folder.ask(capsys, "retry") == {"asked": [{"arc": "check", "lot": bad}]}
-    assert "is tried again" in folder.say(capsys, "retry")
+    assert folder.ask(capsys, "retry") == {"requested": [{"arc": "check", "lot": bad}]}
+    assert "the next run retries lot" in folder.say(capsys, "retry")
     again = {one["name"]: one["status"] for one in folder.ask(capsys, "plan")["stages"]}
     assert again["check"] == "changed"
-    pipeline = loading.find()
+    pipeline = pipeline_file.find()
     assert pipeline.run().ok
     assert folder.ask(capsys, "status")["ok"] is True
     assert [row[0] for row in shop.table(pipeline, "checked")] == [1, 2, 3]
@@ -170,33 +170,33 @@ def test_a_pipeline_is_found_by_a_file_by_a_module_and_by_the_configuration_abov
     folder.write("deep/er/x.txt", "")
     folder.write("pack/__init__.py", "")
     folder.write("pack/flow.py", "import tidemill as tm\nonly = tm.Pipeline('packed')\n")
-    assert loading.find(start=folder.path / "deep" / "er").name == "shop"
-    assert loading.find("shop.py").name == "shop"  # the one that it has
-    assert loading.find("shop.py:shop").name == "shop"
-    assert loading.find("pack.flow:only").name == "packed"
+    assert pipeline_file.find(start=folder.path / "deep" / "er").name == "shop"
+    assert pipeline_file.find("shop.py").name == "shop"  # the one that it has
+    assert pipeline_file.find("shop.py:shop").name == "shop"
+    assert pipeline_file.find("pack.flow:only").name == "packed"
     (folder.path / "tidemill.toml").unlink()
     folder.write("pyproject.toml", '[tool.tidemill]\npipeline = "pack.flow"\n')
-    assert loading.find().name == "packed"
+    assert pipeline_file.find().name == "packed"
     folder.write("other.py", OTHER)
-    assert loading.find("other.py:two").name == "two"
+    assert pipeline_file.find("other.py:two").name == "two"
 
 
 @pytest.mark.parametrize(
     ("files", "target", "said"),
     [
-        ({"tidemill.toml": "pipeline = 3"}, None, r"tidemill\.toml names no pipeline"),
+        ({"tidemill.toml": "pipeline = 3"}, None, r"tidemill\.toml does not name a pipeline"),
         ({"tidemill.toml": "pipeline ="}, None, r"tidemill\.toml cannot be read"),
         ({"tidemill.toml": 'pipeline = "gone.py:x"'}, None, r"there is no file .*gone\.py"),
-        ({"pyproject.toml": "[tool.tidemill]\nname = 1"}, None, r"pyproject\.toml names no pipeline"),
+        ({"pyproject.toml": "[tool.tidemill]\nname = 1"}, None, r"pyproject\.toml does not name a pipeline"),
         ({}, "gone.py", r"there is no file .*gone\.py"),
         ({}, "gone.module:x", "gone.module:x cannot be imported: ModuleNotFoundError"),
-        ({"other.py": OTHER}, "other.py", "has not one pipeline but: one, two"),
+        ({"other.py": OTHER}, "other.py", "has several pipelines: one, two"),
         ({"other.py": OTHER}, "other.py:number", "number is a int"),
-        ({"other.py": OTHER}, "other.py:three", "three is not there"),
+        ({"other.py": OTHER}, "other.py:three", "three does not exist"),
         ({"bad.py": "x = 1\n1 / 0\n"}, "bad.py", r"ZeroDivisionError: division by zero \(.*bad\.py:2\)"),
         ({"bad.py": "def (\n"}, "bad.py", "SyntaxError"),
         ({"bad.py": "import sys\nsys.exit(3)\n"}, "bad.py", "SystemExit|ended"),
-        ({"empty.py": ""}, "empty.py", "has not one pipeline but: none"),
+        ({"empty.py": ""}, "empty.py", "has no pipeline"),
     ],
 )
 def test_a_pipeline_that_is_not_where_it_was_looked_for_is_told_with_the_reason(
@@ -207,7 +207,7 @@ def test_a_pipeline_that_is_not_where_it_was_looked_for_is_told_with_the_reason(
     for name, text in files.items():
         folder.write(name, text)
     with pytest.raises(PipelineNotFound, match=said):
-        loading.find(target)
+        pipeline_file.find(target)
     words = ["-f", target] if target else []
     for command in (["ls"], ["status"], ["plan"], ["lots", "x"], ["retry"], ["query", "SELECT 1"]):
         answer = folder.ask(capsys, *command, *words, code=1)
@@ -222,5 +222,5 @@ def test_a_run_of_a_pipeline_that_cannot_be_loaded_ends_with_the_reason(
     assert "ZeroDivisionError" in answer["error"]["message"]
     assert "shop.py:1" in answer["error"]["message"]
     folder.write("shop.py", "import os\nos._exit(7)\n")
-    assert "ended the process that imported it (7)" in folder.ask(capsys, "run", code=1)["error"]["message"]
+    assert "ended the process with exit code 7" in folder.ask(capsys, "run", code=1)["error"]["message"]
     assert folder.ask(capsys, "run", "--threads", "0", code=2)["error"]["code"] == "usage"

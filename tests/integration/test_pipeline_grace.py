@@ -7,7 +7,7 @@ import pytest
 
 import tidemill as tm
 from tidemill.clock import SYSTEM
-from tidemill.pipeline import status as overview
+from tidemill.pipeline.status import status_of
 from tidemill.testing.fake_clock import ShiftedClock
 
 if TYPE_CHECKING:
@@ -76,9 +76,9 @@ def test_when_its_grace_is_over_an_arc_makes_a_lot_of_what_is_there_skips_it_or_
         assert rows(shop, "soon") == [(1, "click")]
         skipped = "skipped: rates had no such lot within its grace"
         assert lots(shop, "never") == [("missing", 0, skipped)]
-        status = {one.name: one for one in overview.status_of(shop).runs}
-        assert [said.partition(": ")[2][:17] for said in status["patient"].awaits] == ["waits for rates, "]
-        assert not status["soon"].awaits
+        status = {one.name: one for one in status_of(shop).runs}
+        assert [said.partition(": ")[2][:17] for said in status["patient"].waiting] == ["waits for rates, "]
+        assert not status["soon"].waiting
         why = {name: [gap.cause.why for gap in shop.gaps(name).gaps] for name in ("never", "patient")}
         assert why == {"never": [skipped], "patient": ["arc rate is paused"]}
 

@@ -31,7 +31,7 @@ def interrupt() -> None:
 
 def left_of(shop: tm.Pipeline) -> list[str]:
     """What a run left that others would have to wait for."""
-    site = shop.site
+    site = shop.context
     keys, cluster = FutureKeys(site.place.cluster), ClusterKeys(site.place.cluster)
 
     def read(tx: Tx) -> list[str]:

@@ -75,7 +75,7 @@ def test_corrections_replays_and_pauses_reach_tables_and_views_and_nothing_else_
     with declare(tmp_path / "home", spark, 3) as shop:
         shop.resume("scale")
         plan = shop.replay("scaled", first=first, last=third, at_once=2)
-        assert [one.does.value for one in plan.lots] == ["again"] * 3
+        assert [lot.action.value for lot in plan.lots] == ["remake"] * 3
         report = shop.run()
         assert [(one.arc, one.complete) for one in report.arcs] == [("scale", 4)]
         assert bag(shop["scaled"].df()) == Counter([(1, 33), (4, 120), (5, 150)])

@@ -14,7 +14,7 @@ from tests.clocks import JumpingClock
 from tidemill.cli import main
 from tidemill.errors import DeclarationError
 from tidemill.events import Event
-from tidemill.pipeline import status as overview
+from tidemill.pipeline.status import status_of
 from tidemill.triggers import schedules, subscriptions
 from tidemill.triggers.due import NEVER
 from tidemill.triggers.events import CronMissed, RunStarted
@@ -43,8 +43,8 @@ def bag(pipeline: tm.Pipeline, name: str) -> Counter[tuple[Any, ...]]:
 
 
 def row_of(pipeline: tm.Pipeline, name: str) -> subscriptions.AnyRow | None:
-    keys = pipeline.site.keys.triggers
-    return pipeline.site.store.run(lambda tx: subscriptions.read(tx, keys, name))
+    keys = pipeline.context.keys.triggers
+    return pipeline.context.store.run(lambda tx: subscriptions.read(tx, keys, name))
 
 
 def declare(home: Path, spark: "SparkSession", clock: TurnedClock, **pace: Any) -> tm.Pipeline:
@@ -112,8 +112,8 @@ def test_an_arc_with_a_schedule_runs_at_its_times_alone_whatever_the_wall_clock_
     with declare(home, spark, clock) as shop:
         assert [(one.arc, one.complete) for one in shop.run().arcs] == [("daily", 1)]
         assert bag(shop, "daily") == Counter([(1,), (2,), (3,), (4,)])
-        keys = shop.site.keys.triggers
-        assert shop.site.store.run(lambda tx: schedules.listed(tx, keys)) == []
+        keys = shop.context.keys.triggers
+        assert shop.context.store.run(lambda tx: schedules.listed(tx, keys)) == []
         row = row_of(shop, "arc:shop/daily")
         assert row is not None
         assert row.tally.terms.gate is None
@@ -197,10 +197,10 @@ def test_groups_of_views_have_the_shortest_pace_of_their_views_and_lose_it_with_
         assert list(shop.run(emit=told.append).steps) == ["slow"], "its cadence is gone, too"
         assert {one.name for one in told if isinstance(one, RunStarted)} == {"views:shop/slow"}
         assert row_of(shop, "views:shop/nightly") is None
-        keys = shop.site.keys
-        known = shop.site.store.run(lambda tx: groups.listed(tx, keys, "shop"))
+        keys = shop.context.keys
+        known = shop.context.store.run(lambda tx: groups.listed(tx, keys, "shop"))
         assert [one.spec.name for one in known] == ["slow"]
-        assert shop.site.store.run(lambda tx: schedules.listed(tx, keys.triggers)) == []
+        assert shop.context.store.run(lambda tx: schedules.listed(tx, keys.triggers)) == []
 
     shop = views(home, spark, clock, nightly1={"cron": "@daily"}, nightly2={"cron": "@hourly"})
     with shop, pytest.raises(DeclarationError, match=r"\.py:\d+: .* schedules: '@daily' and '@hourly'"):
@@ -224,9 +224,9 @@ def test_a_group_that_fails_too_often_is_dead_until_somebody_says_retry(
         orders.append([(1,)])
         broken.set()
         _run_broken(shop)
-        status = {one.name: one for one in overview.status_of(shop).runs}
+        status = {one.name: one for one in status_of(shop).runs}
         assert status["main"].dead
-        assert status["main"].troubled
+        assert status["main"].needs_attention
 
         home_ = ["--home", str(home), "--json"]
         assert main(["triggers", "--state", "dead", *home_]) == 0
@@ -248,7 +248,7 @@ def test_a_group_that_fails_too_often_is_dead_until_somebody_says_retry(
         _run_broken(shop)
         broken.clear()
         shop.retry("moods")
-        heap = StoreHeap(shop.site.store, shop.site.keys.triggers)
+        heap = StoreHeap(shop.context.store, shop.context.keys.triggers)
         heap.remove([*heap.listed(0, NEVER), *heap.parked()])
         assert main(["triggers", "rebuild", *home_]) == 0
         assert json.loads(capsys.readouterr().out) == {"rebuilding": True}

@@ -14,8 +14,7 @@ from tests.servers.process import wait_until
 from tests.unit.push_stage import lines, post
 from tests.unit.test_sources_http_poll import Web, web
 from tidemill.errors import BadSource, DeclarationError, UsageError
-from tidemill.pipeline import status as overview
-from tidemill.pipeline.status import RunInfo
+from tidemill.pipeline.status import RunInfo, address_of, status_of
 from tidemill.testing.threads import STUCK_S
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class Watching:
 
 
 def source_of(pipeline: tm.Pipeline, name: str) -> RunInfo:
-    return next(one for one in overview.status_of(pipeline).runs if one.kind == "source" and one.name == name)
+    return next(one for one in status_of(pipeline).runs if one.kind == "source" and one.name == name)
 
 
 @pytest.mark.rule("LOT-35", "CLU-19")
@@ -72,8 +71,8 @@ def test_rows_that_are_pushed_are_received_by_a_runner_that_watches_at_the_addre
     orders = shop.dataset("orders", "id BIGINT, name STRING", checks=[tm.not_null("name")])
     shop.source(orders, tm.http_push("in/orders"))
     shop.view("counted", "SELECT count(*) AS n FROM orders")
-    with pytest.raises(UsageError, match="counted is not pushed to"):
-        overview.address_of(shop, "counted")
+    with pytest.raises(UsageError, match="counted has no push source"):
+        address_of(shop, "counted")
     with Watching(shop) as watching:
         watching.until(lambda: orders.address().url)
         shown, address = source_of(shop, "orders"), orders.address()
@@ -132,7 +131,7 @@ def test_a_web_address_is_asked_once_by_a_run_that_catches_up(shop: tm.Pipeline,
     assert "text/html" in source_of(shop, "orders").notes[0]
     web.says([{"id": 2}])
     assert shop.run().ok
-    assert overview.status_of(shop).ok
+    assert status_of(shop).ok
     assert sorted(row.id for row in orders.df().collect()) == [1, 2]
     assert [row.record for row in shop["orders_quarantine"].df().collect()] == ['{"id": "no"}']
     (shown,) = [one for one in shop.plan().describe() if one["what"] == "source"]

@@ -31,9 +31,9 @@ def expected(drift: str) -> tuple[list[tuple[Any, ...]], list[tuple[str, str | N
     """The rows of the table, and in quarantine a word of what is wrong with the check that says so."""
     long = ("not true", "short")
     if drift == "freeze":
-        return [(1, "a")], [("has the column more", None), ("is no bigint", None), long]
+        return [(1, "a")], [("has the unknown column more", None), ("expects BIGINT", None), long]
     if drift == "evolve":
-        return [(1, "a", None), (2, "b", 2)], [("is no bigint", None), long]
+        return [(1, "a", None), (2, "b", 2)], [("expects BIGINT", None), long]
     kept = [(1, "a", None), (2, "b", '{"more": "2"}'), (None, "c", '{"id": "x"}')]
     return kept, [long]
 

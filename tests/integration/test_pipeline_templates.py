@@ -16,7 +16,7 @@ from tidemill.cli import main
 from tidemill.errors import DeclarationError, TemplateChanged
 from tidemill.events import Event
 from tidemill.obs.lines import Weight, line_of
-from tidemill.pipeline import status as overview
+from tidemill.pipeline.status import status_of, tables_of
 from tidemill.triggers import subscriptions, templates
 from tidemill.triggers.events import RunFailed, TemplateMatchless
 
@@ -105,9 +105,9 @@ def test_a_table_that_comes_while_a_runner_runs_gets_an_arc_of_its_own(
             ("clean[raw_k]", "test_pipeline_templates.py")
         ]
         assert shop.run().arcs == (), "nothing is made twice"
-        shown = {one.name: one.state for one in overview.status_of(shop).runs}
+        shown = {one.name: one.state for one in status_of(shop).runs}
         assert {name: shown[f"clean[raw_{name}]"] for name in "abc"} == dict.fromkeys("abc", "waiting")
-        assert {one.name: one.kind for one in overview.tables_of(shop)}["clean_c"] == "arc"
+        assert {one.name: one.kind for one in tables_of(shop)}["clean_c"] == "arc"
         assert shop["clean_c"].lots()[0].rows == 1
         assert shop.gaps("clean_c")
 
@@ -159,8 +159,8 @@ def test_a_template_that_is_gone_is_run_no_more_and_one_that_waits_for_tables_sa
         assert removed == {("template", "clean"), ("arc", "clean[raw_a]")}
         table.append([(2, "raw_a")])
         assert shop.run().arcs == ()
-        keys = shop.site.keys.triggers
-        read = shop.site.store.run
+        keys = shop.context.keys.triggers
+        read = shop.context.store.run
         assert read(lambda tx: templates.listed(tx, keys)) == []
         assert read(lambda tx: subscriptions.read(tx, keys, "arc:shop/clean[raw_a]")) is None
 

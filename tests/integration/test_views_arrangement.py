@@ -56,7 +56,7 @@ class Shop:
         return timed
 
     def version(self) -> Version:
-        site = self.pipeline.site
+        site = self.pipeline.context
         rows = site.store.run(lambda tx: commits.rows(tx, site.keys, "shop", "main", 0, 1 << 60))
         return read_version(site.objects, [row.version for row in rows if row.version][-1])
 

@@ -60,12 +60,12 @@ class Stage:
 
     def version(self) -> str:
         """The file of the last committed version."""
-        site = self.pipeline.site
+        site = self.pipeline.context
         rows = site.store.run(lambda tx: commits.rows(tx, site.keys, "p", "main", 0, 1 << 60))
         return [row.version for row in rows if row.version][-1]
 
     def runs(self) -> list[str]:
-        return sorted(read_version(self.pipeline.site.objects, self.version()).files())
+        return sorted(read_version(self.pipeline.context.objects, self.version()).files())
 
     @contextmanager
     def changed(self, files: list[str], change: Callable[[bytes], bytes | None]) -> Iterator[None]:

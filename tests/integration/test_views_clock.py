@@ -32,7 +32,7 @@ class World:
 
     def alarm(self, group: str) -> dt.datetime | None:
         """When the group is to be woken by time."""
-        site = self.pipeline.site
+        site = self.pipeline.context
         at = site.store.run(lambda tx: alarms.next_at(tx, site.keys.triggers, alarm_of("p", group)))
         return None if at is None else dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=at)
 

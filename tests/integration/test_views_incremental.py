@@ -90,7 +90,7 @@ class Shop:
             assert self.content(name, "main") == self.content(f"{name}_full", "other"), name
 
     def rows(self, group: str = "main") -> list[commits.StepRow]:
-        site = self.pipeline.site
+        site = self.pipeline.context
         return site.store.run(lambda tx: commits.rows(tx, site.keys, "shop", group, 0, 1 << 60))
 
     def content(self, view: str, group: str) -> int:
@@ -100,7 +100,7 @@ class Shop:
 
     def version(self) -> Version:
         return read_version(
-            self.pipeline.site.objects, [row.version for row in self.rows() if row.version][-1]
+            self.pipeline.context.objects, [row.version for row in self.rows() if row.version][-1]
         )
 
     def begin(self) -> None:

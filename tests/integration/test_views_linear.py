@@ -29,7 +29,7 @@ def test_linear_operators_run_on_the_change_alone(tmp_path: Path, spark: "SparkS
             assert pipeline.run().ok
             orders.df().createOrReplaceTempView("orders")
             assert bag(shown.df()) == bag(spark.sql(LINEAR))
-        site = pipeline.site
+        site = pipeline.context
         rows = site.store.run(lambda tx: commits.rows(tx, site.keys, "linear", "main", 0, 1 << 60))
         version = read_version(site.objects, rows[-1].version)
         assert version.step == 3

@@ -135,7 +135,7 @@ def test_explain_says_the_rung_of_each_operator_and_how_steps_are_computed(
     )
     found = view.explain()
     text = repr(found)
-    assert "each step follows the change" in text
+    assert "each step processes only the changes" in text
     assert "not yet compared" in text
     assert "amount > 10" in text, "down to the datasets, through the other view"
     kinds = {one["kind"]: one["rung"] for one in found.json()["circuit"]["operators"]}  # type: ignore[index]
@@ -175,7 +175,7 @@ def test_a_view_is_certified_once_for_its_code_and_a_mismatch_is_loud(
 
     honest = circuits.make
 
-    def wrong(spark: Any, sql: str, *rest: Any) -> circuits.Made:
+    def wrong(spark: Any, sql: str, *rest: Any) -> circuits.ViewCircuit:
         """A normaliser that forgets rows whose region is NULL."""
         return honest(spark, sql.replace("FROM orders", "FROM orders WHERE region IS NOT NULL"), *rest)
 
@@ -241,7 +241,7 @@ def test_a_view_may_be_a_function_that_is_declared_and_one_that_lies_is_told(sho
     assert kinds == {"doubled": "linear", "most": "keyed by region"}
     (loud,) = [one for one in told if isinstance(one, ViewNotCertified)]
     assert loud.view == "lies"
-    assert "declared linear, and is not" in loud.why
+    assert "declared linear but is not" in loud.why
     assert rows(shop["lies"]) == [("n",)], "it is run on whole tables"
     assert "it is NOT" in shop["lies"].explain().text()  # type: ignore[attr-defined]
     assert rows(shop["doubled"]) == [(1, 4.0), (2, 10.0)]
@@ -327,8 +327,8 @@ def test_a_deletion_of_a_row_that_is_not_there_is_set_aside_told_and_netted_late
         assert row.aside is not None
         kept = [
             (*tuple(one.values())[:2], one["_weight"])
-            for item in Manifests(pipeline.site.objects, pipeline.site.clock).listed(row.aside.manifest)
-            for one in pq.read_table(pa.BufferReader(pipeline.site.objects.get(item.uri)[0])).to_pylist()
+            for item in Manifests(pipeline.context.objects, pipeline.context.clock).listed(row.aside.manifest)
+            for one in pq.read_table(pa.BufferReader(pipeline.context.objects.get(item.uri)[0])).to_pylist()
         ]
         assert sorted(kept, key=repr) == [("b", 2, -2), (None, None, -1)]
         told.clear()
@@ -339,7 +339,7 @@ def test_a_deletion_of_a_row_that_is_not_there_is_set_aside_told_and_netted_late
 
 
 def step_rows(pipeline: tm.Pipeline) -> list[commits.StepRow]:
-    site = pipeline.site
+    site = pipeline.context
     return site.store.run(lambda tx: commits.rows(tx, site.keys, pipeline.name, "main", 0, 1 << 60))
 
 
@@ -418,7 +418,7 @@ def test_a_linear_arc_follows_deletions_and_one_that_is_not_is_refused(
         def counted(df: "DataFrame") -> "DataFrame":
             return df.groupBy("item").count()
 
-        with pytest.raises(DeclarationError, match="counted is declared linear, and is not"):
+        with pytest.raises(DeclarationError, match="counted is declared linear but is not"):
             pipeline.plan()
 
 

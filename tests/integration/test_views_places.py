@@ -71,13 +71,13 @@ class Shop:
         return [str(one.place) for one in self.told if isinstance(one, StepTimed)]
 
     def digests(self) -> list[Any]:
-        site = self.pipeline.site
+        site = self.pipeline.context
         steps = site.store.run(lambda tx: commits.rows(tx, site.keys, "shop", "main", 0, 1 << 60))
         return [sorted((one.view, one.digest, one.content) for one in row.outputs) for row in steps]
 
     def stored(self) -> set[int]:
         """How many rows each trace has."""
-        site = self.pipeline.site
+        site = self.pipeline.context
         steps = site.store.run(lambda tx: commits.rows(tx, site.keys, "shop", "main", 0, 1 << 60))
         traces = read_version(site.objects, steps[-1].version).traces
         return {sum(run.rows for run in runs) for runs in traces.values()}
@@ -172,7 +172,7 @@ def test_what_a_step_wrote_of_views_before_it_grew_is_removed(
     shop.life()
     assert set(shop.places) == {"spark"}
     shop.check()
-    site = shop.pipeline.site
+    site = shop.pipeline.context
     steps = site.store.run(lambda tx: commits.rows(tx, site.keys, "shop", "main", 0, 1 << 60))
     reader = ManifestReader(site.objects)
     listed = {item.uri for row in steps for one in row.outputs for item in reader.objects(one.changes)}

@@ -61,7 +61,7 @@ def test_state_is_at_most_three_times_the_input_after_a_load_and_after_steps_wit
     with tm.Pipeline("p", home=tmp_path / "home", spark=spark) as pipeline:
         tables = {name: pipeline.dataset(name, columns, deletes=True) for name, columns in ddl.items()}
         pipeline.view("sales", SALES.format(more))
-        site = pipeline.site
+        site = pipeline.context
 
         def ratio() -> float:
             total = sum(info.size for info in site.objects.list(""))

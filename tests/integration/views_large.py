@@ -89,7 +89,7 @@ class Stage:
         return same and found == sorted(map(tuple, self.spark.sql(TOTALS).collect()))
 
     def version(self) -> Version:
-        site = self.pipeline.site
+        site = self.pipeline.context
         rows = site.store.run(lambda tx: commits.rows(tx, site.keys, "p", "main", 0, 1 << 60))
         return read_version(site.objects, [row.version for row in rows if row.version][-1])
 

@@ -59,17 +59,17 @@ class Stage:
 
     def version(self) -> tuple[Version, str]:
         """The last committed version of the state, and its file."""
-        site = self.pipeline.site
+        site = self.pipeline.context
         rows = site.store.run(lambda tx: commits.rows(tx, site.keys, "p", "main", 0, 1 << 60))
         key = [row.version for row in rows if row.version][-1]
         return read_version(site.objects, key), key
 
     def runs(self) -> set[str]:
         """All bundles that are there."""
-        return {info.key for info in self.pipeline.site.objects.list("") if info.key.endswith(".runs")}
+        return {info.key for info in self.pipeline.context.objects.list("") if info.key.endswith(".runs")}
 
     def collect(self) -> None:
-        site = self.pipeline.site
+        site = self.pipeline.context
         while Collector(site.store, site.keys, "p", site.objects, site.clock, grace_s=0).collect(1000):
             pass
 

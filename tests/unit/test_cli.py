@@ -153,7 +153,7 @@ def test_the_help_lists_the_commands_with_a_line_each(
     assert "error" not in text.partition("Exit codes")[0]
     assert "Tidemill keeps tables up to date" in text
     assert re.search(r"demo +Show a pipeline that survives kill -9 and check its result\.", text)
-    assert "Exit codes: 0 done, 1 an error, 2 wrong usage, 130 interrupted." in text
+    assert "Exit codes: 0 success, 1 error, 2 wrong usage, 130 interrupted." in text
 
 
 def test_every_command_can_be_had_and_takes_json() -> None:

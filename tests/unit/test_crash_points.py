@@ -35,7 +35,7 @@ IN_PROCESS: dict[str, str] = {
     "tests/unit/test_publish_transaction.py": "publish.append-commit publish.append-open"
     " publish.close publish.seal publish.sweep",
     "tests/unit/test_life_crashes.py": "publish.correct-open",
-    "tests/unit/test_pipeline_life.py": "orders.ask",
+    "tests/unit/test_pipeline_life.py": "lot_requests.submit",
     "tests/unit/test_compaction.py": "publish.compact-commit publish.compact-digest publish.compact-open"
     " publish.retire-data publish.retire-manifest publish.retired",
     "tests/unit/test_sources_ingestion.py": "sources.fail sources.leave-out",

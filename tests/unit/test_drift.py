@@ -106,7 +106,7 @@ def test_an_append_under_a_wider_declaration_evolves_its_dataset_and_rescue_has_
         with tm.Pipeline("shop", home=tmp_path / "home") as shop:
             table = shop.dataset("orders", schema, drift="evolve")
             table.append([{"id": 1}])
-            site = shop.site
+            site = shop.context
             known = site.store.run(
                 lambda tx, site=site: datasets.read(tx, site.keys.lots, DatasetId("orders"))
             )
@@ -117,5 +117,5 @@ def test_an_append_under_a_wider_declaration_evolves_its_dataset_and_rescue_has_
         table.append([{"id": 1}])
         with pytest.raises(DeclarationError, match=r"test_drift\.py:\d+: drift='melt'"):
             shop.dataset("others", "id INT", drift="melt")  # type: ignore[arg-type]
-        with pytest.raises(DeclarationError, match="can freeze or evolve"):
+        with pytest.raises(DeclarationError, match="supports freeze and evolve"):
             shop.arc(reads="orders", writes="x", drift="rescue")  # type: ignore[arg-type]

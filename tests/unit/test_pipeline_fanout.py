@@ -5,7 +5,7 @@ import pytest
 import tidemill as tm
 from tidemill.errors import DeclarationError
 from tidemill.lots.keys import DatasetId
-from tidemill.pipeline.plan import templates as fanout
+from tidemill.pipeline.plan import templates
 from tidemill.runner.children import Child, Children
 from tidemill.runner.program import ArcProgram, Program
 from tidemill.triggers.schedules import source
@@ -31,7 +31,7 @@ def declared() -> tm.Pipeline:
 @pytest.mark.rule("HEAP-12")
 def test_children_follow_from_names_through_several_templates_and_for_tables_of_others() -> None:
     shop = declared()
-    found = fanout.children_of(shop, ["raw_c", "raw_c_quarantine", "other"])
+    found = templates.children_of(shop, ["raw_c", "raw_c_quarantine", "other"])
     assert list(found) == [
         "clean[raw_a]",
         "clean[raw_b]",
@@ -43,12 +43,12 @@ def test_children_follow_from_names_through_several_templates_and_for_tables_of_
     child = found["clean[raw_c]"]
     assert (child.reads, child.template) == (("raw_c", "rates"), "clean")
     assert [sink.name for sink in child.sinks] == ["clean_c", "odd_c"]
-    assert not fanout.theirs(shop, {}, found)
+    assert not templates.foreign_tables(shop, {}, found)
 
 
 def test_a_template_in_the_store_has_its_other_tables_and_its_schedule_behind_the_one_that_matches() -> None:
     shop = declared()
-    template = fanout.template_of(shop, shop.templates["clean"])
+    template = templates.template_of(shop, shop.templates["clean"])
     gate = source("arc:shop/clean")
     assert (template.name, template.reads, template.writes) == ("arc:shop/clean", "raw_*", "clean_{name}")
     assert template.also == ("odd_{name}",)
@@ -62,7 +62,7 @@ def test_two_children_never_write_one_table() -> None:
     shop.arc(reads="row_*", writes="clean_{name}", name="also")(lambda df: df)
     shop.dataset("row_a", "id BIGINT")
     with pytest.raises(DeclarationError, match=r"template also would write clean_a for row_a"):
-        fanout.children_of(shop)
+        templates.children_of(shop)
 
 
 def test_a_program_makes_a_child_once_and_none_for_names_that_are_not_its_own() -> None:

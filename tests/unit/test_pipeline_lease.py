@@ -17,7 +17,7 @@ def test_when_the_keeping_of_our_entry_has_ended_an_append_says_why(
     with tm.Pipeline("shop", home=tmp_path / "home") as shop:
         orders = shop.dataset("orders", "id BIGINT")
         orders.append([(1,)])
-        connection = shop.site.connection
+        connection = shop.context.connection
 
         def broken() -> float:
             raise ZeroDivisionError("a mistake of ours")
@@ -41,7 +41,7 @@ def test_an_append_whose_lease_was_lost_on_the_way_is_made_again(
             """As when a laptop sleeps behind the lid: the entry is gone, and soon there again."""
             nonlocal lost
             lost += 1
-            membership = shop.site.connection.membership
+            membership = shop.context.connection.membership
             assert membership is not None
             if lost == 1:
                 scope.store.run(lambda tx: nodes.leave(tx, membership.keys, membership.node))

@@ -30,11 +30,9 @@ from tidemill.lots import lots as lot_rows
 from tidemill.lots.ids import Unit
 from tidemill.lots.keys import DatasetId
 from tidemill.objects import open_objects
-from tidemill.pipeline import graph
-from tidemill.pipeline import lot_requests as orders
-from tidemill.pipeline import pipeline_file as loading
-from tidemill.pipeline.lot_requests import Does
-from tidemill.pipeline.plan.stages import DeclareArc
+from tidemill.pipeline import graph, lot_requests, pipeline_file
+from tidemill.pipeline.lot_requests import LotAction
+from tidemill.pipeline.plan.arc_stages import DeclareArc
 from tidemill.pipeline.status import status_of
 from tidemill.store import open_store
 from tidemill.triggers import runs
@@ -73,8 +71,8 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         (folder / "shop.py").write_text(FILE)
         self.target = f"{folder / 'shop.py'}:shop"
-        self.shop = loading.find(self.target)
-        place = self.shop.site.place
+        self.shop = pipeline_file.find(self.target)
+        place = self.shop.context.place
         Path(place.home).mkdir()
         self.store = open_store(place.store)  # its own: the command line closes the pipeline's
         self.stage = LifeStage(self.store, open_objects(place.objects, clock=SYSTEM), scan=False)
@@ -114,20 +112,20 @@ def test_a_replay_is_planned_first_and_a_dry_run_changes_nothing(scene: Scene) -
     made = [scene.stage.append([n]) for n in range(4)]
     scene.catch_up()
     plan = scene.shop.replay("cleaned", first=made[1], last=made[2], dry_run=True)
-    assert [(one.arc, one.lot, one.does) for one in plan.lots] == [
-        ("clean", made[1], Does.AGAIN),
-        ("clean", made[2], Does.AGAIN),
+    assert [(one.arc, one.lot, one.action) for one in plan.lots] == [
+        ("clean", made[1], LotAction.REMAKE),
+        ("clean", made[2], LotAction.REMAKE),
     ]
     assert (plan.arc, plan.at_once, plan.batch) == ("clean", 3, "")
-    assert plan.follows == ("summed", "totals", "more")
+    assert plan.downstream == ("summed", "totals", "more")
     assert scene.catch_up() == []
     asked = scene.shop.replay("clean", [made[1]], at_once=1)
     assert asked.batch
-    assert orders.left(scene.shop, asked) == 1
+    assert lot_requests.remaining(scene.shop, asked) == 1
     assert scene.catch_up() == [("clean", made[1], "complete"), ("sum", made[1], "complete")]
-    assert orders.left(scene.shop, asked) == 0
+    assert lot_requests.remaining(scene.shop, asked) == 0
     assert [row.generation for row in scene.stage.rows_of(scene.stage.summed)] == [0, 1, 0, 0]
-    assert "1 again" in str(asked)
+    assert "1 remake" in str(asked)
 
 
 @pytest.mark.rule("LOT-31")
@@ -144,8 +142,8 @@ def test_a_backfill_makes_what_is_not_there_from_as_far_up_as_it_has_to(scene: S
     scene.catch_up()
     stage.parts.failing.clear()
     plan = scene.shop.backfill("summed", dry_run=True)
-    assert [(one.arc, one.lot, one.does.value, one.why) for one in plan.lots] == [
-        ("sum", there, "leave", "it is there"),
+    assert [(one.arc, one.lot, one.action.value, one.why) for one in plan.lots] == [
+        ("sum", there, "skip", "it exists"),
         ("clean", failed, "make", "it is partial"),
         ("sum", failed, "follow", "after clean"),
         ("clean", skipped, "make", "it is absent"),
@@ -155,7 +153,7 @@ def test_a_backfill_makes_what_is_not_there_from_as_far_up_as_it_has_to(scene: S
     scene.catch_up()
     assert stage.table(stage.summed) == {there: [1], failed: [7], skipped: [3]}
     assert scene.shop.gaps()
-    assert scene.shop.backfill("summed").asked == []  # nothing is left to be made
+    assert scene.shop.backfill("summed").requested == []  # nothing is left to be made
 
 
 @pytest.mark.rule("LOT-31")
@@ -166,21 +164,21 @@ def test_a_range_without_lots_and_lots_that_nothing_makes_are_clear_errors(scene
     made = [scene.stage.append([n]) for n in range(2)]
     with pytest.raises(NoLots) as outside:
         scene.shop.backfill("cleaned", first="A00000000000000009")
-    assert "no lots for cleaned from A00000000000000009" in outside.value.message
-    assert outside.value.hint == f"there are lots from {made[0]} to {made[1]}"
+    assert "cleaned has no lots from A00000000000000009" in outside.value.message
+    assert outside.value.hint == f"it has lots from {made[0]} to {made[1]}"
     with pytest.raises(LotUnknown, match="A00000000000000009"):
         scene.shop.replay("cleaned", ["A00000000000000009"])
-    with pytest.raises(BadLotId, match="a range from"):
+    with pytest.raises(BadLotId, match="is reversed"):
         scene.shop.backfill("cleaned", first=made[1], last=made[0])
     with pytest.raises(BadLotId):
         scene.shop.backfill("cleaned", first="2023-01-01")
-    with pytest.raises(UsageError, match="written from outside"):
+    with pytest.raises(UsageError, match="no arc writes it"):
         scene.shop.replay("orders", ["A00000000000000001"])
     with pytest.raises(UsageError, match="is a view"):
         scene.shop.backfill("totals")
     with pytest.raises(UsageError, match="no arc or table"):
         scene.shop.backfill("nothing")
-    with pytest.raises(UsageError, match="at once"):
+    with pytest.raises(UsageError, match="at_once=0"):
         scene.shop.backfill("cleaned", at_once=0)
     with pytest.raises(UsageError, match="range"):
         scene.shop.replay("cleaned", made, first=made[0])
@@ -192,11 +190,11 @@ def test_a_replay_of_what_was_never_made_says_so_and_a_blocked_lot_names_what_is
 ) -> None:
     lot = scene.stage.append([1])
     (one,) = scene.shop.replay("cleaned", [lot], dry_run=True).lots
-    assert (one.does, one.why) == (Does.LEAVE, "it was never made: backfill it")
+    assert (one.action, one.why) == (LotAction.SKIP, "it was never made; use backfill")
     scene.stage.lot_of(scene.stage.clicks, "20230101PT5M000", 1)
     (one,) = scene.shop.backfill("joined", ["20230101PT5M000"]).lots
-    assert one.does is Does.BLOCKED
-    assert one.why == "rates has no lot 20230101PT5M000, and no arc makes it"
+    assert one.action is LotAction.BLOCKED
+    assert one.why == "rates has no lot 20230101PT5M000, and no arc writes it"
 
 
 @pytest.mark.parametrize(
@@ -228,14 +226,14 @@ def test_a_range_can_be_of_lots_days_or_moments(first: Any, last: Any, expected:
 def test_who_dies_while_asking_asks_again_and_nothing_is_made_twice(
     scene: Scene, side: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orders, "PAGE", 2)
+    monkeypatch.setattr(lot_requests, "PAGE", 2)
     made = [scene.stage.append([n]) for n in range(5)]
     scene.catch_up()
-    with crash.armed(f"orders.ask.{side}", visit=2), pytest.raises(crash.Crashed):
+    with crash.armed(f"lot_requests.submit.{side}", visit=2), pytest.raises(crash.Crashed):
         scene.shop.replay("sum", first=made[0])
     told: list[tuple[int, int]] = []
-    plan = orders.plan(scene.shop, AskKind.REPLAY, "sum", first=made[0])
-    orders.ask(scene.shop, plan, lambda done, of: told.append((done, of)))
+    plan = lot_requests.plan(scene.shop, AskKind.REPLAY, "sum", first=made[0])
+    lot_requests.submit(scene.shop, plan, lambda done, of: told.append((done, of)))
     assert told == [(2, 5), (4, 5), (5, 5)]
     scene.catch_up()
     assert [row.generation for row in scene.stage.rows_of(scene.stage.summed)] == [1] * 5
@@ -262,7 +260,7 @@ def test_a_retry_asks_for_what_failed_and_arms_an_arc_that_is_dead(scene: Scene)
         stage.run(runs.fail, stage.triggers, stage.cluster, ticket, backoff_us=0)
     assert stage.row(spec.id).tally.dead
     assert [gap.state.value for gap in scene.shop["cleaned"].gaps().gaps] == ["dead"]
-    assert {one.name for one in status_of(scene.shop).runs if one.dead and one.troubled} == {"clean"}
+    assert {one.name for one in status_of(scene.shop).runs if one.dead and one.needs_attention} == {"clean"}
     scene.shop.retry("clean")
     assert not stage.row(spec.id).tally.dead
     assert [one[2] for one in scene.catch_up()] == ["complete", "complete"]
@@ -281,9 +279,9 @@ def test_what_is_paused_by_the_name_of_an_arc_or_table_runs_no_more_and_loses_no
     scene.shop.resume("summed")
     assert [one[:2] for one in scene.catch_up()] == [("sum", second)]
     assert list(scene.stage.table(scene.stage.summed)) == [first, second]
-    with pytest.raises(UsageError, match="from outside"):
+    with pytest.raises(UsageError, match="which nothing runs"):
         scene.shop.pause("orders")
-    with pytest.raises(SubscriptionUnknown, match="has not been run"):
+    with pytest.raises(SubscriptionUnknown, match="has not run yet"):
         scene.shop.pause("totals")
 
 
@@ -291,7 +289,7 @@ def test_what_is_paused_by_the_name_of_an_arc_or_table_runs_no_more_and_loses_no
 def test_an_arc_that_is_declared_disabled_is_paused_once_and_one_paused_by_hand_stays_so(
     scene: Scene,
 ) -> None:
-    site, stage = scene.shop.site, scene.stage
+    site, stage = scene.shop.context, scene.stage
     on, off = stage.clean(), stage.clean(enabled=False)
     lot = stage.append([1])
 
@@ -356,7 +354,7 @@ def test_a_lot_of_a_dataset_is_replaced_and_taken_back_by_the_api(scene: Scene) 
     (shown,) = plain.lots()
     assert (shown.generation, shown.rows, shown.state) == (2, 0, "removed")
     row = scene.stage.run(lot_rows.current, scene.stage.lots, DatasetId("plain"), lot)
-    assert scene.shop.site.manifests.load(row.manifest).comment == "sent twice"
+    assert scene.shop.context.manifests.load(row.manifest).comment == "sent twice"
     assert plain.replace(lot, []).position == 4
     assert [one.state for one in plain.lots()] == ["empty"]
     assert [event.generation for event in scene.stage.events(DatasetId("plain"))] == [0, 1, 2, 3]
@@ -370,7 +368,7 @@ def test_a_lot_of_a_dataset_is_replaced_and_taken_back_by_the_api(scene: Scene) 
     for refused in (lambda: keyed.replace(lot, [(1, 2)]), lambda: keyed.remove(lot)):
         with pytest.raises(CorrectionRefused) as told:
             refused()
-        assert told.value.hint == "correct it by another upsert"
+        assert told.value.hint == "upsert the corrected rows"
 
 
 # --- the command line
@@ -404,7 +402,7 @@ def test_the_command_line_tells_gaps_as_a_table_and_as_json_with_exit_code_1(
     assert gap["lot"] == made[1] == by_name["summed"]["earliest_gap"]
     assert (gap["state"], gap["cause"]["table"], gap["cause"]["state"]) == ("absent", "cleaned", "partial")
     stage.parts.failing.clear()
-    assert run(capsys, "retry", "-f", file)[1] == {"asked": [{"arc": "clean", "lot": made[1]}]}
+    assert run(capsys, "retry", "-f", file)[1] == {"requested": [{"arc": "clean", "lot": made[1]}]}
     scene.catch_up()
     assert main(["gaps", "-f", file]) == 0
     assert run(capsys, "gaps", "-f", file)[1]["ok"] is True
@@ -417,17 +415,17 @@ def test_the_command_line_plans_and_asks_and_pauses(scene: Scene, capsys: pytest
     made = [stage.append([n]) for n in range(3)]
     scene.catch_up()
     code, told = run(capsys, "replay", "summed", "--from", made[1], "--dry-run", "-f", file)
-    assert (code, told["dry_run"], told["counts"]["again"], told["batch"]) == (0, True, 2, "")
+    assert (code, told["dry_run"], told["counts"]["remake"], told["batch"]) == (0, True, 2, "")
     assert stage.run(asks.asked, stage.keys) == []
     assert main(["replay", "summed", made[0], "--at-once", "1", "-f", file]) == 0
-    assert "1 lot will be made by runners, 1 at once" in capsys.readouterr().out
+    assert "runners will make 1 lot, 1 in parallel" in capsys.readouterr().out
     assert scene.catch_up() == [("sum", made[0], Ended.COMPLETE.value)]
     assert main(["replay", "summed", "-f", file]) == 2
     capsys.readouterr()
     code, told = run(capsys, "backfill", "summed", "--from", "A00000000000000009", "-f", file)
     assert (code, told["error"]["code"]) == (1, "no-lots")
     assert main(["backfill", "summed", "-f", file]) == 0
-    assert "nothing to be made" in capsys.readouterr().out
+    assert "nothing to make" in capsys.readouterr().out
     assert run(capsys, "pause", "clean", "-f", file) == (0, {"paused": ["clean"]})
     stage.append([9])
     assert scene.catch_up() == []
@@ -438,4 +436,4 @@ def test_the_command_line_plans_and_asks_and_pauses(scene: Scene, capsys: pytest
     assert (code, told["counts"]["make"]) == (0, 1)
     assert len(scene.catch_up()) == 2
     code, told = run(capsys, "backfill", "cleaned", "--wait", "-f", file)
-    assert (code, told["left"]) == (0, 0)
+    assert (code, told["remaining"]) == (0, 0)

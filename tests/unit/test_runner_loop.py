@@ -16,7 +16,7 @@ from tidemill.events import Event
 from tidemill.lots import lots, staging
 from tidemill.lots.datasets import Dataset
 from tidemill.objects.memory import MemoryObjects
-from tidemill.pipeline import run_report as reporting
+from tidemill.pipeline.run_report import report_of
 from tidemill.publish import attempts
 from tidemill.publish.intervals import IntervalCloser
 from tidemill.publish.parts import PartTask
@@ -217,9 +217,9 @@ def test_who_catches_up_does_not_wait_for_hours_until_an_arc_may_run_again() -> 
     assert stage.rows(stage.summed, second) is None
     assert tally.later.keys() == {"arc:shop/sum"}
     assert 3000 < tally.later["arc:shop/sum"] <= 3600
-    report = reporting.of("shop", tally, 1.0)
+    report = report_of("shop", tally, 1.0)
     assert report.ok
-    assert "sum is to run in 3," in str(report)
+    assert "sum runs again in 3," in str(report)
 
 
 def test_an_interval_that_cannot_be_written_is_told_and_tried_again_without_stopping_other_work() -> None:

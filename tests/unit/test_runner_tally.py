@@ -2,7 +2,7 @@
 
 from tidemill.arcs.work import Ended, Outcome
 from tidemill.lots.keys import DatasetId
-from tidemill.pipeline import run_report as report
+from tidemill.pipeline.run_report import report_of
 from tidemill.runner.tally import MOST_ERRORS, Tally
 
 SINK = DatasetId("clean")
@@ -22,6 +22,6 @@ def test_lots_are_counted_and_only_the_newest_errors_are_kept() -> None:
     assert (arc.ended[Ended.COMPLETE], arc.rows["clean"]) == (5000, 2 * (5000 + 3 * MOST_ERRORS + 1))
     assert len(arc.errors) == MOST_ERRORS
     assert list(arc.errors)[-1] == f"A{2 * MOST_ERRORS:017}", "the newest is the last"
-    told = report.of("p", tally, 1.0)
+    told = report_of("p", tally, 1.0)
     assert [(one.arc, one.complete, one.partial) for one in told.arcs] == [("a", 5000, 3 * MOST_ERRORS + 1)]
     assert told.arcs[0].errors[f"A{2 * MOST_ERRORS:017}"] == "again"

@@ -9,16 +9,16 @@ import pytest
 from tidemill.errors import AppendRefused
 from tidemill.lots.checks import expect, not_null
 from tidemill.lots.datasets import Dataset, Drift, Kind
-from tidemill.pipeline.writes import spelled
 from tidemill.sources.records import Record, parse
 from tidemill.sources.row_converters import converter, evolving_converter
+from tidemill.spark.drift import effective
 from tidemill.spark.table_checks import check_table
 
 DDL = "id bigint, name string"
 
 
 def dataset(drift: Drift) -> Dataset:
-    return spelled(Dataset(name="orders", schema=DDL, drift=drift))
+    return effective(Dataset(name="orders", schema=DDL, drift=drift))
 
 
 def made(drift: Drift, rows: Any) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ def test_expressions_are_counted_and_take_rows_out_by_what_spark_says():
 
 @pytest.mark.rule("LOT-34")
 def test_a_record_whose_key_does_not_fit_is_set_aside_and_not_rescued():
-    keyed = spelled(
+    keyed = effective(
         Dataset(name="orders", schema=DDL, drift=Drift.RESCUE, key=("id",), kind=Kind.KEYED, deletes=True)
     )
     texts = [b'{"id": 1, "more": 2}', b'{"id": "x"}', b'{"name": "n"}', b'{"id": 4, "name": 4}']

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.views_stage import circuit, output
 from tidemill.errors import NotIncremental
 from tidemill.pipeline.plan.circuits import refuse_incremental
-from tidemill.pipeline.source_line import Line
+from tidemill.pipeline.source_line import SourceLine
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.drawing import draw, layers
 from tidemill.views.circuit.explain import explain
@@ -102,7 +102,7 @@ def test_what_is_not_the_same_twice_is_kept_with_its_row_and_refused_under_incre
     assert found["project"].rung is Rung.KEYED
     assert not found["project"].steady
     with pytest.raises(NotIncremental, match="not the same twice"):
-        refuse_incremental(made, Line(), "")
+        refuse_incremental(made, SourceLine(), "")
 
 
 def test_a_function_of_the_user_is_deterministic_only_if_declared_so() -> None:
@@ -137,7 +137,7 @@ def test_what_is_kept_whole_says_why_and_what_it_calls() -> None:
     assert not at.steady
     assert "a pivot" in at.reason
     with pytest.raises(NotIncremental):
-        refuse_incremental(Output(op, ("x",)), Line(), "")
+        refuse_incremental(Output(op, ("x",)), SourceLine(), "")
 
 
 def test_explain_as_text_names_columns_rungs_and_what_is_shared() -> None:

@@ -1,8 +1,8 @@
-"""The command line: parse, call, render, and nothing else.
+"""The command line: parse arguments, call the library, print the result.
 
-A command is imported when it is used, so that `tidemill --help` is quick. It returns its exit code, or None
-for 0; what goes wrong is raised, and `main` alone turns it into words and an exit code
-(docs/reference/exit-codes.md). Every command takes `--json` (`json_option`) and then prints one JSON object
+A command is imported when it is used, so that `tidemill --help` is fast. It returns its exit code, or None
+for 0. Errors are raised, and only `main` prints them and chooses the exit code
+(docs/reference/exit-codes.md). Every command accepts `--json` (`json_option`) and then prints one JSON object
 on the last line of standard output.
 """
 
@@ -28,21 +28,21 @@ COMMANDS = {
     "lots": "tidemill.cli.lots:lots_command",
     "gaps": "tidemill.cli.gaps:gaps_command",
     "compact": "tidemill.cli.compact:compact_command",
-    "retry": "tidemill.cli.orders:retry_command",
-    "backfill": "tidemill.cli.orders:backfill_command",
-    "replay": "tidemill.cli.orders:replay_command",
-    "pause": "tidemill.cli.switches:pause_command",
-    "resume": "tidemill.cli.switches:resume_command",
+    "retry": "tidemill.cli.lot_requests:retry_command",
+    "backfill": "tidemill.cli.lot_requests:backfill_command",
+    "replay": "tidemill.cli.lot_requests:replay_command",
+    "pause": "tidemill.cli.pauses:pause_command",
+    "resume": "tidemill.cli.pauses:resume_command",
     "nodes": "tidemill.cli.nodes:nodes_command",
     "futures": "tidemill.cli.futures:futures_command",
     "triggers": "tidemill.cli.triggers:triggers_command",
     "worker": "tidemill.cli.worker:worker",
 }
-"""Every command by its name, in the order of the help text: module and function."""
+"""The module and function of every command, in the order of the help text."""
 
 
 class Commands(click.Group):
-    """The commands of `COMMANDS`."""
+    """Load the commands of `COMMANDS` when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -58,17 +58,17 @@ class Commands(click.Group):
 @click.command(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 done, 1 an error, 2 wrong usage, 130 interrupted.",
+    epilog="Exit codes: 0 success, 1 error, 2 wrong usage, 130 interrupted.",
 )
 @click.version_option(
     __version__, "-V", "--version", message=f"tidemill %(version)s (Python {platform.python_version()})"
 )
 def tidemill() -> None:
-    """Tidemill keeps tables up to date on Spark by processing only what changed."""
+    """Tidemill keeps tables up to date on Apache Spark by processing only what changed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit code."""
+    """Run a command; return its exit code."""
     output = Output()
     try:
         code = tidemill.main(arguments, prog_name="tidemill", standalone_mode=False, obj=output)

@@ -1,11 +1,11 @@
-"""`tidemill compact`: the small files of a table's lots become few large ones."""
+"""Define `tidemill compact`: merge the small files of a table's lots into larger ones."""
 
 import click
 from rich.text import Text
 
 from tidemill.cli.output import Output, json_option
 from tidemill.cli.pipeline import find, pipeline_option
-from tidemill.pipeline import compaction as compacting
+from tidemill.pipeline import compaction
 from tidemill.runner.compacting import Compacted
 from tidemill.spark.lot_writer import TARGET_BYTES
 
@@ -19,24 +19,24 @@ from tidemill.spark.lot_writer import TARGET_BYTES
     type=click.IntRange(1, 10_000),
     default=TARGET_BYTES // 2**20,
     show_default=True,
-    help="About how large files should be.",
+    help="The size of the merged files.",
 )
 @json_option
 def compact_command(
     output: Output, table: str, lots: tuple[str, ...], file: str | None, target_mb: int
 ) -> None:
-    """Put small files together: of some LOTS of a TABLE, or of all.
+    """Merge the small files of LOTS of a TABLE, or of all its lots.
 
-    Rows, lots and generations stay as they are, and nobody is woken. The old files stay for a day, for
-    readers that have begun with them.
+    Rows, lots and generations stay the same, and nothing downstream runs. The old files stay for a day, for
+    readers that have already started.
     """
 
-    def tell(lot: str, done: Compacted | None) -> None:
-        if done is not None:
-            output.people.print(Text(f"{lot}: {done.files_before:,} files are {done.files:,} now"))
+    def report(lot: str, result: Compacted | None) -> None:
+        if result is not None:
+            output.people.print(Text(f"{lot}: merged {result.files_before:,} files into {result.files:,}"))
 
     with find(file) as pipeline:
-        found = compacting.compact(pipeline, table, lots, target_bytes=target_mb * 2**20, tell=tell)
-    output.result({"table": table, "lots": found})
-    if not found:
-        output.people.print(Text(f"{table} has no lot whose files could be fewer"))
+        results = compaction.compact(pipeline, table, lots, target_bytes=target_mb * 2**20, report=report)
+    output.result({"table": table, "lots": results})
+    if not results:
+        output.people.print(Text(f"{table} has no small files to merge"))

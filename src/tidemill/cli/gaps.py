@@ -1,4 +1,4 @@
-"""`tidemill gaps`: lots that should be there and are not, and where that began."""
+"""Define `tidemill gaps`: list lots that are expected but not published."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,8 +20,8 @@ STYLES = {
 }
 
 
-class Stretch(msgspec.Struct, frozen=True):
-    """Gaps of one table, one after the other among its gaps, of one state and cause."""
+class GapRange(msgspec.Struct, frozen=True):
+    """Consecutive gaps of one table with the same state and cause."""
 
     table: str
     first: str
@@ -34,14 +34,14 @@ class Stretch(msgspec.Struct, frozen=True):
 @click.command("gaps")
 @click.argument("tables", metavar="[TABLE]...", nargs=-1)
 @pipeline_option
-@click.option("--from", "first", metavar="LOT", help="Look at lots from here on: a lot, a day or a time.")
-@click.option("--to", "last", metavar="LOT", help="Look at lots up to here, included.")
+@click.option("--from", "first", metavar="LOT", help="The first lot to check: a lot, a day or a time.")
+@click.option("--to", "last", metavar="LOT", help="The last lot to check.")
 @click.option(
     "--limit",
     default=1000,
     show_default=True,
     type=click.IntRange(0),
-    help="Tell at most so many, for each table.",
+    help="How many gaps to list at most, for each table.",
 )
 @json_option
 def gaps_command(
@@ -52,9 +52,10 @@ def gaps_command(
     last: str | None,
     limit: int,
 ) -> int:
-    """Find lots that should be there and are not: of TABLEs, or of all. Exit code 1 when there are any.
+    """List lots that are expected but not published, of some TABLEs or of all.
 
-    Each is absent, running, partial, missing or dead; where it began is looked for upstream.
+    Each gap is absent, running, partial, missing or dead, and names the table upstream where it begins. The
+    exit code is 1 if there are gaps.
     """
     with find(file) as pipeline:
         report = pipeline.gaps(*tables, first=first, last=last)
@@ -62,20 +63,20 @@ def gaps_command(
         {
             "pipeline": report.pipeline,
             "ok": bool(report),
-            "tables": [_told(table, limit) for table in report.tables],
+            "tables": [_result(table, limit) for table in report.tables],
         }
     )
     if not output.json:
         output.people.print(_summary(report.tables))
-        stretches = [one for table in report.tables for one in stretches_of(table.gaps[:limit])]
-        if stretches:
+        ranges = [gap for table in report.tables for gap in ranges_of(table.gaps[:limit])]
+        if ranges:
             output.people.print()
-            output.people.print(_table(stretches))
-            output.people.print(Text(f"hint: {_hint(stretches)}", style="dim"))
+            output.people.print(_table(ranges))
+            output.people.print(Text(f"hint: {_hint(ranges)}", style="dim"))
     return 0 if report else 1
 
 
-def _told(table: Coverage, limit: int) -> dict[str, object]:
+def _result(table: Coverage, limit: int) -> dict[str, object]:
     return {
         "table": table.table,
         "expected": table.expected,
@@ -89,66 +90,67 @@ def _told(table: Coverage, limit: int) -> dict[str, object]:
     }
 
 
-def stretches_of(gaps: Sequence[Gap]) -> Iterator[Stretch]:
-    """Gaps that follow each other with one state and cause, as one."""
-    begun: list[Gap] = []
+def ranges_of(gaps: Sequence[Gap]) -> Iterator[GapRange]:
+    """Merge consecutive gaps with the same state and cause."""
+    current: list[Gap] = []
     for gap in gaps:
-        if begun and (gap.state, gap.cause) != (begun[-1].state, begun[-1].cause):
-            yield _stretch(begun)
-            begun = []
-        begun.append(gap)
-    if begun:
-        yield _stretch(begun)
+        if current and (gap.state, gap.cause) != (current[-1].state, current[-1].cause):
+            yield _range(current)
+            current = []
+        current.append(gap)
+    if current:
+        yield _range(current)
 
 
-def _stretch(gaps: Sequence[Gap]) -> Stretch:
+def _range(gaps: Sequence[Gap]) -> GapRange:
     first, last = gaps[0], gaps[-1]
-    return Stretch(first.table, first.lot, last.lot, len(gaps), first.state, first.cause)
+    return GapRange(first.table, first.lot, last.lot, len(gaps), first.state, first.cause)
 
 
 def _summary(tables: Sequence[Coverage]) -> Table:
-    made = Table(box=None, header_style="bold", pad_edge=False)
-    made.add_column("table")
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("table")
     for heading in ("expected", "complete", "empty", "gaps"):
-        made.add_column(heading, justify="right")
-    made.add_column("earliest gap")
-    made.add_column("latest gap")
-    for one in tables:
-        made.add_row(
-            Text(one.table, style="bold"),
-            f"{one.expected:,}",
-            f"{one.complete:,}",
-            f"{one.empty:,}",
-            Text(f"{len(one.gaps):,}", style="red" if one.gaps else "green"),
-            one.gaps[0].lot if one.gaps else "",
-            one.gaps[-1].lot if one.gaps else "",
+        table.add_column(heading, justify="right")
+    table.add_column("earliest gap")
+    table.add_column("latest gap")
+    for coverage in tables:
+        gaps = coverage.gaps
+        table.add_row(
+            Text(coverage.table, style="bold"),
+            f"{coverage.expected:,}",
+            f"{coverage.complete:,}",
+            f"{coverage.empty:,}",
+            Text(f"{len(gaps):,}", style="red" if gaps else "green"),
+            gaps[0].lot if gaps else "",
+            gaps[-1].lot if gaps else "",
         )
-    return made
+    return table
 
 
-def _table(stretches: Sequence[Stretch]) -> Table:
-    made = Table(box=None, header_style="bold", pad_edge=False)
+def _table(ranges: Sequence[GapRange]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("table", "lots", "", "state", "begins at", "why"):
-        made.add_column(
+        table.add_column(
             heading, overflow="fold", no_wrap=heading == "state", justify="right" if not heading else "left"
         )
-    for one in stretches:
-        upstream = one.cause.table != one.table
-        made.add_row(
-            Text(one.table, style="bold"),
-            Text(one.first if one.count == 1 else f"{one.first} – {one.last}"),
-            f"{one.count:,}",
-            Text(one.state.value, style=STYLES[one.state]),
-            Text(f"{one.cause.table} ({one.cause.state.value})" if upstream else "here"),
-            Text(one.cause.why),
+    for gap in ranges:
+        upstream = gap.cause.table != gap.table
+        table.add_row(
+            Text(gap.table, style="bold"),
+            Text(gap.first if gap.count == 1 else f"{gap.first} – {gap.last}"),
+            f"{gap.count:,}",
+            Text(gap.state.value, style=STYLES[gap.state]),
+            Text(f"{gap.cause.table} ({gap.cause.state.value})" if upstream else "here"),
+            Text(gap.cause.why),
         )
-    return made
+    return table
 
 
-def _hint(stretches: Sequence[Stretch]) -> str:
-    states = {one.cause.state for one in stretches}
+def _hint(ranges: Sequence[GapRange]) -> str:
+    states = {gap.cause.state for gap in ranges}
     if states & {GapState.PARTIAL, GapState.MISSING, GapState.DEAD}:
-        return "mend the cause, then `tidemill retry`"
-    if any("passed it over" in one.cause.why for one in stretches):
-        return "`tidemill backfill` makes what was passed over"
-    return "`tidemill run` processes what has arrived"
+        return "fix the cause, then run `tidemill retry`"
+    if any("passed it over" in gap.cause.why for gap in ranges):
+        return "`tidemill backfill` makes the lots that were skipped"
+    return "`tidemill run` processes what arrived"

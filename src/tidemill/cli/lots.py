@@ -12,7 +12,7 @@ from tidemill.cli.output import Output, json_option
 from tidemill.cli.pipeline import find, pipeline_option
 from tidemill.errors import BadLotId
 from tidemill.lots.ids import LotId
-from tidemill.pipeline.status import LotInfo
+from tidemill.pipeline.lot_info import LotInfo
 
 MARKS = {
     "complete": ("█", "green"),

@@ -1,4 +1,4 @@
-"""`-f`: which pipeline a command is about."""
+"""Find the pipeline that a command works on: `-f`, or the configuration file."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tidemill.pipeline import pipeline_file as loading
+from tidemill.pipeline import pipeline_file
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
@@ -15,20 +15,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def pipeline_option(command: F) -> F:
-    """The option that says which pipeline; the command is given `file`."""
+    """Add the option `-f` to a command, which receives it as `file`."""
     return click.option(
         "-f",
         "--file",
         metavar="FILE[:NAME]",
-        help="The pipeline, e.g. shop.py:shop; else tidemill.toml says.",
+        help="The pipeline, like shop.py:shop. Default: the one in tidemill.toml.",
     )(command)
 
 
 def find(file: str | None) -> "Pipeline":
-    """The pipeline that is meant, imported."""
-    return loading.find(file)
+    """Import and return the pipeline."""
+    return pipeline_file.find(file)
 
 
-def located(file: str | None) -> tuple[str, Path]:
-    """The pipeline that is meant, not imported: its name, and the folder that is relative to."""
-    return loading.locate(file)
+def locate(file: str | None) -> tuple[str, Path]:
+    """Return the pipeline's target, and the folder that it is relative to, without importing it."""
+    return pipeline_file.locate(file)

@@ -1,4 +1,4 @@
-"""`tidemill query`: one query over the tables of a pipeline, as they are at one moment."""
+"""Define `tidemill query`: query the tables of a pipeline, all at one moment."""
 
 import json
 from typing import Any
@@ -9,18 +9,20 @@ from rich.text import Text
 
 from tidemill.cli.output import Output, json_option
 from tidemill.cli.pipeline import find, pipeline_option
-from tidemill.pipeline import reader as reading
+from tidemill.pipeline import reader
 
 
 @click.command("query")
 @click.argument("sql")
 @pipeline_option
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(1), help="At most so many rows.")
+@click.option(
+    "--limit", default=100, show_default=True, type=click.IntRange(1), help="How many rows to print at most."
+)
 @json_option
 def query_command(output: Output, sql: str, file: str | None, limit: int) -> None:
-    """Run a query of Spark SQL over the tables of a pipeline, all as of one moment."""
+    """Run a Spark SQL query over the tables of the pipeline, all at one moment."""
     with find(file) as pipeline:
-        names, rows = reading.collected(pipeline, sql, limit + 1)
+        names, rows = reader.collected(pipeline, sql, limit + 1)
     more = len(rows) > limit
     rows = rows[:limit]
     output.result(
@@ -35,11 +37,11 @@ def query_command(output: Output, sql: str, file: str | None, limit: int) -> Non
         table.add_row(*[Text("NULL", style="dim") if value is None else Text(str(value)) for value in row])
     output.people.print(table)
     if more:
-        output.people.print(Text(f"… and more: --limit {limit * 10}", style="dim"))
+        output.people.print(Text(f"there are more rows: use --limit {limit * 10}", style="dim"))
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it; everything else as its text."""
+    """Return a value that JSON supports; other values as text."""
     try:
         json.dumps(value)
     except (TypeError, ValueError):

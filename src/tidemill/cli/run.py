@@ -1,30 +1,41 @@
-"""`tidemill run`: a runner that catches up, or watches."""
+"""Define `tidemill run`: run a pipeline until it has caught up, or watch it."""
 
 import click
 import msgspec
 
 from tidemill.cli.output import Output, json_option
-from tidemill.cli.pipeline import located, pipeline_option
+from tidemill.cli.pipeline import locate, pipeline_option
 from tidemill.cluster.leases import TTL_S, LeaseTiming
-from tidemill.pipeline.child_process import MAIN, Asked, ask
+from tidemill.pipeline.child_process import MAIN, RunRequest, read_info
 from tidemill.runner.part_futures import resource_of
 from tidemill.runner.supervisor import RunnerOptions, run_runner
 
 
 @click.command("run")
 @pipeline_option
-@click.option("--watch", is_flag=True, help="Stay, and process what arrives.")
-@click.option("--spark", default="", metavar="MASTER", help="local[4], spark://host:port or sc://host:port.")
-@click.option("--threads", default=4, show_default=True, type=click.IntRange(1, 256), help="Parts at once.")
+@click.option("--watch", is_flag=True, help="Keep running, and process what arrives.")
+@click.option(
+    "--spark",
+    default="",
+    metavar="MASTER",
+    help="local[4], spark://host:port or sc://host:port instead of the pipeline's own.",
+)
+@click.option(
+    "--threads",
+    default=4,
+    show_default=True,
+    type=click.IntRange(1, 256),
+    help="Parts to process in parallel.",
+)
 @click.option(
     "--grace",
     "grace_s",
     default=30.0,
     show_default=True,
     type=click.FloatRange(0),
-    help="Seconds for running parts after SIGTERM.",
+    help="Seconds that running parts may take after SIGTERM.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Say only what goes wrong.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only warnings and errors.")
 @json_option
 def run_command(
     output: Output,
@@ -35,10 +46,10 @@ def run_command(
     grace_s: float,
     quiet: bool,
 ) -> int:
-    """Take everything that has arrived through sources, arcs and views.
+    """Run the pipeline: process everything that arrived, through sources, arcs and views.
 
-    Exit code 1 when something failed. Any number of runners may run one pipeline at once, on any machines
-    that share its store and objects.
+    The exit code is 1 if something failed. Several runners may run one pipeline at the same time, on machines
+    that share its store and its object storage.
     """
     return run_pipeline(file, output, watch=watch, spark=spark, threads=threads, grace_s=grace_s, quiet=quiet)
 
@@ -55,10 +66,10 @@ def run_pipeline(
     ttl_s: float = TTL_S,
     quiet: bool = False,
 ) -> int:
-    """Be a runner of a pipeline: a supervisor here, and a child that imports it; the exit code."""
-    target, folder = located(file)
-    about = ask(target, folder)
-    asked = Asked(
+    """Run a pipeline in a child process, with a supervisor in this one; return the exit code."""
+    target, folder = locate(file)
+    info = read_info(target, folder)
+    request = RunRequest(
         target=target,
         folder=str(folder),
         watch=watch,
@@ -69,9 +80,9 @@ def run_pipeline(
         quiet=quiet,
     )
     options = RunnerOptions(
-        names=frozenset({resource_of(about.name)}),
+        names=frozenset({resource_of(info.name)}),
         threads=threads,
         grace_s=grace_s,
         timing=LeaseTiming(ttl_s),
     )
-    return run_runner(about.place, MAIN, msgspec.to_builtins(asked), options)
+    return run_runner(info.place, MAIN, msgspec.to_builtins(request), options)

@@ -1,4 +1,4 @@
-"""`tidemill status` and `tidemill ls`: how a pipeline stands, and which tables it has."""
+"""Define `tidemill status` and `tidemill ls`: the state of a pipeline, and its tables."""
 
 from datetime import UTC, datetime
 
@@ -8,8 +8,7 @@ from rich.text import Text
 
 from tidemill.cli.output import Output, json_option
 from tidemill.cli.pipeline import find, pipeline_option
-from tidemill.pipeline import status as overview
-from tidemill.pipeline.status import RunInfo
+from tidemill.pipeline.status import RunInfo, status_of, tables_of
 
 STATES = {"waiting": "green", "scheduled": "yellow", "running": "cyan", "new": "dim"}
 WORDS = {"waiting": "caught up", "scheduled": "has work", "running": "running", "new": "never run"}
@@ -19,60 +18,64 @@ WORDS = {"waiting": "caught up", "scheduled": "has work", "running": "running", 
 @pipeline_option
 @json_option
 def status_command(output: Output, file: str | None) -> int:
-    """Show what every source, arc and view group is at. Exit code 1 when something is in trouble."""
+    """Show the state of every source, arc and view group.
+
+    The exit code is 1 if something has failed and needs attention.
+    """
     with find(file) as pipeline:
-        status = overview.status_of(pipeline)
-    troubled = any(one.troubled for one in status.runs)
+        status = status_of(pipeline)
     output.result(
         {"pipeline": status.pipeline, "ok": status.ok, "runs": status.runs, "tables": status.tables}
     )
     if not output.json:
         table = Table(box=None, header_style="bold", pad_edge=False)
-        for name in ("", "state", "behind", "node", "trouble"):
+        for name in ("", "state", "behind", "node", "problems"):
             table.add_column(name, overflow="fold")
-        for one in status.runs:
+        for run in status.runs:
             table.add_row(
-                Text.assemble((f"{one.kind} ", "dim"), (one.name, "bold")),
-                Text("paused", style="magenta") if one.paused else Text(WORDS[one.state], STATES[one.state]),
-                Text(str(one.behind) if one.behind else ""),
-                Text(one.node),
-                Text(_trouble(one), style="red"),
+                Text.assemble((f"{run.kind} ", "dim"), (run.name, "bold")),
+                Text("paused", style="magenta") if run.paused else Text(WORDS[run.state], STATES[run.state]),
+                Text(str(run.behind) if run.behind else ""),
+                Text(run.node),
+                Text(_problems(run), style="red"),
             )
-        output.people.print(table if status.runs else Text(f"{status.pipeline} has nothing that runs"))
-        for one in status.runs:
-            if one.address:
-                output.people.print(Text.assemble((f"{one.name}: ", "bold"), f"POST {one.address}"))
-            for note in one.notes:
-                output.people.print(Text.assemble((f"{one.name}: ", "bold"), (note, "red")))
-            for note in one.awaits:
-                output.people.print(Text.assemble((f"{one.name}: ", "bold"), (note, "yellow")))
-        if any(one.partial or one.missing or one.dead for one in status.runs):
-            output.people.print(Text("hint: mend the cause, then `tidemill retry`", style="dim"))
-    return 1 if troubled else 0
+        output.people.print(
+            table if status.runs else Text(f"{status.pipeline} has no sources, arcs or views")
+        )
+        for run in status.runs:
+            if run.address:
+                output.people.print(Text.assemble((f"{run.name}: ", "bold"), f"POST {run.address}"))
+            for note in run.notes:
+                output.people.print(Text.assemble((f"{run.name}: ", "bold"), (note, "red")))
+            for note in run.waiting:
+                output.people.print(Text.assemble((f"{run.name}: ", "bold"), (note, "yellow")))
+        if any(run.partial or run.missing or run.dead for run in status.runs):
+            output.people.print(Text("hint: fix the cause, then run `tidemill retry`", style="dim"))
+    return 1 if any(run.needs_attention for run in status.runs) else 0
 
 
-def _trouble(one: RunInfo) -> str:
-    words = [f"{one.partial} partial"] if one.partial else []
-    words += [f"{one.missing} missing"] if one.missing else []
-    words += [f"failed {one.failures} times"] if one.failures else []
-    words += ["not run any more"] if one.dead else []
-    return ", ".join(words)
+def _problems(run: RunInfo) -> str:
+    problems = [f"{run.partial} partial"] if run.partial else []
+    problems += [f"{run.missing} missing"] if run.missing else []
+    problems += [f"failed {run.failures} times"] if run.failures else []
+    problems += ["dead: runs again after a retry"] if run.dead else []
+    return ", ".join(problems)
 
 
 @click.command("ls")
 @pipeline_option
 @json_option
 def ls_command(output: Output, file: str | None) -> None:
-    """List the tables of a pipeline."""
+    """List the tables of the pipeline."""
     with find(file) as pipeline:
-        tables = overview.tables_of(pipeline)
+        tables = tables_of(pipeline)
     output.result({"pipeline": pipeline.name, "tables": tables})
     if output.json:
         return
     shown = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("table", "kind", "position", "last lot", "columns"):
         shown.add_column(name, overflow="fold")
-    for one in tables:
-        at = datetime.fromtimestamp(one.at, UTC).strftime("%Y-%m-%d %H:%M:%S") if one.at else ""
-        shown.add_row(Text(one.name, style="bold"), one.kind, str(one.position), at, Text(one.schema))
+    for table in tables:
+        at = datetime.fromtimestamp(table.at, UTC).strftime("%Y-%m-%d %H:%M:%S") if table.at else ""
+        shown.add_row(Text(table.name, style="bold"), table.kind, str(table.position), at, Text(table.schema))
     output.people.print(shown if tables else Text(f"{pipeline.name} has no tables"))

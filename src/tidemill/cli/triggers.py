@@ -7,11 +7,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemill.cli.output import Output, json_option
-from tidemill.cli.pipeline import located, pipeline_option
+from tidemill.cli.pipeline import locate, pipeline_option
 from tidemill.cli.where import Where, where_options
 from tidemill.errors import TidemillError
 from tidemill.lots.keys import LotKeys
-from tidemill.pipeline.child_process import ask
+from tidemill.pipeline.child_process import read_info
 from tidemill.store import Tx
 from tidemill.triggers import heap_sync, listing, subscriptions
 from tidemill.triggers.keys import TriggerKeys
@@ -157,8 +157,8 @@ def _where(home: str | None, store: str | None, cluster: str) -> Where:
     if home is None and store is None:
         home, store, cluster = given
     if home is None and store is None:
-        about = ask(*located(file))
-        return Where(about.home or None, None if about.home else about.store, about.cluster)
+        info = read_info(*locate(file))
+        return Where(info.home or None, None if info.home else info.store, info.cluster)
     return Where(home, store, cluster)
 
 

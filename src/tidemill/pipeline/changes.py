@@ -1,13 +1,13 @@
-"""Changes of a table behind a position, each with the lots it was made from (LOT-36).
+"""Read the changes of a table after a position, each with the lots it was computed from (LOT-36).
 
-Beside the table's columns a row has
+A row has the columns of the table and
 
-    _weight     how often it comes (above 0) or goes (below)
-    _position   of the lot it came with; of a view: the step
-    _inputs     the lots that were made into it: what an arc had read, what a view's step had taken in; none
-                for rows that came from outside; NULL where they are more than 1,000
+    _weight     how often the row is inserted (above 0) or deleted (below 0)
+    _position   the position of its lot; for a view, the step
+    _inputs     the lots it was computed from: those that the arc or the view's step read; empty for rows that
+                users or sources wrote; NULL if there are more than 1,000
 
-What is published while the frame is used does not join it.
+Lots that are published later do not appear in the DataFrame.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 INPUTS: Final = "_inputs"
 INPUTS_TYPE: Final = "array<struct<dataset:string,version:string,lot:string,generation:int>>"
-MOST: Final = 1000
-"""Lots that are named for one position: each of its rows carries them."""
+MAX_INPUTS: Final = 1000
+"""How many lots `_inputs` names at most: each row of the position carries them."""
 PAGE: Final = 100
 
 _arrow: Final = pa.list_(
@@ -49,8 +49,8 @@ Lots = Mapping[int, Sequence[InputLot] | None]
 
 
 def changes(pipeline: "Pipeline", name: str, after: int) -> "DataFrame":
-    """What was published behind a position, in no order."""
-    with pipeline.site.spark() as spark:
+    """Return the changes after a position, in no particular order."""
+    with pipeline.context.spark() as spark:
         reader = Reader(pipeline, spark)
         if name in pipeline.views:
             return _of_view(reader, name, after)
@@ -60,97 +60,101 @@ def changes(pipeline: "Pipeline", name: str, after: int) -> "DataFrame":
 def _of_dataset(reader: Reader, name: str, after: int) -> "DataFrame":
     from pyspark.sql import functions as sf
 
-    dataset, site = reader.declared(name), reader.site
+    dataset, context = reader.dataset(name), reader.context
     if dataset.kind is Kind.KEYED:
         raise QueryError(
-            f"the changes of {name}, which has a key, are seen by views",
-            hint=f"keep a view of all its columns: the changes of that are those of {name}",
+            f"{name} has a key, so its changes cannot be read directly",
+            hint="declare a view of all its columns and read the changes of the view",
         )
-    head = site.store.run(lambda tx: events.head(tx, site.keys.lots, dataset.id))
+    head = context.store.run(lambda tx: events.head(tx, context.keys.lots, dataset.id))
     exchange = reader.inputs.between(dataset.id, after, head)
     schema = stored_schema(dataset.schema, dataset.kind)
     frames = []
     for slices, sign in ((exchange.plus, 1), (exchange.minus, -1)):
         if not slices and sign < 0:
             continue
-        rows = [(one.position, one.objects) for one in slices]
-        frame = read_positioned(reader.spark, site.storage, schema, rows)
+        rows = [(part.position, part.objects) for part in slices]
+        frame = read_positioned(reader.spark, context.storage, schema, rows)
         weight = sf.col(WEIGHT) * sign if dataset.kind is Kind.CHANGES else sf.lit(sign).cast("bigint")
         frames.append(frame.withColumn(WEIGHT, weight))
-    found = frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
-    positions = {one.position for one in (*exchange.plus, *exchange.minus)}
-    return _with_inputs(found, dict(_lots_of(reader, dataset, sorted(positions))))
+    changed = frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
+    positions = {part.position for part in (*exchange.plus, *exchange.minus)}
+    return _with_inputs(changed, dict(_inputs_of(reader, dataset, sorted(positions))))
 
 
-def _lots_of(
+def _inputs_of(
     reader: Reader, dataset: Dataset, positions: Sequence[int]
 ) -> Iterator[tuple[int, Sequence[InputLot]]]:
-    """Of what was published at these positions, what it was made from: its manifest says it."""
-    keys = reader.site.keys.lots
+    """Yield the input lots of what was published at these positions, from the manifests."""
+    keys = reader.context.keys.lots
 
     def rows(tx: Tx, page: Sequence[int]) -> list[lots.LotRow]:
-        found = [events.first_unseen(tx, keys, dataset.id, position - 1) for position in page]
+        published = [events.first_unseen(tx, keys, dataset.id, position - 1) for position in page]
         return [
-            lots.resolve(tx, keys, dataset.id, one.lot, one.generation) for one in found if one is not None
+            lots.resolve(tx, keys, dataset.id, event.lot, event.generation)
+            for event in published
+            if event is not None
         ]
 
     for first in range(0, len(positions), PAGE):
         page = positions[first : first + PAGE]
-        for row in reader.site.store.run(lambda tx, page=page: rows(tx, page)):  # type: ignore[misc]
+        for row in reader.context.store.run(lambda tx, page=page: rows(tx, page)):  # type: ignore[misc]
             yield row.position, reader.inputs.manifests.load(row.manifest).inputs if row.manifest else ()
 
 
 def _of_view(reader: Reader, view: str, after: int) -> "DataFrame":
-    group, site = reader.group(view), reader.site
-    found: list[StepRow] = []
-    at = after
-    while page := site.store.run(
-        lambda tx, at=at: commits.rows(  # type: ignore[misc]
-            tx, site.keys, reader.pipeline.name, group.spec.name, at, group.step
+    group, context = reader.group(view), reader.context
+    steps: list[StepRow] = []
+    last = after
+    while page := context.store.run(
+        lambda tx, last=last: commits.rows(  # type: ignore[misc]
+            tx, context.keys, reader.pipeline.name, group.spec.name, last, group.step
         )
     ):
-        found += page
-        at = page[-1].step
-    frame = reader.tables.changes(reader.spark, reader.view_table(view), view, found)
-    bases = _bases(group.spec, view)
-    there = [row for row in found if any(one.view == view and one.changes for one in row.outputs)]
-    return _with_inputs(frame, {row.step: _taken_in(reader, row, bases) for row in there})
+        steps += page
+        last = page[-1].step
+    frame = reader.tables.changes(reader.spark, reader.view_table(view), view, steps)
+    bases = _base_datasets(group.spec, view)
+    changed = [row for row in steps if any(output.view == view and output.changes for output in row.outputs)]
+    return _with_inputs(frame, {row.step: _step_inputs(reader, row, bases) for row in changed})
 
 
-def _bases(spec: GroupSpec, view: str) -> frozenset[DatasetId]:
-    """The datasets a view is made from, through other views of its group as well."""
-    views = {one.name: one for one in spec.views}
-    found: set[DatasetId] = set()
-    left = [view]
-    while left:
-        one = views[left.pop()]
-        found |= set(one.reads)
-        left += one.uses
-    return frozenset(found)
+def _base_datasets(spec: GroupSpec, view: str) -> frozenset[DatasetId]:
+    """Return the datasets that a view reads, also through other views of its group."""
+    views = {member.name: member for member in spec.views}
+    bases: set[DatasetId] = set()
+    names = [view]
+    while names:
+        member = views[names.pop()]
+        bases |= set(member.reads)
+        names += member.uses
+    return frozenset(bases)
 
 
-def _taken_in(reader: Reader, row: StepRow, bases: frozenset[DatasetId]) -> list[InputLot] | None:
-    """The lots that one commit of a group took in, of these datasets; None if they are too many to name."""
-    site, pipeline = reader.site, reader.pipeline.name
-    steps = site.store.run(lambda tx: records.read(tx, site.keys, pipeline, row.after, row.step - row.after))
-    ranges = [one for record in steps for one in record.ranges if one.dataset in bases]
-    if len(steps) < row.step - row.after or sum(one.to - one.after for one in ranges) > MOST:
+def _step_inputs(reader: Reader, row: StepRow, bases: frozenset[DatasetId]) -> list[InputLot] | None:
+    """Return the lots of these datasets that one commit of a group processed; None if there are too many."""
+    context, pipeline = reader.context, reader.pipeline.name
+    count = row.step - row.after
+    steps = context.store.run(lambda tx: records.read(tx, context.keys, pipeline, row.after, count))
+    ranges = [range_ for record in steps for range_ in record.ranges if range_.dataset in bases]
+    if len(steps) < count or sum(range_.to - range_.after for range_ in ranges) > MAX_INPUTS:
         return None
     newest: dict[tuple[DatasetId, str], int] = {}
-    for one in ranges:
-        for event in _events(reader, one):
-            newest[one.dataset, event.lot] = event.generation
+    for range_ in ranges:
+        for event in _events(reader, range_):
+            newest[range_.dataset, event.lot] = event.generation
     return [
         InputLot(dataset=dataset.name, version=dataset.version, lot=lot, generation=generation)
         for (dataset, lot), generation in newest.items()
     ]
 
 
-def _events(reader: Reader, one: records.Range) -> Iterable[events.LotEvent]:
-    keys, after = reader.site.keys.lots, one.after
-    while after < one.to:
-        page = reader.site.store.run(
-            lambda tx, after=after: events.read(tx, keys, one.dataset, after, min(PAGE, one.to - after))  # type: ignore[misc]
+def _events(reader: Reader, range_: records.Range) -> Iterable[events.LotEvent]:
+    keys, after = reader.context.keys.lots, range_.after
+    while after < range_.to:
+        limit = min(PAGE, range_.to - after)
+        page = reader.context.store.run(
+            lambda tx, after=after, limit=limit: events.read(tx, keys, range_.dataset, after, limit)  # type: ignore[misc]
         )
         if not page:
             return
@@ -159,7 +163,7 @@ def _events(reader: Reader, one: records.Range) -> Iterable[events.LotEvent]:
 
 
 def _with_inputs(frame: "DataFrame", inputs: Lots) -> "DataFrame":
-    """The frame with what each position was made from, looked up by the position."""
+    """Add the input lots of each row's position to a DataFrame."""
     from pyspark.sql import functions as sf
 
     if not any(inputs.values()) and None not in inputs.values():
@@ -168,8 +172,8 @@ def _with_inputs(frame: "DataFrame", inputs: Lots) -> "DataFrame":
         None
         if lots is None
         else [
-            {"dataset": one.dataset, "version": one.version, "lot": one.lot, "generation": one.generation}
-            for one in lots
+            {"dataset": lot.dataset, "version": lot.version, "lot": lot.lot, "generation": lot.generation}
+            for lot in lots
         ]
         for lots in inputs.values()
     ]

@@ -1,7 +1,7 @@
-"""A pipeline in a process of its own: described to whoever starts it, and run as a runner's child.
+"""Run a pipeline in the child process of a runner, and describe it to the supervisor.
 
-The supervisor of a runner never imports the user's file. What it has to know, where the cluster is and what
-the pipeline is called, it asks a process that ends at once (`python -m tidemill.pipeline.child_process`).
+The supervisor of a runner never imports the user's file. It needs the pipeline's name and its cluster, and
+gets them from a process that exits at once (`python -m tidemill.pipeline.child_process`).
 """
 
 import subprocess
@@ -13,14 +13,14 @@ import msgspec
 from tidemill.errors import PipelineNotFound, TidemillError
 from tidemill.futures.home import Place
 from tidemill.futures.values.signatures import ClusterKey
-from tidemill.pipeline import pipeline_file as loading
+from tidemill.pipeline import pipeline_file
 from tidemill.runner.child import Seat
 
 MAIN = "tidemill.pipeline.child_process:main"
 
 
-class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What a supervisor has to know of a pipeline."""
+class PipelineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a supervisor needs to know of a pipeline."""
 
     name: str
     store: str
@@ -40,7 +40,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True):
+class LoadFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Why a pipeline could not be loaded."""
 
     code: str
@@ -48,19 +48,19 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
     hint: str
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What the asked process says: one of the two."""
+class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process that imports a pipeline prints: one of the two."""
 
-    about: About | None = None
-    refused: Refused | None = None
+    info: PipelineInfo | None = None
+    failure: LoadFailure | None = None
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child of a runner is to do.
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of a runner's child process.
 
-    - target: the pipeline, as `loading.load` takes it, with the folder it is relative to.
-    - starts: start runs; else only parts of runs are made that others have started.
-    - spark: a master or a Spark Connect address, instead of the pipeline's own.
+    - target, folder: the pipeline, as `pipeline_file.load` takes it.
+    - starts: start runs; if False, only process parts of runs that other runners started.
+    - spark: a master or a Spark Connect address that replaces the pipeline's own.
     """
 
     target: str
@@ -73,30 +73,30 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     quiet: bool = False
 
 
-def ask(target: str, folder: Path) -> About:
-    """What a pipeline says of itself, by a process that imports it and ends."""
+def read_info(target: str, folder: Path) -> PipelineInfo:
+    """Return what a supervisor needs to know, from a process that imports the pipeline and exits."""
     command = [sys.executable, "-m", "tidemill.pipeline.child_process", target, str(folder)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     lines = done.stdout.splitlines()
     try:
-        answer = msgspec.json.decode(lines[-1], type=Answer)
+        result = msgspec.json.decode(lines[-1], type=LoadResult)
     except (IndexError, msgspec.DecodeError):
         raise PipelineNotFound(
-            f"{target} ended the process that imported it ({done.returncode})",
-            hint="run the file with python, to see what it does",
+            f"importing {target} ended the process with exit code {done.returncode}",
+            hint="run the file with python to see why",
         ) from None
-    if answer.refused is not None:
-        raise PipelineNotFound(answer.refused.message, hint=answer.refused.hint)
-    assert answer.about is not None
-    return answer.about
+    if result.failure is not None:
+        raise PipelineNotFound(result.failure.message, hint=result.failure.hint)
+    assert result.info is not None
+    return result.info
 
 
-def answer(target: str, folder: Path) -> Answer:
-    """The other side of `ask`."""
+def _import(target: str, folder: Path) -> LoadResult:
+    """Import a pipeline, in the process that `read_info` starts."""
     try:
-        pipeline = loading.load(target, folder)
-        place = pipeline.site.place
-        about = About(
+        pipeline = pipeline_file.load(target, folder)
+        place = pipeline.context.place
+        info = PipelineInfo(
             name=pipeline.name,
             store=place.store,
             objects=place.objects,
@@ -105,33 +105,33 @@ def answer(target: str, folder: Path) -> Answer:
             secret=place.key.secret,
         )
     except TidemillError as error:
-        return Answer(refused=Refused(code=error.code, message=error.message, hint=error.hint))
-    return Answer(about=about)
+        return LoadResult(failure=LoadFailure(code=error.code, message=error.message, hint=error.hint))
+    return LoadResult(info=info)
 
 
 def main(seat: Seat) -> int:
-    """What the child of a runner does: it runs the pipeline, and says so."""
-    from tidemill.pipeline.run import run_as
-    from tidemill.pipeline.run_reporter import Talk
+    """Run the pipeline in the child process of a runner; return the exit code."""
+    from tidemill.pipeline.run import run_as_node
+    from tidemill.pipeline.run_reporter import RunReporter
 
-    asked = msgspec.convert(seat.arguments, Asked)
-    pipeline = loading.load(asked.target, Path(asked.folder))
-    if asked.spark:
-        pipeline.use_spark(asked.spark)
-    with Talk(json=asked.json, quiet=asked.quiet) as talk:
-        report = run_as(
+    request = msgspec.convert(seat.arguments, RunRequest)
+    pipeline = pipeline_file.load(request.target, Path(request.folder))
+    if request.spark:
+        pipeline.use_spark(request.spark)
+    with RunReporter(json=request.json, quiet=request.quiet) as reporter:
+        report = run_as_node(
             pipeline,
             seat.presence,
-            watch=asked.watch,
-            starts=asked.starts,
-            emit=talk,
+            watch=request.watch,
+            starts=request.starts,
+            emit=reporter,
             stop=seat.draining,
-            threads=asked.threads,
+            threads=request.threads,
         )
-    talk.end(report)
+    reporter.end(report)
     pipeline.close()
-    return 0 if report.ok or asked.watch else 1
+    return 0 if report.ok or request.watch else 1
 
 
 if __name__ == "__main__":
-    sys.stdout.write(msgspec.json.encode(answer(sys.argv[1], Path(sys.argv[2]))).decode() + "\n")
+    sys.stdout.write(msgspec.json.encode(_import(sys.argv[1], Path(sys.argv[2]))).decode() + "\n")

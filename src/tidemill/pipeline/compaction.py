@@ -1,4 +1,4 @@
-"""Compacting the lots of a table from here, now: `table.compact()`, `tidemill compact TABLE` (LOT-37)."""
+"""Compact the lots of a table on request: `table.compact()` and `tidemill compact` (LOT-37)."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -8,8 +8,8 @@ from tidemill.errors import UsageError
 from tidemill.events import Emit, ignore
 from tidemill.lots import lots
 from tidemill.lots.datasets import Dataset
-from tidemill.pipeline import reader as reading
-from tidemill.pipeline.context import Site
+from tidemill.pipeline.context import PipelineContext
+from tidemill.pipeline.reader import stored_dataset
 from tidemill.publish.projections import Projections
 from tidemill.runner.compacting import Compacted, Compactor, on_spark
 from tidemill.spark.lot_writer import TARGET_BYTES
@@ -27,40 +27,40 @@ def compact(
     *,
     target_bytes: int = TARGET_BYTES,
     emit: Emit = ignore,
-    tell: Callable[[str, Compacted | None], None] = lambda _lot, _done: None,
+    report: Callable[[str, Compacted | None], None] = lambda _lot, _result: None,
 ) -> list[Compacted]:
-    """Compact some lots of a table, or all; those whose files cannot be fewer are left as they are.
+    """Compact these lots of a table, or all; skip lots whose files cannot become fewer.
 
-    - tell: is told of each lot that was looked at, with what became of it.
+    - report: called for each lot, with the result, or None if it was skipped.
     """
     if name in pipeline.views:
         raise UsageError(
-            f"{name} is a view, and views keep few files by themselves", hint="compact what it reads instead"
+            f"{name} is a view, which is compacted automatically", hint="compact the tables that it reads"
         )
-    site = pipeline.site
-    dataset = reading.declared(pipeline, name)
-    found = []
-    scope = dataclasses.replace(site.scope, emit=emit)
-    with site.spark() as spark:
+    context = pipeline.context
+    dataset = stored_dataset(pipeline, name)
+    results = []
+    scope = dataclasses.replace(context.scope, emit=emit)
+    with context.spark() as spark:
         compactor = Compactor(
             scope,
-            on_spark(spark, site.storage),
+            on_spark(spark, context.storage),
             projections=Projections(scope),
             target_bytes=target_bytes,
         )
-        for lot in wanted or _all(site, dataset):
-            done = compactor.compact(dataset.id, lot)
-            tell(lot, done)
-            if done is not None:
-                found.append(done)
-    return found
+        for lot in wanted or _all_lots(context, dataset):
+            result = compactor.compact(dataset.id, lot)
+            report(lot, result)
+            if result is not None:
+                results.append(result)
+    return results
 
 
-def _all(site: Site, dataset: Dataset) -> Iterator[str]:
+def _all_lots(context: PipelineContext, dataset: Dataset) -> Iterator[str]:
     after = ""
     while True:
-        page = site.store.run(
-            lambda tx, after=after: lots.listed(tx, site.keys.lots, dataset.id, after, PAGE)  # type: ignore[misc]
+        page = context.store.run(
+            lambda tx, after=after: lots.listed(tx, context.keys.lots, dataset.id, after, PAGE)  # type: ignore[misc]
         )
         yield from (row.lot for row in page)
         if len(page) < PAGE:

@@ -1,4 +1,4 @@
-"""What a pipeline stands on in this process: its store, its object storage and its Spark session."""
+"""Open what a pipeline needs in this process: its store, its object storage and its Spark session."""
 
 import contextlib
 import random
@@ -25,11 +25,11 @@ from tidemill.views.steps.keys import StepKeys
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    Wanted = Union[SparkSession, SparkSettings, str, None]  # noqa: UP007 - a name that only types know
+    SparkOption = Union[SparkSession, SparkSettings, str, None]  # noqa: UP007 - pyspark is imported for types only
 
 
-def settings_of(spark: "Wanted", app: str) -> SparkSettings:
-    """What a user means by `spark=`, unless it is a session."""
+def settings_of(spark: "SparkOption", app: str) -> SparkSettings:
+    """Return the settings for the value of `spark=`, unless it is a session."""
     if spark is None:
         return SparkSettings(app=app)
     if isinstance(spark, SparkSettings):
@@ -38,20 +38,24 @@ def settings_of(spark: "Wanted", app: str) -> SparkSettings:
         remote = spark.startswith("sc://")
         return SparkSettings(remote=spark, app=app) if remote else SparkSettings(master=spark, app=app)
     raise UsageError(
-        f"spark= is a {type(spark).__name__}", hint="a session, a master, an sc:// address or SparkSettings"
+        f"spark= is a {type(spark).__name__}",
+        hint="pass a session, a master, an sc:// address or SparkSettings",
     )
 
 
 def is_session(spark: object) -> bool:
-    """A session of either kind; told without importing either."""
+    """Return whether this is a Spark session, classic or Connect, without importing pyspark."""
     return hasattr(spark, "createDataFrame") and hasattr(spark, "catalog")
 
 
-class Site:
-    """Opened when first used, each part by itself. Safe to share between threads."""
+class PipelineContext:
+    """The store, the object storage, the Spark session and the node of a pipeline in this process.
+
+    Each is opened when first used. Safe to share between threads.
+    """
 
     def __init__(
-        self, place: Place, spark: "Wanted", *, app: str, clock: Clock, chance: random.Random
+        self, place: Place, spark: "SparkOption", *, app: str, clock: Clock, chance: random.Random
     ) -> None:
         self.place = place
         self.clock = clock
@@ -67,7 +71,7 @@ class Site:
 
     @property
     def connection(self) -> Connection:
-        """This process as a node of the cluster: what producers write under."""
+        """This process as a node of the cluster. Appends are written under this node."""
         with self._lock:
             if self._connection is None:
                 self._connection = Connection.open(self.place, clock=self.clock, chance=self.chance)
@@ -81,7 +85,9 @@ class Site:
     def objects(self) -> Objects:
         objects = self.connection.objects
         if objects is None:
-            raise UsageError("a pipeline needs object storage", hint='give objects="s3://…" beside store=')
+            raise UsageError(
+                "a pipeline needs object storage", hint='pass objects="s3://…" together with store='
+            )
         return objects
 
     @property
@@ -94,7 +100,7 @@ class Site:
 
     @property
     def scope(self) -> Scope:
-        """What this process works with, as a node of the cluster."""
+        """Return the scope of this process as a node of the cluster."""
         return Scope(
             store=self.store,
             cluster=self.place.cluster,
@@ -110,7 +116,7 @@ class Site:
 
     @property
     def node(self) -> Node:
-        """As whom this process publishes."""
+        """The node that this process publishes as."""
         return self._membership.node
 
     @property
@@ -120,23 +126,23 @@ class Site:
         assert membership is not None
         return membership
 
-    def wait_to_join_again(self, lost: Node) -> None:
-        """Until we are in the node list under another epoch than this one, which was lost."""
+    def wait_to_rejoin(self, lost: Node) -> None:
+        """Wait until this process is in the node list again, under a new epoch."""
         membership = self._membership
 
-        def again() -> bool:
+        def has_rejoined() -> bool:
             return membership.alive() and membership.node.epoch != lost.epoch
 
-        if not poll(again, self.clock, every_s=0.1, timeout_s=TTL_S):
-            raise StoreUnavailable(f"{lost.id} could not join the node list of its cluster again")
+        if not poll(has_rejoined, self.clock, every_s=0.1, timeout_s=TTL_S):
+            raise StoreUnavailable(f"{lost.id} could not rejoin the node list of its cluster")
 
     # --- Spark
 
     @contextlib.contextmanager
     def spark(self) -> Iterator["SparkSession"]:
-        """The session, opened when first asked for; a user's own has our settings inside of the block."""
+        """Yield the session, opened when first used. A user's own session has our settings in the block."""
         if is_session(self._wanted):
-            with adopt(self._wanted) as session:  # type: ignore[arg-type] # just told
+            with adopt(self._wanted) as session:  # type: ignore[arg-type] # checked above
                 yield session
             return
         with self._lock:
@@ -146,11 +152,11 @@ class Site:
 
     @property
     def settings(self) -> SparkSettings | None:
-        """How another process opens Spark for this pipeline; None for a session of the user's."""
+        """The settings with which another process opens Spark; None if the user passed a session."""
         return None if is_session(self._wanted) else settings_of(self._wanted, self._app)
 
     def close(self) -> None:
-        """Close the store. Spark is left running: other sessions of this process may stand on it."""
+        """Close the store. Leave Spark running: other code in this process may use it."""
         with self._lock:
             connection, self._connection = self._connection, None
         if connection is not None:

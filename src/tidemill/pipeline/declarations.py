@@ -1,18 +1,20 @@
-"""What a user declared, before anything of it is done: frozen values, each with its line (LOT-1).
+"""Hold what a user declares, as frozen values, each with its line (LOT-1).
 
-Declaring touches neither a store nor Spark. `plan` turns declarations into steps, and says what is wrong with
-them; the same declarations are made by every process that imports the pipeline.
+A declaration uses neither the store nor Spark. The plan checks declarations and derives stages from them.
+Every process that imports the pipeline makes the same declarations.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tidemill.errors import DeclarationError
+from tidemill.lots import checks as expectations
 from tidemill.lots.checks import Check, has_key
 from tidemill.lots.datasets import Dataset, Drift, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.pace import FASTEST, NO_GRACE, Grace, Pace
-from tidemill.pipeline.source_line import Line
+from tidemill.pipeline.source_line import SourceLine
 from tidemill.sources.source import Source
 
 Changes = Literal["linear", "raw"]
@@ -21,11 +23,11 @@ Refresh = Literal["auto", "incremental", "full"]
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetDecl:
-    """A table that somebody writes to."""
+    """A table that users or a source write to."""
 
     dataset: Dataset
     schema: str
-    line: Line
+    line: SourceLine
     checks: tuple[Check, ...] = ()
 
     @property
@@ -34,15 +36,16 @@ class DatasetDecl:
 
     @property
     def expected(self) -> tuple[Check, ...]:
-        """What every append must pass: the checks, and that each row has its key (LOT-40). Sources see to
-        keys themselves, where they still know the file and the line.
+        """The checks of every append, with the check that each row has its key (LOT-40).
+
+        Sources check keys themselves, because they know the file and the line.
         """
         key = self.dataset.key
         return (*self.checks, has_key(*key)) if key else self.checks
 
     @property
     def retracts(self) -> bool:
-        """Can rows of it go away again, other than by a correction?"""
+        """Whether rows can be removed, other than by a correction."""
         return self.dataset.kind is not Kind.ROWS
 
 
@@ -52,13 +55,13 @@ class SourceDecl:
 
     dataset: str
     source: Source
-    line: Line
+    line: SourceLine
     checks: tuple[Check, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class SinkDecl:
-    """One table an arc writes; its schema is what Spark makes of the function unless it is given (LOT-44)."""
+    """A table that an arc writes; without `schema`, Spark derives it from the function (LOT-44)."""
 
     name: str
     partition_by: tuple[str, ...] = ()
@@ -69,9 +72,9 @@ class SinkDecl:
 
 @dataclass(frozen=True, kw_only=True)
 class ArcDecl:
-    """A function from lots to lots; or a template, if the first table it reads is a pattern.
+    """A function from lots to lots; a template, if the first table it reads is a pattern.
 
-    - template: of a template's child, that template.
+    - template: the name of the template that this arc comes from, if any.
     """
 
     name: str
@@ -86,15 +89,15 @@ class ArcDecl:
     grace: Grace = NO_GRACE
     enabled: bool = True
     template: str = ""
-    line: Line
+    line: SourceLine
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViewDecl:
-    """A query whose result is kept up to date; or a function over frames of what it reads (DBSP-18).
+    """A query whose result is kept up to date, or a function over DataFrames (DBSP-18).
 
-    - reads: of a function, in the order of its arguments.
-    - linear, keyed_by: what a function is declared to be, so that it need not always be run on whole tables.
+    - reads: the tables of a function, in the order of its arguments.
+    - linear, keyed_by: what a function is declared to be, so that a step need not run it on whole tables.
     """
 
     name: str
@@ -106,10 +109,69 @@ class ViewDecl:
     group: str
     refresh: Refresh = "auto"
     pace: Pace = FASTEST
-    line: Line
+    line: SourceLine
 
     @property
     def declared(self) -> str:
-        """What a function is declared to be."""
+        """What a function is declared to be, as text."""
         by = f"keyed by {', '.join(self.keyed_by)}" if self.keyed_by else "full"
         return "linear" if self.linear else by
+
+
+def sinks_of(
+    writes: str | Sequence[str] | Mapping[str, str],
+    *,
+    partition_by: str | Sequence[str],
+    schema: str | None,
+    checks: Sequence[Check] | Mapping[str, Sequence[Check]],
+    drift: str,
+) -> tuple[SinkDecl, ...]:
+    """Return the tables that an arc writes, from the arguments of `Pipeline.arc`."""
+    by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+    if drift not in (Drift.FREEZE, Drift.EVOLVE):
+        raise DeclarationError(f"drift={drift!r}", hint="an arc supports freeze and evolve")
+    tables = _tables(writes, schema)
+    checks_of = _checks_by_table([name for name, _ in tables], checks)
+    return tuple(
+        SinkDecl(
+            name=name,
+            partition_by=by,
+            schema=ddl,
+            checks=expectations.of(checks_of.get(name, ())),
+            drift=Drift(drift),
+        )
+        for name, ddl in tables
+    )
+
+
+def _tables(
+    writes: str | Sequence[str] | Mapping[str, str], schema: str | None
+) -> Sequence[tuple[str, str | None]]:
+    """Return the names of the tables, each with its schema if it is declared."""
+    if isinstance(writes, Mapping):
+        return list(writes.items())
+    names = (writes,) if isinstance(writes, str) else tuple(writes)
+    if schema is not None and len(names) != 1:
+        raise DeclarationError(
+            f"schema= is one schema, but the arc writes {len(names)} tables",
+            hint="pass a dictionary: writes={name: schema}",
+        )
+    return [(name, schema) for name in names]
+
+
+def _checks_by_table(
+    names: Sequence[str], checks: Sequence[Check] | Mapping[str, Sequence[Check]]
+) -> Mapping[str, Sequence[Check]]:
+    if not isinstance(checks, Mapping):
+        if checks and len(names) > 1:
+            raise DeclarationError(
+                f"checks= is one list, but the arc writes {len(names)} tables",
+                hint="pass a dictionary: checks={name: […]}",
+            )
+        return dict.fromkeys(names, checks)
+    unknown = [name for name in checks if name not in names]
+    if unknown:
+        raise DeclarationError(
+            f"checks= names {unknown[0]}, but the arc does not write it", hint=f"it writes {', '.join(names)}"
+        )
+    return checks

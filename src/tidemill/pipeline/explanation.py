@@ -1,4 +1,4 @@
-"""What there is to say about a view: its circuit, the rung each operator could have, and how it runs now."""
+"""Explain a view: its circuit, the rung of each operator, and how it is computed."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,8 +11,8 @@ from tidemill.views.circuit.explain import Explained
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
 
-FOLLOWS = "each step follows the change"
-COMPARED = "each step recomputes it, and stores what differs from its table"
+INCREMENTAL = "each step processes only the changes"
+RECOMPUTED = "each step recomputes it and stores the difference"
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,10 +26,10 @@ class Explanation:
     >>> view.explain().json()["runs"]
     'incremental'
 
-    - certificate: what the comparison with plain Spark found; None before the view was run.
-    - declared: of a view that is a function, what it was declared to be.
+    - certificate: the result of the comparison with plain Spark; None before the first run.
+    - declared: for a function, what it is declared to be: linear, keyed or full.
     - always_full: whether its refresh is `full`.
-    - recomputed: why it is recomputed in each step; empty for one that follows the change.
+    - recomputed: why each step recomputes it; empty if it is incremental.
     """
 
     view: str
@@ -41,38 +41,41 @@ class Explanation:
 
     @property
     def runs(self) -> str:
-        """How it is computed, in words."""
-        return f"{COMPARED}: {self.recomputed}" if self.recomputed else FOLLOWS
+        """Return how it is computed, as a sentence."""
+        return f"{RECOMPUTED}: {self.recomputed}" if self.recomputed else INCREMENTAL
 
     @property
     def certified(self) -> str:
-        """The comparison with plain Spark, in words."""
-        found = self.certificate
-        if self.circuit is None and found is not None and not found.equal:
-            return f"a function, declared {self.declared}, and it is NOT: {found.why}"
+        """Return the result of the comparison with plain Spark, as a sentence."""
+        certificate = self.certificate
+        if self.circuit is None and certificate is not None and not certificate.equal:
+            return f"a function that is declared {self.declared} but is not: {certificate.why}"
         if self.circuit is None:
-            tried = f", and so it was in {found.compared} generated steps" if found is not None else ""
-            return f"a function, declared {self.declared}{tried}"
+            tested = (
+                f", confirmed in {certificate.compared} generated steps" if certificate is not None else ""
+            )
+            return f"a function that is declared {self.declared}{tested}"
         if self.always_full:
-            return "refresh='full': always recomputed, by plain Spark itself"
-        if found is None:
-            return "not yet compared with plain Spark: that is done when it is first run"
-        if not found.equal:
-            return f"NOT equal to plain Spark: {found.why}"
-        return found.why or f"equal to plain Spark ({found.kind}) after {found.compared} generated steps"
+            return "refresh='full': always recomputed by plain Spark"
+        if certificate is None:
+            return "not yet compared with plain Spark; the first run does that"
+        if not certificate.equal:
+            return f"NOT equal to plain Spark: {certificate.why}"
+        equal = f"equal to plain Spark ({certificate.kind}) after {certificate.compared} generated steps"
+        return certificate.why or equal
 
     def text(self) -> str:
-        """For people."""
+        """Return the explanation as text."""
         head = [f"{self.view}", f"  {self.runs}", f"  certified: {self.certified}"]
         if self.circuit is not None:
             head += [
-                "  its circuit, with the rung of each operator:",
+                "  circuit, with the rung of each operator:",
                 *(f"  {line}" for line in self.circuit.text().splitlines()),
             ]
         return "\n".join(head)
 
     def json(self) -> dict[str, object]:
-        """For programs: everything that the text says."""
+        """Return the explanation as JSON, with everything that the text says."""
         return {
             "view": self.view,
             "runs": "full" if self.recomputed else "incremental",
@@ -83,9 +86,9 @@ class Explanation:
         }
 
     def drawing(self) -> str:
-        """The circuit as a picture: the text of an SVG file."""
+        """Return the circuit as a picture: the text of an SVG file."""
         if self.circuit is None:
-            raise DeclarationError(f"{self.view} is a function: it has no circuit to draw")
+            raise DeclarationError(f"{self.view} is a function and has no circuit to draw")
         return drawing.draw(self.circuit)
 
     def __repr__(self) -> str:
@@ -96,16 +99,17 @@ class Explanation:
 
 
 def explain(pipeline: "Pipeline", view: str) -> Explanation:
-    """Plan a pipeline, and explain one of its views."""
-    from tidemill.pipeline.chaining import chain_of
+    """Plan a pipeline and explain one of its views."""
     from tidemill.pipeline.plan.certification import CertifyFunction, CertifyView
+    from tidemill.pipeline.plan.circuits import chain_of
 
     plan, decl = pipeline.plan(), pipeline.views[view]
-    certified = (one for one in plan.stages if isinstance(one, CertifyView | CertifyFunction))
-    known = next((one.known for one in certified if one.view == view), None)
+    certifications = (stage for stage in plan.stages if isinstance(stage, CertifyView | CertifyFunction))
+    known = next((stage.known for stage in certifications if stage.view == view), None)
     always = decl.refresh == "full"
-    (members,) = (one.views for one in plan.program.groups.values() if any(v.name == view for v in one.views))
-    with pipeline.site.spark() as spark:
+    groups = plan.program.groups.values()
+    (members,) = (group.views for group in groups if any(member.name == view for member in group.views))
+    with pipeline.context.spark() as spark:
         reasons = chain_of(spark, members, plan.program.datasets).reasons
     why = "refresh='full'" if always else reasons.get(view, "")
     circuit = None if decl.function is not None else plan.explained(view)

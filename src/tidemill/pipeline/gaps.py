@@ -1,6 +1,6 @@
-"""Gaps of a pipeline's tables: what should be there and is not, and where that began (LOT-32).
+"""Find the gaps of a pipeline's tables: lots that are expected but not published, and why (LOT-32).
 
-From the store alone: neither an object nor Spark is needed to know it.
+Everything is read from the store, without object storage and without Spark.
 """
 
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ class GapReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gaps(self) -> list[Gap]:
-        """All of them, table by table."""
+        """All gaps, table by table."""
         return [gap for table in self.tables for gap in table.gaps]
 
     def __bool__(self) -> bool:
@@ -57,54 +57,54 @@ def gaps_of(
     last: Bound = None,
     late_s: float = LATE_S,
 ) -> GapReport:
-    """The gaps of these tables, or of all; of a view those of the tables it is made from.
+    """Return the gaps of these tables, or of all; for a view, those of the tables it reads.
 
-    - first, last: look at these lots only, both included.
-    - late_s: how long after its end an interval's lot is expected.
+    - first, last: the range of lots to check, both included.
+    - late_s: how many seconds after the end of its interval a lot is expected.
     """
-    names = _named(pipeline, tables)
-    site = pipeline.site
-    keys, specs = ArcKeys(site.place.cluster), graph.specs(pipeline)
-    found = []
-    censuses: dict[object, Gaps] = {}
+    names = _table_names(pipeline, tables)
+    context = pipeline.context
+    keys, specs = ArcKeys(context.place.cluster), graph.specs(pipeline)
+    coverages = []
+    by_span: dict[object, Gaps] = {}
     for name in names:
         unit = graph.unit_of(pipeline, name)
         span = ALL if first is None and last is None else graph.span(unit, first, last)
-        if span not in censuses:
-            censuses[span] = Gaps(Census(site.store, keys, specs, span, late_s=late_s))
-        covered = censuses[span].of(graph.id_of(pipeline, name))
-        found.append(_with_windows(pipeline, name, covered) if name in pipeline.sources else covered)
-    return GapReport(pipeline=pipeline.name, tables=tuple(found))
+        if span not in by_span:
+            by_span[span] = Gaps(Census(context.store, keys, specs, span, late_s=late_s))
+        coverage = by_span[span].of(graph.id_of(pipeline, name))
+        coverages.append(_with_windows(pipeline, name, coverage) if name in pipeline.sources else coverage)
+    return GapReport(pipeline=pipeline.name, tables=tuple(coverages))
 
 
-def _named(pipeline: "Pipeline", tables: Iterable[str]) -> list[str]:
+def _table_names(pipeline: "Pipeline", tables: Iterable[str]) -> list[str]:
     names = list(tables) or [name for name in pipeline.names if name not in pipeline.views]
-    found: dict[str, None] = {}
+    base_tables: dict[str, None] = {}
     for name in names:
         if name not in pipeline.names:
             raise DeclarationError(
                 f"the pipeline {pipeline.name} has no table {name!r}",
-                hint=f"there are {', '.join(pipeline.names) or 'none'}",
+                hint=f"its tables are: {', '.join(pipeline.names) or '(none)'}",
             )
-        found |= dict.fromkeys(graph.read_by(pipeline, name) if name in pipeline.views else [name])
-    return list(found)
+        base_tables |= dict.fromkeys(graph.read_by(pipeline, name) if name in pipeline.views else [name])
+    return list(base_tables)
 
 
-def _with_windows(pipeline: "Pipeline", name: str, covered: Coverage) -> Coverage:
-    """With the files that a source has taken and not published yet."""
-    site, source = pipeline.site, pipeline.sources[name].source
-    keys = SourceKeys(site.place.cluster)
+def _with_windows(pipeline: "Pipeline", name: str, coverage: Coverage) -> Coverage:
+    """Add the files that a source has listed but not published yet."""
+    context, source = pipeline.context, pipeline.sources[name].source
+    keys = SourceKeys(context.place.cluster)
     gaps = []
-    for window in site.store.run(lambda tx: source.status(tx, keys, pipeline.name, name)).pending:
+    for window in context.store.run(lambda tx: source.status(tx, keys, pipeline.name, name)).pending:
         lot = window.lot or f"window {window.number}"
-        what = f"{window.files} files taken"
+        files = f"{window.files} files"
         if window.error:
-            state, why = GapState.MISSING, f"{what}, not read: {window.error}"
+            state, why = GapState.MISSING, f"{files} could not be read: {window.error}"
         elif window.node:
-            state, why = GapState.RUNNING, f"{what}, on {window.node}"
+            state, why = GapState.RUNNING, f"{files}, on {window.node}"
         else:
-            state, why = GapState.ABSENT, f"{what}, not published yet"
+            state, why = GapState.ABSENT, f"{files}, not published yet"
         gaps.append(Gap(name, lot, state, Cause(name, "", state, why)))
     return msgspec.structs.replace(
-        covered, expected=covered.expected + len(gaps), gaps=(*covered.gaps, *gaps)
+        coverage, expected=coverage.expected + len(gaps), gaps=(*coverage.gaps, *gaps)
     )

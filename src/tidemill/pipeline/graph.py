@@ -1,4 +1,4 @@
-"""Which table is made from which, by the declarations alone: no store and no Spark is needed to know."""
+"""Find which table is made from which, from the declarations, without Spark."""
 
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time
@@ -17,20 +17,20 @@ from tidemill.spark import queries
 if TYPE_CHECKING:
     from tidemill.pipeline.declarations import ArcDecl
     from tidemill.pipeline.pipeline import Pipeline
-    from tidemill.pipeline.registry import Register
+    from tidemill.pipeline.registry import Registry
 
 Bound = str | date | datetime | None
-"""Where a range of lots begins or ends: a lot, a day, or a moment."""
+"""The first or last lot of a range: a lot, a day, or a time."""
 
 
-def id_of(pipeline: "Register", table: str) -> DatasetId:
-    """A table of lots by its name."""
-    known = pipeline.datasets.get(table)
-    return DatasetId(table) if known is None else known.id
+def id_of(pipeline: "Registry", table: str) -> DatasetId:
+    """Return the id of a table of lots."""
+    decl = pipeline.datasets.get(table)
+    return DatasetId(table) if decl is None else decl.id
 
 
 def specs(pipeline: "Pipeline") -> list[ArcSpec]:
-    """The arcs of a pipeline, as far as reports need them: what they read and write."""
+    """Return what the arcs of a pipeline read and write, for reports."""
     return [
         ArcSpec(
             pipeline=pipeline.name,
@@ -46,13 +46,13 @@ def specs(pipeline: "Pipeline") -> list[ArcSpec]:
     ]
 
 
-def arc_id(pipeline: "Register", arc: str) -> str:
-    """An arc's name in the store."""
+def arc_id(pipeline: "Registry", arc: str) -> str:
+    """Return an arc's name in the store."""
     return declarations.arc_id(pipeline.name, arc)
 
 
 def maker(pipeline: "Pipeline", name: str) -> "ArcDecl":
-    """The arc that is called so, or makes the table that is; `UsageError` if there is none."""
+    """Return the arc of this name, or the arc that writes the table of this name; else `UsageError`."""
     if name in pipeline.all_arcs():
         return pipeline.all_arcs()[name]
     for arc in pipeline.all_arcs().values():
@@ -60,40 +60,40 @@ def maker(pipeline: "Pipeline", name: str) -> "ArcDecl":
             return arc
     if name in pipeline.datasets:
         raise UsageError(
-            f"{name} is written from outside, no arc makes it",
-            hint="correct a lot of it by replace(lot, rows); name an arc, or a table that one makes",
+            f"{name} is a dataset, and no arc writes it",
+            hint="name an arc or a table that an arc writes; to correct a lot of a dataset use replace()",
         )
     if name in pipeline.views:
-        raise UsageError(f"{name} is a view", hint="views follow what they read: replay that")
-    known = ", ".join([*pipeline.all_arcs(), *pipeline.names]) or "nothing"
-    raise UsageError(f"{pipeline.name} has no arc or table {name}", hint=f"it has {known}")
+        raise UsageError(f"{name} is a view", hint="replay a table that it reads; the view follows")
+    names = ", ".join([*pipeline.all_arcs(), *pipeline.names]) or "nothing"
+    raise UsageError(f"{pipeline.name} has no arc or table {name}", hint=f"it has {names}")
 
 
 def groups(pipeline: "Pipeline") -> dict[str, str]:
-    """The group of each view; groups go by their own names too, where nothing else is called so."""
+    """Return the group of each view, and each group by its own name unless an arc has that name."""
     arcs = pipeline.all_arcs()
     named = {view.group: view.group for view in pipeline.views.values() if view.group not in arcs}
     return named | {view.name: view.group for view in pipeline.views.values()}
 
 
 def read_by(pipeline: "Pipeline", view: str) -> list[str]:
-    """The tables of lots that a view is made from, through other views too."""
-    found: dict[str, None] = {}
-    left = [view]
+    """Return the tables of lots that a view reads, also through other views."""
+    tables: dict[str, None] = {}
+    views = [view]
     seen = {view}
-    while left:
-        names = {one.name for one in queries.table_names(pipeline.views[left.pop()].sql)}
+    while views:
+        names = {table.name for table in queries.table_names(pipeline.views[views.pop()].sql)}
         for name in sorted(queries.match(name, dict.fromkeys(pipeline.names)) for name in names):
             if name not in pipeline.views:
-                found[name] = None
+                tables[name] = None
             elif name not in seen:
                 seen.add(name)
-                left.append(name)
-    return list(found)
+                views.append(name)
+    return list(tables)
 
 
-def behind(pipeline: "Pipeline", arc: str) -> Iterator[str]:
-    """What follows when lots of an arc are made again: the tables of other arcs, and views."""
+def downstream(pipeline: "Pipeline", arc: str) -> Iterator[str]:
+    """Yield the tables of other arcs, and the views, that follow when lots of an arc are made again."""
     changed = {sink.name for sink in pipeline.all_arcs()[arc].sinks}
     own = set(changed)
     grew = True
@@ -110,40 +110,42 @@ def behind(pipeline: "Pipeline", arc: str) -> Iterator[str]:
 
 
 def unit_of(pipeline: "Pipeline", table: str) -> Unit | None:
-    """How long the intervals of a table are; None where each append is a lot."""
-    made_by = {sink.name: arc for arc in pipeline.all_arcs().values() for sink in arc.sinks}
-    while table in made_by:
-        table = made_by[table].reads[0]
+    """Return the interval of a table's lots; None if each append is a lot."""
+    makers = {sink.name: arc for arc in pipeline.all_arcs().values() for sink in arc.sinks}
+    while table in makers:
+        table = makers[table].reads[0]
     if table in pipeline.datasets:
         return pipeline.datasets[table].dataset.unit
-    site = pipeline.site  # a template reads tables of others, too
-    return site.store.run(lambda tx: datasets.read(tx, site.keys.lots, DatasetId(table))).unit
+    context = pipeline.context  # a template may read tables of other pipelines
+    return context.store.run(lambda tx: datasets.read(tx, context.keys.lots, DatasetId(table))).unit
 
 
 def lot_of(table: str, unit: Unit | None, text: str) -> str:
-    """One lot by its id; `BadLotId` for one of another unit, with the unit that these lots have."""
+    """Return the id of a lot of this table; `BadLotId` if it has another interval."""
     lot = ids.parse(text)
-    given = None if isinstance(lot, AppendId) else lot.unit
-    if given == unit:
+    lot_unit = None if isinstance(lot, AppendId) else lot.unit
+    if lot_unit == unit:
         return str(lot)
-    of = "an append" if given is None else f"a lot of {given}"
-    has = "one lot per append" if unit is None else f"lots of {unit}"
-    hint = f"see them with `tidemill lots {table}`"
+    kind = "an append" if lot_unit is None else f"a lot of {lot_unit}"
+    kinds = "one lot per append" if unit is None else f"lots of {unit}"
+    hint = f"list its lots with `tidemill lots {table}`"
     if unit is not None and isinstance(lot, LotId):
-        hint = f"its lot that begins then is {unit.at(lot.start)}"
-    raise BadLotId(f"{text} is {of}, and {table} has {has}", hint=hint)
+        hint = f"the lot that begins at the same time is {unit.at(lot.start)}"
+    raise BadLotId(f"{text} is {kind}, but {table} has {kinds}", hint=hint)
 
 
 def span(unit: Unit | None, first: Bound, last: Bound) -> Span:
-    """A range of lots, both ends included.
+    """Return a range of lots, both ends included.
 
-    - first, last: a lot; or, where lots are intervals, a day or a moment, also as text: `2026-01-31`,
+    - first, last: a lot; if lots are intervals, also a day or a time, or text like `2026-01-31` or
       `2026-01-31T14:05:00Z`.
     """
-    found = Span(_bound(unit, first, end=False), _bound(unit, last, end=True))
-    if found.last and found.last < found.first:
-        raise BadLotId(f"a range from {found.first} to {found.last}", hint="from the earlier to the later")
-    return found
+    bounds = Span(_bound(unit, first, end=False), _bound(unit, last, end=True))
+    if bounds.last and bounds.last < bounds.first:
+        raise BadLotId(
+            f"the range from {bounds.first} to {bounds.last} is reversed", hint="pass the earlier lot first"
+        )
+    return bounds
 
 
 def _bound(unit: Unit | None, value: Bound, *, end: bool) -> str:
@@ -152,12 +154,12 @@ def _bound(unit: Unit | None, value: Bound, *, end: bool) -> str:
     if unit is None:
         if isinstance(value, str):
             return str(AppendId.parse(value))
-        raise BadLotId(f"{value} is a time, and these lots are appends", hint="give ids of lots")
+        raise BadLotId(f"{value} is a time, but each append is a lot here", hint="pass ids of lots")
     if isinstance(value, str):
         try:
             lot = LotId.parse(value)
         except BadLotId:
-            value = _moment(value)
+            value = _day_or_time(value)
         else:
             if lot.unit == unit:
                 return str(lot)
@@ -168,10 +170,11 @@ def _bound(unit: Unit | None, value: Bound, *, end: bool) -> str:
     return str(unit.at(value if value.tzinfo else value.replace(tzinfo=UTC)))
 
 
-def _moment(text: str) -> date | datetime:
+def _day_or_time(text: str) -> date | datetime:
     try:
         return date.fromisoformat(text) if len(text) <= 10 else datetime.fromisoformat(text)
     except ValueError:
         raise BadLotId(
-            f"{text!r} is neither a lot nor a time", hint="20260131PT5M003, 2026-01-31 or 2026-01-31T14:05Z"
+            f"{text!r} is neither a lot nor a time",
+            hint="write it like 20260131PT5M003, 2026-01-31 or 2026-01-31T14:05Z",
         ) from None

@@ -9,7 +9,7 @@ import msgspec
 
 from tidemill.errors import BadSchedule, DeclarationError
 from tidemill.lots.keys import DatasetId, LotKeys
-from tidemill.pipeline.source_line import at, here
+from tidemill.pipeline.source_line import caller_line, errors_at
 from tidemill.store import Tx
 from tidemill.triggers import schedules
 from tidemill.triggers.cron import Cron, next_after, zone_of
@@ -53,7 +53,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     most_failures: int = 0
 
     def __post_init__(self) -> None:
-        with at(here()):
+        with errors_at(caller_line()):
             _check(self)
 
 

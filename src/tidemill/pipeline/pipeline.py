@@ -1,4 +1,4 @@
-"""A pipeline: what users declare, and run.
+"""Define `Pipeline`: what users declare and run.
 
 >>> import tidemill as tm
 >>> shop = tm.Pipeline("shop", home="shop-home")
@@ -6,8 +6,8 @@
 >>> shop
 <Pipeline shop: 1 dataset>
 
-Declaring touches neither a store nor Spark: a file that declares a pipeline can be imported anywhere. The
-store is opened when it is first needed, and Spark when something has to be computed.
+A declaration uses neither the store nor Spark, so a file that declares a pipeline can be imported anywhere.
+The store is opened when it is first needed, and Spark when something must be computed.
 """
 
 import os
@@ -25,11 +25,11 @@ from tidemill.futures.home import CLUSTER, Place
 from tidemill.lots import checks as expectations
 from tidemill.lots.checks import quarantine_of
 from tidemill.lots.keys import DatasetId
-from tidemill.pipeline.context import Site
+from tidemill.pipeline.context import PipelineContext
 from tidemill.pipeline.declarations import ArcDecl
-from tidemill.pipeline.registry import Readable, Register
-from tidemill.pipeline.source_line import Line, folder
-from tidemill.pipeline.tables import Dataset, Table, View
+from tidemill.pipeline.registry import Readable, Registry
+from tidemill.pipeline.source_line import SourceLine, caller_folder
+from tidemill.pipeline.tables import Dataset, RetiredView, Table, View
 from tidemill.spark.sessions import SparkSettings
 
 if TYPE_CHECKING:
@@ -40,11 +40,10 @@ if TYPE_CHECKING:
     from tidemill.pipeline.lot_requests import LotRequestPlan
     from tidemill.pipeline.pace import CatchUpWord
     from tidemill.pipeline.plan.plan import Plan
-    from tidemill.pipeline.retired import RetiredView
     from tidemill.pipeline.run_report import Report
 
 
-class Pipeline(Register):
+class Pipeline(Registry):
     """Datasets, sources, arcs and views that belong together.
 
     >>> import tidemill as tm
@@ -55,14 +54,14 @@ class Pipeline(Register):
     <Pipeline shop: 1 dataset, 1 view>
 
     Args:
-        name: of the pipeline; its arcs and views are known by it.
-        home: a folder with everything in it (SQLite and files), beside the file that declares the pipeline
-            unless the path is absolute; made if missing.
-        store: the store's URL, instead of a home, with `objects` and the cluster key.
-        objects: the URL of the object storage that goes with `store`.
-        cluster: the name that everything in the store lies under.
-        key_file: the file of the cluster key; a home has its own.
-        spark: the session to use, a master (`local[4]`, `spark://…`), a Spark Connect address (`sc://…`), or
+        name: the name of the pipeline; the store identifies its arcs and views by it.
+        home: a folder for everything (SQLite and files); created if missing. A relative path is relative to
+            the file that declares the pipeline.
+        store: the URL of the store, instead of a home; needs `objects` and a cluster key.
+        objects: the URL of the object storage, for use with `store`.
+        cluster: the name under which everything is kept in the store.
+        key_file: the file with the cluster key; a home has its own.
+        spark: a session, a master (`local[4]`, `spark://…`), a Spark Connect address (`sc://…`), or
             `SparkSettings`; `local[*]` by default.
     """
 
@@ -80,8 +79,8 @@ class Pipeline(Register):
         chance: random.Random | None = None,
     ) -> None:
         super().__init__(name)
-        self.base = folder()
-        """What relative paths are relative to: the folder of the file that declares the pipeline."""
+        self.base = caller_folder()
+        """The folder of the file that declares the pipeline. Relative paths start here."""
         if home is None and store is None:
             home = f"{name}-home"
         if home is not None:
@@ -92,39 +91,39 @@ class Pipeline(Register):
         self._spark = spark
         self._clock = clock
         self._chance = chance if chance is not None else random.Random()
-        self._site: Site | None = None
+        self._context: PipelineContext | None = None
         self._lock = threading.RLock()
 
     def all_arcs(self) -> dict[str, ArcDecl]:
-        """The arcs by name, with those of templates: for tables declared here, and for those in the store.
-
-        That is asked only where there is a template.
-        """
+        """Return all arcs by name, with those of templates. Only a template makes this read the store."""
         if not self.templates:
             return self.arcs
-        from tidemill.pipeline.plan import templates as fanout
+        from tidemill.pipeline.plan import templates
 
-        return {**self.arcs, **fanout.children_of(self, fanout.stored(self))}
+        return {**self.arcs, **templates.children_of(self, templates.stored_tables(self))}
 
     @property
     def names(self) -> list[str]:
-        """All tables, in the order of their declarations."""
+        """The names of all tables, in the order of their declarations."""
         arcs = [sink.name for arc in self.all_arcs().values() for sink in arc.sinks]
         return [*self.datasets, *arcs, *self.views]
 
     @property
-    def quarantines(self) -> dict[str, Line]:
-        """The tables for what does not fit, or was taken out by checks, and where what they belong to is
-        declared. They are there though nobody declares them.
+    def quarantines(self) -> dict[str, SourceLine]:
+        """The quarantine tables, which hold rows that do not fit or that a check drops.
+
+        They need no declaration; each has the line of the dataset, source or arc that it belongs to.
         """
-        found = {name: decl.line for name, decl in self.sources.items() if decl.source.quarantines}
-        found |= {name: one.line for name, one in self.datasets.items() if expectations.drops(one.expected)}
+        lines = {name: decl.line for name, decl in self.sources.items() if decl.source.quarantines}
+        lines |= {
+            name: decl.line for name, decl in self.datasets.items() if expectations.drops(decl.expected)
+        }
         for arc in self.all_arcs().values():
-            found |= {sink.name: arc.line for sink in arc.sinks if expectations.drops(sink.checks)}
-        return {quarantine_of(DatasetId(name)).name: line for name, line in found.items()}
+            lines |= {sink.name: arc.line for sink in arc.sinks if expectations.drops(sink.checks)}
+        return {quarantine_of(DatasetId(name)).name: line for name, line in lines.items()}
 
     def __getitem__(self, name: str) -> Table:
-        """A table by its name: `shop["revenue"]`."""
+        """Return a table by its name: `shop["revenue"]`."""
         if name in self.views:
             return self._view(name)
         if name in self.datasets:
@@ -134,7 +133,7 @@ class Pipeline(Register):
         from difflib import get_close_matches
 
         near = get_close_matches(name, self.names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(self.names) or 'none'}"
+        hint = f"did you mean {near[0]}?" if near else f"its tables are: {', '.join(self.names) or '(none)'}"
         raise DeclarationError(f"the pipeline {self.name} has no table {name!r}", hint=hint)
 
     def _dataset(self, name: str) -> Dataset:
@@ -144,30 +143,33 @@ class Pipeline(Register):
         return View(self, name)
 
     def retired(self) -> "dict[str, RetiredView]":
-        """Views that were declared once and are not any more, by name: their tables can still be read, until
-        they are dropped: `shop.retired()["old"].drop()`.
-        """
-        from tidemill.pipeline import retired
+        """Return the views that are no longer declared, by name.
 
-        return retired.listed(self)
+        Their tables can be read until they are dropped: `shop.retired()["old"].drop()`.
+        """
+        from tidemill.views.steps import retired
+
+        context = self.context
+        rows = context.store.run(lambda tx: retired.listed(tx, context.keys, self.name))
+        return {row.view: RetiredView(self, row) for row in rows if row.view not in self.views}
 
     @property
-    def site(self) -> Site:
-        """The store, the objects and Spark, opened when first asked for."""
+    def context(self) -> PipelineContext:
+        """The store, the object storage and Spark, each opened when first used."""
         with self._lock:
-            if self._site is None:
-                self._site = Site(
+            if self._context is None:
+                self._context = PipelineContext(
                     self._place(), self._spark, app=self.name, clock=self._clock, chance=self._chance
                 )
-            return self._site
+            return self._context
 
     def use_spark(self, spark: "SparkSession | SparkSettings | str") -> None:
-        """Use another Spark than was declared, from the next time on that it is opened."""
+        """Use another Spark than declared, from now on."""
         self.close()
         self._spark = spark
 
     def plan(self) -> "Plan":
-        """What running would set up, and whether everything fits together."""
+        """Check the declarations; return what running the pipeline would change in the store."""
         from tidemill.pipeline.plan.plan import make_plan
 
         return make_plan(self)
@@ -175,16 +177,16 @@ class Pipeline(Register):
     def run(
         self, *, watch: bool = False, emit: Emit = ignore, stop: threading.Event | None = None
     ) -> "Report":
-        """Catch up: everything that has arrived is taken through arcs and views. `watch` stays for more."""
+        """Process everything that arrived, through sources, arcs and views; with `watch`, keep running."""
         from tidemill.pipeline.run import run
 
         return run(self, watch=watch, emit=emit, stop=stop)
 
     def gaps(self, *tables: str, first: "Bound" = None, last: "Bound" = None) -> "GapReport":
-        """Which lots should be there and are not, of these tables or of all; true when none is missing.
+        """Return the lots that are expected but not published, of these tables or of all.
 
-        Each gap says what became of it (absent, running, partial, missing, dead), and where that began: the
-        table furthest upstream that has not the lot. Read from the store alone, without Spark.
+        Each gap has a state (absent, running, partial, missing, dead) and a cause: the first table upstream
+        that lacks the lot. Reads only the store, without Spark.
 
         >>> import tidemill as tm
         >>> shop = tm.Pipeline("shop", home="shop-home")
@@ -193,9 +195,9 @@ class Pipeline(Register):
         []
 
         Args:
-            tables: by name; of a view those of the tables it is made from.
-            first: look at lots from here on: a lot, a day or a moment.
-            last: look at lots up to here, included.
+            tables: names of tables; for a view, the tables it reads are checked.
+            first: the first lot to check: a lot, a day or a time.
+            last: the last lot to check.
         """
         from tidemill.pipeline.gaps import gaps_of
 
@@ -211,19 +213,19 @@ class Pipeline(Register):
         at_once: int | None = None,
         dry_run: bool = False,
     ) -> "LotRequestPlan":
-        """Ask for lots that are not there, though what they are made from is; the next run makes them.
+        """Request missing lots; the next run makes them.
 
-        Where an input is not there either, the arcs further up are asked for it. What is there is left alone.
+        If an input is missing too, the arcs upstream are asked for it. Existing lots stay as they are.
 
         Args:
-            table: one that an arc makes, or the arc.
-            lots: these; or else all from `first` to `last`.
-            first: a lot, a day or a moment; from the first lot on if left out.
-            last: the same, and included.
-            at_once: how many may run at a time; as many as the arc allows if left out.
-            dry_run: only say what would be done.
+            table: an arc, or a table that an arc writes.
+            lots: the lots; by default all from `first` to `last`.
+            first: a lot, a day or a time; by default the first lot.
+            last: a lot, a day or a time, included; by default the last lot.
+            at_once: how many lots run in parallel; by default as many as the arc allows.
+            dry_run: return the plan, and change nothing.
         """
-        return self._order("backfill", table, lots, first, last, at_once, dry_run)
+        return self._request("backfill", table, lots, first, last, at_once, dry_run)
 
     def replay(
         self,
@@ -235,14 +237,14 @@ class Pipeline(Register):
         at_once: int | None = None,
         dry_run: bool = False,
     ) -> "LotRequestPlan":
-        """Ask for lots to be made once more, say because the arc's code was wrong; the next run does it.
+        """Request existing lots to be made again, for example after a bug fix; the next run makes them.
 
-        Each becomes the next generation of its lot: readers have the one before until then, and what was made
-        from it follows. Arguments as for `backfill`.
+        Each result is the next generation of its lot. Readers see the old generation until it is published.
+        Tables and views downstream follow. Arguments as for `backfill`.
         """
-        return self._order("replay", table, lots, first, last, at_once, dry_run)
+        return self._request("replay", table, lots, first, last, at_once, dry_run)
 
-    def _order(
+    def _request(
         self,
         kind: str,
         table: Readable,
@@ -253,62 +255,60 @@ class Pipeline(Register):
         dry_run: bool,
     ) -> "LotRequestPlan":
         from tidemill.arcs.asks import AskKind
-        from tidemill.pipeline import lot_requests as orders
+        from tidemill.pipeline import lot_requests
 
         name = self._name_of(table)
-        plan = orders.plan(self, AskKind(kind), name, lots, first=first, last=last, at_once=at_once)
-        return plan if dry_run else orders.ask(self, plan)
+        plan = lot_requests.plan(self, AskKind(kind), name, lots, first=first, last=last, at_once=at_once)
+        return plan if dry_run else lot_requests.submit(self, plan)
 
     def retry(self, table: Readable | None = None, lots: Sequence[str] = ()) -> list[tuple[str, str]]:
-        """Ask for another try at lots that are partial or missing; which ones, as (arc, lot).
+        """Request a retry of lots that are partial or missing; return them as (arc, lot).
 
-        Only parts that failed are run again, unless the arc's code has changed. An arc that failed too often
-        is armed again.
+        Only the parts that failed run again, unless the code of the arc has changed. An arc that stopped
+        after too many failures runs again.
 
         Args:
-            table: of this one, or of the arc that is called so; of all arcs if left out.
-            lots: only these.
+            table: an arc, or a table that an arc writes; by default all arcs.
+            lots: only these lots.
         """
-        from tidemill.pipeline import lot_requests as orders
+        from tidemill.pipeline import lot_requests
 
-        return orders.retry(self, None if table is None else self._name_of(table), lots)
+        return lot_requests.retry(self, None if table is None else self._name_of(table), lots)
 
     def pause(self, *names: str) -> list[str]:
-        """Run these arcs or view groups no more. Nothing is lost: what is published meanwhile waits for them.
+        """Pause arcs or view groups. Lots that are published during the pause are processed after it.
 
         Args:
-            names: of arcs, tables that arcs make, views, or groups of views.
+            names: names of arcs, tables that arcs write, views, or groups of views.
         """
-        from tidemill.pipeline import pauses as switches
+        from tidemill.pipeline import pauses
 
-        return switches.pause(self, names)
+        return pauses.pause(self, names)
 
     def resume(self, *names: str, catch_up: "CatchUpWord | None" = None) -> list[str]:
-        """Run these arcs or view groups again.
+        """Resume arcs or view groups.
 
         Args:
             names: as for `pause`.
-            catch_up: what of that which was published meanwhile is processed: `all`, of each source the
-                `latest`, or `none`; what is left out counts as seen, and can be backfilled.
+            catch_up: which lots published during the pause to process: `all`, the `latest` of each source, or
+                `none`. Skipped lots count as seen; they can be backfilled.
         """
-        from tidemill.pipeline import pauses as switches
+        from tidemill.pipeline import pauses
 
-        return switches.resume(self, names, catch_up)
+        return pauses.resume(self, names, catch_up)
 
     def snapshot(self) -> "Mapping[str, DataFrame]":
-        """All tables as they are at one moment, by name."""
+        """Return all tables that are not empty, at one moment, by name."""
         from tidemill.pipeline.reader import snapshot
 
         return snapshot(self)
 
     def close(self) -> None:
-        """Close the store; it is opened again when needed. Spark is left running: a process has one, and what
-        else is done in it may stand on it.
-        """
+        """Close the store; it is opened again when needed. Leave Spark running: other code may use it."""
         with self._lock:
-            site, self._site = self._site, None
-        if site is not None:
-            site.close()
+            context, self._context = self._context, None
+        if context is not None:
+            context.close()
 
     def __enter__(self) -> "Pipeline":
         return self

@@ -1,7 +1,8 @@
-"""Finding a pipeline: by `-f shop.py:shop`, or by the `tidemill.toml` or `pyproject.toml` above us.
+"""Find and import a pipeline: by `-f shop.py:shop`, or by a `tidemill.toml` or `pyproject.toml`.
 
-A file is imported under a name of its own, with its folder on the path as `python shop.py` would have it, so
-that modules beside it can be imported. What the user's file raises is told with its place in that file.
+The configuration is searched for in the current folder and in those above it. A file is imported under a
+private module name, with its folder on `sys.path` as `python shop.py` does, so that it can import modules
+next to it. An error that the user's file raises is reported with its line.
 """
 
 import importlib
@@ -23,35 +24,36 @@ _PYPROJECT = "pyproject.toml"
 
 
 def find(target: str | None = None, start: Path | None = None) -> "Pipeline":
-    """The pipeline that is meant.
+    """Import and return a pipeline.
 
     Args:
-        target: `file.py:name`, `package.module:name`, or a file alone that has one pipeline.
-        start: where to look for a configuration from, upwards.
+        target: `file.py:name`, `package.module:name`, or a file that has one pipeline; None to search for a
+            configuration file.
+        start: the folder in which that search starts, upwards.
     """
     return load(*locate(target, start))
 
 
 def locate(target: str | None = None, start: Path | None = None) -> tuple[str, Path]:
-    """Which pipeline is meant, without importing it: its target, and the folder that is relative to."""
+    """Return the pipeline's target, and the folder that it is relative to, without importing it."""
     if target is not None:
         return target, Path.cwd()
     folder = (start or Path.cwd()).resolve()
-    for above in (folder, *folder.parents):
-        said = _configured(above)
-        if said is not None:
-            return said, above
-    raise PipelineNotFound(f"no {CONFIG} in {folder} or above")
+    for parent in (folder, *folder.parents):
+        configured = _configured(parent)
+        if configured is not None:
+            return configured, parent
+    raise PipelineNotFound(f"there is no {CONFIG} in {folder} or in a folder above it")
 
 
 def load(target: str, folder: Path) -> "Pipeline":
-    """Import a pipeline; `folder` is what a relative file is relative to."""
+    """Import a pipeline; a relative file is relative to `folder`."""
     where, _, name = target.partition(":")
     try:
         module = _import_file(folder / where) if where.endswith(".py") else _import_module(where, folder)
     except TidemillError:
         raise
-    except (Exception, SystemExit) as error:  # a file that ends its process is no reason to end ours
+    except (Exception, SystemExit) as error:  # the file may call sys.exit()
         raise PipelineNotFound(f"{target} cannot be imported: {_place(error)}") from error
     return _in_module(module, name, target)
 
@@ -61,16 +63,16 @@ def _configured(folder: Path) -> str | None:
         if not file.is_file():
             continue
         try:
-            said: Any = tomllib.loads(file.read_text(encoding="utf-8"))
+            table: Any = tomllib.loads(file.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise PipelineNotFound(f"{file} cannot be read: {error}", hint="mend the file") from None
+            raise PipelineNotFound(f"{file} cannot be read: {error}", hint="correct the file") from None
         if section is not None:
-            said = said.get("tool", {}).get(section)
-            if said is None:
+            table = table.get("tool", {}).get(section)
+            if table is None:
                 continue
-        if not isinstance(said.get("pipeline"), str):
-            raise PipelineNotFound(f"{file} names no pipeline")
-        return str(said["pipeline"])
+        if not isinstance(table.get("pipeline"), str):
+            raise PipelineNotFound(f"{file} does not name a pipeline")
+        return str(table["pipeline"])
     return None
 
 
@@ -107,18 +109,20 @@ def _in_module(module: ModuleType, name: str, target: str) -> "Pipeline":
     from tidemill.pipeline.pipeline import Pipeline
 
     if name:
-        found = getattr(module, name, None)
-        if not isinstance(found, Pipeline):
-            what = "is not there" if found is None else f"is a {type(found).__name__}"
-            raise PipelineNotFound(f"{target}: {name} {what}", hint="name a variable that holds a Pipeline")
-        return found
-    all_of_them = {key: one for key, one in vars(module).items() if isinstance(one, Pipeline)}
-    if len({id(one) for one in all_of_them.values()}) != 1:
-        names = ", ".join(sorted(all_of_them)) or "none"
-        raise PipelineNotFound(
-            f"{target} has not one pipeline but: {names}", hint=f"say which: {target}:name"
-        )
-    return next(iter(all_of_them.values()))
+        value = getattr(module, name, None)
+        if not isinstance(value, Pipeline):
+            problem = "does not exist" if value is None else f"is a {type(value).__name__}"
+            raise PipelineNotFound(
+                f"{target}: {name} {problem}", hint="name a variable that holds a tm.Pipeline"
+            )
+        return value
+    pipelines = {key: value for key, value in vars(module).items() if isinstance(value, Pipeline)}
+    if not pipelines:
+        raise PipelineNotFound(f"{target} has no pipeline", hint="assign a tm.Pipeline to a variable")
+    if len({id(value) for value in pipelines.values()}) > 1:
+        names = ", ".join(sorted(pipelines))
+        raise PipelineNotFound(f"{target} has several pipelines: {names}", hint=f"name one: {target}:NAME")
+    return next(iter(pipelines.values()))
 
 
 def _place(error: BaseException) -> str:

@@ -1,7 +1,7 @@
-"""What is declared of a pipeline: its datasets, sources, arcs and views, each once, with its line.
+"""Collect the declarations of a pipeline: datasets, sources, arcs and views, each with its line.
 
-Declaring touches neither a store nor Spark, so that a file that declares a pipeline can be imported anywhere.
-What is wrong with one declaration alone is told at once; whether all of them fit together, `plan` finds out.
+A declaration uses neither the store nor Spark, so a file that declares a pipeline can be imported anywhere.
+An error in one declaration is raised at once; the plan checks whether all declarations fit together.
 """
 
 from abc import ABC, abstractmethod
@@ -21,10 +21,10 @@ from tidemill.pipeline.declarations import (
     Refresh,
     SourceDecl,
     ViewDecl,
+    sinks_of,
 )
 from tidemill.pipeline.pace import FASTEST, Duration, Pace, grace_of
-from tidemill.pipeline.sinks import sinks_of
-from tidemill.pipeline.source_line import Line, at, here
+from tidemill.pipeline.source_line import SourceLine, caller_line, errors_at
 from tidemill.pipeline.tables import Dataset, Table, View
 from tidemill.sources.registry import SOURCES
 from tidemill.sources.source import Source
@@ -45,16 +45,18 @@ def _check_pace(pace: object) -> None:
 
 def _drift(text: str) -> Drift:
     if text not in list(Drift):
-        raise DeclarationError(f"drift={text!r}", hint="freeze, evolve or rescue")
+        raise DeclarationError(f"drift={text!r}", hint="use freeze, evolve or rescue")
     return Drift(text)
 
 
-class Register(ABC):
-    """The declarations of one pipeline, by name; `Pipeline` is the one that there is."""
+class Registry(ABC):
+    """The declarations of one pipeline, by name. `Pipeline` derives from it."""
 
     def __init__(self, name: str) -> None:
         if not name or "/" in name or ":" in name:
-            raise DeclarationError(f"{name!r} is no name of a pipeline", hint="letters, digits, - and _")
+            raise DeclarationError(
+                f"{name!r} is not a valid name of a pipeline", hint="use letters, digits, - and _"
+            )
         self.name = name
         self.datasets: dict[str, DatasetDecl] = {}
         self.sources: dict[str, SourceDecl] = {}
@@ -64,11 +66,11 @@ class Register(ABC):
 
     @abstractmethod
     def _dataset(self, name: str) -> Dataset:
-        """A dataset that is declared, as its user holds it."""
+        """Return the object of a declared dataset that users hold."""
 
     @abstractmethod
     def _view(self, name: str) -> View:
-        """The same of a view."""
+        """Return the object of a declared view that users hold."""
 
     def dataset(
         self,
@@ -83,30 +85,29 @@ class Register(ABC):
         checks: Sequence[Check] = (),
         drift: Drifts = "freeze",
     ) -> Dataset:
-        """A table that is written by appends, or by a source.
+        """Declare a table that users append to, or that a source writes.
 
         Args:
             name: any text.
             schema: its columns, as Spark writes them: `"id BIGINT, amount DECIMAL(10,2)"`.
-            key: columns whose values name a row: then rows are upserted and deleted by key. What has a NULL
-                there goes to the quarantine table.
-            order_by: with a key, columns that say which of two writes of a key is the newer one, such as a
-                time or a version: what is older than the row that is there, or than its deletion, changes
-                nothing. Without it, and of two that are equal, the one that came later counts. As Spark
-                sorts, NULL is older than all.
+            key: columns that identify a row. Rows are then upserted and deleted by key. Rows with a NULL in a
+                key column go to the quarantine table.
+            order_by: with a key, columns that order the writes of a key, such as a time or a version. A write
+                that is older than the current row, or than its deletion, changes nothing. Without it, or
+                between equal values, the write that arrived later wins. NULL is the oldest value.
             deletes: whether `delete(rows)` is allowed; append-only is the default.
-            lots: how long an interval is (`"PT5M"`); without it every append is a lot.
-            version: another version is another table.
-            checks: what is expected of the rows of every lot: `[tm.not_null("id"), tm.expect("amount > 0")]`.
-            drift: what becomes of other columns, in files and in this declaration. `freeze`: they are left
-                out and counted, and the declaration cannot change. `evolve`: new columns are added, and types
-                may become wider. `rescue`: what does not fit is kept as JSON in the column `_rescued`.
+            lots: the length of an interval, like `"PT5M"`; without it every append is a lot.
+            version: a new version is a new table.
+            checks: conditions for the rows of every lot: `[tm.not_null("id"), tm.expect("amount > 0")]`.
+            drift: what to do with columns that are not declared. `freeze`: drop and count them; the
+                declaration cannot change. `evolve`: add them; types may become wider. `rescue`: keep
+                everything that does not fit as JSON in the column `_rescued`.
         """
         keys = (key,) if isinstance(key, str) else tuple(key or ())
         order = (order_by,) if isinstance(order_by, str) else tuple(order_by or ())
         kind = Kind.KEYED if keys else Kind.CHANGES if deletes else Kind.ROWS
-        line = here()
-        with at(line):
+        line = caller_line()
+        with errors_at(line):
             declared = Declared(
                 name=name,
                 version=version,
@@ -125,29 +126,41 @@ class Register(ABC):
         return self._dataset(name)
 
     def source(self, dataset: Dataset | str, source: Source, *, checks: Sequence[Check] = ()) -> None:
-        """What arrives there becomes lots of this dataset, each file, row or message once.
+        """Declare where the rows of a dataset come from. Each file, row or message is read once.
 
-        Into a dataset with a key rows are upserted, in the order in which they arrive.
+        In a dataset with a key, rows are upserted in the order in which they arrive.
 
         >>> import tidemill as tm
         >>> shop = tm.Pipeline("shop", home="shop-home")
         >>> orders = shop.dataset("orders", "id BIGINT")
         >>> shop.source(orders, tm.folder("landing/orders/*.json"))
 
-        - checks: what is expected of what arrives, beside the checks of the dataset.
+        Args:
+            dataset: the dataset, or its name.
+            source: such as `tm.folder(…)`, `tm.bucket(…)`, `tm.kafka(…)`, `tm.http_poll(…)`,
+                `tm.http_push(…)`.
+            checks: conditions for rows of this source, in addition to the checks of the dataset.
         """
-        line = here()
+        line = caller_line()
         name = self._name_of(dataset)
         if name not in self.datasets:
-            raise DeclarationError(f"{line}: {name} is no dataset of {self.name}", hint="declare it first")
+            raise DeclarationError(
+                f"{line}: {self.name} has no dataset {name}", hint="declare the dataset first"
+            )
         if name in self.sources:
-            raise DeclarationError(f"{line}: {name} has a source already, see {self.sources[name].line}")
+            raise DeclarationError(
+                f"{line}: {name} already has a source, declared at {self.sources[name].line}",
+                hint="a dataset has one source",
+            )
         if self.datasets[name].dataset.kind is Kind.CHANGES:
-            raise DeclarationError(f"{line}: {name} takes changes, and a source brings rows")
+            raise DeclarationError(
+                f"{line}: {name} has deletes=True, which a source cannot write",
+                hint="declare a key instead of deletes=True",
+            )
         if not isinstance(source, Source):
             kinds = ", ".join(f"tm.{name}(…)" for name in SOURCES)
-            raise DeclarationError(f"{line}: {source!r:.80} is not a source", hint=f"give one of {kinds}")
-        with at(line):
+            raise DeclarationError(f"{line}: {source!r:.80} is not a source", hint=f"pass one of {kinds}")
+        with errors_at(line):
             expected = expectations.of([*self.datasets[name].checks, *checks])
         self.sources[name] = SourceDecl(dataset=name, source=source, line=line, checks=expected)
 
@@ -170,51 +183,55 @@ class Register(ABC):
         checks: Sequence[Check] | Mapping[str, Sequence[Check]] = (),
         drift: Literal["freeze", "evolve"] = "freeze",
     ) -> Callable[[F], F]:
-        """A function from a lot to a lot: it is given a Spark DataFrame of one part of one lot.
+        """Declare a function from lots to lots. It gets a Spark DataFrame of one part of one lot.
 
         Args:
-            reads: the table whose lots it is run for; or several of equal intervals, whose frames it is given
-                in that order when all of them have the lot. `raw_*` is a template: one arc for each table
-                whose name matches, also of those that are declared later.
-            writes: the table it makes, or several: then it returns that many frames, in that order; or a
-                dictionary from names to schemas. `{name}` is what the star of a template stands for.
-            partition_by: columns its output is partitioned by; what reads it is run in parts by these.
-            schema: of the output, where Spark's own analysis of the function does not do.
-            retries: how often a part that failed is tried again by itself.
+            reads: the table that it reads. With several tables, which need equal intervals, it gets their
+                DataFrames in this order when all of them have the lot. A pattern like `raw_*` is a template:
+                one arc for each table whose name matches, also for tables that are declared later.
+            writes: the table that it writes. With several tables it returns as many DataFrames, in this
+                order. Or a dictionary from names to schemas. In a template, `{name}` is the text that the
+                star matched.
+            partition_by: columns that partition the output; arcs that read it run in parts by these columns.
+            schema: the schema of the output, if Spark cannot derive it from the function.
+            retries: how often a failed part is retried automatically.
             parts: into how many parts a lot is split at most.
-            max_concurrent: how many of its lots may be under way at once; they are published in order.
+            max_concurrent: how many lots run at the same time; they are published in order.
             pace: when it runs, like `tm.Pace(cadence="PT5M")`; by default as soon as a lot arrives.
-            grace: of an arc that reads several tables: how long a lot waits for the last of them, from the
-                moment on that the first of them has it.
-            after_grace: what follows then: `wait` for ever; `partial`, make it of what is there, and once
-                more with each table that comes late; `skip`, give it up, unless somebody asks for it.
-            changes: for a table that can retract rows: `"linear"` says that it maps rows one by one, so that
-                the weight is carried around it; `"raw"` gives and takes `_weight`.
-            enabled: whether it is run; one that is not loses nothing, and is run for all of it when it is.
-            name: of the arc; the function's by default.
-            checks: what is expected of the rows of every lot it makes; of several tables: by name.
-            drift: whether its tables may have more columns, and wider types, when the function returns them.
+            grace: for an arc that reads several tables: how long a lot waits for the last table, after the
+                first one has it.
+            after_grace: what to do then. `wait`: wait without limit. `partial`: run with the tables that have
+                the lot, and again when a late one arrives. `skip`: skip the lot, unless it is requested.
+            changes: for a table with deletes. `"linear"`: the function maps single rows, and Tidemill carries
+                the weights. `"raw"`: the function reads and returns `_weight`.
+            enabled: whether it runs. A disabled arc loses nothing: when enabled, it processes everything.
+            name: the name of the arc; the function's name by default.
+            checks: conditions for the rows of every lot it writes; for several tables a dictionary by name.
+            drift: `evolve` allows new columns and wider types when the function returns them.
         """
-        line = here()
+        line = caller_line()
         tables = (reads,) if isinstance(reads, Table | str) else tuple(reads)
-        with at(line):
+        with errors_at(line):
             sinks = sinks_of(writes, partition_by=partition_by, schema=schema, checks=checks, drift=drift)
             _check_pace(pace)
             waits = grace_of(grace, after_grace, len(tables))
         if not sinks or not tables:
-            raise DeclarationError(f"{line}: an arc reads a table and writes one")
+            raise DeclarationError(f"{line}: an arc must read and write at least one table")
         if retries < 0 or parts < 1 or max_concurrent < 1:
-            raise DeclarationError(f"{line}: retries is 0 or more, parts and max_concurrent 1 or more")
+            raise DeclarationError(f"{line}: retries must be 0 or more, parts and max_concurrent 1 or more")
 
         def declare(function: F) -> F:
-            called = name or getattr(function, "__name__", "")
-            if not called or "/" in called:
-                raise DeclarationError(f"{line}: this arc has no name", hint="give it one: name=…")
-            for known in (self.arcs, self.templates):
-                if called in known:
-                    raise DeclarationError(f"{line}: there is an arc {called}, see {known[called].line}")
+            arc_name = name or getattr(function, "__name__", "")
+            if not arc_name or "/" in arc_name:
+                raise DeclarationError(f"{line}: the arc has no name", hint="set one: name='…'")
+            for declared in (self.arcs, self.templates):
+                if arc_name in declared:
+                    raise DeclarationError(
+                        f"{line}: the arc {arc_name} is already declared at {declared[arc_name].line}",
+                        hint="set another name: name='…'",
+                    )
             decl = ArcDecl(
-                name=called,
+                name=arc_name,
                 reads=tuple(self._name_of(table) for table in tables),
                 sinks=sinks,
                 function=function,
@@ -233,10 +250,10 @@ class Register(ABC):
         return declare
 
     def _declare_arc(self, decl: ArcDecl) -> None:
-        from tidemill.pipeline.plan import templates as fanout
+        from tidemill.pipeline.plan import templates
 
-        if any(fanout.is_pattern(name) and name not in self.datasets for name in decl.reads):
-            fanout.check(self, decl)
+        if any(templates.is_pattern(name) and name not in self.datasets for name in decl.reads):
+            templates.check(self, decl)
             self.templates[decl.name] = decl
             return
         for sink in decl.sinks:
@@ -256,41 +273,41 @@ class Register(ABC):
         group: str = GROUP,
         pace: Pace = FASTEST,
     ) -> View:
-        """A query whose result is kept as a table, up to date with what it reads.
+        """Declare a query whose result is kept as a table, up to date with the tables it reads.
 
         Args:
-            name: of the view.
-            query: one query of Spark SQL over tables of this pipeline; or a function from DataFrames of the
-                tables in `reads` to one DataFrame, declared to be one of `linear`, `keyed_by` and `full`.
-            reads: of a function, the tables it is given, in the order of its arguments.
-            linear: the function maps rows one by one: what it makes of two tables together is what it makes
-                of each.
-            keyed_by: columns of the result; the function computes the rows of each value of them from the
-                rows of that value alone.
+            name: the name of the view.
+            query: a Spark SQL query over tables of this pipeline. Or a function from DataFrames of the tables
+                in `reads` to one DataFrame; declare it `linear`, `keyed_by` or `full`.
+            reads: the tables of a function, in the order of its arguments.
+            linear: the function maps single rows: its result for two tables together is the sum of its
+                results.
+            keyed_by: columns of the result; the function computes the rows of each value of these columns
+                from the input rows of that value alone.
             full: the function needs whole tables.
-            refresh: `auto`; `incremental` refuses what would have to be recomputed; `full` always recomputes.
-            group: views of one group are taken from step to step together; another group has its own pace.
+            refresh: `auto`; `incremental` refuses a view that would be recomputed; `full` always recomputes.
+            group: the views of a group step together; each group has its own pace.
             pace: when its group steps, like `tm.Pace(cadence="PT5M")`; by default as soon as an input is
-                published. A group has the shortest of each that its views declare.
+                published. A group has the shortest pace that its views declare.
         """
-        line = here()
-        with at(line):
+        line = caller_line()
+        with errors_at(line):
             _check_pace(pace)
         if refresh not in ("auto", "incremental", "full"):
-            raise DeclarationError(f"{line}: refresh={refresh!r}", hint="auto, incremental or full")
+            raise DeclarationError(f"{line}: refresh={refresh!r}", hint="use auto, incremental or full")
         tables = (reads,) if isinstance(reads, Table | str) else tuple(reads)
         keys = (keyed_by,) if isinstance(keyed_by, str) else tuple(keyed_by)
-        said = [linear, bool(keys), full]
+        kinds = [linear, bool(keys), full]
         if isinstance(query, str):
-            if tables or any(said):
+            if tables or any(kinds):
                 raise DeclarationError(
-                    f"{line}: reads=, linear=, keyed_by= and full= are for functions",
-                    hint="a query says itself what it reads",
+                    f"{line}: reads=, linear=, keyed_by= and full= are for functions, not for SQL",
+                    hint="omit them",
                 )
-        elif said.count(True) != 1 or not tables:
+        elif kinds.count(True) != 1 or not tables:
             raise DeclarationError(
-                f"{line}: the view {name} is a function, and must say what it reads and what it is",
-                hint="reads=[…] and one of linear=True, keyed_by=[…], full=True",
+                f"{line}: the view {name} is a function, which needs reads= and its kind",
+                hint="pass reads=[…] and one of linear=True, keyed_by=[…], full=True",
             )
         self._new_table(name, line)
         self.views[name] = ViewDecl(
@@ -307,29 +324,28 @@ class Register(ABC):
         )
         return self._view(name)
 
-    def _new_table(self, name: str, line: Line) -> None:
-        for what, before in self.declared_at(name):
+    def _new_table(self, name: str, line: SourceLine) -> None:
+        for kind, other in self.declared_at(name):
             raise DeclarationError(
-                f"{line}: there is {what} {name} already, see {before}",
-                hint="each table has a name of its own",
+                f"{line}: {name} is already declared as {kind} at {other}", hint="use another name"
             )
 
-    def declared_at(self, name: str) -> Iterable[tuple[str, Line]]:
-        """What is called so, and where it is declared."""
+    def declared_at(self, name: str) -> Iterable[tuple[str, SourceLine]]:
+        """Yield the kind and the line of every declaration with this name."""
         if name in self.datasets:
             yield "a dataset", self.datasets[name].line
         if name in self.views:
             yield "a view", self.views[name].line
         for arc in self.arcs.values():
             if any(sink.name == name for sink in arc.sinks):
-                yield "a table of an arc,", arc.line
+                yield "a table of an arc", arc.line
 
     def _name_of(self, table: Readable) -> str:
         if isinstance(table, str):
             return table
         if table.pipeline is not self:
             raise DeclarationError(
-                f"{here()}: {table.name} belongs to the pipeline {table.pipeline.name}",
-                hint="name it by its name, if both share a cluster",
+                f"{caller_line()}: {table.name} belongs to another pipeline, {table.pipeline.name}",
+                hint="if both pipelines share a cluster, pass the name of the table",
             )
         return table.name

@@ -1,4 +1,8 @@
-"""Running a pipeline in this process: a runner, with the user's own session where one was given."""
+"""Run a pipeline in this process: join the cluster as a node, apply the plan, then process what is due.
+
+`run` is what `Pipeline.run()` calls. `run_as_node` is also the entry of the child process of `tidemill run`,
+whose supervisor holds the lease. Both end in `runner.Runner.run`.
+"""
 
 import contextlib
 import threading
@@ -7,8 +11,7 @@ from typing import TYPE_CHECKING
 from tidemill.cluster.leases import TTL_S, LeaseTiming
 from tidemill.crash import Crashed
 from tidemill.events import Emit, ignore
-from tidemill.pipeline import run_report as report
-from tidemill.pipeline.run_report import Report
+from tidemill.pipeline.run_report import Report, report_of
 from tidemill.runner.part_futures import resource_of
 from tidemill.runner.presence import OwnPresence, Presence
 from tidemill.runner.runner import Runner
@@ -30,37 +33,37 @@ def run(
     stop: threading.Event | None = None,
     ttl_s: float = TTL_S,
 ) -> Report:
-    """Be a runner of this pipeline until it has caught up, or, if it watches, until told to stop."""
-    keep_memory()  # before there are threads
-    site = pipeline.site
+    """Run the pipeline until it has caught up; with `watch`, until `stop` is set."""
+    keep_memory()  # must come before the first thread
+    context = pipeline.context
     with contextlib.ExitStack() as stack:
-        own = stack.enter_context(slot(site.place, site.chance))
+        own_slot = stack.enter_context(slot(context.place, context.chance))
         presence = OwnPresence(
-            site.store,
-            site.place.cluster,
-            own.node_id,
-            epoch=own.epoch,
+            context.store,
+            context.place.cluster,
+            own_slot.node_id,
+            epoch=own_slot.epoch,
             names=frozenset({resource_of(pipeline.name)}),
             threads=THREADS,
-            clock=site.clock,
-            chance=site.chance,
+            clock=context.clock,
+            chance=context.chance,
             emit=emit,
             timing=LeaseTiming(ttl_s),
         )
         presence.start()
         try:
-            found = run_as(pipeline, presence, watch=watch, emit=emit, stop=stop)
+            report = run_as_node(pipeline, presence, watch=watch, emit=emit, stop=stop)
         except Crashed:
             presence.abandon()
             raise
-        except BaseException:  # interrupted, say: whoever comes next waits for no lease of ours
+        except BaseException:  # such as an interrupt: the next runner must not wait for our lease
             presence.close()
             raise
         presence.close()
-        return found
+        return report
 
 
-def run_as(
+def run_as_node(
     pipeline: "Pipeline",
     presence: Presence,
     *,
@@ -70,25 +73,25 @@ def run_as(
     threads: int = THREADS,
     starts: bool = True,
 ) -> Report:
-    """Run as a node that somebody keeps in the list."""
-    site = pipeline.site
-    began = site.clock.monotonic()
+    """Apply the plan and run the pipeline, as a node whose lease the caller renews."""
+    context = pipeline.context
+    started_at = context.clock.monotonic()
     plan = pipeline.plan()
     plan.apply(presence.node.id, emit)
-    with site.spark() as spark:
-        pin(spark)  # planning has called functions of the user's
+    with context.spark() as spark:
+        pin(spark)  # planning called functions of the user, which may have changed settings
         runner = Runner(
-            site.store,
-            site.keys,
-            site.objects,
-            site.place.key,
+            context.store,
+            context.keys,
+            context.objects,
+            context.place.key,
             presence,
             plan.program,
             spark,
             threads=threads,
-            clock=site.clock,
-            chance=site.chance,
+            clock=context.clock,
+            chance=context.chance,
             emit=emit,
         )
         tally = runner.run(watch=watch, starts=starts, stop=stop)
-    return report.of(pipeline.name, tally, site.clock.monotonic() - began)
+    return report_of(pipeline.name, tally, context.clock.monotonic() - started_at)

@@ -1,4 +1,4 @@
-"""What a run did, for people and programs."""
+"""Report what a run did."""
 
 import msgspec
 
@@ -25,14 +25,16 @@ class ArcReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run did. True when everything that has arrived is processed, but for what is to run later.
+    """Report what a run did. True when nothing failed.
 
     >>> report = Report(pipeline="shop", seconds=1.5, files=3)
     >>> print(report)
     shop: caught up in 1.5 s
-      3 files taken
+      3 files read
 
-    - later: in how many seconds those are to run that their own pace, or a barrier, puts off.
+    - steps: of each view group.
+    - failures: the last error of each source, arc or group that failed.
+    - later: seconds until the next run of arcs and groups that wait for their pace or for a barrier.
     """
 
     pipeline: str
@@ -52,25 +54,27 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return self.ok
 
     def __str__(self) -> str:
-        lines = [f"{self.pipeline}: {'caught up' if self.ok else 'not everything'} in {self.seconds:.1f} s"]
+        lines = [
+            f"{self.pipeline}: {'caught up' if self.ok else 'ended with failures'} in {self.seconds:.1f} s"
+        ]
         if self.files:
-            lines.append(f"  {self.files} files taken")
+            lines.append(f"  {self.files} files read")
         for arc in self.arcs:
-            words = [f"{arc.complete} lots"]
-            words += [f"{sum(arc.rows.values()):,} rows"] if arc.rows else []
-            words += [f"{arc.partial} partial"] if arc.partial else []
-            words += [f"{arc.missing} missing"] if arc.missing else []
-            lines.append(f"  {arc.arc}: {', '.join(words)}")
+            counts = [f"{arc.complete} lots"]
+            counts += [f"{sum(arc.rows.values()):,} rows"] if arc.rows else []
+            counts += [f"{arc.partial} partial"] if arc.partial else []
+            counts += [f"{arc.missing} missing"] if arc.missing else []
+            lines.append(f"  {arc.arc}: {', '.join(counts)}")
             lines += [f"    {lot}: {error}" for lot, error in arc.errors.items()]
         lines += [f"  {group}: {count} steps" for group, count in self.steps.items() if count]
-        lines += [f"  {name} is to run in {seconds:,.0f} s" for name, seconds in self.later.items()]
+        lines += [f"  {name} runs again in {seconds:,.0f} s" for name, seconds in self.later.items()]
         lines += [f"  {name} failed: {error}" for name, error in self.failures.items()]
         return "\n".join(lines)
 
 
-def of(pipeline: str, tally: Tally, seconds: float) -> Report:
-    """The report of what a loop has done."""
-    found = [
+def report_of(pipeline: str, tally: Tally, seconds: float) -> Report:
+    """Return the report of a runner's tally."""
+    arcs = [
         ArcReport(
             arc=name.partition("/")[2],
             complete=arc.ended[Ended.COMPLETE],
@@ -85,9 +89,9 @@ def of(pipeline: str, tally: Tally, seconds: float) -> Report:
         pipeline=pipeline,
         seconds=seconds,
         files=tally.files,
-        lots=tally.closed + sum(arc.complete for arc in found),
-        arcs=tuple(sorted(found, key=lambda one: one.arc)),
+        lots=tally.closed + sum(arc.complete for arc in arcs),
+        arcs=tuple(sorted(arcs, key=lambda arc: arc.arc)),
         steps={name.partition("/")[2]: count for name, count in tally.steps.items()},
         later={name.partition("/")[2]: in_s for name, in_s in tally.later.items()},
-        failures={name: said[-1] for name, said in tally.failures.items() if said},
+        failures={name: errors[-1] for name, errors in tally.failures.items() if errors},
     )

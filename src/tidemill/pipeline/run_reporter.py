@@ -1,4 +1,4 @@
-"""How a running pipeline talks: a live picture on a terminal, lines elsewhere, JSON for programs."""
+"""Show the progress of a run: live on a terminal, as lines elsewhere; the result as JSON if requested."""
 
 import sys
 import threading
@@ -26,11 +26,12 @@ STYLES = {
 KINDS = {"source": "files", "arc": "lots", "views": "steps", "interval": "lots"}
 
 
-class Talk:
-    """Says what happens, from any thread.
+class RunReporter:
+    """Print events as they happen. Safe to call from any thread.
 
-    - json: standard output has the report alone; what happens goes to standard error.
-    - quiet: only what went wrong is said.
+    - json: print only the report to standard output, and events to standard error.
+    - quiet: print only warnings and errors.
+    - details: also print events of little weight.
     """
 
     def __init__(self, *, json: bool = False, quiet: bool = False, details: bool = False) -> None:
@@ -41,9 +42,9 @@ class Talk:
         self._progress = Progress()
         self._lock = threading.Lock()
         live = self._console.is_terminal and not quiet
-        self._live = Live(self._picture(), console=self._console, refresh_per_second=4) if live else None
+        self._live = Live(self._bars(), console=self._console, refresh_per_second=4) if live else None
 
-    def __enter__(self) -> "Talk":
+    def __enter__(self) -> "RunReporter":
         if self._live is not None:
             self._live.start()
         return self
@@ -52,26 +53,26 @@ class Talk:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live is not None:
-            self._live.update(self._picture())
+            self._live.update(self._bars())
             self._live.stop()
 
     def __call__(self, event: Event) -> None:
-        """Say an event."""
+        """Print an event and update the progress bars."""
         self._progress(event)
         line = line_of(event)
-        if line is not None and self._worth(line.weight):
+        if line is not None and self._is_shown(line.weight):
             text = Text.assemble((f"{line.about:<16} ", "bold"), (line.text, STYLES[line.weight]))
             with self._lock:
                 self._console.print(text)
         if self._live is not None:
-            self._live.update(self._picture())
+            self._live.update(self._bars())
 
-    def _worth(self, weight: Weight) -> bool:
+    def _is_shown(self, weight: Weight) -> bool:
         if self._quiet:
             return weight in (Weight.WARNING, Weight.ERROR)
         return self._details or weight is not Weight.DETAIL
 
-    def _picture(self) -> Table:
+    def _bars(self) -> Table:
         table = Table(box=None, show_header=False, pad_edge=False)
         for bar in list(self._progress.bars.values()):
             count = f"{bar.done}/{bar.known}" if bar.known else str(bar.done)
@@ -86,7 +87,7 @@ class Talk:
         return table
 
     def end(self, report: Report) -> None:
-        """Say what was done."""
+        """Print the report."""
         if self._json:
             sys.stdout.write(msgspec.json.encode({"ok": report.ok, "report": report}).decode() + "\n")
             sys.stdout.flush()

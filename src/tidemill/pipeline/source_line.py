@@ -1,4 +1,4 @@
-"""Where in the user's file something was declared, so that an error can point at it."""
+"""Find the line of the user's file that declares something, so that an error can name it."""
 
 import sys
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ from tidemill.errors import DeclarationError, QueryError, TidemillError
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 
 
-class Line(msgspec.Struct, frozen=True):
-    """A line of the user's own code; empty where there is none, as in an interactive session."""
+class SourceLine(msgspec.Struct, frozen=True):
+    """A line of the user's own code; empty in an interactive session, which has no file."""
 
     file: str = ""
     number: int = 0
@@ -23,14 +23,14 @@ class Line(msgspec.Struct, frozen=True):
         return f"{self.file}:{self.number}" if self.file else "(interactive)"
 
 
-def here() -> Line:
-    """The innermost line outside of this package."""
+def caller_line() -> SourceLine:
+    """Return the innermost line of the call stack that is outside of this package."""
     file, number = _caller()
-    return Line() if file is None else Line(_shown(file), number)
+    return SourceLine() if file is None else SourceLine(_shown(file), number)
 
 
-def folder() -> Path:
-    """The folder of the user's file, which its relative paths are relative to; else the one we are in."""
+def caller_folder() -> Path:
+    """Return the folder of the user's file, where its relative paths start; else the current folder."""
     file, _ = _caller()
     return Path.cwd() if file is None else Path(file).resolve().parent
 
@@ -46,7 +46,7 @@ def _caller() -> tuple[str | None, int]:
 
 
 def _shown(file: str) -> str:
-    """Relative to where we are, where that is shorter to read."""
+    """Return the path relative to the current folder, if it lies below it."""
     path = Path(file)
     try:
         return str(path.resolve().relative_to(Path.cwd()))
@@ -54,36 +54,36 @@ def _shown(file: str) -> str:
         return str(path)
 
 
-def within(line: Line, text: str, row: int, column: int = 0) -> str:
-    """Where in the user's file a place of a text is that is declared at a line.
+def position_in(line: SourceLine, text: str, row: int, column: int = 0) -> str:
+    """Return the position in the user's file of a row of a declared text, such as a query.
 
-    The text is looked for as it stands, behind the line first: a text that was put together is not found, and
-    then the place is that of the declaration.
+    Searches the file for the exact text, first after the declaration. A text that the user's code built is
+    not found; then the position is that of the declaration.
 
     Args:
-        line: of the declaration.
-        text: as it was declared.
-        row: of the text, counted from 1.
-        column: the same; 0 if that is not known.
+        line: where the text is declared.
+        text: the declared text.
+        row: a row of the text, counted from 1.
+        column: a column of that row, counted from 1; 0 if unknown.
     """
     try:
         source = Path(line.file).read_text()
     except (OSError, UnicodeDecodeError):
         return str(line)
-    begins = sum(len(one) for one in source.splitlines(keepends=True)[: line.number - 1])
-    at = source.find(text, begins)
-    at = source.find(text) if at < 0 else at
-    if at < 0:
+    declared_at = sum(len(text_line) for text_line in source.splitlines(keepends=True)[: line.number - 1])
+    start = source.find(text, declared_at)
+    start = source.find(text) if start < 0 else start
+    if start < 0:
         return str(line)
-    before = source[:at]
-    first, margin = before.count("\n"), len(before) - (before.rfind("\n") + 1)
-    place = column + (margin if row == 1 else 0)
-    return f"{Line(line.file, first + row)}" + (f":{place}" if column else "")
+    before = source[:start]
+    rows_before, margin = before.count("\n"), len(before) - (before.rfind("\n") + 1)
+    file_column = column + (margin if row == 1 else 0)
+    return f"{SourceLine(line.file, rows_before + row)}" + (f":{file_column}" if column else "")
 
 
 @contextmanager
-def at(line: Line) -> Iterator[None]:
-    """Whatever is wrong inside is told with the line of its declaration."""
+def errors_at(line: SourceLine) -> Iterator[None]:
+    """Prefix the message of every error raised inside with the line of the declaration."""
     try:
         yield
     except TidemillError as error:

@@ -1,14 +1,13 @@
-"""Tables as users hold them: a dataset, what an arc writes, a view.
+"""Define the tables that users hold: `Dataset`, the tables of arcs, `View`, and `RetiredView`.
 
-All can be read: `df()` is the table now, `changes(after)` what came and went since a position. A dataset can
-be written as well.
+All can be read: `df()` returns the table now, `changes(after)` returns its changes since a position. A
+dataset can also be written.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from tidemill.lots.producers import Receipt
-from tidemill.pipeline import correcting
-from tidemill.pipeline import writes as appending
+from tidemill.pipeline import writes
 from tidemill.pipeline.declarations import DatasetDecl
 from tidemill.spark.operations import Operation
 
@@ -17,10 +16,11 @@ if TYPE_CHECKING:
 
     from tidemill.pipeline.explanation import Explanation
     from tidemill.pipeline.gaps import GapReport
+    from tidemill.pipeline.lot_info import LotInfo
     from tidemill.pipeline.pipeline import Pipeline
-    from tidemill.pipeline.status import LotInfo
     from tidemill.runner.compacting import Compacted
     from tidemill.sources.source import PushAddress
+    from tidemill.views.steps.retired import Retired
 
 
 class Table:
@@ -38,14 +38,16 @@ class Table:
         self.name = name
 
     def df(self) -> "DataFrame":
-        """The table now, as a Spark DataFrame: of what is published at this moment, and stays so."""
-        from tidemill.pipeline import reader as reading
+        """Return the table as it is now, as a Spark DataFrame. Later lots do not change the DataFrame."""
+        from tidemill.pipeline import reader
 
-        return reading.table(self.pipeline, self.name)
+        return reader.table(self.pipeline, self.name)
 
     def changes(self, after: int = 0) -> "DataFrame":
-        """What was published behind a position: rows with `_weight`, `_position`, and the lots each was made
-        from as `_inputs`. None for rows that came from outside, NULL where they are more than 1,000.
+        """Return the rows that were inserted and deleted after a position.
+
+        Each row has `_weight`, `_position`, and in `_inputs` the lots it was computed from: empty for rows
+        that users or sources wrote, NULL if there are more than 1,000.
         """
         from tidemill.pipeline.changes import changes
 
@@ -53,37 +55,37 @@ class Table:
 
     @property
     def position(self) -> int:
-        """Of what was published last: one number per table; 0 before anything was."""
-        from tidemill.pipeline import reader as reading
+        """The position of the last publication: one number per table; 0 for an empty table."""
+        from tidemill.pipeline import reader
 
-        return reading.position(self.pipeline, self.name)
+        return reader.position(self.pipeline, self.name)
 
     @property
     def schema(self) -> str:
-        """Its columns, as Spark writes them."""
-        from tidemill.pipeline import reader as reading
+        """The columns, as Spark writes them."""
+        from tidemill.pipeline import reader
 
-        return reading.columns(self.pipeline, self.name)
+        return reader.columns(self.pipeline, self.name)
 
     def gaps(self) -> "GapReport":
-        """Its lots that should be there and are not, each with where that began; see `Pipeline.gaps`."""
+        """Return the lots that are expected but not published; see `Pipeline.gaps`."""
         return self.pipeline.gaps(self.name)
 
     def lots(self) -> "list[LotInfo]":
-        """Its lots, in the order of their publication."""
-        from tidemill.pipeline import status as overview
+        """Return the lots of the table; for a view, its steps."""
+        from tidemill.pipeline.lot_info import lots_of
 
-        return overview.lots_of(self.pipeline, self.name)
+        return lots_of(self.pipeline, self.name)
 
     def compact(self, *lots: str) -> "list[Compacted]":
-        """Put the small files of each lot together, of these or of all: what was done, lot by lot.
+        """Merge the small files of these lots, or of all lots; return the result for each changed lot.
 
-        The table stays what it is, for readers that have begun as well. A runner does the same by itself for
-        lots with many small files.
+        The rows stay the same, also for readers that have already started. A runner compacts lots with many
+        small files automatically.
         """
-        from tidemill.pipeline import compaction as compacting
+        from tidemill.pipeline.compaction import compact
 
-        return compacting.compact(self.pipeline, self.name, lots)
+        return compact(self.pipeline, self.name, lots)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} of {self.pipeline.name}>"
@@ -102,7 +104,7 @@ class Table:
 
 
 class Dataset(Table):
-    """A table that is written from outside.
+    """A table that users append to, or that a source writes.
 
     >>> import tidemill as tm
     >>> shop = tm.Pipeline("shop", home="shop-home")
@@ -119,53 +121,53 @@ class Dataset(Table):
         """Add rows: dictionaries, tuples, an Arrow table, a pandas or a Spark DataFrame.
 
         Args:
-            rows: columns go by name; one that is missing is NULL.
-            producer: who sends this. With `seq` the append may be repeated, and is taken once.
-            seq: grows from one append of this producer to the next, and may skip.
+            rows: columns match by name; a missing column becomes NULL.
+            producer: who sends the rows. With `seq`, a repeated append takes effect once.
+            seq: a number that grows with each append of the producer; numbers may be skipped.
         """
         return self._write(rows, Operation.APPEND, producer, seq)
 
     def upsert(self, rows: Any, *, producer: str | None = None, seq: int | None = None) -> Receipt:
-        """Set rows by their key: those that are there are replaced."""
+        """Insert rows, or replace the rows that have the same key. Arguments as for `append`."""
         return self._write(rows, Operation.UPSERT, producer, seq)
 
     def delete(self, rows: Any, *, producer: str | None = None, seq: int | None = None) -> Receipt:
-        """Take rows out: by key where there is one, else whole rows, each once."""
+        """Delete rows: by key if the dataset has one, else equal rows, one for each given row."""
         return self._write(rows, Operation.DELETE, producer, seq)
 
     def replace(self, lot: str, rows: Any) -> Receipt:
-        """Correct a lot that is published: from now on it holds these rows instead.
+        """Replace the rows of a published lot.
 
-        It is the lot's next generation: readers have the old rows until it is published, `changes()` gives
-        them back with weight -1, views take them out, and arcs make that lot again, and nothing else. Where
-        rows have a key this is refused: a correction is another `upsert` there.
+        The new rows are the lot's next generation. Readers see the old rows until it is published. Then
+        `changes()` returns the old rows with weight -1, views remove them, and arcs make this lot again, and
+        no other. A dataset with a key refuses this: upsert the corrected rows instead.
 
         Args:
-            lot: its id, see `lots()`.
-            rows: all it is to hold, as for `append`; none for an empty lot.
+            lot: the id of the lot, see `lots()`.
+            rows: all rows of the lot, as for `append`; an empty list for an empty lot.
         """
-        return correcting.replace(self.pipeline.site, self._decl, lot, rows)
+        return writes.replace(self.pipeline.context, self._decl, lot, rows)
 
     def remove(self, lot: str, *, why: str = "") -> Receipt:
-        """Take a lot back: its rows go from the table and from all that was made from it.
+        """Remove a lot: its rows disappear from the table and from everything computed from it.
 
-        The lot stays in the list, as removed, and can be given rows again by `replace`.
+        The lot stays in the list as removed. `replace` can give it rows again.
 
         Args:
-            lot: its id, see `lots()`.
-            why: for whoever looks at it later.
+            lot: the id of the lot, see `lots()`.
+            why: a comment for people who inspect the lot later.
         """
-        return correcting.remove(self.pipeline.site, self._decl, lot, why=why)
+        return writes.remove(self.pipeline.context, self._decl, lot, why=why)
 
     def address(self) -> "PushAddress":
-        """Return where to push its rows now (`tm.http_push`), and the token to show."""
-        from tidemill.pipeline import status as overview
+        """Return where to push rows now (`tm.http_push`), and the token that senders must show."""
+        from tidemill.pipeline.status import address_of
 
-        return overview.address_of(self.pipeline, self.name)
+        return address_of(self.pipeline, self.name)
 
     def _write(self, rows: Any, operation: Operation, producer: str | None, seq: int | None) -> Receipt:
-        return appending.append(
-            self.pipeline.site, self._decl, rows, operation=operation, producer=producer, seq=seq
+        return writes.append(
+            self.pipeline.context, self._decl, rows, operation=operation, producer=producer, seq=seq
         )
 
 
@@ -182,11 +184,51 @@ class View(Table):
 
     @property
     def sql(self) -> str:
-        """Its query; empty for one that is a function."""
+        """The query; empty if the view is a function."""
         return self.pipeline.views[self.name].sql
 
     def explain(self) -> "Explanation":
-        """How it is kept: its operators, the rung each could have and why, and how it compared with Spark."""
-        from tidemill.pipeline import explanation as explaining
+        """Explain how the view is computed: its operators, the rung of each and why, and its certificate."""
+        from tidemill.pipeline.explanation import explain
 
-        return explaining.explain(self.pipeline, self.name)
+        return explain(self.pipeline, self.name)
+
+
+class RetiredView:
+    """A view that is no longer declared: its rows as of its last step, until it is dropped.
+
+    >>> import tidemill as tm
+    >>> shop = tm.Pipeline("shop", home="shop-home")
+    >>> shop.retired()
+    {}
+    """
+
+    def __init__(self, pipeline: "Pipeline", retired: "Retired") -> None:
+        self.pipeline = pipeline
+        self.name = retired.view
+        self.position = retired.step
+        """The last step of the view."""
+        self._manifest = retired.table
+
+    def df(self) -> "DataFrame":
+        """Return the rows, as a Spark DataFrame."""
+        from tidemill.views.spark.tables import Tables
+        from tidemill.views.steps.inputs import ManifestReader
+
+        context = self.pipeline.context
+        with context.spark() as spark:
+            tables = Tables(context.storage, ManifestReader(context.objects), context.clock)
+            return tables.content(spark, self._manifest)
+
+    def drop(self) -> bool:
+        """Drop the view; False if it was already dropped or is declared again.
+
+        It cannot be read any more. A runner removes its files after readers that have already started finish.
+        """
+        from tidemill.views.steps import retired
+
+        context = self.pipeline.context
+        return context.store.run(lambda tx: retired.drop(tx, context.keys, self.pipeline.name, self.name))
+
+    def __repr__(self) -> str:
+        return f"<RetiredView {self.name} of {self.pipeline.name}, at step {self.position}>"

@@ -1,8 +1,11 @@
-"""Appends: rows of a producer become a lot, or wait for their interval to close (LOT-36, LOT-40 to LOT-42).
+"""Write rows to a dataset: append, upsert, delete, replace or remove a lot (LOT-30, LOT-36, LOT-40).
 
-Rows that are in this process are written from here, without Spark; a Spark DataFrame is written by Spark.
-The attempt's row is there before the first object, so a crash at any moment leaves either a lot, or something
-that the cleaner finds. An append with a producer and a number may be repeated: it is taken once.
+An append becomes a lot at once, or waits until its interval closes. A correction becomes the next generation
+of its lot. Rows in this process are written here, without Spark; a Spark DataFrame is written by Spark.
+
+The row of the attempt is stored before the first object is written. So a crash at any moment leaves either a
+published lot, or an attempt that the cleaner finds. An append with a producer and a sequence number may be
+repeated: it takes effect once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +18,9 @@ from tidemill.errors import (
     AppendRefused,
     AttemptUnknown,
     CheckFailed,
+    CorrectionRefused,
     LeaseLost,
+    LotConflict,
     StoreUnavailable,
     UsageError,
 )
@@ -25,198 +30,248 @@ from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.lots.producers import Identity, Receipt
-from tidemill.pipeline.context import Site, is_session
+from tidemill.pipeline.context import PipelineContext, is_session
 from tidemill.pipeline.declarations import DatasetDecl
-from tidemill.pipeline.plan import datasets as keyed
+from tidemill.pipeline.key_columns import check_columns, deletions
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Hold, Published
 from tidemill.publish.parts import SinkWritten
-from tidemill.spark import input_rows as given
-from tidemill.spark import operations, schema
+from tidemill.spark import input_rows, operations, schema
 from tidemill.spark.drift import effective, evolved
 from tidemill.spark.frame_checks import Checked, refuse, write_checked
 from tidemill.spark.lot_writer import Written, write_table
+from tidemill.spark.operations import Operation
 from tidemill.spark.table_checks import check_table
 from tidemill.store import Tx
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-LEASES = 3
-"""How often an append is made anew because the lease of this process was lost on the way."""
+MAX_LEASES = 3
+"""How often an append starts again because this process lost its lease."""
 
 
 def append(
-    site: Site,
+    context: PipelineContext,
     decl: DatasetDecl,
     rows: Any,
     *,
-    operation: operations.Operation,
+    operation: Operation,
     producer: str | None = None,
     seq: int | None = None,
 ) -> Receipt:
     """Make rows durable, and visible at once or when their interval closes.
 
-    - operation: what is done with the rows: appended, upserted or deleted.
-    - producer, seq: who sends this, and the how-manieth it is: the same again is answered as the first time.
+    Args:
+        context: of the pipeline.
+        decl: the dataset.
+        rows: as the user passed them.
+        operation: append, upsert or delete.
+        producer: who sends the rows; with `seq`, a repeated append returns the receipt of the first one.
+        seq: the number of this append among those of the producer.
     """
     if (producer is None) != (seq is None):
-        raise UsageError("producer= and seq= go together", hint="give both, or neither")
-    body = body_of(decl, rows, operation)
+        raise UsageError("producer= and seq= go together", hint="pass both, or neither")
+    body = _body_of(decl, rows, operation)
     identity = None
     if producer is not None and seq is not None:
-        identity = Identity(producer, seq, body.digest(site))
-    dataset = spelled(decl.dataset)
+        identity = Identity(producer, seq, body.digest(context))
     quarantine = quarantine_of(decl.id) if drops(decl.expected) else None
-
-    def declare(tx: Tx) -> None:
-        datasets.declare(tx, site.keys.lots, dataset, evolved)
-        if quarantine is not None:
-            bad = Dataset(name=quarantine.name, version=quarantine.version, schema=QUARANTINE_SCHEMA)
-            datasets.declare(tx, site.keys.lots, spelled(bad))
-
-    site.store.run(declare)
-    for _ in range(LEASES):
-        node = site.node
-        attempt = site.scope.new_attempt()
+    _declare(context, decl, quarantine)
+    for _ in range(MAX_LEASES):
+        node = context.node
+        attempt = context.scope.new_attempt()
         try:
-            hold = site.publisher.begin_append(decl.id, attempt, identity, quarantine)
+            hold = context.publisher.begin_append(decl.id, attempt, identity, quarantine)
             if isinstance(hold, Receipt):
                 return hold
-            return _written(site, decl, body, hold, identity)
-        except LeaseLost:  # this machine slept, say: nothing was published, unless the attempt says so
-            if not site.store.run(lambda tx, attempt=attempt: _is_unpublished(tx, site, attempt)):  # type: ignore[misc]
+            row, *quarantined = _write_lot(context, decl, body, hold)
+            return context.publisher.commit_append(hold, row, identity, *quarantined)
+        except LeaseLost:  # the machine slept, for example; nothing is published unless the attempt is
+            if _is_published(context, attempt):
                 raise
-            site.wait_to_join_again(node)
+            context.wait_to_rejoin(node)
     raise StoreUnavailable(
-        f"the lease of this process was lost {LEASES} times while {decl.dataset.name} was written",
-        hint="append less at once, or see why this process comes to a halt",
+        f"this process lost its lease {MAX_LEASES} times while it wrote {decl.dataset.name}",
+        hint="append fewer rows at once, or find out why this process stalls",
     )
 
 
-def _is_unpublished(tx: Tx, site: Site, attempt: str) -> bool:
-    try:
-        return not isinstance(attempts.read(tx, site.keys, attempt), Published)
-    except AttemptUnknown:
-        return True
+def replace(context: PipelineContext, decl: DatasetDecl, lot: str, rows: Any) -> Receipt:
+    """Publish these rows as the next generation of a lot.
 
-
-def _written(site: Site, decl: DatasetDecl, body: "Body", hold: Hold, identity: Identity | None) -> Receipt:
-    row, *out = _made(site, decl, body, hold)
-    return site.publisher.commit_append(hold, row, identity, *out)
-
-
-def made(site: Site, decl: DatasetDecl, body: "Body", hold: Hold) -> LotRow:
-    """Write rows and what lists them, under an attempt of ours; the row to publish.
-
-    `CheckFailed` for rows that fail a check, also one that would take them out: there is no place for them.
+    `CheckFailed` for rows that fail a check, also a check that drops rows: a correction has no quarantine.
     """
-    return _made(site, decl, body, hold)[0]
+    _refuse_keyed(decl, lot)
+    body = _body_of(decl, rows, Operation.APPEND)
+    hold = _begin_correction(context, decl, lot)
+    (row,) = _write_lot(context, decl, body, hold)
+    return _publish_correction(context, hold, row)
 
 
-def _made(site: Site, decl: DatasetDecl, body: "Body", hold: Hold) -> list[LotRow]:
+def remove(context: PipelineContext, decl: DatasetDecl, lot: str, *, why: str = "") -> Receipt:
+    """Publish a next generation of a lot that has no rows and counts as removed."""
+    _refuse_keyed(decl, lot)
+    hold = _begin_correction(context, decl, lot, remove=True)
+    return _publish_correction(context, hold, context.manifests.taken_back(hold, why or "removed"))
+
+
+def _declare(context: PipelineContext, decl: DatasetDecl, quarantine: DatasetId | None = None) -> None:
+    dataset = effective(decl.dataset)
+
+    def step(tx: Tx) -> None:
+        datasets.declare(tx, context.keys.lots, dataset, evolved)
+        if quarantine is not None:
+            bad = Dataset(name=quarantine.name, version=quarantine.version, schema=QUARANTINE_SCHEMA)
+            datasets.declare(tx, context.keys.lots, effective(bad))
+
+    context.store.run(step)
+
+
+def _is_published(context: PipelineContext, attempt: str) -> bool:
     try:
-        return _checked(site, decl, body, hold)
-    except (AppendRefused, CheckFailed) as failed:
-        site.publisher.abandon(hold, failed.message)
-        raise
+        row = context.store.run(lambda tx: attempts.read(tx, context.keys, attempt))
+    except AttemptUnknown:
+        return False
+    return isinstance(row, Published)
 
 
-def _checked(site: Site, decl: DatasetDecl, body: "Body", hold: Hold) -> list[LotRow]:
+def _refuse_keyed(decl: DatasetDecl, lot: str) -> None:
+    if decl.dataset.kind is Kind.KEYED:
+        raise CorrectionRefused(
+            f"lot {lot} cannot be corrected, because {decl.id} has a key", hint="upsert the corrected rows"
+        )
+
+
+def _begin_correction(context: PipelineContext, decl: DatasetDecl, lot: str, *, remove: bool = False) -> Hold:
+    _declare(context, decl)
+    return context.publisher.begin_correction(decl.id, lot, context.scope.new_attempt(), remove=remove)
+
+
+def _publish_correction(context: PipelineContext, hold: Hold, row: LotRow) -> Receipt:
+    try:
+        position = context.publisher.publish(hold, [row]).positions[0]
+    except LotConflict as conflict:
+        context.publisher.abandon(hold, conflict.message)
+        raise CorrectionRefused(
+            f"another process corrected lot {row.lot} of {row.dataset} at the same time"
+        ) from conflict
+    wall_us = context.store.run(lambda tx: tx.wall())
+    return Receipt(dataset=row.dataset, lot=row.lot, position=position, visible_at=wall_us)
+
+
+def _write_lot(context: PipelineContext, decl: DatasetDecl, body: "Body", hold: Hold) -> list[LotRow]:
+    """Write the rows and their manifests under our attempt; return the lot rows to publish."""
+
     def write(folders: Mapping[DatasetId, str]) -> list[SinkWritten]:
         prefix, *quarantine = folders.values()
         checks = decl.expected if quarantine else strict(decl.expected)
-        checked = body.write(site, prefix, "".join(quarantine), decl, checks)
+        checked = body.write(context, prefix, "".join(quarantine), decl, checks)
         parts = zip(folders, (checked.rows, checked.quarantined), (checked.counts, {}), strict=False)
         return [
             SinkWritten(dataset=sink, objects=written.objects, rows=written.rows, checks=counts)
             for sink, written, counts in parts
         ]
 
-    fingerprints = {hold.draft.targets[0].dataset: spelled(decl.dataset).fingerprint}
-    return site.manifests.write_lot(hold, write, fingerprints)
-
-
-def spelled(dataset: Dataset) -> Dataset:
-    """A declaration with its schema in the one spelling that is compared and stored."""
-    return effective(dataset)
+    fingerprints = {hold.draft.targets[0].dataset: effective(decl.dataset).fingerprint}
+    try:
+        return context.manifests.write_lot(hold, write, fingerprints)
+    except (AppendRefused, CheckFailed) as failed:
+        context.publisher.abandon(hold, failed.message)
+        raise
 
 
 class Body:
-    """Rows that are here."""
+    """The rows of one write, in this process."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
 
-    def digest(self, site: Site) -> str:
-        """Of the rows as they were given (LOT-36)."""
-        return given.digest(self._table)
+    def digest(self, context: PipelineContext) -> str:
+        """Return a digest of the rows as the user passed them (LOT-36)."""
+        return input_rows.digest(self._table)
 
     def write(
-        self, site: Site, prefix: str, bad_prefix: str, decl: DatasetDecl, checks: Sequence[Check]
+        self,
+        context: PipelineContext,
+        prefix: str,
+        bad_prefix: str,
+        decl: DatasetDecl,
+        checks: Sequence[Check],
     ) -> Checked:
-        """Keep the rows that pass the checks in one folder, and those that are taken out in another."""
+        """Write rows that pass the checks below one prefix, and rows that checks drop below the other."""
         table, name, kind = self._table, decl.dataset.name, decl.dataset.kind
-        if any(one.kind == "expect" for one in checks):  # expressions are Spark's
-            with site.spark() as spark:
-                wanted = operations.stored_schema(spelled(decl.dataset).schema, kind)
-                frame = spark.createDataFrame(table).to(schema.to_spark(schema.parse(wanted).stored()))
+        if any(check.kind == "expect" for check in checks):  # Spark evaluates expressions
+            with context.spark() as spark:
+                ddl = operations.stored_schema(effective(decl.dataset).schema, kind)
+                frame = spark.createDataFrame(table).to(schema.to_spark(schema.parse(ddl).stored()))
                 return write_checked(
-                    frame, site.storage, site.objects, prefix, bad_prefix, checks, table=name, kind=kind
+                    frame, context.storage, context.objects, prefix, bad_prefix, checks, table=name, kind=kind
                 )
         checked = check_table(table, checks, kind)
         refuse(name, checks, checked.counts, checked.rows.num_rows)
-        bad = write_table(checked.quarantined, site.objects, bad_prefix) if bad_prefix else Written()
+        bad = write_table(checked.quarantined, context.objects, bad_prefix) if bad_prefix else Written()
         return Checked(
-            rows=write_table(checked.rows, site.objects, prefix), quarantined=bad, counts=checked.counts
+            rows=write_table(checked.rows, context.objects, prefix), quarantined=bad, counts=checked.counts
         )
 
 
 class _FrameBody(Body):
-    """Rows that Spark has."""
+    """The rows of one write, as a Spark DataFrame."""
 
     def __init__(self, frame: "DataFrame", table: str) -> None:
         self._frame = frame
         self._name = table
 
     @contextmanager
-    def _readable(self, site: Site) -> Iterator[None]:
-        """Inside of it Spark computes the frame: what it says of a value that does not fit is a refusal."""
+    def _spark_errors(self, context: PipelineContext) -> Iterator[None]:
+        """Raise `AppendRefused` for errors of Spark inside: a value that does not fit its column."""
         from pyspark.errors import PySparkException
 
         try:
-            with site.spark():
+            with context.spark():
                 yield
         except PySparkException as error:
-            said = " ".join(str(error).split("\n\nJVM stacktrace")[0].split())[:600]
-            raise AppendRefused(f"the frame for {self._name} cannot be taken: {said}") from error
+            text = " ".join(str(error).split("\n\nJVM stacktrace")[0].split())[:600]
+            raise AppendRefused(f"the DataFrame for {self._name} cannot be written: {text}") from error
 
-    def digest(self, site: Site) -> str:
-        with self._readable(site):
+    def digest(self, context: PipelineContext) -> str:
+        with self._spark_errors(context):
             return operations.digest(self._frame)
 
     def write(
-        self, site: Site, prefix: str, bad_prefix: str, decl: DatasetDecl, checks: Sequence[Check]
+        self,
+        context: PipelineContext,
+        prefix: str,
+        bad_prefix: str,
+        decl: DatasetDecl,
+        checks: Sequence[Check],
     ) -> Checked:
-        name, kind = decl.dataset.name, decl.dataset.kind
-        with self._readable(site):
+        with self._spark_errors(context):
             return write_checked(
-                self._frame, site.storage, site.objects, prefix, bad_prefix, checks, table=name, kind=kind
+                self._frame,
+                context.storage,
+                context.objects,
+                prefix,
+                bad_prefix,
+                checks,
+                table=decl.dataset.name,
+                kind=decl.dataset.kind,
             )
 
 
-def body_of(decl: DatasetDecl, rows: Any, operation: operations.Operation) -> Body:
-    """Rows as people have them, in the columns of their table; `AppendRefused` for those that do not fit."""
-    declared = schema.parse(spelled(decl.dataset).schema)
-    keyed.check_columns(decl.dataset)
+def _body_of(decl: DatasetDecl, rows: Any, operation: Operation) -> Body:
+    """Convert the user's rows to the columns of the table; `AppendRefused` for rows that do not fit."""
+    columns = schema.parse(effective(decl.dataset).schema)
+    check_columns(decl.dataset)
     if operations.is_frame(rows):
-        frame = operations.stored_frame(rows, schema.to_spark(declared), decl.dataset, operation)
+        frame = operations.stored_frame(rows, schema.to_spark(columns), decl.dataset, operation)
         return _FrameBody(frame, decl.dataset.name)
     if is_session(rows):
-        raise AppendRefused(f"a Spark session is not rows for {decl.dataset.name}")
-    wanted = schema.to_arrow(declared)
-    if operation is operations.Operation.DELETE and decl.dataset.kind is Kind.KEYED:
-        table = keyed.deletions(decl.dataset, rows, wanted)
+        raise AppendRefused(f"a Spark session was passed as the rows for {decl.dataset.name}")
+    arrow = schema.to_arrow(columns)
+    if operation is Operation.DELETE and decl.dataset.kind is Kind.KEYED:
+        table = deletions(decl.dataset, rows, arrow)
     else:
-        table = given.to_table(rows, wanted, decl.dataset.name)
+        table = input_rows.to_table(rows, arrow, decl.dataset.name)
     return Body(operations.stored_table(table, decl.dataset, operation))

@@ -21,9 +21,9 @@ from tidemill.cli.demo.pipeline_screen import TABLES, PipelineScreen, PipelineSu
 from tidemill.cli.output import Output
 from tidemill.clock import SYSTEM, Clock
 from tidemill.errors import DemoFailed
-from tidemill.pipeline import pipeline_file as loading
+from tidemill.pipeline import pipeline_file
+from tidemill.pipeline.lot_info import LotInfo
 from tidemill.pipeline.pipeline import Pipeline
-from tidemill.pipeline.status import LotInfo
 
 SHOP = Path(__file__).with_name("shop.py")
 FILES, ROWS = 24, 200
@@ -46,7 +46,7 @@ class PipelineDemo:
     def run(self, *, keep: bool) -> PipelineSummary:
         """Write the files, run the pipeline with a kill in the middle, and check the result."""
         self._write_files()
-        pipeline = loading.load("shop.py:shop", self.folder)
+        pipeline = pipeline_file.load("shop.py:shop", self.folder)
         try:
             return self._run(pipeline, keep)
         finally:

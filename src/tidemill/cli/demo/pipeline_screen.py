@@ -13,7 +13,7 @@ from rich.text import Text
 
 from tidemill.cli.lots import MARKS
 from tidemill.clock import Clock
-from tidemill.pipeline.status import LotInfo
+from tidemill.pipeline.lot_info import LotInfo
 
 TABLES = ("orders", "clean_orders", "revenue")
 WIDTH = 80

@@ -1,4 +1,4 @@
-"""Planning of arcs: what they read and write, and what Spark makes of their functions."""
+"""Plan arcs: check what they read and write, and derive the schemas that their functions return."""
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,16 +18,17 @@ from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline import graph
 from tidemill.pipeline.declarations import ArcDecl, SinkDecl
-from tidemill.pipeline.plan.catalog import Catalog, Known, ddl_of, short
+from tidemill.pipeline.plan.arc_stages import DeclareArc, RemoveArc
+from tidemill.pipeline.plan.catalog import Catalog, KnownTable, ddl_of, short
 from tidemill.pipeline.plan.certification import certify_arc
-from tidemill.pipeline.plan.stages import DeclareArc, RemoveArc, Stage
+from tidemill.pipeline.plan.stages import Stage
 from tidemill.pipeline.plan.template_stages import RefusedChild
-from tidemill.pipeline.source_line import at
-from tidemill.pipeline.writes import spelled
+from tidemill.pipeline.source_line import errors_at
 from tidemill.publish.parts import PartSink
 from tidemill.runner.making import results_of
 from tidemill.runner.program import ArcProgram
 from tidemill.spark import schema
+from tidemill.spark.drift import effective
 from tidemill.spark.operations import WEIGHT
 
 if TYPE_CHECKING:
@@ -35,71 +36,75 @@ if TYPE_CHECKING:
 
 
 class ArcPlanner:
-    """Plans the arcs of a pipeline, each behind those that make what it reads."""
+    """Plan the arcs of a pipeline, each after the arcs whose tables it reads."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
         self.pipeline = catalog.pipeline
 
     def plan(
-        self, children: Mapping[str, ArcDecl] = MappingProxyType({}), theirs: Collection[str] = ()
+        self, children: Mapping[str, ArcDecl] = MappingProxyType({}), foreign: Collection[str] = ()
     ) -> Iterator[ArcProgram]:
-        """All arcs.
+        """Plan all arcs.
 
-        - children: those of templates.
-        - theirs: tables of somebody else's. What cannot be made of them is told, and left out.
+        - children: the arcs of templates.
+        - foreign: tables of other pipelines. An arc of a template that cannot read one is refused alone.
         """
-        left = {**self.pipeline.arcs, **children}
-        theirs = set(theirs)
-        while left:
-            self._refuse_lost(left, theirs)
-            ready = [arc for arc in left.values() if all(name in self.catalog.known for name in arc.reads)]
+        unplanned = {**self.pipeline.arcs, **children}
+        foreign = set(foreign)
+        while unplanned:
+            self._refuse_orphans(unplanned, foreign)
+            ready = [
+                arc for arc in unplanned.values() if all(name in self.catalog.known for name in arc.reads)
+            ]
             if not ready:
-                self._complain(left)
+                self._raise_unplanned(unplanned)
             for arc in ready:
-                del left[arc.name]
+                del unplanned[arc.name]
                 try:
-                    with at(arc.line):
+                    with errors_at(arc.line):
                         program = self.arc(arc)
                 except DeclarationError as error:
-                    if arc.reads[0] not in theirs:
+                    if arc.reads[0] not in foreign:
                         raise
                     self._refuse(arc, error.message)
-                    theirs |= {sink.name for sink in arc.sinks}
+                    foreign |= {sink.name for sink in arc.sinks}
                 else:
                     yield program
 
     def _refuse(self, arc: ArcDecl, why: str) -> None:
         self.catalog.stages.append(RefusedChild(name=arc.name, why=why, where=str(arc.line)))
 
-    def _refuse_lost(self, left: dict[str, ArcDecl], theirs: Collection[str]) -> None:
-        """Children of what children would have made that were refused."""
-        for arc in list(left.values()):
-            lost = [name for name in arc.reads if name in theirs and name not in self.catalog.known]
-            if arc.template and lost:
-                del left[arc.name]
-                self._refuse(arc, f"there is no {lost[0]}")
+    def _refuse_orphans(self, unplanned: dict[str, ArcDecl], foreign: Collection[str]) -> None:
+        """Refuse arcs of templates that read a table which a refused arc would have made."""
+        for arc in list(unplanned.values()):
+            missing = [name for name in arc.reads if name in foreign and name not in self.catalog.known]
+            if arc.template and missing:
+                del unplanned[arc.name]
+                self._refuse(arc, f"there is no table {missing[0]}")
 
-    def _complain(self, left: Mapping[str, ArcDecl]) -> None:
-        made = {sink.name for arc in left.values() for sink in arc.sinks}
-        for arc in left.values():
+    def _raise_unplanned(self, unplanned: Mapping[str, ArcDecl]) -> None:
+        """Raise the reason why none of these arcs can be planned."""
+        made = {sink.name for arc in unplanned.values() for sink in arc.sinks}
+        for arc in unplanned.values():
             for name in arc.reads:
                 if name in self.pipeline.views:
                     raise DeclarationError(
-                        f"{arc.line}: arc {arc.name} reads the view {name}, whose rows come and go",
-                        hint="write a view instead: it follows every change",
+                        f"{arc.line}: arc {arc.name} reads the view {name}, whose rows can change",
+                        hint="declare a view instead of the arc",
                     )
                 if name not in self.catalog.known and name not in made:
                     raise DeclarationError(
                         f"{arc.line}: arc {arc.name} reads {name}", hint=self.catalog.near(name)
                     )
-        circle = " -> ".join(left)
-        arc = next(iter(left.values()))
+        cycle = " -> ".join(unplanned)
+        arc = next(iter(unplanned.values()))
         raise DeclarationError(
-            f"{arc.line}: arcs in a circle: {circle}", hint="an arc reads what comes before it"
+            f"{arc.line}: arcs form a cycle: {cycle}", hint="an arc cannot read its own output"
         )
 
     def arc(self, arc: ArcDecl) -> ArcProgram:
+        """Plan one arc whose inputs are known."""
         inputs = [self.catalog.known[name] for name in arc.reads]
         first = inputs[0].dataset
         assert first is not None
@@ -107,25 +112,24 @@ class ArcPlanner:
             assert known.dataset is not None
             if known.dataset.unit != first.unit or (len(inputs) > 1 and first.unit is None):
                 raise DeclarationError(
-                    f"arc {arc.name} reads {', '.join(arc.reads)}, whose lots do not meet",
-                    hint="tables that are read together have the same intervals: lots='PT5M' on each",
+                    f"arc {arc.name} reads {', '.join(arc.reads)}, whose intervals differ",
+                    hint="tables that one arc reads need the same intervals, like lots='PT5M'",
                 )
             if known.dataset.kind is Kind.KEYED:
                 raise DeclarationError(
-                    f"arc {arc.name} reads {name}, which has a key",
-                    hint="write a view instead: it follows every change",
+                    f"arc {arc.name} reads {name}, which has a key", hint="declare a view instead of the arc"
                 )
             if known.retracts and arc.changes is None:
                 raise DeclarationError(
-                    f"arc {arc.name} reads {name}, whose rows can be deleted again",
-                    hint="changes='linear' if it maps single rows, changes='raw' gives and takes _weight;"
-                    " or write a view: it follows every change",
+                    f"arc {arc.name} reads {name}, whose rows can be deleted",
+                    hint="use changes='linear' if it maps single rows, or changes='raw' to read and return"
+                    " _weight; or declare a view instead",
                 )
         of_lots = any(check.of_lots for sink in arc.sinks for check in sink.checks)
         spec = ArcSpec(
             pipeline=self.pipeline.name,
             name=arc.name,
-            reads=tuple(one.dataset.id for one in inputs if one.dataset is not None),
+            reads=tuple(table.dataset.id for table in inputs if table.dataset is not None),
             sinks=tuple(
                 PartSink(
                     dataset=DatasetId(sink.name),
@@ -134,7 +138,7 @@ class ArcPlanner:
                 )
                 for sink in arc.sinks
             ),
-            # What is about a whole lot cannot be told part by part, nor without running for an empty one.
+            # A check of a whole lot needs the lot in one part, and a run even for an empty lot.
             parts=1 if of_lots else arc.parts,
             on_empty="run" if of_lots else "publish",
             retries=arc.retries,
@@ -151,16 +155,16 @@ class ArcPlanner:
             where=str(arc.line),
             checks={sink.name: sink.checks for sink in arc.sinks},
         )
-        weighted = arc.changes == "linear" and any(one.retracts for one in inputs)
+        weighted = arc.changes == "linear" and any(table.retracts for table in inputs)
         if weighted:
-            self._linear(arc, program, inputs)
+            self._check_linear(arc, program, inputs)
         kind = Kind.CHANGES if arc.changes == "raw" or weighted else Kind.ROWS
-        for sink, ddl in zip(arc.sinks, self._analysed(arc, program, inputs), strict=True):
+        for sink, ddl in zip(arc.sinks, self._sink_schemas(arc, program, inputs), strict=True):
             names = schema.parse(ddl).names
             missing = [name for name in sink.partition_by if name not in names]
             if missing:
                 raise DeclarationError(
-                    f"{sink.name} is partitioned by {missing[0]}, which it has not", hint=f"it has {ddl}"
+                    f'{sink.name} has no column "{missing[0]}" to partition by', hint=f"its columns are {ddl}"
                 )
             dataset = Dataset(
                 name=sink.name,
@@ -170,7 +174,7 @@ class ArcPlanner:
                 schema=ddl,
                 drift=sink.drift,
             )
-            dataset = self.catalog.add(spelled(dataset), arc.line, made_by=f"arc {arc.name}")
+            dataset = self.catalog.add(effective(dataset), arc.line, made_by=f"arc {arc.name}")
             self.catalog.expected(dataset, sink.checks)
             if drops(sink.checks):
                 self.catalog.quarantine(dataset.id, first.unit, arc.line, f"checks of {sink.name}")
@@ -179,65 +183,65 @@ class ArcPlanner:
         )
         return program
 
-    def _analysed(self, arc: ArcDecl, program: ArcProgram, inputs: Sequence[Known]) -> list[str]:
-        """The schemas of an arc's sinks: as declared, or what Spark makes of the function (LOT-44)."""
+    def _sink_schemas(self, arc: ArcDecl, program: ArcProgram, inputs: Sequence[KnownTable]) -> list[str]:
+        """Return the schemas of an arc's tables: declared, or derived by Spark (LOT-44)."""
         if all(sink.schema is not None for sink in arc.sinks):
             return [str(schema.parse(sink.schema or "")) for sink in arc.sinks]
-        bare = arc.changes == "linear"
+        unweighted = arc.changes == "linear"
         frames = [
-            self.catalog.spark.createDataFrame([], one.ddl) if bare else self.catalog.empty(one)
-            for one in inputs
+            self.catalog.spark.createDataFrame([], table.ddl) if unweighted else self.catalog.empty(table)
+            for table in inputs
         ]
         try:
             results = results_of(program, arc.function(*frames))
-            found = [ddl_of(frame.drop(WEIGHT) if arc.changes == "raw" else frame) for frame in results]
+            schemas = [ddl_of(frame.drop(WEIGHT) if arc.changes == "raw" else frame) for frame in results]
         except TidemillError:
             raise
         except Exception as error:
             raise DeclarationError(
-                f"arc {arc.name} cannot be analysed on an empty table: {short(error)}",
-                hint="mend the function, or give the schema of what it returns: schema='…'",
+                f"arc {arc.name} failed on an empty table: {short(error)}",
+                hint="fix the function, or declare the schema of its result: schema='…'",
             ) from error
-        return [_declared(sink, ddl) for sink, ddl in zip(arc.sinks, found, strict=True)]
+        return [_declared(sink, ddl) for sink, ddl in zip(arc.sinks, schemas, strict=True)]
 
-    def _linear(self, arc: ArcDecl, program: ArcProgram, inputs: Sequence[Known]) -> None:
-        """An arc that says it is linear is tried out on generated rows, once for its code (LOT-41)."""
+    def _check_linear(self, arc: ArcDecl, program: ArcProgram, inputs: Sequence[KnownTable]) -> None:
+        """Test an arc that is declared linear on generated rows, once for its code (LOT-41)."""
         if len(inputs) != 1:
             raise DeclarationError(
-                f"arc {arc.name} reads {', '.join(arc.reads)}: linear is about one table",
-                hint="write a view instead: it follows every change",
+                f"arc {arc.name} reads {', '.join(arc.reads)}: a linear arc reads one table",
+                hint="declare a view instead of the arc",
             )
 
-        def made(df: "DataFrame") -> "list[DataFrame]":
+        def results(df: "DataFrame") -> "list[DataFrame]":
             return results_of(program, arc.function(df))
 
-        found = certify_arc(
-            self.pipeline.site, self.catalog.spark, program.spec.code, made, arc.reads[0], inputs[0].ddl
+        certificate = certify_arc(
+            self.pipeline.context, self.catalog.spark, program.spec.code, results, arc.reads[0], inputs[0].ddl
         )
-        if not found.equal:
+        if not certificate.equal:
             raise DeclarationError(
-                f"arc {arc.name} is declared linear, and is not: {found.why}",
-                hint="changes='raw' gives and takes _weight; or write a view: it follows every change",
+                f"arc {arc.name} is declared linear but is not: {certificate.why}",
+                hint="use changes='raw' to read and return _weight, or declare a view instead",
             )
 
     def removed(self, arcs: Mapping[str, ArcProgram]) -> list[Stage]:
-        """Arcs of this pipeline that were declared once and are not any more."""
-        keys, prefix = ArcKeys(self.pipeline.site.place.cluster), graph.arc_id(self.pipeline, "")
-        found: list[ArcSpec] = []
+        """Return stages that remove arcs of this pipeline which are no longer declared."""
+        keys, prefix = ArcKeys(self.pipeline.context.place.cluster), graph.arc_id(self.pipeline, "")
+        stored: list[ArcSpec] = []
         while True:
-            after = found[-1].id if found else prefix
-            page = self.pipeline.site.store.run(partial(arc_rows.listed, keys=keys, after=after))
-            here = [spec for spec in page if spec.id.startswith(prefix)]
-            found += here
-            if len(here) < 100:
+            after = stored[-1].id if stored else prefix
+            page = self.pipeline.context.store.run(partial(arc_rows.listed, keys=keys, after=after))
+            ours = [spec for spec in page if spec.id.startswith(prefix)]
+            stored += ours
+            if len(ours) < 100:
                 break
-        living = tuple(f"{prefix}{name}[" for name in self.pipeline.templates)
-        gone = [spec.id for spec in found if spec.id not in arcs and not spec.id.startswith(living)]
-        return [RemoveArc(name=name) for name in gone]
+        templates = tuple(f"{prefix}{name}[" for name in self.pipeline.templates)
+        removed = [spec.id for spec in stored if spec.id not in arcs and not spec.id.startswith(templates)]
+        return [RemoveArc(name=name) for name in removed]
 
 
 def _code(arc: ArcDecl) -> str:
-    """The digest of what decides what an arc makes: its function, and its checks."""
+    """Return a digest of what determines the output of an arc: its function and its checks."""
     code = code_digest(arc.function).hex()[:32]
     checks = [(sink.name, sink.checks) for sink in arc.sinks if sink.checks]
     if not checks:

@@ -1,4 +1,4 @@
-"""The catalog of a plan: the tables that are known so far, and the stages that declare them."""
+"""Collect the tables that planning knows so far, and the stages that declare them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +14,9 @@ from tidemill.lots.datasets import Dataset, Drift, Kind
 from tidemill.lots.ids import Unit
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.plan.stages import DeclareDataset, Stage
-from tidemill.pipeline.source_line import Line
-from tidemill.pipeline.writes import spelled
+from tidemill.pipeline.source_line import SourceLine
 from tidemill.spark import schema
-from tidemill.spark.drift import evolved
+from tidemill.spark.drift import effective, evolved
 from tidemill.spark.frame_checks import verify
 from tidemill.spark.operations import stored_schema
 
@@ -28,43 +27,43 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Known:
-    """A table as far as planning has come."""
+class KnownTable:
+    """A table that planning knows; `dataset` is None for a view."""
 
-    dataset: Dataset | None  # None for a view
+    dataset: Dataset | None
     ddl: str
     retracts: bool
 
 
 class Catalog:
-    """What planning has found so far, for all who plan."""
+    """The tables and stages of a plan so far, shared by all planners."""
 
     def __init__(self, pipeline: "Pipeline", spark: "SparkSession") -> None:
         self.pipeline = pipeline
         self.spark = spark
-        self.known: dict[str, Known] = {}
+        self.known: dict[str, KnownTable] = {}
         self.stages: list[Stage] = []
         self.datasets: dict[DatasetId, Dataset] = {}
         self._frames: dict[str, DataFrame] = {}
 
-    def add(self, dataset: Dataset, line: Line, *, made_by: str = "") -> Dataset:
-        """A table, with the columns it has by now where they may be more than are declared (LOT-34)."""
+    def add(self, dataset: Dataset, line: SourceLine, *, made_by: str = "") -> Dataset:
+        """Add a table; one that evolves may have more columns in the store than are declared (LOT-34)."""
         if dataset.drift is Drift.EVOLVE:
-            dataset = self.evolved(dataset)
+            dataset = self._evolved(dataset)
         self.datasets[dataset.id] = dataset
-        self.known[dataset.name] = Known(dataset, dataset.schema, dataset.kind is not Kind.ROWS)
+        self.known[dataset.name] = KnownTable(dataset, dataset.schema, dataset.kind is not Kind.ROWS)
         self.stages.append(DeclareDataset(dataset=dataset, where=str(line), made_by=made_by))
         return dataset
 
     def adopt(self, dataset: Dataset) -> None:
-        """A table that somebody else declared."""
+        """Add a table that another pipeline declares."""
         self.datasets[dataset.id] = dataset
-        self.known[dataset.name] = Known(dataset, dataset.schema, dataset.kind is not Kind.ROWS)
+        self.known[dataset.name] = KnownTable(dataset, dataset.schema, dataset.kind is not Kind.ROWS)
 
-    def evolved(self, dataset: Dataset) -> Dataset:
-        site = self.pipeline.site
+    def _evolved(self, dataset: Dataset) -> Dataset:
+        context = self.pipeline.context
         try:
-            known = site.store.run(lambda tx: datasets.read(tx, site.keys.lots, dataset.id))
+            known = context.store.run(lambda tx: datasets.read(tx, context.keys.lots, dataset.id))
         except DatasetUnknown:
             return dataset
         grown = evolved(known, dataset)
@@ -73,55 +72,59 @@ class Catalog:
     # --- checks
 
     def expected(self, dataset: Dataset, checks: Sequence[Check]) -> None:
-        """Are these checks of such rows? By Spark's own analysis."""
+        """Check, by Spark's analysis, that the checks fit the columns of the dataset."""
         if checks:
             verify(self.spark.createDataFrame([], dataset.schema), checks)
 
     @staticmethod
     def refuse_intervals(dataset: Dataset, checks: Sequence[Check]) -> None:
-        of_lots = [one.name for one in checks if one.of_lots]
+        """Refuse checks of a whole lot for a dataset with intervals, whose lots collect several appends."""
+        of_lots = [check.name for check in checks if check.of_lots]
         if of_lots and dataset.unit is not None:
             raise DeclarationError(
-                f"the check {of_lots[0]} is about a whole lot, and lots of {dataset.name} gather appends"
-                " that are written one by one",
-                hint="check it in an arc that reads it",
+                f"{dataset.name}: the check {of_lots[0]} needs a whole lot, but a lot of this dataset"
+                " collects several appends",
+                hint="put the check on an arc that reads the dataset",
             )
 
-    def quarantine(self, of: DatasetId, unit: Unit | None, line: Line, made_by: str) -> DatasetId:
-        """A table for what does not fit another one."""
-        found = quarantine_of(of)
-        if found.name in self.pipeline.names:
+    def quarantine(self, of: DatasetId, unit: Unit | None, line: SourceLine, made_by: str) -> DatasetId:
+        """Add the quarantine table of a dataset."""
+        quarantine = quarantine_of(of)
+        if quarantine.name in self.pipeline.names:
             raise DeclarationError(
-                f"what does not fit {of.name} goes to {found.name}, which is another table",
-                hint="give that table another name",
+                f"{quarantine.name} is the name of the quarantine table of {of.name}",
+                hint=f"rename the table {quarantine.name}",
             )
-        dataset = Dataset(name=found.name, version=found.version, unit=unit, schema=QUARANTINE_SCHEMA)
-        self.add(spelled(dataset), line, made_by=made_by)
-        return found
+        dataset = Dataset(
+            name=quarantine.name, version=quarantine.version, unit=unit, schema=QUARANTINE_SCHEMA
+        )
+        self.add(effective(dataset), line, made_by=made_by)
+        return quarantine
 
     def near(self, name: str) -> str:
+        """Return a hint for a table that does not exist."""
         near = get_close_matches(name, self.pipeline.names, n=1)
         return f"there is no such table; did you mean {near[0]}?" if near else "there is no such table"
 
     # --- empty frames, for Spark to analyse
 
-    def empty(self, known: Known) -> "DataFrame":
+    def empty(self, known: KnownTable) -> "DataFrame":
         kind = Kind.ROWS if known.dataset is None else known.dataset.kind
         return self.spark.createDataFrame([], stored_schema(known.ddl, kind))
 
     def frame(self, name: str) -> "DataFrame":
-        """An empty frame of a table; made once, since Spark is asked for it."""
+        """Return an empty DataFrame of a table; made once, because each costs a call to Spark."""
         if name not in self._frames:
             self._frames[name] = self.spark.createDataFrame([], self.known[name].ddl)
         return self._frames[name]
 
 
 def ddl_of(frame: "DataFrame") -> str:
-    """The columns of a frame as files hold them."""
+    """Return the columns of a DataFrame as files store them."""
     return str(schema.of_spark(frame.schema).stored())
 
 
 def short(error: Exception) -> str:
-    """The first lines of what Spark says: the plan behind them helps nobody."""
+    """Return the first lines of an error of Spark, without the query plan."""
     text = str(error).split("\n\nJVM stacktrace")[0].split(";\n'")[0]
     return " ".join(text.split())[:600]

@@ -1,4 +1,4 @@
-"""Certification as a stage of a plan: a view's circuit against its query, when the view is new (DBSP-19)."""
+"""The stages of a plan that certify views: compare a circuit with its query on generated data (DBSP-19)."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tidemill.events import Event
-from tidemill.pipeline.plan.stages import Status
+from tidemill.pipeline.plan.stages import StageStatus
 from tidemill.store import Tx
 from tidemill.views.certify import certificates, generate
 from tidemill.views.certify.certificates import Certificate, ViewCertified, ViewNotCertified
@@ -22,15 +22,15 @@ from tidemill.views.steps.keys import StepKeys
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidemill.pipeline.context import Site
+    from tidemill.pipeline.context import PipelineContext
 
 
 @dataclass(frozen=True, kw_only=True)
 class Certify(ABC):
-    """Something that a view is said to be, tried out on generated steps, once for its code.
+    """Test a property of a view on generated steps, once for its code.
 
-    - digest: of what is tried out.
-    - known: what an earlier certification of the same code found.
+    - digest: of the code that is tested.
+    - known: the result of an earlier test of the same code.
     """
 
     pipeline: str
@@ -41,29 +41,29 @@ class Certify(ABC):
     known: Certificate | None = None
 
     @abstractmethod
-    def _certified(self, spark: "SparkSession") -> Certificate: ...
+    def _certify(self, spark: "SparkSession") -> Certificate: ...
 
     @abstractmethod
-    def _event(self, found: Certificate) -> Event: ...
+    def _event(self, certificate: Certificate) -> Event: ...
 
     @abstractmethod
     def describe(self) -> dict[str, str]: ...
 
-    def status(self, tx: Tx, keys: StepKeys) -> Status:
-        found = certificates.read(tx, keys.lots.cluster, self.digest)
-        if found is None:
-            return Status.NEW
-        return Status.SAME if found.equal else Status.CHANGED
+    def status(self, tx: Tx, keys: StepKeys) -> StageStatus:
+        certificate = certificates.read(tx, keys.lots.cluster, self.digest)
+        if certificate is None:
+            return StageStatus.NEW
+        return StageStatus.SAME if certificate.equal else StageStatus.CHANGED
 
-    def apply(self, site: "Site", holder: str) -> Event | None:
-        """Try it out, unless somebody has; the event says what was found."""
-        cluster = site.place.cluster
-        if site.store.run(lambda tx: certificates.read(tx, cluster, self.digest)) is not None:
+    def apply(self, context: "PipelineContext", holder: str) -> Event | None:
+        """Run the test, unless its result is stored; return an event with the result."""
+        cluster = context.place.cluster
+        if context.store.run(lambda tx: certificates.read(tx, cluster, self.digest)) is not None:
             return None
-        with site.spark() as spark:
-            found = self._certified(spark)
-        site.store.run(lambda tx: certificates.write(tx, cluster, self.digest, found))
-        return self._event(found)
+        with context.spark() as spark:
+            certificate = self._certify(spark)
+        context.store.run(lambda tx: certificates.write(tx, cluster, self.digest, certificate))
+        return self._event(certificate)
 
     def _described(self, what: str, detail: str) -> dict[str, str]:
         return {"what": what, "name": self.view, "detail": " ".join(detail.split()), "where": self.where}
@@ -71,85 +71,91 @@ class Certify(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class CertifyView(Certify):
-    """A view whose circuit is compared with its query."""
+    """Compare the circuit of a view with its query."""
 
     sql: str
     output: Output = field(repr=False)
     written: Output = field(repr=False)
 
-    def _certified(self, spark: "SparkSession") -> Certificate:
+    def _certify(self, spark: "SparkSession") -> Certificate:
         return certificates.certify(
             spark, self.view, self.sql, self.output, self.tables, written=self.written
         )
 
-    def _event(self, found: Certificate) -> Event:
-        if not found.equal:
-            return ViewNotCertified(pipeline=self.pipeline, view=self.view, why=found.why)
-        return ViewCertified(pipeline=self.pipeline, view=self.view, kind=found.kind, steps=found.compared)
+    def _event(self, certificate: Certificate) -> Event:
+        if not certificate.equal:
+            return ViewNotCertified(pipeline=self.pipeline, view=self.view, why=certificate.why)
+        return ViewCertified(
+            pipeline=self.pipeline, view=self.view, kind=certificate.kind, steps=certificate.compared
+        )
 
     def describe(self) -> dict[str, str]:
-        found = self.known
-        if found is None:
+        known = self.known
+        if known is None:
             detail = "its circuit is compared with plain Spark when it is created"
-        elif found.equal:
-            detail = f"equal to plain Spark ({found.kind}) after {found.compared} generated steps"
-            detail = found.why or detail
+        elif known.equal:
+            detail = f"equal to plain Spark ({known.kind}) after {known.compared} generated steps"
+            detail = known.why or detail
         else:
-            detail = f"NOT equal to plain Spark, so it is recomputed in every step: {found.why}"
+            detail = f"NOT equal to plain Spark, so every step recomputes it: {known.why}"
         return self._described("circuit", detail)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CertifyFunction(Certify):
-    """A view that is a function, declared linear or keyed."""
+    """Test a view that is a function and is declared linear or keyed."""
 
     declared: str
     function: "Callable[..., DataFrame]" = field(repr=False)
     reads: tuple[str, ...]
     keyed_by: tuple[str, ...]
 
-    def _certified(self, spark: "SparkSession") -> Certificate:
+    def _certify(self, spark: "SparkSession") -> Certificate:
         return certify_function(spark, self.function, self.reads, self.tables, keyed_by=self.keyed_by)
 
-    def _event(self, found: Certificate) -> Event:
-        if not found.equal:
-            why = f"it is declared {self.declared}, and is not: {found.why}"
+    def _event(self, certificate: Certificate) -> Event:
+        if not certificate.equal:
+            why = f"it is declared {self.declared} but is not: {certificate.why}"
             return ViewNotCertified(pipeline=self.pipeline, view=self.view, why=why)
-        return ViewCertified(pipeline=self.pipeline, view=self.view, kind=self.declared, steps=found.compared)
+        return ViewCertified(
+            pipeline=self.pipeline, view=self.view, kind=self.declared, steps=certificate.compared
+        )
 
     def describe(self) -> dict[str, str]:
-        found = self.known
-        if found is None:
-            detail = f"declared {self.declared}, which is tried out when it is created"
-        elif found.equal:
-            detail = f"{self.declared}, as declared, after {found.compared} generated steps"
+        known = self.known
+        if known is None:
+            detail = f"declared {self.declared}; this is tested when it is created"
+        elif known.equal:
+            detail = f"{self.declared} as declared, after {known.compared} generated steps"
         else:
-            detail = f"declared {self.declared}, and is NOT: recomputed in every step: {found.why}"
+            detail = f"declared {self.declared} but is NOT, so every step recomputes it: {known.why}"
         return self._described("function", detail)
 
 
 def certify_arc(
-    site: "Site",
+    context: "PipelineContext",
     spark: "SparkSession",
     code: str,
-    made: "Callable[[DataFrame], Sequence[DataFrame]]",
+    results: "Callable[[DataFrame], Sequence[DataFrame]]",
     table: str,
     ddl: str,
 ) -> Certificate:
-    """Is a function linear? What it makes of rows in two halves must be what it makes of all, and of nothing
-    nothing; on generated rows, once for its code.
+    """Test whether the function of an arc is linear, on generated rows, once for its code.
+
+    The results of two halves of the rows must add up to the result of all rows, and an empty table must give
+    an empty result.
 
     Args:
-        site: where certificates are kept.
+        context: of the pipeline; its store keeps the certificate.
         spark: the session.
-        code: the digest of its function.
-        made: the function, with a frame for each of its tables.
-        table: what it reads.
-        ddl: the columns of that.
+        code: the digest of the function.
+        results: the function, which returns a DataFrame for each of its tables.
+        table: the table that it reads.
+        ddl: the columns of that table.
     """
     digest = hashlib.sha256(repr((certificates.FORMAT, "linear", code, ddl)).encode()).hexdigest()[:32]
-    cluster = site.place.cluster
-    known = site.store.run(lambda tx: certificates.read(tx, cluster, digest))
+    cluster = context.place.cluster
+    known = context.store.run(lambda tx: certificates.read(tx, cluster, digest))
     if known is not None:
         return known
     contents = Contents({table: ddl})
@@ -158,26 +164,26 @@ def certify_arc(
     whole = contents.frame(spark, table)
     rows = contents.rows(table)
     frames = [whole, *(_frame(spark, table, ddl, some) for some in (rows[::2], rows[1::2], []))]
-    results = [made(frame) for frame in frames]
-    texts = []
+    outputs = [results(frame) for frame in frames]
+    queries = []
     with ExitStack() as stack:
-        for number, frame in enumerate(one for result in zip(*results, strict=True) for one in result):
+        for number, frame in enumerate(one for output in zip(*outputs, strict=True) for one in output):
             view = f"tidemill_linear_{digest}_{number}"
             frame.createOrReplaceTempView(view)
             stack.callback(spark.catalog.dropTempView, view)
-            texts.append(f"SELECT * FROM {view}")  # noqa: S608
-        found = collected(spark, texts)
+            queries.append(f"SELECT * FROM {view}")  # noqa: S608
+        rows_of = collected(spark, queries)
     why = ""
-    for first in range(0, len(found), 4):
-        all_rows, one, other, nothing = found[first : first + 4]
-        differs = difference(all_rows, [*one, *other])
+    for first in range(0, len(rows_of), 4):
+        of_all, of_half, of_other_half, of_none = rows_of[first : first + 4]
+        differs = difference(of_all, [*of_half, *of_other_half])
         if differs is not None:
-            why = f"of all rows it makes something else than of two halves of them: {differs}"
-        elif nothing:
-            why = f"it makes {len(nothing)} rows of an empty table"
-    verdict = Certificate(equal=not why, why=why[:1000], compared=len(rows))
-    site.store.run(lambda tx: certificates.write(tx, cluster, digest, verdict))
-    return verdict
+            why = f"the results of two halves of the rows differ from the result of all rows: {differs}"
+        elif of_none:
+            why = f"an empty table gives {len(of_none)} rows"
+    certificate = Certificate(equal=not why, why=why[:1000], compared=len(rows))
+    context.store.run(lambda tx: certificates.write(tx, cluster, digest, certificate))
+    return certificate
 
 
 def _frame(spark: "SparkSession", table: str, ddl: str, rows: "Sequence[Row]") -> "DataFrame":

@@ -1,7 +1,7 @@
-"""A view's circuit at plan: the query resolved against the tables that are known, and errors that point.
+"""Compile a view's query to a circuit while planning, and report errors with their position.
 
-Spark analyses the query on empty tables; names and syntax are complained about by our own front, which knows
-the place in the query. Where the query's text stands in the user's file, that place is a line of the file.
+Spark analyses the query on empty tables. Our own parser reports wrong names and syntax, because it knows the
+position in the query. If the query's text is found in the user's file, that position is a line of the file.
 """
 
 import re
@@ -11,8 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from tidemill.errors import NotIncremental, QueryError, QueryRefused
-from tidemill.pipeline.source_line import Line, within
+from tidemill.lots.datasets import Dataset
+from tidemill.lots.keys import DatasetId
+from tidemill.pipeline.source_line import SourceLine, position_in
+from tidemill.runner.program import ViewProgram
 from tidemill.spark import queries
+from tidemill.spark.lot_reader import no_rows
 from tidemill.spark.sessions import PINNED
 from tidemill.views.circuit.circuit import Circuit
 from tidemill.views.circuit.explain import Explained, explain
@@ -20,6 +24,7 @@ from tidemill.views.circuit.ids import Pins
 from tidemill.views.circuit.operators import Column, Output
 from tidemill.views.circuit.rewrite import rewrite
 from tidemill.views.circuit.rungs import rungs
+from tidemill.views.spark.chains import Chained, chained, kind_of
 from tidemill.views.sql.catalog import Analyse, Table
 from tidemill.views.sql.compile import compile_query
 
@@ -27,12 +32,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Kind = TypeVar("Kind", bound=QueryError)
-_PLACE = re.compile(r"line (\d+),? pos (\d+)")
+_POSITION = re.compile(r"line (\d+),? pos (\d+)")
 
 
 @dataclass(frozen=True)
-class Made:
-    """A view's circuit as it would be run, what there is to say about it, and the circuit before rewrites."""
+class ViewCircuit:
+    """The circuit of a view.
+
+    - output: as it runs.
+    - notes: remarks for `explain`.
+    - written: before rewrites.
+    """
 
     output: Output
     notes: tuple[str, ...]
@@ -40,7 +50,7 @@ class Made:
 
 
 def table_of(name: str, frame: "DataFrame", *, key: Sequence[str] = (), append_only: bool) -> Table:
-    """A table as queries are resolved against it, from an empty frame of it."""
+    """Return a table for name resolution, from an empty DataFrame of it."""
     return Table(name, _columns(frame.schema), tuple(key), append_only)
 
 
@@ -53,18 +63,18 @@ def _columns(struct: object) -> tuple[Column, ...]:
 
 def make(
     spark: "SparkSession", sql: str, tables: Mapping[str, Table], frames: "Mapping[str, DataFrame]", tag: str
-) -> Made:
-    """The circuit of a query, rewritten as it would be run; a `QueryError` that points says what is wrong.
+) -> ViewCircuit:
+    """Compile a query to a circuit and rewrite it; a `QueryError` names the position of what is wrong.
 
     Args:
-        spark: asked for types, and for what it refuses.
+        spark: the session, for types and for Spark's own checks.
         sql: the query.
-        tables: what it may read.
-        frames: an empty frame of each.
-        tag: unique among the queries of this moment.
+        tables: the tables it may read.
+        frames: an empty DataFrame of each table.
+        tag: a text that is unique among the queries analysed now.
     """
     compiled = compile_query(sql, tables, _analysis(spark, frames, tag))
-    return Made(rewrite(compiled.output), compiled.notes, compiled.output)
+    return ViewCircuit(rewrite(compiled.output), compiled.notes, compiled.output)
 
 
 def _analysis(spark: "SparkSession", frames: "Mapping[str, DataFrame]", tag: str) -> Analyse:
@@ -82,59 +92,73 @@ def _analysis(spark: "SparkSession", frames: "Mapping[str, DataFrame]", tag: str
     return analyse
 
 
-def _refusal(said: str, sql: str) -> QueryRefused:
-    """What Spark says, without its plans; where it names a place, the place in the text it was given."""
-    place = _PLACE.search(said)
+def _refusal(message: str, sql: str) -> QueryRefused:
+    """Convert an error message of Spark: without query plans, with the line that it names."""
+    position = _POSITION.search(message)
     for end in ("\n\nJVM stacktrace", "== SQL ==", ";\n'"):
-        said = said.partition(end)[0]
-    text = " ".join(said.split())
-    error = QueryRefused(_PLACE.sub("", text).strip(" ;,")[:600])
-    if place and int(place[1]) <= sql.count("\n") + 1:
-        # Names of tables were longer in the text that Spark was given: the line is sure, the column is not.
-        error.line = int(place[1])
+        message = message.partition(end)[0]
+    text = " ".join(message.split())
+    error = QueryRefused(_POSITION.sub("", text).strip(" ;,")[:600])
+    if position and int(position[1]) <= sql.count("\n") + 1:
+        # Table names are longer in the text that Spark analyses: the line is right, the column may not be.
+        error.line = int(position[1])
     return error
 
 
 @contextmanager
-def pointing(line: Line, sql: str) -> Iterator[None]:
-    """What is wrong with a query is told with its place in the user's file, as far as that can be found."""
+def query_errors_at(line: SourceLine, sql: str) -> Iterator[None]:
+    """Prefix errors of a query with their position in the user's file, as far as it is known."""
     try:
         yield
     except QueryError as error:
-        raise _pointed(error, line, sql) from error
+        raise _located(error, line, sql) from error
 
 
-def _pointed(error: Kind, line: Line, sql: str) -> Kind:
-    where = within(line, sql, error.line, error.column) if error.line else str(line)
-    told = type(error)(f"{where}: {error.message}", hint=error.hint)
+def _located(error: Kind, line: SourceLine, sql: str) -> Kind:
+    where = position_in(line, sql, error.line, error.column) if error.line else str(line)
+    located = type(error)(f"{where}: {error.message}", hint=error.hint)
     for name, value in vars(error).items():
-        if name not in vars(told):
-            setattr(told, name, value)
-    return told
+        if name not in vars(located):
+            setattr(located, name, value)
+    return located
 
 
-def explained(made: Mapping[str, Made], view: str) -> Explained:
-    """What there is to say about a view, down to the datasets: `made` are the circuits of all views."""
-    whole = Circuit({name: one.output for name, one in made.items()}).linked()
-    notes = {view: made[view].notes}
+def explained(circuits: Mapping[str, ViewCircuit], view: str) -> Explained:
+    """Explain a view, down to the datasets it reads; `circuits` has the circuits of all views."""
+    whole = Circuit({name: circuit.output for name, circuit in circuits.items()}).linked()
+    notes = {view: circuits[view].notes}
     return explain(Circuit({view: whole.outputs[view]}, notes), Pins(settings=PINNED))
 
 
-def refuse_incremental(output: Output | None, line: Line, why: str) -> None:
-    """`NotIncremental`, with every reason, for a view that would be recomputed.
+def refuse_incremental(output: Output | None, line: SourceLine, why: str) -> None:
+    """Raise `NotIncremental`, with every reason, if a view would be recomputed in each step.
 
     Args:
         output: its circuit, if it has one.
         line: where it is declared.
-        why: what keeps kernels from computing it; empty if nothing does.
+        why: why the kernels cannot compute it; empty if they can.
     """
     reasons = [
-        f"{op.kind}: {'not the same twice: ' if not placed.steady else ''}{placed.reason}"
+        f"{op.kind}: {'not deterministic: ' if not placed.steady else ''}{placed.reason}"
         for op, placed in (rungs(output) if output is not None else {}).items()
         if not placed.incremental
     ]
     if reasons or why:
         raise NotIncremental(
             f"{line}: the view would be recomputed in every step: {'; '.join(dict.fromkeys(reasons)) or why}",
-            hint="refresh='auto' keeps it as well as can be; explain() says what each operator could be",
+            hint="use refresh='auto'; explain() shows how each operator can be computed",
         )
+
+
+def chain_of(
+    spark: "SparkSession", views: Sequence[ViewProgram], datasets: Mapping[DatasetId, Dataset]
+) -> Chained:
+    """Return the chain of a group's views as a runner builds it, and which views it recomputes (DBSP-17)."""
+    inputs = {name: datasets[id_] for view in views for name, id_ in view.datasets.items()}
+    return chained(
+        spark,
+        {view.name: None if view.refresh == "full" else view.circuit for view in views},
+        {name: no_rows(spark, dataset.schema) for name, dataset in inputs.items()},
+        {name: kind_of(dataset) for name, dataset in inputs.items()},
+        "chain",
+    )

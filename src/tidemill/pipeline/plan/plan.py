@@ -1,9 +1,8 @@
-"""Planning: what declarations come to, and what they would change in the store.
+"""Make a plan of a pipeline: check its declarations, and derive what they would change in the store.
 
-A plan is a list of stages, small values with two interpreters: `Plan.apply` carries them out, `Plan.describe`
-says what they are. Making one checks everything that can be checked before anything runs: names, circles,
-who may read what, queries and functions by Spark's own analysis on empty tables (LOT-44). Every complaint
-names the line of the declaration it is about.
+A plan is a list of stages. `Plan.apply` applies them, `Plan.describe` describes them. Making a plan checks
+everything that can be checked before a run: names, cycles, which table may read which, and queries and
+functions by Spark's analysis on empty tables (LOT-44). Every error names the line of its declaration.
 """
 
 from collections.abc import Mapping
@@ -14,24 +13,24 @@ from typing import TYPE_CHECKING
 from tidemill.errors import DeclarationError
 from tidemill.events import Emit, ignore
 from tidemill.lots.checks import drops
-from tidemill.pipeline.plan import circuits
-from tidemill.pipeline.plan import datasets as keyed
-from tidemill.pipeline.plan import templates as fanout
+from tidemill.pipeline import key_columns
+from tidemill.pipeline.plan import templates
 from tidemill.pipeline.plan.arcs import ArcPlanner
 from tidemill.pipeline.plan.catalog import Catalog
+from tidemill.pipeline.plan.circuits import ViewCircuit, explained
 from tidemill.pipeline.plan.sources import SourcePlanner
-from tidemill.pipeline.plan.stages import Stage, Status
+from tidemill.pipeline.plan.stages import Stage, StageStatus
 from tidemill.pipeline.plan.views import ViewPlanner
-from tidemill.pipeline.source_line import at
-from tidemill.pipeline.writes import spelled
+from tidemill.pipeline.source_line import errors_at
 from tidemill.runner.children import Children
 from tidemill.runner.program import Program
 from tidemill.spark import schema
+from tidemill.spark.drift import effective
 from tidemill.views.circuit.explain import Explained
 from tidemill.views.steps.keys import group_id
 
 if TYPE_CHECKING:
-    from tidemill.pipeline.context import Site
+    from tidemill.pipeline.context import PipelineContext
     from tidemill.pipeline.pipeline import Pipeline
 
 
@@ -48,78 +47,78 @@ class Plan:
 
     program: Program
     stages: tuple[Stage, ...]
-    site: "Site" = field(repr=False)
-    made: Mapping[str, circuits.Made] = field(default_factory=dict, repr=False)
+    context: "PipelineContext" = field(repr=False)
+    circuits: Mapping[str, ViewCircuit] = field(default_factory=dict, repr=False)
 
-    def status(self) -> list[tuple[Stage, Status]]:
-        """Each stage, and whether it is new, as it was, or changed."""
-        keys = self.site.keys
-        return self.site.store.run(lambda tx: [(stage, stage.status(tx, keys)) for stage in self.stages])
+    def status(self) -> list[tuple[Stage, StageStatus]]:
+        """Return each stage, with whether it is new, unchanged or changed."""
+        keys = self.context.keys
+        return self.context.store.run(lambda tx: [(stage, stage.status(tx, keys)) for stage in self.stages])
 
     def describe(self) -> list[dict[str, str]]:
-        """For people and programs: what each stage is about."""
+        """Describe each stage: what it declares, its name, details, line and status."""
         return [{**stage.describe(), "status": status.value} for stage, status in self.status()]
 
     def apply(self, holder: str, emit: Emit = ignore) -> None:
-        """Carry the plan out. May be repeated, and by several processes at once."""
+        """Apply the plan to the store. Several processes may do so, and repeat it."""
         for stage in self.stages:
-            told = stage.apply(self.site, holder)
-            if told is not None:
-                emit(told)
+            event = stage.apply(self.context, holder)
+            if event is not None:
+                emit(event)
 
     def explained(self, view: str) -> Explained:
-        """The circuit of a view, down to the datasets it comes from."""
-        return circuits.explained(self.made, view)
+        """Explain the circuit of a view, down to the datasets it reads."""
+        return explained(self.circuits, view)
 
     def __repr__(self) -> str:
         lines = [
-            f"{one['status']:>8}  {one['what']:<8} {one['name']:<24} {one['detail']}"
-            for one in self.describe()
+            f"{stage['status']:>8}  {stage['what']:<8} {stage['name']:<24} {stage['detail']}"
+            for stage in self.describe()
         ]
         return "\n".join(lines) or "nothing is declared"
 
 
 def make_plan(pipeline: "Pipeline") -> Plan:
-    """Check a pipeline's declarations and make a plan of them."""
-    with pipeline.site.spark() as spark:
+    """Check the declarations of a pipeline and return its plan."""
+    with pipeline.context.spark() as spark:
         catalog = Catalog(pipeline, spark)
         _plan_datasets(catalog)
-        sources = {one.id: one for one in SourcePlanner(catalog).plan()}
-        planner, views = ArcPlanner(catalog), ViewPlanner(catalog)
-        there = fanout.stored(pipeline)
-        children = fanout.children_of(pipeline, there)
-        theirs = fanout.theirs(pipeline, there, children)
-        for dataset in theirs.values():
+        sources = {source.id: source for source in SourcePlanner(catalog).plan()}
+        arc_planner, view_planner = ArcPlanner(catalog), ViewPlanner(catalog)
+        stored = templates.stored_tables(pipeline)
+        children = templates.children_of(pipeline, stored)
+        foreign = templates.foreign_tables(pipeline, stored, children)
+        for dataset in foreign.values():
             catalog.adopt(dataset)
-        arcs = {one.spec.id: one for one in planner.plan(children, theirs)}
-        groups = views.plan()
-        catalog.stages += fanout.stages(pipeline, children)
-        catalog.stages += planner.removed(arcs)
+        arcs = {arc.spec.id: arc for arc in arc_planner.plan(children, foreign)}
+        groups = view_planner.plan()
+        catalog.stages += templates.stages(pipeline, children)
+        catalog.stages += arc_planner.removed(arcs)
     program = Program(
         pipeline=pipeline.name,
         datasets=catalog.datasets,
         arcs=arcs,
         sources=sources,
-        groups={group_id(pipeline.name, one.spec.name): one for one in groups},
+        groups={group_id(pipeline.name, group.spec.name): group for group in groups},
         children=Children(
-            frozenset(fanout.template_id(pipeline, name) for name in pipeline.templates),
-            partial(fanout.grow, pipeline),
+            frozenset(templates.template_id(pipeline, name) for name in pipeline.templates),
+            partial(templates.make_child, pipeline),
         ),
     )
-    return Plan(program, tuple(catalog.stages), pipeline.site, views.circuits)
+    return Plan(program, tuple(catalog.stages), pipeline.context, view_planner.circuits)
 
 
 def _plan_datasets(catalog: Catalog) -> None:
     for decl in catalog.pipeline.datasets.values():
-        with at(decl.line):
-            dataset = catalog.add(spelled(decl.dataset), decl.line)
-            keyed.check_columns(dataset)
-            keyed.check_types(catalog.spark, dataset)
-            ours = [name for name in schema.parse(decl.schema).names if name.startswith("_")]
-            if ours:
+        with errors_at(decl.line):
+            dataset = catalog.add(effective(decl.dataset), decl.line)
+            key_columns.check_columns(dataset)
+            key_columns.check_types(catalog.spark, dataset)
+            reserved = [name for name in schema.parse(decl.schema).names if name.startswith("_")]
+            if reserved:
                 raise DeclarationError(
-                    f"{dataset.name} has the column {ours[0]}",
-                    hint="names that begin with _ are Tidemill's own",
+                    f"{dataset.name} has a column with a reserved name: {reserved[0]}",
+                    hint="rename it: names that begin with _ are reserved for Tidemill",
                 )
             catalog.expected(dataset, decl.checks)
             catalog.refuse_intervals(dataset, decl.checks)

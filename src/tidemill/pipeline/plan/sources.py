@@ -1,4 +1,4 @@
-"""The planning of sources: each is bound to the dataset that it fills."""
+"""Plan sources: check them, and bind each to the dataset that it fills."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -10,16 +10,16 @@ from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.declarations import SourceDecl
 from tidemill.pipeline.plan.catalog import Catalog
 from tidemill.pipeline.plan.stages import DeclareSource
-from tidemill.pipeline.source_line import at
-from tidemill.pipeline.writes import spelled
+from tidemill.pipeline.source_line import errors_at
 from tidemill.sources.source import PlannedSource, SourceContext, SourceTarget
+from tidemill.spark.drift import effective
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
 
 
 class SourcePlanner:
-    """Plans the sources of a pipeline."""
+    """Plan the sources of a pipeline."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
@@ -27,7 +27,7 @@ class SourcePlanner:
 
     def plan(self) -> Iterator[PlannedSource]:
         for decl in self.pipeline.sources.values():
-            with at(decl.line):
+            with errors_at(decl.line):
                 yield self._planned(decl)
 
     def _planned(self, decl: SourceDecl) -> PlannedSource:
@@ -46,7 +46,7 @@ class SourcePlanner:
         target = SourceTarget(
             pipeline=self.pipeline.name,
             dataset=dataset,
-            schema=spelled(self.pipeline.datasets[decl.dataset].dataset).schema,
+            schema=effective(self.pipeline.datasets[decl.dataset].dataset).schema,
             where=where,
             checks=decl.checks,
             quarantine=quarantine,
@@ -68,5 +68,5 @@ def source_context(pipeline: "Pipeline", dataset: str) -> SourceContext:
         pipeline=pipeline.name,
         dataset=dataset,
         base=pipeline.base,
-        secret=lambda: pipeline.site.place.key.secret,
+        secret=lambda: pipeline.context.place.key.secret,
     )

@@ -1,4 +1,4 @@
-"""The stages of a plan that are about templates: declared, gone, or of no use for a table that is there."""
+"""The stages of a plan that declare, remove and refuse templates."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.errors import BadTemplate, DeclarationError, TemplateChanged
 from tidemill.pipeline.pace import FASTEST, Pace, declare_schedule
-from tidemill.pipeline.plan.stages import Status
+from tidemill.pipeline.plan.stages import StageStatus
 from tidemill.store import Tx
 from tidemill.triggers import schedules, templates
 from tidemill.triggers.events import TemplateMatchless
@@ -14,14 +14,14 @@ from tidemill.triggers.templates import Template
 from tidemill.views.steps.keys import StepKeys
 
 if TYPE_CHECKING:
-    from tidemill.pipeline.context import Site
+    from tidemill.pipeline.context import PipelineContext
 
 
 @dataclass(frozen=True)
 class DeclareTemplate:
-    """A template; its subscriptions are made by whoever tends.
+    """Declare a template; the scheduler makes the subscriptions of its arcs.
 
-    - matches: how many tables it matches that are known.
+    - matches: how many known tables it matches.
     """
 
     template: Template
@@ -29,28 +29,28 @@ class DeclareTemplate:
     matches: int
     pace: Pace = FASTEST
 
-    def status(self, tx: Tx, keys: StepKeys) -> Status:
-        known = templates.find(tx, keys.triggers, self.template.name)
-        if known is None:
-            return Status.NEW
-        return Status.SAME if known == self.template else Status.CHANGED
+    def status(self, tx: Tx, keys: StepKeys) -> StageStatus:
+        stored = templates.find(tx, keys.triggers, self.template.name)
+        if stored is None:
+            return StageStatus.NEW
+        return StageStatus.SAME if stored == self.template else StageStatus.CHANGED
 
-    def apply(self, site: "Site", holder: str) -> TemplateMatchless | None:
+    def apply(self, context: "PipelineContext", holder: str) -> TemplateMatchless | None:
         name = self.template.name
 
         def step(tx: Tx) -> None:
-            declare_schedule(tx, site.keys.triggers, site.keys.lots, self.pace, name)
+            declare_schedule(tx, context.keys.triggers, context.keys.lots, self.pace, name)
             try:
-                templates.declare(tx, site.keys.triggers, self.template)
+                templates.declare(tx, context.keys.triggers, self.template)
             except TemplateChanged as error:
                 raise TemplateChanged(
                     f"{self.where}: the template {_short(name)} read or wrote other tables before",
-                    hint="give it another name: name='…'; its children's tables stay as they are",
+                    hint="give it another name with name='…'; the existing tables stay as they are",
                 ) from error
             except BadTemplate as error:
                 raise DeclarationError(f"{self.where}: {error.message}", hint=error.hint) from error
 
-        site.store.run(step)
+        context.store.run(step)
         if self.matches:
             return None
         return TemplateMatchless(name=name, reads=self.template.reads, where=self.where)
@@ -68,46 +68,43 @@ class DeclareTemplate:
 
 @dataclass(frozen=True)
 class RemoveTemplate:
-    """A template that is not declared any more: its children are run no more, their lots stay."""
+    """Stop the arcs of a template that is no longer declared; their lots stay."""
 
     name: str
 
-    def status(self, tx: Tx, keys: StepKeys) -> Status:
-        return Status.SAME if templates.find(tx, keys.triggers, self.name) is None else Status.REMOVED
+    def status(self, tx: Tx, keys: StepKeys) -> StageStatus:
+        exists = templates.find(tx, keys.triggers, self.name) is not None
+        return StageStatus.REMOVED if exists else StageStatus.SAME
 
-    def apply(self, site: "Site", holder: str) -> None:
-        keys = site.keys.triggers
+    def apply(self, context: "PipelineContext", holder: str) -> None:
+        keys = context.keys.triggers
 
         def step(tx: Tx) -> None:
             templates.remove(tx, keys, self.name)
             schedules.remove(tx, keys, self.name)
 
-        site.store.run(step)
-        while site.store.run(partial(templates.remove_children, keys=keys, name=self.name)):
+        context.store.run(step)
+        while context.store.run(partial(templates.remove_children, keys=keys, name=self.name)):
             pass
 
     def describe(self) -> dict[str, str]:
-        return {
-            "what": "template",
-            "name": _short(self.name),
-            "detail": "no longer declared",
-            "where": "",
-        }
+        detail = "no longer declared"
+        return {"what": "template", "name": _short(self.name), "detail": detail, "where": ""}
 
 
 @dataclass(frozen=True)
 class RefusedChild:
-    """A table of somebody else's that a template matches and cannot read; others are run all the same."""
+    """Show a table of another pipeline that a template matches but cannot read. Other tables still run."""
 
     name: str
     why: str
     where: str
 
-    def status(self, tx: Tx, keys: StepKeys) -> Status:
-        return Status.REFUSED
+    def status(self, tx: Tx, keys: StepKeys) -> StageStatus:
+        return StageStatus.REFUSED
 
-    def apply(self, site: "Site", holder: str) -> None:
-        """Nothing: whoever runs it tells why it cannot be run, again and again until it can."""
+    def apply(self, context: "PipelineContext", holder: str) -> None:
+        """Do nothing: a runner reports the reason each time, until the table can be read."""
 
     def describe(self) -> dict[str, str]:
         return {"what": "arc", "name": self.name, "detail": self.why, "where": self.where}

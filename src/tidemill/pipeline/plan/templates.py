@@ -1,8 +1,8 @@
-"""Templates: an arc that is declared on a pattern of tables is one arc for each table that matches (HEAP-12).
+"""Plan templates: an arc that reads a pattern becomes one arc for each table that matches (HEAP-12).
 
-Which children there are follows from names alone: of the tables that are declared here, of those in the store
-that somebody else declared, and of what the children make themselves. Whoever runs meets children of tables
-that came later, and `grow` makes them.
+The arcs of a template follow from the names of tables alone: those declared here, those in the store that
+another pipeline declared, and those that the arcs themselves write. When a runner meets the arc of a table
+that was created later, `make_child` plans and declares it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,7 +22,7 @@ from tidemill.pipeline.plan.arcs import ArcPlanner
 from tidemill.pipeline.plan.catalog import Catalog
 from tidemill.pipeline.plan.stages import Stage
 from tidemill.pipeline.plan.template_stages import DeclareTemplate, RemoveTemplate
-from tidemill.pipeline.source_line import at
+from tidemill.pipeline.source_line import errors_at
 from tidemill.runner.children import Child
 from tidemill.spark.sessions import kept
 from tidemill.triggers import templates
@@ -31,23 +31,23 @@ from tidemill.triggers.templates import Template
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
-    from tidemill.pipeline.registry import Register
+    from tidemill.pipeline.registry import Registry
 
 PAGE = 100
 
 
 def is_pattern(name: str) -> bool:
-    """Does this name tables by what they have in common?"""
+    """Return whether a name is a pattern for several tables."""
     return "*" in name
 
 
-def template_id(pipeline: "Register", name: str) -> str:
-    """A template's name in the store; its children's begin with it."""
+def template_id(pipeline: "Registry", name: str) -> str:
+    """Return a template's name in the store; the names of its arcs begin with it."""
     return graph.arc_id(pipeline, name)
 
 
-def template_of(pipeline: "Register", decl: ArcDecl) -> Template:
-    """A template as the store has it."""
+def template_of(pipeline: "Registry", decl: ArcDecl) -> Template:
+    """Return the stored form of a template."""
     first, *others = (sink.name for sink in decl.sinks)
     id_ = template_id(pipeline, decl.name)
     sources = tuple(graph.id_of(pipeline, name) for name in decl.reads[1:])
@@ -61,40 +61,43 @@ def template_of(pipeline: "Register", decl: ArcDecl) -> Template:
     )
 
 
-def check(pipeline: "Register", decl: ArcDecl) -> None:
-    """Is this a template that can be? What is wrong is told with the line of the declaration."""
-    with at(decl.line):
+def check(pipeline: "Registry", decl: ArcDecl) -> None:
+    """Check a template; errors name the line of the declaration."""
+    with errors_at(decl.line):
         if not is_pattern(decl.reads[0]) or any(is_pattern(name) for name in decl.reads[1:]):
             raise BadTemplate(
-                f"template {decl.name} reads {', '.join(decl.reads)}", hint="one pattern, and that first"
+                f"template {decl.name} reads {', '.join(decl.reads)}",
+                hint="the first table of reads= must be a pattern, the others must not",
             )
         template = template_of(pipeline, decl)
         for sink in decl.sinks:
             Pattern.parse_target(sink.name)
-        templates.check_circles(template, [template_of(pipeline, one) for one in pipeline.templates.values()])
+        templates.check_circles(
+            template, [template_of(pipeline, other) for other in pipeline.templates.values()]
+        )
 
 
-def children_of(pipeline: "Pipeline", there: Iterable[str] = ()) -> dict[str, ArcDecl]:
-    """The children of all templates, by name: for the tables declared here, and for those that are there."""
+def children_of(pipeline: "Pipeline", stored: Iterable[str] = ()) -> dict[str, ArcDecl]:
+    """Return the arcs of all templates, by name: for tables declared here, and for stored ones."""
     if not pipeline.templates:
         return {}
-    known = {decl.name: template_of(pipeline, decl) for decl in pipeline.templates.values()}
+    declared = {decl.name: template_of(pipeline, decl) for decl in pipeline.templates.values()}
     made_by: dict[str, ArcDecl] = {}
-    found: dict[str, ArcDecl] = {}
-    left = [decl.dataset.id for decl in pipeline.datasets.values()]
-    left += [DatasetId(sink.name) for arc in pipeline.arcs.values() for sink in arc.sinks]
-    left += [DatasetId(name) for name in sorted(there)]
-    while left:
-        table = left.pop(0)
-        for name, template in known.items():
+    children: dict[str, ArcDecl] = {}
+    tables = [decl.dataset.id for decl in pipeline.datasets.values()]
+    tables += [DatasetId(sink.name) for arc in pipeline.arcs.values() for sink in arc.sinks]
+    tables += [DatasetId(name) for name in sorted(stored)]
+    while tables:
+        table = tables.pop(0)
+        for name, template in declared.items():
             child = _child(pipeline.templates[name], template, table)
-            if child is None or child.name in found:
+            if child is None or child.name in children:
                 continue
             _refuse_taken(pipeline, child, table.name, made_by)
             made_by |= {sink.name: child for sink in child.sinks}
-            found[child.name] = child
-            left += [DatasetId(sink.name) for sink in child.sinks]
-    return found
+            children[child.name] = child
+            tables += [DatasetId(sink.name) for sink in child.sinks]
+    return children
 
 
 def _child(decl: ArcDecl, template: Template, table: DatasetId) -> ArcDecl | None:
@@ -118,23 +121,25 @@ def _refuse_taken(pipeline: "Pipeline", child: ArcDecl, table: str, made_by: dic
             before.append(made_by[sink.name].line)
         if before:
             raise DeclarationError(
-                f"{child.line}: the template {child.template} would write {sink.name} for {table}, which is"
-                f" another table, see {before[0]}",
-                hint="each table has one maker: another target, or another name of that table",
+                f"{child.line}: the template {child.template} would write {sink.name} for {table}, but"
+                f" {sink.name} is declared at {before[0]}",
+                hint="change the target of the template, or rename that table",
             )
 
 
-def theirs(
-    pipeline: "Pipeline", there: Mapping[str, Dataset], children: Mapping[str, ArcDecl]
+def foreign_tables(
+    pipeline: "Pipeline", stored: Mapping[str, Dataset], children: Mapping[str, ArcDecl]
 ) -> dict[str, Dataset]:
-    """The tables that are there and that nothing here declares or makes."""
+    """Return the stored tables that this pipeline neither declares nor writes."""
     made = {sink.name for arc in (*pipeline.arcs.values(), *children.values()) for sink in arc.sinks}
-    return {name: one for name, one in there.items() if name not in made and name not in pipeline.datasets}
+    return {
+        name: table for name, table in stored.items() if name not in made and name not in pipeline.datasets
+    }
 
 
 def stages(pipeline: "Pipeline", children: Mapping[str, ArcDecl]) -> Iterator[Stage]:
-    """The stages of all templates: behind those of what they read and write."""
-    for name in removed(pipeline):
+    """Return the stages of all templates; they come after the stages of the tables involved."""
+    for name in _removed(pipeline):
         yield RemoveTemplate(name=name)
     for decl in pipeline.templates.values():
         matches = sum(child.template == decl.name for child in children.values())
@@ -142,31 +147,31 @@ def stages(pipeline: "Pipeline", children: Mapping[str, ArcDecl]) -> Iterator[St
         yield DeclareTemplate(template=template, where=str(decl.line), matches=matches, pace=decl.pace)
 
 
-def removed(pipeline: "Pipeline") -> list[str]:
-    """Templates of this pipeline that are not declared any more, by their names in the store."""
-    site, prefix = pipeline.site, template_id(pipeline, "")
-    living = {template_id(pipeline, name) for name in pipeline.templates}
-    known = site.store.run(partial(templates.listed, keys=site.keys.triggers, limit=templates.MOST))
-    return [one.name for one in known if one.name.startswith(prefix) and one.name not in living]
+def _removed(pipeline: "Pipeline") -> list[str]:
+    """Return the stored names of templates of this pipeline that are no longer declared."""
+    context, prefix = pipeline.context, template_id(pipeline, "")
+    declared = {template_id(pipeline, name) for name in pipeline.templates}
+    stored = context.store.run(partial(templates.listed, keys=context.keys.triggers, limit=templates.MOST))
+    return [row.name for row in stored if row.name.startswith(prefix) and row.name not in declared]
 
 
-def stored(pipeline: "Pipeline") -> dict[str, Dataset]:
-    """The tables in the store that templates of this pipeline match, by name."""
-    found: dict[str, Dataset] = {}
+def stored_tables(pipeline: "Pipeline") -> dict[str, Dataset]:
+    """Return the tables in the store that templates of this pipeline match, by name."""
+    tables: dict[str, Dataset] = {}
     for decl in pipeline.templates.values():
         template = template_of(pipeline, decl)
-        for dataset in _beginning(pipeline, template.pattern.prefix):
+        for dataset in _tables_with_prefix(pipeline, template.pattern.prefix):
             if template.matches(dataset.id):
-                found[dataset.name] = dataset
-    return found
+                tables[dataset.name] = dataset
+    return tables
 
 
-def _beginning(pipeline: "Pipeline", prefix: str) -> Iterator[Dataset]:
-    """Datasets of the store whose names begin so, in pages."""
-    site = pipeline.site
+def _tables_with_prefix(pipeline: "Pipeline", prefix: str) -> Iterator[Dataset]:
+    """Yield the stored datasets whose names begin with a prefix, page by page."""
+    context = pipeline.context
     after = DatasetId(prefix, "") if prefix else None
     while True:
-        page = site.store.run(partial(datasets.listed, keys=site.keys.lots, after=after, limit=PAGE))
+        page = context.store.run(partial(datasets.listed, keys=context.keys.lots, after=after, limit=PAGE))
         for dataset in page:
             if not dataset.name.startswith(prefix):
                 return
@@ -176,33 +181,33 @@ def _beginning(pipeline: "Pipeline", prefix: str) -> Iterator[Dataset]:
         after = page[-1].id
 
 
-def grow(pipeline: "Pipeline", arc: str) -> Child | None:
-    """Make a child that nobody planned: its table came later. None when there is no such table.
+def make_child(pipeline: "Pipeline", arc: str) -> Child | None:
+    """Plan and declare the arc of a table that was created after the plan; None if the table does not exist.
 
-    Its tables and its row are declared; other runners may do the same at the same time.
+    Other runners may declare the same arc at the same time: equal declarations change nothing.
     """
     name = arc.removeprefix(graph.arc_id(pipeline, ""))
     decl = pipeline.templates[name.partition("[")[0]]
     table = name.removeprefix(f"{decl.name}[").removesuffix("]")
-    site = pipeline.site
+    context = pipeline.context
 
     def read(table: DatasetId) -> Dataset:
-        return site.store.run(lambda tx: datasets.read(tx, site.keys.lots, table))
+        return context.store.run(lambda tx: datasets.read(tx, context.keys.lots, table))
 
     try:
-        tables = [read(DatasetId(table)), *(read(graph.id_of(pipeline, one)) for one in decl.reads[1:])]
+        tables = [read(DatasetId(table)), *(read(graph.id_of(pipeline, other)) for other in decl.reads[1:])]
     except DatasetUnknown:
         return None
     child = children_of(pipeline, [table]).get(name)
     if child is None:
         return None
-    with site.spark() as spark, kept(spark), at(child.line):
+    with context.spark() as spark, kept(spark), errors_at(child.line):
         catalog = Catalog(pipeline, spark)
         for dataset in tables:
             catalog.adopt(dataset)
         program = ArcPlanner(catalog).arc(child)
         for stage in catalog.stages:
             crash.point("template.child.before")
-            stage.apply(site, "")
+            stage.apply(context, "")
         crash.point("template.child.after")
     return Child(program, catalog.datasets)

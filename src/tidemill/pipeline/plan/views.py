@@ -1,4 +1,4 @@
-"""Planning of views: their queries by Spark's own analysis, their circuits, and the groups they make."""
+"""Plan views: analyse their queries with Spark, compile circuits, and form groups."""
 
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
@@ -7,15 +7,13 @@ from functools import partial
 from tidemill.errors import DeclarationError, TidemillError
 from tidemill.futures.values.code_digests import code_digest
 from tidemill.lots.keys import DatasetId
-from tidemill.pipeline.chaining import chain_of
 from tidemill.pipeline.declarations import ViewDecl
 from tidemill.pipeline.pace import Pace, shortest, terms_of
 from tidemill.pipeline.plan import circuits
-from tidemill.pipeline.plan.catalog import Catalog, Known, ddl_of, short
+from tidemill.pipeline.plan.catalog import Catalog, KnownTable, ddl_of, short
 from tidemill.pipeline.plan.certification import CertifyFunction, CertifyView
-from tidemill.pipeline.plan.stages import DeclareGroups
-from tidemill.pipeline.plan.view_stages import RemoveGroup
-from tidemill.pipeline.source_line import at
+from tidemill.pipeline.plan.view_stages import DeclareGroups, RemoveGroup
+from tidemill.pipeline.source_line import errors_at
 from tidemill.runner.program import GroupProgram, ViewProgram
 from tidemill.spark import queries, schema
 from tidemill.spark.sessions import PINNED
@@ -30,18 +28,18 @@ from tidemill.views.steps.keys import alarm_of
 
 
 class ViewPlanner:
-    """Plans the views of a pipeline, each behind those it reads."""
+    """Plan the views of a pipeline, each after the views it reads."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
         self.pipeline = catalog.pipeline
-        self.circuits: dict[str, circuits.Made] = {}
+        self.circuits: dict[str, circuits.ViewCircuit] = {}
 
     def plan(self) -> list[GroupProgram]:
-        views = self._ordered()
+        """Plan all views; return their groups."""
         members_of: dict[str, list[ViewProgram]] = {}
-        for decl in views:
-            with at(decl.line):
+        for decl in self._ordered():
+            with errors_at(decl.line):
                 members_of.setdefault(decl.group, []).append(self._view(decl))
         for members in members_of.values():
             self._refuse_recomputed(members)
@@ -55,43 +53,47 @@ class ViewPlanner:
             self.catalog.stages.append(
                 DeclareGroups(
                     pipeline=self.pipeline.name,
-                    groups=tuple(one.spec for one in programs),
-                    views=tuple((view.name, view.where, view.sql) for one in programs for view in one.views),
+                    groups=tuple(group.spec for group in programs),
+                    views=tuple(
+                        (view.name, view.where, view.sql) for group in programs for view in group.views
+                    ),
                     paces=tuple(paces.values()),
                 )
             )
-        self.catalog.stages += self._certified([view for one in programs for view in one.views])
+        self.catalog.stages += self._certifications([view for group in programs for view in group.views])
         return programs
 
     def _refuse_recomputed(self, members: Sequence[ViewProgram]) -> None:
-        """Views that shall be incremental, and would not be."""
+        """Refuse views that are declared incremental but would be recomputed."""
         wanted = [view for view in members if view.refresh == "incremental"]
-        reasons = chain_of(self.catalog.spark, members, self.catalog.datasets).reasons if wanted else {}
+        reasons = (
+            circuits.chain_of(self.catalog.spark, members, self.catalog.datasets).reasons if wanted else {}
+        )
         for view in wanted:
             line = self.pipeline.views[view.name].line
             circuits.refuse_incremental(view.circuit, line, reasons.get(view.name, ""))
 
     def _pace(self, group: str) -> Pace:
-        """The shortest that the views of a group declare."""
+        """Return the shortest pace that the views of a group declare."""
         members = [decl for decl in self.pipeline.views.values() if decl.group == group]
-        with at(members[0].line):
+        with errors_at(members[0].line):
             return shortest([decl.pace for decl in members])
 
-    def _removed(self, groups_: Collection[str]) -> list[RemoveGroup]:
-        """Groups of this pipeline that had views once and have none any more."""
-        site, name = self.pipeline.site, self.pipeline.name
-        known = site.store.run(lambda tx: groups.listed(tx, site.keys, name))
-        return [RemoveGroup(name, one.spec.name) for one in known if one.spec.name not in groups_]
+    def _removed(self, declared: Collection[str]) -> list[RemoveGroup]:
+        """Return stages that remove groups of this pipeline which have no views any more."""
+        context, name = self.pipeline.context, self.pipeline.name
+        stored = context.store.run(lambda tx: groups.listed(tx, context.keys, name))
+        return [RemoveGroup(name, group.spec.name) for group in stored if group.spec.name not in declared]
 
-    def _certified(self, views: Sequence[ViewProgram]) -> Iterator[CertifyView | CertifyFunction]:
-        """The comparison of each circuit with its query, as far as it was made before."""
-        site = self.pipeline.site
+    def _certifications(self, views: Sequence[ViewProgram]) -> Iterator[CertifyView | CertifyFunction]:
+        """Return the stages that compare each circuit with its query."""
+        context = self.pipeline.context
         for view in views:
             if view.function is not None and self.pipeline.views[view.name].declared != "full":
-                yield self._tried(view)
+                yield self._certify_function(view)
                 continue
             if view.name not in self.circuits or self.pipeline.views[view.name].refresh == "full":
-                continue  # what is always recomputed is plain Spark itself
+                continue  # a view that is always recomputed is plain Spark
             output = self.circuits[view.name].output
             digest = certificates.digest_of(view.code, output)
             yield CertifyView(
@@ -103,12 +105,14 @@ class ViewPlanner:
                 output=output,
                 written=self.circuits[view.name].written,
                 tables={name: self.catalog.known[name].ddl for name in (*view.datasets, *view.views)},
-                known=site.store.run(partial(certificates.read, cluster=site.place.cluster, digest=digest)),
+                known=context.store.run(
+                    partial(certificates.read, cluster=context.place.cluster, digest=digest)
+                ),
             )
 
-    def _tried(self, view: ViewProgram) -> CertifyFunction:
-        """A function that is declared linear or keyed, and what was found of it before."""
-        site, decl = self.pipeline.site, self.pipeline.views[view.name]
+    def _certify_function(self, view: ViewProgram) -> CertifyFunction:
+        """Return the stage that tests a function which is declared linear or keyed."""
+        context, decl = self.pipeline.context, self.pipeline.views[view.name]
         tables = {name: self.catalog.known[name].ddl for name in dict.fromkeys(view.reads)}
         digest = certificates.digest_of_function(view.code, decl.declared, tables)
         assert view.function is not None
@@ -122,60 +126,63 @@ class ViewPlanner:
             reads=view.reads,
             keyed_by=() if decl.linear else decl.keyed_by,
             tables=tables,
-            known=site.store.run(partial(certificates.read, cluster=site.place.cluster, digest=digest)),
+            known=context.store.run(partial(certificates.read, cluster=context.place.cluster, digest=digest)),
         )
 
     def _ordered(self) -> list[ViewDecl]:
-        """Views behind the views they read."""
-        left = dict(self.pipeline.views)
-        found: list[ViewDecl] = []
-        while left:
+        """Return the views, each after the views it reads."""
+        unordered = dict(self.pipeline.views)
+        ordered: list[ViewDecl] = []
+        while unordered:
             ready = [
                 view
-                for view in left.values()
-                if not {name.lower() for name in self._reads(view)} & {name.lower() for name in left}
+                for view in unordered.values()
+                if not {name.lower() for name in self._reads(view)} & {name.lower() for name in unordered}
             ]
             if not ready:
-                view = next(iter(left.values()))
+                view = next(iter(unordered.values()))
                 raise DeclarationError(
-                    f"{view.line}: views in a circle: {' -> '.join(left)}", hint="no view reads itself"
+                    f"{view.line}: views form a cycle: {' -> '.join(unordered)}",
+                    hint="a view cannot read its own result",
                 )
-            found += [left.pop(view.name) for view in ready]
-        return found
+            ordered += [unordered.pop(view.name) for view in ready]
+        return ordered
 
     def _reads(self, view: ViewDecl) -> list[str]:
         if view.function is not None:
             return list(view.reads)
-        with circuits.pointing(view.line, view.sql):
+        with circuits.query_errors_at(view.line, view.sql):
             return [table.name for table in queries.table_names(view.sql)]
 
     def _view(self, decl: ViewDecl) -> ViewProgram:
-        with circuits.pointing(decl.line, decl.sql):
+        """Plan one view whose inputs are known."""
+        with circuits.query_errors_at(decl.line, decl.sql):
             read = self._reads(decl)
             if decl.function is None:
                 tables = {name: self._table(name, known) for name, known in self.catalog.known.items()}
                 frames = {name: self.catalog.frame(name) for name in self.catalog.known}
-                made = circuits.make(
+                self.circuits[decl.name] = circuits.make(
                     self.catalog.spark, decl.sql, tables, frames, f"plan{len(self.catalog.known)}"
                 )
-                self.circuits[decl.name] = made
             names = dict.fromkeys(queries.match(name, self.catalog.known) for name in read)
             ddl = self._result(decl, list(names))
         missing = [name for name in decl.keyed_by if name not in schema.parse(ddl).names]
         if missing:
             raise DeclarationError(
-                f"view {decl.name} is keyed by {missing[0]}, which it has not", hint=f"it has {ddl}"
+                f'view {decl.name} has no column "{missing[0]}" to use as key', hint=f"its columns are {ddl}"
             )
         used = tuple(name for name in names if self.catalog.known[name].dataset is None)
         for name in used:
             if self.pipeline.views[name].group != decl.group:
                 raise DeclarationError(
-                    f"view {decl.name} reads {name} of the group {self.pipeline.views[name].group}",
-                    hint="a view and what it reads step together: put them into one group",
+                    f"view {decl.name} reads {name}, a view of the group {self.pipeline.views[name].group}",
+                    hint="put a view and the views it reads into one group",
                 )
-        self.catalog.known[decl.name] = Known(None, ddl, retracts=True)
+        self.catalog.known[decl.name] = KnownTable(None, ddl, retracts=True)
         bases = {
-            name: one.dataset.id for name in names if (one := self.catalog.known[name]).dataset is not None
+            name: table.dataset.id
+            for name in names
+            if (table := self.catalog.known[name]).dataset is not None
         }
         return ViewProgram(
             name=decl.name,
@@ -193,25 +200,25 @@ class ViewPlanner:
         )
 
     def _clock(self, decl: ViewDecl, names: Sequence[str]) -> ClockUse | None:
-        """What a query asks of the clock. Of a function nobody can see it."""
+        """Return how a query uses the clock; None for a function, whose code is not analysed."""
         if decl.function is not None:
             return None
-        columns = [one for name in names for one in schema.parse(self.catalog.known[name].ddl).names]
+        columns = [column for name in names for column in schema.parse(self.catalog.known[name].ddl).names]
         return clock_use(decl.sql, self.circuits[decl.name].output, columns)
 
-    def _table(self, name: str, known: Known) -> Table:
+    def _table(self, name: str, known: KnownTable) -> Table:
         key = () if known.dataset is None else known.dataset.key
         return circuits.table_of(name, self.catalog.frame(name), key=key, append_only=not known.retracts)
 
     def _result(self, decl: ViewDecl, names: Sequence[str]) -> str:
-        """The columns of a view, by Spark's analysis on empty tables."""
+        """Return the columns of a view, by Spark's analysis on empty tables."""
         frames = {name: self.catalog.frame(name) for name in names}
         try:
             if decl.function is not None:
-                given = [frames[queries.match(name, self.catalog.known)] for name in decl.reads]
-                made = result_of(decl.name, decl.function, given)
-                rows.check_columns(decl.name, made.schema)
-                return ddl_of(made)
+                arguments = [frames[queries.match(name, self.catalog.known)] for name in decl.reads]
+                result = result_of(decl.name, decl.function, arguments)
+                rows.check_columns(decl.name, result.schema)
+                return ddl_of(result)
             with queries.over(
                 self.catalog.spark, decl.sql, frames, f"plan{len(self.catalog.known)}"
             ) as frame:
@@ -221,16 +228,16 @@ class ViewPlanner:
             raise
         except Exception as error:
             raise DeclarationError(
-                f"view {decl.name}: {short(error)}", hint="see Spark's words above"
+                f"view {decl.name}: {short(error)}", hint="fix the query; the message is Spark's own"
             ) from error
 
 
 def _view_code(decl: ViewDecl, ddl: str) -> str:
-    """The digest of all that decides a view's result: its query or function, its columns, pinned settings."""
-    what: object = decl.sql
+    """Return a digest of what determines a view's result: query or function, columns, pinned settings."""
+    source: object = decl.sql
     if decl.function is not None:
-        what = (code_digest(decl.function).hex(), decl.reads, decl.declared)
-    return hashlib.sha256(repr((what, ddl, sorted(PINNED.items()))).encode()).hexdigest()[:32]
+        source = (code_digest(decl.function).hex(), decl.reads, decl.declared)
+    return hashlib.sha256(repr((source, ddl, sorted(PINNED.items()))).encode()).hexdigest()[:32]
 
 
 def _group(pipeline: str, name: str, views: Sequence[ViewProgram], pace: Pace) -> GroupSpec:
@@ -248,8 +255,8 @@ def _group(pipeline: str, name: str, views: Sequence[ViewProgram], pace: Pace) -
 
 
 def _spec(view: ViewProgram, alarm: DatasetId) -> ViewSpec:
-    """A view as it is stored; one that asks the clock also reads its group's alarm."""
-    woken = () if view.clock is None else (alarm,)
+    """Return the stored form of a view; a view that uses the clock also reads its group's alarm."""
+    alarms = () if view.clock is None else (alarm,)
     return ViewSpec(
-        name=view.name, code=view.code, reads=(*view.datasets.values(), *woken), uses=tuple(view.views)
+        name=view.name, code=view.code, reads=(*view.datasets.values(), *alarms), uses=tuple(view.views)
     )

@@ -1,4 +1,4 @@
-"""Tables with a key: what their declarations must say, and what is given to delete from them (LOT-40)."""
+"""Check the key columns of a dataset, and convert rows that delete by key (LOT-40)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,8 +9,8 @@ import pyarrow as pa
 from tidemill.errors import DeclarationError
 from tidemill.lots.datasets import Dataset, Kind
 from tidemill.schemas.type_table import why_not_kept
-from tidemill.spark import input_rows as given
 from tidemill.spark import operations, schema
+from tidemill.spark.input_rows import to_table
 from tidemill.spark.queries import quoted
 
 if TYPE_CHECKING:
@@ -18,79 +18,82 @@ if TYPE_CHECKING:
 
 
 def check_columns(dataset: Dataset) -> None:
-    """Are the columns of the key, and those that order its writes, there, and can rows be told apart by what
-    tells them apart? By the declaration alone.
+    """Check that the columns of `key` and `order_by` exist and that their values can be compared.
+
+    Uses the declaration alone, without Spark.
     """
     columns = schema.parse(dataset.schema).columns
     names = [column.name for column in columns]
-    for what, wanted in (("be its key", dataset.key), ("be ordered by", dataset.order_by)):
+    for use, wanted in (("use as key", dataset.key), ("order by", dataset.order_by)):
         missing = [name for name in wanted if name not in names]
         if missing:
             raise DeclarationError(
-                f"{dataset.name} has no column {missing[0]} to {what}", hint=f"it has {dataset.schema}"
+                f'{dataset.name} has no column "{missing[0]}" to {use}',
+                hint=f"its columns are {dataset.schema}",
             )
     for column in columns:
         why = why_not_kept(column.type)
         if why and dataset.kind is Kind.CHANGES:
             raise DeclarationError(
-                f"rows of {dataset.name} cannot be found to be deleted: its column {column.name} is {why}",
-                hint="give it a key instead of deletes=True, or keep the value as another type",
+                f"rows of {dataset.name} cannot be deleted by value: its column {column.name} is {why}",
+                hint="declare a key instead of deletes=True, or store the value as another type",
             )
         if why and column.name in dataset.key:
             raise DeclarationError(
-                f"{dataset.name} cannot have {column.name} as its key: it is {why}",
-                hint="take another column, or keep the value as another type",
+                f"{dataset.name} cannot use {column.name} as key: it is {why}",
+                hint="use another column, or store the value as another type",
             )
 
 
 def check_types(spark: "SparkSession", dataset: Dataset) -> None:
-    """Can Spark group by the key, and tell which of two writes is the newer one? By its own analysis."""
+    """Check, by Spark's analysis, that it can group by the key and sort by the order columns."""
     from pyspark.sql import functions as sf
 
     if not dataset.key:
         return
     empty = spark.createDataFrame([], dataset.schema)
     for name in dataset.key:
-        with _spoken(dataset, f"have {name} as its key"):
-            empty.groupBy(quoted(name)).count().schema  # noqa: B018 - asks for the analysis
+        with _analysis_errors(f"{dataset.name} cannot use {name} as key"):
+            empty.groupBy(quoted(name)).count().schema  # noqa: B018 - runs the analysis
     for name in dataset.order_by:
-        with _spoken(dataset, f"be ordered by {name}"):
+        with _analysis_errors(f"{dataset.name} cannot be ordered by {name}"):
             empty.agg(sf.max(quoted(name))).schema  # noqa: B018
 
 
 @contextmanager
-def _spoken(dataset: Dataset, what: str) -> Iterator[None]:
+def _analysis_errors(problem: str) -> Iterator[None]:
     from pyspark.errors import PySparkException
 
     try:
         yield
     except PySparkException as error:
-        said = " ".join(str(error).split("\n\nJVM stacktrace")[0].split(";\n'")[0].split())[:400]
-        raise DeclarationError(f"{dataset.name} cannot {what}: {said}") from error
+        text = " ".join(str(error).split("\n\nJVM stacktrace")[0].split(";\n'")[0].split())[:400]
+        raise DeclarationError(f"{problem}: {text}") from error
 
 
 def deletions(dataset: Dataset, rows: Any, columns: pa.Schema) -> pa.Table:
-    """What is deleted by key, as rows that are NULL but for the key and what orders its writes.
+    """Convert rows that delete by key to rows of the table, in which all other columns are NULL.
 
-    It may be given as whole rows, as keys, or, where one column says it all, as values. Where writes are
-    ordered a deletion has its place among them, so it must say which: without it nobody could tell whether
-    what is there is older (`AppendRefused`).
+    A user may pass whole rows, keys, or plain values if the key is one column. If writes are ordered, a
+    deletion must have the order columns too: otherwise its order among the other writes is unknown
+    (`AppendRefused`).
     """
-    wanted = pa.schema([one for one in columns if one.name in (*dataset.key, *dataset.order_by)])
-    table = given.to_table(_needed(rows, wanted.names), wanted, dataset.name)
+    wanted = pa.schema([field for field in columns if field.name in (*dataset.key, *dataset.order_by)])
+    table = to_table(_select(rows, wanted.names), wanted, dataset.name)
     for name in dataset.order_by:
         if table.column(name).null_count:
             raise operations.unordered(dataset, name)
     full = [
-        table.column(one.name) if one.name in wanted.names else pa.nulls(len(table), one.type)
-        for one in columns
+        table.column(field.name) if field.name in wanted.names else pa.nulls(len(table), field.type)
+        for field in columns
     ]
     return pa.table(full, schema=columns)
 
 
-def _needed(rows: Any, names: Sequence[str]) -> Any:
+def _select(rows: Any, names: Sequence[str]) -> Any:
+    """Return the rows with these columns only."""
     if isinstance(rows, list | tuple | set | frozenset):
-        return [_of_row(row, names) for row in rows]
+        return [_select_values(row, names) for row in rows]
     if isinstance(rows, pa.RecordBatch):
         rows = pa.Table.from_batches([rows])
     if isinstance(rows, pa.Table):
@@ -100,7 +103,7 @@ def _needed(rows: Any, names: Sequence[str]) -> Any:
     return rows
 
 
-def _of_row(row: Any, names: Sequence[str]) -> Any:
+def _select_values(row: Any, names: Sequence[str]) -> Any:
     if isinstance(row, dict):
         return {name: value for name, value in row.items() if name in names}
     if len(names) == 1 and not isinstance(row, list | tuple):

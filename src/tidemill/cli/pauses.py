@@ -1,4 +1,4 @@
-"""`tidemill pause` and `tidemill resume`: arcs and view groups that are not to run for a while."""
+"""Define `tidemill pause` and `tidemill resume`."""
 
 import click
 from rich.text import Text
@@ -14,7 +14,10 @@ from tidemill.triggers.terms import CatchUp
 @pipeline_option
 @json_option
 def pause_command(output: Output, names: tuple[str, ...], file: str | None) -> None:
-    """Run arcs or views no more. What is published meanwhile waits for them; a lot under way is finished."""
+    """Pause arcs or views.
+
+    Running lots finish. Lots that are published during the pause are processed after it.
+    """
     with find(file) as pipeline:
         paused = pipeline.pause(*names)
     output.result({"paused": paused})
@@ -27,16 +30,16 @@ def pause_command(output: Output, names: tuple[str, ...], file: str | None) -> N
 @click.option(
     "--catch-up",
     type=click.Choice([policy.value for policy in CatchUp]),
-    help="What is processed of that which was published meanwhile; as declared if left out.",
+    help="Which lots published during the pause to process. Default: as declared.",
 )
 @pipeline_option
 @json_option
 def resume_command(
     output: Output, names: tuple[str, ...], catch_up: CatchUpWord | None, file: str | None
 ) -> None:
-    """Run paused arcs or views again."""
+    """Resume paused arcs or views."""
     with find(file) as pipeline:
         resumed = pipeline.resume(*names, catch_up=catch_up)
     output.result({"resumed": resumed})
     for name in resumed:
-        output.people.print(Text(f"{name} is run again"))
+        output.people.print(Text(f"{name} is resumed"))

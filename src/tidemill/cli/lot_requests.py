@@ -1,0 +1,186 @@
+"""Define `tidemill backfill`, `tidemill replay` and `tidemill retry`: request lots."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from tidemill.arcs.asks import AskKind
+from tidemill.cli.output import Output, json_option
+from tidemill.cli.pipeline import find, pipeline_option
+from tidemill.pipeline import lot_requests
+from tidemill.pipeline.lot_requests import LotAction, LotRequestPlan, PlannedLot
+
+if TYPE_CHECKING:
+    from tidemill.pipeline.pipeline import Pipeline
+
+F = TypeVar("F", bound=Callable[..., Any])
+MAX_SHOWN = 50
+POLL_S = 0.5
+STYLES = {
+    LotAction.MAKE: "green",
+    LotAction.REMAKE: "cyan",
+    LotAction.FOLLOW: "dim",
+    LotAction.SKIP: "dim",
+    LotAction.BLOCKED: "red",
+}
+
+
+def request_options(command: F) -> F:
+    """Add the arguments and options that backfill and replay share."""
+    for option in (
+        click.option("--wait", is_flag=True, help="Wait until runners have made all lots."),
+        click.option("--dry-run", is_flag=True, help="Show the plan, and change nothing."),
+        click.option(
+            "--at-once",
+            type=click.IntRange(1),
+            metavar="N",
+            help="How many lots to make in parallel. Default: the limit of the arc.",
+        ),
+        click.option("--to", "last", metavar="LOT", help="The last lot: a lot, a day or a time."),
+        click.option("--from", "first", metavar="LOT", help="The first lot: a lot, a day or a time."),
+        pipeline_option,
+        click.argument("lots", metavar="[LOT]...", nargs=-1),
+        click.argument("table"),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("backfill")
+@request_options
+@json_option
+def backfill_command(output: Output, /, **options: Any) -> int:
+    """Make missing lots of a TABLE, or of the arc with that name.
+
+    Name the LOTs, or give a range with --from and --to. Runners make them after lots that newly arrived. The
+    exit code is 1 if some lots cannot be made.
+    """
+    return _request(output, AskKind.BACKFILL, **options)
+
+
+@click.command("replay")
+@request_options
+@json_option
+def replay_command(output: Output, /, **options: Any) -> int:
+    """Make existing lots of a TABLE again, or of the arc with that name.
+
+    Name the LOTs, or give a range with --from and --to. Readers see the old rows until the new generation of
+    a lot is published. Tables and views downstream follow.
+    """
+    return _request(output, AskKind.REPLAY, **options)
+
+
+def _request(
+    output: Output,
+    kind: AskKind,
+    *,
+    table: str,
+    lots: tuple[str, ...],
+    file: str | None,
+    first: str | None,
+    last: str | None,
+    at_once: int | None,
+    dry_run: bool,
+    wait: bool,
+) -> int:
+    if not lots and first is None and last is None and kind is AskKind.REPLAY:
+        raise click.UsageError("name lots, or a range: --from LOT --to LOT")
+    with find(file) as pipeline:
+        plan = lot_requests.plan(pipeline, kind, table, lots or None, first=first, last=last, at_once=at_once)
+        remaining = None
+        if not dry_run:
+            with _progress(output, "requesting lots") as report:
+                plan = lot_requests.submit(pipeline, plan, report)
+            if wait:
+                remaining = _wait(output, pipeline, plan)
+    output.result(
+        {
+            "kind": plan.kind,
+            "arc": plan.arc,
+            "dry_run": dry_run,
+            "at_once": plan.at_once,
+            "batch": plan.batch,
+            "counts": plan.counts,
+            "downstream": plan.downstream,
+            "lots": plan.lots,
+            **({} if remaining is None else {"remaining": remaining}),
+        }
+    )
+    if not output.json:
+        _show(output, plan, dry_run=dry_run)
+    return 1 if plan.with_action(LotAction.BLOCKED) else 0
+
+
+def _wait(output: Output, pipeline: "Pipeline", plan: LotRequestPlan) -> int:
+    """Wait until runners, which are other processes, have made every lot of the plan."""
+    total = len(plan.requested)
+    with _progress(output, "lots made") as report:
+        while remaining := lot_requests.remaining(pipeline, plan):
+            report(total - remaining, total)
+            pipeline.context.clock.sleep(POLL_S)
+        report(total, total)
+    return 0
+
+
+@contextmanager
+def _progress(output: Output, label: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar on standard error."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=output.stderr, transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _show(output: Output, plan: LotRequestPlan, *, dry_run: bool) -> None:
+    shown = [lot for lot in plan.lots if dry_run or lot.action is not LotAction.SKIP]
+    if shown:
+        output.people.print(_table(shown[:MAX_SHOWN]))
+    if len(shown) > MAX_SHOWN:
+        output.people.print(Text(f"and {len(shown) - MAX_SHOWN:,} more", style="dim"))
+    requested = len(plan.requested)
+    if not requested:
+        output.people.print(Text("there is nothing to make"))
+        return
+    lots = f"{requested:,} lot{'s' if requested > 1 else ''}"
+    sentence = f"runners would make {lots}" if dry_run else f"runners will make {lots}"
+    output.people.print(Text(f"{sentence}, {plan.at_once} in parallel"))
+    if plan.downstream:
+        output.people.print(Text(f"downstream: {', '.join(plan.downstream)}", style="dim"))
+
+
+def _table(lots: Sequence[PlannedLot]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("arc", "lot", "action", "why"):
+        table.add_column(heading, overflow="fold")
+    for lot in lots:
+        table.add_row(
+            Text(lot.arc), Text(lot.lot), Text(lot.action.value, style=STYLES[lot.action]), Text(lot.why)
+        )
+    return table
+
+
+@click.command("retry")
+@click.argument("arc", required=False)
+@click.argument("lots", nargs=-1)
+@pipeline_option
+@json_option
+def retry_command(output: Output, arc: str | None, lots: tuple[str, ...], file: str | None) -> int:
+    """Retry lots that are partial or missing, of one ARC or of all arcs.
+
+    The next run retries only the parts that failed, unless the code of the arc has changed.
+    """
+    with find(file) as pipeline:
+        requested = pipeline.retry(arc, lots)
+    output.result({"requested": [{"arc": name, "lot": lot} for name, lot in requested]})
+    for name, lot in requested[:MAX_SHOWN]:
+        output.people.print(Text(f"{name}: the next run retries lot {lot}"))
+    if len(requested) > MAX_SHOWN:
+        output.people.print(Text(f"and {len(requested) - MAX_SHOWN:,} more", style="dim"))
+    if not requested:
+        output.people.print(Text("no lot is partial or missing"))
+    return 0

@@ -1,0 +1,179 @@
+"""List the lots of a table: those that are published, and those that an arc has still to make."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from tidemill.arcs import barriers, standings
+from tidemill.arcs import declarations as arc_rows
+from tidemill.arcs.keys import ArcKeys
+from tidemill.arcs.rows import Missing, Partial, Running
+from tidemill.arcs.standings import Standing
+from tidemill.errors import ArcUnknown
+from tidemill.lots import events, lots
+from tidemill.lots.lots import LotRow
+from tidemill.pipeline import graph
+from tidemill.store import Tx
+from tidemill.views.steps import commits
+
+if TYPE_CHECKING:
+    from tidemill.pipeline.pipeline import Pipeline
+
+PAGE = 500
+
+LotWord = Literal["complete", "empty", "removed", "running", "partial", "missing", "waiting"]
+
+
+class LotInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One lot of a table, published or not.
+
+    >>> import tidemill as tm
+    >>> shop = tm.Pipeline("shop", home="shop-home")
+    >>> receipt = shop.dataset("orders", "id BIGINT").append([{"id": 1}, {"id": 2}])
+    >>> [(lot.state, lot.rows) for lot in shop["orders"].lots()]
+    [('complete', 2)]
+
+    - at: when it was published, in seconds since 1970.
+    - note: why it is not complete.
+    """
+
+    lot: str
+    state: LotWord
+    generation: int = 0
+    position: int = 0
+    rows: int = 0
+    size: int = 0
+    at: float = 0.0
+    note: str = ""
+
+
+def lots_of(pipeline: "Pipeline", name: str) -> list[LotInfo]:
+    """Return the lots of a table in the order of their ids; the steps of a view in their order."""
+    if name in pipeline.views:
+        return list(_steps(pipeline, name))
+    times = _publication_times(pipeline, name)
+    published = {row.lot: _published(row, times) for row in _rows(pipeline, name)}
+    makers = {sink.name: arc for arc in pipeline.all_arcs().values() for sink in arc.sinks}
+    arc = makers.get(name)
+    if arc is None:
+        return list(published.values())
+    standing = {lot.lot: lot for lot in _standings(pipeline, graph.arc_id(pipeline, arc.name))}
+    expected = {row.lot for read in arc.reads if read not in pipeline.views for row in _rows(pipeline, read)}
+    waits = waiting_lots(pipeline, arc.name)
+    infos = []
+    for lot in sorted({*published, *standing, *expected}):
+        if lot in published:
+            info = published[lot]
+            replaying = lot in standing and standing[lot].replaying
+            infos.append(msgspec.structs.replace(info, note="replaying") if replaying else info)
+        elif lot in standing:
+            infos.append(unpublished(standing[lot]))
+        else:
+            infos.append(LotInfo(lot=lot, state="waiting", note=waits.get(lot, "")))
+    return infos
+
+
+def waiting_lots(pipeline: "Pipeline", arc: str, limit: int = PAGE) -> dict[str, str]:
+    """Return what the lots of an arc over several tables wait for, those that wait longest first."""
+    keys, name = ArcKeys(pipeline.context.place.cluster), graph.arc_id(pipeline, arc)
+
+    def read(tx: Tx) -> dict[str, str]:
+        try:
+            spec = arc_rows.read(tx, keys, name)
+        except ArcUnknown:
+            return {}
+        waiting = barriers.awaiting(tx, keys, spec, limit) if spec.has_barrier else []
+        return {lot.lot: barriers.words(lot, spec, tx.now()) for lot in waiting}
+
+    return pipeline.context.store.run(read)
+
+
+def unpublished(lot: Standing) -> LotInfo:
+    """Return the state of a lot that an arc has not published."""
+    row = lot.row
+    match row:
+        case Running():
+            return LotInfo(lot=lot.lot, state="running", generation=lot.generation, note=f"on {row.node}")
+        case Partial():
+            failed = f"{len(row.failed)} parts failed: " if row.failed else ""
+            return LotInfo(lot=lot.lot, state="partial", generation=lot.generation, note=failed + row.error)
+        case Missing():
+            return LotInfo(lot=lot.lot, state="missing", generation=lot.generation, note=row.error)
+        case _:
+            return LotInfo(lot=lot.lot, state="waiting", generation=lot.generation)
+
+
+def _rows(pipeline: "Pipeline", name: str) -> Iterator[LotRow]:
+    context, dataset = pipeline.context, graph.id_of(pipeline, name)
+    after = ""
+    while True:
+        page = context.store.run(
+            lambda tx, after=after: lots.listed(tx, context.keys.lots, dataset, after, PAGE)  # type: ignore[misc]
+        )
+        yield from page
+        if len(page) < PAGE:
+            return
+        after = page[-1].lot
+
+
+def _standings(pipeline: "Pipeline", arc: str) -> Iterator[Standing]:
+    context, keys = pipeline.context, ArcKeys(pipeline.context.place.cluster)
+    after = ""
+    while True:
+        page = context.store.run(
+            lambda tx, after=after: standings.listed(tx, keys, arc, after, PAGE)  # type: ignore[misc]
+        )
+        yield from page
+        if len(page) < PAGE:
+            return
+        after = page[-1].lot
+
+
+def _publication_times(pipeline: "Pipeline", name: str) -> dict[int, float]:
+    """Return when each position of a table was published."""
+    context, dataset = pipeline.context, graph.id_of(pipeline, name)
+    times: dict[int, float] = {}
+    after = 0
+    while True:
+        page = context.store.run(
+            lambda tx, after=after: events.read(tx, context.keys.lots, dataset, after, PAGE)  # type: ignore[misc]
+        )
+        times.update({event.position: event.wall_at / 1e6 for event in page})
+        if len(page) < PAGE:
+            return times
+        after = page[-1].position
+
+
+def _published(row: LotRow, times: Mapping[int, float]) -> LotInfo:
+    return LotInfo(
+        lot=row.lot,
+        state=row.state.value,
+        generation=row.generation,
+        position=row.position,
+        rows=row.rows,
+        size=row.size,
+        at=times.get(row.position, 0.0),
+    )
+
+
+def _steps(pipeline: "Pipeline", view: str) -> Iterator[LotInfo]:
+    context, group = pipeline.context, pipeline.views[view].group
+    after = 0
+    while True:
+        page = context.store.run(
+            lambda tx, after=after: commits.rows(tx, context.keys, pipeline.name, group, after, 1 << 60)  # type: ignore[misc]
+        )
+        for row in page:
+            output = next((one for one in row.outputs if one.view == view and one.changes), None)
+            yield LotInfo(
+                lot=f"step {row.step}",
+                state="complete" if output else "empty",
+                position=row.step,
+                rows=output.rows if output else 0,
+                size=output.size if output else 0,
+                at=row.wall_at / 1e6,
+            )
+        if not page:
+            return
+        after = page[-1].step
