@@ -1,6 +1,7 @@
 """SKIP LOCKED, row locks in both modes, and the order of versions."""
 
 import threading
+from collections.abc import Iterator
 
 import psycopg
 import pytest
@@ -9,9 +10,24 @@ from tests.integration.store_postgres.stage import QUEUE, base_of, contents
 from tidemill.clock import SYSTEM, poll
 from tidemill.store import Tx, Version, pack, unpack
 from tidemill.store.keys import after
-from tidemill.store.postgres import PostgresStore
+from tidemill.store.postgres import PostgresStore, schema, statements
+from tidemill.store.postgres.connection import Statement
 from tidemill.store.postgres.schema import plain
 from tidemill.testing.threads import STUCK_S, Interloper, Racer, together
+
+
+@pytest.fixture
+def store(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresStore]:
+    """A store whose sessions wait for a lock, and for a client, as long as it takes.
+
+    These tests count conflicts: on a starved machine the usual limits would add some.
+    """
+    for name in ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout"):
+        monkeypatch.setitem(statements.SETTINGS, name, f"{STUCK_S:.0f}s")
+    patient = Statement(b"", statements._settings(local=False).encode())
+    monkeypatch.setattr(schema, "SESSION_SETTINGS", patient)
+    with PostgresStore(url) as store:
+        yield store
 
 
 class TestLocks:
@@ -150,9 +166,9 @@ class TestLocks:
         assert contents(store) == dict.fromkeys(keys, b"2")
         assert store.conflicts == 0
 
-    def test_rows_that_somebody_locks_for_long_are_waited_for(self, store: PostgresStore, url: str) -> None:
-        store.run(lambda tx: tx.set(b"n", b"1"))
-        with psycopg.connect(base_of(url)) as somebody:
+    def test_rows_that_somebody_locks_for_long_are_waited_for(self, url: str) -> None:
+        with PostgresStore(url, patience_s=STUCK_S) as store, psycopg.connect(base_of(url)) as somebody:
+            store.run(lambda tx: tx.set(b"n", b"1"))
             table = psycopg.sql.Identifier(store.sql.schema, "tidemill_kv")
             lock = psycopg.sql.SQL("SELECT v FROM {} WHERE k = 'n' FOR UPDATE")
             somebody.execute(lock.format(table))
@@ -160,7 +176,7 @@ class TestLocks:
             waiting.start()
             assert poll(lambda: store.conflicts > 0, SYSTEM, every_s=0.02, timeout_s=STUCK_S)
             somebody.rollback()
-        assert waiting.outcome() is True
+            assert waiting.outcome() is True
 
     @pytest.mark.rule("STO-2")
     def test_a_reader_who_goes_on_behind_the_last_version_misses_no_row(self, url: str) -> None:

@@ -21,6 +21,7 @@ from tidemill.errors import (
 )
 from tidemill.store import open_store
 from tidemill.store.postgres import PostgresStore
+from tidemill.testing.threads import STUCK_S
 
 SECRET = "s3cr€t@/:?#& '\\pass word"
 
@@ -71,7 +72,7 @@ class TestSecrets:
     ) -> None:
         caplog.set_level(logging.DEBUG)
         errors: list[TidemillError] = []
-        with PostgresStore(secret_url, patience_s=0.1) as store:
+        with PostgresStore(secret_url) as store:
             self.clean([store.url, repr(store), repr(store.address), str(store.address.scrub)])
             store.run(lambda tx: tx.set(b"k", b""))
             execute(secret_url, "ALTER TABLE tidemill_kv RENAME TO gone")
@@ -80,6 +81,7 @@ class TestSecrets:
             execute(secret_url, "ALTER TABLE gone RENAME TO tidemill_kv")
             errors.append(damaged.value)
             postgres_server.kill()
+            store.patience_s = 0.1
             with pytest.raises(StoreUnavailable) as absent:
                 store.run(lambda tx: tx.set(b"k", b""))
             errors.append(absent.value)
@@ -87,6 +89,7 @@ class TestSecrets:
                 PostgresStore(secret_url, patience_s=0.1)
             errors.append(unopened.value)
             postgres_server.start()
+            store.patience_s = STUCK_S
             store.run(lambda tx: tx.set(b"k", b""))
         for error in errors:
             assert error.hint

@@ -25,7 +25,7 @@ class TestTrouble:
     def test_a_restart_in_the_middle_of_work_loses_and_doubles_nothing(
         self, postgres_server: PostgresServer, url: str
     ) -> None:
-        with PostgresStore(url) as one, PostgresStore(url) as two:
+        with PostgresStore(url, patience_s=STUCK_S) as one, PostgresStore(url, patience_s=STUCK_S) as two:
             work_through([one, two], 900, postgres_server.restart_immediate)
 
     @pytest.mark.rule("STO-5", "STO-9")
@@ -37,7 +37,7 @@ class TestTrouble:
             for _ in range(6):
                 killed += postgres_server.cut_connections(base_of(url))
 
-        with PostgresStore(url) as one, PostgresStore(url) as two:
+        with PostgresStore(url, patience_s=STUCK_S) as one, PostgresStore(url, patience_s=STUCK_S) as two:
             work_through([one, two], 600, kill)
         assert killed > 0
 
@@ -75,10 +75,10 @@ class TestTrouble:
     ) -> None:
         with (
             PostgresProxy(postgres_server.port) as proxy,
-            PostgresStore(proxy.through(url)) as store,
+            PostgresStore(proxy.through(url), patience_s=STUCK_S) as store,
         ):
             store.run(lambda tx: tx.set(b"k", b""))
-            monkeypatch.setattr(postgres_link, "SILENCE_S", 0.2)
+            monkeypatch.setattr(postgres_link, "SILENCE_S", 0.5)
             proxy.lose("silence")
             store.run(lambda tx: tx.add(b"n", 1))
             assert proxy.happened == ["silence"]
@@ -131,15 +131,17 @@ class TestTrouble:
     def test_a_server_that_stays_away_is_an_error_with_a_hint(
         self, postgres_server: PostgresServer, url: str
     ) -> None:
-        with PostgresStore(url, patience_s=0.2) as store:
+        with PostgresStore(url) as store:
             store.run(lambda tx: tx.set(b"k", b"1"))
             postgres_server.kill()
+            store.patience_s = 0.2
             with pytest.raises(StoreUnavailable) as raised:
                 store.run(lambda tx: tx.set(b"k", b"2"))
             assert raised.value.hint
             with pytest.raises(StoreUnavailable):
                 PostgresStore(url, patience_s=0.1)
             postgres_server.start()
+            store.patience_s = STUCK_S
             assert contents(store) == {b"k": b"1"}
 
     @pytest.mark.rule("STO-4")
