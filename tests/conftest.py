@@ -7,6 +7,7 @@ import hypothesis
 import msgspec
 import pytest
 
+from tests import leases
 from tidemill.clock import SystemClock
 from tidemill.store.port import LIMITS, Limits, Tx
 
@@ -39,6 +40,7 @@ class PatientLimits:
 
 
 Tx.limits = PatientLimits()  # type: ignore[assignment]
+leases.lengthen()
 
 
 def pytest_collection_finish() -> None:

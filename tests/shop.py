@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 import tidemill as tm
 from tests.orphans import unlisted
+from tests.servers.process import wait_until
 from tidemill.arcs import standings
 from tidemill.arcs.keys import ArcKeys
 from tidemill.lots import events, lots
@@ -31,6 +32,7 @@ from tidemill.runner.leftovers import Leftovers
 from tidemill.runner.making import make_part
 from tidemill.runner.part_futures import PartFutures
 from tidemill.spark.sessions import SparkSettings
+from tidemill.testing.threads import STUCK_S
 from tidemill.triggers import subscriptions
 from tidemill.views.steps import commits, groups
 from tidemill.views.trace.version import read_version
@@ -54,12 +56,16 @@ def declare(
     notes: str = "",
     max_files: int = 500,
     refresh: Refresh = "auto",
+    gate: str = "",
+    together: int = 0,
     **options: Any,
 ) -> tm.Pipeline:
     """The pipeline, or its first stages.
 
     - notes: a file in which the arcs' functions say by whom they were called: once for the plan of each
       process, and once for each part.
+    - gate: a file without which no part but the first is made.
+    - together: no part of the second arc is made before so many processes have begun one.
     - refresh: of the view; one that is always recomputed need not be certified in every new home.
     """
     shop = tm.Pipeline(NAME, home=home, spark=spark, **options)
@@ -71,6 +77,8 @@ def declare(
     @shop.arc(reads=orders, writes=("cleaned", "odd"), partition_by="region")
     def clean(df: "DataFrame") -> "tuple[DataFrame, DataFrame]":
         note(notes, "clean")
+        if gate:
+            wait_until(lambda: Path(gate).exists() or len(noted(notes, "clean")) <= 2, timeout_s=STUCK_S)
         return df.where("amount > 0"), df.where("amount % 2 = 1")
 
     if upto == "clean":
@@ -79,6 +87,8 @@ def declare(
     @shop.arc(reads="cleaned", writes="doubled", partition_by="region", parts=2)
     def double(df: "DataFrame") -> "DataFrame":
         note(notes, "double")
+        if together:
+            wait_until(lambda: _doubling(notes) in (0, together), timeout_s=STUCK_S)
         return df.selectExpr("id", "region", "amount * 2 AS amount")
 
     if upto == "views":
@@ -96,6 +106,18 @@ def note(file: str, what: str) -> None:
     if file:
         with Path(file).open("a") as notes:
             notes.write(f"{os.getpid()} {what}\n")
+
+
+def noted(file: str, what: str) -> list[int]:
+    """The processes that noted it, one for each time."""
+    notes = [line.split() for line in Path(file).read_text().splitlines()]
+    return [int(pid) for pid, word in notes if word == what]
+
+
+def _doubling(file: str) -> int:
+    """How many processes have begun a part of the second arc; 0 in a process that is planning."""
+    calls = Counter(noted(file, "double"))
+    return 0 if calls[os.getpid()] == 1 else sum(count > 1 for count in calls.values())
 
 
 def expected(*ids: range) -> dict[str, object]:

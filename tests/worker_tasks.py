@@ -93,12 +93,16 @@ def hangs(folder: str) -> str:
     return "done"
 
 
-def makes_progress(rounds: int) -> str:
+def makes_progress(folder: str, steps: int) -> str:
+    """Take a step when its file is there, and tell of it."""
+    note(folder, "began")
     task = task_context.current()
     assert task is not None
-    for _ in range(rounds):
-        threading.Event().wait(0.1)
+    for step in range(steps):
+        while not (Path(folder) / f"go {step}").exists():
+            task.wait_cancelled(0.01)
         task.progress()
+        note(folder, f"progress {step}")
     return "done"
 
 
@@ -120,11 +124,12 @@ def deaf(folder: str) -> None:
     threading.Event().wait()
 
 
-def takes_memory(size: int, folder: str) -> int:
-    """Take it, and keep it for long enough to be seen with it."""
-    note(folder, "try")
+def takes_memory(size: int, folder: str, kills: int) -> int:
+    """Take it, and keep it until killed for it; return it when that has happened so often."""
+    tries = note(folder, "try")
     data = bytearray(size)
-    threading.Event().wait(0.4)
+    if tries <= kills:
+        threading.Event().wait()
     return len(data)
 
 

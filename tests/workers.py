@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +16,7 @@ import msgspec
 import psutil
 import pytest
 
+from tests import leases
 from tests.servers.process import wait_until
 from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
@@ -28,17 +29,30 @@ from tidemill.futures.protocol.rows import AnyRow, Claimed, Failure
 from tidemill.store import open_store
 from tidemill.testing.threads import STUCK_S
 
-TTL_S = 4.0  # about the least: a claim needs some 2.5 s of its node's lease
+TTL_S = 4.0  # how often nodes renew and look after each other; their leases last longer, see `tests.leases`
 
 Told = dict[str, Any]
 
 
 class WorkerProcess:
-    """One `tidemill worker`, and the events it has told so far."""
+    """One `tidemill worker`, and the events it has told so far.
 
-    def __init__(self, home: Path, *arguments: str, slots: int = 1, with_parent: bool = True) -> None:
+    Args:
+        home: the folder of the cluster; with `environment`, only for the log.
+        environment: names the store and the objects of a cluster that has no home.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        *arguments: str,
+        slots: int = 1,
+        with_parent: bool = True,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.told: list[Told] = []
-        command = [sys.executable, "-m", "tidemill.cli", "worker", "--json", "--home", str(home)]
+        command = [sys.executable, "-m", "tests.patient_cli", "worker", "--json"]
+        command += [] if environment else ["--home", str(home)]
         command += ["--slots", str(slots), "--ttl", str(TTL_S), *arguments]
         home.mkdir(exist_ok=True)
         fd, log = tempfile.mkstemp(prefix="worker-", suffix=".err", dir=home)
@@ -50,6 +64,7 @@ class WorkerProcess:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 start_new_session=True,
+                env={**os.environ, **(environment or {})},
             )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -163,6 +178,10 @@ class Look:
 
     def nodes(self) -> list[Node]:
         return self.store.run(lambda tx: nodes.read_all(tx, self.cluster))
+
+    def end_lease(self, worker: WorkerProcess) -> None:
+        """Let the lease of a worker that was killed or stopped run out now."""
+        leases.end_lease(self.store, self.cluster, worker.id)
 
     def __enter__(self) -> "Look":
         return self

@@ -68,8 +68,7 @@ class Place:
 
     def lines(self, word: str) -> list[int]:
         """The processes that noted it, one for each time."""
-        notes = [line.split() for line in self.notes.read_text().splitlines()]
-        return [int(pid) for pid, what in notes if what == word]
+        return shop.noted(str(self.notes), word)
 
 
 class Run:
@@ -85,7 +84,7 @@ class Run:
         self._log = place.folder / f"run-{len(list(place.folder.glob('run-*')))}.err"
         with self._log.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tidemill.cli", "run", "--json", *arguments],
+                [sys.executable, "-m", "tests.patient_cli", "run", "--json", *arguments],
                 cwd=place.folder,
                 env=environment,
                 stdout=subprocess.PIPE,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import shop
+from tests.leases import end_lease
 from tests.servers.process import wait_until
 from tidemill import crash
 from tidemill.pipeline import run as pipeline_run
@@ -16,7 +17,7 @@ from tidemill.testing.threads import STUCK_S
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TTL_S = 4.0  # about the least: a claim needs some 2.5 s of its node's lease
+TTL_S = 4.0  # how often runners look after each other
 
 
 class Paused:
@@ -44,7 +45,9 @@ class Paused:
             return
         self._left -= 1
         if self._left == 0:
-            self._presence[0]._over.set()  # as SIGSTOP would: nobody renews the lease meanwhile
+            presence = self._presence[0]
+            presence._over.set()  # as SIGSTOP would: nobody renews the lease meanwhile
+            end_lease(presence.store, presence.member.keys, presence.node.id)
             self.there.set()
             assert self.go.wait(STUCK_S)
 
@@ -83,7 +86,7 @@ def test_a_runner_that_goes_on_after_its_successor_published_doubles_nothing(
         try:
             assert wait_until(paused.there.is_set, timeout_s=STUCK_S)
             assert second["odd"].position == 0
-            assert second.run().ok  # waits until the lease of the first is over, and does its work
+            assert second.run().ok  # does its work, because the lease of the first is over
             assert shop.held(second) == shop.expected(range(6))
         finally:
             paused.end()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests import runner_parts
+from tests import leases, runner_parts
 from tests.workers import wait
 from tidemill.clock import SYSTEM
 from tidemill.cluster import nodes
@@ -132,6 +132,10 @@ class Stage:
         wrong = self.store.run(lambda tx: scan_invariants(tx, self.keys))
         self.store.close()
         assert wrong == []
+
+    def end_lease(self, node_id: str) -> None:
+        """Let a node's lease run out now."""
+        leases.end_lease(self.store, self.cluster, node_id)
 
     def kill_entry(self, node_id: str) -> None:
         """Take a node off the list behind its back: its lease is lost."""

@@ -142,13 +142,14 @@ def test_a_part_that_kills_every_child_is_set_aside_and_the_part_beside_it_is_no
 @pytest.mark.rule("CLU-25", "FUT-17")
 def test_sigterm_drains_what_runs_is_finished_or_given_back(home: Stage) -> None:
     tasks = [part(0, home.folder, go="go"), part(1, home.folder, go="never")]
-    with RunnerProcess(home, grace_s=1.0) as runner:
+    with RunnerProcess(home, grace_s=STUCK_S) as runner:
         waiting = InThread(home.parts(), tasks)
         home.wait_notes("began 0 1", "began 1 1")
         child = runner.child()
         runner.process.send_signal(signal.SIGTERM)
         home.touch("go")
-        assert runner.end() == 0
+        wait(lambda: isinstance(home.row(tasks[0]), Realized), "what can end within the grace has ended")
+        assert runner.end(signal.SIGTERM) == 0  # which ends the grace
         assert f"drained {child['pid']}" in home.notes()
         assert isinstance(home.row(tasks[0]), Realized)
         row = home.row(tasks[1])
@@ -186,6 +187,7 @@ def test_a_runner_that_was_paused_for_longer_than_its_lease_writes_nothing(home:
         home.wait_notes("began 0 1")
         child = runner.child()
         runner.process.send_signal(signal.SIGSTOP)  # nobody renews, and the child finds out
+        home.end_lease(child["node"])
         wait(lambda: psutil.Process(child["pid"]).status() == psutil.STATUS_ZOMBIE, "the child has ended")
         with home.runner("other"):
             home.wait_notes("began 0 3")

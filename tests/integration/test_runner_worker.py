@@ -21,6 +21,7 @@ from tidemill.publish.parts import PartDone, PartFailed
 from tidemill.runner.future_run import current
 from tidemill.runner.part_futures import PartFutures, resource_of
 from tidemill.runner.presence import OwnPresence
+from tidemill.testing.threads import STUCK_S, Racer
 
 __all__ = ["stage"]
 
@@ -218,9 +219,13 @@ def test_a_drain_lets_turns_end_within_the_grace_and_gives_the_rest_back(stage: 
     with stage.presence() as presence, stage.worker(presence) as worker:
         waiting = InThread(stage.parts(), tasks)
         stage.wait_notes("began 0 1", "began 1 1")
+        draining = Racer(lambda: worker.drain(STUCK_S))
+        draining.start()
+        wait(lambda: worker._drain_by is not None, "nothing new is taken")
         stage.touch("go")
-        assert worker.drain(0.5)
-        assert isinstance(stage.row(tasks[0]), Realized)
+        wait(lambda: isinstance(stage.row(tasks[0]), Realized), "what can end within the grace has ended")
+        assert worker.drain(0.0)  # which ends the grace
+        assert draining.outcome()
         for task in tasks[1:]:
             row = stage.row(task)
             assert isinstance(row, Unclaimed)

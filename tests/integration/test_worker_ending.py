@@ -18,23 +18,27 @@ __all__ = ["client", "home", "look"]  # fixtures
 
 @pytest.fixture(scope="module")
 def worker(home: Path) -> Iterator[WorkerProcess]:
+    """One that kills a task soon after it was asked to end."""
     with WorkerProcess(home, "--cancel-grace", "0.5", slots=2) as worker:
         yield worker.ready()
 
 
 @pytest.mark.rule("FUT-56")
-def test_a_task_that_listens_ends_by_itself_when_it_is_cancelled(
-    client: Client, look: Look, tmp_path: Path, worker: WorkerProcess
-) -> None:
-    future = client.submit(tasks.listens, str(tmp_path), retries=3)
-    wait(lambda: tasks.notes(tmp_path) == ["began"], "it runs")
-    ended = len(worker.events("ChildEnded"))
-    client.cancel(future)
-    with pytest.raises(FutureCancelled):
-        future.result(STUCK_S)
-    assert isinstance(look.row(future), Cancelled)
-    assert tasks.notes(tmp_path) == ["began", "heard"]
-    assert len(worker.events("ChildEnded")) == ended
+def test_a_task_that_listens_ends_by_itself_when_it_is_cancelled(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with (
+        WorkerProcess(home, "--cancel-grace", str(STUCK_S)) as worker,  # it is not killed
+        connect(home=home) as client,
+        Look(home) as look,
+    ):
+        future = client.submit(tasks.listens, str(tmp_path), retries=3)
+        wait(lambda: tasks.notes(tmp_path) == ["began"], "it runs")
+        client.cancel(future)
+        with pytest.raises(FutureCancelled):
+            future.result(STUCK_S)
+        assert isinstance(look.row(future), Cancelled)
+        assert tasks.notes(tmp_path) == ["began", "heard"]
+        assert worker.events("ChildEnded") == []
 
 
 @pytest.mark.rule("FUT-56")
@@ -84,7 +88,7 @@ def test_a_worker_that_is_asked_to_leave_finishes_what_it_can_and_gives_the_rest
     tmp_path: Path,
 ) -> None:
     home, folder = tmp_path / "home", str(tmp_path)
-    with WorkerProcess(home, "--grace", "1.5", slots=2) as worker, connect(home=home) as client:
+    with WorkerProcess(home, "--grace", str(STUCK_S), slots=2) as worker, connect(home=home) as client:
         worker.ready()
         finishes = client.submit(tasks.waits_for, folder, "go")
         stays = client.submit(tasks.waits_for, folder, "much later")
@@ -93,6 +97,7 @@ def test_a_worker_that_is_asked_to_leave_finishes_what_it_can_and_gives_the_rest
         worker.process.terminate()
         (tmp_path / "go").touch()
         assert finishes.result(STUCK_S) == "go"
+        worker.process.terminate()  # a second time: the grace is over
         assert worker.process.wait(STUCK_S) == 0
         with Look(home) as look:
             given = look.row(stays)

@@ -120,24 +120,6 @@ def test_a_process_that_ends_by_itself_is_a_crash_with_its_exit_code(poison: Poi
         poison.exits.result(STUCK_S)
 
 
-@pytest.mark.rule("FUT-40")
-def test_a_task_without_progress_is_killed_and_tried_again(
-    client: Client, look: Look, worker: WorkerProcess, tmp_path: Path
-) -> None:
-    future = client.submit(tasks.hangs, str(tmp_path), progress_timeout=0.4)
-    assert future.result(STUCK_S) == "done"
-    assert look.row(future).tally.crashes == 1
-    kept = look.failure(future)
-    assert kept.kind == "hang"
-
-
-@pytest.mark.rule("FUT-40", "FUT-56")
-def test_a_task_that_says_that_it_makes_progress_is_left_alone(client: Client, look: Look) -> None:
-    future = client.submit(tasks.makes_progress, 12, progress_timeout=0.6)
-    assert future.result(STUCK_S) == "done"
-    assert look.row(future).tally.crashes == 0
-
-
 def test_a_result_that_cannot_be_pickled_is_a_typed_failure(client: Client) -> None:
     with pytest.raises(CannotSerialize, match="lock"):
         client.submit(tasks.returns_a_lock).result(STUCK_S)

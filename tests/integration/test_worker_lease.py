@@ -23,6 +23,7 @@ def test_what_a_killed_worker_held_is_reaped_by_the_leader_and_finished_by_anoth
         with WorkerProcess(home) as second:
             second.ready()
             first.kill()
+            look.end_lease(first)
             (tmp_path / "go").touch()
             assert future.result(STUCK_S) == "go"
             after = look.row(future)
@@ -42,6 +43,7 @@ def test_a_paused_worker_that_wakes_after_its_lease_writes_nothing(tmp_path: Pat
         first.signal(signal.SIGSTOP)
         with WorkerProcess(home) as second:
             second.ready()
+            look.end_lease(first)
             wait(lambda: tasks.notes(tmp_path) == ["began go"] * 2, "the other worker has it too")
             taken = look.row(future)
             assert isinstance(taken, Claimed)
@@ -91,6 +93,7 @@ def test_an_input_that_died_with_its_worker_is_computed_again(tmp_path: Path) ->
             made = client.submit(tasks.large, 300_000, folder)
             client.gather([made], timeout=STUCK_S)
             first.kill()
+            look.end_lease(first)
         uses = [client.submit(tasks.length, made) for _ in range(3)]
         with WorkerProcess(home):
             assert client.gather(uses, timeout=STUCK_S) == [300_000] * 3

@@ -3,8 +3,6 @@
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +10,8 @@ import psutil
 import pytest
 
 from tests import worker_tasks as tasks
-from tests.workers import TTL_S, wait
+from tests.leases import end_lease
+from tests.workers import WorkerProcess, wait
 from tidemill.errors import FutureFailed
 from tidemill.futures.client.client import Client, connect
 from tidemill.futures.protocol.rows import Claimed
@@ -28,38 +27,18 @@ def client(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def workers(client: Client, postgres_url: str, tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    command = [
-        sys.executable,
-        "-m",
-        "tidemill.cli",
-        "worker",
-        "--slots",
-        "2",
-        "--ttl",
-        str(TTL_S),
-        "--with-parent",
-    ]
-    environment = {
-        **os.environ,
-        "TIDEMILL_STORE": postgres_url,
-        "TIDEMILL_OBJECTS": str(tmp_path / "objects"),
-    }
-    with contextlib.ExitStack() as stack, (tmp_path / "workers.log").open("wb") as log:
-        started = []
-        for _ in range(2):
-            worker = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stderr=log)
-            stack.callback(worker.wait)
-            stack.callback(worker.kill)
-            assert worker.stdin is not None
-            stack.callback(worker.stdin.close)
-            started.append(worker)
-        yield started
+def workers(client: Client, postgres_url: str, tmp_path: Path) -> Iterator[list[WorkerProcess]]:
+    environment = {"TIDEMILL_STORE": postgres_url, "TIDEMILL_OBJECTS": str(tmp_path / "objects")}
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(WorkerProcess(tmp_path / "logs", slots=2, environment=environment))
+            for _ in range(2)
+        ]
 
 
 @pytest.mark.rule("FUT-13", "FUT-41")
 def test_two_workers_share_the_work_on_postgresql(
-    client: Client, workers: list[subprocess.Popen[bytes]], tmp_path: Path
+    client: Client, workers: list[WorkerProcess], tmp_path: Path
 ) -> None:
     first = client.map(tasks.add, range(400))
     second = client.map(tasks.add, first)
@@ -81,7 +60,7 @@ def test_two_workers_share_the_work_on_postgresql(
 
 @pytest.mark.rule("FUT-49", "FUT-53")
 def test_a_killed_child_and_a_killed_worker_on_postgresql(
-    client: Client, workers: list[subprocess.Popen[bytes]], tmp_path: Path
+    client: Client, workers: list[WorkerProcess], tmp_path: Path
 ) -> None:
     futures = [client.submit(tasks.waits_for, str(tmp_path), f"go{n}") for n in range(2)]
     wait(lambda: len(tasks.notes(tmp_path)) == 2, "both run")
@@ -92,6 +71,7 @@ def test_a_killed_child_and_a_killed_worker_on_postgresql(
         if child.name() == "tidemill-child":
             os.kill(child.pid, signal.SIGKILL)
     killed.kill()
+    end_lease(client._link.store, client._link.cluster, killed.id)
     for n in range(2):
         (tmp_path / f"go{n}").touch()
     assert client.gather(futures, timeout=STUCK_S) == ["go0", "go1"]

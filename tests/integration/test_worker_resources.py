@@ -52,7 +52,7 @@ def test_a_task_that_takes_more_than_it_asked_for_is_tried_elsewhere_with_more(
     client: Client, look: Look, two: Two, tmp_path: Path
 ) -> None:
     size = 160_000_000
-    with_room = client.submit(tasks.takes_memory, size, str(tmp_path), ram=100_000_000)
+    with_room = client.submit(tasks.takes_memory, size, str(tmp_path), 1, ram=100_000_000)
     assert with_room.result(STUCK_S) == size
     row = look.row(with_room)
     assert isinstance(row, Realized)
@@ -66,7 +66,7 @@ def test_a_task_that_takes_more_than_it_asked_for_is_tried_elsewhere_with_more(
 def test_a_task_that_never_has_enough_fails_as_out_of_memory(
     client: Client, look: Look, tmp_path: Path
 ) -> None:
-    future = client.submit(tasks.takes_memory, 2_000_000_000, str(tmp_path), ram=50_000_000)
+    future = client.submit(tasks.takes_memory, 500_000_000, str(tmp_path), 9, ram=50_000_000)
     with pytest.raises(TaskOutOfMemory):
         future.result(STUCK_S)
     row = look.row(future)

@@ -1,0 +1,65 @@
+"""Tasks that hang are killed, and tasks that tell of their progress are not (FUT-40).
+
+The time that a task was silent is set by the test, in the page that the worker shares with its child: the
+real one depends on how busy the machine is.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests import worker_tasks as tasks
+from tests.integration.test_worker_store import Unreliable, client, look, place, store, supervising
+from tests.workers import Look, wait
+from tidemill.clock import SYSTEM
+from tidemill.futures.client.client import Client
+from tidemill.futures.home import Place
+from tidemill.futures.worker.children import Child
+from tidemill.futures.worker.supervisor import Supervisor
+from tidemill.testing.threads import STUCK_S
+
+__all__ = ["client", "look", "place", "store"]  # fixtures
+
+TIMEOUT_S = 3600.0
+
+
+def silence(supervisor: Supervisor, seconds: float) -> Child:
+    """Let the running task have been silent for so long, and the worker look at it."""
+    (child,) = (child for child in supervisor.floor.children.all if child.page.running)
+    child.page.progress(int((SYSTEM.monotonic() - seconds) * 1e6))
+    care = supervisor.floor.care
+    for _ in range(2):  # the first look may have begun before
+        seen = care.look_at
+        wait(lambda seen=seen: care.look_at > seen, "the worker has looked at its tasks")
+    return child
+
+
+@pytest.mark.rule("FUT-40")
+def test_a_task_without_progress_is_killed_and_tried_again(
+    client: Client, store: Unreliable, place: Place, look: Look, tmp_path: Path
+) -> None:
+    with supervising(store, place) as supervisor:
+        future = client.submit(tasks.hangs, str(tmp_path), progress_timeout=TIMEOUT_S)
+        wait(lambda: tasks.notes(tmp_path) == ["try"], "it runs")
+        silence(supervisor, TIMEOUT_S + 1.0)
+        assert future.result(STUCK_S) == "done"
+        assert tasks.notes(tmp_path) == ["try"] * 2
+        assert look.row(future).tally.crashes == 1
+        assert look.failure(future).kind == "hang"
+
+
+@pytest.mark.rule("FUT-40", "FUT-56")
+def test_a_task_that_says_that_it_makes_progress_is_left_alone(
+    client: Client, store: Unreliable, place: Place, look: Look, tmp_path: Path
+) -> None:
+    with supervising(store, place) as supervisor:
+        future = client.submit(tasks.makes_progress, str(tmp_path), 3, progress_timeout=TIMEOUT_S)
+        wait(lambda: tasks.notes(tmp_path) == ["began"], "it runs")
+        for step in range(3):
+            child = silence(supervisor, 0.9 * TIMEOUT_S)
+            silent = child.page.progress_us
+            (tmp_path / f"go {step}").touch()
+            wait(lambda step=step: f"progress {step}" in tasks.notes(tmp_path), "it tells of its progress")
+            assert step == 2 or child.page.progress_us > silent
+        assert future.result(STUCK_S) == "done"
+        assert look.row(future).tally.crashes == 0
