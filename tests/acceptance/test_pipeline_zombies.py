@@ -48,6 +48,7 @@ class Paused:
             presence = self._presence[0]
             presence._over.set()  # as SIGSTOP would: nobody renews the lease meanwhile
             end_lease(presence.store, presence.member.keys, presence.node.id)
+            presence.member.membership.deadline = 0.0  # its own clock says so, too
             self.there.set()
             assert self.go.wait(STUCK_S)
 
