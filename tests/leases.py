@@ -17,6 +17,7 @@ from tidemill.clock import SystemClock
 from tidemill.cluster import leases, nodes
 from tidemill.cluster.election import Election
 from tidemill.cluster.keys import ClusterKeys
+from tidemill.cluster.leases import LeaseTiming
 from tidemill.cluster.membership import Membership
 from tidemill.store import Store, Tx
 from tidemill.triggers import subscriptions
@@ -38,7 +39,7 @@ def _lengthened(init: Callable[..., None]) -> Callable[..., None]:
         init(self, *args, **named)
         holder = self.keeper if isinstance(self, Election) else self
         if isinstance(self.clock, SystemClock):
-            holder.ttl_s = max(holder.ttl_s, LEASE_S)
+            holder.timing = LeaseTiming(max(holder.timing.ttl_s, LEASE_S), holder.timing.every_s)
 
     return with_long_lease
 

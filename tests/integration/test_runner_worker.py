@@ -221,7 +221,7 @@ def test_a_drain_lets_turns_end_within_the_grace_and_gives_the_rest_back(stage: 
         stage.wait_notes("began 0 1", "began 1 1")
         draining = Racer(lambda: worker.drain(STUCK_S))
         draining.start()
-        wait(lambda: worker._drain_by is not None, "nothing new is taken")
+        wait(lambda: worker._claims.drain_by is not None, "nothing new is taken")
         stage.touch("go")
         wait(lambda: isinstance(stage.row(tasks[0]), Realized), "what can end within the grace has ended")
         assert worker.drain(0.0)  # which ends the grace

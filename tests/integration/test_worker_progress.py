@@ -25,12 +25,12 @@ TIMEOUT_S = 3600.0
 
 def silence(supervisor: Supervisor, seconds: float) -> Child:
     """Let the running task have been silent for so long, and the worker look at it."""
-    (child,) = (child for child in supervisor.floor.children.all if child.page.running)
+    (child,) = (child for child in supervisor.pool.children.all if child.page.running)
     child.page.progress(int((SYSTEM.monotonic() - seconds) * 1e6))
-    care = supervisor.floor.care
+    watchdog = supervisor.pool.watchdog
     for _ in range(2):  # the first look may have begun before
-        seen = care.look_at
-        wait(lambda seen=seen: care.look_at > seen, "the worker has looked at its tasks")
+        seen = watchdog.look_at
+        wait(lambda seen=seen: watchdog.look_at > seen, "the worker has looked at its tasks")
     return child
 
 
