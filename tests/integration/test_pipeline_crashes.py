@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SEED = 20
-LOW = ("store.", "objects.", "futures.round.", "tender.")
+LOW = ("store.", "objects.", "futures.round.", "triggers.")
 """What is passed dozens of times in a life, most of them between points of what is going on: of these one by
 chance, and in `make crash` the first as well."""
 
-BESIDE = ("publish.project-", "tender.", "publish.abandon")
+BESIDE = ("publish.project-", "triggers.", "publish.abandon")
 """What is done beside the work, when there is time, or what only a slow machine makes a life do: how often it
 is, is another number in each life."""
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["web"]  # a fixture
-BELOW = ("store.", "objects.", "futures.round.", "tender.", "publish.project-")
+BELOW = ("store.", "objects.", "futures.round.", "triggers.", "publish.project-")
 """What every process passes, often: `make crash` stops there."""
 
 BY_CHANCE = ("publish.abandon",)

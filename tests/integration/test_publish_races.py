@@ -1,4 +1,4 @@
-"""Publishers, tenders, runners and closers at once, on every backend: nothing lost, nothing doubled."""
+"""Publishers, schedulers, runners and closers at once, on every backend: nothing lost, nothing doubled."""
 
 from collections.abc import Iterator
 from itertools import count

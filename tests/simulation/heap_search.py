@@ -1,4 +1,4 @@
-"""Every order of what writers, tenders, pruners, runners and users do, on the real functions (HEAP-18).
+"""Every order of what writers, schedulers, pruners, runners and users do, on the real functions (HEAP-18).
 
 Each step of the protocol is one transaction or one operation on the heap, so an interleaving is an order of
 steps. A state is everything there is: the store's rows, the items, the time, and what somebody has in hand
@@ -50,7 +50,7 @@ class Plan:
     sources: tuple[str, ...] = ("d",)
     terms: dict[str, Any] = field(default_factory=dict)
     publications: tuple[int, ...] = (2,)  # of each source
-    tenders: int = 1
+    schedulers: int = 1
     runners: int = 1
     kills: int = 0  # of the first runner, whose finish still arrives
     deletes: int = 0
@@ -74,7 +74,7 @@ class State(NamedTuple):
     items: frozenset[Item]
     now: int
     left: tuple[int, ...]  # publications of each source, kills, deletes, attaches, adds, removes, losses
-    tenders: tuple[Any, ...]  # (step, items) of each
+    schedulers: tuple[Any, ...]  # (step, items) of each
     pruner: Any
     attacher: Any
     tickets: tuple[Any, ...]
@@ -148,7 +148,7 @@ class Search:
             plan.losses,
         )
         state = State(
-            frozenset(), frozenset(), 0, left, (None,) * plan.tenders, None, None,
+            frozenset(), frozenset(), 0, left, (None,) * plan.schedulers, None, None,
             (None,) * plan.runners, (None,) * plan.runners,
         )  # fmt: skip
 
@@ -173,7 +173,7 @@ class Search:
         if self.plan.added:
             _, rows = self.tx(state, templates.page_templates, KEYS, LOTS, 1)
             yield True, state._replace(rows=rows)
-        for number in range(self.plan.tenders):
+        for number in range(self.plan.schedulers):
             yield from self._tending(state, number)
         if self.plan.prunes:
             yield from self._pruning(state)
@@ -242,32 +242,32 @@ class Search:
 
     def _tending(self, state: State, number: int) -> Iterator[tuple[bool, State]]:
         def hand(value: Any) -> tuple[Any, ...]:
-            return (*state.tenders[:number], value, *state.tenders[number + 1 :])
+            return (*state.schedulers[:number], value, *state.schedulers[number + 1 :])
 
-        held = state.tenders[number]
+        held = state.schedulers[number]
         if held is None:
             items, rows = self.tx(state, heap_sync.owed, KEYS)
             if self.plan.sweeps:
                 if items:
-                    yield True, state._replace(rows=rows, tenders=hand(("push", tuple(items))))
+                    yield True, state._replace(rows=rows, schedulers=hand(("push", tuple(items))))
                 else:
                     yield True, state._replace(rows=rows)
                 late, _ = self.tx(state._replace(now=state.now + 1), heap_sync.overdue, KEYS, 0)
                 missing = tuple(item for item in late[0] if item not in state.items)
                 if missing and not items:
-                    yield True, state._replace(tenders=hand(("push", missing)))
+                    yield True, state._replace(schedulers=hand(("push", missing)))
             elif items:  # each is pushed once, by whoever scheduled it, and never again
                 _, rows = self.tx(state._replace(rows=rows), heap_sync.pushed, KEYS, items)
-                yield True, state._replace(rows=rows, tenders=hand(("push", tuple(items))))
+                yield True, state._replace(rows=rows, schedulers=hand(("push", tuple(items))))
             return
-        yield True, state._replace(tenders=hand(None))  # it dies, or its push is lost
+        yield True, state._replace(schedulers=hand(None))  # it dies, or its push is lost
         step, items = held
         if step == "push":
             done = None if not self.plan.sweeps else ("pushed", items)
-            yield True, state._replace(items=state.items | set(items), tenders=hand(done))
+            yield True, state._replace(items=state.items | set(items), schedulers=hand(done))
         else:
             _, rows = self.tx(state, heap_sync.pushed, KEYS, items)
-            yield True, state._replace(rows=rows, tenders=hand(None))
+            yield True, state._replace(rows=rows, schedulers=hand(None))
 
     def _pruning(self, state: State) -> Iterator[tuple[bool, State]]:
         if state.pruner is None:
@@ -404,7 +404,7 @@ class Search:
 
     def at_rest(self, state: State) -> bool:
         """All that was published is seen, nothing is in hand, and no item is left."""
-        hands = [*state.tenders, state.pruner, state.attacher, *state.tickets]
+        hands = [*state.schedulers, state.pruner, state.attacher, *state.tickets]
         if (state.items and self.plan.prunes) or any(hand is not None for hand in hands):
             return False
         row = self._row(state)

@@ -18,8 +18,8 @@ REACHED = {
         Plan(publications=(0,), attaches=2, deletes=1),
         "A_1>A_2 A_2>A_1 A_2>B_2 B_1>A_1 B_2>A_2 C_1>A_1 C_2>A_2",
     ),
-    "a template and two tenders": (
-        Plan(sources=("raw_x",), publications=(1,), added=1, tenders=2),
+    "a template and two schedulers": (
+        Plan(sources=("raw_x",), publications=(1,), added=1, schedulers=2),
         "A_2>D_2 D_2>E_2 E_1>E_2 E_1>F_1 E_2>E_1 F_1>E_1 F_1>F_2 F_2>E_2 F_2>F_1",
     ),
     "a template that comes and goes, and comes and goes": (
@@ -61,10 +61,10 @@ def test_the_searches_reach_every_cell_that_is_allowed_and_none_that_is_not() ->
 @pytest.mark.parametrize(
     "plan",
     [
-        Plan(sources=("a", "b"), publications=(1, 1), tenders=2, prunes=False),
+        Plan(sources=("a", "b"), publications=(1, 1), schedulers=2, prunes=False),
         Plan(sources=("a", "b"), publications=(1, 1), runners=2, kills=1, prunes=False),
     ],
-    ids=["two tenders", "two runners, a fence, a zombie"],
+    ids=["two schedulers", "two runners, a fence, a zombie"],
 )
 def test_two_sources_lose_nothing(plan: Plan) -> None:
     assert searched(plan).states > 3_000

@@ -463,12 +463,12 @@ def test_concurrent_publishers_of_several_sinks_leave_no_gap_and_wake_everybody(
                 publisher.publish(hold, rows_for(hold))
             return 8
 
-        def tender() -> int:
+        def scheduler() -> int:
             for _ in range(40):
                 store.run(lambda tx: wakes.page_wakes(tx, KEYS.triggers, KEYS.lots))
             return 0
 
-        together(*(lambda n=n: publisher(n) for n in range(3)), tender)
+        together(*(lambda n=n: publisher(n) for n in range(3)), scheduler)
         stage.check()
         stage.page_all()
         for sink in sinks:

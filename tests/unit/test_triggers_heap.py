@@ -1,4 +1,4 @@
-"""Cadence, debounce, barriers, flags, templates and the tender's steps, each for itself, on one store."""
+"""Cadence, debounce, barriers, flags, templates and the scheduler's steps, each for itself, on one store."""
 
 import random
 from collections.abc import Callable
@@ -472,7 +472,7 @@ def test_after_its_grace_a_barrier_waits_or_runs_on_what_is_there_or_skips_it(
     assert stage.row("s").tally.progress == (2, 1)
 
 
-# --- the tender
+# --- the scheduler
 
 
 @pytest.mark.rule("HEAP-9", "HEAP-4")

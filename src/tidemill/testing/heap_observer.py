@@ -1,7 +1,7 @@
 """Watches subscriptions, their items and their templates, and holds every move against the table (HEAP-5).
 
     observer = HeapObserver(store, keys, heap)
-    tender = Scheduler(observer.store, "c", observer.heap)
+    scheduler = Scheduler(replace(scope, store=observer.store), observer.heap)
 
 What goes through `observer.store` and `observer.heap` is looked at after every operation: each is one step of
 the protocol. A move that the table of 144 cells forbids, or a signal that leaves the heap while its row is

@@ -110,7 +110,7 @@ class Amendment(NamedTuple):
 
 S = HeapState
 _TWO_TENDERS = (
-    "a tender saw the row scheduled and paused; meanwhile another pushed, the run ended and the item was "
+    "a scheduler saw the row scheduled and paused; meanwhile another pushed, the run ended and the item was "
     "pruned. The item that lands is of an old epoch: it starts nothing, and PRUNE follows"
 )
 _STALE = (
@@ -151,7 +151,7 @@ AMENDED: dict[Move, Amendment] = {
     ),
     (S.D_2, S.F_2): Amendment(
         (Code.INV3,),
-        "HOLE2 is closed: the wake row of a publication makes the tender instantiate, as scheduled",
+        "HOLE2 is closed: the wake row of a publication makes the scheduler instantiate, as scheduled",
     ),
 }
 

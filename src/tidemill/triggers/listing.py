@@ -46,7 +46,7 @@ class Listed(msgspec.Struct, frozen=True):
 class Overview(msgspec.Struct, frozen=True):
     """The heap and what is declared."""
 
-    heap: str  # its form; empty before the first tender
+    heap: str  # its form; empty before the first scheduler
     lag_s: float  # how long the oldest that is due has been so
     rebuilding: bool
     templates: list[templates.Template]

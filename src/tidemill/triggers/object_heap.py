@@ -2,12 +2,12 @@
 
     heap/v1/shard=NN/{minute}/{subscription}.{epoch}
 
-A push creates the object unless it is there; nothing is ever rewritten, so that no two tenders can undo each
-other's work, and a delete needs no condition because an epoch that is over stays over. Names sort by time, so
-that what is due is read by listing: one request per 1,000 items and none for their bodies.
+A push creates the object unless it exists. Nothing is ever rewritten, so no two schedulers can undo each
+other's work, and a delete needs no condition, because an epoch that is over stays over. Names sort by time, so
+a listing finds what is due: one request per 1,000 items, and none for their bodies.
 
-With several shards each is listed for itself: more tenders write without disturbing each other, and a peek
-costs at least one request for each of them.
+Each shard is listed by itself. With several shards, more schedulers write without disturbing each other, and a
+peek costs at least one request per shard.
 
 The minutes are store time, nobody's wall clock. What lies here and is no item is passed over, and told.
 """
