@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from tests import leases, runner_parts
+from tests.scopes import scope_of
 from tests.worker_tasks import note
 from tidemill.clock import SYSTEM
 from tidemill.cluster.leases import LeaseTiming
@@ -69,14 +70,8 @@ def once(seat: Seat) -> int | None:
     worker = _worker(seat)
     worker.start()
     tasks = [runner_parts.part(n, seat.arguments["folder"]) for n in range(2)]
-    parts = PartFutures(
-        seat.store,
-        seat.place.cluster,
-        seat.place.key,
-        runner_parts.make,
-        objects=_objects(seat),
-        check=worker.check,
-    )
+    scope = scope_of(seat.store, seat.place.cluster, objects=_objects(seat))
+    parts = PartFutures(scope, seat.place.key, runner_parts.make, check=worker.check)
     good = all(isinstance(end, PartDone) for end in parts.run(tasks))
     worker.stop()
     return 0 if good else 3

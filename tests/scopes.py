@@ -4,17 +4,20 @@ import random
 
 from tidemill.clock import SYSTEM, Clock
 from tidemill.cluster.nodes import Node
+from tidemill.objects import Objects
 from tidemill.objects.memory import MemoryObjects
 from tidemill.scope import Scope
 from tidemill.store import Store
 
 
-def scope_of(store: Store, cluster: str = "c", *, clock: Clock = SYSTEM) -> Scope:
+def scope_of(
+    store: Store, cluster: str = "c", *, clock: Clock = SYSTEM, objects: Objects | None = None
+) -> Scope:
     return Scope(
         store=store,
         cluster=cluster,
-        objects=MemoryObjects(clock),
+        objects=objects or MemoryObjects(clock),
         node=Node(id="unlisted", epoch=1),
         clock=clock,
-        chance=random.Random(11),
+        chance=random.Random(),
     )

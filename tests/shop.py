@@ -28,9 +28,9 @@ from tidemill.publish import attempts
 from tidemill.publish.cleaner import READERS_S, Cleaner
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.projections import Projections
-from tidemill.runner.leftovers import Leftovers
-from tidemill.runner.making import make_part
 from tidemill.runner.part_futures import PartFutures
+from tidemill.runner.part_maker import make_part
+from tidemill.runner.upkeep import AttemptLeftovers
 from tidemill.spark.sessions import SparkSettings
 from tidemill.testing.threads import STUCK_S
 from tidemill.triggers import subscriptions
@@ -157,14 +157,11 @@ def land(landing: Path, name: str, first: int, count: int = 6) -> None:
 def clean_up(shop: tm.Pipeline, readers_s: float = READERS_S) -> None:
     """What the runner does every so often, but as if a day had passed."""
     context = shop.context
-    parts = PartFutures(
-        context.store, context.place.cluster, context.place.key, make_part, objects=context.objects
-    )
-    projections = Projections(context.scope)
-    drop = Leftovers(context.store, ArcKeys(context.place.cluster), parts, projections)
+    scope = context.scope
+    parts = PartFutures(scope, context.place.key, make_part)
     cleaner = Cleaner(
-        context.scope,
-        drop=drop,
+        scope,
+        drop=AttemptLeftovers(scope, parts, Projections(scope)),
         grace_s=0.0,
         keep_s=0.0,
         readers_s=readers_s,

@@ -33,6 +33,7 @@ from tidemill.publish.publisher import Publisher
 from tidemill.runner import future_run
 from tidemill.runner.in_process_worker import InProcessWorker
 from tidemill.runner.loop import Loop
+from tidemill.runner.node_work import Engine
 from tidemill.runner.part_futures import PartFutures, resource_of
 from tidemill.runner.presence import OwnPresence
 from tidemill.runner.program import ArcProgram, Program
@@ -129,34 +130,28 @@ def per_lot_ms(report: Report, folder: Path, before: int, lots: int) -> float:
             chance=chance,
         )
         worker.start()
-        parts = PartFutures(store, "bench", secret, make, objects=objects, check=worker.check, chance=chance)
-        loop = Loop(
-            store,
-            keys,
-            objects,
-            presence,
-            program,
-            parts,
-            _no_views,
-            clock=SYSTEM,
-            chance=chance,
-        )
+        scope = _scope(store, objects, presence.node, chance)
+        parts = PartFutures(scope, secret, make, check=worker.check)
+        loop = Loop(scope, presence, program, Engine(parts=parts, compute=_no_views))
         _arrive(store, objects, keys, before, lots)
         began = time.perf_counter()
-        tally = loop.catch_up()
+        totals = loop.run(watch=False)
         took = time.perf_counter() - began
-        assert tally.arcs[spec.id].ended == {Ended.COMPLETE: lots}, tally
+        assert totals.arcs[spec.id].ended == {Ended.COMPLETE: lots}, totals
         loop.end()
         worker.drain()
         presence.close()
     return (took - tools.took_s) / lots * 1000
 
 
+def _scope(store: Store, objects: LocalObjects, node: Node, chance: random.Random) -> Scope:
+    return Scope(store=store, cluster="bench", objects=objects, node=node, chance=chance)
+
+
 def _arrive(store: Store, objects: LocalObjects, keys: StepKeys, before: int, lots: int) -> None:
     """The lots to work on, published as an append publishes them; their time is not counted."""
     node = store.run(lambda tx: nodes.join(tx, keys.cluster, Node(id="till", epoch=0), 10**12))
-    scope = Scope(store=store, cluster="bench", objects=objects, node=node, chance=random.Random(1))
-    publisher = Publisher(scope)
+    publisher = Publisher(_scope(store, objects, node, random.Random(1)))
     for number in range(before + 1, before + lots + 1):
         attempt = attempt_id("till", number)
         hold = publisher.begin_append(SOURCE, attempt, None)

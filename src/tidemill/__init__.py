@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from tidemill.pipeline.plan.plan import Plan
     from tidemill.pipeline.run_report import ArcReport, Report
     from tidemill.pipeline.tables import Dataset, RetiredView, Table, View
-    from tidemill.runner.compacting import Compacted
+    from tidemill.runner.compaction import Compacted
     from tidemill.sources.bucket import bucket
     from tidemill.sources.folder import folder
     from tidemill.sources.http_poll import http_poll

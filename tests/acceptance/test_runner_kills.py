@@ -12,6 +12,7 @@ from tests import runner_parts
 from tests.integration.runner_stage import InThread, Stage
 from tests.integration.test_runner_processes import RunnerProcess
 from tests.runner_parts import part
+from tests.scopes import scope_of
 from tests.workers import wait
 from tidemill.futures.home import Place
 from tidemill.publish.parts import PartDone
@@ -29,8 +30,9 @@ def test_every_part_is_made_once_whatever_is_killed(tmp_path: Path) -> None:
     chance = random.Random(SEED)
     tasks = [part(n, tmp_path, slow="0.25") for n in range(PARTS)]
     runners = [RunnerProcess(stage, home=place.home, ttl_s=5.0, most_pause_s=0.2) for _ in range(2)]
+    scope = scope_of(stage.store, place.cluster)
     try:
-        waiting = InThread(PartFutures(stage.store, place.cluster, key, runner_parts.make), tasks)
+        waiting = InThread(PartFutures(scope, key, runner_parts.make), tasks)
         for kill in range(KILLS):
             so_far = len(stage.notes())
             wait(lambda: len(stage.notes()) > so_far + 3 or not waiting.running, "something was made")  # noqa: B023
@@ -49,6 +51,6 @@ def test_every_part_is_made_once_whatever_is_killed(tmp_path: Path) -> None:
     assert len(ends) == len(folders) == PARTS
     made = [line for line in stage.notes() if line.startswith("ended")]
     assert len(set(made)) == len(made) >= PARTS  # no claim was run twice
-    assert PartFutures(stage.store, place.cluster, key, runner_parts.make).forget("a1") == PARTS
+    assert PartFutures(scope, key, runner_parts.make).forget("a1") == PARTS
     assert stage.rows_left() == []
     stage.close()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests import leases, runner_parts
+from tests.scopes import scope_of
 from tests.workers import wait
 from tidemill.clock import SYSTEM
 from tidemill.cluster import nodes
@@ -24,6 +25,7 @@ from tidemill.publish.parts import PartDone, PartEnd, PartTask
 from tidemill.runner.in_process_worker import InProcessWorker
 from tidemill.runner.part_futures import PartFutures, resource_of
 from tidemill.runner.presence import OwnPresence, Presence
+from tidemill.scope import Scope
 from tidemill.store import Store, open_store
 from tidemill.testing.futures_invariants import scan_invariants
 from tidemill.testing.threads import STUCK_S
@@ -93,7 +95,10 @@ class Stage:
 
     def parts(self, worker: InProcessWorker | None = None) -> PartFutures:
         check = worker.check if worker is not None else (lambda: None)
-        return PartFutures(self.store, CLUSTER, KEY, runner_parts.make, objects=self.objects, check=check)
+        return PartFutures(self.scope(), KEY, runner_parts.make, check=check)
+
+    def scope(self) -> Scope:
+        return scope_of(self.store, CLUSTER, objects=self.objects)
 
     def notes(self) -> list[str]:
         path = self.folder / "notes"

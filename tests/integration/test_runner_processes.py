@@ -19,6 +19,7 @@ from tests import runner_parts, worker_tasks
 from tests.integration.runner_stage import InThread, Stage, made, stage
 from tests.runner_main import Settings
 from tests.runner_parts import part
+from tests.scopes import scope_of
 from tests.workers import WorkerProcess, wait
 from tidemill.cluster import nodes
 from tidemill.futures.client.client import connect
@@ -124,7 +125,7 @@ def test_a_killed_child_is_replaced_and_what_it_held_is_done_once_more_at_once(s
 
 def test_a_part_that_kills_every_child_is_set_aside_and_the_part_beside_it_is_not(home: Stage) -> None:
     folder = home.folder / "home"
-    parts = PartFutures(home.store, "default", Place.of_home(folder).key, runner_parts.make)
+    parts = PartFutures(scope_of(home.store, "default"), Place.of_home(folder).key, runner_parts.make)
     with RunnerProcess(home, home=str(folder), ttl_s=600.0, most_pause_s=0.1) as runner:
         tasks = [part("deadly", home.folder, exit="never"), part("slow", home.folder, slow="0.3")]
         ends = {end.task.part: end for end in parts.run(tasks)}
@@ -271,7 +272,7 @@ def test_a_new_life_of_a_killed_runner_has_its_name_and_a_higher_epoch(home: Sta
 def test_what_a_killed_runner_held_in_a_home_goes_on_at_once_and_workers_leave_it_alone(home: Stage) -> None:
     folder = home.folder / "home"
     task = part(0, home.folder, go="go")
-    parts = PartFutures(home.store, "default", Place.of_home(folder).key, runner_parts.make)
+    parts = PartFutures(scope_of(home.store, "default"), Place.of_home(folder).key, runner_parts.make)
     with WorkerProcess(folder) as worker, connect(home=folder) as client:
         worker.ready()
         waiting = InThread(parts, [task])

@@ -311,12 +311,12 @@ def test_a_crash_point_in_the_loop_ends_the_hands_and_whoever_waits_is_told(stag
 def test_a_crash_point_in_a_turn_stands_for_the_death_of_the_process(stage: Stage) -> None:
     task = part(0, stage.folder)
     with stage.presence(leave=False) as presence, stage.worker(presence) as worker:
-        parts = PartFutures(stage.store, CLUSTER, KEY, crashing, objects=stage.objects, check=worker.check)
+        parts = PartFutures(stage.scope(), KEY, crashing, check=worker.check)
         with crash.armed("tests.part"), pytest.raises(Crashed):
             list(parts.run([task]))
         assert isinstance(stage.row(task), Claimed)
     with stage.runner():
-        assert made(list(parts.__class__(stage.store, CLUSTER, KEY, crashing).run([task]))) == ["0"]
+        assert made(list(PartFutures(stage.scope(), KEY, crashing).run([task]))) == ["0"]
 
 
 def crashing(task):  # type: ignore[no-untyped-def]

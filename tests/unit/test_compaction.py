@@ -28,7 +28,7 @@ from tidemill.publish.keys import PublishKeys
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.parts import SinkWritten
 from tidemill.publish.projections import Projections
-from tidemill.runner.compacting import Compacted, Compactor, can_be_fewer
+from tidemill.runner.compaction import Compacted, Compactor, can_be_fewer
 from tidemill.scope import Scope
 from tidemill.spark.compaction import Rewritten
 from tidemill.spark.lot_writer import Written

@@ -4,6 +4,7 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,16 +21,16 @@ from tidemill.pipeline.run_report import report_of
 from tidemill.publish import attempts
 from tidemill.publish.intervals import IntervalCloser
 from tidemill.publish.parts import PartTask
+from tidemill.runner.job_tags import JobTags
 from tidemill.runner.loop import Loop
+from tidemill.runner.node_work import Engine
 from tidemill.runner.program import ArcProgram, Program
-from tidemill.runner.runner import Steps
-from tidemill.runner.tags import Tags
+from tidemill.runner.runner import TaggedSteps
 from tidemill.store.memory import MemoryStore
 from tidemill.testing.threads import STUCK_S
 from tidemill.triggers.events import RunFailed
 from tidemill.views.steps.commits import Batch, Output
 from tidemill.views.steps.groups import GroupSpec
-from tidemill.views.steps.keys import StepKeys
 
 NOTHING: Callable[..., Any] = lambda *_: None  # noqa: E731 - the port has the functions
 
@@ -77,17 +78,13 @@ class LoopStage(ArcStage):
 
     def loop(self, kind: type[Loop] = Loop, emit: Callable[[Event], None] | None = None) -> Loop:
         arcs = {spec.id: ArcProgram(spec=spec, function=NOTHING, where="here") for spec in self.specs}
+        here = Here(self)
+        parts: Any = Parts(self)  # what the loop uses of it
         return kind(
-            self.store,
-            StepKeys("c"),
-            self.objects,
-            Here(self),
+            self.scope(here.node, clock=SYSTEM, emit=emit or self.told.append),
+            here,
             Program(pipeline="shop", datasets={}, arcs=arcs, sources={}, groups={}),
-            Parts(self),  # type: ignore[arg-type] # what the loop uses of it
-            self.compute,
-            clock=SYSTEM,
-            chance=random.Random(5),
-            emit=emit or self.told.append,
+            Engine(parts=parts, compute=self.compute),
             projections=False,
         )
 
@@ -110,10 +107,10 @@ def test_what_a_run_published_at_the_very_end_of_a_turn_is_not_left_behind() -> 
 
         def turn(self) -> bool:
             did = super().turn()
-            self.turns += "arc:shop/clean" in self.lines.busy
+            self.turns += "arc:shop/clean" in self.state.threads.busy
             if self.turns == 2:  # the one that began it is followed by another in any case
                 go.set()
-                until(lambda: "arc:shop/clean" not in self.lines.busy)
+                until(lambda: "arc:shop/clean" not in self.state.threads.busy)
             return did
 
     def hold(_: PartTask) -> None:
@@ -121,7 +118,7 @@ def test_what_a_run_published_at_the_very_end_of_a_turn_is_not_left_behind() -> 
 
     stage.parts.between = hold
     loop = stage.loop(Late)
-    loop.catch_up()
+    loop.run(watch=False)
     loop.end()
     assert stage.rows(stage.summed, lot) == [1, 2, 3]
 
@@ -140,13 +137,13 @@ def test_a_loop_that_watches_goes_on_with_an_arc_however_often_it_has_failed() -
 
     stage.parts.between = trouble
     loop = stage.loop()
-    thread = threading.Thread(target=loop.watch, args=(stop,), daemon=True)
+    thread = threading.Thread(target=partial(loop.run, watch=True, stop=stop), daemon=True)
     thread.start()
     until(lambda: stage.rows(stage.summed, lot) == [1, 2, 3])
     stop.set()
     thread.join(STUCK_S)
     loop.end()
-    assert not loop.tally.failures
+    assert not loop.state.totals.failures
 
 
 def test_a_loop_that_catches_up_leaves_what_keeps_failing_for_later() -> None:
@@ -159,9 +156,9 @@ def test_a_loop_that_catches_up_leaves_what_keeps_failing_for_later() -> None:
 
     stage.parts.between = trouble
     loop = stage.loop()
-    tally = loop.catch_up()
+    totals = loop.run(watch=False)
     loop.end()
-    assert len(tally.failures["arc:shop/clean"]) == 3
+    assert len(totals.failures["arc:shop/clean"]) == 3
 
 
 def test_a_store_that_is_away_for_a_moment_does_not_end_a_loop_that_watches() -> None:
@@ -170,14 +167,14 @@ def test_a_store_that_is_away_for_a_moment_does_not_end_a_loop_that_watches() ->
     class Away(Loop):
         left = 3
 
-        def _tend(self) -> bool:
+        def turn(self) -> bool:
             if self.left:
                 self.left -= 1
                 raise StoreUnavailable("it restarts")
-            return super()._tend()
+            return super().turn()
 
     loop = stage.loop(Away)
-    thread = threading.Thread(target=loop.watch, args=(stop,), daemon=True)
+    thread = threading.Thread(target=partial(loop.run, watch=True, stop=stop), daemon=True)
     thread.start()
     lot = stage.append([1, 2, 3])
     until(lambda: stage.rows(stage.summed, lot) == [1, 2, 3])
@@ -192,12 +189,12 @@ def test_a_loop_that_catches_up_says_that_the_store_is_away() -> None:
     stage = LoopStage()
 
     class Away(Loop):
-        def _tend(self) -> bool:
+        def turn(self) -> bool:
             raise StoreUnavailable("it is gone")
 
     loop = stage.loop(Away)
     with pytest.raises(StoreUnavailable):
-        loop.catch_up()
+        loop.run(watch=False)
     loop.end()
 
 
@@ -206,18 +203,18 @@ def test_who_catches_up_does_not_wait_for_hours_until_an_arc_may_run_again() -> 
     stage.subscribe("arc:shop/sum", stage.cleaned, cadence_us=3_600_000_000)
     first = stage.append([1])
     loop = stage.loop()
-    assert loop.catch_up().later == {}
+    assert loop.run(watch=False).later == {}
     loop.end()
     second = stage.append([2])
     loop = stage.loop()
-    tally = loop.catch_up()
+    totals = loop.run(watch=False)
     loop.end()
     assert stage.rows(stage.summed, first) == [1]
     assert stage.rows(stage.cleaned, second) == [2]
     assert stage.rows(stage.summed, second) is None
-    assert tally.later.keys() == {"arc:shop/sum"}
-    assert 3000 < tally.later["arc:shop/sum"] <= 3600
-    report = report_of("shop", tally, 1.0)
+    assert totals.later.keys() == {"arc:shop/sum"}
+    assert 3000 < totals.later["arc:shop/sum"] <= 3600
+    report = report_of("shop", totals, 1.0)
     assert report.ok
     assert "sum runs again in 3," in str(report)
 
@@ -226,12 +223,12 @@ def test_an_interval_that_cannot_be_written_is_told_and_tried_again_without_stop
     stage = LoopStage()
     lot = stage.append([1, 2, 3])
     loop, closer = stage.loop(), Troubled(2)
-    loop._now().closer = closer  # type: ignore[assignment] # what the loop uses of it
-    tally = loop.catch_up()
+    loop.work().intervals = closer  # type: ignore[assignment] # what the loop uses of it
+    totals = loop.run(watch=False)
     loop.end()
     assert stage.rows(stage.summed, lot) == [1, 2, 3]
     assert closer.left == 0
-    assert not tally.failures
+    assert not totals.failures
     assert [one.name for one in stage.told if isinstance(one, RunFailed)] == ["intervals"] * 2
 
 
@@ -276,7 +273,7 @@ def test_compaction_ends_with_the_lot_it_is_at_when_a_run_ends(monkeypatch: pyte
             begun.append(lot)
             loop.end(0.0)
 
-    loop.upkeep.compact(Slow())  # type: ignore[arg-type] # what the loop uses of it
+    loop.work().upkeep.compact(Slow())  # type: ignore[arg-type] # what the loop uses of it
     assert begun == ["a"]
 
 
@@ -305,7 +302,7 @@ def test_a_view_whose_function_wants_to_end_the_process_is_one_that_failed(error
     def compute(batch: Batch, attempt: str) -> tuple[Output, ...]:
         raise error
 
-    steps = Steps(spark, compute, Tags(spark))
+    steps = TaggedSteps(spark, compute, JobTags(spark))
     batch = Batch(
         pipeline="shop",
         spec=GroupSpec(name="main", views=()),

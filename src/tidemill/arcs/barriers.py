@@ -14,9 +14,11 @@ holds for what waits already. It stays until the lot is published or given up, s
 lot that was begun after its grace knows that it was over.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
-from tidemill.arcs import lots, rows
+from tidemill.arcs import asks, lots, rows
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
 from tidemill.arcs.rows import AnyLot, Missing
@@ -107,6 +109,27 @@ def next_at(tx: Tx, keys: ArcKeys, spec: ArcSpec) -> int | None:
     since = keys.grace.unpack(rows[0].key)[1]
     assert isinstance(since, int)
     return since + spec.grace_us
+
+
+def with_grace(specs: Iterable[ArcSpec]) -> list[ArcSpec]:
+    """Those arcs that do something when a grace is over."""
+    return [spec for spec in specs if spec.after_grace is not AfterGrace.WAIT]
+
+
+def over(tx: Tx, keys: ArcKeys, specs: Iterable[ArcSpec]) -> list[tuple[ArcSpec, str]]:
+    """Lots whose grace is over, of arcs that run, as many of each arc as it may make at once."""
+    return [
+        (spec, lot)
+        for spec in specs
+        if not asks.parked(tx, keys, spec.id)
+        for lot in due(tx, keys, spec, spec.max_concurrent)
+    ]
+
+
+def left_us(tx: Tx, keys: ArcKeys, specs: Iterable[ArcSpec]) -> dict[str, int]:
+    """By arc, how long until the next of its graces is over; only arcs that run and have a lot that waits."""
+    ends = {spec.id: next_at(tx, keys, spec) for spec in specs if not asks.parked(tx, keys, spec.id)}
+    return {arc: at - tx.now() for arc, at in ends.items() if at is not None}
 
 
 def awaiting(tx: Tx, keys: ArcKeys, spec: ArcSpec, limit: int = PAGE) -> list[Awaiting]:

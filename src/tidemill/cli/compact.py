@@ -6,7 +6,7 @@ from rich.text import Text
 from tidemill.cli.output import Output, json_option
 from tidemill.cli.pipeline import find, pipeline_option
 from tidemill.pipeline import compaction
-from tidemill.runner.compacting import Compacted
+from tidemill.runner.compaction import Compacted
 from tidemill.spark.lot_writer import TARGET_BYTES
 
 

@@ -11,7 +11,7 @@ from tidemill.lots.datasets import Dataset
 from tidemill.pipeline.context import PipelineContext
 from tidemill.pipeline.reader import stored_dataset
 from tidemill.publish.projections import Projections
-from tidemill.runner.compacting import Compacted, Compactor, on_spark
+from tidemill.runner.compaction import Compacted, Compactor, on_spark
 from tidemill.spark.lot_writer import TARGET_BYTES
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from tidemill.cluster.leases import TTL_S
 from tidemill.cluster.membership import Membership
 from tidemill.cluster.nodes import Node
 from tidemill.errors import StoreUnavailable, UsageError
+from tidemill.events import Emit, ignore
 from tidemill.futures.client.connection import Connection
 from tidemill.futures.home import Place
 from tidemill.objects import Objects
@@ -101,13 +102,18 @@ class PipelineContext:
     @property
     def scope(self) -> Scope:
         """Return the scope of this process as a node of the cluster."""
+        return self.scope_of(self.node)
+
+    def scope_of(self, node: Node, emit: Emit = ignore) -> Scope:
+        """Return the scope of another node in this process, such as a runner."""
         return Scope(
             store=self.store,
             cluster=self.place.cluster,
             objects=self.objects,
-            node=self.node,
+            node=node,
             clock=self.clock,
             chance=self.chance,
+            emit=emit,
         )
 
     @property

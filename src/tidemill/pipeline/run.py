@@ -80,18 +80,7 @@ def run_as_node(
     plan.apply(presence.node.id, emit)
     with context.spark() as spark:
         pin(spark)  # planning called functions of the user, which may have changed settings
-        runner = Runner(
-            context.store,
-            context.keys,
-            context.objects,
-            context.place.key,
-            presence,
-            plan.program,
-            spark,
-            threads=threads,
-            clock=context.clock,
-            chance=context.chance,
-            emit=emit,
-        )
-        tally = runner.run(watch=watch, starts=starts, stop=stop)
-    return report_of(pipeline.name, tally, context.clock.monotonic() - started_at)
+        scope = context.scope_of(presence.node, emit)
+        runner = Runner(scope, context.place.key, presence, plan.program, spark, threads=threads)
+        totals = runner.run(watch=watch, starts=starts, stop=stop)
+    return report_of(pipeline.name, totals, context.clock.monotonic() - started_at)

@@ -3,7 +3,7 @@
 import msgspec
 
 from tidemill.arcs.work import Ended
-from tidemill.runner.tally import Tally
+from tidemill.runner.run_totals import RunTotals
 
 
 class ArcReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,8 +72,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(lines)
 
 
-def report_of(pipeline: str, tally: Tally, seconds: float) -> Report:
-    """Return the report of a runner's tally."""
+def report_of(pipeline: str, totals: RunTotals, seconds: float) -> Report:
+    """Return the report of a run from its totals."""
     arcs = [
         ArcReport(
             arc=name.partition("/")[2],
@@ -83,15 +83,15 @@ def report_of(pipeline: str, tally: Tally, seconds: float) -> Report:
             rows=dict(arc.rows),
             errors=dict(arc.errors),
         )
-        for name, arc in tally.arcs.items()
+        for name, arc in totals.arcs.items()
     ]
     return Report(
         pipeline=pipeline,
         seconds=seconds,
-        files=tally.files,
-        lots=tally.closed + sum(arc.complete for arc in arcs),
+        files=totals.files,
+        lots=totals.closed + sum(arc.complete for arc in arcs),
         arcs=tuple(sorted(arcs, key=lambda arc: arc.arc)),
-        steps={name.partition("/")[2]: count for name, count in tally.steps.items()},
-        later={name.partition("/")[2]: in_s for name, in_s in tally.later.items()},
-        failures={name: errors[-1] for name, errors in tally.failures.items() if errors},
+        steps={name.partition("/")[2]: count for name, count in totals.steps.items()},
+        later={name.partition("/")[2]: in_s for name, in_s in totals.later.items()},
+        failures={name: errors[-1] for name, errors in totals.failures.items() if errors},
     )

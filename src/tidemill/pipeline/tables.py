@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidemill.pipeline.gaps import GapReport
     from tidemill.pipeline.lot_info import LotInfo
     from tidemill.pipeline.pipeline import Pipeline
-    from tidemill.runner.compacting import Compacted
+    from tidemill.runner.compaction import Compacted
     from tidemill.sources.source import PushAddress
     from tidemill.views.steps.retired import Retired
 

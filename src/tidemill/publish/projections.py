@@ -9,11 +9,12 @@ again afterwards, so that of two writers the later state stays.
 """
 
 import contextlib
+import threading
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
 from tidemill import crash
-from tidemill.errors import ObjectMissing
+from tidemill.errors import ObjectMissing, TidemillError
 from tidemill.lots import layout, lots
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
@@ -148,3 +149,75 @@ class Projections:
         for key in sorted(wanted - there):
             self._objects.put(key, b"")
         self._objects.delete_many(sorted(there - wanted))
+
+
+MOST_WAITING = 1000
+DROP_S = 2.0
+"""How long `end(drop=True)` waits for the write that is under way."""
+
+
+class ProjectionThread:
+    """Writes projections in a thread, a little later; several writes of one name are one.
+
+    Nothing waits for projections. A state that has passed when its turn comes is not written at all. What is
+    lost when the process dies is corrected by the cleaner.
+    """
+
+    def __init__(self, projections: Projections) -> None:
+        self._projections = projections
+        self._waiting: dict[tuple[str, ...], Callable[[], None]] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._over = False
+        self._broken: BaseException | None = None
+
+    def check(self) -> None:
+        """Raise the error that means that this process is dead, if there was one."""
+        if self._broken is not None:
+            raise self._broken
+
+    def lot(self, dataset: DatasetId, lot: str) -> None:
+        """Show which manifest is a lot."""
+        self._later(("lot", *dataset.parts, lot), lambda: self._projections.lot(dataset, lot))
+
+    def arc(self, project: str, version: str, arc: str, lot: str, read: ReadState) -> None:
+        """Show how an arc stands with a lot."""
+        self._later(
+            ("arc", project, version, arc, lot),
+            lambda: self._projections.arc(project, version, arc, lot, read),
+        )
+
+    def _later(self, key: tuple[str, ...], show: Callable[[], None]) -> None:
+        with self._changed:
+            if self._over or len(self._waiting) >= MOST_WAITING:
+                return  # the cleaner corrects it
+            self._waiting[key] = show
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="projections", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._over:
+                    self._changed.wait()
+                if not self._waiting:
+                    return
+                show = self._waiting.pop(next(iter(self._waiting)))
+            try:
+                with contextlib.suppress(TidemillError):  # the cleaner corrects it
+                    show()
+            except BaseException as error:  # noqa: BLE001 - a crash point: raised by `check`
+                self._broken = error
+                return
+
+    def end(self, *, drop: bool = False) -> None:
+        """Write what waits, and end; with `drop`, do not write it: the cleaner corrects it."""
+        with self._changed:
+            self._over = True
+            if drop:
+                self._waiting.clear()
+            self._changed.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(DROP_S if drop else None)

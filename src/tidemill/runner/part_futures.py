@@ -9,15 +9,12 @@ future and cleared with it, so that whoever comes by (`forget_ended`) finds what
 """
 
 import contextlib
-import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple
 from urllib.parse import quote
 
-from tidemill import crash
-from tidemill.clock import SYSTEM, Clock
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.errors import AttemptUnknown, FutureTimeout, ObjectError, StoreError
 from tidemill.futures.client.completions import Waiting
@@ -42,13 +39,13 @@ from tidemill.futures.protocol.states import ENDED
 from tidemill.futures.values.blobs import Blobs
 from tidemill.futures.values.result_storage import Values
 from tidemill.futures.values.signatures import ClusterKey, Signer
-from tidemill.objects import Objects
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Open
 from tidemill.publish.keys import PublishKeys
 from tidemill.publish.parts import PartDone, PartEnd, PartFailed, PartTask, SinkWritten
 from tidemill.runner.keys import RunnerKeys
-from tidemill.store import Store, Tx
+from tidemill.scope import Scope
+from tidemill.store import Tx
 
 PIN = "part"
 LOOK_S = 0.5
@@ -74,42 +71,31 @@ class PartFutures:
     """Runs parts as futures, wherever there are hands for them. One for every thread, or one for all.
 
     Args:
-        store: opened.
-        cluster: its name.
+        scope: what the runner works with.
         key: the cluster key.
         function: makes a part; of a module, so that every runner finds it by its name.
-        objects: where large arguments and results are.
-        check: asked while waiting; raises when it makes no sense to wait any longer (`Hands.check`).
+        check: called while waiting; raises when it makes no sense to wait any longer.
     """
 
     def __init__(
-        self,
-        store: Store,
-        cluster: str,
-        key: ClusterKey,
-        function: Make,
-        *,
-        objects: Objects | None = None,
-        check: Callable[[], None] = _fine,
-        clock: Clock = SYSTEM,
-        chance: random.Random | None = None,
+        self, scope: Scope, key: ClusterKey, function: Make, *, check: Callable[[], None] = _fine
     ) -> None:
-        chance = chance if chance is not None else random.Random()
+        store, objects, clock, chance = scope.store, scope.objects, scope.clock, scope.chance
         signer = Signer(key)
-        cluster_keys = ClusterKeys(cluster)
+        self._scope = scope
         self._store = store
         self._objects = objects
         self._function = function
         self._check = check
-        self._keys = FutureKeys(cluster)
-        self._own = RunnerKeys(cluster)
-        self._publish = PublishKeys(cluster)
+        self._keys = FutureKeys(scope.cluster)
+        self._own = RunnerKeys(scope.cluster)
+        self._publish = PublishKeys(scope.cluster)
         self._waiting = Waiting(store, self._keys, clock)
         self._submissions = Submissions(
             Blobs(store, self._keys, signer, objects), signer, owner="", clock=clock, chance=chance
         )
-        values = Values(signer, objects=objects)
-        self._outcomes = Outcomes(store, self._keys, cluster_keys, signer, values, clock, chance)
+        values, cluster = Values(signer, objects=objects), ClusterKeys(scope.cluster)
+        self._outcomes = Outcomes(store, self._keys, cluster, signer, values, clock, chance)
 
     # --- running
 
@@ -184,9 +170,7 @@ class PartFutures:
         old = [task for task, there in zip(tasks, known, strict=True) if there]
         pages += [old[at : at + DELETE_PAGE] for at in range(0, len(old), DELETE_PAGE)]
         for page in pages:
-            crash.point("runner.submit.before")
-            entered = self._store.run(partial(self._enter, page=page, made=made))
-            crash.point("runner.submit.after")
+            entered = self._scope.step("runner.submit", partial(self._enter, page=page, made=made))
             for task, one in zip(page, entered, strict=True):
                 if one is not None:
                     found[one[0]] = (task, one[1])
@@ -247,9 +231,7 @@ class PartFutures:
         """
         deleted, after = 0, b""
         while True:
-            crash.point("runner.forget.before")
-            page = self._store.run(partial(self._delete, attempt=attempt, after=after))
-            crash.point("runner.forget.after")
+            page = self._scope.step("runner.forget", partial(self._delete, attempt=attempt, after=after))
             self._remove(page.garbage)
             deleted += page.deleted
             after = page.after
@@ -294,7 +276,7 @@ class PartFutures:
 
     def _remove(self, names: Sequence[str]) -> None:
         """Delete objects whose names are noted as garbage; if that fails, a leader does it."""
-        if not names or self._objects is None:
+        if not names:
             return
         with contextlib.suppress(ObjectError, StoreError):
             self._objects.delete_many(names)

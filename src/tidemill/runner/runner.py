@@ -1,30 +1,28 @@
 """A runner in one process: a worker that makes parts, a loop that starts runs, one Spark session for both."""
 
 import contextlib
-import random
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tidemill.clock import Clock
 from tidemill.crash import Crashed
 from tidemill.errors import ViewRefused
-from tidemill.events import Emit, ignore
 from tidemill.futures.values.signatures import ClusterKey
-from tidemill.objects import Objects
-from tidemill.runner.compacting import on_spark
+from tidemill.lots.keys import LotKeys
+from tidemill.runner.compaction import on_spark
 from tidemill.runner.in_process_worker import InProcessWorker
+from tidemill.runner.job_tags import JobTags
 from tidemill.runner.loop import Loop
-from tidemill.runner.making import Tools, make_part
+from tidemill.runner.node_work import Engine
 from tidemill.runner.part_futures import PartFutures, resource_of
+from tidemill.runner.part_maker import Tools, make_part
 from tidemill.runner.presence import Presence
 from tidemill.runner.program import Program, ViewProgram
-from tidemill.runner.tags import Tags
-from tidemill.runner.tally import Tally
+from tidemill.runner.run_totals import RunTotals
+from tidemill.scope import Scope
+from tidemill.spark.table_checks import evaluator
 from tidemill.spark.sessions import interrupt, kept
 from tidemill.spark.storage import Storage
-from tidemill.spark.table_checks import evaluator
-from tidemill.store import Store
 from tidemill.views.certify import certificates
 from tidemill.views.spark.alarms import Alarmed
 from tidemill.views.spark.full import FullViews
@@ -32,7 +30,6 @@ from tidemill.views.spark.incremental import IncrementalViews
 from tidemill.views.spark.tables import Tables
 from tidemill.views.steps.commits import Batch, Part
 from tidemill.views.steps.inputs import Inputs, ManifestReader
-from tidemill.views.steps.keys import StepKeys
 from tidemill.views.steps.stepper import Compute
 
 if TYPE_CHECKING:
@@ -43,118 +40,105 @@ ENDING_TRIES = 5
 
 
 class Runner:
-    """Runs one program until it is told to stop, or has caught up."""
+    """Runs one program until it is stopped, or has caught up.
+
+    Args:
+        scope: what the runner works with.
+        key: the cluster key.
+        presence: keeps our entry in the node list.
+        program: what to run.
+        spark: the session for parts and steps.
+        threads: how many parts to make at once.
+    """
 
     def __init__(
         self,
-        store: Store,
-        keys: StepKeys,
-        objects: Objects,
+        scope: Scope,
         key: ClusterKey,
         presence: Presence,
         program: Program,
         spark: "SparkSession",
         *,
         threads: int,
-        clock: Clock,
-        chance: random.Random,
-        emit: Emit = ignore,
     ) -> None:
-        cluster = keys.lots.cluster
-        storage = Storage(objects)
+        storage = Storage(scope.objects)
         self.worker = InProcessWorker(
-            store,
-            cluster,
+            scope.store,
+            scope.cluster,
             key,
             presence,
             names={resource_of(program.pipeline)},
             threads=threads,
-            objects=objects,
-            tools=Tools(spark=spark, storage=storage, objects=objects, program=program),
+            objects=scope.objects,
+            tools=Tools(spark=spark, storage=storage, objects=scope.objects, program=program),
             interrupt=lambda tag: interrupt(spark, tag),
-            clock=clock,
-            chance=chance,
-            emit=emit,
+            clock=scope.clock,
+            chance=scope.chance,
+            emit=scope.emit,
         )
-        parts = PartFutures(
-            store,
-            cluster,
-            key,
-            make_part,
-            objects=objects,
-            check=self._check,
-            clock=clock,
-            chance=chance,
-        )
-        self._clock = clock
+        self._clock = scope.clock
         self.presence = presence
-        self._tags = Tags(spark)
-        views = _views(spark, storage, store, keys, program, clock, emit)
-        self.loop = Loop(
-            store,
-            keys,
-            objects,
-            presence,
-            program,
-            parts,
-            Steps(spark, views, self._tags),
-            check=self._check,
-            clock=clock,
-            chance=chance,
-            emit=emit,
+        self._tags = JobTags(spark)
+        engine = Engine(
+            parts=PartFutures(scope, key, make_part, check=self._check),
+            compute=TaggedSteps(spark, _views(scope, spark, storage, program), self._tags),
             rewrite=on_spark(spark, storage, self._tags),
             evaluate=evaluator(spark),
         )
+        self.loop = Loop(scope, presence, program, engine, check=self._check)
 
-    def _lend(self, stop: threading.Event) -> Tally:
+    def _work_only(self, stop: threading.Event) -> RunTotals:
+        """Make parts of runs that other runners have started, until stopped."""
         while not self._clock.wait(stop, 0.5):
             self._check()
-        return self.loop.tally
+        return self.loop.state.totals
 
     def _check(self) -> None:
         self.presence.check()
         self.worker.check()
-        self.loop.lines.check()
+        self.loop.state.threads.check()
 
-    def run(self, *, watch: bool, starts: bool = True, stop: threading.Event | None = None) -> Tally:
-        """Run. What stands for the death of this process is raised, with everything dropped as it is; after
-        anything else that ends it, an interruption say, nothing is left claimed and no thread is left.
+    def run(self, *, watch: bool, starts: bool = True, stop: threading.Event | None = None) -> RunTotals:
+        """Run until everything is processed.
 
-        - watch: stay for what arrives.
-        - starts: start runs, or only make parts of runs that others have started.
+        An error that means that this process is dead (`Crashed`) is raised at once, and nothing is cleaned
+        up. After any other error, such as an interruption, no claim and no thread is left.
+
+        - watch: run until stopped instead.
+        - starts: start runs, or only make parts of runs that other runners have started.
         """
         self.worker.start()
         try:
             if starts:
-                tally = self.loop.watch(stop) if watch else self.loop.catch_up(stop)
+                totals = self.loop.run(watch=watch, stop=stop)
             else:
-                tally = self._lend(stop or threading.Event())
+                totals = self._work_only(stop or threading.Event())
             self.loop.end()
             self.worker.check()
         except Crashed:
-            self.loop.dead = True
+            self.loop.state.dead = True
             self.worker.abandon()
             self.loop.end(5.0)
             raise
-        except BaseException:  # an error, or somebody interrupts us: end soon, with nothing left claimed
+        except BaseException:  # an error or an interruption: end soon, with nothing left claimed
             self._break_off()
             raise
         self.worker.drain()
-        return tally
+        return totals
 
     def _break_off(self) -> None:
-        self.worker.stop()  # whoever waits for parts is told
+        self.worker.stop()  # runs that wait for parts get an error
         for _ in range(ENDING_TRIES):
-            self._tags.interrupt()  # again, because the next job of a step is not interrupted with this one
-            with contextlib.suppress(Exception):  # what ended us is raised, not what follows from it
+            self._tags.interrupt()  # again: the next job of a step is not interrupted with this one
+            with contextlib.suppress(Exception):  # raise the first error, not one that follows from it
                 if self.loop.end(1.0, drop=True):
                     return
 
 
-class Steps:
-    """Computes the steps of views under a tag of their own each, so that they can be interrupted."""
+class TaggedSteps:
+    """Computes the steps of views, each under a job tag, so that it can be interrupted."""
 
-    def __init__(self, spark: "SparkSession", compute: Compute, tags: Tags) -> None:
+    def __init__(self, spark: "SparkSession", compute: Compute, tags: JobTags) -> None:
         self._spark = spark
         self._compute = compute
         self._tags = tags
@@ -173,33 +157,28 @@ class Steps:
             ) from error
 
 
-def _views(
-    spark: "SparkSession",
-    storage: Storage,
-    store: Store,
-    keys: StepKeys,
-    program: Program,
-    clock: Clock,
-    emit: Emit,
-) -> Compute:
-    """What computes the steps of the program's views."""
+def _views(scope: Scope, spark: "SparkSession", storage: Storage, program: Program) -> Compute:
+    """Return the computation of the steps of the program's views."""
     manifests = ManifestReader(storage.objects)
     declared = [view for group in program.groups.values() for view in group.views]
-    code = {view.name: _trusted(store, keys.lots.cluster, view) for view in declared}
-    tables, inputs = Tables(storage, manifests, clock), Inputs(store, keys.lots, manifests)
+    code = {view.name: _trusted(scope, view) for view in declared}
+    tables, inputs = (
+        Tables(storage, manifests, scope.clock),
+        Inputs(scope.store, LotKeys(scope.cluster), manifests),
+    )
     specs = [group.spec for group in program.groups.values()]
     full = FullViews(lambda: spark, tables, inputs, program.datasets, code, specs)
-    views = IncrementalViews(lambda: spark, full, tables, inputs, program.datasets, code, emit=emit)
+    views = IncrementalViews(lambda: spark, full, tables, inputs, program.datasets, code, emit=scope.emit)
     clocks = {name: view.clock for name, view in code.items() if view.clock is not None}
     if not clocks:
         return views
     return Alarmed(views, lambda: spark, tables, inputs, program.datasets, code, clocks)
 
 
-def _trusted(store: Store, cluster: str, view: ViewProgram) -> ViewProgram:
-    """The view, without its circuit if that did not give what its query gives (DBSP-19)."""
+def _trusted(scope: Scope, view: ViewProgram) -> ViewProgram:
+    """Return the view, without its circuit if that gave other rows than its query (DBSP-19)."""
     if view.circuit is None:
         return view
     digest = certificates.digest_of(view.code, view.circuit)
-    found = store.run(lambda tx: certificates.read(tx, cluster, digest))
-    return view if found is None or found.equal else replace(view, circuit=None)
+    certificate = scope.store.run(lambda tx: certificates.read(tx, scope.cluster, digest))
+    return view if certificate is None or certificate.equal else replace(view, circuit=None)

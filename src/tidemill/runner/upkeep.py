@@ -1,104 +1,157 @@
-"""Upkeep: what a runner does now and then beside its work. Leftovers are removed, small files made one."""
+"""Upkeep: from time to time a runner removes what attempts and steps left, and compacts lots."""
 
-from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
 
-from tidemill.clock import Clock
-from tidemill.errors import LeaseLost, StoreError
+from tidemill.arcs import declarations, standings
+from tidemill.arcs.declarations import ArcSpec
+from tidemill.arcs.keys import ArcKeys
+from tidemill.errors import ArcUnknown, LeaseLost, StoreError
 from tidemill.lots import lots
-from tidemill.lots.keys import DatasetId, LotKeys
-from tidemill.runner.compacting import Compactor
-from tidemill.runner.lines import Lines
+from tidemill.lots.keys import LotKeys
+from tidemill.publish.attempts import Draft
+from tidemill.publish.cleaner import Cleaner
+from tidemill.publish.projections import Projections
+from tidemill.runner.compaction import Compactor, Rewrite
+from tidemill.runner.failures import Failures
+from tidemill.runner.loop_state import LoopState
 from tidemill.runner.part_futures import PartFutures
-from tidemill.store import Store
-
-if TYPE_CHECKING:
-    from tidemill.runner.life import Life
+from tidemill.runner.program import Program
+from tidemill.scope import Scope
+from tidemill.store import Tx
+from tidemill.views.steps.collecting import Collector
+from tidemill.views.steps.keys import StepKeys
+from tidemill.views.steps.listing import listed
 
 CLEAN_EVERY_S = 30.0
 COLLECT_EVERY_S = 300.0
-"""Listing what there is costs requests, and nothing is collected before its grace is over."""
+"""Listing objects costs requests, and nothing is collected before its grace is over."""
 
 COMPACT_EVERY_S = 10.0
-NAMES = frozenset({"clean", "compact"})
-"""The lines of upkeep: nobody who catches up waits for them."""
+SPARE = 2
+"""Run threads that are kept for what arrives, however many lots were requested or are to be compacted."""
 
-Tell = Callable[[str, Exception, float], None]
-"""Told of what failed, why, and in how many seconds it is tried again."""
+NAMES = frozenset({"clean", "compact"})
+"""The jobs of upkeep: a runner that catches up does not wait for them."""
 
 
 class Upkeep:
-    """One runner's upkeep.
+    """The upkeep of one node.
 
-    Args:
-        datasets: those whose lots are compacted.
-        spare: lines that are left to what arrives.
-        stops: asked between two lots: whoever ends does not wait for all of them.
+    - rewrite: rewrites the small files of a lot; None to compact nothing.
     """
 
     def __init__(
         self,
-        store: Store,
-        keys: LotKeys,
-        datasets: Callable[[], Iterable[DatasetId]],
+        scope: Scope,
+        program: Program,
         parts: PartFutures,
-        lines: Lines,
-        *,
-        spare: int,
-        stops: Callable[[], bool],
-        tell: Tell,
-        clock: Clock,
+        rewrite: Rewrite | None,
+        state: LoopState,
+        failures: Failures,
     ) -> None:
-        self._store = store
-        self._keys = keys
-        self._datasets = datasets
+        self._scope = scope
+        self._program = program
         self._parts = parts
-        self._lines = lines
-        self._spare = spare
-        self._stops = stops
-        self._tell = tell
-        self._clock = clock
+        self._state = state
+        self._failures = failures
+        self._lots = LotKeys(scope.cluster)
+        projections = None if state.projections is None else Projections(scope)
+        self._compactor = None if rewrite is None else Compactor(scope, rewrite, projections=projections)
+        self._cleaner = Cleaner(
+            scope,
+            drop=AttemptLeftovers(scope, parts, projections),
+            lists=partial(listed, scope.objects),
+        )
+        self._collector = Collector(
+            scope.store,
+            StepKeys(scope.cluster),
+            program.pipeline,
+            scope.objects,
+            scope.clock,
+            emit=scope.emit,
+        )
         self._clean_at = self._compact_at = self._collect_at = 0.0
 
-    def turn(self, life: "Life") -> None:
-        """Begin what is due. Lots of many small files come when nothing else is to be done for a moment."""
-        now = self._clock.monotonic()
+    def turn(self) -> None:
+        """Start the jobs whose time has come. Compaction needs spare threads: it waits for other work."""
+        now, threads = self._scope.clock.monotonic(), self._state.threads
         if now >= self._clean_at:
             self._clean_at = now + CLEAN_EVERY_S
-            self._lines.begin("clean", partial(self.clean, life))
-        if life.compactor is not None and now >= self._compact_at:
+            threads.start("clean", self.clean)
+        if self._compactor is not None and now >= self._compact_at:
             self._compact_at = now + COMPACT_EVERY_S
-            self._lines.begin("compact", partial(self.compact, life.compactor), spare=self._spare)
+            threads.start("compact", partial(self.compact, self._compactor), spare=SPARE)
 
-    def clean(self, life: "Life") -> None:
-        """Remove what ended attempts left, with the futures of their parts, and what steps have replaced."""
+    def clean(self) -> None:
+        """Remove what ended attempts left, the futures of their parts, and what steps have replaced."""
         try:
-            while life.cleaner.clean():
+            while self._cleaner.clean():
                 pass
-            if self._clock.monotonic() >= self._collect_at:
-                more = life.collector.collect()
-                self._collect_at = self._clock.monotonic() + (CLEAN_EVERY_S if more else COLLECT_EVERY_S)
+            if self._scope.clock.monotonic() >= self._collect_at:
+                more = self._collector.collect()
+                pause_s = CLEAN_EVERY_S if more else COLLECT_EVERY_S
+                self._collect_at = self._scope.clock.monotonic() + pause_s
             self._parts.forget_ended()
         except LeaseLost:
             return
-        except Exception as error:  # noqa: BLE001 - told, and tried again
-            self._tell("clean", error, CLEAN_EVERY_S)
+        except Exception as error:  # noqa: BLE001 - reported, and tried again
+            self._failures.report("clean", error, CLEAN_EVERY_S)
 
     def compact(self, compactor: Compactor) -> None:
-        """All that is marked now. One that fails is left for the next time: its lot is whole as it is."""
-        for dataset in self._datasets():
+        """Compact the lots that are marked now. One that fails stays as it is, and is tried again later.
+
+        Ends after the lot that it works on when the runner ends.
+        """
+        for dataset in self._program.all_datasets():
             try:
-                marked = self._store.run(partial(lots.crumbled, keys=self._keys, dataset=dataset))
+                marked = self._scope.store.run(partial(lots.crumbled, keys=self._lots, dataset=dataset))
             except StoreError as error:
-                self._tell("compact", error, COMPACT_EVERY_S)
+                self._failures.report("compact", error, COMPACT_EVERY_S)
                 return
             for lot in marked:
-                if self._stops():
+                if self._state.stops():
                     return
                 try:
                     compactor.compact(dataset, lot)
                 except LeaseLost:
                     return
-                except Exception as error:  # noqa: BLE001 - told, and tried again
-                    self._tell(f"compact {dataset} {lot}", error, COMPACT_EVERY_S)
+                except Exception as error:  # noqa: BLE001 - reported, and tried again
+                    self._failures.report(f"compact {dataset} {lot}", error, COMPACT_EVERY_S)
+
+
+class AttemptLeftovers:
+    """Removes what an ended attempt has besides its objects, for the cleaner. May be repeated.
+
+    That is the futures of its parts. And the names that show its lots are corrected: a publisher writes them
+    right after the publication, and one that dies in between leaves outdated names, such as `running.arc` for
+    a lot that is complete. The cleaner visits each ended attempt at least once (LOT-22, LOT-23).
+    """
+
+    def __init__(self, scope: Scope, parts: PartFutures, projections: Projections | None) -> None:
+        self._store = scope.store
+        self._keys = ArcKeys(scope.cluster)
+        self._parts = parts
+        self._projections = projections
+
+    def __call__(self, draft: Draft) -> None:
+        self._parts.forget(draft.id)
+        if self._projections is None:
+            return
+        for target in draft.targets:
+            self._projections.mend_lot(target.dataset, target.lot)
+        spec = self._arc(draft.author)
+        if spec is not None:
+            read = partial(_state, keys=self._keys, arc=spec.id, lot=draft.lot)
+            self._projections.mend_arc(spec.pipeline, spec.version, spec.name, draft.lot, read)
+
+    def _arc(self, author: str) -> ArcSpec | None:
+        if not author.startswith("arc:"):
+            return None
+        try:
+            return self._store.run(lambda tx: declarations.read(tx, self._keys, author))
+        except ArcUnknown:
+            return None
+
+
+def _state(tx: Tx, keys: ArcKeys, arc: str, lot: str) -> str:
+    return standings.standing(tx, keys, arc, lot).state.value

@@ -3,11 +3,11 @@
     heap/v1/shard=NN/{minute}/{subscription}.{epoch}
 
 A push creates the object unless it exists. Nothing is ever rewritten, so no two schedulers can undo each
-other's work, and a delete needs no condition, because an epoch that is over stays over. Names sort by time, so
-a listing finds what is due: one request per 1,000 items, and none for their bodies.
+other's work. A delete needs no condition, because an epoch that is over stays over. Names sort by time, so a
+listing finds what is due: one request per 1,000 items, and none for their bodies.
 
-Each shard is listed by itself. With several shards, more schedulers write without disturbing each other, and a
-peek costs at least one request per shard.
+Each shard is listed by itself. With several shards, more schedulers write without disturbing each other, and
+a peek costs at least one request per shard.
 
 The minutes are store time, nobody's wall clock. What lies here and is no item is passed over, and told.
 """

@@ -21,6 +21,7 @@ MODULES: dict[str, str] = {
     "tidemill.futures.reducers": "tidemill.futures.values.reducers",
     "tidemill.futures.rows": "tidemill.futures.protocol.rows",
     "tidemill.futures.states": "tidemill.futures.protocol.states",
+    "tidemill.runner.making": "tidemill.runner.part_maker",
 }
 """Stored module -> the module that has its names now."""
 

@@ -25,7 +25,7 @@ from tidemill.pipeline.plan.stages import Stage
 from tidemill.pipeline.plan.template_stages import RefusedChild
 from tidemill.pipeline.source_line import errors_at
 from tidemill.publish.parts import PartSink
-from tidemill.runner.making import results_of
+from tidemill.runner.part_maker import results_of
 from tidemill.runner.program import ArcProgram
 from tidemill.spark import schema
 from tidemill.spark.drift import effective

@@ -3,7 +3,7 @@
 from tidemill.arcs.work import Ended, Outcome
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.run_report import report_of
-from tidemill.runner.tally import MOST_ERRORS, Tally
+from tidemill.runner.run_totals import MOST_ERRORS, RunTotals
 
 SINK = DatasetId("clean")
 
@@ -14,14 +14,14 @@ def outcome(number: int, *, error: str = "") -> Outcome:
 
 
 def test_lots_are_counted_and_only_the_newest_errors_are_kept() -> None:
-    tally = Tally()
-    tally.add(outcome(number) for number in range(5000))
-    tally.add([outcome(number, error=f"e{number}") for number in range(3 * MOST_ERRORS)])
-    tally.add([outcome(2 * MOST_ERRORS, error="again")])
-    (arc,) = tally.arcs.values()
+    totals = RunTotals()
+    totals.add(outcome(number) for number in range(5000))
+    totals.add([outcome(number, error=f"e{number}") for number in range(3 * MOST_ERRORS)])
+    totals.add([outcome(2 * MOST_ERRORS, error="again")])
+    (arc,) = totals.arcs.values()
     assert (arc.ended[Ended.COMPLETE], arc.rows["clean"]) == (5000, 2 * (5000 + 3 * MOST_ERRORS + 1))
     assert len(arc.errors) == MOST_ERRORS
     assert list(arc.errors)[-1] == f"A{2 * MOST_ERRORS:017}", "the newest is the last"
-    told = report_of("p", tally, 1.0)
+    told = report_of("p", totals, 1.0)
     assert [(one.arc, one.complete, one.partial) for one in told.arcs] == [("a", 5000, 3 * MOST_ERRORS + 1)]
     assert told.arcs[0].errors[f"A{2 * MOST_ERRORS:017}"] == "again"

@@ -1,8 +1,12 @@
-"""Making a part: what a runner's thread does for one task, with Spark and the user's function.
+"""Making a part: what a worker thread of a runner does for one task, with Spark and the user's function.
 
-It reads exactly the objects that the task names, calls the function, checks that what it returned has the
-columns of its sink, and writes each sink into a folder of this claim's own. What it returns is the list of
+It reads exactly the objects that the task names, calls the function, checks that the result has the columns
+of its sink, and writes each sink into a folder that belongs to this claim alone. It returns the list of
 files, which becomes the manifest.
+
+A linear arc over a table whose rows are inserted and deleted never sees a weight (LOT-41). Its function is
+called once with the inserted rows and once with the deleted ones, each repeated by its weight, and what it
+makes of the latter is deleted. That is correct for a function that maps row by row; planning tries it out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,15 +19,16 @@ from tidemill.lots.checks import quarantine_of
 from tidemill.lots.datasets import Drift
 from tidemill.objects import Objects
 from tidemill.publish.parts import PartPlace, PartSink, PartTask, SinkWritten
-from tidemill.runner import future_run, linear
+from tidemill.runner import future_run
 from tidemill.runner.program import ArcProgram, Program
 from tidemill.schemas.type_table import is_wider
 from tidemill.spark import schema
 from tidemill.spark.frame_checks import write_checked
 from tidemill.spark.lot_reader import read_objects
-from tidemill.spark.operations import is_frame
+from tidemill.spark.operations import WEIGHT, is_frame
 from tidemill.spark.sessions import kept, tagged
 from tidemill.spark.storage import Storage
+from tidemill.views.spark import rows as view_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,10 +95,10 @@ def _computed(tools: Tools, task: PartTask, place: PartPlace) -> list[SinkWritte
 
 
 def _results(arc: ArcProgram, frames: "Sequence[DataFrame]") -> "list[DataFrame]":
-    if len(frames) != 1 or not linear.is_linear(arc, frames[0]):
+    if len(frames) != 1 or not _is_linear(arc, frames[0]):
         return results_of(arc, arc.function(*frames))
-    come, go = (results_of(arc, arc.function(half)) for half in linear.halves(frames[0]))
-    return [linear.joined(one, other) for one, other in zip(come, go, strict=True)]
+    inserted, deleted = (results_of(arc, arc.function(half)) for half in _halves(frames[0]))
+    return [_joined(one, other) for one, other in zip(inserted, deleted, strict=True)]
 
 
 def results_of(arc: ArcProgram, returned: Any) -> "list[DataFrame]":
@@ -163,6 +168,29 @@ def _widened(
             continue
         there = {**there, one.name: one.type}
     return frame, there
+
+
+def _halves(frame: "DataFrame") -> "tuple[DataFrame, DataFrame]":
+    """Split a change into inserted and deleted rows, each repeated by its weight."""
+    from pyspark.sql import functions as sf
+    from pyspark.sql import types as st
+
+    schema = st.StructType([field for field in frame.schema.fields if field.name != WEIGHT])
+    turned = frame.withColumn(WEIGHT, -sf.col(WEIGHT))
+    return view_rows.repeated(frame, schema), view_rows.repeated(turned, schema)
+
+
+def _joined(inserted: "DataFrame", deleted: "DataFrame") -> "DataFrame":
+    """Join what the function made of both halves into one change."""
+    from pyspark.sql import functions as sf
+
+    plus, minus = sf.lit(1).cast("bigint"), sf.lit(-1).cast("bigint")
+    return inserted.withColumn(WEIGHT, plus).unionByName(deleted.withColumn(WEIGHT, minus))
+
+
+def _is_linear(arc: ArcProgram, frame: "DataFrame") -> bool:
+    """Whether the function of this arc is called for insertions and deletions separately."""
+    return arc.spec.changes == "linear" and WEIGHT in frame.columns
 
 
 def _ingested(tools: Tools, task: PartTask, place: PartPlace) -> Sequence[SinkWritten]:

@@ -1,4 +1,4 @@
-"""Tags: the Spark jobs that a runner's loop has under way, by their attempts, so that they can be ended."""
+"""Job tags: the Spark jobs that a runner has under way, by attempt, so that they can be interrupted."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Tags:
-    """Of one session; for any number of threads."""
+class JobTags:
+    """The tags of one Spark session. Any number of threads may use it."""
 
     def __init__(self, session: "SparkSession") -> None:
         self._session = session
@@ -20,7 +20,7 @@ class Tags:
 
     @contextmanager
     def marked(self, attempt: str) -> Iterator[None]:
-        """Every job that this thread starts in the block is of an attempt."""
+        """Tag every job that this thread starts in the block with an attempt."""
         tag = f"tidemill-{attempt}"
         self._tags.add(tag)
         try:
@@ -30,7 +30,7 @@ class Tags:
             self._tags.discard(tag)
 
     def interrupt(self) -> None:
-        """End the jobs that are under way, not those that start a moment later: who must know repeats it."""
+        """Interrupt the jobs that are under way. A job that starts a moment later is not: repeat the call."""
         for tag in list(self._tags):
             with contextlib.suppress(Exception):  # Spark may be gone with what ended us
                 interrupt(self._session, tag)

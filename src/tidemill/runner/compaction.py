@@ -29,7 +29,7 @@ from tidemill.publish.manifests import Manifests, attempt_in
 from tidemill.publish.parts import SinkWritten
 from tidemill.publish.projections import Projections
 from tidemill.publish.publisher import Publisher
-from tidemill.runner.tags import Tags
+from tidemill.runner.job_tags import JobTags
 from tidemill.scope import Scope
 from tidemill.spark.compaction import Rewritten, rewrite
 from tidemill.spark.lot_writer import TARGET_BYTES
@@ -43,9 +43,9 @@ Rewrite: TypeAlias = Callable[[Dataset, Sequence[StoredObject], str], Rewritten]
 """Writes the rows of a dataset's objects into a folder of its own."""
 
 
-def on_spark(spark: "Session", storage: Storage, tags: Tags | None = None) -> Rewrite:
+def on_spark(spark: "Session", storage: Storage, tags: JobTags | None = None) -> Rewrite:
     """Rewriting by jobs of this session, under the attempt whose folder they write into."""
-    marks = tags or Tags(spark)
+    marks = tags or JobTags(spark)
 
     def run(dataset: Dataset, items: Sequence[StoredObject], prefix: str) -> Rewritten:
         schema = stored_schema(dataset.schema, dataset.kind)

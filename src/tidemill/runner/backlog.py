@@ -1,0 +1,91 @@
+"""The backlog: what is left to do for a runner that catches up."""
+
+from functools import partial
+
+from tidemill.arcs import asks, barriers
+from tidemill.arcs.keys import ArcKeys
+from tidemill.runner import upkeep
+from tidemill.runner.loop_state import LoopState
+from tidemill.runner.program import Program
+from tidemill.scope import Scope
+from tidemill.store import Tx
+from tidemill.triggers import schedules, subscriptions, templates
+from tidemill.triggers.subscriptions import AnyRow, Scheduled, Waiting
+from tidemill.views.steps.keys import StepKeys
+
+FAR_US = 60_000_000
+"""A runner that catches up waits for what is to run within this time. What its pace, or a barrier, delays for
+longer is left to a later run, and reported.
+"""
+
+CLOSING = "intervals"
+"""The name under which closing intervals fails."""
+
+
+class Backlog:
+    """Reads what is left to do, now and later."""
+
+    def __init__(self, scope: Scope, program: Program, state: LoopState) -> None:
+        self._store = scope.store
+        self._keys, self._arc_keys = StepKeys(scope.cluster), ArcKeys(scope.cluster)
+        self._program = program
+        self._state = state
+
+    def is_empty(self) -> bool:
+        """Whether everything that has arrived is done, by this node or others, or has failed too often.
+
+        Notes in the totals what is to run later.
+        """
+        state, patient = self._state, self._state.is_patient
+        if state.threads.busy - upkeep.NAMES:
+            return False
+        totals = state.totals
+        if any(not totals.settled.get(name) and patient(name) for name in self._program.sources):
+            return False
+        if totals.failures.get(CLOSING) and patient(CLOSING):
+            return False
+        if any(patient(arc) for arc, _ in totals.unfinished):
+            return False
+        rows, now = self._store.run(lambda tx: (self._rows(tx), tx.now()))
+        later = {}
+        for name, row in rows.items():
+            if isinstance(row, Waiting):
+                opens_us = self._store.run(partial(self._opens_us, row=row))
+                if opens_us is not None:
+                    later[name] = opens_us / 1e6
+            if not isinstance(row, Scheduled) or row.tally.parked or not patient(name):
+                continue
+            if row.run is not None or row.tally.failures or row.next_run <= now + FAR_US:
+                return False
+            later[name] = (row.next_run - now) / 1e6
+        for name, left_us in self._graces_us().items():
+            if patient(name):
+                if left_us <= FAR_US:
+                    return False
+                later[name] = min(left_us / 1e6, later.get(name, left_us / 1e6))
+        totals.later = later
+        return not self._store.run(self._requested)
+
+    def _rows(self, tx: Tx) -> dict[str, AnyRow | None]:
+        """The subscriptions of the program, and those of its templates that no run has met yet."""
+        names = [*self._program.arcs, *self._program.groups]
+        rows = {name: subscriptions.read(tx, self._keys.triggers, name) for name in names}
+        for template in self._program.children.templates:
+            rows |= templates.children(tx, self._keys.triggers, template)
+        return rows
+
+    def _opens_us(self, tx: Tx, row: Waiting) -> int | None:
+        """How long until the gate of a subscription opens; None if it has nothing to process."""
+        return schedules.opens_us(tx, self._keys.triggers, self._keys.lots, row.tally)
+
+    def _graces_us(self) -> dict[str, int]:
+        specs = barriers.with_grace(arc.spec for arc in self._program.all_arcs().values())
+        return self._store.run(lambda tx: barriers.left_us(tx, self._arc_keys, specs)) if specs else {}
+
+    def _requested(self, tx: Tx) -> bool:
+        """Whether lots are requested that some runner is to make."""
+        return any(
+            asks.asked(tx, self._arc_keys, limit=1, arc=name) and not asks.paused(tx, self._arc_keys, name)
+            for name in self._program.all_arcs()
+            if self._state.is_patient(name)
+        )

@@ -1,0 +1,75 @@
+"""Failures of a runner: each is reported, and what failed is tried again after a pause."""
+
+import contextlib
+
+from tidemill.clock import backoff
+from tidemill.errors import LeaseLost, StoreError, TidemillError
+from tidemill.publish.keys import PublishKeys
+from tidemill.runner.loop_state import LoopState
+from tidemill.scope import Scope
+from tidemill.triggers import runs
+from tidemill.triggers.events import RunFailed
+from tidemill.triggers.runs import Ticket
+
+MOST_MESSAGES = 20
+"""Messages that are kept of one thing that fails: a runner may watch for months."""
+
+RELEASED_US = 200_000
+
+
+class Failures:
+    """Reports what failed on one node, and postpones it."""
+
+    def __init__(self, scope: Scope, state: LoopState) -> None:
+        self._scope = scope
+        self._keys = PublishKeys(scope.cluster)
+        self._state = state
+
+    def add(self, name: str, error: Exception, ticket: Ticket | None = None) -> float:
+        """Report a failure and postpone its run; return for how many seconds."""
+        messages = self._state.totals.failures.setdefault(name, [])
+        messages.append(_message(error))
+        del messages[:-MOST_MESSAGES]
+        pause_s = backoff(len(messages), self._scope.chance, first_s=0.2, most_s=60.0)
+        if ticket is not None:
+            with contextlib.suppress(LeaseLost, StoreError):  # then the run expires with our lease
+                self._scope.store.run(
+                    lambda tx: runs.fail(
+                        tx,
+                        self._keys.triggers,
+                        self._keys.cluster,
+                        ticket,
+                        backoff_us=int(pause_s * 1e6),
+                        why=_message(error),
+                    )
+                )
+        self.report(name, error, pause_s, len(messages))
+        return pause_s
+
+    def release(self, ticket: Ticket | None) -> None:
+        """Give up a run whose lease was lost: if it is still ours, another node continues it at once."""
+        if ticket is None or self._state.dead:
+            return
+        keys = self._keys
+        with contextlib.suppress(LeaseLost, StoreError):  # then another node has it already
+            self._scope.store.run(
+                lambda tx: runs.fail(
+                    tx, keys.triggers, keys.cluster, ticket, backoff_us=RELEASED_US, counted=False
+                )
+            )
+
+    def report(self, name: str, error: Exception, pause_s: float, failures: int = 1) -> None:
+        """Emit what failed, and in how many seconds it is tried again."""
+        self._scope.emit(
+            RunFailed(
+                name=name,
+                code=getattr(error, "code", type(error).__name__),
+                message=_message(error),
+                backoff_s=pause_s,
+                failures=failures,
+            )
+        )
+
+
+def _message(error: Exception) -> str:
+    return error.message if isinstance(error, TidemillError) else f"{type(error).__name__}: {error}"

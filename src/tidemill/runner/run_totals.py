@@ -1,0 +1,65 @@
+"""Totals of a runner: what it has done so far, and what it has given up on.
+
+A runner that stays for weeks makes millions of lots. It counts them and does not keep them, so the totals are
+as large as the pipeline and no larger.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tidemill.arcs.work import Ended, Outcome
+
+MOST_ERRORS = 100
+"""Errors that are kept of one arc: the newest."""
+
+
+@dataclass
+class ArcTotals:
+    """How the lots of one arc ended."""
+
+    ended: Counter[Ended] = field(default_factory=Counter)
+    rows: Counter[str] = field(default_factory=Counter)
+    errors: dict[str, str] = field(default_factory=dict)
+
+    def add(self, outcome: Outcome) -> None:
+        self.ended[outcome.ended] += 1
+        self.rows.update({dataset.name: rows for dataset, rows in outcome.rows.items()})
+        if outcome.error:
+            self.errors.pop(outcome.lot, None)
+            self.errors[outcome.lot] = outcome.error
+            if len(self.errors) > MOST_ERRORS:
+                del self.errors[next(iter(self.errors))]
+
+
+@dataclass
+class RunTotals:
+    """What a runner has done so far. Its run threads write it, and any thread may read it.
+
+    Args:
+        arcs: by arc.
+        failures: by name, the messages of the failures in a row of a run, a source or a lot.
+        steps: by group of views.
+        settled: by source, whether everything that has arrived is taken.
+        later: what is to run later, and in how many seconds.
+        unfinished: (arc, lot) of requested lots whose work failed.
+        files: how many files were taken.
+        closed: how many intervals were closed.
+    """
+
+    arcs: dict[str, ArcTotals] = field(default_factory=dict)
+    failures: dict[str, list[str]] = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)
+    settled: dict[str, bool] = field(default_factory=dict)
+    later: dict[str, float] = field(default_factory=dict)
+    unfinished: set[tuple[str, str]] = field(default_factory=set)
+    files: int = 0
+    closed: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, outcomes: Iterable[Outcome]) -> None:
+        """Count how lots ended."""
+        with self._lock:
+            for outcome in outcomes:
+                self.arcs.setdefault(outcome.arc, ArcTotals()).add(outcome)
