@@ -18,7 +18,7 @@ from tidemill.lots.lots import LotRow
 from tidemill.publish.cleaner import Cleaner
 from tidemill.publish.events import LotCompacted
 from tidemill.publish.manifests import attempt_in
-from tidemill.runner import compacting
+from tidemill.runner import compaction
 from tidemill.spark.compaction import Rewritten, content_digest
 
 if TYPE_CHECKING:
@@ -95,13 +95,13 @@ def test_a_runner_compacts_lots_of_many_small_files_by_itself_each_lot_for_itsel
             orders.upsert(frame.repartition(16))
         before = {row["id"]: row["name"] for row in orders.df().collect()}
         assert [row.crumbled for row in rows_of(shop, "orders")] == [True, True]
-        over, tags, rewrite = threading.Event(), list[set[str]](), compacting.rewrite
+        over, tags, rewrite = threading.Event(), list[set[str]](), compaction.rewrite
 
         def noted(session: "SparkSession", *rest: Any) -> Rewritten:
             tags.append(set(session.sparkContext.getJobTags()))
             return rewrite(session, *rest)
 
-        monkeypatch.setattr(compacting, "rewrite", noted)
+        monkeypatch.setattr(compaction, "rewrite", noted)
 
         def tell(event: Event) -> None:
             told.append(event)

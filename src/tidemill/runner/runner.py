@@ -20,9 +20,9 @@ from tidemill.runner.presence import Presence
 from tidemill.runner.program import Program, ViewProgram
 from tidemill.runner.run_totals import RunTotals
 from tidemill.scope import Scope
-from tidemill.spark.table_checks import evaluator
 from tidemill.spark.sessions import interrupt, kept
 from tidemill.spark.storage import Storage
+from tidemill.spark.table_checks import evaluator
 from tidemill.views.certify import certificates
 from tidemill.views.spark.alarms import Alarmed
 from tidemill.views.spark.full import FullViews
