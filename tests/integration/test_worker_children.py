@@ -1,6 +1,7 @@
 """Children of a supervisor: forked by the zygote, given work, recalled, killed, judged."""
 
 import os
+import random
 import selectors
 import signal
 from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ class Nest:
 
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
-        self.children = Children(self.selector, Zygote(), SYSTEM)
+        self.children = Children(self.selector, Zygote(), SYSTEM, random.Random())
         self.signer = Signer(KEY)
         self.blobs = Blobs(open_store("memory://"), FutureKeys("c"), self.signer, None)
         self.said: dict[Child, list[Up]] = {}

@@ -29,7 +29,7 @@ from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost, TidemillError, UsageError
 from tidemill.futures.home import Place
 from tidemill.futures.values.signatures import ClusterKey
-from tidemill.futures.worker.zygote import PR_SET_NAME, PR_SET_PDEATHSIG, prctl
+from tidemill.futures.worker.processes import PR_SET_NAME, PR_SET_PDEATHSIG, prctl
 from tidemill.runner.presence import GivenPresence
 from tidemill.store import Store, open_store
 from tidemill.views.spark.malloc import keep_memory

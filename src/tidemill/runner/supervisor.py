@@ -12,22 +12,22 @@ import contextlib
 import os
 import random
 import selectors
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from tidemill import crash
-from tidemill.clock import SYSTEM, Clock, backoff
+from tidemill.clock import SYSTEM, Clock
 from tidemill.cluster.leases import DEFAULT_TIMING, LeaseTiming
 from tidemill.cluster.nodes import Node
 from tidemill.errors import RunnerDied
 from tidemill.events import Emit, Event, ignore
 from tidemill.futures.home import Place
 from tidemill.futures.worker.events import ChildEnded
+from tidemill.futures.worker.processes import RestartPause, SupervisedProcess, drained_by_signals
 from tidemill.futures.worker.wakeup import Wakeup
 from tidemill.objects import open_objects
 from tidemill.runner.child import AGAIN, Drain, Hello
@@ -109,7 +109,7 @@ def run_runner(
             timing=options.timing,
         )
         supervisor = Supervisor(place, main, arguments, options, presence, clock, chance, emit)
-        with _signals(supervisor):
+        with drained_by_signals(supervisor, supervisor.wakeup):
             presence.start()
             try:
                 return supervisor.run()
@@ -118,12 +118,13 @@ def run_runner(
                 presence.close()
 
 
-class Child:
-    """One child process, in a session of its own, with whatever it starts."""
+class SparkChild(SupervisedProcess):
+    """The child process of a runner, which holds the Spark session."""
 
     def __init__(self, hello: Hello, *, life: int) -> None:
+        super().__init__()
         self.node = hello.node
-        self._ended, told = os.pipe()
+        self._ended, their_end = os.pipe()
         environment = {k: v for k, v in os.environ.items() if k != crash.ENVIRONMENT}
         if point := crash.in_life(life):
             environment[crash.ENVIRONMENT] = point
@@ -131,43 +132,34 @@ class Child:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tidemill.runner.child"],
                 stdin=subprocess.PIPE,
-                pass_fds=[told],
+                pass_fds=[their_end],
                 start_new_session=True,
                 env=environment,
             )
         finally:
-            os.close(told)
-        self.say(msgspec.structs.replace(hello, ended=told))
-        self.pidfd = os.pidfd_open(self.process.pid)
-        self.killed_for = ""
+            os.close(their_end)
+        self.pid = self.process.pid
+        self.send(msgspec.structs.replace(hello, ended=their_end))
+        self.pidfd = os.pidfd_open(self.pid)
 
-    def say(self, word: Hello | Drain) -> None:
-        """One line on its standard input; one that is dead hears nothing."""
+    def send(self, message: Hello | Drain) -> None:
+        """Write one line to its standard input; a dead child reads nothing."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
-            self.process.stdin.write(msgspec.json.encode(word) + b"\n")
+            self.process.stdin.write(msgspec.json.encode(message) + b"\n")
             self.process.stdin.flush()
 
-    def kill(self, why: str) -> None:
-        """With everything that it has started."""
-        self.killed_for = self.killed_for or why
-        self._kill()
-
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-
     def bury(self) -> int | None:
-        """After its end: its exit code if it ended by itself, None if it died. What it started goes too."""
+        """Wait for its end and kill what it has started; its exit code, or None if it died."""
         code = self.process.wait()
-        self._kill()
-        said = os.read(self._ended, 32)
+        self.kill_group()
+        last_word = os.read(self._ended, 32)
         os.close(self._ended)
         os.close(self.pidfd)
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
-        return code if said else None
+        return code if last_word else None
 
 
 class Supervisor:
@@ -195,10 +187,10 @@ class Supervisor:
         self.wakeup = Wakeup()
         self.drain_by: float | None = None
         self._told = False
-        self._young = 0  # children in a row that died young
+        self._pause = RestartPause(clock, chance, most_s=options.most_pause_s)
         self._epoch = -1  # of the last child
         self._lives = 0
-        self._child: Child | None = None
+        self._child: SparkChild | None = None
 
     def run(self) -> int:
         """Start children until one ends by itself, or we drain; the exit code."""
@@ -229,7 +221,7 @@ class Supervisor:
             self._wait(LOOK_S / 10)
         return None
 
-    def _start(self, node: Node) -> Child:
+    def _start(self, node: Node) -> SparkChild:
         place = self.place
         hello = Hello(
             main=self.main,
@@ -246,14 +238,14 @@ class Supervisor:
             grace_s=self.options.grace_s,
             path=sys.path,
         )
-        child = self._child = Child(hello, life=self._lives)
+        child = self._child = SparkChild(hello, life=self._lives)
         self._lives += 1
         self._epoch = node.epoch
         self._told = False
-        self.emit(ChildStarted(node=node.id, epoch=node.epoch, pid=child.process.pid))
+        self.emit(ChildStarted(node=node.id, epoch=node.epoch, pid=child.pid))
         return child
 
-    def _tend(self, child: Child) -> None:
+    def _tend(self, child: SparkChild) -> None:
         """Until it has ended."""
         with selectors.DefaultSelector() as selector:
             selector.register(child.pidfd, selectors.EVENT_READ)
@@ -268,29 +260,31 @@ class Supervisor:
                 if self.drain_by is not None:
                     self._drain(child, self.drain_by)
 
-    def _drain(self, child: Child, by: float) -> None:
+    def _drain(self, child: SparkChild, by: float) -> None:
         now = self.clock.monotonic()
         if not self._told:
             self._told = True
             self.presence.drain()
-            child.say(Drain(max(0.0, by - now)))
+            child.send(Drain(max(0.0, by - now)))
         if now > by + KILL_AFTER_S:
             child.kill("drain")
 
-    def _died(self, child: Child, code: int | None, lived_s: float) -> None:
+    def _died(self, child: SparkChild, code: int | None, lived_s: float) -> None:
         """End its epoch, and wait a little if such things happen often."""
         kind = child.killed_for or ("again" if code == AGAIN else "crash")
         message = f"the child ended with {child.process.returncode} after {lived_s:.1f} s"
-        self.emit(ChildEnded(node=child.node.id, pid=child.process.pid, kind=kind, message=message))
+        self.emit(ChildEnded(node=child.node.id, pid=child.pid, kind=kind, message=message))
         if self.presence.node.epoch == child.node.epoch:
             self.presence.begin_again()
         if child.killed_for:
             return
-        self._young = self._young + 1 if lived_s < YOUNG_S else 0
-        if self._young >= MOST_YOUNG:
-            raise RunnerDied(f"{self._young} times in a row {message}")
-        if self._young:
-            self._wait(backoff(self._young, self.chance, first_s=0.1, most_s=self.options.most_pause_s))
+        if lived_s >= YOUNG_S:
+            self._pause.succeeded()
+            return
+        self._pause.failed()
+        if self._pause.failures >= MOST_YOUNG:
+            raise RunnerDied(f"{self._pause.failures} times in a row {message}")
+        self._wait(self._pause.left_s)
 
     def _wait(self, timeout_s: float) -> None:
         """So long, or until we are asked to leave."""
@@ -303,10 +297,21 @@ class Supervisor:
 
     # --- leaving
 
+    @property
+    def draining(self) -> bool:
+        return self.drain_by is not None
+
     def drain(self) -> None:
-        """Leave within the grace; a second time, at once. May be called by a signal's handler."""
-        now = self.clock.monotonic()
-        self.drain_by = now + self.options.grace_s if self.drain_by is None else now
+        """Leave within the grace. Idempotent; a signal handler may call this."""
+        if not self.draining:
+            self._leave_by(self.clock.monotonic() + self.options.grace_s)
+
+    def hurry(self) -> None:
+        """Leave without a grace, or end it."""
+        self._leave_by(self.clock.monotonic())
+
+    def _leave_by(self, by: float) -> None:
+        self.drain_by = by
         self._told = False
         self.wakeup.ring()
 
@@ -316,16 +321,3 @@ class Supervisor:
             self._child.kill("close")
             self._child.bury()
         self.wakeup.close()
-
-
-@contextlib.contextmanager
-def _signals(supervisor: Supervisor) -> Iterator[None]:
-    before = {
-        number: signal.signal(number, lambda *_: supervisor.drain())
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

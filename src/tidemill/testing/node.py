@@ -11,7 +11,6 @@ told that its lease is over. Only the store's fence is left then, and that must 
 """
 
 import argparse
-import ctypes
 import os
 import random
 import signal
@@ -30,6 +29,7 @@ from tidemill.cluster.nodes import Node
 from tidemill.cluster.states import MemberState
 from tidemill.errors import LeaseLost, StoreError, TidemillError
 from tidemill.events import Emit, Event
+from tidemill.futures.worker.processes import die_with_parent
 from tidemill.store import Store, Tx, open_store
 from tidemill.testing.fake_clock import ShiftedClock
 from tidemill.testing.work import Plan, Work
@@ -206,14 +206,6 @@ def run(options: argparse.Namespace) -> int:
             _drain_when_done(store, work, member, options)
         member.run()
     return 0
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to kill us when the thread that started us ends, however it ends (Linux)."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it was over before we could ask
-        os._exit(1)
 
 
 def _drain_on_signals(member: Member, grace_s: float) -> None:

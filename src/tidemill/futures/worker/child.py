@@ -8,7 +8,6 @@ start threads: large libraries are imported when a task needs them.
 import contextlib
 import faulthandler
 import os
-import signal
 import socket
 import sys
 import threading
@@ -16,6 +15,7 @@ from collections.abc import Sequence
 
 from tidemill.clock import SYSTEM
 from tidemill.futures.worker import memory, task_context, wire
+from tidemill.futures.worker.processes import PR_SET_NAME, die_with_parent, prctl
 from tidemill.futures.worker.task import TaskRunner
 from tidemill.futures.worker.task_context import Site, TaskContext
 from tidemill.futures.worker.wire import (
@@ -30,7 +30,6 @@ from tidemill.futures.worker.wire import (
     Task,
     Work,
 )
-from tidemill.futures.worker.zygote import PR_SET_NAME, PR_SET_PDEATHSIG, prctl
 
 
 def main(descriptors: Sequence[int], supervisor: int) -> None:
@@ -42,9 +41,7 @@ def main(descriptors: Sequence[int], supervisor: int) -> None:
     """
     work, control, page, faults = descriptors
     prctl(PR_SET_NAME, b"tidemill-child")
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != supervisor:  # it was over before we could ask
-        os._exit(1)
+    die_with_parent(supervisor)
     faulthandler.enable(file=faults)
     child = ChildProcess(socket.socket(fileno=work), socket.socket(fileno=control), Page(page))
     os.close(page)

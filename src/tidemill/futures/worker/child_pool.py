@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tidemill.clock import Clock, backoff
+from tidemill.clock import Clock
 from tidemill.cluster.nodes import Node
 from tidemill.errors import FutureError
 from tidemill.futures.actors.hosted import Hosting
@@ -25,6 +25,7 @@ from tidemill.futures.worker.events import ChildEnded
 from tidemill.futures.worker.jobs import NOTHING, ClaimRequest, Job
 from tidemill.futures.worker.ledger import Ledger
 from tidemill.futures.worker.placement import Placement, settle
+from tidemill.futures.worker.processes import RestartPause
 from tidemill.futures.worker.settings import Settings
 from tidemill.futures.worker.wakeup import Wakeup
 from tidemill.futures.worker.watchdog import Watchdog
@@ -77,13 +78,12 @@ class ChildPool(Executor):
         self.placement = Placement(settings.slots, settings.total)
         self.hosting = Hosting()
         self._selector = selectors.DefaultSelector()
-        self.children = Children(self._selector, zygote, clock)
+        self.children = Children(self._selector, zygote, clock, ledger.chance)
         self._selector.register(self.wakeup.reader, selectors.EVENT_READ)
         self.watchdog = Watchdog(self)
         self.draining = False
         self._node_epoch = 0
-        self._start_at = 0.0  # no child is started before: the last ones ended before they were ready
-        self._failed_starts = 0
+        self._start_pause = RestartPause(clock, ledger.chance, most_s=5.0)
 
     # --- children
 
@@ -109,12 +109,10 @@ class ChildPool(Executor):
 
     def may_start(self) -> bool:
         """Can a child be started now?"""
-        return self.children.zygote.ready and self.clock.monotonic() >= self._start_at
+        return self.children.zygote.ready and not self._start_pause.left_s
 
     def _start_failed(self, why: str) -> None:
-        self._failed_starts += 1
-        pause_s = backoff(self._failed_starts, self.ledger.chance, first_s=0.1, most_s=5.0)
-        self._start_at = self.clock.monotonic() + pause_s
+        self._start_pause.failed()
         self.ledger.emit(ChildEnded(node=self.hello.node, pid=0, kind="unborn", message=why))
 
     # --- messages of children
@@ -166,7 +164,7 @@ class ChildPool(Executor):
                     self.segments.keep(message.segment)
             case Ready():
                 child.ready = True
-                self._failed_starts = 0
+                self._start_pause.succeeded()
             case Status():
                 if (job := child.jobs.get(message.number)) is not None:
                     job.said = True

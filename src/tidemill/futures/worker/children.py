@@ -9,6 +9,7 @@ Nothing here waits: what a child cannot take at once is kept until its line can 
 
 import contextlib
 import os
+import random
 import selectors
 import signal
 import socket
@@ -20,6 +21,7 @@ import msgspec
 from tidemill.clock import Clock
 from tidemill.futures.protocol.rows import Needs
 from tidemill.futures.worker import memory, wire
+from tidemill.futures.worker.processes import RestartPause, SupervisedProcess
 from tidemill.futures.worker.wire import Cancel, Hello, Message, Page, Recall, Resume, Task, Up, Work
 from tidemill.futures.worker.zygote import Zygote
 
@@ -41,10 +43,11 @@ class End(msgspec.Struct, frozen=True):
     ram_used: int = 0  # bytes, when it was killed for them
 
 
-class Child:
-    """One child process with its two lines, its page and the jobs it has been sent."""
+class Child(SupervisedProcess):
+    """One child process with its two sockets, its page and the jobs it has been sent."""
 
     def __init__(self, zygote: Zygote, hello: Hello, *, actor: bytes = b"") -> None:
+        super().__init__()
         self.actor = actor  # a child that is one actor does nothing else
         self.jobs: dict[int, Job] = {}  # sent and not ended, in the order they were sent
         self.ready = False
@@ -54,7 +57,6 @@ class Child:
         self.base = Needs()  # what it takes of it while it runs nothing: an actor keeps its memory
         self.recalling = False  # it was asked to give jobs back, and has not answered
         self.idle_since = 0.0
-        self.killed_for = ""
         self.ram_used = 0
         self._next = 1
         self._oom_kills = memory.kills()
@@ -164,22 +166,11 @@ class Child:
 
     # --- the end
 
-    def kill(self, why: str) -> None:
-        """End it and what it has started, at once; `why` is remembered for the verdict."""
-        self.killed_for = self.killed_for or why
-        self._signal()
-
-    def _signal(self) -> None:
-        for send in (os.killpg, os.kill):  # it may not lead its group yet
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                send(self.pid, signal.SIGKILL)
-
     def bury(self, clock: Clock) -> End:
         """Its line is closed: end what is left of it, and say how it ended."""
         running = self.page.running
         code = self._wait(clock)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # what its tasks have started
+        self.kill_group()  # what its tasks have started
         evidence = os.pread(self._faults, FAULT_BYTES, 0).decode(errors="replace")
         end = self._judge(code, evidence, running)
         self.close()
@@ -233,12 +224,14 @@ def _signal_name(number: int) -> str:
 class Children:
     """All child processes of one supervisor, and the selector that waits for their words."""
 
-    def __init__(self, selector: selectors.BaseSelector, zygote: Zygote, clock: Clock) -> None:
+    def __init__(
+        self, selector: selectors.BaseSelector, zygote: Zygote, clock: Clock, chance: random.Random
+    ) -> None:
         self._selector = selector
         self._clock = clock
         self.zygote = zygote
-        self._stillborn = 0  # zygotes that were never ready, in a row
-        self._revive_at = 0.0
+        self._zygote_pause = RestartPause(clock, chance, most_s=5.0)
+        self._zygote_dead = False
         self.all: list[Child] = []
         selector.register(zygote.line, selectors.EVENT_READ, zygote)
 
@@ -254,18 +247,18 @@ class Children:
         """It is ready, or it is dead and another one is started: at once, if it had been ready."""
         was_ready = self.zygote.ready
         if self.zygote.hear():
-            self._stillborn = 0
+            self._zygote_pause.succeeded()
             return
         self._selector.unregister(self.zygote.line)
-        self._stillborn += not was_ready
-        pause_s = min(5.0, 0.1 * 2.0**self._stillborn) if self._stillborn else 0.0
-        self._revive_at = self._clock.monotonic() + pause_s
+        self._zygote_dead = True
+        if not was_ready:
+            self._zygote_pause.failed()
         self.revive_zygote()
 
     def revive_zygote(self) -> None:
         """Start a new zygote when the old one is dead and it is time to."""
-        if self._revive_at and self._clock.monotonic() >= self._revive_at:
-            self._revive_at = 0.0
+        if self._zygote_dead and not self._zygote_pause.left_s:
+            self._zygote_dead = False
             self.zygote.revive()
             self._selector.register(self.zygote.line, selectors.EVENT_READ, self.zygote)
 

@@ -173,7 +173,7 @@ class Supervisor:
     def drain(self) -> None:
         """Take nothing new, finish what runs within the grace, give the rest back, leave (CLU-25).
 
-        Any thread and a signal handler may call this.
+        Idempotent. Any thread and a signal handler may call this.
         """
         if not self.draining:
             self.claims.drain(self.clock.monotonic() + self.settings.grace_s)

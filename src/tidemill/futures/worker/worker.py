@@ -11,7 +11,6 @@ import fcntl
 import os
 import random
 import selectors
-import signal
 import socket
 import sys
 import tempfile
@@ -33,6 +32,7 @@ from tidemill.futures.values.segments import Segments, host_id
 from tidemill.futures.values.signatures import Signer
 from tidemill.futures.worker import memory
 from tidemill.futures.worker.janitor import Janitor
+from tidemill.futures.worker.processes import drained_by_signals
 from tidemill.futures.worker.settings import Settings
 from tidemill.futures.worker.supervisor import Supervisor
 from tidemill.futures.worker.wire import Hello
@@ -147,7 +147,7 @@ def run_worker(
                     clock,
                 )
             )
-        with _signals(supervisor):
+        with drained_by_signals(supervisor, supervisor.pool.wakeup):
             if options.with_parent:
                 _drain_with_parent(supervisor)
             supervisor.run()
@@ -200,26 +200,6 @@ def _own_address(place: Place, options: WorkerOptions) -> Iterator[str]:
             os.close(fd)
         return
     raise UsageError(f"{MOST_WORKERS:,} workers of one cluster on one host", hint="use more slots instead")
-
-
-@contextlib.contextmanager
-def _signals(supervisor: Supervisor) -> Iterator[None]:
-    """SIGTERM and SIGINT drain; a second one ends the grace. The loop wakes up for them."""
-
-    def end(*_: object) -> None:
-        if supervisor.draining:
-            supervisor.hurry()
-        else:
-            supervisor.drain()
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-    old = signal.set_wakeup_fd(supervisor.pool.wakeup.writer.fileno(), warn_on_full_buffer=False)
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(old)
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _drain_with_parent(supervisor: Supervisor) -> None:

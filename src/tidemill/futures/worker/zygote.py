@@ -11,7 +11,6 @@ A child is forked twice, so that its parent, the fork in between, is gone at onc
 to the supervisor (a *subreaper*), who learns of its end like that of any child of its own.
 """
 
-import ctypes
 import gc
 import importlib
 import os
@@ -21,8 +20,8 @@ import subprocess
 import sys
 
 from tidemill.errors import FutureError
+from tidemill.futures.worker.processes import PR_SET_CHILD_SUBREAPER, PR_SET_NAME, die_with_parent, prctl
 
-PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 DESCRIPTORS = 4
 ANSWER_S = 5.0
 READY = b"ready..."
@@ -36,13 +35,6 @@ PRELOADED = (
     "tidemill.store.sqlite",
 )
 """What tasks and their futures need, imported once instead of in each child. None of it starts threads."""
-
-
-def prctl(option: int, value: int | bytes) -> None:
-    """Ask something of the kernel for this process (Linux)."""
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
 
 
 class Zygote:
@@ -118,9 +110,7 @@ def main(arguments: list[str]) -> None:
     """Fork children until the supervisor hangs up."""
     line, supervisor = socket.socket(fileno=int(arguments[0])), int(arguments[1])
     prctl(PR_SET_NAME, b"tidemill-zygote")
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != supervisor:  # it was over before we could ask
-        return
+    die_with_parent(supervisor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in PRELOADED:
         importlib.import_module(name)
