@@ -2,6 +2,7 @@
 
 from tests.unit.steps_stage import P, StepStage, spec
 from tests.unit.test_triggers_heap import DAY_US
+from tidemill.lots import lots
 from tidemill.triggers import subscriptions
 from tidemill.views.steps import groups, retired
 from tidemill.views.steps.groups import GroupSpec, ViewSpec
@@ -56,3 +57,16 @@ def test_a_group_that_is_removed_is_woken_no_more_and_its_tables_stay() -> None:
     stage.settle(node, "h")
     assert names(stage) == [("g", "g", step)]
     assert not stage.run(groups.remove, stage.keys, P, "g"), "once"
+
+
+def test_retired_views_are_not_taken_for_lots_whose_layout_was_replaced() -> None:
+    """Both have rows under the name `retired`: the cleaner must read only those of lots."""
+    stage = StepStage()
+    orders = stage.dataset()
+    stage.declare(spec("g", orders))
+    node = stage.node("n", DAY_US)
+    stage.publish(orders)
+    stage.settle(node, "g")
+    assert stage.run(groups.remove, stage.keys, P, "g")
+    assert names(stage)
+    assert stage.store.run(lambda tx: lots.retired(tx, stage.keys.lots, tx.now())) == []

@@ -151,9 +151,9 @@ def leave_crumbled(tx: Tx, keys: LotKeys, seen: LotRow) -> None:
 
 def retired(tx: Tx, keys: LotKeys, until: int, limit: int = 100) -> list[Retired]:
     """A page of the layouts that were replaced at or before a moment of the store's time, oldest first."""
-    lo, _ = keys.retired.all()
     found = []
-    for row in tx.range(lo, keys.retired[until + 1,], limit=limit, snapshot=True):
+    # From time 0 on: retired views have rows under the same name, by their pipeline.
+    for row in tx.range(keys.retired[0,], keys.retired[until + 1,], limit=limit, snapshot=True):
         at, name, version, lot, generation, revision = keys.retired.unpack(row.key)
         found.append(
             msgspec.convert(
