@@ -11,21 +11,30 @@ import msgspec
 
 from tidemill.arcs import asks, declarations
 from tidemill.arcs import rows as arc_rows
+from tidemill.arcs.keys import ArcKeys
+from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leases import Lease
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.partitions import Map, Partition, Standing
 from tidemill.futures.protocol import actors, inbox, limits
 from tidemill.futures.protocol import rows as future_rows
+from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.lots import datasets, events, lots, producers, staging
+from tidemill.lots.keys import LotKeys
 from tidemill.publish import attempts
+from tidemill.publish.keys import PublishKeys
+from tidemill.runner.keys import RunnerKeys
 from tidemill.sources import listing_shards, taken_files, topic_partitions, windows
+from tidemill.sources.keys import SourceKeys
 from tidemill.sources.listing import ListedFile
-from tidemill.store.keys import Part, Version, pack, unpack
+from tidemill.store.keys import Part, Space, Version, pack, unpack
 from tidemill.store.port import read_counter, write_counter
 from tidemill.triggers import schedules, subscriptions, templates
+from tidemill.triggers.keys import TriggerKeys
 from tidemill.views.certify.certificates import Certificate
 from tidemill.views.steps import commits, groups, records
 from tidemill.views.steps import retired as retired_views
+from tidemill.views.steps.keys import StepKeys
 
 Codec = tuple[Callable[[bytes], Any], Callable[[Any], bytes]]
 Key = tuple[Part, ...]
@@ -181,6 +190,30 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("group-gone", (str, str, str)): EMPTY,
     ("pin", (str, str)): _INT,
 }
+
+
+NO_ROWS = frozenset({"bell", "wake-bell", "arc-bell"})
+"""Keys that are watched and never written."""
+
+
+def named_in_code() -> set[str]:
+    """The names of all spaces and single keys that the packages declare."""
+    cluster = "c"
+    declared = [
+        ClusterKeys(cluster),
+        FutureKeys(cluster),
+        RunnerKeys(cluster),
+        LotKeys(cluster),
+        TriggerKeys(cluster),
+        PublishKeys(cluster),
+        ArcKeys(cluster),
+        SourceKeys(cluster),
+        StepKeys(cluster),
+    ]
+    values = [value for keys in declared for value in vars(keys).values()]
+    prefixes = [value.prefix for value in values if isinstance(value, Space)]
+    prefixes += [value for value in values if isinstance(value, bytes)]
+    return {str(unpack(prefix)[1]) for prefix in prefixes}
 
 
 def decoded(key: bytes, value: bytes, cluster: str) -> tuple[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import tidemill as tm
-from tests.formats import history, home, reading
+from tests.formats import history, home, reading, store_rows
 from tests.formats.futures import LARGE
 from tidemill.errors import UpstreamDependencyFailed
 from tidemill.events import Event
@@ -47,7 +47,12 @@ def recorded() -> home.Recorded:
     return home.recorded()
 
 
-# These run in their order: the last one goes on with the home.
+def test_the_spaces_of_the_store_have_the_names_that_are_stored() -> None:
+    stored = {name for name, _ in store_rows.SPACES} | store_rows.NO_ROWS
+    assert store_rows.named_in_code() == stored - {"certificate"}, "certificates have no class of keys"
+
+
+# These run in this order: each one reads what the one before left.
 
 
 def test_every_row_of_the_store_is_read_and_would_be_written_as_it_is(
