@@ -24,7 +24,7 @@ from tidemill.objects.local import LocalObjects
 from tidemill.schemas.type_table import is_wider
 from tidemill.sources.events import ColumnsDrifted
 from tidemill.spark.ingest.foreign_files import ForeignFile
-from tidemill.spark.ingest.formats import Format, Reading
+from tidemill.spark.ingest.formats import Format, FormatOptions
 from tidemill.spark.ingest.ingestion import IngestColumns, Ingested, IngestFolders, ingest
 from tidemill.spark.lot_reader import read_objects
 from tidemill.spark.lot_writer import write_table
@@ -73,7 +73,7 @@ class Files:
             Storage(self.objects),
             place,
             dataset,
-            Reading(format=form),
+            FormatOptions(format=form),
             files,
             options={},
             open_file=self.open,

@@ -10,7 +10,7 @@ from tidemill.arcs.work import Ended
 from tidemill.errors import AttemptEnded, LeaseLost
 from tidemill.lots.manifest import ManifestState
 from tidemill.objects.memory import MemoryObjects
-from tidemill.objects.port import Body, Info
+from tidemill.objects.port import Body, ObjectInfo
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Abandoned
 from tidemill.publish.manifests import attempt_in
@@ -67,7 +67,7 @@ class LateObjects(MemoryObjects):
 
     before: tuple[str, Callable[[], None]] | None = None
 
-    def put(self, key: str, body: Body) -> Info:
+    def put(self, key: str, body: Body) -> ObjectInfo:
         if self.before is not None and self.before[0] in key:
             (_, happens), self.before = self.before, None
             happens()

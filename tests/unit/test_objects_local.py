@@ -14,8 +14,8 @@ import pytest
 from tidemill import crash
 from tidemill.clock import SYSTEM
 from tidemill.errors import BadKey, ObjectMissing, ObjectUnavailable
-from tidemill.objects import Objects, Put, disk, open_objects
-from tidemill.objects.disk import sweep
+from tidemill.objects import Objects, Put, durable_files, open_objects
+from tidemill.objects.durable_files import sweep
 from tidemill.objects.local import LocalObjects
 from tidemill.testing.fake_clock import FakeClock
 from tidemill.testing.objects_laws.laws import keys, nonce
@@ -63,7 +63,7 @@ class Steps:
 def test_a_create_is_synced_before_and_after_it_is_linked(
     objects: LocalObjects, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk, "ONE_JOURNAL", frozenset())
+    monkeypatch.setattr(durable_files, "ONE_JOURNAL", frozenset())
     objects.put("first", b"")  # makes the root, and what we keep for ourselves
     steps = Steps(monkeypatch)
     objects.put_if_absent("a/b/c", mark := nonce(), mark)
@@ -79,7 +79,7 @@ def test_a_create_is_synced_before_and_after_it_is_linked(
 def test_a_put_is_synced_before_and_after_it_is_renamed(
     objects: LocalObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk, "ONE_JOURNAL", frozenset())
+    monkeypatch.setattr(durable_files, "ONE_JOURNAL", frozenset())
     objects.put("first", b"")
     steps = Steps(monkeypatch)
     etag = objects.put("a/c", b"x").etag
@@ -112,7 +112,7 @@ def test_an_answer_of_mine_or_other_is_synced_too(
 def test_a_folder_made_again_is_synced_again(
     objects: LocalObjects, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk, "ONE_JOURNAL", frozenset())
+    monkeypatch.setattr(durable_files, "ONE_JOURNAL", frozenset())
     objects.put("a/b/c", b"")
     objects.put("keep", b"")
     objects.delete("a/b/c")
@@ -127,7 +127,7 @@ def test_where_all_changes_go_through_one_journal_the_last_folder_brings_the_oth
     objects: LocalObjects, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects.put("first", b"")
-    monkeypatch.setattr(disk, "ONE_JOURNAL", frozenset({disk.file_system(root)}))
+    monkeypatch.setattr(durable_files, "ONE_JOURNAL", frozenset({durable_files.file_system(root)}))
     steps = Steps(monkeypatch)
     objects.put("a/b/c", b"x")
     made = [step for step in steps.made if not step.startswith("mkdir")]
@@ -353,7 +353,7 @@ import os, random, sys
 from pathlib import Path
 from tidemill.clock import SYSTEM
 from tidemill.errors import ObjectsFull, ObjectUnavailable
-from tidemill.objects.disk import sweep
+from tidemill.objects.durable_files import sweep
 from tidemill.objects.local import LocalObjects
 root = Path(sys.argv[1])
 objects = LocalObjects(root, SYSTEM, random.Random(1))

@@ -8,7 +8,7 @@ import pytest
 
 from tidemill.clock import SYSTEM
 from tidemill.errors import ConditionsIgnored, ObjectUnavailable, UsageError
-from tidemill.objects import Body, Info, Probed, try_conditions
+from tidemill.objects import Body, ObjectInfo, Probed, try_conditions
 from tidemill.objects.memory import MemoryObjects
 from tidemill.testing.objects_laws.laws import keys
 from tidemill.testing.threads import STUCK_S
@@ -31,7 +31,7 @@ class LiesAboutCreate(MemoryObjects):
 
 
 class IgnoresMatch(MemoryObjects):
-    def _put_if_match(self, key: str, body: Body, etag: str) -> Info:
+    def _put_if_match(self, key: str, body: Body, etag: str) -> ObjectInfo:
         return self._put(key, body)
 
 
@@ -57,25 +57,25 @@ class RacyCreate(Racy):
 
 
 class RacyMatch(Racy):
-    def _put_if_match(self, key: str, body: Body, etag: str) -> Info:
+    def _put_if_match(self, key: str, body: Body, etag: str) -> ObjectInfo:
         current = self._head(key).etag
         self.meet()
         return super()._put_if_match(key, body, self._head(key).etag if current == etag else etag)
 
 
 class LacksMatch(MemoryObjects):
-    def _put_if_match(self, key: str, body: Body, etag: str) -> Info:
+    def _put_if_match(self, key: str, body: Body, etag: str) -> ObjectInfo:
         raise UsageError("not implemented")
 
 
 class ListsByFolder(MemoryObjects):
-    def _list(self, prefix: str, after: str | None) -> Iterator[Info]:
+    def _list(self, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
         found = sorted(super()._list(prefix, None), key=lambda info: info.key.split("/"))
         return (info for info in found if after is None or info.key.split("/") > after.split("/"))
 
 
 class FailsToRead(MemoryObjects):
-    def _get(self, key: str) -> tuple[bytes, Info]:
+    def _get(self, key: str) -> tuple[bytes, ObjectInfo]:
         raise ObjectUnavailable("no answer")
 
 

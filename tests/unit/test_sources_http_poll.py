@@ -35,7 +35,7 @@ from tidemill.sources.batch_publisher import BatchPublisher
 from tidemill.sources.events import CheckpointSkipped
 from tidemill.sources.http_poll import http_poll
 from tidemill.sources.http_poller import HttpPoller
-from tidemill.sources.records import Record, parse
+from tidemill.sources.records import SourceRecord, parse
 from tidemill.sources.source import SourceTarget
 
 JSON = "application/json"
@@ -334,11 +334,11 @@ def test_one_bad_record_of_many_is_found_and_the_order_of_the_others_is_kept() -
         calls.append(len(rows))
         return convert(rows)
 
-    found = parse([Record("t", number, text) for number, text in enumerate(texts)], counted)
+    found = parse([SourceRecord("t", number, text) for number, text in enumerate(texts)], counted)
     assert found.rows.column("id").to_pylist() == [n for n in range(1000) if n not in (17, 500, 999)]
     assert found.bad.column("line").to_pylist() == [17, 500, 999]
     assert len(calls) < 30
-    keyed = parse([Record("t", 1, b'{"name": "x"}'), Record("t", 2, None)], convert, ("id",))
+    keyed = parse([SourceRecord("t", 1, b'{"name": "x"}'), SourceRecord("t", 2, None)], convert, ("id",))
     assert keyed.bad.column("error").to_pylist() == [
         "the key column id is NULL",
         "not a JSON object: there is no value",

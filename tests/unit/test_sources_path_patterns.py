@@ -3,7 +3,7 @@ import pytest
 from tidemill.errors import BadSource
 from tidemill.sources.folder import folder
 from tidemill.sources.path_patterns import PathPattern, literal, split
-from tidemill.spark.ingest.formats import Format, Reading, format_of
+from tidemill.spark.ingest.formats import Format, FormatOptions, format_of
 
 
 @pytest.mark.parametrize(
@@ -114,4 +114,4 @@ def test_formats_are_told_by_endings() -> None:
         None,
         None,
     ]
-    assert not Reading(format=Format.CSV, multiline=True).by_lines
+    assert not FormatOptions(format=Format.CSV, multiline=True).by_lines

@@ -9,7 +9,7 @@ import pytest
 from tidemill.errors import AppendRefused
 from tidemill.lots.checks import expect, not_null
 from tidemill.lots.datasets import Dataset, Drift, Kind
-from tidemill.sources.records import Record, parse
+from tidemill.sources.records import SourceRecord, parse
 from tidemill.sources.row_converters import converter, evolving_converter
 from tidemill.spark.drift import effective
 from tidemill.spark.table_checks import check_table
@@ -71,7 +71,7 @@ def test_names_that_are_new_become_columns_of_the_type_their_values_have_togethe
 def test_a_batch_is_sifted_under_the_columns_it_brings_together():
     grown = evolving_converter(dataset(Drift.EVOLVE))
     texts = [b'{"id": 1}', b'{"id": 2, "n": 5}', b"[]", b'{"id": "x", "n": 6}']
-    records = [Record("t/0", number, text) for number, text in enumerate(texts)]
+    records = [SourceRecord("t/0", number, text) for number, text in enumerate(texts)]
     parsed = parse(records, converter(dataset(Drift.EVOLVE)), evolving=grown, known=DDL)
     assert parsed.columns == f"{DDL}, n bigint"
     assert parsed.rows.to_pylist() == [
@@ -109,7 +109,7 @@ def test_a_record_whose_key_does_not_fit_is_set_aside_and_not_rescued():
         Dataset(name="orders", schema=DDL, drift=Drift.RESCUE, key=("id",), kind=Kind.KEYED, deletes=True)
     )
     texts = [b'{"id": 1, "more": 2}', b'{"id": "x"}', b'{"name": "n"}', b'{"id": 4, "name": 4}']
-    records = [Record("t/0", number, text) for number, text in enumerate(texts)]
+    records = [SourceRecord("t/0", number, text) for number, text in enumerate(texts)]
     parsed = parse(records, converter(keyed), keyed.key)
     assert parsed.rows.column("id").to_pylist() == [1, 4]
     assert parsed.rows.column("_rescued").to_pylist() == ['{"more": "2"}', '{"name": "4"}']

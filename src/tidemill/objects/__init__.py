@@ -1,12 +1,12 @@
-"""Object storage: one port; files, memory, S3, Google Cloud Storage and Azure behind it."""
+"""Object storage: one port for files, memory, S3, Google Cloud Storage and Azure."""
 
+from tidemill.objects.bucket_probe import Probed, try_conditions
 from tidemill.objects.open import open_objects, open_place, place_of, probe_bucket
-from tidemill.objects.port import Body, Info, Objects, Put
-from tidemill.objects.probe import Probed, try_conditions
+from tidemill.objects.port import Body, ObjectInfo, Objects, Put
 
 __all__ = [
     "Body",
-    "Info",
+    "ObjectInfo",
     "Objects",
     "Probed",
     "Put",

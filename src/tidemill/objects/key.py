@@ -1,13 +1,13 @@
-"""Keys of objects: which names there can be, on every backend alike.
+"""The keys of objects: which names are valid, on every backend alike.
 
-A key is names joined by `/`. What a key may hold is what local files, S3, GCS and Azure all keep apart and
-give back unchanged, so that a key that works on one works on all, and none leads out of its root:
+A key is a list of names joined by `/`. A key may contain what local files, S3, GCS and Azure all distinguish
+and return unchanged. So a key that works on one works on all, and none leads out of its root:
 
 - no empty name (hence no `/` at either end and no `//`), no `.` and no `..`;
-- no control character, no lone surrogate, and no backslash (some servers take it for `/`);
+- no control character, no lone surrogate, and no backslash (some servers treat it as `/`);
 - at most 255 bytes per name (file systems) and 900 in all (S3 has 1,024, the rest is for the root's prefix).
 
-Everything else goes: spaces, quotes, `%`, `=`, `#`, any script. Order is that of the UTF-8 bytes, which is
+Everything else is valid: spaces, quotes, `%`, `=`, `#`, any script. Keys sort by their UTF-8 bytes, which is
 the order of Python strings without surrogates.
 """
 
@@ -18,44 +18,44 @@ from tidemill.errors import BadKey
 KEY_BYTES = 900
 NAME_BYTES = 255
 RESERVED = ".tidemill"
-"""What the local backend keeps for itself, as a first name; refused everywhere: trees can be copied."""
+"""The first name that the local backend reserves. All backends refuse it, because trees can be copied."""
 
-_CHARACTER = "a control character, a backslash or half a character"
+_CHARACTER = "it has a control character, a backslash or a lone surrogate"
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
 
 
 def check_key(key: str) -> None:
     """Raise `BadKey` unless every backend can hold an object of this name."""
-    wrong = fault(key)
-    if wrong:
-        raise BadKey(f"not a key: {key!a:.200}: {wrong}")
+    reason = fault(key)
+    if reason:
+        raise BadKey(f"{key!a:.200} is not a key: {reason}")
 
 
 def check_prefix(prefix: str) -> None:
-    """Raise `BadKey` unless keys could begin like this; empty, or cut anywhere in a name, is fine."""
+    """Raise `BadKey` unless keys can begin like this. It may be empty, or end within a name."""
     folder, _, partial = prefix.rpartition("/")
-    wrong = fault(folder) if "/" in prefix else ""
-    if not wrong and _FORBIDDEN.search(partial):
-        wrong = _CHARACTER
-    if wrong:
-        raise BadKey(f"no key begins with {prefix!a:.200}: {wrong}")
+    reason = fault(folder) if "/" in prefix else ""
+    if not reason and _FORBIDDEN.search(partial):
+        reason = _CHARACTER
+    if reason:
+        raise BadKey(f"no key begins with {prefix!a:.200}: {reason}")
 
 
 def fault(key: str) -> str:
-    """What is wrong with a key; empty when nothing is."""
+    """Return why a key is not valid; empty if it is."""
     if not key:
         return "it is empty"
     if _FORBIDDEN.search(key):
         return _CHARACTER
     size = len(key.encode())
     if size > KEY_BYTES:
-        return f"{size} bytes, at most {KEY_BYTES}"
+        return f"it has {size} bytes; the limit is {KEY_BYTES}"
     names = key.split("/")
     for name in names:
         if name in ("", ".", ".."):
-            return f"the name {name!r} in it"
+            return f"it contains the name {name!r}"
         if len(name) > NAME_BYTES // 4 and len(name.encode()) > NAME_BYTES:
-            return f"a name of more than {NAME_BYTES} bytes"
+            return f"one of its names has more than {NAME_BYTES} bytes"
     if names[0] == RESERVED:
         return f"{RESERVED} is reserved"
     return ""

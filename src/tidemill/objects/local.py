@@ -1,20 +1,20 @@
-"""Objects as plain files under one folder: the backend of the embedded mode.
+"""Objects as plain files in one folder: the backend of the embedded mode.
 
-The key is the path. Each write goes to a scratch file first (`.tidemill/scratch`), which is synced, then
-linked (`put_if_absent`) or renamed (everything else) to its name, then its folders are synced. `link` fails
-when the name is taken, so of many creators exactly one succeeds; with `rename` both would believe they had.
-A crash leaves a scratch file that nobody sees, and the next process sweeps it.
+The key is the path. Each write goes to a scratch file first (`.tidemill/scratch`), which is synced. Then it
+is linked (`put_if_absent`) or renamed (all other writes) to its name, and its folders are synced. `link`
+fails if the name is taken, so exactly one of many creators succeeds; with `rename` all would believe that
+they had. A crash leaves a scratch file without a key, and the next process deletes it.
 
-**Replacing.** `rename` has no condition, so `put_if_match` compares and renames under the key's lock, and
-every other way to change an existing object (`put`, `delete`) takes that lock too. `put_if_absent` needs no
-lock: it can only act when there is nothing to compare.
+**Replacing.** `rename` has no condition, so `put_if_match` compares and renames under the lock of the key.
+Every other change of an existing object (`put`, `delete`) takes that lock too. `put_if_absent` needs no lock:
+it acts only if there is nothing to compare.
 
-**The etag** is inode, size and time of modification. Inodes come back and the kernel's time is as coarse as
-4 ms, so we set that time ourselves: now, less up to a second of chance, and always later than that of the
-object being replaced. Two writes of equal bytes thus differ, also after a delete, also under a clock that
-stands still. A file system that cannot keep nanoseconds is found out, and has no `put_if_match`.
+**The ETag** is inode, size and time of modification. Inodes are reused, and the kernel's time can be as
+coarse as 4 ms. So we set that time ourselves: now, minus up to one random second, and always later than that
+of the replaced object. So two writes of equal bytes differ, also after a delete, and also if the clock stands
+still. A file system that does not keep nanoseconds has no `put_if_match`.
 
-Symbolic links are not objects and no way to any: they would lead out of the root.
+Symbolic links are not objects, and are not followed: they could lead out of the root.
 """
 
 import contextlib
@@ -29,23 +29,23 @@ from pathlib import Path
 from tidemill import crash
 from tidemill.clock import Clock
 from tidemill.errors import BadKey, ObjectConflict, ObjectMissing, ObjectsFull, ObjectUnavailable
-from tidemill.objects.disk import Folders, KeyLocks, NewFile, sweep
+from tidemill.objects.durable_files import Folders, KeyLocks, NewFile, sweep
+from tidemill.objects.folder_walk import FolderEntry, walk
 from tidemill.objects.key import RESERVED, fault
-from tidemill.objects.port import Bodies, Body, Info, Objects
-from tidemill.objects.walk import Entry, walk
+from tidemill.objects.port import Bodies, Body, ObjectInfo, Objects
 
 _NO_OBJECT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_TRIES = 100  # of making a folder that others remove because it is empty
+_TRIES = 100  # of making a folder, if others keep removing it because it is empty
 
 
 class LocalObjects(Objects):
-    """Files below one folder, which the first write makes.
+    """Files in one folder, which the first write makes.
 
     Args:
-        root: the folder; on a file system of this machine.
-        clock: says when an object was modified, and waits for locks.
-        chance: draws scratch names and parts of etags.
+        root: the folder, on a file system of this machine.
+        clock: for times of modification, and to wait for locks.
+        chance: for the names of scratch files and parts of ETags.
         patience_s: how long to wait for the lock of a key.
     """
 
@@ -73,16 +73,17 @@ class LocalObjects(Objects):
         return bool(self._fine_times)
 
     def path(self, key: str) -> Path:
-        """Where an object's file is or would be, for those who read files themselves (never to write one)."""
-        wrong = fault(key)
-        if wrong or self._leads_away(key):
-            raise BadKey(f"not a key: {key!a:.200}: {wrong or 'it leads through a symbolic link'}")
+        """Return the path of an object's file, for callers that read files themselves. Never write to it."""
+        reason = fault(key)
+        if reason or self._leads_away(key):
+            raise BadKey(f"{key!a:.200} is not a key: {reason or 'it leads through a symbolic link'}")
         return self.root / key
 
     def _leads_away(self, key: str) -> bool:
-        """Is one of the folders of a key a symbolic link? Each is looked at, every time, as they may change;
-        the root is resolved once. This is most of what an access costs beside the access itself, so it is a
-        few system calls and nothing else.
+        """Return whether one of the folders of a key is a symbolic link.
+
+        Each folder is checked every time, because it can change; the root is resolved once. This is most of
+        the overhead of an access, so it makes only a few system calls.
         """
         folder, slash = f"{self.root}/{key}", len(str(self.root))
         while (slash := folder.find("/", slash + 1)) > 0:
@@ -90,30 +91,30 @@ class LocalObjects(Objects):
                 if stat.S_ISLNK(os.lstat(folder[:slash]).st_mode):
                     return True
             except OSError:
-                return False  # nothing is there, or no folder: and so nothing is below
+                return False  # it does not exist, or is not a folder: so nothing is below it
         return False
 
     # --- writing
 
-    def _put(self, key: str, body: Body) -> Info:
+    def _put(self, key: str, body: Body) -> ObjectInfo:
         target = self.path(key)
         with self._writing(key, target, body) as new, self._locks.hold(key):
             self._replace(new, target, _lstat(target))
             return _info(key, new.stat())
 
-    def _put_if_match(self, key: str, body: Body, etag: str) -> Info:
+    def _put_if_match(self, key: str, body: Body, etag: str) -> ObjectInfo:
         target = self.path(key)
         with self._writing(key, target, body) as new, self._locks.hold(key):
             old = _lstat(target)
             if old is None or _etag(old) != etag:
-                raise ObjectConflict(f"{key!r} is not the object with etag {etag}")
+                raise ObjectConflict(f"{key!r} does not have the ETag {etag}")
             self._replace(new, target, old)
             return _info(key, new.stat())
 
     def _create(self, key: str, body: Body) -> bool:
         target = self.path(key)
         with _meaning(key, self.url):
-            if self._is_durably_there(target):
+            if self._exists_durably(target):
                 return False
         with self._writing(key, target, body) as new:
             crash.point("objects.local.before_link")
@@ -121,7 +122,7 @@ class LocalObjects(Objects):
                 self._into(target, lambda: os.link(new.path, target))
             except FileExistsError:
                 new.discard()
-                self._is_durably_there(target)
+                self._exists_durably(target)
                 return False
             crash.point("objects.local.after_link")
             new.discard()
@@ -129,25 +130,25 @@ class LocalObjects(Objects):
 
     def _replace(self, new: NewFile, target: Path, old: os.stat_result | None) -> None:
         if old is not None and new.stat().st_mtime_ns <= old.st_mtime_ns:
-            new.stamp(old.st_mtime_ns + 1)  # somebody replaced it while we were writing
+            new.stamp(old.st_mtime_ns + 1)  # another writer replaced it meanwhile
         crash.point("objects.local.before_rename")
         self._into(target, lambda: new.path.replace(target))
         crash.point("objects.local.after_rename")
 
     @contextlib.contextmanager
     def _writing(self, key: str, target: Path, body: Body) -> Iterator[NewFile]:
-        """A scratch file with the body, on the disk; when the block has named it, its folders are synced."""
+        """Yield a durable scratch file with the body; sync the folders after the block has named it."""
         with _meaning(key, self.url):
             with self._new_file() as new:
                 try:
                     new.write(body, self._modified_ns(target))
                     yield new
                 except Exception:
-                    # not for a crash: what a dead process leaves behind is for the next one to sweep
+                    # not after a crash: the next process deletes the scratch files of a dead one
                     new.discard()
                     self._folders.prune(target.parent)
                     raise
-            with contextlib.suppress(FileNotFoundError):  # deleted again already, with its folder
+            with contextlib.suppress(FileNotFoundError):  # already deleted, with its folder
                 self._folders.sync(target.parent)
 
     def _modified_ns(self, target: Path) -> int:
@@ -160,12 +161,12 @@ class LocalObjects(Objects):
             self._prepare()
         try:
             return NewFile(self._scratch, self._chance)
-        except FileNotFoundError:  # somebody emptied the root under us
+        except FileNotFoundError:  # another process emptied the root
             self._prepare()
             return NewFile(self._scratch, self._chance)
 
     def _prepare(self) -> None:
-        """Make what we keep for ourselves, sweep what dead writers left, and try the file system's times."""
+        """Make our own folders, delete scratch files of dead writers, and test the file system's times."""
         with self._preparing:
             self._scratch.mkdir(parents=True, exist_ok=True)
             self._lock_files.mkdir(exist_ok=True)
@@ -177,16 +178,16 @@ class LocalObjects(Objects):
                 new.discard()
 
     def _into(self, target: Path, act: Callable[[], object]) -> None:
-        """Do `act`, which names a file `target`, in a folder that exists when it does."""
+        """Make the folder of `target`, and run `act`, which gives a file that name."""
         for _ in range(_TRIES):
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
             except (FileExistsError, NotADirectoryError):
                 if self._is_inside_a_file(target):
-                    raise BadKey(f"{self._key(target)!r} would lie inside another object") from None
-                continue  # it was a folder that is gone again
+                    raise BadKey(f"{self._key(target)!r} is inside another object") from None
+                continue  # it was a folder, and is removed again
             except FileNotFoundError:
-                continue  # a folder above was removed as empty in this moment
+                continue  # a folder above was just removed, because it was empty
             try:
                 act()
             except FileNotFoundError:
@@ -194,19 +195,19 @@ class LocalObjects(Objects):
             except (IsADirectoryError, NotADirectoryError):
                 raise BadKey(f"{self._key(target)!r} is a folder of other objects") from None
             return
-        raise ObjectUnavailable(f"the folder of {self._key(target)!r} is removed as fast as it is made")
+        raise ObjectUnavailable(f"other processes keep removing the folder of {self._key(target)!r}")
 
     def _is_inside_a_file(self, target: Path) -> bool:
         above = (_lstat(folder) for folder in target.parents if folder.is_relative_to(self.root))
-        return any(found is not None and not stat.S_ISDIR(found.st_mode) for found in above)
+        return any(status is not None and not stat.S_ISDIR(status.st_mode) for status in above)
 
-    def _is_durably_there(self, target: Path) -> bool:
-        """Whether there is an object; if so it is on the disk, so that the answer outlives a crash."""
-        found = _lstat(target)
-        if found is None:
+    def _exists_durably(self, target: Path) -> bool:
+        """Return whether there is an object; if so, sync it, so that the result survives a crash."""
+        status = _lstat(target)
+        if status is None:
             return False
-        if not stat.S_ISREG(found.st_mode):
-            raise BadKey(f"{self._key(target)!r} is a folder of other objects, or no plain file")
+        if not stat.S_ISREG(status.st_mode):
+            raise BadKey(f"{self._key(target)!r} is a folder of other objects, or not a plain file")
         try:
             with _opened(target) as (fd, _):
                 os.fsync(fd)
@@ -223,8 +224,8 @@ class LocalObjects(Objects):
         for key in keys:
             target = self.path(key)
             with _meaning(key, self.url):
-                found = _lstat(target)
-                if found is not None and stat.S_ISREG(found.st_mode):
+                status = _lstat(target)
+                if status is not None and stat.S_ISREG(status.st_mode):
                     with self._locked(key):
                         target.unlink(missing_ok=True)
                     touched.add(target.parent)
@@ -243,18 +244,19 @@ class LocalObjects(Objects):
 
     # --- reading
 
-    def _get(self, key: str) -> tuple[bytes, Info]:
-        # the bytes and the facts are of one file, even when another takes its name meanwhile
-        with self._reading(key) as (fd, found), os.fdopen(os.dup(fd), "rb") as file:
-            return file.read(), _info(key, found)
+    def _get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        # bytes and status come from one file, even if another one takes its name meanwhile
+        with self._reading(key) as (fd, status), os.fdopen(os.dup(fd), "rb") as file:
+            return file.read(), _info(key, status)
 
     def _get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Bodies:
-        with self._reading(key) as (fd, found):
-            return [_pread(fd, start, min(length, max(0, found.st_size - start))) for start, length in ranges]
+        with self._reading(key) as (fd, status):
+            size = status.st_size
+            return [_pread(fd, start, min(length, max(0, size - start))) for start, length in ranges]
 
-    def _head(self, key: str) -> Info:
-        with self._reading(key) as (_, found):
-            return _info(key, found)
+    def _head(self, key: str) -> ObjectInfo:
+        with self._reading(key) as (_, status):
+            return _info(key, status)
 
     @contextlib.contextmanager
     def _reading(self, key: str) -> Iterator[tuple[int, os.stat_result]]:
@@ -267,18 +269,18 @@ class LocalObjects(Objects):
             except OSError as error:
                 if error.errno not in _NO_OBJECT:
                     raise
-                raise ObjectMissing(f"no object {key!r} in {self.url}") from None
+                raise ObjectMissing(f"{self.url} has no object {key!r}") from None
 
-    def _list(self, prefix: str, after: str | None) -> Iterator[Info]:
+    def _list(self, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
         for key, entry in walk(self._entries, prefix, after):
             with _meaning(key, self.url):
                 try:
-                    found = entry.stat(follow_symlinks=False)
+                    status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue  # deleted while we listed
-            yield _info(key, found)
+            yield _info(key, status)
 
-    def _entries(self, folder: str) -> Iterator[Entry[os.DirEntry[str]]]:
+    def _entries(self, folder: str) -> Iterator[FolderEntry[os.DirEntry[str]]]:
         with _meaning(folder, self.url):
             try:
                 inside = os.scandir(self.path(folder[:-1]) if folder else self.root)
@@ -287,16 +289,16 @@ class LocalObjects(Objects):
             with inside:
                 for entry in inside:
                     if fault(folder + entry.name):
-                        continue  # not a key: it is our own, or was not written through this port
+                        continue  # not a key: our own file, or not written through this port
                     if entry.is_dir(follow_symlinks=False):
-                        yield Entry(entry.name, None)
+                        yield FolderEntry(entry.name, None)
                     elif entry.is_file(follow_symlinks=False):
-                        yield Entry(entry.name, entry)
+                        yield FolderEntry(entry.name, entry)
 
 
 @contextlib.contextmanager
 def _meaning(key: str, url: str) -> Iterator[None]:
-    """Say what an `OSError` means for the object."""
+    """Translate an `OSError` to an error about the object."""
     try:
         yield
     except OSError as error:
@@ -304,22 +306,22 @@ def _meaning(key: str, url: str) -> Iterator[None]:
         if error.errno in _NO_SPACE:
             raise ObjectsFull(f"no space for {what}") from error
         if error.errno == errno.ENAMETOOLONG:
-            raise BadKey(f"too long a name: {what}") from error
+            raise BadKey(f"a name is too long: {what}") from error
         raise ObjectUnavailable(
-            f"cannot reach {what}",
-            hint="check the folder, its permissions and its disk; the call may be repeated",
+            f"cannot access {what}",
+            hint="check the folder, its permissions and its disk, then retry",
         ) from error
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[tuple[int, os.stat_result]]:
-    # O_NONBLOCK: a named pipe must not hang us; it is turned down below
+    # O_NONBLOCK: a named pipe must not block us; it is refused below
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, "not a plain file")
-        yield fd, found
+        yield fd, status
     finally:
         os.close(fd)
 
@@ -339,9 +341,9 @@ def _lstat(path: Path) -> os.stat_result | None:
         return None
 
 
-def _etag(found: os.stat_result) -> str:
-    return f"{found.st_ino:x}-{found.st_size:x}-{found.st_mtime_ns:x}"
+def _etag(status: os.stat_result) -> str:
+    return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
 
 
-def _info(key: str, found: os.stat_result) -> Info:
-    return Info(key, found.st_size, _etag(found), found.st_mtime_ns / 1e9)
+def _info(key: str, status: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(key, status.st_size, _etag(status), status.st_mtime_ns / 1e9)

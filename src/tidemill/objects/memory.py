@@ -1,4 +1,4 @@
-"""Objects in memory: the strictest reading of the contract, for simulation and tests."""
+"""Objects in memory: the strictest implementation of the port, for simulation and tests."""
 
 import threading
 from bisect import bisect_left, bisect_right, insort
@@ -7,29 +7,29 @@ from typing import Literal
 
 from tidemill.clock import Clock
 from tidemill.errors import BadKey, ObjectConflict, ObjectMissing
-from tidemill.objects.port import Bodies, Body, Info, Objects
+from tidemill.objects.port import Bodies, Body, ObjectInfo, Objects
 
 Fault = Callable[[Literal["before", "after"], str, str], None]
-"""Called with (moment, operation, key). Raising before loses the request, raising after the answer."""
+"""Called with (moment, operation, key). Raising before loses the request, raising after the response."""
 
 
 def no_fault(moment: Literal["before", "after"], operation: str, key: str) -> None:
-    """The fault of those who want none."""
+    """Inject no fault."""
 
 
 class MemoryObjects(Objects):
-    """A dictionary with a sorted list of its keys. Gone with the process, and private to it.
+    """A dictionary with a sorted list of its keys, private to this process.
 
     Args:
-        clock: says when an object was modified.
-        fault: lets simulation lose requests and answers.
+        clock: for the times of modification.
+        fault: lets simulation lose requests and responses.
     """
 
     def __init__(self, clock: Clock, *, fault: Fault = no_fault) -> None:
         self._clock = clock
         self._fault = fault
         self._lock = threading.Lock()
-        self._bodies: dict[str, tuple[bytes, Info]] = {}
+        self._bodies: dict[str, tuple[bytes, ObjectInfo]] = {}
         self._keys: list[str] = []
         self._writes = 0
 
@@ -41,7 +41,7 @@ class MemoryObjects(Objects):
     def supports_if_match(self) -> bool:
         return True
 
-    def _put(self, key: str, body: Body) -> Info:
+    def _put(self, key: str, body: Body) -> ObjectInfo:
         self._fault("before", "put", key)
         with self._lock:
             info = self._write(key, body)
@@ -57,50 +57,50 @@ class MemoryObjects(Objects):
         self._fault("after", "put_if_absent", key)
         return absent
 
-    def _put_if_match(self, key: str, body: Body, etag: str) -> Info:
+    def _put_if_match(self, key: str, body: Body, etag: str) -> ObjectInfo:
         self._fault("before", "put_if_match", key)
         with self._lock:
-            there = self._bodies.get(key)
-            if there is None or there[1].etag != etag:
-                raise ObjectConflict(f"{key!r} is not the object with etag {etag}")
+            current = self._bodies.get(key)
+            if current is None or current[1].etag != etag:
+                raise ObjectConflict(f"{key!r} does not have the ETag {etag}")
             info = self._write(key, body)
         self._fault("after", "put_if_match", key)
         return info
 
-    def _write(self, key: str, body: Body) -> Info:
+    def _write(self, key: str, body: Body) -> ObjectInfo:
         if key not in self._bodies:
             self._refuse_folders(key)
             insort(self._keys, key)
         self._writes += 1
-        info = Info(key, len(body), f"{self._writes}", self._clock.wall())
+        info = ObjectInfo(key, len(body), f"{self._writes}", self._clock.wall())
         self._bodies[key] = bytes(body), info
         return info
 
     def _refuse_folders(self, key: str) -> None:
-        at = bisect_left(self._keys, key + "/")
-        if at < len(self._keys) and self._keys[at].startswith(key + "/"):
+        index = bisect_left(self._keys, key + "/")
+        if index < len(self._keys) and self._keys[index].startswith(key + "/"):
             raise BadKey(f"{key!r} is a folder of other objects")
         folder = key
         while folder := folder.rpartition("/")[0]:
             if folder in self._bodies:
-                raise BadKey(f"{key!r} would lie inside the object {folder!r}")
+                raise BadKey(f"{key!r} is inside the object {folder!r}")
 
-    def _get(self, key: str) -> tuple[bytes, Info]:
+    def _get(self, key: str) -> tuple[bytes, ObjectInfo]:
         self._fault("before", "get", key)
         with self._lock:
-            there = self._bodies.get(key)
-        if there is None:
-            raise ObjectMissing(f"no object {key!r} in {self.url}")
-        return there
+            current = self._bodies.get(key)
+        if current is None:
+            raise ObjectMissing(f"{self.url} has no object {key!r}")
+        return current
 
     def _get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Bodies:
         body, _ = self._get(key)
         return [body[start : start + length] for start, length in ranges]
 
-    def _head(self, key: str) -> Info:
+    def _head(self, key: str) -> ObjectInfo:
         return self._get(key)[1]
 
-    def _list(self, prefix: str, after: str | None) -> Iterator[Info]:
+    def _list(self, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
         self._fault("before", "list", prefix)
         last = after
         while True:

@@ -1,27 +1,26 @@
-"""Object storage: named, immutable bodies. Data lies here; what is true of it is in the store.
+"""The port of object storage: named, immutable bodies. Data is here; the store says which of it counts.
 
 Contract, the same on every backend (`tidemill.testing.objects_conformance` is its executable form):
 
-- A body appears whole or not at all, and what was answered survives a crash of the machine.
-- Reads see the last write that was answered, listings included.
-- `put_if_absent` creates an object exactly once, however many try: it answers `Put.CREATED`, `Put.MINE` or
-  `Put.OTHER`.
-- `list` goes by key: the byte order of the whole key, from behind any key.
-- Deleting what is not there is no error.
-- A key is a key on every backend or on none (`tidemill.objects.key`). One exception: whether `a` and `a/b`
-  can both be objects is up to the provider. Local files refuse the second (`BadKey`): do not rely on it.
+- A body appears whole or not at all, and an acknowledged write survives a crash of the machine.
+- Reads and listings see the last acknowledged write.
+- `put_if_absent` creates an object exactly once, no matter how many writers try. It returns `Put.CREATED`,
+  `Put.MINE` or `Put.OTHER`.
+- `list` sorts by the bytes of the whole key, and can start after any key.
+- Deleting a missing object is not an error.
+- A key is valid on every backend or on none (`tidemill.objects.key`). There is one exception: whether `a` and
+  `a/b` can both be objects depends on the provider. Local files refuse the second (`BadKey`).
 
-**Mine or other.** A PUT whose answer was lost may have landed, and the repeated PUT then finds an object. It
-is ours exactly when its bytes are the bytes we sent. That holds if no two writers send equal bodies, so the
-body carries a *nonce*: bytes that only this writer has, e.g. the id of its attempt. `put_if_absent` asks for
-the nonce and refuses a body without it; objects stay plain files that anything can read. Repeat with the
-same body: a body that was built again, with another time in it, is another body.
+**Mine or other.** A PUT whose response was lost may have succeeded, and the repeated PUT then finds an
+object. It is ours exactly if its bytes are the bytes we sent. For that, no two writers may send equal bodies.
+So the body contains a *nonce*: bytes that only this writer has, for example the id of its attempt.
+`put_if_absent` takes the nonce and refuses a body without it. Objects stay plain files that any program can
+read. Repeat a PUT with the same body: a body that was built again, with another time in it, is another body.
 
-**ETags.** Providers take the MD5 of the body, so equal bodies have equal etags and an object that went from
-A to B and back to A matches. The nonce settles that as well: give bodies for `put_if_match` one of their own
-per write.
+**ETags.** Providers use the MD5 of the body. So equal bodies have equal ETags, and an object that changed
+from A to B and back to A matches. The nonce solves this too: use a new one in each body for `put_if_match`.
 
-All checks live here, above the backends; a backend implements the methods that begin with an underscore.
+All checks are here, above the backends. A backend implements the methods that begin with an underscore.
 """
 
 import enum
@@ -36,26 +35,27 @@ from tidemill.objects.key import check_key, check_prefix
 Body = bytes | bytearray | memoryview
 Bodies = list[bytes]  # inside the class, `list` is the method
 
-NONCE_BYTES = 8  # fewer could be drawn twice
-_ROUNDS = 5  # of: it exists, but it is gone when we look
+NONCE_BYTES = 8  # fewer could repeat by chance
+_ROUNDS = 5  # tries, if an object exists but is deleted before we read it
 
 
 class Put(enum.Enum):
-    """What `put_if_absent` found."""
+    """The result of `put_if_absent`."""
 
     CREATED = "created"
-    """There was nothing; now there is our object."""
+    """There was no object; now ours is there."""
     MINE = "mine"
-    """Our object is there already: an earlier try of the same put landed."""
+    """Our object is already there: an earlier try of the same put succeeded."""
     OTHER = "other"
-    """Somebody else's object is there and was not touched."""
+    """Another writer's object is there, and was not changed."""
 
 
-class Info(NamedTuple):
-    """What a storage says of one object.
+class ObjectInfo(NamedTuple):
+    """What a storage knows about one object.
 
-    `etag` is opaque and changes with the bytes. `modified_at` (seconds since 1970) is the storage's time; in
-    the answer of a put it is this machine's, because providers do not say. Judge no lease by it.
+    `etag` is opaque and changes with the bytes. `modified_at` (seconds since 1970) is the storage's time. In
+    the result of a put it is this machine's time, because providers do not return it. Do not judge leases by
+    it.
     """
 
     key: str
@@ -65,7 +65,7 @@ class Info(NamedTuple):
 
 
 class Objects(ABC):
-    """One root in one object storage. Safe to share between threads; open it again in another process.
+    """One root in one object storage. Threads can share it; another process opens its own.
 
     >>> from tidemill.clock import SYSTEM
     >>> from tidemill.objects import open_objects
@@ -79,7 +79,7 @@ class Objects(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where this is, with secrets blotted out (STO-14): for people, not for opening it again."""
+        """The URL without secrets (STO-14): for people, not for opening it again."""
 
     @property
     @abstractmethod
@@ -90,34 +90,34 @@ class Objects(ABC):
         return f"<{type(self).__name__} {self.url}>"
 
     def __reduce__(self) -> NoReturn:
-        # a pickle would carry the secrets of the URL to wherever it is stored
+        # a pickle would store the secrets of the URL
         raise UsageError(
-            "object storage cannot be pickled", hint="pass its URL, and open it where it is used"
+            "object storage cannot be pickled", hint="pass its URL, and open it in the other process"
         )
 
     # --- writing
 
-    def put(self, key: str, body: Body) -> Info:
-        """Write an object, replacing what is there. May be repeated, also by us when an answer is lost."""
+    def put(self, key: str, body: Body) -> ObjectInfo:
+        """Write an object, or replace the one that is there. Repeating it is safe."""
         check_key(key)
         return self._put(key, _octets(body))
 
     def put_if_absent(self, key: str, body: Body, nonce: bytes) -> Put:
         """Write an object unless there is one.
 
-        Safe to repeat after any failure, with the same body: then `MINE` says that it had landed.
+        It is safe to repeat this after any failure, with the same body. `MINE` then means that it succeeded.
 
         Args:
-            key: its name.
-            body: what to write; contains the nonce.
-            nonce: bytes that no other writer of this key has, 8 or more.
+            key: the name of the object.
+            body: what to write; it contains the nonce.
+            nonce: 8 or more bytes that no other writer of this key has.
         """
         check_key(key)
         body = _octets(body)
         if len(nonce) < NONCE_BYTES or nonce not in bytes(body):
             raise UsageError(
                 "put_if_absent needs a nonce in the body",
-                hint=f"write an id that only this writer has ({NONCE_BYTES} bytes or more) into the body",
+                hint=f"add an id that only this writer has, of at least {NONCE_BYTES} bytes, to the body",
             )
         for _ in range(_ROUNDS):
             if self._create(key, body):
@@ -127,37 +127,37 @@ class Objects(ABC):
                     return Put.OTHER
                 return Put.MINE if self._get(key)[0] == body else Put.OTHER
             except ObjectMissing:
-                continue  # deleted between the two, or a folder: see below
+                continue  # deleted in between, or a folder: see below
         raise ObjectConflict(
-            f"something is at {key!r} that cannot be read",
-            hint="a key cannot also be a folder of other keys; or it is deleted as fast as it is written",
+            f"{key!r} exists, but cannot be read",
+            hint="check whether it is a folder of other keys, or whether another process keeps deleting it",
         )
 
-    def put_if_match(self, key: str, body: Body, etag: str) -> Info:
-        """Replace the object that has this etag; `ObjectConflict` if it has another or is gone.
+    def put_if_match(self, key: str, body: Body, etag: str) -> ObjectInfo:
+        """Replace the object that has this ETag; `ObjectConflict` if it has another one or is missing.
 
-        The body carries a nonce of its own for each write, see above. A conflict says that our body is not
-        there now; after a lost answer it may have been there for a while.
+        The body contains a new nonce for each write, see above. A conflict means that our body is not there
+        now; after a lost response it may have been there for a while.
         """
         check_key(key)
         if not self.supports_if_match:
             raise UsageError(
-                f"no conditional replacement on {self.url}",
+                f"{self.url} does not support conditional replacement",
                 hint="use put_if_absent with a new key per version",
             )
         if not etag:
             raise UsageError(
-                "put_if_match needs an etag", hint="take it from head, get, list or the last put"
+                "put_if_match needs an ETag", hint="take it from head, get, list or the last put"
             )
         return self._put_if_match(key, _octets(body), etag)
 
     def delete(self, key: str) -> None:
-        """Remove an object; nothing happens when there is none."""
+        """Delete an object, if there is one."""
         check_key(key)
         self._delete_many([key])
 
     def delete_many(self, keys: Iterable[str]) -> None:
-        """Remove objects. After an error some are gone and some are not; may be repeated."""
+        """Delete objects. After an error some are deleted and some are not; repeating it is safe."""
         rest = iter(keys)
         while page := list(islice(rest, 1000)):
             for key in page:
@@ -166,54 +166,53 @@ class Objects(ABC):
 
     # --- reading
 
-    def get(self, key: str) -> tuple[bytes, Info]:
-        """The body of an object; `ObjectMissing` when there is none."""
+    def get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        """Read the body of an object; `ObjectMissing` if there is none."""
         check_key(key)
         return self._get(key)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Bytes start to start + length: fewer at the end of the object, none behind it."""
+        """Read bytes from start to start + length: fewer at the end of the object, none after it."""
         return self.get_ranges(key, [(start, length)])[0]
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Bodies:
-        """Several ranges (start, length) of one object at once; near ones may be fetched together."""
+        """Read several ranges (start, length) of one object; near ones may be fetched together."""
         check_key(key)
         for start, length in ranges:
             if start < 0 or length < 1:
                 raise UsageError(
-                    f"not a range: start {start}, length {length}", hint="start >= 0, length >= 1"
+                    f"start {start}, length {length} is not a range", hint="use start >= 0 and length >= 1"
                 )
         return self._get_ranges(key, ranges) if ranges else []
 
-    def head(self, key: str) -> Info:
-        """What there is to know of an object without its body; `ObjectMissing` when there is none."""
+    def head(self, key: str) -> ObjectInfo:
+        """Read what is known about an object, without its body; `ObjectMissing` if there is none."""
         check_key(key)
         return self._head(key)
 
     def list(
         self, prefix: str = "", *, after: str | None = None, limit: int | None = None, ahead: bool = True
-    ) -> Iterator[Info]:
-        """Objects whose key begins with `prefix` and sorts behind `after`, in key order, read as you go.
+    ) -> Iterator[ObjectInfo]:
+        """List the objects whose key begins with `prefix` and sorts after `after`, in key order.
 
         Args:
-            prefix: as on S3 just characters; end it with `/` to mean a folder.
-            after: the last key you have had; it need not exist.
-            limit: stop after so many.
-            ahead: let a provider look for the next page while one is gone through; without it no request is
-                made whose answer nobody reads.
+            prefix: characters, as on S3; end it with `/` for a folder.
+            after: list only keys after this one, which need not exist.
+            limit: the most objects to list.
+            ahead: fetch the next page while the caller reads one. Without it no page is fetched in vain.
         """
         check_prefix(prefix)
         if limit is not None and limit < 0:
-            raise UsageError(f"not a limit: {limit}", hint="0 or more, or None for all")
+            raise UsageError(f"limit={limit}", hint="give 0 or more, or None for all")
         return islice(self._list(prefix, after) if ahead else self._list_lazily(prefix, after), limit)
 
     def list_foreign(
         self, skip: Callable[[str, str], None], prefix: str = "", *, after: str | None = None
-    ) -> Iterator[Info]:
-        """As `list`, of a place that others write to: names that are no keys are told of and passed over.
+    ) -> Iterator[ObjectInfo]:
+        """List like `list` where other programs write: names that are not keys are reported and skipped.
 
         Args:
-            skip: told the name, or the folder it is in where a provider says no more, and what is wrong.
+            skip: called with the name, or its folder if the provider does not tell the name, and the reason.
             prefix: as in `list`.
             after: as in `list`.
         """
@@ -222,40 +221,40 @@ class Objects(ABC):
 
     # --- the backend
 
-    def _list_lazily(self, prefix: str, after: str | None) -> Iterator[Info]:
+    def _list_lazily(self, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
         return self._list(prefix, after)
 
     def _list_foreign(
         self, prefix: str, after: str | None, skip: Callable[[str, str], None]
-    ) -> Iterator[Info]:
+    ) -> Iterator[ObjectInfo]:
         return self._list(prefix, after)
 
     @abstractmethod
-    def _put(self, key: str, body: Body) -> Info: ...
+    def _put(self, key: str, body: Body) -> ObjectInfo: ...
 
     @abstractmethod
     def _create(self, key: str, body: Body) -> bool:
-        """True when the object was created now; False when something is there (perhaps ours)."""
+        """Create an object; False if one is already there, which may be ours."""
 
     @abstractmethod
-    def _put_if_match(self, key: str, body: Body, etag: str) -> Info: ...
+    def _put_if_match(self, key: str, body: Body, etag: str) -> ObjectInfo: ...
 
     @abstractmethod
-    def _get(self, key: str) -> tuple[bytes, Info]: ...
+    def _get(self, key: str) -> tuple[bytes, ObjectInfo]: ...
 
     @abstractmethod
     def _get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Bodies: ...
 
     @abstractmethod
-    def _head(self, key: str) -> Info: ...
+    def _head(self, key: str) -> ObjectInfo: ...
 
     @abstractmethod
-    def _list(self, prefix: str, after: str | None) -> Iterator[Info]: ...
+    def _list(self, prefix: str, after: str | None) -> Iterator[ObjectInfo]: ...
 
     @abstractmethod
     def _delete_many(self, keys: Sequence[str]) -> None: ...
 
 
 def _octets(body: Body) -> Body:
-    """The body as something whose length is its size in bytes."""
+    """Return the body as something whose length is its size in bytes."""
     return body.cast("B") if isinstance(body, memoryview) else body

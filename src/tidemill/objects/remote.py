@@ -1,16 +1,16 @@
 """Objects on S3, Google Cloud Storage and Azure Blob Storage, through obstore.
 
-**Repeating.** obstore's own retries are off: only who repeats a request knows that an earlier try may have
-landed. A conditional write that finds its condition broken after a lost answer looks at what is there, and
-when it is our body, our write had landed. Each request has a timeout, and repeating ends after twice that.
+**Retries.** obstore's own retries are off: only the code that repeats a request knows that an earlier try may
+have succeeded. If the condition of a conditional write fails after a lost response, we read the object. If it
+is our body, our write succeeded. Each request has a timeout, and retries end after twice that time.
 
-**Listing.** S3, GCS and Azure list by key bytes, and an object behind a key is found by asking for what
-follows it. Some servers that speak S3 list folder by folder instead (SeaweedFS, S3 Express buckets), and what
-they answer to "after this key" lacks objects. Unless a provider is known to list by key (`flat`), we read
-folder by folder ourselves and put the order right: dearer, never wrong.
+**Listing.** S3, GCS and Azure list by key bytes, and can start after any key. Some servers that are
+compatible with S3 list by folders instead (SeaweedFS, S3 Express buckets), and their listing after a key
+lacks objects. Unless a provider is known to list by key (`flat`), we list by folders ourselves and sort. That
+costs more, and is always right.
 
-**Processes.** obstore's threads do not survive a fork, and its calls then wait for ever. Used before a fork
-and again in the child, this raises instead.
+**Processes.** obstore's threads do not survive a fork, and its calls would then wait forever. If this is used
+before a fork and again in the child, it raises an error.
 """
 
 import os
@@ -34,11 +34,11 @@ from tidemill.errors import (
     ObjectUnavailable,
     UsageError,
 )
+from tidemill.objects.folder_walk import FolderEntry, walk
 from tidemill.objects.key import fault
-from tidemill.objects.port import Bodies, Body, Info, Objects
-from tidemill.objects.refusal import Refused, Why, why
+from tidemill.objects.port import Bodies, Body, ObjectInfo, Objects
+from tidemill.objects.provider_errors import Refusal, RefusalKind, classify
 from tidemill.objects.url import RemoteUrl
-from tidemill.objects.walk import Entry, walk
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, UpdateVersion
@@ -47,21 +47,21 @@ T = TypeVar("T")
 Store = S3Store | GCSStore | AzureStore
 
 _PAGE = 1000  # objects in one answer of a listing
-_TRIES = 8  # some four seconds of waiting in between
-_PART_BYTES = 16 * 1024 * 1024  # larger bodies of a plain put go up in parts
+_TRIES = 8  # with about four seconds of waiting in between
+_PART_BYTES = 16 * 1024 * 1024  # a plain put uploads larger bodies in parts
 _NEAR_BYTES = 256 * 1024  # ranges this close are fetched as one
 _runtime_pid: int | None = None
 
 
 class RemoteObjects(Objects):
-    """One bucket, or the part of it under a prefix.
+    """One bucket, or the objects under a prefix.
 
     Args:
         where: the parsed URL.
-        clock: waits between repetitions, and says when a put was answered.
-        chance: spreads the repetitions.
+        clock: for waiting between retries, and for the time of a put.
+        chance: spreads the retries.
         flat: whether the provider lists by key bytes; False is always right.
-        if_match: whether the provider has conditional replacement.
+        if_match: whether the provider supports conditional replacement.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RemoteObjects(Objects):
 
     @property
     def where(self) -> RemoteUrl:
-        """The parsed URL, secrets included: for who must hand them on, such as Spark."""
+        """The parsed URL with its secrets, to pass them on to Spark."""
         return self._where
 
     @property
@@ -90,9 +90,9 @@ class RemoteObjects(Objects):
 
     # --- writing
 
-    def _put(self, key: str, body: Body) -> Info:
-        done = self._ask("put", key, lambda store, path: store.put(path, body, chunk_size=_PART_BYTES))
-        return Info(key, len(body), done["e_tag"] or "", self._clock.wall())
+    def _put(self, key: str, body: Body) -> ObjectInfo:
+        done = self._request("put", key, lambda store, path: store.put(path, body, chunk_size=_PART_BYTES))
+        return ObjectInfo(key, len(body), done["e_tag"] or "", self._clock.wall())
 
     def _create(self, key: str, body: Body) -> bool:
         try:
@@ -100,13 +100,13 @@ class RemoteObjects(Objects):
                 lambda store, path: store.put(path, body, mode="create", use_multipart=False),
                 self._root + key,
             )
-        except Refused as refused:
-            if refused.kind in (Why.EXISTS, Why.CONDITION):
+        except Refusal as refused:
+            if refused.kind in (RefusalKind.EXISTS, RefusalKind.CONDITION):
                 return False
             raise self._error(refused, "put_if_absent", key) from None
         return True
 
-    def _put_if_match(self, key: str, body: Body, etag: str) -> Info:
+    def _put_if_match(self, key: str, body: Body, etag: str) -> ObjectInfo:
         expected: UpdateVersion = {"e_tag": etag}
         if self._where.kind == "gs":
             expected["version"] = self._version(key, etag)
@@ -115,55 +115,55 @@ class RemoteObjects(Objects):
                 lambda store, path: store.put(path, body, mode=expected, use_multipart=False),
                 self._root + key,
             )
-        except Refused as refused:
-            if refused.kind not in (Why.CONDITION, Why.EXISTS, Why.MISSING):
+        except Refusal as refused:
+            if refused.kind not in (RefusalKind.CONDITION, RefusalKind.EXISTS, RefusalKind.MISSING):
                 raise self._error(refused, "put_if_match", key) from None
-            landed = self._landed(key, body) if refused.lost else None
-            if landed is None:
-                raise ObjectConflict(f"{key!r} in {self.url} is not the object with etag {etag}") from None
-            return landed
-        return Info(key, len(body), done["e_tag"] or "", self._clock.wall())
+            written = self._find_ours(key, body) if refused.lost else None
+            if written is None:
+                raise ObjectConflict(f"{key!r} in {self.url} does not have the ETag {etag}") from None
+            return written
+        return ObjectInfo(key, len(body), done["e_tag"] or "", self._clock.wall())
 
     def _version(self, key: str, etag: str) -> str | None:
-        """The generation behind an etag: Google's condition. Listings do not tell it."""
+        """Read the generation of an ETag, which is Google's condition. Listings do not have it."""
         try:
-            found = self._try(lambda store, path: store.head(path), self._root + key)
-        except Refused as refused:
-            if refused.kind is not Why.MISSING:
+            meta = self._try(lambda store, path: store.head(path), self._root + key)
+        except Refusal as refused:
+            if refused.kind is not RefusalKind.MISSING:
                 raise self._error(refused, "put_if_match", key) from None
-            found = None
-        if found is None or found["e_tag"] != etag:
-            raise ObjectConflict(f"{key!r} in {self.url} is not the object with etag {etag}")
-        return found["version"]
+            meta = None
+        if meta is None or meta["e_tag"] != etag:
+            raise ObjectConflict(f"{key!r} in {self.url} does not have the ETag {etag}")
+        return meta["version"]
 
-    def _landed(self, key: str, body: Body) -> Info | None:
-        """What is there, if it is our body."""
+    def _find_ours(self, key: str, body: Body) -> ObjectInfo | None:
+        """Return the object if it has our body."""
         try:
-            there, info = self._get(key)
+            current, info = self._get(key)
         except ObjectMissing:
             return None
-        return info if there == body else None
+        return info if current == body else None
 
     def _delete_many(self, keys: Sequence[str]) -> None:
         paths = [self._root + key for key in keys]
         if self._where.kind == "s3" and len(keys) > 1:
-            self._ask("delete", keys[0], lambda store, _: store.delete(paths))
+            self._request("delete", keys[0], lambda store, _: store.delete(paths))
             return
         for key in keys:
             try:
                 self._try(lambda store, path: store.delete(path), self._root + key)
-            except Refused as refused:
-                if refused.kind is not Why.MISSING:
+            except Refusal as refused:
+                if refused.kind is not RefusalKind.MISSING:
                     raise self._error(refused, "delete", key) from None
 
     # --- reading
 
-    def _get(self, key: str) -> tuple[bytes, Info]:
+    def _get(self, key: str) -> tuple[bytes, ObjectInfo]:
         def fetch(store: Store, path: str) -> tuple[bytes, "ObjectMeta"]:
-            answer = store.get(path)
-            return answer.bytes().to_bytes(), answer.meta
+            response = store.get(path)
+            return response.bytes().to_bytes(), response.meta
 
-        body, meta = self._ask("get", key, fetch)
+        body, meta = self._request("get", key, fetch)
         return body, _info(key, meta)
 
     def _get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Bodies:
@@ -177,42 +177,42 @@ class RemoteObjects(Objects):
         return out
 
     def _spans(self, key: str, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
-        """Spans (start, end) in order, until the end of the object: the first tells where that is.
+        """Read spans (start, end) in order, up to the end of the object, which the first request tells.
 
-        obstore fetches several spans side by side, and panics at one that begins behind the end.
+        obstore fetches several spans in parallel, and panics at one that begins after the end.
         """
 
         def first(store: Store, path: str) -> tuple[bytes, int]:
-            answer = store.get(path, options={"range": spans[0]})
-            return answer.bytes().to_bytes(), answer.meta["size"]
+            response = store.get(path, options={"range": spans[0]})
+            return response.bytes().to_bytes(), response.meta["size"]
 
         try:
             body, size = self._try(first, self._root + key)
-        except Refused as refused:
-            if refused.kind is Why.RANGE:
+        except Refusal as refused:
+            if refused.kind is RefusalKind.RANGE:
                 return
             raise self._error(refused, "get_ranges", key) from None
         yield spans[0][0], body
         rest = [(start, min(end, size)) for start, end in spans[1:] if start < size]
         if rest:
             starts, ends = [start for start, _ in rest], [end for _, end in rest]
-            bodies = self._ask(
+            bodies = self._request(
                 "get_ranges",
                 key,
                 lambda store, path: store.get_ranges(path, starts=starts, ends=ends, coalesce=0),
             )
             yield from zip(starts, (body.to_bytes() for body in bodies), strict=True)
 
-    def _head(self, key: str) -> Info:
-        return _info(key, self._ask("head", key, lambda store, path: store.head(path)))
+    def _head(self, key: str) -> ObjectInfo:
+        return _info(key, self._request("head", key, lambda store, path: store.head(path)))
 
-    def _list(self, prefix: str, after: str | None) -> Iterator[Info]:
+    def _list(self, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
         return self._in_order(prefix, after, ahead=True)
 
-    def _list_lazily(self, prefix: str, after: str | None) -> Iterator[Info]:
+    def _list_lazily(self, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
         return self._in_order(prefix, after, ahead=False)
 
-    def _in_order(self, prefix: str, after: str | None, *, ahead: bool) -> Iterator[Info]:
+    def _in_order(self, prefix: str, after: str | None, *, ahead: bool) -> Iterator[ObjectInfo]:
         if not self._flat:
             for key, meta in walk(self._entries, prefix, after):
                 yield _info(key, meta)
@@ -232,8 +232,8 @@ class RemoteObjects(Objects):
 
     def _list_foreign(
         self, prefix: str, after: str | None, skip: Callable[[str, str], None]
-    ) -> Iterator[Info]:
-        """One strange name spoils the page it is on; folder by folder it spoils its own folder alone."""
+    ) -> Iterator[ObjectInfo]:
+        """List by folders after the first bad name: there it hides only its own folder, not a whole page."""
         last = after
         if self._flat:
             try:
@@ -242,12 +242,12 @@ class RemoteObjects(Objects):
                     yield info
                 return
             except BadKey:
-                pass  # go on from there
+                pass  # continue from there
         for key, meta in walk(lambda folder: self._entries(folder, skip), prefix, last):
             yield _info(key, meta)
 
     def _listed(self, prefix: str, after: str | None, *, ahead: bool) -> Iterator["ObjectMeta"]:
-        """What the provider lists from somewhat before the first object that is wanted."""
+        """List what the provider lists, from a little before the first wanted object."""
         folder = (self._root + prefix).rpartition("/")[0] or None
         low = max(after or "", before(prefix))
         while low and fault(low):
@@ -262,60 +262,60 @@ class RemoteObjects(Objects):
             try:
                 return next(stream, ())
             except BaseException:
-                stream = None  # the next try begins behind the last page
+                stream = None  # the next try begins after the last page
                 raise
 
         def fetched() -> "Sequence[ObjectMeta]":
             nonlocal offset
-            found = self._ask("list", prefix, page)
-            if found:
-                offset = found[-1]["path"]
-            return found
+            metas = self._request("list", prefix, page)
+            if metas:
+                offset = metas[-1]["path"]
+            return metas
 
-        found = fetched()
-        if not ahead or len(found) < _PAGE:  # most listings: there is hardly more
-            while found:
-                yield from found
-                found = fetched()
+        metas = fetched()
+        if not ahead or len(metas) < _PAGE:  # most listings have one page
+            while metas:
+                yield from metas
+                metas = fetched()
             return
-        # The provider looks for the next page while this one is gone through.
-        with ThreadPoolExecutor(1, thread_name_prefix="objects-list") as scout:
-            while found:
-                coming = scout.submit(fetched)
-                yield from found
-                found = coming.result()
+        # Fetch the next page while the caller reads this one.
+        with ThreadPoolExecutor(1, thread_name_prefix="objects-list") as prefetch:
+            while metas:
+                following = prefetch.submit(fetched)
+                yield from metas
+                metas = following.result()
 
     def _entries(
         self, folder: str, skip: Callable[[str, str], None] | None = None
-    ) -> Iterator[Entry["ObjectMeta"]]:
+    ) -> Iterator[FolderEntry["ObjectMeta"]]:
         path = (self._root + folder).rstrip("/")
         try:
-            level = self._ask("list", folder, lambda store, _: store.list_with_delimiter(path or None))
-        except BadKey as strange:
+            level = self._request("list", folder, lambda store, _: store.list_with_delimiter(path or None))
+        except BadKey as bad:
             if skip is None:
                 raise
-            skip(folder, strange.message)
+            skip(folder, bad.message)
             return
         cut = len(path) + 1 if path else 0
-        found: list[tuple[str, ObjectMeta | None]] = [(each, None) for each in level["common_prefixes"]]
-        found += [(meta["path"], meta) for meta in level["objects"]]
-        for each, meta in found:
-            wrong = fault(folder + each[cut:])
-            if not wrong:
-                yield Entry(each[cut:], meta)
+        entries: list[tuple[str, ObjectMeta | None]] = [(name, None) for name in level["common_prefixes"]]
+        entries += [(meta["path"], meta) for meta in level["objects"]]
+        for name, meta in entries:
+            reason = fault(folder + name[cut:])
+            if not reason:
+                yield FolderEntry(name[cut:], meta)
             elif skip is not None:
-                skip(folder + each[cut:], wrong)
+                skip(folder + name[cut:], reason)
 
-    # --- asking
+    # --- requests
 
-    def _ask(self, what: str, key: str, request: Callable[[Store, str], T]) -> T:
+    def _request(self, what: str, key: str, request: Callable[[Store, str], T]) -> T:
         try:
             return self._try(request, self._root + key)
-        except Refused as refused:
+        except Refusal as refused:
             raise self._error(refused, what, key) from None
 
     def _try(self, request: Callable[[Store, str], T], path: str) -> T:
-        """Make a request until it is answered, at most eight times; raises `Refused`."""
+        """Make a request until there is a response, at most eight times; raise `Refusal` otherwise."""
         end = self._clock.monotonic() + 2 * self._where.timeout_s
         store = self._store()
         for attempt in range(1, _TRIES + 1):
@@ -324,12 +324,12 @@ class RemoteObjects(Objects):
             except BaseException as error:
                 if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                     raise
-                kind, text = why(error)
-            # raised out here, the error below has no hidden link to obstore's, which names too much
-            if kind is not Why.TRANSIENT or attempt == _TRIES or self._clock.monotonic() > end:
+                kind, text = classify(error)
+            # raised outside of `except`, so that it does not chain obstore's error, which has secrets
+            if kind is not RefusalKind.TRANSIENT or attempt == _TRIES or self._clock.monotonic() > end:
                 break
             self._clock.sleep(backoff(attempt, self._chance, first_s=0.05, most_s=2.0))
-        raise Refused(kind, text, lost=attempt > 1)
+        raise Refusal(kind, text, lost=attempt > 1)
 
     def _store(self) -> Store:
         global _runtime_pid
@@ -343,25 +343,27 @@ class RemoteObjects(Objects):
             )
         return self._opened
 
-    def _error(self, refused: Refused, what: str, key: str) -> ObjectError | UsageError:
+    def _error(self, refused: Refusal, what: str, key: str) -> ObjectError | UsageError:
         message = f"{what} {key!r} in {self.url}: {refused.text}"
         match refused.kind:
-            case Why.MISSING:
+            case RefusalKind.MISSING:
                 return ObjectMissing(message)
-            case Why.EXISTS | Why.CONDITION:
+            case RefusalKind.EXISTS | RefusalKind.CONDITION:
                 return ObjectConflict(message)
-            case Why.NAME:
-                return BadKey(message, hint="somebody wrote a name like a//b there: use a prefix of your own")
-            case Why.FULL:
-                return ObjectsFull(message, hint="make room in the bucket; what was written before is whole")
-            case Why.UNSUPPORTED:
-                return UsageError(message, hint="the provider lacks this; use another, or do without it")
+            case RefusalKind.NAME:
+                return BadKey(
+                    message, hint="another program wrote a name like a//b there: use another prefix"
+                )
+            case RefusalKind.FULL:
+                return ObjectsFull(message, hint="free space in the bucket; earlier writes are whole")
+            case RefusalKind.UNSUPPORTED:
+                return UsageError(message, hint="use another provider, or do without this feature")
             case _:
                 return ObjectUnavailable(message)
 
 
 def _open(where: RemoteUrl) -> Store:
-    """The provider as obstore sees it; makes no connection yet."""
+    """Open the provider with obstore; this makes no connection yet."""
     config = {**where.settings, **where.secrets}
     timeout = timedelta(seconds=where.timeout_s)
     connect = timedelta(seconds=min(5.0, where.timeout_s))
@@ -374,20 +376,20 @@ def _open(where: RemoteUrl) -> Store:
             | ({"allow_http": True} if where.allow_http else {}),  # type: ignore[arg-type]
             retry_config={"max_retries": 0},
         )
-    except Exception as error:  # noqa: BLE001 - whatever it is, its text may quote a credential
-        wrong = type(error).__name__
+    except Exception as error:  # noqa: BLE001 - its text may quote a credential
+        reason = type(error).__name__
     raise BadUrl(
-        f"the settings of {where.shown} were refused ({wrong})",
-        hint="check the form of the credentials; Azure needs an account (account=… or the environment)",
+        f"the settings of {where.shown} are not valid ({reason})",
+        hint="check the format of the credentials; Azure needs account=… or the environment",
     )
 
 
-def _info(key: str, meta: "ObjectMeta") -> Info:
-    return Info(key, meta["size"], meta["e_tag"] or "", meta["last_modified"].timestamp())
+def _info(key: str, meta: "ObjectMeta") -> ObjectInfo:
+    return ObjectInfo(key, meta["size"], meta["e_tag"] or "", meta["last_modified"].timestamp())
 
 
 def join_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges (start, length) as spans (start, end) in order, those near each other joined into one.
+    """Convert ranges (start, length) to sorted spans (start, end), and join those near each other.
 
     >>> join_ranges([(5, 2), (0, 3), (10_000_000, 1)])
     [(0, 7), (10000000, 10000001)]
@@ -402,7 +404,7 @@ def join_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def before(prefix: str) -> str:
-    """A string that sorts before every key with this prefix, and behind nearly every key before those.
+    """Return a string that sorts before every key with this prefix, and after nearly all keys before those.
 
     >>> before("lots/7") < "lots/7" < before("lots/8")
     True

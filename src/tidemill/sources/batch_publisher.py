@@ -19,7 +19,7 @@ from tidemill.scope import Scope
 from tidemill.sources import batch_lots, dataset_columns, records
 from tidemill.sources.events import BatchFetched
 from tidemill.sources.keys import SourceKeys
-from tidemill.sources.records import BAD, ParsedRecords, Record
+from tidemill.sources.records import BAD, ParsedRecords, SourceRecord
 from tidemill.sources.row_converters import converter, evolving_converter
 from tidemill.sources.source import SourceTarget
 from tidemill.spark.frame_checks import refuse
@@ -74,7 +74,7 @@ class BatchPublisher:
         return list(self.scope.store.run(lambda tx: tx.get_many(keys)))
 
     def report(self, problems: Mapping[str, str]) -> None:
-        """Record in the store why checkpoints do not advance; an empty text if they do."""
+        """SourceRecord in the store why checkpoints do not advance; an empty text if they do."""
         changed = {
             name: problem[:2000]
             for name, problem in problems.items()
@@ -94,7 +94,7 @@ class BatchPublisher:
         self.scope.store.run(write)
         self._reported |= changed
 
-    def parse(self, fetched: Sequence[Record]) -> ParsedRecords:
+    def parse(self, fetched: Sequence[SourceRecord]) -> ParsedRecords:
         """Convert fetched records to rows, with the columns that the dataset has now."""
         known = ""
         if self._evolving is not None:

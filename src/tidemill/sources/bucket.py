@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, cast
 
 from tidemill.clock import SYSTEM, Clock
 from tidemill.errors import BadSource, ObjectError, ObjectMissing, SourceUnavailable
-from tidemill.objects import Info, Objects, open_objects
+from tidemill.objects import ObjectInfo, Objects, open_objects
 from tidemill.objects.url import KINDS, redact, scheme
 from tidemill.sources import path_patterns
 from tidemill.sources.file_source import DEFAULT_POLICY, FilePolicy, FileSource, reading_of
@@ -70,7 +70,7 @@ def bucket(
         max_bytes: the most bytes of one lot, unless a single object is larger.
         listing_shards: into how many shards to cut the listing, for nodes to share; useful from about 10,000
             objects.
-        options: options of the format, see `tidemill.spark.ingest.formats.Reading`.
+        options: options of the format, see `tidemill.spark.ingest.formats.FormatOptions`.
     """
     name = scheme(url)
     if name not in KINDS:
@@ -175,5 +175,5 @@ class _RawFile(RangedFile):
         return len(data)
 
 
-def _listed(path: str, info: Info) -> ListedFile:
+def _listed(path: str, info: ObjectInfo) -> ListedFile:
     return ListedFile(path, info.size, info.modified_at, info.etag)

@@ -32,7 +32,7 @@ from tidemill.sources.source import (
     source_id,
 )
 from tidemill.sources.windows import FailedWindow, HeldWindow
-from tidemill.spark.ingest.formats import Format, Reading, format_of
+from tidemill.spark.ingest.formats import Format, FormatOptions, format_of
 from tidemill.store import Tx
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class FileSourceSpec(msgspec.Struct, frozen=True, kw_only=True):
     schema: str
     kind: Kind = Kind.ROWS
     key: tuple[str, ...] = ()
-    reading: Reading
+    reading: FormatOptions
     policy: FilePolicy = DEFAULT_POLICY
     partition_by: tuple[str, ...] = ()
     quarantine: DatasetId
@@ -124,7 +124,7 @@ class FileSource(Source):
     """
 
     pattern: PathPattern
-    reading: Reading
+    reading: FormatOptions
     policy: FilePolicy
 
     @property
@@ -233,7 +233,7 @@ class FileArrival:
         """Do nothing: a listing releases its lease itself, and windows lapse with the node."""
 
 
-def reading_of(pattern: str, name: str | None, options: dict[str, object]) -> Reading:
+def reading_of(pattern: str, name: str | None, options: dict[str, object]) -> FormatOptions:
     """Return how to read the files that a pattern matches.
 
     Args:
@@ -254,14 +254,14 @@ def reading_of(pattern: str, name: str | None, options: dict[str, object]) -> Re
         raise BadSource(
             f"the ending of {pattern!r} does not tell the format", hint="give it, for example format='json'"
         )
-    fields = {option for option in Reading.__struct_fields__ if option != "format"}
+    fields = {option for option in FormatOptions.__struct_fields__ if option != "format"}
     unknown = sorted(set(options) - fields)
     if unknown:
         raise BadSource(f"unknown option {unknown[0]!r}", hint=f"give one of {', '.join(sorted(fields))}")
     if file_format is Format.CSV and ".tsv" in PurePosixPath(pattern).suffixes:
         options = {"separator": "\t", **options}
     try:
-        return msgspec.convert({"format": file_format, **options}, Reading)
+        return msgspec.convert({"format": file_format, **options}, FormatOptions)
     except msgspec.ValidationError as error:
         raise BadSource(
             f"an option of {file_format}: {error}", hint="see the types of the options in the reference"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tidemill.errors import BadSource, SourceUnavailable
-from tidemill.objects.walk import Entry, walk
+from tidemill.objects.folder_walk import FolderEntry, walk
 from tidemill.sources import path_patterns
 from tidemill.sources.file_source import DEFAULT_POLICY, FilePolicy, FileSource, reading_of
 from tidemill.sources.listing import ListedFile, Skip, is_ignored, path_fault
@@ -68,7 +68,7 @@ def folder(
         max_bytes: the most bytes of one lot, unless a single file is larger.
         listing_shards: into how many shards to cut the listing, for nodes to share; useful from about 10,000
             files.
-        options: options of the format, see `tidemill.spark.ingest.formats.Reading`.
+        options: options of the format, see `tidemill.spark.ingest.formats.FormatOptions`.
     """
     text = os.fspath(path)
     if not text or "\0" in text:
@@ -109,7 +109,7 @@ class FolderListing:
     def files(self, skip: Skip, *, after: str = "", until: str | None = None) -> Iterator[ListedFile]:
         """List files by path. Each folder is read when it is reached; one per level is in memory."""
 
-        def entries(below: str) -> Iterator[Entry[os.DirEntry[str]]]:
+        def entries(below: str) -> Iterator[FolderEntry[os.DirEntry[str]]]:
             return self._entries(below, skip)
 
         for path, entry in walk(entries, "", after or None):
@@ -131,7 +131,7 @@ class FolderListing:
     def wanted(self, path: str, skip: Skip) -> bool:
         return True
 
-    def _entries(self, below: str, skip: Skip) -> Iterator[Entry[os.DirEntry[str]]]:
+    def _entries(self, below: str, skip: Skip) -> Iterator[FolderEntry[os.DirEntry[str]]]:
         try:
             inside = os.scandir(self._root / below)
         except (FileNotFoundError, NotADirectoryError):
@@ -153,9 +153,9 @@ class FolderListing:
                 with contextlib.suppress(OSError):  # deleted while we listed
                     if entry.is_dir(follow_symlinks=False):
                         if self._matcher.enters(path):
-                            yield Entry(entry.name, None)
+                            yield FolderEntry(entry.name, None)
                     elif self._matcher.matches(path) and entry.is_file():
-                        yield Entry(entry.name, entry)
+                        yield FolderEntry(entry.name, entry)
                     elif entry.is_symlink() and entry.is_dir() and self._matcher.enters(path):
                         skip(path, "a link to a folder is not followed")
 

@@ -17,7 +17,7 @@ from tidemill.sources import http_client
 from tidemill.sources.batch_publisher import BatchPublisher, CheckpointMove, Fence, PublishedBatch
 from tidemill.sources.events import CheckpointSkipped
 from tidemill.sources.http_client import HttpLimits, HttpResponse
-from tidemill.sources.records import Record
+from tidemill.sources.records import SourceRecord
 
 if TYPE_CHECKING:
     from tidemill.sources.http_poll import PollSource
@@ -99,7 +99,7 @@ class HttpPoller:
 
     def _new_version(
         self, response: HttpResponse, taken: PollCheckpoint
-    ) -> tuple[list[Record], PollCheckpoint]:
+    ) -> tuple[list[SourceRecord], PollCheckpoint]:
         if response.status == 304:
             return [], taken
         if response.status != 200:
@@ -121,13 +121,13 @@ class HttpPoller:
         items: list[Any] = value if isinstance(value, list) else [value]
         texts = [json.dumps(item, ensure_ascii=False).encode() for item in items]
         file = self.source.description
-        return [Record(file, number, text) for number, text in enumerate(texts, 1)], checkpoint
+        return [SourceRecord(file, number, text) for number, text in enumerate(texts, 1)], checkpoint
 
     # --- lines
 
     def _new_lines(
         self, response: HttpResponse, taken: PollCheckpoint
-    ) -> tuple[list[Record], PollCheckpoint]:
+    ) -> tuple[list[SourceRecord], PollCheckpoint]:
         offset = taken.offset
         served = _RANGE.fullmatch(response.headers.get("content-range", ""))
         if response.status == 416:
@@ -150,7 +150,7 @@ class HttpPoller:
         whole = body[: body.rfind(b"\n") + 1]  # the rest is still being written
         return self._lines(whole, offset), PollCheckpoint(offset=offset + len(whole))
 
-    def _gone(self, offset: int, size: str) -> tuple[list[Record], PollCheckpoint]:
+    def _gone(self, offset: int, size: str) -> tuple[list[SourceRecord], PollCheckpoint]:
         if self.source.on_gone == "fail":
             raise MarkGone(f"{self.source.description} had {offset:,} bytes, and now has {size}")
         self._publisher.scope.emit(
@@ -160,13 +160,13 @@ class HttpPoller:
         )
         return [], PollCheckpoint()
 
-    def _lines(self, body: bytes, first: int) -> list[Record]:
+    def _lines(self, body: bytes, first: int) -> list[SourceRecord]:
         """Split a body into lines. If lines are followed, their numbers are unknown: use byte offsets."""
         records, offset = [], first
         for number, line in enumerate(body.split(b"\n"), 1):
             if line.strip():
                 place = offset if self.source.follow == "lines" else number
-                records.append(Record(self.source.description, place, line))
+                records.append(SourceRecord(self.source.description, place, line))
             offset += len(line) + 1
         return records
 

@@ -24,7 +24,7 @@ BAD: pa.Schema = pa.schema(
 _MOST_TEXT = 64 << 10
 
 
-class Record(NamedTuple):
+class SourceRecord(NamedTuple):
     """A JSON object as it arrived, and where: for example a topic's partition and an offset."""
 
     file: str
@@ -41,7 +41,7 @@ class ParsedRecords(NamedTuple):
 
 
 def parse(
-    records: Sequence[Record],
+    records: Sequence[SourceRecord],
     convert: Convert,
     key: Sequence[str] = (),
     *,
@@ -57,8 +57,8 @@ def parse(
         evolving: converts instead, if the dataset gains columns.
         known: the columns that such a dataset has now.
     """
-    good: list[tuple[Record, dict[str, Any]]] = []
-    bad: list[tuple[Record, str]] = []
+    good: list[tuple[SourceRecord, dict[str, Any]]] = []
+    bad: list[tuple[SourceRecord, str]] = []
     for record in records:
         try:
             good.append((record, _parsed(record.text)))
@@ -105,6 +105,6 @@ def _parsed(text: bytes | None) -> dict[str, Any]:
     return value
 
 
-def _quarantined(record: Record, error: str) -> dict[str, Any]:
+def _quarantined(record: SourceRecord, error: str) -> dict[str, Any]:
     text = None if record.text is None else record.text[:_MOST_TEXT].decode(errors="replace")
     return {"file": record.file, "line": record.line, "record": text, "error": error[:2000], "check": None}

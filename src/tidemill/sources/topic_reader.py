@@ -18,7 +18,7 @@ import msgspec
 from tidemill.errors import MarkGone, MissingDriver, SourceUnavailable
 from tidemill.sources.batch_publisher import BatchPublisher, CheckpointMove, PublishedBatch
 from tidemill.sources.events import CheckpointSkipped, PartitionStuck
-from tidemill.sources.records import Record
+from tidemill.sources.records import SourceRecord
 from tidemill.sources.topic_partitions import TopicPartitions
 
 if TYPE_CHECKING:
@@ -217,11 +217,11 @@ class TopicReader:
         self._checkpoints |= {move.name: move.after for move in moves}
         return batch
 
-    def _fetch(self) -> tuple[list[Record], dict[str, int]]:
+    def _fetch(self) -> tuple[list[SourceRecord], dict[str, int]]:
         """Fetch messages; return them, and the next offset of each partition."""
         from confluent_kafka import KafkaError
 
-        records: list[Record] = []
+        records: list[SourceRecord] = []
         ends: dict[str, int] = {}
         for message in self._open().consume(self.source.max_records, timeout=self.source.linger_s):
             name, offset, error = f"{message.partition():06}", message.offset(), message.error()
@@ -235,7 +235,7 @@ class TopicReader:
             if name not in self._checkpoints or offset is None:
                 continue  # of a partition that we held before
             self._at_end.discard(name)
-            records.append(Record(f"{self.source.topic}/{int(name)}", offset, message.value()))
+            records.append(SourceRecord(f"{self.source.topic}/{int(name)}", offset, message.value()))
             ends[name] = offset + 1
         return records, ends
 

@@ -19,7 +19,7 @@ import pyarrow.types as pat
 from tidemill import crash
 from tidemill.errors import BadSchema, UsageError, WriteMismatch
 from tidemill.lots.manifest import StoredObject
-from tidemill.objects import Info, Objects
+from tidemill.objects import ObjectInfo, Objects
 from tidemill.schemas.type_table import file_bytes
 from tidemill.spark import parquet_files
 from tidemill.spark.lot_reader import naming
@@ -152,7 +152,7 @@ def _collect(objects: Objects, prefix: str, rows: int, partitioning: Partitionin
     }
 
 
-def stored(info: Info, rows: int, partition: dict[str, str | None] | None = None) -> StoredObject:
+def stored(info: ObjectInfo, rows: int, partition: dict[str, str | None] | None = None) -> StoredObject:
     """Return an object as a manifest lists it."""
     return StoredObject(uri=info.key, size=info.size, rows=rows, etag=info.etag, partition=partition or {})
 

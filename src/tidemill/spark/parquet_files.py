@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidemill.errors import ObjectMissing, ObjectUnreadable
-from tidemill.objects import Info, Objects
+from tidemill.objects import ObjectInfo, Objects
 
 _THREADS: Final = 16
 
@@ -63,7 +63,7 @@ def open_parquet(objects: Objects, key: str, size: int, *, buffer_bytes: int = 0
         raise unreadable(key, f"it is not a whole Parquet file: {error}") from error
 
 
-def count_rows(objects: Objects, files: Sequence[Info]) -> list[int]:
+def count_rows(objects: Objects, files: Sequence[ObjectInfo]) -> list[int]:
     """Read from the footers how many rows each file has, in the order given."""
     if len(files) < 2:
         return [_rows(objects, info) for info in files]
@@ -71,12 +71,12 @@ def count_rows(objects: Objects, files: Sequence[Info]) -> list[int]:
         return list(pool.map(lambda info: _rows(objects, info), files))
 
 
-def _rows(objects: Objects, info: Info) -> int:
+def _rows(objects: Objects, info: ObjectInfo) -> int:
     with open_parquet(objects, info.key, info.size) as file:
         return int(file.metadata.num_rows)
 
 
-def first_value(objects: Objects, info: Info, column: str) -> Any:
+def first_value(objects: Objects, info: ObjectInfo, column: str) -> Any:
     """Read the value of a column in the first row of a file."""
     with open_parquet(objects, info.key, info.size) as file:
         index = file.schema_arrow.get_field_index(column)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tidemill.errors import BadSchema
-from tidemill.objects import Info, Objects
+from tidemill.objects import ObjectInfo, Objects
 from tidemill.objects.key import KEY_BYTES, NAME_BYTES
 from tidemill.schemas.columns import quoted
 from tidemill.spark import parquet_files
@@ -68,7 +68,7 @@ class Partitioning:
         columns = [sf.col(quoted(name)) for name in df.columns]
         return df.select(*columns, *copies).hint("rebalance", *[quoted(copy) for copy in self.copies])
 
-    def values(self, objects: Objects, info: Info, path: str) -> dict[str, str | None]:
+    def values(self, objects: Objects, info: ObjectInfo, path: str) -> dict[str, str | None]:
         """Return the values of a file's folders, as text; `path` is its key without the prefix."""
         values: dict[str, str | None] = {}
         folders = path.split("/")[:-1]

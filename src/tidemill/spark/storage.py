@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 
 from tidemill.errors import UsageError
 from tidemill.objects import Objects
-from tidemill.objects.disk import Folders, sync_file
+from tidemill.objects.durable_files import Folders, sync_file
 from tidemill.objects.local import LocalObjects
 from tidemill.objects.url import RemoteUrl
 

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from tidemill.spark.ingest import record_order
 from tidemill.spark.ingest.csv_headers import FileGroup
 from tidemill.spark.ingest.foreign_files import ForeignFile, Salvaged, one_spelling
-from tidemill.spark.ingest.formats import Format, Reading
+from tidemill.spark.ingest.formats import Format, FormatOptions
 from tidemill.spark.ingest.record_errors import error_of
 from tidemill.spark.ingest.records import BAD, BLOCK, FILE, PARSED, TEXT, RecordReader, split, union
 from tidemill.spark.queries import quoted
@@ -24,7 +24,7 @@ BAD_SCHEMA: Final = "file STRING, line BIGINT, record STRING, error STRING"
 _ID: Final = "_tidemill_id"
 
 
-class Faults(NamedTuple):
+class IngestFaults(NamedTuple):
     """Files that were refused or are truncated, and how many records are bad or lack their key."""
 
     refused: Mapping[str, str]
@@ -60,7 +60,7 @@ class BadRecords:
         self,
         spark: "SparkSession",
         schema: "StructType",
-        reading: Reading,
+        reading: FormatOptions,
         records: RecordReader,
         key: Sequence[str],
     ) -> None:
@@ -70,7 +70,7 @@ class BadRecords:
         self._records = records
         self._key = tuple(key)
 
-    def find(self, groups: Sequence[FileGroup], faults: Faults) -> "DataFrame":
+    def find(self, groups: Sequence[FileGroup], faults: IngestFaults) -> "DataFrame":
         """Return the files and records that are bad, with the reasons, as rows of `BAD_SCHEMA`."""
         whole = [(path, None, None, why) for path, why in faults.refused.items()]
         tails = [

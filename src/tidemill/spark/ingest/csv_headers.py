@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from tidemill.spark.ingest.foreign_files import ForeignFile
-from tidemill.spark.ingest.formats import Reading, compression_of
+from tidemill.spark.ingest.formats import FormatOptions, compression_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -49,7 +49,7 @@ def without(group: FileGroup, file: ForeignFile) -> FileGroup:
 def grouped(
     files: Sequence[ForeignFile],
     schema: "StructType",
-    reading: Reading,
+    reading: FormatOptions,
     open_file: Callable[[str], BinaryIO],
     refused: dict[str, str],
 ) -> list[FileGroup]:
@@ -99,7 +99,7 @@ def _decompressed(raw: BinaryIO, compression: str) -> BinaryIO:
     return raw
 
 
-def split(line: str, reading: Reading) -> list[str]:
+def split(line: str, reading: FormatOptions) -> list[str]:
     """Split a header into its names."""
     if len(reading.separator) > 1:
         names = line.split(reading.separator)

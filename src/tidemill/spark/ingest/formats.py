@@ -32,7 +32,7 @@ COMPRESSED = frozenset({".gz", ".bz2", ".zst", ".lz4", ".snappy", ".deflate"})
 """Endings of compressed files, which Spark decompresses itself."""
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
+class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to read the files of one source.
 
     - header: the first line of a CSV file names its columns, in any order. Without it they are in the order

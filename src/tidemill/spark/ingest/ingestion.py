@@ -27,10 +27,10 @@ from tidemill.spark import drift, operations
 from tidemill.spark import schema as schemas
 from tidemill.spark.frame_checks import Checked, write_checked
 from tidemill.spark.ingest import csv_headers, foreign_files, record_order, undeclared_columns
-from tidemill.spark.ingest.bad_records import BadRecords, Faults, is_keyless
+from tidemill.spark.ingest.bad_records import BadRecords, IngestFaults, is_keyless
 from tidemill.spark.ingest.csv_headers import CsvHeader, FileGroup
 from tidemill.spark.ingest.foreign_files import ForeignFile, Salvaged
-from tidemill.spark.ingest.formats import Format, Reading
+from tidemill.spark.ingest.formats import Format, FormatOptions
 from tidemill.spark.ingest.records import (
     BAD,
     FILE,
@@ -92,7 +92,7 @@ def ingest(
     storage: Storage,
     folders: IngestFolders,
     dataset: IngestColumns,
-    reading: Reading,
+    reading: FormatOptions,
     files: Sequence[ForeignFile],
     *,
     options: Mapping[str, str],
@@ -189,7 +189,7 @@ class Ingestion:
         self,
         spark: "SparkSession",
         schema: "StructType",
-        reading: Reading,
+        reading: FormatOptions,
         *,
         options: Mapping[str, str],
         open_file: Callable[[str], BinaryIO],
@@ -233,7 +233,7 @@ class Ingestion:
                 self._set_aside(file, error, refused, truncated, groups)
                 attempts += 1
         counts = {} if frame is None else counted.get
-        faults = Faults(refused, truncated, int(counts.get("bad", 0)), int(counts.get("keyless", 0)))
+        faults = IngestFaults(refused, truncated, int(counts.get("bad", 0)), int(counts.get("keyless", 0)))
         drifted = {
             "unknown_columns": int(counts.get("unknown", 0)) + self._unknown_in_parquet(readable),
             "rescued": int(counts.get("rescued", 0)),
@@ -341,7 +341,7 @@ class Ingestion:
 
 
 def _header_of(
-    file: ForeignFile, schema: "StructType", reading: Reading, open_file: Callable[[str], BinaryIO]
+    file: ForeignFile, schema: "StructType", reading: FormatOptions, open_file: Callable[[str], BinaryIO]
 ) -> CsvHeader | None:
     if reading.format is not Format.CSV or not reading.header:
         return None

@@ -3,7 +3,7 @@
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
-from tidemill.spark.ingest.formats import Format, Reading
+from tidemill.spark.ingest.formats import Format, FormatOptions
 from tidemill.spark.queries import quoted
 
 if TYPE_CHECKING:
@@ -19,12 +19,12 @@ _AFTER_BRACE: Final = r"\}\s*[^\s,\]\}]"
 """Outside of strings, a closing brace is followed by , ] } or nothing."""
 
 
-def json_options(reading: Reading) -> dict[str, str]:
+def json_options(reading: FormatOptions) -> dict[str, str]:
     """Return the options of Spark's JSON reader, and of `from_json`."""
     return {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT, **_time_formats(reading)}
 
 
-def csv_options(reading: Reading) -> dict[str, str]:
+def csv_options(reading: FormatOptions) -> dict[str, str]:
     """Return the options of Spark's CSV reader, and of `from_csv`."""
     return {
         "mode": "PERMISSIVE",
@@ -40,7 +40,7 @@ def csv_options(reading: Reading) -> dict[str, str]:
     }
 
 
-def _time_formats(reading: Reading) -> dict[str, str]:
+def _time_formats(reading: FormatOptions) -> dict[str, str]:
     given = {"dateFormat": reading.date_format, "timestampFormat": reading.timestamp_format}
     return {name: value for name, value in given.items() if value}
 
@@ -59,7 +59,7 @@ def has_trailing_text(text: "Column") -> "Column":
     return ~sf.endswith(sf.rtrim(text), sf.lit("}")) | trailing
 
 
-def error_of(text: "Column", schema: "StructType", reading: Reading) -> "Column":
+def error_of(text: "Column", schema: "StructType", reading: FormatOptions) -> "Column":
     """Return what is wrong with a record that is known to be bad, for people."""
     from pyspark.sql import functions as sf
 
@@ -79,7 +79,7 @@ def error_of(text: "Column", schema: "StructType", reading: Reading) -> "Column"
     return reduce(lambda rest, case: sf.when(case[0], case[1]).otherwise(rest), reversed(reasons), otherwise)
 
 
-def _misfits(text: "Column", schema: "StructType", reading: Reading) -> "Column":
+def _misfits(text: "Column", schema: "StructType", reading: FormatOptions) -> "Column":
     from pyspark.sql import functions as sf
 
     misfits = []

@@ -20,7 +20,7 @@ from tidemill.spark import schema as schemas
 from tidemill.spark.ingest import record_order
 from tidemill.spark.ingest.csv_headers import CsvHeader, FileGroup
 from tidemill.spark.ingest.foreign_files import ForeignFile
-from tidemill.spark.ingest.formats import Format, Reading
+from tidemill.spark.ingest.formats import Format, FormatOptions
 from tidemill.spark.ingest.record_errors import CORRUPT, csv_options, has_trailing_text, json_options
 from tidemill.spark.ingest.undeclared_columns import (
     is_not_object,
@@ -62,7 +62,7 @@ class RecordReader:
         self,
         spark: "SparkSession",
         schema: "StructType",
-        reading: Reading,
+        reading: FormatOptions,
         *,
         options: Mapping[str, str],
         kind: Kind,

@@ -17,7 +17,7 @@ from tidemill.spark.drift import VOID, storable
 from tidemill.spark.ingest import csv_headers
 from tidemill.spark.ingest.csv_headers import CsvHeader
 from tidemill.spark.ingest.foreign_files import ForeignFile
-from tidemill.spark.ingest.formats import Format, Reading
+from tidemill.spark.ingest.formats import Format, FormatOptions
 from tidemill.spark.ingest.record_errors import CORRUPT, csv_options, json_options
 from tidemill.spark.queries import quoted
 from tidemill.spark.schema import of_arrow, of_spark
@@ -33,7 +33,7 @@ Open = Callable[[str], BinaryIO]
 def find(
     spark: "SparkSession",
     schema: "StructType",
-    reading: Reading,
+    reading: FormatOptions,
     files: Sequence[ForeignFile],
     *,
     options: Mapping[str, str],
@@ -71,7 +71,7 @@ def find(
 
 
 def _header_names(
-    files: Sequence[ForeignFile], schema: "StructType", reading: Reading, open_file: Open
+    files: Sequence[ForeignFile], schema: "StructType", reading: FormatOptions, open_file: Open
 ) -> list[str]:
     groups = csv_headers.grouped(files, schema, reading, open_file, {})
     return [name for group in groups if group.header for name in group.header.unknown.values()]
@@ -166,7 +166,9 @@ def rescued_json(text: "Expression", parsed: "Expression", schema: "StructType")
     return sf.when(sf.size(left) > 0, sf.to_json(left))
 
 
-def rescued_csv(header: CsvHeader, text: "Expression", reading: Reading) -> "tuple[Expression, Expression]":
+def rescued_csv(
+    header: CsvHeader, text: "Expression", reading: FormatOptions
+) -> "tuple[Expression, Expression]":
     """Return what the row of a record lacks, as JSON, and whether the record is bad as a whole.
 
     A record with another number of values is bad: which value belongs to which column is unknown.

@@ -28,7 +28,7 @@ from tidemill.errors import AttemptUnknown, ManifestUnreadable, ObjectMissing
 from tidemill.events import Emit, ignore
 from tidemill.lots import layout
 from tidemill.lots.keys import DatasetId
-from tidemill.objects.port import Info, Objects
+from tidemill.objects.port import ObjectInfo, Objects
 from tidemill.publish import attempts
 from tidemill.publish.attempts import AnyAttempt, Published
 from tidemill.publish.manifests import attempt_in
@@ -157,7 +157,7 @@ class Collector:
 
     # --- one page
 
-    def _collect(self, folder: _Folder, found: Sequence[Info]) -> None:
+    def _collect(self, folder: _Folder, found: Sequence[ObjectInfo]) -> None:
         known = self._attempts({attempt_in(info.key) for info in found})
         try:
             kept, named = self._kept(folder, known)

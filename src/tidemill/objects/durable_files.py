@@ -1,9 +1,9 @@
-"""Durable steps on a file system: a new file nobody sees, folders that survive, a lock per key.
+"""Durable files: new files in a scratch folder, folders that survive a crash, and a lock per key.
 
-A write is durable only when the file's data, the entry in its folder and the entries of all folders above
-are on the disk: three different fsyncs. Where the file system has one journal, in which everything that was
-done before is on the disk with what was done last (`ONE_JOURNAL`), the last of them brings all folders along.
-Everything here raises `OSError`; `local` says what it means.
+A write is durable only when the file's data, the entry in its folder and the entries of all folders above are
+on the disk: three different fsyncs. Some file systems have one journal that is written in order
+(`ONE_JOURNAL`). There one fsync of the last folder also writes all folders above. These functions raise
+`OSError`; `local` translates it.
 """
 
 import contextlib
@@ -19,17 +19,16 @@ from tidemill.errors import ObjectUnavailable
 
 STRIPES = 64
 ONE_JOURNAL = frozenset({"ext3", "ext4", "xfs"})
-"""File systems that force their journal up to a change in the order of all changes: an fsync of a folder
-brings the folders above it along, whoever made them."""
+"""File systems that write their journal in order: an fsync of a folder also writes the folders above it."""
 
 _REMEMBERED = 10_000
 
 
 class NewFile:
-    """A file in the scratch folder, being written; under no key yet.
+    """A file in the scratch folder that is being written and has no key yet.
 
-    Its owner holds an flock on it for as long as it is open, and the kernel drops that with the process. So
-    a scratch file without a lock has no owner, whatever its age or the owner's process id, and may be swept.
+    Its owner holds an flock on it while it is open. The kernel releases the lock when the process ends. So a
+    scratch file without a lock has no owner, no matter how old it is, and `sweep` may delete it.
     """
 
     def __init__(self, scratch: Path, chance: random.Random) -> None:
@@ -49,7 +48,7 @@ class NewFile:
         self.stamp(modified_ns)
 
     def stamp(self, modified_ns: int) -> None:
-        """Set the time of modification, which is part of the etag, and wait until it is on the disk."""
+        """Set the time of modification, which is part of the ETag, and wait until it is on the disk."""
         os.utime(self._fd, ns=(modified_ns, modified_ns))
         os.fsync(self._fd)
 
@@ -74,11 +73,11 @@ def _claim(scratch: Path, chance: random.Random) -> tuple[Path, int]:
         except BaseException:
             os.close(fd)
             raise
-        os.close(fd)  # a sweeper came between the two lines above and took it for an orphan
+        os.close(fd)  # a sweeper deleted it between the two lines above
 
 
 def sweep(scratch: Path) -> int:
-    """Remove scratch files whose owner is gone; returns how many. Safe beside living writers (`NewFile`)."""
+    """Delete scratch files without an owner; return how many. Live writers are safe (`NewFile`)."""
     swept = 0
     for path in list(scratch.iterdir()):
         with contextlib.suppress(FileNotFoundError, BlockingIOError):
@@ -95,9 +94,9 @@ def sweep(scratch: Path) -> int:
 class Folders:
     """Makes folders and their entries durable, and remembers which are.
 
-    A folder that another process has just made may not be on the disk yet, so the first use of any folder
-    syncs the folder above it. What is remembered is the inode, so that a folder which another process removed
-    and made again counts as new.
+    A folder that another process has just made may not be on the disk yet. So the first use of any folder
+    syncs the folder above it. The inode is remembered, so that a folder that another process removed and made
+    again counts as new.
     """
 
     def __init__(self, root: Path) -> None:
@@ -106,28 +105,28 @@ class Folders:
         self._file_system = ""
 
     def sync(self, folder: Path) -> None:
-        """Return when the entries of this folder, and every folder above it, are on the disk."""
+        """Wait until the entries of this folder, and every folder above it, are on the disk."""
         sync_folder(folder)
         if not self._file_system:
             self._file_system = file_system(self._root)
         if self._file_system in ONE_JOURNAL and folder != self._root:
             return
         for below in (folder, *folder.parents):
-            found = below.stat()
-            if self._durable.get(below) == (found.st_dev, found.st_ino):
+            status = below.stat()
+            if self._durable.get(below) == (status.st_dev, status.st_ino):
                 return
             try:
                 sync_folder(below.parent)
             except PermissionError:
-                # The folders above the root may be as new as the root, but they may not be ours to open.
+                # The folders above the root may also be new, but we may not be allowed to open them.
                 if not self._root.is_relative_to(below):
                     raise
             if len(self._durable) >= _REMEMBERED:
                 self._durable.clear()
-            self._durable[below] = found.st_dev, found.st_ino
+            self._durable[below] = status.st_dev, status.st_ino
 
     def prune(self, folder: Path) -> Path:
-        """Remove empty folders from here upwards; returns the first that stays. The root always does."""
+        """Remove empty folders from here upwards, up to the root; return the first that stays."""
         while folder != self._root:
             self._durable.pop(folder, None)
             try:
@@ -141,7 +140,7 @@ class Folders:
 
 
 def file_system(folder: Path) -> str:
-    """The kind of file system a folder is on; `unknown` where that cannot be told."""
+    """Return the file system that a folder is on; `unknown` if that cannot be determined."""
     try:
         device = folder.stat().st_dev
         wanted = f"{os.major(device)}:{os.minor(device)}"
@@ -155,7 +154,7 @@ def file_system(folder: Path) -> str:
 
 
 def sync_file(path: Path) -> None:
-    """Return when the body of one file, whoever wrote it, is on the disk."""
+    """Wait until the body of one file is on the disk."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -164,7 +163,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Return when the entries of one folder are on the disk."""
+    """Wait until the entries of one folder are on the disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -173,9 +172,10 @@ def sync_folder(folder: Path) -> None:
 
 
 class KeyLocks:
-    """One lock per key across processes: 64 files, keys spread over them by hash.
+    """One lock per key across processes: 64 files, and keys are spread over them by hash.
 
-    The kernel frees a lock with its process. A holder that is merely stopped keeps it, so waiting has an end.
+    The kernel releases a lock when its process ends. A process that is only stopped keeps it, so waiting has
+    a time limit.
     """
 
     def __init__(self, folder: Path, clock: Clock, chance: random.Random, *, patience_s: float) -> None:
@@ -186,7 +186,7 @@ class KeyLocks:
 
     @contextlib.contextmanager
     def hold(self, key: str) -> Iterator[None]:
-        """Wait for the key's lock, hold it for the block."""
+        """Wait for the lock of a key, and hold it inside the block."""
         path = self._folder / f"{zlib.crc32(key.encode()) % STRIPES:02x}"
         fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
         try:
@@ -205,7 +205,7 @@ class KeyLocks:
                 if self._clock.monotonic() >= end:
                     raise ObjectUnavailable(
                         f"the lock of {key!r} was not free within {self._patience_s:g} s",
-                        hint="another process holds it: is one stopped? The call may be repeated",
+                        hint="check whether a process that uses these objects is stopped, then retry",
                     ) from None
             else:
                 return

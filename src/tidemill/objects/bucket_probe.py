@@ -1,10 +1,11 @@
-"""Does this bucket honour conditions? Asked once, before anything relies on it (STO-13).
+"""The probe of a bucket: checks once that it honours conditional writes (STO-13).
 
-Some servers accept `If-None-Match` and `If-Match`, answer 200 and overwrite: two writers of one key then both
-believe that they created it. The probe does what must not succeed, one after the other and from several
-threads at once, on objects of its own, and removes them. It also finds out whether the server lists by key.
+Some servers accept `If-None-Match` and `If-Match`, respond with 200 and overwrite anyway. Two writers of one
+key then both believe that they created it. The probe makes writes that must not succeed, one after the other
+and from several threads at once, on its own objects, and deletes these. It also finds out whether the server
+lists by key.
 
-Some forty small requests. Keep the answer: a bucket does not change it.
+It makes about forty small requests. Keep the result: it does not change for a bucket.
 """
 
 import random
@@ -22,28 +23,28 @@ from tidemill.objects.port import Objects, Put
 T = TypeVar("T")
 
 FOLDER = "tidemill-probe"
-_THREADS = 2  # enough to meet; more only wait for each other
+_THREADS = 2  # enough for a race; more would only wait for each other
 _RACES = 4
 
 
 class Probed(msgspec.Struct, frozen=True):
-    """What a probe found. A bucket that ignores conditions has no answer; it is an error."""
+    """The result of a probe. A bucket that ignores conditions has no result; it is an error."""
 
     if_match: bool
-    """Whether `put_if_match` can be used; False when the server says that it lacks it."""
+    """Whether `put_if_match` can be used; False if the server says that it does not support it."""
     flat: bool
-    """Whether it lists by key bytes, also from behind a key."""
+    """Whether it lists by key bytes, also after a given key."""
 
 
 def try_conditions(objects: Objects, chance: random.Random) -> Probed:
-    """Try the conditions of a bucket, leaving nothing behind.
+    """Try the conditional writes of a bucket, and delete the objects of the probe.
 
-    Raises `ConditionsIgnored` when a conditional write succeeded that must not, and `ObjectUnavailable` when
-    the bucket cannot be reached or written.
+    `ConditionsIgnored` if a conditional write succeeded that must not, `ObjectUnavailable` if the bucket
+    cannot be reached or written.
 
     Args:
-        objects: what to try; opened with `flat=True`, so that it shows the order the provider has.
-        chance: draws the nonces.
+        objects: the bucket, opened with `flat=True` to see the provider's own order.
+        chance: for nonces.
     """
     folder = f"{FOLDER}/{chance.getrandbits(64):016x}"
     ordered = [f"{folder}/order/{name}" for name in ("a-1", "a/1", "a0")]
@@ -67,9 +68,7 @@ def _try_create(objects: Objects, key: str, chance: random.Random) -> None:
     objects.put_if_absent(key, first, first)
     again = objects.put_if_absent(key, second, second)
     if again is not Put.OTHER or objects.get(key)[0] != first:
-        raise ConditionsIgnored(
-            f"{objects.url} overwrites objects that are only to be created (If-None-Match)"
-        )
+        raise ConditionsIgnored(f"{objects.url} overwrites existing objects in spite of If-None-Match")
 
 
 def _race_create(objects: Objects, key: str, chance: random.Random) -> None:
@@ -77,7 +76,7 @@ def _race_create(objects: Objects, key: str, chance: random.Random) -> None:
     answers = _at_once([partial(objects.put_if_absent, key, nonce, nonce) for nonce in nonces])
     winners = [nonce for nonce, answer in zip(nonces, answers, strict=True) if answer is not Put.OTHER]
     if len(winners) != 1 or objects.get(key)[0] != winners[0]:
-        raise ConditionsIgnored(f"{objects.url} lets {len(winners)} of {_THREADS} create one object")
+        raise ConditionsIgnored(f"{objects.url} lets {len(winners)} of {_THREADS} writers create one object")
 
 
 def _has_if_match(objects: Objects, key: str, chance: random.Random) -> bool:
@@ -85,15 +84,17 @@ def _has_if_match(objects: Objects, key: str, chance: random.Random) -> bool:
     try:
         second = objects.put_if_match(key, _nonce(chance), first.etag)
     except UsageError:
-        return False  # it says that it does not have it: that is honest
+        return False  # the server says that it does not support it
     kept = _nonce(chance)
     third = objects.put_if_match(key, kept, second.etag)
     if _replaces(objects, key, _nonce(chance), first.etag) or objects.get(key)[0] != kept:
-        raise ConditionsIgnored(f"{objects.url} replaces objects that have changed (If-Match)")
+        raise ConditionsIgnored(f"{objects.url} replaces changed objects in spite of If-Match")
     bodies = [_nonce(chance) for _ in range(_THREADS)]
     won = sum(_at_once([partial(_replaces, objects, key, body, third.etag) for body in bodies]))
     if won != 1:
-        raise ConditionsIgnored(f"{objects.url} lets {won} of {_THREADS} replace one object (If-Match)")
+        raise ConditionsIgnored(
+            f"{objects.url} lets {won} of {_THREADS} writers replace one object in spite of If-Match"
+        )
     return True
 
 
@@ -106,13 +107,13 @@ def _replaces(objects: Objects, key: str, body: bytes, etag: str) -> bool:
 
 
 def _lists_by_key(objects: Objects, keys: list[str]) -> bool:
-    """Whether `keys`, which go by bytes and not by folders, are listed in that order, from behind each."""
+    """Return whether `keys`, sorted by bytes, are listed in that order, also after each of them."""
     for key in keys:
         objects.put(key, b"")
     folder = keys[0].rpartition("/")[0] + "/"
     try:
-        for at, after in enumerate([None, *keys]):
-            if [info.key for info in objects.list(folder, after=after)] != keys[at:]:
+        for index, after in enumerate([None, *keys]):
+            if [info.key for info in objects.list(folder, after=after)] != keys[index:]:
                 return False
     except ObjectError:
         return False  # out of order
