@@ -23,7 +23,7 @@ from tidemill.futures.home import Place
 from tidemill.futures.values.signatures import ClusterKey
 from tidemill.objects import open_objects
 from tidemill.publish.parts import PartDone
-from tidemill.runner.child import AGAIN, Seat
+from tidemill.runner.child import RESTART, ChildContext
 from tidemill.runner.in_process_worker import InProcessWorker
 from tidemill.runner.part_futures import PartFutures, resource_of
 from tidemill.runner.supervisor import RunnerOptions, run_runner
@@ -41,23 +41,23 @@ class Settings(msgspec.Struct, frozen=True):
     arguments: dict[str, Any] = {}
 
 
-def work(seat: Seat) -> int | None:
-    """InProcessWorker that make parts until told to drain, or until our lease is over."""
-    folder = seat.arguments["folder"]
-    note(folder, f"child {os.getpid()} epoch {seat.presence.node.epoch}")
-    worker = _worker(seat)
+def work(context: ChildContext) -> int | None:
+    """Make parts until asked to drain, or until our lease is over."""
+    folder = context.arguments["folder"]
+    note(folder, f"child {os.getpid()} epoch {context.presence.node.epoch}")
+    worker = _worker(context)
     worker.start()
-    while not seat.draining.wait(0.01):
-        if not seat.presence.alive():
+    while not context.draining.wait(0.01):
+        if not context.presence.alive():
             worker.abandon()
-            return AGAIN
-    given_s = seat.grace_s
+            return RESTART
+    given_s = context.grace_s
 
     def shorten() -> None:
         """A second signal ends the grace."""
-        while seat.grace_s == given_s:
+        while context.grace_s == given_s:
             threading.Event().wait(0.01)
-        worker.drain(seat.grace_s)
+        worker.drain(context.grace_s)
 
     threading.Thread(target=shorten, daemon=True).start()
     worker.drain(given_s)
@@ -65,44 +65,42 @@ def work(seat: Seat) -> int | None:
     return None
 
 
-def once(seat: Seat) -> int | None:
+def once(context: ChildContext) -> int | None:
     """Make two parts and end."""
-    worker = _worker(seat)
+    worker = _worker(context)
     worker.start()
-    tasks = [runner_parts.part(n, seat.arguments["folder"]) for n in range(2)]
-    scope = scope_of(seat.store, seat.place.cluster, objects=_objects(seat))
-    parts = PartFutures(scope, seat.place.key, runner_parts.make, check=worker.check)
+    tasks = [runner_parts.part(n, context.arguments["folder"]) for n in range(2)]
+    scope = scope_of(context.store, context.place.cluster, objects=_objects(context))
+    parts = PartFutures(scope, context.place.key, runner_parts.make, check=worker.check)
     good = all(isinstance(end, PartDone) for end in parts.run(tasks))
     worker.stop()
     return 0 if good else 3
 
 
-def wrong(seat: Seat) -> int | None:
+def wrong(context: ChildContext) -> int | None:
     """Say what is wrong."""
     raise LookupError("no pipeline here")
 
 
-def young(seat: Seat) -> int | None:
+def young(context: ChildContext) -> int | None:
     """Die at once, until a file is there."""
-    note(seat.arguments["folder"], "young")
-    if not (Path(seat.arguments["folder"]) / "grown").exists():
+    note(context.arguments["folder"], "young")
+    if not (Path(context.arguments["folder"]) / "grown").exists():
         os._exit(0)
     return 5
 
 
-def _objects(seat: Seat) -> Any:
-    return open_objects(seat.place.objects, clock=SYSTEM)
+def _objects(context: ChildContext) -> Any:
+    return open_objects(context.place.objects, clock=SYSTEM)
 
 
-def _worker(seat: Seat) -> InProcessWorker:
+def _worker(context: ChildContext) -> InProcessWorker:
     return InProcessWorker(
-        seat.store,
-        seat.place.cluster,
-        seat.place.key,
-        seat.presence,
+        scope_of(context.store, context.place.cluster, objects=_objects(context)),
+        context.place.key,
+        context.presence,
         names=[resource_of("shop")],
         threads=2,
-        objects=_objects(seat),
     )
 
 

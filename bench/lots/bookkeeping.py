@@ -118,19 +118,11 @@ def per_lot_ms(report: Report, folder: Path, before: int, lots: int) -> float:
         )
         presence.start()
         tools = Tools(objects)
+        scope = _scope(store, objects, presence.node, chance)
         worker = InProcessWorker(
-            store,
-            "bench",
-            secret,
-            presence,
-            names={resource_of("bench")},
-            threads=4,
-            objects=objects,
-            tools=tools,
-            chance=chance,
+            scope, secret, presence, names={resource_of("bench")}, threads=4, tools=tools
         )
         worker.start()
-        scope = _scope(store, objects, presence.node, chance)
         parts = PartFutures(scope, secret, make, check=worker.check)
         loop = Loop(scope, presence, program, Engine(parts=parts, compute=_no_views))
         _arrive(store, objects, keys, before, lots)

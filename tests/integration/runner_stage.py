@@ -1,6 +1,7 @@
 """What the tests of runners share: a store of each kind, and worker with their presence on it."""
 
 import contextlib
+import dataclasses
 import random
 import threading
 from collections.abc import Iterator, Sequence
@@ -72,15 +73,12 @@ class Stage:
         self, presence: Presence, threads: int = 2, *, names: Sequence[str] = ()
     ) -> Iterator[InProcessWorker]:
         worker = InProcessWorker(
-            self.store,
-            CLUSTER,
+            dataclasses.replace(self.scope(), emit=self.events.append),
             KEY,
             presence,
             names=names or [resource_of("shop")],
             threads=threads,
-            objects=self.objects,
             interrupt=self.interrupted.append,
-            emit=self.events.append,
         )
         worker.start()
         try:

@@ -1,8 +1,10 @@
 """`tidemill worker`: claims futures of one cluster and runs them in child processes."""
 
+import functools
 import re
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -35,103 +37,215 @@ class Size(click.ParamType[int]):
 SIZE = Size()
 
 
+class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which cluster a worker works for."""
+
+    home: str | None
+    store: str | None
+    objects: str | None
+    key_file: str | None
+    cluster: str
+
+    def place(self) -> Place:
+        """Where the cluster is. A home has its own store and objects."""
+        return Place.of(
+            home=self.home,
+            store=None if self.home is not None else self.store,
+            objects=None if self.home is not None else self.objects,
+            cluster=self.cluster,
+            key_file=self.key_file,
+        )
+
+
+class CapacityOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker offers to tasks, and where it keeps their results."""
+
+    slots: int
+    cpu: float
+    ram: int
+    gpu: float
+    named: tuple[str, ...]
+    results_bytes: int
+    spill: str
+
+
+class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker serves results to other hosts."""
+
+    listen: str
+    certificate: tuple[str, str] | None
+    advertise: str
+    trust: str | None
+
+    def serving(self) -> "Serving | None":
+        """None for a worker that serves its own host alone."""
+        from tidemill.futures.worker.worker import Serving
+
+        trust = self.trust or ""
+        if not self.listen:
+            return Serving(roots=trust) if trust else None
+        host, _, port = self.listen.rpartition(":")
+        if not host or not port.isdigit():
+            raise UsageError(
+                f"--listen {self.listen}", hint="write HOST:PORT, e.g. 10.0.0.7:7070; port 0 is any free port"
+            )
+        chain, key = self.certificate or ("", "")
+        return Serving(
+            host=host.strip("[]"), port=int(port), chain=chain, key=key, advertise=self.advertise, roots=trust
+        )
+
+
+class TimeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a worker waits for tasks, and how long others wait for the worker."""
+
+    grace_s: float
+    cancel_grace_s: float
+    max_waiting: int
+    ttl_s: float
+
+
+Command = Callable[..., Any]
+Decorator = Callable[[Command], Command]
+
+
+def grouped(name: str, kind: type[msgspec.Struct], *options: Decorator) -> Decorator:
+    """Add options to a command, which gets them as one object: the argument `name`, of this kind."""
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            values = {field: kwargs.pop(field) for field in kind.__struct_fields__}
+            return command(*args, **{name: kind(**values)}, **kwargs)
+
+        wrapped: Command = call
+        for option in reversed(options):
+            wrapped = option(wrapped)
+        return wrapped
+
+    return decorate
+
+
+cluster_options = grouped(
+    "cluster",
+    ClusterOptions,
+    click.option("--home", type=click.Path(), help="The home of the cluster: a folder; created if missing."),
+    click.option(
+        "--store", envvar="TIDEMILL_STORE", show_envvar=True, help="The URL of the store, instead of a home."
+    ),
+    click.option(
+        "--objects", envvar="TIDEMILL_OBJECTS", show_envvar=True, help="The URL of the object storage."
+    ),
+    click.option("--key-file", type=click.Path(), help="The file of the cluster key; a home has its own."),
+    click.option(
+        "--cluster", default=CLUSTER, show_default=True, help="The name of the cluster in the store."
+    ),
+)
+
+capacity_options = grouped(
+    "capacity",
+    CapacityOptions,
+    click.option(
+        "--slots",
+        type=click.IntRange(1, 1_000),
+        default=1,
+        show_default=True,
+        help="How many tasks run at once.",
+    ),
+    click.option("--cpu", type=click.FloatRange(0), default=0.0, help="CPUs for tasks; all by default."),
+    click.option("--ram", type=SIZE, default=0, help="Memory for tasks, e.g. 4GB; all by default."),
+    click.option("--gpu", type=click.FloatRange(0), default=0.0, help="GPUs for tasks; none by default."),
+    click.option("--name", "named", multiple=True, help="A named resource that tasks may ask for."),
+    click.option(
+        "--results", "results_bytes", type=SIZE, default=0, help="Memory for results; half by default."
+    ),
+    click.option(
+        "--spill", type=click.Path(), default="", help="A folder for results that do not fit in memory."
+    ),
+)
+
+serving_options = grouped(
+    "serving",
+    ServingOptions,
+    click.option("--listen", default="", help="HOST:PORT at which other hosts fetch results."),
+    click.option(
+        "--certificate",
+        nargs=2,
+        type=click.Path(exists=True),
+        help="Certificate chain and key for --listen (PEM).",
+    ),
+    click.option("--advertise", default="", help="The host name under which others reach --listen."),
+    click.option("--trust", type=click.Path(exists=True), help="Certificates to trust (PEM)."),
+)
+
+time_options = grouped(
+    "times",
+    TimeOptions,
+    click.option(
+        "--grace",
+        "grace_s",
+        type=click.FloatRange(0),
+        default=30.0,
+        show_default=True,
+        help="Seconds that running tasks have after SIGTERM.",
+    ),
+    click.option(
+        "--cancel-grace",
+        "cancel_grace_s",
+        type=click.FloatRange(0),
+        default=5.0,
+        show_default=True,
+        help="Seconds between asking a task to end and killing it.",
+    ),
+    click.option(
+        "--max-waiting",
+        type=click.IntRange(1),
+        default=32,
+        show_default=True,
+        help="How many tasks may wait for others and keep their process.",
+    ),
+    click.option(
+        "--ttl",
+        "ttl_s",
+        type=click.FloatRange(3.0),
+        default=15.0,
+        show_default=True,
+        help="Seconds after which a silent worker counts as dead.",
+    ),
+)
+
+
 @click.command()
-@click.option("--home", type=click.Path(), help="The cluster's home: a folder; made if missing.")
-@click.option(
-    "--store", envvar="TIDEMILL_STORE", show_envvar=True, help="The store's URL, instead of a home."
-)
-@click.option("--objects", envvar="TIDEMILL_OBJECTS", show_envvar=True, help="The objects' URL.")
-@click.option("--key-file", type=click.Path(), help="The file of the cluster key; a home has its own.")
-@click.option("--cluster", default=CLUSTER, show_default=True, help="The cluster's name in the store.")
-@click.option("--slots", type=click.IntRange(1, 1_000), default=1, show_default=True, help="Tasks at once.")
-@click.option("--cpu", type=click.FloatRange(0), default=0.0, help="CPUs to give away; all by default.")
-@click.option("--ram", type=SIZE, default=0, help="Memory to give away, e.g. 4GB; all by default.")
-@click.option("--gpu", type=click.FloatRange(0), default=0.0, help="GPUs to give away; none by default.")
-@click.option("--name", "named", multiple=True, help="A resource by its name that tasks may ask for.")
-@click.option("--results", "results_bytes", type=SIZE, default=0, help="Memory for results; half by default.")
-@click.option(
-    "--spill", type=click.Path(), default="", help="A folder for results that memory is too small for."
-)
-@click.option("--listen", default="", help="HOST:PORT to serve results to other hosts at.")
-@click.option(
-    "--certificate", nargs=2, type=click.Path(exists=True), help="Chain and key for --listen (PEM)."
-)
-@click.option("--advertise", default="", help="The name other hosts reach --listen by.")
-@click.option("--trust", type=click.Path(exists=True), help="Certificates to trust (PEM).")
-@click.option(
-    "--grace",
-    "grace_s",
-    type=click.FloatRange(0),
-    default=30.0,
-    show_default=True,
-    help="Seconds for running tasks after SIGTERM.",
-)
-@click.option(
-    "--cancel-grace",
-    "cancel_grace_s",
-    type=click.FloatRange(0),
-    default=5.0,
-    show_default=True,
-    help="Seconds between asking a task to end and killing it.",
-)
-@click.option(
-    "--max-waiting",
-    type=click.IntRange(1),
-    default=32,
-    show_default=True,
-    help="Tasks that wait for others and keep their process.",
-)
-@click.option(
-    "--ttl",
-    "ttl_s",
-    type=click.FloatRange(3.0),
-    default=15.0,
-    show_default=True,
-    help="Seconds after which a silent worker counts as dead.",
-)
+@cluster_options
+@capacity_options
+@serving_options
+@time_options
 @click.option(
     "--spark",
     "pipeline",
     metavar="FILE[:NAME]",
-    help="Make parts of this pipeline, in --slots threads around one Spark session, and run nothing else.",
+    help="Process parts of this pipeline, in --slots threads around one Spark session, and nothing else.",
 )
 @click.option("--with-parent", is_flag=True, help="Drain when standard input is closed.")
-@click.option("--quiet", is_flag=True, help="Tell nothing of what happens.")
+@click.option("--quiet", is_flag=True, help="Print no events.")
 @json_option
 def worker(
     output: Output,
-    home: str | None,
-    store: str | None,
-    objects: str | None,
-    key_file: str | None,
-    cluster: str,
-    slots: int,
-    cpu: float,
-    ram: int,
-    gpu: float,
-    named: tuple[str, ...],
-    results_bytes: int,
-    spill: str,
-    listen: str,
-    certificate: tuple[str, str] | None,
-    advertise: str,
-    trust: str | None,
-    grace_s: float,
-    cancel_grace_s: float,
-    max_waiting: int,
-    ttl_s: float,
+    cluster: ClusterOptions,
+    capacity: CapacityOptions,
+    serving: ServingOptions,
+    times: TimeOptions,
     pipeline: str | None,
     with_parent: bool,
     quiet: bool,
 ) -> int | None:
-    """Run futures: a supervisor and its child processes, until SIGTERM.
+    """Run futures in child processes until SIGTERM.
 
-    A first SIGTERM drains: nothing new is taken, what runs may finish within the grace, the rest is given
-    back. A second one ends the grace. With --json every event is one JSON object on a line of its own.
+    The first SIGTERM drains: the worker takes nothing new, running tasks may finish within the grace, and the
+    rest is given back. A second one ends the grace. With --json each event is one line with a JSON object.
     """
     if pipeline is not None:
-        if home is not None:
-            raise UsageError("a pipeline knows its home", hint="leave --home out with --spark")
+        if cluster.home is not None:
+            raise UsageError("a pipeline has its own home", hint="omit --home with --spark")
         from tidemill.cli.run import run_pipeline
 
         return run_pipeline(
@@ -139,68 +253,40 @@ def worker(
             output,
             watch=True,
             starts=False,
-            threads=slots,
-            grace_s=grace_s,
-            ttl_s=ttl_s,
+            threads=capacity.slots,
+            grace_s=times.grace_s,
+            ttl_s=times.ttl_s,
             quiet=quiet,
         )
-    place = Place.of(
-        home=home,
-        store=None if home is not None else store,
-        objects=None if home is not None else objects,
-        cluster=cluster,
-        key_file=key_file,
-    )
+    place = cluster.place()
     zygote = Zygote()  # it imports while we do
     from tidemill.cluster.leases import LeaseTiming
     from tidemill.futures.worker.settings import Settings
     from tidemill.futures.worker.worker import WorkerOptions, run_worker
 
     options = WorkerOptions(
-        slots=slots,
-        cpu=cpu,
-        ram=ram,
-        gpu=gpu,
-        named=named,
-        results_bytes=results_bytes,
-        spill=spill,
-        serving=_serving(listen, certificate, advertise, trust or ""),
+        **msgspec.structs.asdict(capacity),
+        serving=serving.serving(),
         with_parent=with_parent,
         settings=Settings(
-            grace_s=grace_s,
-            cancel_grace_s=cancel_grace_s,
-            max_waiting=max_waiting,
-            timing=LeaseTiming(ttl_s),
+            grace_s=times.grace_s,
+            cancel_grace_s=times.cancel_grace_s,
+            max_waiting=times.max_waiting,
+            timing=LeaseTiming(times.ttl_s),
         ),
     )
 
-    def tell(event: Event) -> None:
+    def write(event: Event) -> None:
         if output.json:
             sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
             sys.stdout.flush()
         elif not quiet:
-            output.stderr.print(f"[dim]{type(event).__name__}[/dim] {_said(event)}")
+            output.stderr.print(f"[dim]{type(event).__name__}[/dim] {_fields(event)}")
 
-    run_worker(place, options, zygote=zygote, emit=tell)
+    run_worker(place, options, zygote=zygote, emit=write)
     return None
 
 
-def _said(event: Event) -> str:
+def _fields(event: Event) -> str:
     fields = msgspec.to_builtins(event)
     return " ".join(f"{name}={value}" for name, value in fields.items() if name != "type")
-
-
-def _serving(
-    listen: str, certificate: tuple[str, str] | None, advertise: str, trust: str
-) -> "Serving | None":
-    from tidemill.futures.worker.worker import Serving
-
-    if not listen:
-        return Serving(roots=trust) if trust else None
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit():
-        raise UsageError(f"--listen {listen}", hint="write HOST:PORT, e.g. 10.0.0.7:7070; port 0 is any")
-    chain, key = certificate or ("", "")
-    return Serving(
-        host=host.strip("[]"), port=int(port), chain=chain, key=key, advertise=advertise, roots=trust
-    )

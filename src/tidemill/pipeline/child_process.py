@@ -14,7 +14,7 @@ from tidemill.errors import PipelineNotFound, TidemillError
 from tidemill.futures.home import Place
 from tidemill.futures.values.signatures import ClusterKey
 from tidemill.pipeline import pipeline_file
-from tidemill.runner.child import Seat
+from tidemill.runner.child import ChildContext
 
 MAIN = "tidemill.pipeline.child_process:main"
 
@@ -109,23 +109,23 @@ def _import(target: str, folder: Path) -> LoadResult:
     return LoadResult(info=info)
 
 
-def main(seat: Seat) -> int:
+def main(context: ChildContext) -> int:
     """Run the pipeline in the child process of a runner; return the exit code."""
     from tidemill.pipeline.run import run_as_node
     from tidemill.pipeline.run_reporter import RunReporter
 
-    request = msgspec.convert(seat.arguments, RunRequest)
+    request = msgspec.convert(context.arguments, RunRequest)
     pipeline = pipeline_file.load(request.target, Path(request.folder))
     if request.spark:
         pipeline.use_spark(request.spark)
     with RunReporter(json=request.json, quiet=request.quiet) as reporter:
         report = run_as_node(
             pipeline,
-            seat.presence,
+            context.presence,
             watch=request.watch,
             starts=request.starts,
             emit=reporter,
-            stop=seat.draining,
+            stop=context.draining,
             threads=request.threads,
         )
     reporter.end(report)

@@ -1,18 +1,17 @@
-"""A runner's child: the process that holds the Spark session and runs user code.
+"""The child process of a runner: it holds the Spark session and runs user code.
 
-It is told who it is by the first line of its standard input, and learns there, too, that it should drain, or
-that its supervisor is gone, with which it dies. It acts under the node's epoch that its supervisor has given
-it: when that is over it has nothing to say any more, and is killed. What it does is `main`, a function found
-by its name, `module:function`, that is given a `Seat`; what that returns is the exit code.
+The supervisor writes to the child's standard input: first a `Hello`, later `Drain`. When that pipe is closed
+the supervisor is dead, and the child dies too. The child acts under an epoch of the node that no other child
+has. When that epoch is over the store refuses its writes, and the supervisor kills it. The child calls
+`main`, a function named as `module:function`, with a `ChildContext`; its return value is the exit code.
 
-The last thing it says, on a pipe of its own, is that it has ended by itself: one that ends without that word
-has died, however orderly its exit code may look.
+Before it ends, the child writes its exit code to a pipe. A child that ends without that has died, even if its
+exit code is 0.
 """
 
 import contextlib
 import importlib
 import os
-import random
 import signal
 import sys
 import threading
@@ -34,14 +33,14 @@ from tidemill.runner.presence import GivenPresence
 from tidemill.store import Store, open_store
 from tidemill.views.spark.malloc import keep_memory
 
-AGAIN = 75
-"""The exit code of a main that wants to be started again in a new process: its Spark session is lost, say."""
+RESTART = 75
+"""The exit code that asks for a new process, for example because the Spark session is lost."""
 
 MOST_HELLO_BYTES = 16_000_000
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """The first word to a child."""
+    """The first message to a child."""
 
     main: str
     arguments: dict[str, Any]
@@ -49,28 +48,28 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     objects: str
     cluster: str
     home: str
-    secret: bytes  # the cluster key; here and not in the environment, where others could read it
+    secret: bytes  # the cluster key; not in the environment, which other processes can read
     node: Node
     parent: int
-    ended: int  # the descriptor on which it says that it has ended by itself
+    ended: int  # the descriptor of the pipe for its exit code
     timing: LeaseTiming = DEFAULT_TIMING
     grace_s: float = 30.0
     path: list[str] = []  # where modules are found
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """Take nothing new, and end within so many seconds."""
+    """Take nothing new, and end within this many seconds."""
 
     grace_s: float
 
 
-class Seat:
-    """What a main has to work with.
+class ChildContext:
+    """What the main function of a child works with.
 
     - place, store: of the cluster; the store is open.
-    - presence: the node, kept by the supervisor; its epoch is that of this child alone.
-    - arguments: what the supervisor was given for it.
-    - draining: set when it should end, within `grace_s` from then.
+    - presence: the node, whose lease the supervisor renews; no other child has its epoch.
+    - arguments: what the supervisor was given for this function.
+    - draining: set when the function should end, within `grace_s`.
     """
 
     def __init__(self, hello: Hello, store: Store, clock: Clock = SYSTEM) -> None:
@@ -82,69 +81,69 @@ class Seat:
             key=ClusterKey(hello.secret),
         )
         self.store = store
-        self.clock = clock
-        self.chance = random.Random()
         self.presence = GivenPresence(store, hello.cluster, hello.node, clock=clock, timing=hello.timing)
         self.arguments = hello.arguments
         self.grace_s = hello.grace_s
         self.draining = threading.Event()
 
     def drain(self, grace_s: float) -> None:
-        """Ask the main to end."""
+        """Ask the main function to end."""
         self.grace_s = grace_s
         self.draining.set()
 
 
-Main = Callable[[Seat], int | None]
+Main = Callable[[ChildContext], int | None]
 
 
 def main() -> int:
-    """Be a child."""
+    """Run as a child; return the exit code."""
     keep_memory()  # before there are threads
     prctl(PR_SET_NAME, b"tidemill-runner")
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number in (signal.SIGINT, signal.SIGTERM):  # the supervisor hears these, and tells us
+    for number in (signal.SIGINT, signal.SIGTERM):  # the supervisor handles these, and sends `Drain`
         signal.signal(number, signal.SIG_IGN)
     crash.arm_from_environment()
-    words = os.dup(0)
+    messages = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)  # what user code starts must not read what is meant for us
+    os.dup2(nothing, 0)  # processes that user code starts must not read our messages
     os.close(nothing)
-    line, rest = _first_line(words)
+    line, rest = _first_line(messages)
     hello = msgspec.json.decode(line, type=Hello)
     if os.getppid() != hello.parent:
-        return AGAIN  # it died before we could ask to die with it
+        return RESTART  # the supervisor died before we asked to die with it
     sys.path[:] = hello.path or sys.path
     code = 1
     try:
         with open_store(hello.store) as store:
-            seat = Seat(hello, store)
-            threading.Thread(target=_listen, args=(words, rest, seat), name="words", daemon=True).start()
-            seat.presence.start()
+            context = ChildContext(hello, store)
+            threading.Thread(
+                target=_listen, args=(messages, rest, context), name="messages", daemon=True
+            ).start()
+            context.presence.start()
             try:
-                code = found(hello.main)(seat) or 0
+                code = find_main(hello.main)(context) or 0
             finally:
-                seat.presence.close()
+                context.presence.close()
     except LeaseLost:
-        code = AGAIN
+        code = RESTART
     except TidemillError as error:
         sys.stderr.write(f"{error}\n")
-    except Exception:  # noqa: BLE001 - said, and told by the exit code
+    except Exception:  # noqa: BLE001 - printed, and the exit code says that it failed
         traceback.print_exc()
     with contextlib.suppress(OSError):
         os.write(hello.ended, b"%d\n" % code)
     return code
 
 
-def found(name: str) -> Main:
-    """The main of a name, `module:function`."""
+def find_main(name: str) -> Main:
+    """Import the function that is named `module:function`."""
     module, _, attribute = name.partition(":")
     try:
         loaded = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise UsageError(f"there is no {name!r}: {error}", hint="name it as module:function") from error
+        raise UsageError(f"cannot import {name!r}: {error}", hint="name it as module:function") from error
     if not callable(loaded):
-        raise UsageError(f"{name!r} is no function", hint="name it as module:function")
+        raise UsageError(f"{name!r} is not a function", hint="name it as module:function")
     return loaded  # type: ignore[no-any-return] # callable, as far as anybody can know
 
 
@@ -153,18 +152,18 @@ def _first_line(fd: int) -> tuple[bytes, bytes]:
     while b"\n" not in data and len(data) < MOST_HELLO_BYTES:
         piece = os.read(fd, 65_536)
         if not piece:
-            os._exit(AGAIN)  # nobody is there
+            os._exit(RESTART)  # the supervisor is gone
         data += piece
     line, _, rest = data.partition(b"\n")
     return line, rest
 
 
-def _listen(fd: int, rest: bytes, seat: Seat) -> None:
-    """Hear the supervisor until it is gone, and die with it."""
+def _listen(fd: int, rest: bytes, context: ChildContext) -> None:
+    """Obey the supervisor until it is gone, and die with it."""
     while True:
         *lines, rest = rest.split(b"\n")
         for line in lines:
-            seat.drain(msgspec.json.decode(line, type=Drain).grace_s)
+            context.drain(msgspec.json.decode(line, type=Drain).grace_s)
         try:
             piece = os.read(fd, 4096)
         except OSError:

@@ -8,16 +8,15 @@ every folder, so that a stale run and its successor never share one (LOT-17).
 from contextvars import ContextVar
 from typing import Any
 
-from tidemill.clock import Clock
 from tidemill.crash import Crashed
 from tidemill.errors import FutureCancelled, LeaseLost, UsageError
+from tidemill.futures.values.signatures import ClusterKey
 from tidemill.futures.worker.jobs import Job
 from tidemill.futures.worker.task import Outcome, TaskRunner
 from tidemill.futures.worker.task_context import Site
 from tidemill.futures.worker.wire import Broken, Hello, Task
-from tidemill.objects import Objects
 from tidemill.publish.parts import PartPlace
-from tidemill.store import Store
+from tidemill.scope import Scope
 
 
 class FutureRun:
@@ -77,43 +76,33 @@ def tag_of(place: PartPlace) -> str:
 class _Site(Site):
     """A site in the process of the runner itself, which has opened everything already."""
 
-    def __init__(self, hello: Hello, store: Store, objects: Objects | None, clock: Clock) -> None:
-        super().__init__(hello, clock=clock)
-        self._store = store
-        self._objects = objects
+    def __init__(self, hello: Hello, scope: Scope) -> None:
+        super().__init__(hello, clock=scope.clock)
+        self._store = scope.store
+        self._objects = scope.objects
 
 
 class FutureRunner(TaskRunner):
     """Runs futures as a worker's child runs tasks, but several at once. Threads may share it.
 
     Args:
-        store, objects: opened.
-        cluster: its name.
-        secret: the cluster key.
-        node: the node that claims the futures.
+        scope: what the runner works with.
+        key: the cluster key.
+        node_id: the node that claims the futures.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        objects: Objects | None,
-        cluster: str,
-        secret: bytes,
-        node: str,
-        *,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, scope: Scope, key: ClusterKey, node_id: str) -> None:
         hello = Hello(
-            cluster=cluster,
+            cluster=scope.cluster,
             store="",
-            objects="here" if objects is not None else "",
-            secret=secret,
-            node=node,
+            objects="here",
+            secret=key.secret,
+            node=node_id,
             node_epoch=0,
             address="",
             segments="",
         )
-        super().__init__(_Site(hello, store, objects, clock))
+        super().__init__(_Site(hello, scope))
 
     def run_future(self, run: FutureRun) -> Outcome:
         """Run one future to its outcome. Raises only what counts as the death of this process."""

@@ -12,23 +12,19 @@ A crash point that is hit in a future or in the loop counts as the death of the 
 any more, and `check` raises it.
 """
 
-import random
 import threading
 from collections.abc import Collection
 
-from tidemill.clock import SYSTEM, Clock
 from tidemill.errors import LeaseLost
-from tidemill.events import Emit, ignore
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.lanes import Lane, bounds_of
 from tidemill.futures.values.signatures import ClusterKey
 from tidemill.futures.worker.claim_loop import ClaimLoop
 from tidemill.futures.worker.ledger import Ledger
-from tidemill.objects import Objects
 from tidemill.runner.future_run import FutureRunner
 from tidemill.runner.presence import Presence
 from tidemill.runner.worker_threads import Interrupt, WorkerThreads, no_interrupt
-from tidemill.store import Store
+from tidemill.scope import Scope
 
 LINGER_S = 5.0
 """How long the end waits for futures that were interrupted."""
@@ -43,46 +39,45 @@ class InProcessWorker:
     A node has at most one of these: it gives back claims of its node that it does not know.
 
     Args:
-        store: opened; shared with everything in this process.
-        cluster: its name.
+        scope: what the runner works with.
         key: the cluster key; only code that was signed with it runs.
         presence: our node.
         names: what the futures ask for; see `part_futures.resource_of`.
         threads: how many futures run at once.
-        objects: where large arguments and results are.
         tools: what the code of a future gets from `future_run.tools()`.
         interrupt: ends the Spark jobs of a tag; called by the guard, and may raise.
     """
 
     def __init__(
         self,
-        store: Store,
-        cluster: str,
+        scope: Scope,
         key: ClusterKey,
         presence: Presence,
         *,
         names: Collection[str],
         threads: int,
-        objects: Objects | None = None,
         tools: object = None,
         interrupt: Interrupt = no_interrupt,
-        clock: Clock = SYSTEM,
-        chance: random.Random | None = None,
-        emit: Emit = ignore,
     ) -> None:
-        self.store = store
+        self.store = scope.store
         self.presence = presence
-        self.clock = clock
-        chance = chance if chance is not None else random.Random()
+        self.clock = scope.clock
         self._names = frozenset(names)
         node_id = presence.node.id
-        ledger = Ledger(store, cluster, node_id, chance, emit=emit, serves=self._serves)
-        runner = FutureRunner(store, objects, cluster, key.secret, node_id, clock=clock)
-        self._threads = WorkerThreads(
-            runner, ledger, names, threads, tools=tools, interrupt=interrupt, clock=clock
+        ledger = Ledger(
+            scope.store, scope.cluster, node_id, scope.chance, emit=scope.emit, serves=self._serves
         )
-        self._claims = ClaimLoop(ledger, presence, self._threads, clock)
-        self._keys = FutureKeys(cluster)
+        self._threads = WorkerThreads(
+            FutureRunner(scope, key, node_id),
+            ledger,
+            names,
+            threads,
+            tools=tools,
+            interrupt=interrupt,
+            clock=scope.clock,
+        )
+        self._claims = ClaimLoop(ledger, presence, self._threads, scope.clock)
+        self._keys = FutureKeys(scope.cluster)
         self._wake = threading.Event()
         self._loop: threading.Thread | None = None
         self._over = threading.Event()

@@ -1,9 +1,9 @@
-"""A runner's presence: its entry in the node list, under which everything it does is fenced.
+"""The presence of a runner: its entry in the node list, which fences everything it writes.
 
-In one process (`Pipeline.run()`) the runner keeps its entry itself: `OwnPresence` renews it from a thread,
-and leads when it is elected, so that a cluster of runners alone has somebody who reaps. In a child process
-the supervisor keeps the entry, and `GivenPresence` reads until when it is good: a child whose supervisor
-hangs stops by itself, and one that does not is refused by the store.
+In one process (`Pipeline.run()`) the runner renews its own entry, from a thread of `OwnPresence`. It also
+stands for leader, so that a cluster without workers has a leader too. In a child process the supervisor
+renews the entry, and `GivenPresence` reads how long it is good. A child whose supervisor hangs thus stops by
+itself; if it does not, the store refuses its writes.
 """
 
 import random
@@ -23,6 +23,7 @@ from tidemill.events import Emit, ignore
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.lanes import Capacity
 from tidemill.futures.protocol.leader_duties import future_duties
+from tidemill.futures.worker.claim_loop import NodeLease
 from tidemill.futures.worker.janitor import Janitor
 from tidemill.objects import Objects
 from tidemill.store import Store, Tx
@@ -32,42 +33,25 @@ READ_EVERY_S = 1.0
 KIND = "runner"
 
 
-class Presence(Protocol):
-    """What hands and the loop know of their node."""
-
-    @property
-    def node(self) -> Node:
-        """As whom we act: its id and epoch are the fence of every write."""
-        ...
-
-    def alive(self) -> bool:
-        """May we act as this node, by our own clock?"""
-        ...
-
-    def accepts(self) -> bool:
-        """May we take anything new?"""
-        ...
-
-    def left_s(self) -> float:
-        """For how long the store will take us for alive, at least."""
-        ...
+class Presence(NodeLease, Protocol):
+    """What a runner knows of its node."""
 
     def check(self) -> None:
-        """Raise what ended the keeping of our entry: who waited for it to be good again would for ever."""
+        """Raise the error that ended the renewal of our entry: the entry will not be good again."""
         ...
 
 
 class OwnPresence:
-    """The entry of this process, kept by a thread of its own.
+    """The entry of this process, renewed by its own thread.
 
     Args:
         store: where the node list is.
         cluster: its name.
-        node_id: ours; the same one in every life of a slot, else random.
-        epoch: below which no epoch of ours may be; a slot's lives count up.
-        names: what futures may ask for here.
-        threads: how many of them run at once.
-        objects: opens the object storage: as long as we lead, what nobody needs is deleted there.
+        node_id: ours; each process that takes the same slot has the same id.
+        epoch: all our epochs are above this one.
+        names: the resources that futures may ask for here.
+        threads: how many futures run at once.
+        objects: opens the object storage, where the leader deletes results that are not needed any more.
     """
 
     def __init__(
@@ -102,7 +86,7 @@ class OwnPresence:
         self._janitor: Janitor | None = None
         self.store = store
         self.clock = clock
-        self.broken: BaseException | None = None  # what ended the thread
+        self.broken: BaseException | None = None  # the error that ended the thread
         self._released = False
         self._over = threading.Event()
         self._wake = threading.Event()
@@ -126,7 +110,7 @@ class OwnPresence:
             raise self.broken
 
     def start(self) -> Node:
-        """Join the list, and stay there."""
+        """Join the node list, and start to renew."""
         membership = self.member.membership
         for _ in range(JOIN_TRIES):
             wait_s = membership.tick()
@@ -146,16 +130,16 @@ class OwnPresence:
             while not self._over.is_set() and self.member.state is not MemberState.GONE:
                 self.clock.wait(self._wake, self.member.tick())
                 self._wake.clear()
-        except BaseException as error:  # noqa: BLE001 - whoever asks whether we are alive is told
+        except BaseException as error:  # noqa: BLE001 - raised by `check`
             self.broken = error
 
     def begin_again(self) -> None:
-        """End this epoch and join under the next one: whatever was begun under this one is over."""
+        """End this epoch and join under the next one: everything that was begun under this one is over."""
         self.member.membership.begin_again()
         self._wake.set()
 
     def drain(self) -> None:
-        """Say that this node takes nothing new; it stays in the list until `close`."""
+        """Mark this node as draining: it takes nothing new. It stays in the list until `close`."""
         self.member.drain(float("inf"))
         self._wake.set()
 
@@ -166,7 +150,7 @@ class OwnPresence:
         self._join()
 
     def abandon(self) -> None:
-        """End as if killed: the entry stays, and runs out."""
+        """End as if killed: the entry stays in the list until it expires."""
         self._over.set()
         self._wake.set()
         self._join()
@@ -179,12 +163,12 @@ class OwnPresence:
 
 
 class GivenPresence:
-    """An entry that somebody else keeps: read every second. Once it is lost it stays lost.
+    """An entry that the supervisor renews. This process reads it every second; once lost, it stays lost.
 
     Args:
         store: where the node list is.
         cluster: its name.
-        node: as whom we act; another epoch of it is somebody else.
+        node: the node and the epoch that we act under.
         timing: of its lease.
     """
 
@@ -223,10 +207,10 @@ class GivenPresence:
         return self._ends_at - self._clock.monotonic()
 
     def check(self) -> None:
-        """Whoever keeps it ends this process when the entry is over."""
+        """Never raises: the supervisor kills this process when the entry is over."""
 
     def start(self) -> Node:
-        """Look for the first time, and go on looking; `LeaseLost` when the entry is over already."""
+        """Read the entry, and start to read it every second; `LeaseLost` if it is over already."""
         self.look()
         if not self.alive():
             raise LeaseLost(f"node {self._node.id} is no longer in the list under epoch {self._node.epoch}")
@@ -241,21 +225,21 @@ class GivenPresence:
 
         sent = self._clock.monotonic()
         try:
-            found, now = self._store.run(read)
+            entry, now = self._store.run(read)
         except StoreError:
-            return  # good until its time is over
-        if found is None or found.epoch != self._node.epoch or found.expires_at <= now:
+            return  # the entry is good until it expires
+        if entry is None or entry.epoch != self._node.epoch or entry.expires_at <= now:
             self._lost = True
             return
-        self._node = found
-        self._ends_at = sent + (found.expires_at - now) / SECOND_US
+        self._node = entry
+        self._ends_at = sent + (entry.expires_at - now) / SECOND_US
 
     def _run(self) -> None:
         while not self._lost and not self._clock.wait(self._over, READ_EVERY_S):
             self.look()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop reading."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()

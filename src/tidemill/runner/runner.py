@@ -63,18 +63,13 @@ class Runner:
     ) -> None:
         storage = Storage(scope.objects)
         self.worker = InProcessWorker(
-            scope.store,
-            scope.cluster,
+            scope,
             key,
             presence,
             names={resource_of(program.pipeline)},
             threads=threads,
-            objects=scope.objects,
             tools=Tools(spark=spark, storage=storage, objects=scope.objects, program=program),
             interrupt=lambda tag: interrupt(spark, tag),
-            clock=scope.clock,
-            chance=scope.chance,
-            emit=scope.emit,
         )
         self._clock = scope.clock
         self.presence = presence

@@ -1,11 +1,11 @@
-"""A runner's supervisor: keeps the node's lease, and a child that does the work. It never runs user code.
+"""The supervisor of a runner: renews the node's lease and keeps a child running. It runs no user code.
 
-Each child acts under an epoch of the node that no other child has. When one dies the epoch is ended at once,
-so that whatever it had claimed is over, and another child is started under the next; soon, and later each
-time when children die young. When the lease is lost the child is killed, and the node joins again.
+Each child acts under an epoch of the node that no other child has. When a child dies its epoch ends at once,
+so that everything it had claimed is over, and another child starts under the next epoch. If children keep
+dying young, each restart waits longer. When the lease is lost the child is killed, and the node joins again.
 
-SIGTERM and SIGINT drain: the child is told, finishes what it can within the grace and ends; a second signal
-ends the grace. A child that ends by itself ends the runner, with its exit code.
+SIGTERM and SIGINT drain: the child finishes what it can within the grace and ends. A second signal ends the
+grace. A child that ends by itself ends the runner, with its exit code.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from tidemill.futures.worker.events import ChildEnded
 from tidemill.futures.worker.processes import RestartPause, SupervisedProcess, drained_by_signals
 from tidemill.futures.worker.wakeup import Wakeup
 from tidemill.objects import open_objects
-from tidemill.runner.child import AGAIN, Drain, Hello
+from tidemill.runner.child import RESTART, Drain, Hello
 from tidemill.runner.presence import OwnPresence
 from tidemill.runner.slots import slot
 from tidemill.store import open_store
@@ -38,19 +38,19 @@ from tidemill.store import open_store
 LOOK_S = 0.2
 YOUNG_S = 10.0
 MOST_YOUNG = 20
-"""So many children in a row that died young end the runner: more than what a part lives through that kills
-them."""
+"""The runner ends after this many children in a row that died young. A part that kills its runner is
+quarantined after fewer deaths."""
 
 KILL_AFTER_S = 10.0
-"""How long after the grace a child may take to give back what it has."""
+"""How long after the grace a child may take to give back its claims."""
 
 
 class RunnerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a runner is set up.
+    """The settings of a runner.
 
-    - names, threads: what it offers; for the node list. The child's hands decide.
-    - grace_s: for what runs when it is asked to leave.
-    - most_pause_s: before another child is started, after several that died young.
+    - names, threads: what its entry in the node list offers. The worker in the child decides what it claims.
+    - grace_s: how long running futures may take to end when the runner drains.
+    - most_pause_s: the longest pause before a restart, after children that died young.
     """
 
     names: frozenset[str] = frozenset()
@@ -61,7 +61,7 @@ class RunnerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChildStarted(Event, frozen=True):
-    """A runner has started its child, under an epoch of its own."""
+    """A runner has started its child, under an epoch that no other child has."""
 
     node: str
     epoch: int
@@ -78,18 +78,18 @@ def run_runner(
     chance: random.Random | None = None,
     emit: Emit = ignore,
 ) -> int:
-    """Be a runner until its child has ended by itself, or a signal has drained it; the exit code.
+    """Run until the child ends by itself, or a signal drains the runner; return the exit code.
 
-    From the main thread alone.
+    Call this from the main thread.
 
     Args:
         place: the cluster.
-        main: what the child does, as `module:function`; see `child.Seat`.
-        arguments: for it; plain data.
-        options: how it is set up.
-        clock: of everything here.
-        chance: of everything here.
-        emit: is told what happens.
+        main: the function that the child calls, as `module:function`; it gets a `child.ChildContext`.
+        arguments: plain data for that function.
+        options: the settings.
+        clock: the source of time.
+        chance: the source of random numbers.
+        emit: where events go.
     """
     chance = chance if chance is not None else random.Random()
     with slot(place, chance) as taken, open_store(place.store, clock=clock, chance=chance) as store:
@@ -193,17 +193,17 @@ class Supervisor:
         self._child: SparkChild | None = None
 
     def run(self) -> int:
-        """Start children until one ends by itself, or we drain; the exit code."""
+        """Start children until one ends by itself, or we drain; return the exit code."""
         while True:
             node = self._node()
             if node is None:
                 return 0
             began = self.clock.monotonic()
             child = self._start(node)
-            self._tend(child)
+            self._watch(child)
             self._child = None
             code = child.bury()
-            if code is not None and code != AGAIN:
+            if code is not None and code != RESTART:
                 return code
             if self.drain_by is not None:
                 return 0
@@ -212,7 +212,7 @@ class Supervisor:
     # --- one child
 
     def _node(self) -> Node | None:
-        """Our node under an epoch that no child has had; None when we are to leave before there is one."""
+        """Our node under an epoch that no child has had; None if we drain before there is one."""
         while self.drain_by is None:
             if self.presence.broken is not None:
                 raise self.presence.broken
@@ -245,8 +245,8 @@ class Supervisor:
         self.emit(ChildStarted(node=node.id, epoch=node.epoch, pid=child.pid))
         return child
 
-    def _tend(self, child: SparkChild) -> None:
-        """Until it has ended."""
+    def _watch(self, child: SparkChild) -> None:
+        """Wait until the child has ended; kill it when the lease is lost."""
         with selectors.DefaultSelector() as selector:
             selector.register(child.pidfd, selectors.EVENT_READ)
             selector.register(self.wakeup.reader, selectors.EVENT_READ)
@@ -270,8 +270,8 @@ class Supervisor:
             child.kill("drain")
 
     def _died(self, child: SparkChild, code: int | None, lived_s: float) -> None:
-        """End its epoch, and wait a little if such things happen often."""
-        kind = child.killed_for or ("again" if code == AGAIN else "crash")
+        """End the epoch of a child that died, and pause if children keep dying young."""
+        kind = child.killed_for or ("again" if code == RESTART else "crash")
         message = f"the child ended with {child.process.returncode} after {lived_s:.1f} s"
         self.emit(ChildEnded(node=child.node.id, pid=child.pid, kind=kind, message=message))
         if self.presence.node.epoch == child.node.epoch:
@@ -287,7 +287,7 @@ class Supervisor:
         self._wait(self._pause.left_s)
 
     def _wait(self, timeout_s: float) -> None:
-        """So long, or until we are asked to leave."""
+        """Wait this long, or until we drain."""
         end = self.clock.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
             selector.register(self.wakeup.reader, selectors.EVENT_READ)
@@ -316,7 +316,7 @@ class Supervisor:
         self.wakeup.ring()
 
     def close(self) -> None:
-        """End what is left, if this ends by an error."""
+        """Kill a child that is left after an error."""
         if self._child is not None:
             self._child.kill("close")
             self._child.bury()
