@@ -8,6 +8,7 @@ before have left, and on no other. A leg that only chooses columns needs no Spar
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tidemill.views.circuit.expr import Expr, column, text
 
@@ -16,6 +17,8 @@ from tidemill.views.circuit.expr import Expr, column, text
 class Where:
     """Keep the rows for which every condition is true."""
 
+    stored_name: ClassVar = "Where"
+
     conditions: tuple[Expr, ...]
 
 
@@ -23,12 +26,16 @@ class Where:
 class Select:
     """Compute the columns anew."""
 
+    stored_name: ClassVar = "Select"
+
     expressions: tuple[Expr, ...]
 
 
 @dataclass(frozen=True)
 class Explode:
     """Each row once per row that a generator makes of it; see `circuit.operators.Generate`."""
+
+    stored_name: ClassVar = "Explode"
 
     call: Expr
     width: int
@@ -75,7 +82,7 @@ class Leg:
     def digest(self) -> str:
         """The same for the same steps: part of the name of what is stored behind them."""
         said = [
-            (type(step).__name__, *(one.sql() for one in _expressions(step)), getattr(step, "outer", ""))
+            (step.stored_name, *(one.sql() for one in _expressions(step)), getattr(step, "outer", ""))
             for step in self.steps
         ]
         return hashlib.blake2b(repr(said).encode(), digest_size=6).hexdigest()
