@@ -19,25 +19,31 @@ import pyarrow as pa
 from bench.report import Report, at_most, main
 from tidemill.clock import SYSTEM
 from tidemill.objects.local import LocalObjects
-from tidemill.views.kernels.aggregate import Agg, Aggregate
-from tidemill.views.kernels.join import Join
+from tidemill.views.kernels.group_by import GroupAggregate, GroupKernel
+from tidemill.views.kernels.join import JoinKernel
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
+from tidemill.views.trace.hash_space import ALL
 from tidemill.views.trace.layout import Layout
-from tidemill.views.trace.slices import ALL
-from tidemill.views.trace.spine import Spine
-from tidemill.views.trace.version import Kept, Version, write_version
+from tidemill.views.trace.trace import Trace
+from tidemill.views.trace.version import TraceChanges, TraceVersion, write_version
 
 SIZES = (1_000, 10_000)
 MONEY = pa.decimal128(10, 2)
 REGIONS = np.array([f"region-{n}" for n in range(100)])
 ORDERS = Layout(pa.schema([("cust", pa.int32()), ("day", pa.date32()), ("amount", MONEY)]), 1)
 CUSTOMERS = Layout(pa.schema([("cust", pa.int32()), ("region", pa.string())]), 1)
-JOIN = Join(ORDERS, CUSTOMERS, (False,), (("day", "day"), ("amount", "amount")), (("region", "region"),))
-AGGREGATE = Aggregate(
+JOIN = JoinKernel(
+    ORDERS, CUSTOMERS, (False,), (("day", "day"), ("amount", "amount")), (("region", "region"),)
+)
+AGGREGATE = GroupKernel(
     pa.schema([("region", pa.string()), ("day", pa.date32())]),
     pa.schema([("amount", MONEY)]),
-    (Agg("count", None, "n"), Agg("sum", "amount", "total"), Agg("max", "amount", "high")),
+    (
+        GroupAggregate("count", None, "n"),
+        GroupAggregate("sum", "amount", "total"),
+        GroupAggregate("max", "amount", "high"),
+    ),
 )
 
 
@@ -64,7 +70,7 @@ class View:
         self.objects = LocalObjects(folder / "objects", SYSTEM, random.Random(1))
         self.cache = Cache(self.objects, folder / "cache")
         groups = [f"groups.{name}" for name in AGGREGATE.layouts]
-        self.version = Version.empty(["orders", "customers", *groups])
+        self.version = TraceVersion.empty(["orders", "customers", *groups])
         self.region_of = self.chance.integers(0, len(REGIONS), rows // 50)
         self.orders = [self.drawn(rows)]
         self.bytes = 0
@@ -94,10 +100,10 @@ class View:
             0, "_h", pa.array(mixed(numbers.astype(np.int64), rows["day"].cast(pa.int32()).to_numpy()))
         )
 
-    def spine(self, name: str, layout: Layout) -> Spine:
-        return Spine.of(self.version, name, layout, self.cache, ALL, self.version.step)
+    def spine(self, name: str, layout: Layout) -> Trace:
+        return Trace.of(self.version, name, layout, self.cache, ALL, self.version.step)
 
-    def groups(self) -> dict[str, Spine]:
+    def groups(self) -> dict[str, Trace]:
         return {name: self.spine(f"groups.{name}", layout) for name, layout in AGGREGATE.layouts.items()}
 
     def load(self) -> None:
@@ -173,7 +179,7 @@ class View:
             "cpu": cpu,
         }
 
-    def commit(self, bundle: Bundle, kept: list[Kept]) -> None:
+    def commit(self, bundle: Bundle, kept: list[TraceChanges]) -> None:
         self.bytes += bundle.write()
         added = [each for one in kept for each in one.added]
         merged = [each for one in kept for each in one.merged]

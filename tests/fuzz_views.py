@@ -30,12 +30,12 @@ from tidemill.clock import SYSTEM
 from tidemill.errors import TidemillError
 from tidemill.spark.sessions import expecting_errors, open_session
 from tidemill.testing import Case, Judge, Step, Verdict
-from tidemill.views.certify import generate
+from tidemill.views.certify import generated_steps
 from tidemill.views.certify.equality import equality_of
 from tidemill.views.certify.judge import Mismatch
-from tidemill.views.circuit.interpret import interpret
-from tidemill.views.circuit.rewrite import rewrite
-from tidemill.views.sql.catalog import Table
+from tidemill.views.circuit.interpreter import interpret
+from tidemill.views.circuit.rewrites import rewrite
+from tidemill.views.sql.catalog import QueryTable
 
 BATCH = 20
 
@@ -52,7 +52,9 @@ class Family:
     steps: Callable[[int], list[Step]]
 
 
-PLAIN = Family(DDL, lambda seed: Generator(seed).query(), lambda seed: generate.steps(DDL, seed=seed)[:3])
+PLAIN = Family(
+    DDL, lambda seed: Generator(seed).query(), lambda seed: generated_steps.generate_steps(DDL, seed=seed)[:3]
+)
 TYPED = Family(
     views_typed.DDL,
     lambda seed: views_typed.TypedGenerator(seed).query(),
@@ -109,7 +111,7 @@ def _batches(first: int, count: int | None) -> Iterator[range]:
 
 
 def search(
-    spark: Any, tables: Mapping[str, Table], seeds: range, family: Family = PLAIN, *, job: bool = True
+    spark: Any, tables: Mapping[str, QueryTable], seeds: range, family: Family = PLAIN, *, job: bool = True
 ) -> Found | None:
     """The first of these queries that differs, made smaller; None if all equal plain Spark.
 
@@ -133,7 +135,7 @@ class Asked:
     """Queries over some tables, judged."""
 
     spark: Any
-    tables: Mapping[str, Table]
+    tables: Mapping[str, QueryTable]
     ddl: Mapping[str, str]
 
     def circuits(self, texts: Mapping[str, str], steps: list[Step]) -> Verdict:

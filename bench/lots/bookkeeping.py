@@ -41,7 +41,7 @@ from tidemill.scope import Scope
 from tidemill.store import Store, Tx, open_store
 from tidemill.triggers import subscriptions
 from tidemill.triggers.subscriptions import Terms
-from tidemill.views.steps.commits import Batch, Output
+from tidemill.views.steps.commits import StepBatch, StepOutput
 from tidemill.views.steps.keys import StepKeys
 
 SIZES = (100, 10_000, 100_000)
@@ -164,5 +164,5 @@ def _nothing() -> None:
     """No part calls it."""
 
 
-def _no_views(batch: Batch, attempt: str) -> tuple[Output, ...]:
+def _no_views(batch: StepBatch, attempt: str) -> tuple[StepOutput, ...]:
     raise AssertionError(f"there are no views to step: {batch} {attempt}")

@@ -21,7 +21,7 @@ from bench import machine
 from bench.answering import answer
 from tidemill.events import Event
 from tidemill.spark.sessions import SparkSettings
-from tidemill.views.trace.folder import ENVIRONMENT
+from tidemill.views.trace.cache_folder import ENVIRONMENT
 
 PATIENCE_S = 1_800.0
 TIMED = ("plan_s", "job_s", "load_s", "kernel_s", "place", "rung")

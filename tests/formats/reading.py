@@ -19,9 +19,9 @@ from tidemill.pipeline.plan.plan import Plan
 from tidemill.store import Store
 from tidemill.views.steps import groups
 from tidemill.views.trace.cache import Cache
+from tidemill.views.trace.hash_space import ALL
 from tidemill.views.trace.layout import Layout
-from tidemill.views.trace.slices import ALL
-from tidemill.views.trace.spine import Spine
+from tidemill.views.trace.trace import Trace
 from tidemill.views.trace.version import decode_version, read_version
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def traces(objects: Objects, version_key: str, wanted: dict[str, Layout]) -> Dig
     assert set(version.steps) == set(wanted), f"{version_key} has other traces than the operators"
     found = {}
     for name, one in sorted(wanted.items()):
-        spine = Spine.of(version, name, one, cache, ALL, version.step)
+        spine = Trace.of(version, name, one, cache, ALL, version.step)
         parts = list(spine.scan())
         found[name] = table_digest(pa.concat_tables(parts) if parts else one.empty())
     return found

@@ -31,7 +31,7 @@ from tidemill.store.keys import Part, Space, Version, pack, unpack
 from tidemill.store.port import read_counter, write_counter
 from tidemill.triggers import schedules, subscriptions, templates
 from tidemill.triggers.keys import TriggerKeys
-from tidemill.views.certify.certificates import Certificate
+from tidemill.views.certify.certificates import ViewCertificate
 from tidemill.views.steps import commits, groups, records
 from tidemill.views.steps import retired as retired_views
 from tidemill.views.steps.keys import StepKeys
@@ -178,15 +178,15 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("source-trouble", (str, str)): TEXT,
     ("source-tending", (str, str)): _packed(topic_partitions.MemberReport),
     # views
-    ("certificate", (str,)): _packed(Certificate),
+    ("certificate", (str,)): _packed(ViewCertificate),
     ("circuit", (str,)): TEXT,
-    ("step-last", (str,)): _packed(records.Last),
-    ("step-record", (str, int)): _packed(records.Record),
+    ("step-last", (str,)): _packed(records.LastRecord),
+    ("step-record", (str, int)): _packed(records.StepRecord),
     ("step-base", (str, str, str)): _INT,
     ("step-range", (str, str, str, int)): _INT,
-    ("group", (str, str)): _packed(groups.Group),
+    ("group", (str, str)): _packed(groups.ViewGroup),
     ("group-step", (str, str, int)): _packed(commits.StepRow),
-    ("retired", (str, str)): _packed(retired_views.Retired),
+    ("retired", (str, str)): _packed(retired_views.RetiredTable),
     ("group-gone", (str, str, str)): EMPTY,
     ("pin", (str, str)): _INT,
 }

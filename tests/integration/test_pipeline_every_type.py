@@ -9,8 +9,8 @@ import tidemill as tm
 from tests.integration.views_typed import WIDE, may
 from tidemill.events import Event
 from tidemill.testing import Case, Holding, Judge, Step
-from tidemill.views.certify import generate
-from tidemill.views.certify.contents import Contents
+from tidemill.views.certify import generated_steps
+from tidemill.views.certify.table_contents import TableContents
 from tidemill.views.circuit.type_roles import Role
 from tidemill.views.steps.events import StepTimed
 
@@ -77,7 +77,7 @@ class Running:
                 (step.deletes.get(table, ()), self.tables[table].delete),
             ):
                 if rows:
-                    given = Contents({table: ddl})
+                    given = TableContents({table: ddl})
                     given.apply(Step({table: rows}))
                     write(given.frame(self.spark, table))
         assert self.shop.run(emit=self.told.append).ok
@@ -90,7 +90,7 @@ def test_a_column_of_every_type_is_kept_in_files_and_traces_on_every_rung(spark:
     spark.conf.set("spark.sql.variant.pushVariantIntoScan", "false")
     try:
         running = Running(spark, tmp_path / "home")
-        _, first, second = generate.steps(DDL, seed=11)[:3]
+        _, first, second = generated_steps.generate_steps(DDL, seed=11)[:3]
         only = {table: rows for table, rows in second.deletes.items() if table != "plain"}
         steps = [first, Step(second.inserts, only)]
         cases = [Case(name, sql, running.holding(name)) for name, sql in SQL.items()]

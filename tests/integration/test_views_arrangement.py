@@ -11,7 +11,7 @@ from tests.integration import views_oracle
 from tidemill.events import Event
 from tidemill.views.steps import commits
 from tidemill.views.steps.events import StepTimed
-from tidemill.views.trace.version import Version, read_version
+from tidemill.views.trace.version import TraceVersion, read_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,7 +55,7 @@ class Shop:
         (timed,) = [one for one in told if isinstance(one, StepTimed)]
         return timed
 
-    def version(self) -> Version:
+    def version(self) -> TraceVersion:
         site = self.pipeline.context
         rows = site.store.run(lambda tx: commits.rows(tx, site.keys, "shop", "main", 0, 1 << 60))
         return read_version(site.objects, [row.version for row in rows if row.version][-1])

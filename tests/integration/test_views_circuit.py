@@ -14,10 +14,10 @@ from tests.integration.views_queries import SINGLE, TRAPS, pairs
 from tidemill.errors import QueryRefused
 from tidemill.testing import Judge, Step
 from tidemill.views.circuit.circuit import walk
-from tidemill.views.circuit.functions import CLOCK, SCALARS, Functions
-from tidemill.views.circuit.operators import KINDS, Join, Opaque, Operator, Output
-from tidemill.views.circuit.rewrite import REWRITES, rewrite
-from tidemill.views.sql.catalog import Table
+from tidemill.views.circuit.functions import CLOCK, SCALARS, ViewFunctions
+from tidemill.views.circuit.operators import KINDS, Join, Opaque, Operator, ViewOutput
+from tidemill.views.circuit.rewrites import REWRITES, rewrite
+from tidemill.views.sql.catalog import QueryTable
 
 HAND = {**SINGLE, **TRAPS}
 
@@ -46,8 +46,8 @@ WHOLE = {
 class Made:
     """The queries of one catalog, compiled once for all tests: types are all that compiling depends on."""
 
-    tables: dict[str, Table]
-    hand: dict[str, Output]
+    tables: dict[str, QueryTable]
+    hand: dict[str, ViewOutput]
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +71,10 @@ def test_every_kind_of_operator_is_met_and_little_is_kept_whole(made: Made) -> N
 
 def judged(
     spark: Any,
-    tables: Mapping[str, Table],
+    tables: Mapping[str, QueryTable],
     texts: Mapping[str, str],
     steps: Sequence[Step],
-    written: Mapping[str, Output] | None = None,
+    written: Mapping[str, ViewOutput] | None = None,
 ) -> None:
     """Judge queries against their circuits, after every step."""
     ahead, known = Ahead(spark), written or {}
@@ -176,10 +176,10 @@ def test_each_rewrite_alone_leaves_the_meaning_alone(spark: Any, made: Made) -> 
     ]
     every = []
     for name in chosen:
-        changed = [one(made.hand[name], Functions()) for one in REWRITES.values()]
+        changed = [one(made.hand[name], ViewFunctions()) for one in REWRITES.values()]
         every.append((HAND[name], *(one for one in changed if one != made.hand[name])))
     plain = [made.hand[name] for name in chosen]
-    at_work = {kind for kind, one in REWRITES.items() if any(one(p, Functions()) != p for p in plain)}
+    at_work = {kind for kind, one in REWRITES.items() if any(one(p, ViewFunctions()) != p for p in plain)}
     assert at_work >= {"push down", "prune", "fuse"}
     with views_oracle.stage(spark, views_oracle.ROWS):
         wrong = views_oracle.differences(spark, every)

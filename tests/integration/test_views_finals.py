@@ -9,7 +9,7 @@ import pytest
 
 from tidemill.errors import ViewFailed
 from tidemill.views.aggregates.registry import Kernel, kernel_of
-from tidemill.views.spark.arrow import arrow_of
+from tidemill.views.spark.arrow_types import arrow_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

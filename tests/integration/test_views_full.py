@@ -18,9 +18,9 @@ from tidemill.lots.datasets import Kind
 from tidemill.publish.cleaner import Cleaner
 from tidemill.spark.operations import Operation
 from tidemill.triggers import runs
-from tidemill.views.kernels.digest import digest, together
-from tidemill.views.spark import pieces, rows
-from tidemill.views.spark.full import FullViews
+from tidemill.views.kernels.zsets import digest, total_digest
+from tidemill.views.spark import table_pieces, weighted_rows
+from tidemill.views.spark.recompute import FullViews
 from tidemill.views.steps.keys import group_id
 
 ORDERS = "id BIGINT, cust BIGINT, amount DECIMAL(10,2)"
@@ -154,7 +154,7 @@ def test_rows_of_every_type_are_told_apart_as_spark_groups_them(stage: ViewStage
 
 
 def test_rows_that_share_their_hash_stay_two_rows(stage: ViewStage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_hashable", lambda value, kind: sf.lit(1))
+    monkeypatch.setattr(weighted_rows, "_hashable", lambda value, kind: sf.lit(1))
     source = stage.base("source", "id BIGINT, s STRING")
     stage.view("copy", "SELECT * FROM source", "source")
     stage.append(source, [{"id": 1, "s": "a"}, {"id": 2, "s": "a"}, {"id": 2, "s": "b"}])
@@ -172,7 +172,7 @@ def test_the_hash_of_a_row_leaves_nothing_out(spark: SparkSession) -> None:
     for text, distinct in ((arrays, 7), (structs, 4), (maps, 6)):
         df = spark.sql(f"SELECT explode(array({text})) AS v, 1L AS _weight")
         schema = df.drop("_weight").schema
-        found = {(row["_h1"], row["_h2"]) for row in rows.identified(df, schema).collect()}
+        found = {(row["_h1"], row["_h2"]) for row in weighted_rows.identified(df, schema).collect()}
         assert len(found) == distinct, text
         assert len({high for high, _ in found}) == len({low for _, low in found}) == distinct
 
@@ -221,7 +221,7 @@ def test_a_replaced_or_removed_lot_is_exchanged_and_a_position_keeps_what_it_was
 def test_a_tail_that_grows_is_merged_and_nobody_sees_a_difference(
     stage: ViewStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "FAN", 3)
+    monkeypatch.setattr(table_pieces, "FAN", 3)
     orders = stage.base("orders", "id BIGINT")
     stage.view("copy", "SELECT id % 3 AS k, count(*) AS n FROM orders GROUP BY 1", "orders")
     lengths = []
@@ -318,7 +318,7 @@ def test_a_crash_at_any_durable_write_leaves_the_steps_as_they_are_without_one(
     stage: ViewStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One crash after the other, until each point had its own; each step merges its table as well."""
-    monkeypatch.setattr(pieces, "FAN", 2)
+    monkeypatch.setattr(table_pieces, "FAN", 2)
     orders = stage.base("orders", "id BIGINT")
     stage.view("v", "SELECT count(*) AS n FROM orders", "orders")
     stage.catch_up()
@@ -392,9 +392,11 @@ def test_digests_add_up_are_read_again_and_do_not_depend_on_how_steps_are_cut(
                     pq.read_table(pa.BufferReader(stage.objects.get(item.uri)[0]))
                     for item in (stage.reader.objects(one.changes) if one.changes else ())
                 ]
-                read = together(digest(table, rows.HIGH, rows.LOW, "_weight") for table in files)
+                read = total_digest(
+                    digest(table, weighted_rows.HIGH, weighted_rows.LOW, "_weight") for table in files
+                )
                 assert one.digest == f"{read:032x}", "what was written is what was computed"
-                total = together([total, read])
+                total = total_digest([total, read])
                 assert one.content == f"{total:032x}" == stage.reader.load(one.table).digest
         contents.append(total)
     assert contents[0] == contents[1] != 0

@@ -13,16 +13,16 @@ from tests.integration import views_oracle
 from tests.integration.views_ahead import Ahead
 from tests.integration.views_generator import DDL, Generator
 from tidemill.testing import Case, Judge, Step
-from tidemill.views.certify import generate
+from tidemill.views.certify import generated_steps
 from tidemill.views.certify.equality import equality_of
 from tidemill.views.certify.judge import Written
 from tidemill.views.circuit.circuit import walk
-from tidemill.views.circuit.interpret import interpret
-from tidemill.views.circuit.operators import KINDS, Opaque, Output
+from tidemill.views.circuit.interpreter import interpret
+from tidemill.views.circuit.operators import KINDS, Opaque, ViewOutput
 from tidemill.views.circuit.render import Renderer
-from tidemill.views.circuit.rewrite import rewrite
-from tidemill.views.spark.clock import moments
-from tidemill.views.sql.catalog import Table
+from tidemill.views.circuit.rewrites import rewrite
+from tidemill.views.spark.step_time import clock_values
+from tidemill.views.sql.catalog import QueryTable
 
 SEEDS = range(300)
 PARTS = 4
@@ -34,7 +34,7 @@ def steps() -> list[Step]:
 
     A quarter of the queries is judged over empty tables, as all that are written by hand are elsewhere.
     """
-    one, other = generate.steps(DDL, seed=7), generate.steps(DDL, seed=8)
+    one, other = generated_steps.generate_steps(DDL, seed=7), generated_steps.generate_steps(DDL, seed=8)
     third = Step(inserts=other[1].inserts, deletes=one[2].inserts)
     return [*one[:3], third, Step(deletes={name: rows[2:] for name, rows in other[1].inserts.items()})]
 
@@ -43,7 +43,7 @@ STEPS = steps()
 
 
 @pytest.fixture(scope="module")
-def tables(spark: Any) -> Iterator[dict[str, Table]]:
+def tables(spark: Any) -> Iterator[dict[str, QueryTable]]:
     with views_oracle.stage(spark, {}, DDL) as found:
         yield found
 
@@ -56,7 +56,7 @@ class Drawn(Case):
 
 
 def case_of(
-    spark: Any, tables: Mapping[str, Table], name: str, sql: str, written: Output | None = None
+    spark: Any, tables: Mapping[str, QueryTable], name: str, sql: str, written: ViewOutput | None = None
 ) -> Drawn:
     """A query held against its circuit; the oracle of ties is the circuit before any rewrite.
 
@@ -68,11 +68,11 @@ def case_of(
     return Drawn(name, sql, _text(output), equality_of(output), _text(written), kinds)
 
 
-def _text(output: Output) -> str | Written:
+def _text(output: ViewOutput) -> str | Written:
     """The circuit as a query; as that of a moment only where it reads the clock."""
 
     def at(now: int) -> str:
-        return interpret(output, Renderer(moments(now)))
+        return interpret(output, Renderer(clock_values(now)))
 
     return at(0) if at(0) == at(1) else at
 
@@ -80,7 +80,7 @@ def _text(output: Output) -> str | Written:
 @pytest.mark.rule("DBSP-15", "DBSP-20")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_generated_queries_equal_their_circuits_after_every_step(
-    spark: Any, tables: dict[str, Table], part: int
+    spark: Any, tables: dict[str, QueryTable], part: int
 ) -> None:
     given = [case_of(spark, tables, f"seed {n}", Generator(n).query()) for n in SEEDS[part::PARTS]]
     kinds = {kind for case in given for kind in case.kinds}

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from tidemill.views.kernels.identity import identifiable, identity
-from tidemill.views.spark import rows
-from tidemill.views.spark.arrow import arrow_of, struct_of
+from tidemill.views.kernels.row_identity import identifiable, row_identity
+from tidemill.views.spark import weighted_rows
+from tidemill.views.spark.arrow_types import arrow_of, struct_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,19 +64,21 @@ def test_the_identity_of_kernels_is_that_of_spark(spark: "SparkSession") -> None
         schema=arrow,
     )
     frame = spark.createDataFrame(table, schema)
-    high, low = rows.identity(rows.columns_of(schema), [field.dataType for field in schema.fields])
+    high, low = weighted_rows.identity(
+        weighted_rows.columns_of(schema), [field.dataType for field in schema.fields]
+    )
     wanted = frame.select("*", high.alias("high"), low.alias("low")).toArrow()
     again = wanted.select(arrow.names).cast(arrow)
-    found = identity(again.columns)
+    found = row_identity(again.columns)
     assert found[0].to_pylist() == wanted["high"].to_pylist()
     assert found[1].to_pylist() == wanted["low"].to_pylist()
-    halves = [identity(again.slice(first, 37).columns)[0] for first in range(0, 400, 37)]
+    halves = [row_identity(again.slice(first, 37).columns)[0] for first in range(0, 400, 37)]
     assert pa.concat_arrays(halves).to_pylist() == wanted["high"].to_pylist()
 
 
 def test_no_rows_have_no_identity() -> None:
     empty = [pa.chunked_array([pa.array([], pa.string())]), pa.chunked_array([], pa.int64())]
-    high, low = identity(empty)
+    high, low = row_identity(empty)
     assert (len(high), len(low)) == (0, 0)
 
 

@@ -15,7 +15,7 @@ from tests.integration.views_stage import bag, plain
 from tidemill.events import Event
 from tidemill.views.steps import commits
 from tidemill.views.steps.events import RowsSetAside, StepTimed
-from tidemill.views.trace.version import Version, read_version
+from tidemill.views.trace.version import TraceVersion, read_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -98,7 +98,7 @@ class Shop:
         found = [one.content for row in self.rows(group) for one in row.outputs if one.view == view]
         return int(found[-1] or "0", 16) if found else 0
 
-    def version(self) -> Version:
+    def version(self) -> TraceVersion:
         return read_version(
             self.pipeline.context.objects, [row.version for row in self.rows() if row.version][-1]
         )

@@ -6,12 +6,12 @@ import pytest
 
 from tests.integration import views_oracle
 from tidemill.testing import Case, Holding, Judge, Step
-from tidemill.views.certify import generate
+from tidemill.views.certify import generated_steps
 from tidemill.views.certify.certificates import certify
 from tidemill.views.certify.equality import EXACT, FLOAT_BOUND, Equality, equality_of
-from tidemill.views.circuit.interpret import interpret
-from tidemill.views.circuit.operators import Output
-from tidemill.views.circuit.rewrite import rewrite
+from tidemill.views.circuit.interpreter import interpret
+from tidemill.views.circuit.operators import ViewOutput
+from tidemill.views.circuit.rewrites import rewrite
 
 DDL = {"t": "a INT, b INT, x DOUBLE, ts TIMESTAMP", "u": "a INT, s STRING"}
 ORDERED = Equality(ordered=True)
@@ -106,7 +106,7 @@ def test_a_circuit_that_is_not_its_query_is_not_certified(spark: Any, quick: Any
         "SELECT sum(b) AS s FROM t": "SELECT sum(b) AS s FROM t HAVING count(*) > 0",
     }
     for sql, other in wrong.items():
-        output: Output = views_oracle.compiled(spark, quick, other).output
+        output: ViewOutput = views_oracle.compiled(spark, quick, other).output
         found = certify(spark, "v", sql, output, DDL)
         assert not found.equal, sql
         assert sql in found.why
@@ -149,7 +149,7 @@ def test_equality_of_nested_values_and_of_every_float(spark: Any) -> None:
     chosen = "SELECT array(y, NULL) AS l, map('k', y) AS m, named_struct('f', y, 'n', CAST(NULL AS INT)) AS s"
     sql = f"{chosen} FROM (SELECT x AS y FROM t)"
     near = f"{chosen} FROM (SELECT x * 1.0000000000001D AS y FROM t)"
-    steps = generate.steps(DDL, seed=3)[:2]
+    steps = generated_steps.generate_steps(DDL, seed=3)[:2]
     exact = Judge(spark, DDL).run([Case("exact", sql, sql, EXACT), Case("near", sql, near, EXACT)], steps)
     assert {one.case.name for one in exact.mismatches} == {"near"}
     assert Judge(spark, DDL).run([Case("near", sql, near, Equality(FLOAT_BOUND))], steps)

@@ -16,13 +16,13 @@ from tests.integration.views_generator import DDL, Generator
 from tests.integration.views_kernels import Kernels
 from tests.integration.views_queries import SINGLE, TRAPS
 from tidemill.testing import Case, Holding, Judge, Step
-from tidemill.views.certify import generate
+from tidemill.views.certify import generated_steps
 from tidemill.views.certify.equality import equality_of
 from tidemill.views.circuit.operators import Operator
-from tidemill.views.circuit.rewrite import rewrite
+from tidemill.views.circuit.rewrites import rewrite
 from tidemill.views.circuit.rungs import Rung, rungs
-from tidemill.views.sql.catalog import Table
-from tidemill.views.trace.version import Kept
+from tidemill.views.sql.catalog import QueryTable
+from tidemill.views.trace.version import TraceChanges
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,7 +38,7 @@ def steps(spark: Any) -> list[Step]:
 
 
 @pytest.fixture
-def hand(spark: Any, steps: list[Step]) -> Iterator[tuple[dict[str, Table], list[Step]]]:
+def hand(spark: Any, steps: list[Step]) -> Iterator[tuple[dict[str, QueryTable], list[Step]]]:
     """For one test: another one has other tables of these names, and drops them."""
     with views_oracle.stage(spark, {}) as found:
         yield found, steps
@@ -48,7 +48,7 @@ def judged(
     spark: Any,
     folder: Path,
     ddl: Mapping[str, str],
-    known: dict[str, Table],
+    known: dict[str, QueryTable],
     texts: Mapping[str, str],
     steps: list[Step],
     **options: Any,
@@ -71,7 +71,7 @@ def judged(
 @pytest.mark.crash
 @pytest.mark.rule("DBSP-10", "DBSP-12")
 def test_queries_written_by_hand_are_equal_to_spark_on_kernels_after_every_step(
-    spark: Any, hand: tuple[dict[str, Table], list[Step]], tmp_path: Path
+    spark: Any, hand: tuple[dict[str, QueryTable], list[Step]], tmp_path: Path
 ) -> None:
     known = dict.fromkeys(views_oracle.TABLES, "changes")
     kernels, count = judged(spark, tmp_path, views_oracle.TABLES, hand[0], HAND, hand[1][:2], kinds=known)
@@ -90,7 +90,7 @@ def test_queries_written_by_hand_are_equal_to_spark_on_kernels_after_every_step(
 @pytest.mark.crash
 @pytest.mark.rule("DBSP-1", "DBSP-20")
 def test_generated_queries_are_equal_to_spark_on_kernels_in_seven_ranges(spark: Any, tmp_path: Path) -> None:
-    steps = generate.steps(DDL, seed=7)[:3]
+    steps = generated_steps.generate_steps(DDL, seed=7)[:3]
     with views_oracle.stage(spark, {}, DDL) as known:
         kinds = {"t": "changes", "n": "changes"}
         _, count = judged(spark, tmp_path, DDL, known, DRAWN, steps, kinds=kinds, count=7)
@@ -109,7 +109,7 @@ def is_shallow(output: Operator) -> bool:
 
 @pytest.mark.rule("DBSP-1", "DBSP-46")
 def test_forty_queries_are_equal_to_spark_as_jobs(
-    spark: Any, hand: tuple[dict[str, Table], list[Step]], tmp_path: Path
+    spark: Any, hand: tuple[dict[str, QueryTable], list[Step]], tmp_path: Path
 ) -> None:
     """A load and a step, both for all of them in the same few jobs; what they hold then is compared."""
     texts = [item for item in list(HAND.items())[::3] if views_oracle.is_one_query(item[1])]
@@ -125,7 +125,7 @@ def test_forty_queries_are_equal_to_spark_as_jobs(
     shared = [one for one in kernels.chain.stations if len(kernels.chain.leaving(one.number)) > 1]
     assert shared, "some have several consumers"
     bundles = [info.key for info in kernels.objects.list("state/") if info.key.endswith(".runs")]
-    assert len(bundles) == sum(one.kept != Kept() for one in told), "and no kernel ran twice"
+    assert len(bundles) == sum(one.kept != TraceChanges() for one in told), "and no kernel ran twice"
     both = Step({n: [*first.inserts[n], *then.inserts[n]] for n in first.inserts}, then.deletes)
     cases = [
         Case(name, sql, Holding(partial(_held, kernels, name)), equality_of(some[name]))
@@ -145,7 +145,7 @@ def _held(kernels: Kernels, view: str, _: Step) -> "DataFrame":
 @pytest.mark.crash
 @pytest.mark.rule("DBSP-1", "DBSP-46")
 def test_queries_written_by_hand_are_equal_to_spark_as_jobs(
-    spark: Any, hand: tuple[dict[str, Table], list[Step]], tmp_path: Path
+    spark: Any, hand: tuple[dict[str, QueryTable], list[Step]], tmp_path: Path
 ) -> None:
     some = dict(list(HAND.items())[::3])
     _, count = judged(spark, tmp_path, views_oracle.TABLES, hand[0], some, hand[1], job=True)

@@ -12,8 +12,8 @@ import pytest
 from tests.integration import views_oracle
 from tests.integration.views_kernels import Kernels, digests
 from tidemill.testing import Step
-from tidemill.views.circuit.rewrite import rewrite
-from tidemill.views.kernels.digest import together
+from tidemill.views.circuit.rewrites import rewrite
+from tidemill.views.kernels.zsets import total_digest
 
 TABLES = {
     "orders": "cust INT, item STRING, n INT, price DECIMAL(10,2), x DOUBLE",
@@ -115,7 +115,7 @@ def taken(loaded: Kernels) -> tuple[list[dict[str, int]], Kernels]:
 
 def content(steps: Sequence[dict[str, int]]) -> dict[str, int]:
     """The digest of what steps come to together (DBSP-42)."""
-    total = {view: together(step.get(view, 0) for step in steps) for view in QUERIES}
+    total = {view: total_digest(step.get(view, 0) for step in steps) for view in QUERIES}
     return {view: digest for view, digest in total.items() if digest}
 
 

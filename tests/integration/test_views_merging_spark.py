@@ -13,9 +13,9 @@ from tests.integration.views_stage import bag, plain
 from tidemill.objects.local import LocalObjects
 from tidemill.spark.storage import Storage
 from tidemill.testing.fake_clock import FakeClock
-from tidemill.views.spark import digests, merging, pieces, rows
-from tidemill.views.spark import tables as tables_
-from tidemill.views.spark.tables import Place, Tables
+from tidemill.views.spark import digests, table_merges, table_pieces, weighted_rows
+from tidemill.views.spark import view_tables as tables_
+from tidemill.views.spark.view_tables import ViewAttempt, ViewTables
 from tidemill.views.steps.inputs import ManifestReader
 
 
@@ -23,12 +23,12 @@ from tidemill.views.steps.inputs import ManifestReader
 def test_rows_of_every_type_survive_merges_of_slices(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "FAN", 3)
-    monkeypatch.setattr(tables_, "budget", lambda *_: 30)
+    monkeypatch.setattr(table_pieces, "FAN", 3)
+    monkeypatch.setattr(tables_, "window_budget", lambda *_: 30)
     clock = FakeClock()
     objects = LocalObjects(tmp_path, clock, random.Random(7))
     reader = ManifestReader(objects)
-    tables = Tables(Storage(objects), reader, clock)
+    tables = ViewTables(Storage(objects), reader, clock)
     names = [field.name for field in spark.createDataFrame([], EVERY).schema]
     given = spark.createDataFrame([tuple(row.get(name) for name in names) for row in EVERYTHING], EVERY)
     more = [  # instants of long ago and far off as well
@@ -40,20 +40,22 @@ def test_rows_of_every_type_survive_merges_of_slices(
     ]
     whole = given.crossJoin(spark.range(3)).selectExpr(*more)
     schema = whole.schema
-    weighted = rows.identified(whole.withColumn("_weight", sf.lit(1).cast("bigint")), schema)
+    weighted = weighted_rows.identified(whole.withColumn("_weight", sf.lit(1).cast("bigint")), schema)
     table, expected = "", Counter[object]()
     cut = False
     every = whole.collect()
     for number, (ids, sign) in enumerate([({0, 1}, 1), ({2}, 1), ({0}, -1)]):
-        place = Place(pipeline="p", view="v", lot=f"S{number}", attempt=f"t{number}")
+        place = ViewAttempt(pipeline="p", view="v", lot=f"S{number}", attempt=f"t{number}")
         change = weighted.where(sf.col("id").isin(*ids)).withColumn("_weight", sf.lit(sign).cast("bigint"))
-        changes, written = tables.write_changes(place, rows.netted(change, schema), schema)
+        changes, written = tables.write_changes(place, weighted_rows.netted(change, schema), schema)
         assert written.rows > 1
         table = tables.extended(place, table, changes, schema, spark)
         cut |= bool(reader.load(table).within)
         for row in every:
             expected[plain(row)] += sign * (row.id in ids)
     assert cut
-    assert merging.arrow_schema(merging.stored(schema)) is not None  # it was done without Spark
+    assert (
+        table_merges.arrow_schema(table_merges.stored_columns(schema)) is not None
+    )  # it was done without Spark
     assert bag(tables.content(spark, table)) == +expected
     assert digests.measured(tables.weighted(spark, table)) == tables.digest(table)

@@ -11,8 +11,8 @@ import pytest
 import tidemill as tm
 from tests.integration import views_oracle
 from tidemill.events import Event
-from tidemill.views.spark import arriving, incremental, inprocess
-from tidemill.views.spark.lot_files import Reading
+from tidemill.views.spark import incremental, inprocess, step_inputs
+from tidemill.views.spark.lot_files import LotReader
 from tidemill.views.spark.places import SETTING
 from tidemill.views.steps import commits
 from tidemill.views.steps.events import StepTimed
@@ -139,17 +139,17 @@ def test_a_step_that_grows_is_handed_to_spark(shop: Shop, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("shop", [("sales",)], indirect=True)
 def test_files_with_other_columns_are_read_by_spark(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    once = arriving.Lots.reading
+    once = step_inputs.LotInput.reading
     tried: list[bool] = []
 
-    def reading(self: arriving.Lots) -> Reading | None:
+    def reading(self: step_inputs.LotInput) -> LotReader | None:
         found = once(self)
         tried.append(self.by_spark)
         if found is None:
             return None
-        return Reading(pa.schema([(each.name, pa.list_(pa.int8())) for each in found.wanted]), found.kind)
+        return LotReader(pa.schema([(each.name, pa.list_(pa.int8())) for each in found.wanted]), found.kind)
 
-    monkeypatch.setattr(arriving.Lots, "reading", reading)
+    monkeypatch.setattr(step_inputs.LotInput, "reading", reading)
     monkeypatch.setenv(SETTING, "spark")
     shop.life()
     shop.check()

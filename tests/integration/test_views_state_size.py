@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 import tidemill as tm
 from tidemill.events import Event
-from tidemill.views.steps.collecting import Collector
+from tidemill.views.steps.collector import Collector
 from tidemill.views.steps.events import StepTimed
 
 ORDERS, CUSTOMERS, STEPS, CHANGES = 50_000, 1_000, 18, 200

@@ -10,7 +10,7 @@ import pytest
 from tests.integration import tpcds_queries_1_50, tpcds_queries_51_99, tpcds_tables, views_oracle
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.operators import Opaque
-from tidemill.views.circuit.rewrite import rewrite
+from tidemill.views.circuit.rewrites import rewrite
 
 QUERIES = {**tpcds_queries_1_50.QUERIES, **tpcds_queries_51_99.QUERIES}
 

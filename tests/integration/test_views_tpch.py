@@ -18,8 +18,8 @@ import tidemill as tm
 from tests.integration import tpch
 from tests.integration.views_oracle import SETTINGS
 from tidemill.spark import queries, schema
-from tidemill.views.certify.compare import difference
-from tidemill.views.certify.results import collected
+from tidemill.views.certify.equality import difference
+from tidemill.views.certify.query_results import collected
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,16 +15,16 @@ from tidemill.spark import schema
 from tidemill.spark.operations import WEIGHT
 from tidemill.spark.sessions import expecting_errors
 from tidemill.testing import Case, Holding, Judge, Step
-from tidemill.views.certify import generate
-from tidemill.views.certify.contents import Contents
+from tidemill.views.certify import generated_steps
 from tidemill.views.certify.equality import equality_of
-from tidemill.views.circuit.interpret import interpret
-from tidemill.views.circuit.operators import Output
-from tidemill.views.circuit.rewrite import rewrite
+from tidemill.views.certify.table_contents import TableContents
+from tidemill.views.circuit.interpreter import interpret
+from tidemill.views.circuit.operators import ViewOutput
+from tidemill.views.circuit.rewrites import rewrite
 from tidemill.views.circuit.rungs import Rung
 from tidemill.views.circuit.type_roles import QUERIES, TYPES, How, Role, role_of
-from tidemill.views.spark import rows
-from tidemill.views.spark.chains import Chained, chained
+from tidemill.views.spark import weighted_rows
+from tidemill.views.spark.group_chain import GroupChain, group_chain
 
 # These are types of tables; in a query they are strings.
 IN_QUERIES = {"CHAR(3)": "STRING", "VARCHAR(5)": "STRING"}
@@ -54,7 +54,7 @@ class Kept:
     """A table's columns as the rung *full* keeps rows: with identity and weight, netted, and repeated."""
 
     def __init__(self, spark: Any, columns: Sequence[str]) -> None:
-        self.spark, self.columns, self.contents = spark, columns, Contents(DDL)
+        self.spark, self.columns, self.contents = spark, columns, TableContents(DDL)
 
     def after(self, step: Step) -> Any:
         """All rows, of which some were taken back and came again."""
@@ -63,13 +63,13 @@ class Kept:
         self.contents.apply(step)
         df = self.contents.frame(self.spark, "d").select(*self.columns)
         weights = sf.explode(sf.array(*(sf.lit(one).cast("bigint") for one in (1, -2, 2))))
-        every = rows.identified(df.withColumn(WEIGHT, weights), df.schema)
-        return rows.repeated(rows.netted(every, df.schema), df.schema)
+        every = weighted_rows.identified(df.withColumn(WEIGHT, weights), df.schema)
+        return weighted_rows.repeated(weighted_rows.netted(every, df.schema), df.schema)
 
 
 def steps() -> list[Step]:
     """Rows that come, rows that come and go, then the ends of each type, each in a group of its own."""
-    drawn = generate.steps(DDL, seed=5, rows=12)[1:3]
+    drawn = generated_steps.generate_steps(DDL, seed=5, rows=12)[1:3]
 
     def numbered(given: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         of_texts = [column for column in COLUMNS if column.startswith("s")]
@@ -77,7 +77,7 @@ def steps() -> list[Step]:
             "d": [row | {one: NUMBERS[len(repr(row)) % 5] for one in of_texts} for row in given.get("d", ())]
         }
 
-    ends = {column: generate.ends(KINDS[TYPES[int(column[1:])]]) for column in COLUMNS}
+    ends = {column: generated_steps.ends(KINDS[TYPES[int(column[1:])]]) for column in COLUMNS}
     last = [
         {"k": 100 + n, **dict(zip(ends, row, strict=True))}
         for n, row in enumerate(zip_longest(*ends.values()))
@@ -85,7 +85,7 @@ def steps() -> list[Step]:
     return [*(Step(numbered(one.inserts), numbered(one.deletes)) for one in drawn), Step({"d": last})]
 
 
-def rung_of(found: Chained, view: str) -> Rung:
+def rung_of(found: GroupChain, view: str) -> Rung:
     """Where the one operator of a view that has state is computed."""
     if view not in found.views:
         return Rung.FULL
@@ -108,17 +108,17 @@ def cells(spark: Any) -> dict[tuple[str, Role], Found]:
     for name in TYPES:
         mine = {column_of(name, role) for role in Role}
         ddl = {"d": ", ".join(["k INT", *(f"{column} {COLUMNS[column]}" for column in sorted(mine))])}
-        outputs: dict[str, Output] = {}
+        outputs: dict[str, ViewOutput] = {}
         with views_oracle.stage(spark, {}, ddl) as tables, expecting_errors():
             for role in Role:
                 sql = query_of(name, role)
                 try:
                     outputs[role.value] = rewrite(views_oracle.compiled(spark, tables, sql).output)
-                    rows.check_columns("view", spark.sql(sql).schema)
+                    weighted_rows.check_columns("view", spark.sql(sql).schema)
                 except (QueryRefused, ViewRefused) as reason:
                     found[name, role].refused = str(reason)
                     outputs.pop(role.value, None)
-            chain = chained(
+            chain = group_chain(
                 spark, outputs, {"d": spark.createDataFrame([], ddl["d"])}, {"d": "rows"}, "types"
             )
         for view in outputs:

@@ -14,11 +14,11 @@ from tests.integration import views_oracle, views_typed
 from tests.integration.views_kernels import Kernels
 from tests.integration.views_typed import DDL, WIDE, TypedGenerator, one_result
 from tidemill.testing import Case, Holding, Judge, Step
-from tidemill.views.certify.contents import Contents
 from tidemill.views.certify.equality import equality_of
-from tidemill.views.circuit.interpret import interpret
-from tidemill.views.circuit.rewrite import rewrite
-from tidemill.views.circuit.ties import hangs_on_ties
+from tidemill.views.certify.table_contents import TableContents
+from tidemill.views.circuit.interpreter import interpret
+from tidemill.views.circuit.rewrites import rewrite
+from tidemill.views.circuit.ties import depends_on_ties
 
 
 class Typed:
@@ -33,7 +33,7 @@ class Typed:
             self.kernels = Kernels(spark, folder, DDL, self.outputs, count=3)
         self.oracles = {name: interpret(output) for name, output in written.items()}
         for name, output in written.items():
-            assert not hangs_on_ties(output) or "xxhash64(" in self.oracles[name], self.drawn[name]
+            assert not depends_on_ties(output) or "xxhash64(" in self.oracles[name], self.drawn[name]
         self.traced = self.kernels.found.views
 
     def case(self, name: str, held: str | Holding) -> Case:
@@ -52,7 +52,7 @@ class Typed:
 def test_queries_about_types_are_equal_to_spark(spark: Any, tmp_path: Path) -> None:
     """Kernels go through every step; what they hold then is compared once, as is what the circuits give."""
     typed = Typed(spark, tmp_path, range(0, len(WIDE), 2))
-    steps, contents = views_typed.steps(0)[1:], Contents(DDL)
+    steps, contents = views_typed.steps(0)[1:], TableContents(DDL)
     for step in steps:
         contents.apply(step)
         typed.kernels.step(step)

@@ -17,9 +17,9 @@ from typing import Any
 from tests.integration.views_oracle import SETTINGS, settings
 from tidemill.errors import QueryError
 from tidemill.spark import queries
-from tidemill.views.certify.compare import Row
-from tidemill.views.certify.contents import Contents
-from tidemill.views.certify.results import SAID, Reader
+from tidemill.views.certify.equality import Row
+from tidemill.views.certify.query_results import SAID, ResultReader
+from tidemill.views.certify.table_contents import TableContents
 
 BATCH = 40
 """So many plans go to one job."""
@@ -31,7 +31,7 @@ _NUMBERS = count()
 class _Planned:
     text: str
     place: int
-    reader: Reader
+    reader: ResultReader
     stage: Any
 
 
@@ -44,7 +44,7 @@ class Ahead:
         self.known = self.left = 0
 
     def __call__(
-        self, contents: Sequence[Contents], asked: Sequence[Collection[str]]
+        self, contents: Sequence[TableContents], asked: Sequence[Collection[str]]
     ) -> Sequence[Mapping[str, list[Row]]]:
         step = f"tidemill.ahead.{next(_NUMBERS)}"
         texts = list(dict.fromkeys(text for some in asked for text in sorted(some)))
@@ -73,7 +73,7 @@ class Ahead:
             stage = self._sql.execution.adaptive.LogicalQueryStage(made.optimizedPlan(), made.sparkPlan())
         except (PySparkException, QueryError):
             return None
-        return _Planned(text, place, Reader(self._spark, over), stage)
+        return _Planned(text, place, ResultReader(self._spark, over), stage)
 
     def _computed(self, planned: Sequence[_Planned]) -> Iterator[tuple[str, list[Row]]]:
         """The rows of queries by one job, in one task where it can; a query that raises is left out."""
@@ -103,7 +103,7 @@ def _frame(spark: Any, plan: Any) -> Any:
 
 
 @contextmanager
-def _tables(spark: Any, contents: Sequence[Contents], step: str) -> Iterator[dict[str, str]]:
+def _tables(spark: Any, contents: Sequence[TableContents], step: str) -> Iterator[dict[str, str]]:
     """Temporary views of the tables, by their names, with the contents whose number is in the property."""
     views: dict[str, str] = {}
     try:

@@ -22,25 +22,24 @@ from tidemill.objects.local import LocalObjects
 from tidemill.spark import schema
 from tidemill.spark.storage import Storage
 from tidemill.testing import Holding, Step
-from tidemill.views.certify.contents import Contents
+from tidemill.views.certify.table_contents import TableContents
 from tidemill.views.chain.chain import Chain
-from tidemill.views.chain.outputs import OutputStation
-from tidemill.views.chain.work import Plan, Told
-from tidemill.views.circuit.operators import Operator, Output
+from tidemill.views.chain.layer_task import StepPlan, TaskReport
+from tidemill.views.chain.outputs import OutputSink
+from tidemill.views.circuit.operators import Operator, ViewOutput
 from tidemill.views.circuit.render import Renderer
-from tidemill.views.kernels.digest import together
-from tidemill.views.kernels.zset import added_up
-from tidemill.views.spark.arriving import Arriving, Framed
-from tidemill.views.spark.arrow import struct_of
-from tidemill.views.spark.chains import Chained, chained
+from tidemill.views.kernels.zsets import net_rows, total_digest
+from tidemill.views.spark.arrow_types import struct_of
+from tidemill.views.spark.group_chain import GroupChain, group_chain
 from tidemill.views.spark.inprocess import InProcess
 from tidemill.views.spark.job import Job
 from tidemill.views.spark.jobs import Jobs
-from tidemill.views.spark.tasks import Site
+from tidemill.views.spark.step_inputs import FrameInput, StepInput
+from tidemill.views.spark.tasks import TaskSite
 from tidemill.views.trace.cache import Cache
-from tidemill.views.trace.slices import ALL, ranges
-from tidemill.views.trace.spine import Spine
-from tidemill.views.trace.version import Kept, Version, write_version
+from tidemill.views.trace.hash_space import ALL, ranges
+from tidemill.views.trace.trace import Trace
+from tidemill.views.trace.version import TraceChanges, TraceVersion, write_version
 
 WEIGHT = "_weight"
 
@@ -63,7 +62,7 @@ class Kernels:
         spark: SparkSession,
         folder: Path,
         tables: Mapping[str, str],
-        outputs: Mapping[str, Output],
+        outputs: Mapping[str, ViewOutput],
         *,
         kinds: Mapping[str, str] | None = None,
         count: int = 2,
@@ -74,10 +73,10 @@ class Kernels:
         self.columns = {name: schema.parse(text) for name, text in tables.items()}
         frames = {name: spark.createDataFrame([], str(text)) for name, text in self.columns.items()}
         known = dict.fromkeys(tables, "rows") | dict(kinds or {})
-        self.found: Chained = chained(spark, outputs, frames, known, "kernels")
+        self.found: GroupChain = group_chain(spark, outputs, frames, known, "kernels")
         self.count = count
         self.runs_jobs = job
-        self.version, self.key, self.number = Version(), "", 0
+        self.version, self.key, self.number = TraceVersion(), "", 0
         self.base: dict[str, list[tuple[Any, int]]] = {name: [] for name in tables}
         self.held: dict[str, pa.Table] = {}
         self.loads = 0
@@ -114,7 +113,7 @@ class Kernels:
         for one in self.chain.stations:
             for name, trace in one.traces.items():
                 layout = one.station.layouts[name]
-                spine = Spine.of(self.version, trace, layout, cache, ALL, self.version.step)
+                spine = Trace.of(self.version, trace, layout, cache, ALL, self.version.step)
                 found[trace] = Counter(repr(row) for table in spine.scan() for row in table.to_pylist())
         return found
 
@@ -131,7 +130,7 @@ class Kernels:
 
     # --- steps
 
-    def step(self, step: Step) -> list[Told]:
+    def step(self, step: Step) -> list[TaskReport]:
         """Go one step on; what tasks told."""
         changes = {
             name: [
@@ -144,10 +143,10 @@ class Kernels:
             self.base[name] += rows
         self.number += 1
         every = frozenset(one.number for one in self.chain.stations)
-        told: list[Told] = []
-        lost, kept = every, Kept()
+        told: list[TaskReport] = []
+        lost, kept = every, TraceChanges()
         if self.number > 1:
-            plan = Plan(self.chain, every, ranges(self.count))
+            plan = StepPlan(self.chain, every, ranges(self.count))
             ran = self._run(plan, changes, "step")
             told, kept = ran.told, ran.kept
             lost = self.chain.above({int(number) for one in told for number in one.exhausted})
@@ -155,12 +154,12 @@ class Kernels:
         rebuilt = {name for one in self.chain.stations if one.number in lost for name in one.traces.values()}
         if lost:
             self.loads += 1
-            plan = Plan(self.chain, self.chain.below(lost), ranges(self.count + 1), first=True, kept=lost)
+            plan = StepPlan(self.chain, self.chain.below(lost), ranges(self.count + 1), first=True, kept=lost)
             ran = self._run(plan, self.base, "load")
             loaded, again = ran.told, ran.kept
-            kept = Kept.together(
+            kept = TraceChanges.together(
                 [
-                    Kept(
+                    TraceChanges(
                         tuple(one for one in kept.added if one.trace not in rebuilt),
                         tuple(one for one in kept.merged if one.trace not in rebuilt),
                     ),
@@ -176,26 +175,26 @@ class Kernels:
         write_version(self.objects, self.key, self.version)
         return told
 
-    def _run(self, plan: Plan, changes: Mapping[str, list[tuple[Any, int]]], what: str) -> Jobs:
+    def _run(self, plan: StepPlan, changes: Mapping[str, list[tuple[Any, int]]], what: str) -> Jobs:
         folders = tuple(
             (view, f"views/{self.number:06}/{self.attempt}/{what}/{view}/")
             for view in sorted(self.chain.outputs)
         )
         prefix = f"state/{self.number:06}/{self.attempt}/{what}/"
-        site = Site(place_of(self.objects), self.key, prefix, folders, "off")
-        frames: dict[str, Arriving] = {
-            name: Framed(self._frame(name, rows))
+        site = TaskSite(place_of(self.objects), self.key, prefix, folders, "off")
+        frames: dict[str, StepInput] = {
+            name: FrameInput(self._frame(name, rows))
             for name, rows in changes.items()
             if name in self.chain.inputs and (rows or plan.first)
         }
         if plan.first:
-            frames |= {name: Framed(self._constant(op)) for name, op in self.chain.constants}
+            frames |= {name: FrameInput(self._constant(op)) for name, op in self.chain.constants}
         kind = Job if self.runs_jobs else InProcess
         jobs = Jobs(self.spark, Storage(self.objects), plan, site, self._kinds_of, kind)
         return jobs.run(frames)
 
     def _frame(self, table: str, rows: list[tuple[Any, int]]) -> DataFrame:
-        given = Contents({table: f"{self.columns[table]}, _w BIGINT"})
+        given = TableContents({table: f"{self.columns[table]}, _w BIGINT"})
         given.apply(Step({table: [{**row, "_w": weight} for row, weight in rows]}))
         names = [f"c{i}" for i in range(len(self.columns[table].columns))]
         return given.frame(self.spark, table).toDF(*names, "_w")
@@ -206,13 +205,13 @@ class Kernels:
 
     def _kinds_of(self, number: int) -> Any:
         station = self.chain.stations[number].station
-        assert isinstance(station, OutputStation)
+        assert isinstance(station, OutputSink)
         return [each.dataType for each in struct_of(station.names, self.found.types[station.view]).fields]
 
-    def _take(self, told: list[Told], views: set[str]) -> None:
+    def _take(self, told: list[TaskReport], views: set[str]) -> None:
         for view in views:
             station = self.chain.outputs[view].station
-            assert isinstance(station, OutputStation)
+            assert isinstance(station, OutputSink)
             kind = pa.schema(
                 [
                     *(pa.field(f"q{i}", each) for i, each in enumerate(station.types)),
@@ -225,14 +224,14 @@ class Kernels:
                     body = pq.read_table(pa.BufferReader(self.objects.get(key)[0]))
                     names = [name for name in body.column_names if name not in {"_h1", "_h2"}]
                     parts.append(body.select(names).rename_columns(kind.names).cast(kind))
-            self.held[view] = added_up(
+            self.held[view] = net_rows(
                 pa.concat_tables(parts).rename_columns([*kind.names[:-1], "_w"])
             ).rename_columns(kind.names)
 
 
-def digests(told: Iterable[Told]) -> dict[str, int]:
+def digests(told: Iterable[TaskReport]) -> dict[str, int]:
     """The digest of what tasks wrote for each view that changed."""
     found: dict[str, list[int]] = {}
     for view, _, _, _, digest in (file for one in told for file in one.files):
         found.setdefault(view, []).append(int(digest, 16))
-    return {view: total for view, many in found.items() if (total := together(many))}
+    return {view: total for view, many in found.items() if (total := total_digest(many))}

@@ -25,7 +25,7 @@ from tidemill.triggers.events import RunFailed
 from tidemill.views.spark import sizes
 from tidemill.views.steps import commits
 from tidemill.views.steps.events import StepTimed
-from tidemill.views.trace.version import Version, read_version
+from tidemill.views.trace.version import TraceVersion, read_version
 
 HEAP_MB = 224
 DIRECT_MB = 128
@@ -88,7 +88,7 @@ class Stage:
         found = sorted(map(tuple, self.totals.df().collect()))
         return same and found == sorted(map(tuple, self.spark.sql(TOTALS).collect()))
 
-    def version(self) -> Version:
+    def version(self) -> TraceVersion:
         site = self.pipeline.context
         rows = site.store.run(lambda tx: commits.rows(tx, site.keys, "p", "main", 0, 1 << 60))
         return read_version(site.objects, [row.version for row in rows if row.version][-1])

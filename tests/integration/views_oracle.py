@@ -12,11 +12,11 @@ from typing import Any
 from tidemill.errors import QueryError, QueryRefused
 from tidemill.spark import queries
 from tidemill.testing import Step
-from tidemill.views.circuit.interpret import interpret
-from tidemill.views.circuit.operators import Column
-from tidemill.views.circuit.ties import hangs_on_ties, settled, turned
-from tidemill.views.sql.catalog import Analyse, Table
-from tidemill.views.sql.compile import Compiled, compile_query
+from tidemill.views.circuit.interpreter import interpret
+from tidemill.views.circuit.operators import SparkColumn
+from tidemill.views.circuit.ties import depends_on_ties, has_one_result, with_other_tie_breaks
+from tidemill.views.sql.catalog import Analyse, QueryTable
+from tidemill.views.sql.compiler import CompiledQuery, compile_query
 
 TABLES = {
     "t": "a INT, b INT, c STRING, x DOUBLE, d DECIMAL(10,2), ts TIMESTAMP, day DATE",
@@ -74,21 +74,21 @@ class Difference:
         return f"{self.query}\n{self.circuit}\nquery: {self.only_query}\ncircuit: {self.only_circuit}"
 
 
-def columns_of(spark: Any, ddl: str) -> tuple[Column, ...]:
+def columns_of(spark: Any, ddl: str) -> tuple[SparkColumn, ...]:
     empty = spark.createDataFrame([], ddl)
-    return tuple(Column(field.name, field.dataType.simpleString()) for field in empty.schema.fields)
+    return tuple(SparkColumn(field.name, field.dataType.simpleString()) for field in empty.schema.fields)
 
 
 def analysis(spark: Any) -> Analyse:
     """Spark's analysis, over temporary views that have the tables' names."""
     from pyspark.errors import PySparkException
 
-    def analyse(sql: str, tables: Mapping[str, Table]) -> Sequence[Column]:
+    def analyse(sql: str, tables: Mapping[str, QueryTable]) -> Sequence[SparkColumn]:
         try:
             schema = spark.sql(sql).schema
         except PySparkException as error:
             raise refusal(str(error)) from None
-        return [Column(field.name, field.dataType.simpleString()) for field in schema.fields]
+        return [SparkColumn(field.name, field.dataType.simpleString()) for field in schema.fields]
 
     return analyse
 
@@ -120,13 +120,13 @@ def settings(spark: Any, wanted: Mapping[str, str]) -> Iterator[None]:
 @contextmanager
 def stage(
     spark: Any, rows: Mapping[str, str], ddl: Mapping[str, str] | None = None
-) -> Iterator[dict[str, Table]]:
+) -> Iterator[dict[str, QueryTable]]:
     """The tables as temporary views, empty where there are no rows; and settings for many tiny queries."""
     tables = {}
     with settings(spark, SETTINGS), ExitStack() as stack:
         for name, types in (ddl or TABLES).items():
             columns = columns_of(spark, types)
-            tables[name] = Table(name, columns)
+            tables[name] = QueryTable(name, columns)
             quoted = [f"`{column.name.replace('`', '``')}`" for column in columns]
             cast = ", ".join(f"CAST(c{i} AS {c.type}) AS {quoted[i]}" for i, c in enumerate(columns))
             given = ", ".join(f"c{i}" for i in range(len(columns)))
@@ -170,7 +170,7 @@ def is_one_query(sql: str) -> bool:
     return True
 
 
-def compiled(spark: Any, tables: Mapping[str, Table], sql: str, **options: Any) -> Compiled:
+def compiled(spark: Any, tables: Mapping[str, QueryTable], sql: str, **options: Any) -> CompiledQuery:
     return compile_query(sql, tables, analysis(spark), **options)
 
 
@@ -224,14 +224,14 @@ def differences(
             if shown is not None:
                 shown.append(query.total())
             made = [next(found) for _ in circuits]
-            ordered = bool(circuits) and hangs_on_ties(circuits[0])
-            first = made[0] if ordered and settled(circuits[0]) else query
+            ordered = bool(circuits) and depends_on_ties(circuits[0])
+            first = made[0] if ordered and has_one_result(circuits[0]) else query
             for output, circuit in zip(circuits, made, strict=True):
                 if circuit == query == first:
                     continue
                 if ordered and circuit == first and circuit.total() == query.total():
                     backwards = queries.renamed(sql, "`{} backwards`".format)
-                    others = bags(spark, [backwards, *turned(interpret(output))])
+                    others = bags(spark, [backwards, *with_other_tie_breaks(interpret(output))])
                     if others[0] != query or any(other != circuit for other in others[1:]):
                         continue  # several answers
                 wrong.append(Difference(sql, interpret(output), query - circuit, circuit - query))

@@ -8,7 +8,7 @@ import sqlglot
 from sqlglot import exp
 
 from tidemill.testing import Step
-from tidemill.views.certify.contents import Contents
+from tidemill.views.certify.table_contents import TableContents
 
 Rows = dict[str, list[Any]]
 CLAUSES = ("where", "having", "qualify", "limit", "order", "distinct", "group")
@@ -18,7 +18,7 @@ def shrunk_rows(
     ddl: Mapping[str, str], steps: Sequence[Step], differs: Callable[[Rows], bool]
 ) -> Rows | None:
     """The fewest rows, inserted in one step, with which it still differs; None if it takes several steps."""
-    contents = Contents(ddl)
+    contents = TableContents(ddl)
     for step in steps:
         contents.apply(step)
         rows = {name: contents.rows(name) for name in ddl}

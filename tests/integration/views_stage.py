@@ -27,12 +27,12 @@ from tidemill.spark.operations import Operation, stored_table
 from tidemill.spark.storage import Storage
 from tidemill.store import Store, Tx
 from tidemill.triggers import wakes
-from tidemill.views.spark import contents
-from tidemill.views.spark.full import FullViews
-from tidemill.views.spark.tables import Tables
+from tidemill.views.spark import dataset_contents
+from tidemill.views.spark.recompute import FullViews
+from tidemill.views.spark.view_tables import ViewTables
 from tidemill.views.steps import commits
 from tidemill.views.steps.groups import GroupSpec, ViewSpec
-from tidemill.views.steps.inputs import Inputs, ManifestReader
+from tidemill.views.steps.inputs import InputReader, ManifestReader
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class ViewStage(StepStage):
         self.objects = LocalObjects(folder, self.clock, random.Random(7))
         self.storage = Storage(self.objects)
         self.reader = ManifestReader(self.objects)
-        self.tables = Tables(self.storage, self.reader, self.clock)
-        self.inputs = Inputs(self.store, self.lots, self.reader)
+        self.tables = ViewTables(self.storage, self.reader, self.clock)
+        self.inputs = InputReader(self.store, self.lots, self.reader)
         self.declared: dict[DatasetId, Dataset] = {}
         self.codes: dict[str, Code] = {}
         self.me: Node = self.node("me", 10**15)
@@ -188,7 +188,7 @@ class ViewStage(StepStage):
 
     def dataset_frame(self, dataset: DatasetId, position: int) -> DataFrame:
         slices = self.inputs.at(dataset, position)
-        return contents.content(self.spark, self.storage, self.declared[dataset], slices)
+        return dataset_contents.dataset_frame(self.spark, self.storage, self.declared[dataset], slices)
 
 
 def bag(df: DataFrame) -> Counter[Any]:

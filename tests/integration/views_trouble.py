@@ -19,8 +19,8 @@ from tidemill.events import Event
 from tidemill.spark.sessions import open_session
 from tidemill.triggers.events import RunFailed
 from tidemill.views.steps import commits
-from tidemill.views.steps.collecting import Collector
-from tidemill.views.trace.version import Version, read_version
+from tidemill.views.steps.collector import Collector
+from tidemill.views.trace.version import TraceVersion, read_version
 
 TOTALS = """
     SELECT r.name, count(*) AS n, sum(o.amount) AS total
@@ -57,7 +57,7 @@ class Stage:
             sorted(map(list, counts.items()), key=repr),
         ]
 
-    def version(self) -> tuple[Version, str]:
+    def version(self) -> tuple[TraceVersion, str]:
         """The last committed version of the state, and its file."""
         site = self.pipeline.context
         rows = site.store.run(lambda tx: commits.rows(tx, site.keys, "p", "main", 0, 1 << 60))

@@ -11,7 +11,7 @@ from functools import cache
 from tests.integration.views_generator import JOINS, Generator, Relation
 from tidemill.spark import schema
 from tidemill.testing import Case, Step
-from tidemill.views.certify import generate
+from tidemill.views.certify import generated_steps
 from tidemill.views.circuit.type_roles import TYPES, How, Role, role_of
 
 WIDE = {
@@ -344,7 +344,7 @@ class TypedGenerator(Generator):
 
 def steps(seed: int) -> list[Step]:
     """Nothing; rows; rows and deletions, and infinities among them."""
-    empty, first, second = generate.steps(DDL, seed=seed)[:3]
+    empty, first, second = generated_steps.generate_steps(DDL, seed=seed)[:3]
     ends = {"fl": float("inf"), "db": float("-inf")}
     more = {name: [*rows, {**rows[0], **ends}, {**rows[1], **ends}] for name, rows in second.inserts.items()}
     return [empty, first, Step(more, second.deletes)]

@@ -8,14 +8,21 @@ import pyarrow as pa
 
 from tidemill.objects.memory import MemoryObjects
 from tidemill.testing import FakeClock
-from tidemill.views.chain.chain import Chain, Placed
-from tidemill.views.chain.station import Station
-from tidemill.views.chain.work import Plan, State, Told, complete, compute, gathered
+from tidemill.views.chain.chain import Chain, PlacedOperator
+from tidemill.views.chain.layer_task import (
+    StepPlan,
+    TaskReport,
+    TaskState,
+    complete_changes,
+    compute_layer,
+    packets_by_range,
+)
+from tidemill.views.chain.stateful_operator import StatefulOperator
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
-from tidemill.views.trace.slices import ranges
-from tidemill.views.trace.spine import Spine
-from tidemill.views.trace.version import Version, read_version, write_version
+from tidemill.views.trace.hash_space import ranges
+from tidemill.views.trace.trace import Trace
+from tidemill.views.trace.version import TraceVersion, read_version, write_version
 
 Row = tuple[Any, ...]
 Change = Mapping[int, Sequence[tuple[Row, int]]]
@@ -34,15 +41,17 @@ def table(types: Sequence[pa.DataType], rows: Iterable[tuple[Row, int]]) -> pa.T
 class Alone:
     """A station, its sides' types, and what it gave so far."""
 
-    def __init__(self, station: Station, sides: Sequence[Sequence[pa.DataType]], count: int = 1) -> None:
+    def __init__(
+        self, station: StatefulOperator, sides: Sequence[Sequence[pa.DataType]], count: int = 1
+    ) -> None:
         self.station, self.sides = station, sides
-        self.chain = Chain((Placed(0, "station", station, 0, 1, frozenset({"v"})),), ())
+        self.chain = Chain((PlacedOperator(0, "station", station, 0, 1, frozenset({"v"})),), ())
         self.objects = MemoryObjects(FakeClock())
         self.cache = Cache(self.objects, None)
         self.count = count
-        self.version = Version.empty(self.chain.traces)
+        self.version = TraceVersion.empty(self.chain.traces)
         self.given: Counter[str] = Counter()
-        self.told: list[Told] = []
+        self.told: list[TaskReport] = []
 
     def step(self, change: Change, *, first: bool = False, pieces: int = 2) -> Counter[str]:
         """Take a step, and commit it; its output, added up.
@@ -53,24 +62,24 @@ class Alone:
             pieces: as how many tasks the rows are packed.
         """
         number = self.version.step + 1
-        plan = Plan(self.chain, frozenset({0}), ranges(self.count), first=first)
+        plan = StepPlan(self.chain, frozenset({0}), ranges(self.count), first=first)
         packets = [
             packet
             for side, rows in change.items()
             for piece in range(pieces)
             for packet in plan.deliver(0, side, table(self.sides[side], rows[piece::pieces]))
         ]
-        parts, out, self.told = gathered(packets), Counter[str](), []
+        parts, out, self.told = packets_by_range(packets), Counter[str](), []
         for here in range(self.count):
-            told = Told(1, here)
+            told = TaskReport(1, here)
             bundle = Bundle(self.objects, f"step-{number}/{here}", self.cache)
-            state = State(Version() if first else self.version, self.cache, bundle)
-            for _, piece in compute(plan, 1, here, parts.get(here, {}), state, told):
+            state = TaskState(TraceVersion() if first else self.version, self.cache, bundle)
+            for _, piece in compute_layer(plan, 1, here, parts.get(here, {}), state, told):
                 assert piece.schema.equals(self.station.out), "what it gives has the columns it says"
                 add(out, piece)
             bundle.write()
-            self.told.append(Told.decode(told.encode()))
-        kept = complete(plan, self.told)
+            self.told.append(TaskReport.decode(told.encode()))
+        kept = complete_changes(plan, self.told)
         rebuilt = self.chain.traces if first else ()
         outcome = self.version.apply(number, kept.added, kept.merged, rebuilt=rebuilt)
         assert not outcome.late
@@ -85,7 +94,7 @@ class Alone:
         for name, layout in self.station.layouts.items():
             rows: Counter[str] = Counter()
             for within in ranges(self.count):
-                spine = Spine.of(
+                spine = Trace.of(
                     self.version, f"station.{name}", layout, self.cache, within, self.version.step
                 )
                 for part in spine.scan():

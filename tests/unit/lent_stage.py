@@ -11,21 +11,39 @@ import pytest
 
 from tidemill.objects.memory import MemoryObjects
 from tidemill.testing import FakeClock
-from tidemill.views.chain.build import Builder
+from tidemill.views.chain.builder import ChainBuilder
 from tidemill.views.chain.chain import Chain
-from tidemill.views.chain.source_stations import ChangesStation
-from tidemill.views.chain.stations import JoinStation
-from tidemill.views.chain.work import Packet, Plan, State, Told, chosen, complete, compute, gathered
+from tidemill.views.chain.layer_task import (
+    Packet,
+    StepPlan,
+    TaskReport,
+    TaskState,
+    complete_changes,
+    compute_layer,
+    packets_by_range,
+    select_columns,
+)
+from tidemill.views.chain.native_operators import StatefulJoin
+from tidemill.views.chain.source_operators import ChangesSource
 from tidemill.views.circuit.circuit import Circuit, walk
 from tidemill.views.circuit.expr import column
 from tidemill.views.circuit.ids import Pins
-from tidemill.views.circuit.operators import Column, Join, Key, Operator, Output, Project, Source, Window
-from tidemill.views.trace import words
+from tidemill.views.circuit.operators import (
+    Join,
+    JoinKey,
+    Operator,
+    Project,
+    Source,
+    SparkColumn,
+    ViewOutput,
+    Window,
+)
+from tidemill.views.trace import row_equality
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
-from tidemill.views.trace.slices import ALL, ranges
-from tidemill.views.trace.spine import Spine
-from tidemill.views.trace.version import Version, read_version, write_version
+from tidemill.views.trace.hash_space import ALL, ranges
+from tidemill.views.trace.trace import Trace
+from tidemill.views.trace.version import TraceVersion, read_version, write_version
 
 ARROW = {
     "int": pa.int32(),
@@ -43,7 +61,7 @@ Rows = Iterable[tuple[tuple[Any, ...], int]]
 
 
 def source(table: str, *types: str, key: tuple[int, ...] = ()) -> Source:
-    return Source(table, tuple(Column(f"x{n}", kind) for n, kind in enumerate(types)), key)
+    return Source(table, tuple(SparkColumn(f"x{n}", kind) for n, kind in enumerate(types)), key)
 
 
 def project(op: Operator, *places: int) -> Project:
@@ -51,7 +69,7 @@ def project(op: Operator, *places: int) -> Project:
 
 
 def join(left: Operator, right: Operator, *keys: tuple[int, int], null_safe: bool = False) -> Join:
-    pairs = tuple(Key(column(one), column(other), null_safe) for one, other in keys)
+    pairs = tuple(JoinKey(column(one), column(other), null_safe) for one, other in keys)
     return Join("inner", left, right, pairs)
 
 
@@ -79,12 +97,13 @@ def types_of(*roots: Operator) -> dict[Operator, tuple[str, ...]]:
 def built(views: Mapping[str, Operator], kinds: Mapping[str, str]) -> Chain:
     """The chain of these operators as views; tables that are not named allow deletes."""
     outputs = {
-        name: Output(op, tuple(f"y{n}" for n in range(len(types_of(op)[op])))) for name, op in views.items()
+        name: ViewOutput(op, tuple(f"y{n}" for n in range(len(types_of(op)[op]))))
+        for name, op in views.items()
     }
     circuit = Circuit(outputs)
     tables = {one.table: "changes" for one in circuit.sources()} | dict(kinds)
     types = types_of(*outputs.values())
-    return Builder(circuit, types, circuit.ids(Pins()), ARROW.__getitem__, tables).build(list(outputs))
+    return ChainBuilder(circuit, types, circuit.ids(Pins()), ARROW.__getitem__, tables).build(list(outputs))
 
 
 def apart(chain: Chain) -> Chain:
@@ -92,9 +111,9 @@ def apart(chain: Chain) -> Chain:
     stations = []
     for placed in chain.stations:
         station = placed.station
-        if isinstance(station, JoinStation):
+        if isinstance(station, StatefulJoin):
             station = replace(station, lent=(None, None))
-        elif isinstance(station, ChangesStation):
+        elif isinstance(station, ChangesSource):
             station = replace(station, key=())
         stations.append(replace(placed, station=station, borrowed=()))
     return replace(chain, stations=tuple(stations))
@@ -106,9 +125,9 @@ def apart(chain: Chain) -> Chain:
 @contextmanager
 def hashes_of(mask: int) -> Iterator[None]:
     """Of all hashes, whatever of, these bits are left: rows and keys share them all the time."""
-    real, left = words._mixed, np.uint64(mask)  # what all hashes are made by
+    real, left = row_equality._mixed, np.uint64(mask)  # what all hashes are made by
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(words, "_mixed", lambda numbers, rows: real(numbers, rows) & left)
+        patched.setattr(row_equality, "_mixed", lambda numbers, rows: real(numbers, rows) & left)
         yield
 
 
@@ -126,14 +145,14 @@ class Machine:
         assert chain.jobs == 1
         self.chain = chain
         self.objects = MemoryObjects(FakeClock())
-        self.version = Version.empty(chain.traces)
+        self.version = TraceVersion.empty(chain.traces)
 
     def step(self, changes: Mapping[str, Rows], count: int) -> dict[int, list[pa.Table]]:
         """Compute a step in so many ranges, and commit it; what each station gave."""
         number = self.version.step + 1
-        plan = Plan(self.chain, frozenset(one.number for one in self.chain.stations), ranges(count))
+        plan = StepPlan(self.chain, frozenset(one.number for one in self.chain.stations), ranges(count))
         given, told = self._run(plan, changes, number)
-        kept = complete(plan, told)
+        kept = complete_changes(plan, told)
         outcome = self.version.apply(number, kept.added, kept.merged)
         assert not outcome.late
         write_version(self.objects, f"versions/{number}", outcome.version)
@@ -143,9 +162,9 @@ class Machine:
     def load(self, inputs: Mapping[str, Rows], count: int) -> dict[int, list[pa.Table]]:
         """Compute everything from whole inputs, as if nothing were remembered; nothing is kept."""
         every = frozenset(one.number for one in self.chain.stations)
-        plan = Plan(self.chain, every, ranges(count), first=True, kept=frozenset())
+        plan = StepPlan(self.chain, every, ranges(count), first=True, kept=frozenset())
         given, told = self._run(plan, inputs, 0)
-        assert complete(plan, told) == ((), ())
+        assert complete_changes(plan, told) == ((), ())
         return given
 
     def rows(self, name: str) -> list[dict[str, Any]]:
@@ -154,32 +173,32 @@ class Machine:
         for one in self.chain.stations:
             if name in one.traces:
                 layout = one.station.layouts[name]
-                spine = Spine.of(self.version, one.traces[name], layout, cache, ALL, self.version.step)
+                spine = Trace.of(self.version, one.traces[name], layout, cache, ALL, self.version.step)
                 found += [row for table in spine.scan() for row in table.to_pylist()]
         return found
 
     def _run(
-        self, plan: Plan, changes: Mapping[str, Rows], number: int
-    ) -> tuple[dict[int, list[pa.Table]], list[Told]]:
+        self, plan: StepPlan, changes: Mapping[str, Rows], number: int
+    ) -> tuple[dict[int, list[pa.Table]], list[TaskReport]]:
         packets = [packet for table, rows in changes.items() for packet in self._entering(plan, table, rows)]
         given: dict[int, list[pa.Table]] = {one.number: [] for one in self.chain.stations}
-        every: list[Told] = []
+        every: list[TaskReport] = []
         cache = Cache(self.objects, None)
         for layer in range(1, plan.depth + 1):
-            parts = gathered(packets)
+            parts = packets_by_range(packets)
             for here in range(len(plan.ranges)):
-                bundle, told = Bundle(self.objects, f"runs/{number}/{layer}-{here}"), Told(layer, here)
-                state = State(self.version, cache, bundle)
-                for placed, piece in compute(plan, layer, here, parts.get(here, {}), state, told):
+                bundle, told = Bundle(self.objects, f"runs/{number}/{layer}-{here}"), TaskReport(layer, here)
+                state = TaskState(self.version, cache, bundle)
+                for placed, piece in compute_layer(plan, layer, here, parts.get(here, {}), state, told):
                     given[placed.number].append(piece)
                     for edge in plan.leaving(placed.number):
                         assert edge.plain is not None
-                        packets += plan.send(edge, chosen(piece, edge.plain), here)
+                        packets += plan.send(edge, select_columns(piece, edge.plain), here)
                 bundle.write()
                 every.append(told)
         return given, every
 
-    def _entering(self, plan: Plan, table: str, rows: Rows) -> Iterator[Packet]:
+    def _entering(self, plan: StepPlan, table: str, rows: Rows) -> Iterator[Packet]:
         many = list(rows)
         for edge in plan.leaving(table):
             assert edge.plain is not None

@@ -12,8 +12,8 @@ from tidemill.publish.attempts import Published
 from tidemill.store import Store, Tx
 from tidemill.triggers.runs import Ticket
 from tidemill.views.steps import commits, groups, records
-from tidemill.views.steps.commits import Batch, Output, StepRow
-from tidemill.views.steps.groups import Group, GroupSpec, ViewSpec
+from tidemill.views.steps.commits import StepBatch, StepOutput, StepRow
+from tidemill.views.steps.groups import GroupSpec, ViewGroup, ViewSpec
 from tidemill.views.steps.keys import (
     StepKeys,
     changes_of,
@@ -23,7 +23,7 @@ from tidemill.views.steps.keys import (
     step_lot,
     table_of,
 )
-from tidemill.views.steps.records import Record
+from tidemill.views.steps.records import StepRecord
 from tidemill.views.steps.stepper import Compute, GroupStep, Stepped
 
 P = "shop"
@@ -34,7 +34,7 @@ class StepStage(Stage):
 
     def __init__(self, store: Store | None = None, *, scan: bool = True) -> None:
         self.keys = StepKeys("c")
-        self.computed: list[tuple[Batch, str]] = []
+        self.computed: list[tuple[StepBatch, str]] = []
         super().__init__(store, scan=scan)
 
     def check(self) -> None:
@@ -46,10 +46,10 @@ class StepStage(Stage):
             self.run(groups.declare, self.keys, P, spec)
         self.run(groups.declare_circuit, self.keys, P, circuit, "declarer")
 
-    def group(self, name: str) -> Group:
+    def group(self, name: str) -> ViewGroup:
         return self.store.run(lambda tx: groups.read(tx, self.keys, P, name))
 
-    def records(self, after: int = 0) -> list[Record]:
+    def records(self, after: int = 0) -> list[StepRecord]:
         return self.store.run(lambda tx: records.read(tx, self.keys, P, after, 1000))
 
     def rows_of_group(self, name: str) -> list[StepRow]:
@@ -58,7 +58,7 @@ class StepStage(Stage):
     def head(self, source: DatasetId) -> int:
         return self.store.run(lambda tx: events.head(tx, self.lots, source))
 
-    def compute(self, batch: Batch, attempt: str) -> tuple[Output, ...]:
+    def compute(self, batch: StepBatch, attempt: str) -> tuple[StepOutput, ...]:
         self.computed.append((batch, attempt))
         return outputs(batch, attempt)
 
@@ -90,11 +90,11 @@ def spec(name: str, *reads: DatasetId, code: str = "c", **fields: Any) -> GroupS
     return GroupSpec(name=name, views=(ViewSpec(name=name, code=code, reads=reads),), **fields)
 
 
-def outputs(batch: Batch, attempt: str) -> tuple[Output, ...]:
+def outputs(batch: StepBatch, attempt: str) -> tuple[StepOutput, ...]:
     """Manifests that name what they were made from, so that a mix-up shows."""
     made = (batch.lot, ManifestState.COMPLETE, 0, attempt)
     return tuple(
-        Output(
+        StepOutput(
             view=view.name,
             changes=layout.manifest_key(*changes_of(P, view.name).parts, *made),
             table=layout.manifest_key(*table_of(P, view.name).parts, *made, root=True),
@@ -129,7 +129,7 @@ def check_steps(tx: Tx, keys: StepKeys, pipeline: str = P) -> None:
         _check_group(tx, keys, pipeline, group, log)
 
 
-def _check_group(tx: Tx, keys: StepKeys, pipeline: str, group: Group, log: list[Record]) -> None:
+def _check_group(tx: Tx, keys: StepKeys, pipeline: str, group: ViewGroup, log: list[StepRecord]) -> None:
     name = group.spec.name
     rows = commits.rows(tx, keys, pipeline, name, 0, 10**9, 10_000)
     assert all(row.after < row.step for row in rows)

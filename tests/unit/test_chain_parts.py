@@ -5,50 +5,50 @@ import pytest
 
 from tests.unit.views_stage import output
 from tidemill.errors import StepLost
-from tidemill.views.chain.chain import Chain, Placed
-from tidemill.views.chain.legs import Explode, Leg, Select, Where
-from tidemill.views.chain.outputs import OutputStation
-from tidemill.views.chain.prepare import prepared
-from tidemill.views.chain.stations import SetStation
-from tidemill.views.chain.work import Plan, Told, complete, gathered
+from tidemill.views.chain.chain import Chain, PlacedOperator
+from tidemill.views.chain.layer_task import StepPlan, TaskReport, complete_changes, packets_by_range
+from tidemill.views.chain.native_operators import StatefulSet
+from tidemill.views.chain.outputs import OutputSink
+from tidemill.views.chain.preparation import prepared
+from tidemill.views.chain.row_expressions import ExplodeStep, FilterStep, RowExpressions, SelectStep
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.expr import call, column, text
 from tidemill.views.circuit.operators import Aggregate, Filter, Join, Operator, Window
-from tidemill.views.trace.portions import PORTION_ROWS
-from tidemill.views.trace.slices import ranges
+from tidemill.views.trace.batches import BATCH_ROWS
+from tidemill.views.trace.hash_space import ranges
 
 # --- legs
 
 
 def test_choosing_among_chosen_columns_stays_one_step() -> None:
-    one = Leg().select([call("upper", column(1)), column(0), column(2)])
+    one = RowExpressions().select([call("upper", column(1)), column(0), column(2)])
     two = one.select([column(2), column(0), column(0)])
-    assert two.steps == (Select((column(2), call("upper", column(1)), call("upper", column(1)))),)
+    assert two.steps == (SelectStep((column(2), call("upper", column(1)), call("upper", column(1)))),)
     assert len(one.select([call("lower", column(0))]).steps) == 2, "what computes is a step of its own"
-    assert Leg().where([]) == Leg()
+    assert RowExpressions().where([]) == RowExpressions()
 
 
 def test_a_segment_is_plain_if_it_only_chooses_columns() -> None:
-    assert Leg().plain(3) == (0, 1, 2)
-    chosen = Leg().select([column(2), column(0)])
+    assert RowExpressions().plain(3) == (0, 1, 2)
+    chosen = RowExpressions().select([column(2), column(0)])
     assert chosen.plain(3) == (2, 0)
-    again = Leg((*chosen.steps, Select((column(1), column(1)))))
+    again = RowExpressions((*chosen.steps, SelectStep((column(1), column(1)))))
     assert again.plain(3) == (0, 0)
     assert chosen.select([call("abs", column(0))]).plain(3) is None
     assert chosen.where([text("true")]).plain(3) is None
-    exploded = chosen.explode(Explode(text("explode(x)"), 2, 1, False))
+    exploded = chosen.explode(ExplodeStep(text("explode(x)"), 2, 1, False))
     assert exploded.plain(3) is None
     assert exploded.explodes
     assert not chosen.explodes
 
 
 def test_only_columns_of_another_type_are_cast() -> None:
-    assert Leg().cast(["int", "string"], ["int", "string"]) == Leg()
-    (step,) = Leg().cast(["int", "string"], ["bigint", "string"]).steps
-    assert isinstance(step, Select)
+    assert RowExpressions().cast(["int", "string"], ["int", "string"]) == RowExpressions()
+    (step,) = RowExpressions().cast(["int", "string"], ["bigint", "string"]).steps
+    assert isinstance(step, SelectStep)
     assert [one.sql() for one in step.expressions] == ["CAST(c0 AS bigint)", "c1"]
-    where = Leg().where([text("true")])
-    assert isinstance(where.steps[0], Where)
+    where = RowExpressions().where([text("true")])
+    assert isinstance(where.steps[0], FilterStep)
 
 
 # --- what is made plain
@@ -114,18 +114,18 @@ def test_the_condition_of_an_inner_join_is_a_filter_over_it() -> None:
 INT = pa.int32()
 
 
-def plan(count: int = 2) -> Plan:
+def plan(count: int = 2) -> StepPlan:
     stations = (
-        Placed(0, "a", SetStation("distinct", (INT,)), 0, 1),
-        Placed(1, "b", SetStation("distinct", (INT,)), 0, 2),
-        Placed(2, "view:v", OutputStation("v", ("x",), (INT,)), 0, 3),
-        Placed(3, "c", SetStation("distinct", (INT,)), 1, 1),
+        PlacedOperator(0, "a", StatefulSet("distinct", (INT,)), 0, 1),
+        PlacedOperator(1, "b", StatefulSet("distinct", (INT,)), 0, 2),
+        PlacedOperator(2, "view:v", OutputSink("v", ("x",), (INT,)), 0, 3),
+        PlacedOperator(3, "c", StatefulSet("distinct", (INT,)), 1, 1),
     )
-    return Plan(Chain(stations, ()), frozenset(range(4)), ranges(count))
+    return StepPlan(Chain(stations, ()), frozenset(range(4)), ranges(count))
 
 
-def told(layer: int, here: int, *stations: int) -> Told:
-    return Told(layer, here, list(stations))
+def told(layer: int, here: int, *stations: int) -> TaskReport:
+    return TaskReport(layer, here, list(stations))
 
 
 WHOLE = [told(1, 0, 0), told(1, 1, 0), told(2, 0, 1), told(2, 1, 1), told(4, 0)]
@@ -133,32 +133,32 @@ WHOLE = [told(1, 0, 0), told(1, 1, 0), told(2, 0, 1), told(2, 1, 1), told(4, 0)]
 
 @pytest.mark.rule("DBSP-46")
 def test_a_step_is_whole_when_each_node_told_once_of_each_range() -> None:
-    assert complete(plan(), WHOLE).added == ()
+    assert complete_changes(plan(), WHOLE).added == ()
     for place in range(4):
         with pytest.raises(StepLost, match="1 told nothing"):
-            complete(plan(), [*WHOLE[:place], *WHOLE[place + 1 :]])
+            complete_changes(plan(), [*WHOLE[:place], *WHOLE[place + 1 :]])
         with pytest.raises(StepLost, match="1 twice"):
-            complete(plan(), [*WHOLE, WHOLE[place]])
+            complete_changes(plan(), [*WHOLE, WHOLE[place]])
     for odd in (told(1, 2, 0), told(3, 0, 2), told(1, 0, 3), told(1, 0, 9)):
         with pytest.raises(StepLost):
-            complete(plan(), [*WHOLE, odd])
+            complete_changes(plan(), [*WHOLE, odd])
 
 
 def test_what_a_task_told_is_read_back() -> None:
-    one = Told(2, 1, [3, 4], seconds=0.5, rows=7, files=[("v", "k", 1, 2, "ff")], aside={"3": 1})
-    again = Told.decode(one.encode())
+    one = TaskReport(2, 1, [3, 4], seconds=0.5, rows=7, files=[("v", "k", 1, 2, "ff")], aside={"3": 1})
+    again = TaskReport.decode(one.encode())
     assert again.encode() == one.encode()
     assert (again.stations, again.aside, again.kept) == ([3, 4], {"3": 1}, one.kept)
 
 
 @pytest.mark.rule("DBSP-9")
 def test_rows_go_to_the_range_of_their_hash_in_pieces_that_are_not_too_large() -> None:
-    count = PORTION_ROWS + 10
+    count = BATCH_ROWS + 10
     rows = pa.table({"c0": pa.array(range(count), INT), "_w": pa.array([1] * count, pa.int64())})
     packets = list(plan(7).deliver(0, 0, rows))
-    assert max(packet.table.num_rows for packet in packets) <= PORTION_ROWS
+    assert max(packet.table.num_rows for packet in packets) <= BATCH_ROWS
     assert sum(packet.table.num_rows for packet in packets) == count
-    found = gathered(packets)
+    found = packets_by_range(packets)
     assert found.keys() == set(range(7))
     sizes = [sum(part.num_rows for part in tags[0]["left"]) for tags in found.values()]
     assert max(sizes) < 1.1 * count / 7, "spread evenly"

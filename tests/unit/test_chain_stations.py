@@ -14,14 +14,14 @@ import pytest
 from tests.unit.chain_stage import Alone, Row, add, table
 from tests.unit.test_views_types import TYPES, values_of
 from tidemill.errors import TypeRefused
-from tidemill.views.chain import stations
-from tidemill.views.chain.keyed_stations import GatherStation, ReplaceStation
-from tidemill.views.chain.outputs import OutputStation
-from tidemill.views.chain.source_stations import ChangesStation, UpsertsStation
-from tidemill.views.chain.station import Station, hashed
-from tidemill.views.chain.stations import AggregateStation, JoinStation, SetStation
-from tidemill.views.kernels.aggregate import Agg, Aggregate
-from tidemill.views.trace.slices import ranges
+from tidemill.views.chain import native_operators
+from tidemill.views.chain.keyed_operators import GatherRows, ReplaceRows
+from tidemill.views.chain.native_operators import StatefulAggregate, StatefulJoin, StatefulSet
+from tidemill.views.chain.outputs import OutputSink
+from tidemill.views.chain.source_operators import ChangesSource, UpsertsSource
+from tidemill.views.chain.stateful_operator import StatefulOperator, hash_column
+from tidemill.views.kernels.group_by import GroupAggregate, GroupKernel
+from tidemill.views.trace.hash_space import ranges
 
 INT, BIG, TEXT, REAL, MONEY = pa.int32(), pa.int64(), pa.string(), pa.float64(), pa.decimal128(10, 2)
 MEAN = pa.decimal128(14, 6)
@@ -42,7 +42,7 @@ KEYS: dict[pa.DataType, list[Any]] = POOLS | {REAL: [None, 0.0, -0.0, NAN, 1.5]}
 class Kind:
     """A station, the types of its sides, and its result by plain Python."""
 
-    station: Station
+    station: StatefulOperator
     sides: tuple[tuple[pa.DataType, ...], ...]
     plain: Callable[..., Counter[str]]
     pools: dict[pa.DataType, list[Any]] | None = None
@@ -136,42 +136,42 @@ def admitted(rows: Bag) -> Counter[str]:
 
 
 AGGS = (
-    Agg("count", None, "n"),
-    Agg("count", "v0", "some"),
-    Agg("sum", "v0", "total"),
-    Agg("avg", "v1", "mean"),
-    Agg("min", "v0", "least"),
-    Agg("max", "v1", "most"),
+    GroupAggregate("count", None, "n"),
+    GroupAggregate("count", "v0", "some"),
+    GroupAggregate("sum", "v0", "total"),
+    GroupAggregate("avg", "v1", "mean"),
+    GroupAggregate("min", "v0", "least"),
+    GroupAggregate("max", "v1", "most"),
 )
 VALUES = pa.schema([("v0", BIG), ("v1", MONEY)])
 RESULTS = (BIG, BIG, BIG, MEAN, BIG, MONEY)
 TWO = (REAL, TEXT)
 KINDS = {
     "join": Kind(
-        JoinStation((INT, REAL, TEXT), (REAL, INT), (0, 1), (1, 0), (False, False)),
+        StatefulJoin((INT, REAL, TEXT), (REAL, INT), (0, 1), (1, 0), (False, False)),
         ((INT, REAL, TEXT), (REAL, INT)),
         join(null_safe=False),
         KEYS,
     ),
     "null-safe join": Kind(
-        JoinStation((INT, REAL, TEXT), (REAL, INT), (0, 1), (1, 0), (True, True)),
+        StatefulJoin((INT, REAL, TEXT), (REAL, INT), (0, 1), (1, 0), (True, True)),
         ((INT, REAL, TEXT), (REAL, INT)),
         join(null_safe=True),
         KEYS,
     ),
     "groups": Kind(
-        AggregateStation(Aggregate(pa.schema([("k0", REAL)]), VALUES, AGGS), RESULTS),
+        StatefulAggregate(GroupKernel(pa.schema([("k0", REAL)]), VALUES, AGGS), RESULTS),
         ((REAL, BIG, MONEY),),
         groups(),
     ),
     "everything": Kind(
-        AggregateStation(Aggregate(pa.schema([]), VALUES, AGGS, always=True), RESULTS),
+        StatefulAggregate(GroupKernel(pa.schema([]), VALUES, AGGS, always=True), RESULTS),
         ((BIG, MONEY),),
         groups(everything=True),
     ),
-    "changes": Kind(ChangesStation((INT, REAL)), ((INT, REAL),), admitted),
+    "changes": Kind(ChangesSource((INT, REAL)), ((INT, REAL),), admitted),
     **{
-        name: Kind(SetStation(name, TWO), (TWO,) if name == "distinct" else (TWO, TWO), sets(name))
+        name: Kind(StatefulSet(name, TWO), (TWO,) if name == "distinct" else (TWO, TWO), sets(name))
         for name in ("distinct", "intersect", "intersect_all", "except", "except_all")
     },
 }
@@ -303,9 +303,9 @@ def test_keys_that_share_a_hash_are_told_apart(name: str, monkeypatch: pytest.Mo
     strong = alone(kind, 2, steps)
 
     def weak(rows: pa.Table, names: list[str]) -> pa.Array:
-        return pa.array([value & 1 for value in hashed(rows, names).to_pylist()], pa.int64())
+        return pa.array([value & 1 for value in hash_column(rows, names).to_pylist()], pa.int64())
 
-    monkeypatch.setattr(stations, "hashed", weak)
+    monkeypatch.setattr(native_operators, "hash_column", weak)
     assert alone(kind, 2, steps).given == strong.given == plain(kind, steps)
 
 
@@ -315,7 +315,7 @@ def test_keys_that_share_a_hash_are_told_apart(name: str, monkeypatch: pytest.Mo
 @pytest.mark.rule("DBSP-21")
 @pytest.mark.parametrize("count", [1, 7])
 def test_what_is_deleted_before_it_is_there_waits_and_is_counted_until_it_comes(count: int) -> None:
-    station = Alone(ChangesStation((INT, TEXT)), ((INT, TEXT),), count)
+    station = Alone(ChangesSource((INT, TEXT)), ((INT, TEXT),), count)
 
     def aside() -> int:
         return sum(told.aside.get("0", 0) for told in station.told)
@@ -331,7 +331,7 @@ def test_what_is_deleted_before_it_is_there_waits_and_is_counted_until_it_comes(
 
 
 def test_a_deletion_of_a_zero_of_the_other_sign_is_set_aside() -> None:
-    station = Alone(ChangesStation((REAL,)), ((REAL,),))
+    station = Alone(ChangesSource((REAL,)), ((REAL,),))
     station.step({0: [((0.0,), 1)]}, first=True)
     assert station.step({0: [((-0.0,), -1)]}) == Counter()
     assert station.told[0].aside == {"0": 1}
@@ -354,14 +354,14 @@ def test_of_a_keyed_dataset_the_last_write_of_a_key_is_there_however_writes_are_
         last[write[0], key_of(write[1])] = None if write[3] else write[:3]
     wanted = Counter(repr(row) for row in last.values() if row is not None)
     sides = ((*types, pa.bool_(), BIG, BIG),)
-    station = Alone(UpsertsStation(types, (1, 0)), sides, count)
+    station = Alone(UpsertsSource(types, (1, 0)), sides, count)
     places = sorted(chance.randrange(41) for _ in range(5))
     for low, high in zip([0, *places], [*places, 40], strict=True):
         part = writes[low:high]
         chance.shuffle(part)
         station.step({0: [(write, 1) for write in part]}, first=low == 0 and not station.version.step)
     assert station.given == wanted
-    once = Alone(UpsertsStation(types, (1, 0)), sides, 1)
+    once = Alone(UpsertsSource(types, (1, 0)), sides, 1)
     once.step({0: [(write, 1) for write in writes]}, first=True)
     assert once.given == wanted
     assert once.state() == station.state()
@@ -376,7 +376,7 @@ def test_of_a_keyed_dataset_the_last_write_of_a_key_is_there_however_writes_are_
 @pytest.mark.rule("DBSP-17")
 def test_a_key_whose_change_cancels_out_is_gathered_with_all_its_rows(pieces: int) -> None:
     """Whoever holds its result is told of the key as well, and takes that back."""
-    station = Alone(GatherStation((INT, TEXT), (0,)), ((INT, TEXT), (INT,)))
+    station = Alone(GatherRows((INT, TEXT), (0,)), ((INT, TEXT), (INT,)))
     station.step({0: [((1, "a"), 1), ((1, "b"), 2), ((2, "c"), 1)]}, first=True)
     change = [((1, "a"), 1), ((1, "a"), -1)]
     assert station.step({0: change}, pieces=pieces) == Counter({repr((1, "a")): 1, repr((1, "b")): 2})
@@ -386,7 +386,7 @@ def test_a_key_whose_change_cancels_out_is_gathered_with_all_its_rows(pieces: in
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.rule("DBSP-17")
 def test_of_the_keys_that_changed_the_stored_result_goes_and_the_new_one_comes(count: int) -> None:
-    station = Alone(ReplaceStation((REAL, TEXT), (REAL,)), ((REAL, TEXT, REAL), (REAL,)), count)
+    station = Alone(ReplaceRows((REAL, TEXT), (REAL,)), ((REAL, TEXT, REAL), (REAL,)), count)
     station.step({0: [((0.0, "a", 0.0), 1), ((NAN, "b", NAN), 1)], 1: [((0.0,), 1), ((NAN,), 1)]}, first=True)
     station.step({0: [((-0.0, "c", -0.0), 2)], 1: [((-0.0,), 1), ((NAN,), -1), ((7.0,), 1)]})
     assert station.given == Counter({repr((-0.0, "c")): 2})
@@ -434,12 +434,12 @@ def test_the_hash_of_every_type_is_pinned_and_does_not_depend_on_the_batch() -> 
     for name in TYPES:
         kind, values = values_of(name)
         array = pa.array(values, kind)
-        every = hashed(pa.table({"c0": array}), ["c0"]).to_pylist()
+        every = hash_column(pa.table({"c0": array}), ["c0"]).to_pylist()
         for place in range(len(values)):
             sliced = pa.table({"c0": array.slice(place, 1)})
-            assert hashed(sliced, ["c0"]).to_pylist() == [every[place]], name
+            assert hash_column(sliced, ["c0"]).to_pylist() == [every[place]], name
             taken = pa.table({"c0": array.take(pa.array([place, 0, place]))})
-            assert hashed(taken, ["c0"]).to_pylist()[::2] == [every[place]] * 2, name
+            assert hash_column(taken, ["c0"]).to_pylist()[::2] == [every[place]] * 2, name
         assert len(set(every)) == len(every), name
         found[name] = every[0], zlib.crc32(repr(every).encode())
     assert found == GOLDEN
@@ -447,19 +447,19 @@ def test_the_hash_of_every_type_is_pinned_and_does_not_depend_on_the_batch() -> 
 
 def test_the_hash_of_a_key_is_one_of_all_its_parts_in_their_order() -> None:
     rows = pa.table({"c0": pa.array([1, None, None], INT), "c1": pa.array([None, 1, None], INT)})
-    assert len(set(hashed(rows, ["c0", "c1"]).to_pylist())) == 3
-    assert hashed(rows, ["c0", "c1"]) != hashed(rows, ["c1", "c0"])
-    assert hashed(rows, []).to_pylist() == [0, 0, 0]
+    assert len(set(hash_column(rows, ["c0", "c1"]).to_pylist())) == 3
+    assert hash_column(rows, ["c0", "c1"]) != hash_column(rows, ["c1", "c0"])
+    assert hash_column(rows, []).to_pylist() == [0, 0, 0]
 
 
 @pytest.mark.rule("DBSP-21")
 def test_zeros_and_nans_have_one_hash_also_inside_of_nested_values() -> None:
     kind = pa.struct([("a", pa.list_(pa.float64()))])
     values = [{"a": [0.0, NAN]}, {"a": [-0.0, -NAN]}]
-    assert len(set(hashed(pa.table({"c0": pa.array(values, kind)}), ["c0"]).to_pylist())) == 1
+    assert len(set(hash_column(pa.table({"c0": pa.array(values, kind)}), ["c0"]).to_pylist())) == 1
     for kind in (pa.float32(), pa.float64()):
         array = pa.array([0.0, -0.0], kind)
-        assert len(set(hashed(pa.table({"c0": array}), ["c0"]).to_pylist())) == 1
+        assert len(set(hash_column(pa.table({"c0": array}), ["c0"]).to_pylist())) == 1
 
 
 # --- edges of stations
@@ -473,19 +473,19 @@ def test_an_aggregate_over_everything_speaks_first_in_one_range_alone(count: int
 
 
 def test_rows_of_a_view_meet_by_the_first_half_of_their_identity() -> None:
-    station = OutputStation("v", ("x",), (INT,))
+    station = OutputSink("v", ("x",), (INT,))
     packed = station.pack(0, pa.table({"c0": pa.array([7], INT), "_w": [1]}))["rows"]
     assert packed["_h"].to_pylist() == packed["c1"].to_pylist()
-    nested = OutputStation("v", ("x",), (pa.list_(INT),))
+    nested = OutputSink("v", ("x",), (pa.list_(INT),))
     assert nested.asks_spark
     rows = pa.table({"c0": pa.array([[7]], pa.list_(INT)), "c1": [5], "c2": [6], "_w": [1]})
     assert nested.pack(0, rows)["rows"]["_h"].to_pylist() == [5]
 
 
 def extremes(best: int) -> Alone:
-    aggs = (Agg("max", "v0", "m"), Agg("min", "v0", "n"))
-    kernel = Aggregate(pa.schema([("k0", INT)]), pa.schema([("v0", INT)]), aggs, best=best)
-    return Alone(AggregateStation(kernel, (INT, INT)), ((INT, INT),), count=3)
+    aggs = (GroupAggregate("max", "v0", "m"), GroupAggregate("min", "v0", "n"))
+    kernel = GroupKernel(pa.schema([("k0", INT)]), pa.schema([("v0", INT)]), aggs, best=best)
+    return Alone(StatefulAggregate(kernel, (INT, INT)), ((INT, INT),), count=3)
 
 
 def test_an_exhausted_group_of_an_append_only_input_is_told_and_not_guessed() -> None:
@@ -518,4 +518,4 @@ def test_a_group_that_has_used_up_its_best_values_is_filled_again_from_its_own(s
 
 def test_a_sum_of_what_cannot_be_added_is_refused() -> None:
     with pytest.raises(TypeRefused):
-        Aggregate(pa.schema([]), pa.schema([("v0", TEXT)]), (Agg("sum", "v0", "s"),))
+        GroupKernel(pa.schema([]), pa.schema([("v0", TEXT)]), (GroupAggregate("sum", "v0", "s"),))

@@ -14,7 +14,7 @@ from tidemill.errors import AppendRefused, DatasetChanged, DeclarationError
 from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.ids import Unit
 from tidemill.lots.keys import DatasetId
-from tidemill.views.spark.chains import kind_of
+from tidemill.views.spark.group_chain import input_kind
 
 COLUMNS = "id BIGINT, place STRING, at TIMESTAMP_NTZ, n INT"
 BAD = DatasetId("orders_quarantine")
@@ -118,7 +118,7 @@ def test_whole_rows_of_pandas_and_batches_can_be_deleted_too(tmp_path: Path) -> 
 @pytest.mark.rule("LOT-40")
 def test_views_do_not_keep_traces_of_writes_whose_order_is_their_own() -> None:
     plain = Dataset(name="t", kind=Kind.KEYED, key=("id",), deletes=True)
-    assert kind_of(plain) == "keyed"
+    assert input_kind(plain) == "keyed"
     for other in (replace(plain, order_by=("at",)), replace(plain, unit=Unit.parse("PT5M"))):
-        assert kind_of(other) == "in an order of their own"
-    assert kind_of(Dataset(name="t", unit=Unit.parse("PT5M"))) == "rows"
+        assert input_kind(other) == "in an order of their own"
+    assert input_kind(Dataset(name="t", unit=Unit.parse("PT5M"))) == "rows"

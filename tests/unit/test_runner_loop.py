@@ -29,7 +29,7 @@ from tidemill.runner.runner import TaggedSteps
 from tidemill.store.memory import MemoryStore
 from tidemill.testing.threads import STUCK_S
 from tidemill.triggers.events import RunFailed
-from tidemill.views.steps.commits import Batch, Output
+from tidemill.views.steps.commits import StepBatch, StepOutput
 from tidemill.views.steps.groups import GroupSpec
 
 NOTHING: Callable[..., Any] = lambda *_: None  # noqa: E731 - the port has the functions
@@ -88,7 +88,7 @@ class LoopStage(ArcStage):
             projections=False,
         )
 
-    def compute(self, batch: Batch, attempt: str) -> tuple[Output, ...]:
+    def compute(self, batch: StepBatch, attempt: str) -> tuple[StepOutput, ...]:
         raise AssertionError("there are no views")
 
 
@@ -299,11 +299,11 @@ class NoSpark:
 def test_a_view_whose_function_wants_to_end_the_process_is_one_that_failed(error: BaseException) -> None:
     spark: Any = NoSpark()
 
-    def compute(batch: Batch, attempt: str) -> tuple[Output, ...]:
+    def compute(batch: StepBatch, attempt: str) -> tuple[StepOutput, ...]:
         raise error
 
     steps = TaggedSteps(spark, compute, JobTags(spark))
-    batch = Batch(
+    batch = StepBatch(
         pipeline="shop",
         spec=GroupSpec(name="main", views=()),
         after=0,

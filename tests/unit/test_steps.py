@@ -16,7 +16,7 @@ from tidemill.triggers.subscriptions import Scheduled, Waiting
 from tidemill.views.steps import commits, groups, records
 from tidemill.views.steps.groups import MOST_VIEWS, GroupSpec, ViewSpec
 from tidemill.views.steps.keys import group_id, group_source, step_log
-from tidemill.views.steps.records import MOST_RANGES, Range
+from tidemill.views.steps.records import MOST_RANGES, PositionRange
 
 
 @pytest.fixture
@@ -38,13 +38,16 @@ def test_a_record_has_a_range_for_every_base_dataset_whose_head_moved(stage: Ste
     stage.declare(spec("g", a, b), spec("h", c), circuit="v7")
     stage.publish(a)
     stage.publish(b)
-    assert stage.run(records.cut_now, stage.keys, P, "n").ranges == (Range(a, 1, 2), Range(b, 0, 1))
+    assert stage.run(records.write_record_now, stage.keys, P, "n").ranges == (
+        PositionRange(a, 1, 2),
+        PositionRange(b, 0, 1),
+    )
     first, second = stage.records()
-    assert first.ranges == (Range(a, 0, 1),)
+    assert first.ranges == (PositionRange(a, 0, 1),)
     assert {first.circuit, second.circuit} == {"v7"}
     assert first.now <= second.now
     assert second.epoch > first.epoch
-    assert stage.run(records.cut_now, stage.keys, P, "n") is None  # nothing was published since
+    assert stage.run(records.write_record_now, stage.keys, P, "n") is None  # nothing was published since
     assert len(stage.records()) == 2
 
 
@@ -55,12 +58,12 @@ def test_as_many_ranges_as_fit_and_the_others_come_first_next_time(stage: StepSt
     stage.declare(*(spec(f"g{n}", *bases[n * 50 : n * 50 + 50]) for n in range(7)))
     for dataset in bases:
         stage.publish(dataset)
-    first = stage.run(records.cut_now, stage.keys, P, "n")
+    first = stage.run(records.write_record_now, stage.keys, P, "n")
     assert len(first.ranges) == MOST_RANGES
     assert stage.writes <= LIMITS.transaction_writes
     for one in first.ranges:
         stage.publish(one.dataset)  # those that were served move on at once
-    second = stage.run(records.cut_now, stage.keys, P, "n")
+    second = stage.run(records.write_record_now, stage.keys, P, "n")
     assert set(bases) - first.moved < second.moved
     assert len(second.ranges) == MOST_RANGES
     stage.check()
@@ -73,7 +76,7 @@ def test_a_record_of_long_names_fits_one_value(stage: StepStage) -> None:
     stage.declare(*(spec(f"g{n}", *bases[n * 80 : n * 80 + 80]) for n in range(2)))
     for dataset in bases:
         stage.publish(dataset)
-    while stage.run(records.cut_now, stage.keys, P, "n") is not None:
+    while stage.run(records.write_record_now, stage.keys, P, "n") is not None:
         pass
     log = stage.records()
     assert sum(len(record.ranges) for record in log) == 160
@@ -95,7 +98,7 @@ def test_what_arrives_after_a_crash_joins_a_later_step(stage: StepStage) -> None
     stage.settle(other, "g")
     assert [batch.positions[orders] for batch, _ in stage.computed] == [1, 1, 2]
     assert [row.step for row in stage.rows_of_group("g")] == [1, 2]
-    assert stage.records()[1].ranges == (Range(orders, 1, 2),)
+    assert stage.records()[1].ranges == (PositionRange(orders, 1, 2),)
 
 
 @pytest.mark.rule("DBSP-35")
@@ -103,17 +106,17 @@ def test_an_old_coordinator_writes_no_record(stage: StepStage) -> None:
     orders = stage.dataset("orders")
     stage.declare(spec("g", orders))
     stage.publish(orders)
-    old = stage.run(records.take_office, stage.keys, P, "old", 10_000_000)
+    old = stage.run(records.become_coordinator, stage.keys, P, "old", 10_000_000)
     assert isinstance(old, Lease)
-    assert isinstance(stage.run(records.cut_now, stage.keys, P, "n"), Busy)
+    assert isinstance(stage.run(records.write_record_now, stage.keys, P, "n"), Busy)
     assert isinstance(stage.run(groups.declare_circuit, stage.keys, P, "2", "n"), Busy)
     stage.clock.advance(11)
-    new = stage.run(records.take_office, stage.keys, P, "new", 10_000_000)
+    new = stage.run(records.become_coordinator, stage.keys, P, "new", 10_000_000)
     before = everything(stage)
     with pytest.raises(LeaseLost):
-        stage.run(records.cut, stage.keys, P, old)
+        stage.run(records.write_record, stage.keys, P, old)
     assert everything(stage) == before
-    assert stage.run(records.cut, stage.keys, P, new).epoch == new.epoch > old.epoch
+    assert stage.run(records.write_record, stage.keys, P, new).epoch == new.epoch > old.epoch
 
 
 def test_now_never_falls_although_the_wall_clock_does(stage: StepStage) -> None:
@@ -121,7 +124,7 @@ def test_now_never_falls_although_the_wall_clock_does(stage: StepStage) -> None:
     stage.declare(spec("g", orders))
     stage.publish(orders)
     stage.clock.wall_s -= 3600
-    late = stage.run(records.cut_now, stage.keys, P, "n")
+    late = stage.run(records.write_record_now, stage.keys, P, "n")
     assert late.now == stage.records()[0].now
 
 
@@ -142,7 +145,7 @@ def test_a_commit_is_one_transaction_with_the_row_the_head_the_wake_and_the_fini
     stage.settle(node, "g")
     stage.publish(orders)
     ticket = stage.begin(node, "g")
-    stage.run(records.cut_now, stage.keys, P, "n")
+    stage.run(records.write_record_now, stage.keys, P, "n")
     batch = stage.run(commits.next_batch, stage.keys, P, "g")
     hold = stage.run(commits.open_step, stage.keys, ticket, batch, "attempt")
     before = everything(stage)
@@ -298,7 +301,7 @@ def test_a_computation_that_fails_gives_its_attempt_up_and_leaves_the_run_to_its
     stage.declare(spec("g", a))
     ticket = stage.begin(node, "g")
 
-    def broken(batch: commits.Batch, attempt: str) -> tuple[commits.Output, ...]:
+    def broken(batch: commits.StepBatch, attempt: str) -> tuple[commits.StepOutput, ...]:
         raise ValueError("a poor query")
 
     told = []
@@ -317,12 +320,12 @@ def test_while_another_is_the_coordinator_a_run_waits_and_that_is_no_failure(sta
     stage.declare(spec("g", a))
     stage.settle(node, "g")
     stage.publish(a)
-    office = stage.run(records.take_office, stage.keys, P, "round", 60_000_000)
+    office = stage.run(records.become_coordinator, stage.keys, P, "round", 60_000_000)
     assert stage.step(node, "g").commits == 0
     row = stage.row(group_id(P, "g"))
     assert isinstance(row, Scheduled)
     assert row.tally.failures == 0
-    stage.run(records.leave_office, stage.keys, P, office)
+    stage.run(records.resign_coordinator, stage.keys, P, office)
     assert stage.step(node, "g") is None  # not at once
     stage.clock.advance(1)
     assert stage.step(node, "g").jobs == 1
@@ -403,7 +406,7 @@ def test_a_group_that_is_removed_commits_no_more_and_comes_back_as_a_new_one(sta
     stage.publish(a)
     ticket = stage.begin(node, "g")
 
-    def removed_meanwhile(found: commits.Batch, attempt: str) -> tuple[commits.Output, ...]:
+    def removed_meanwhile(found: commits.StepBatch, attempt: str) -> tuple[commits.StepOutput, ...]:
         assert stage.run(groups.remove, stage.keys, P, "g")
         return outputs(found, attempt)
 
@@ -430,7 +433,7 @@ def test_a_cadence_of_a_group_holds_its_runs_apart(stage: StepStage) -> None:
     stage.clock.advance(60)
     node = stage.node("n")
     assert stage.step(node, "g").jobs == 1  # three appends are one step
-    assert stage.records()[-1].ranges == (Range(a, 0, 3),)
+    assert stage.records()[-1].ranges == (PositionRange(a, 0, 3),)
 
 
 @pytest.mark.parametrize(

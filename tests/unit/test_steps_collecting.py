@@ -15,16 +15,23 @@ from tidemill.lots.manifest import Manifest, ManifestState, StoredObject
 from tidemill.objects.memory import MemoryObjects
 from tidemill.publish import attempts
 from tidemill.publish.cleaner import KEEP_S, Cleaner
-from tidemill.views.steps import commits, gone, groups, pins, retired
-from tidemill.views.steps.collecting import GRACE_S, Collector
-from tidemill.views.steps.commits import Batch, Output, State
+from tidemill.views.steps import commits, groups, pins, retired
+from tidemill.views.steps.collector import GRACE_S, Collector, listed_run_files
+from tidemill.views.steps.commits import StepBatch, StepOutput, StepState
 from tidemill.views.steps.events import FilesCollected
 from tidemill.views.steps.groups import GroupSpec
 from tidemill.views.steps.inputs import ManifestReader
 from tidemill.views.steps.keys import changes_of, group_id, state_prefix, table_of
-from tidemill.views.steps.listing import listed
-from tidemill.views.trace.slices import GRAINS
-from tidemill.views.trace.version import Added, Cut, Entry, Merged, Version, read_version, write_version
+from tidemill.views.trace.hash_space import GRAINS
+from tidemill.views.trace.version import (
+    AddedRun,
+    MergedRuns,
+    RunCut,
+    RunEntry,
+    TraceVersion,
+    read_version,
+    write_version,
+)
 
 
 class Files(StepStage):
@@ -41,12 +48,12 @@ class Files(StepStage):
     def files(self, start: str = "") -> set[str]:
         return {info.key for info in self.objects.list(start)}
 
-    def leaf(self, dataset: DatasetId, batch: Batch, attempt: str, part: str = "") -> str:
+    def leaf(self, dataset: DatasetId, batch: StepBatch, attempt: str, part: str = "") -> str:
         data = f"{layout.data_prefix(*dataset.parts, batch.lot, attempt)}{part or 'c'}.parquet"
         self.objects.put(data, b"rows")
         return self.manifest(dataset, batch, attempt, part=part, objects=[StoredObject(uri=data, rows=1)])
 
-    def manifest(self, dataset: DatasetId, batch: Batch, attempt: str, **fields: Any) -> str:
+    def manifest(self, dataset: DatasetId, batch: StepBatch, attempt: str, **fields: Any) -> str:
         body = Manifest(
             state=ManifestState.COMPLETE,
             dataset=dataset.name,
@@ -68,7 +75,7 @@ class Files(StepStage):
         self.objects.put(key, manifest.encode(body))
         return key
 
-    def compute(self, batch: Batch, attempt: str) -> tuple[Output | State, ...]:
+    def compute(self, batch: StepBatch, attempt: str) -> tuple[StepOutput | StepState, ...]:
         self.computed.append((batch, attempt))
         outputs = []
         for view in batch.spec.views:
@@ -78,21 +85,21 @@ class Files(StepStage):
             if len(parts) > 3:  # merged: what it replaces is listed no more
                 parts = [self.leaf(table_of(P, view.name), batch, attempt, "merge-0")]
             table = self.manifest(table_of(P, view.name), batch, attempt, parts=parts)
-            outputs.append(Output(view=view.name, changes=changes, table=table, rows=1))
+            outputs.append(StepOutput(view=view.name, changes=changes, table=table, rows=1))
         return (*outputs, self.state(batch, attempt))
 
-    def state(self, batch: Batch, attempt: str) -> State:
+    def state(self, batch: StepBatch, attempt: str) -> StepState:
         prefix = state_prefix(P, batch.spec.name, batch.lot, attempt)
-        version = read_version(self.objects, batch.version) if batch.version else Version.empty(["t"])
+        version = read_version(self.objects, batch.version) if batch.version else TraceVersion.empty(["t"])
         self.objects.put(prefix + "bundle", b"runs")
         old = version.traces.get("t", ())
         merged = []
         if len(old) >= 3:
-            cuts = tuple(Cut(one.file, one.offset, one.low, one.high) for one in old)
-            merged = [Merged("t", cuts, Entry(prefix + "bundle", 0, GRAINS - 1, 4, 4, 1, 1))]
-        added = [Added("t", Entry(prefix + "bundle", 0, GRAINS - 1, 0, 4, 1, 1))]
+            cuts = tuple(RunCut(one.file, one.offset, one.low, one.high) for one in old)
+            merged = [MergedRuns("t", cuts, RunEntry(prefix + "bundle", 0, GRAINS - 1, 4, 4, 1, 1))]
+        added = [AddedRun("t", RunEntry(prefix + "bundle", 0, GRAINS - 1, 0, 4, 1, 1))]
         write_version(self.objects, prefix + "version.json", version.apply(batch.step, added, merged).version)
-        return State(version=prefix + "version.json")
+        return StepState(version=prefix + "version.json")
 
     def go(self, steps: int, group: str = "g") -> None:
         for _ in range(steps):
@@ -110,7 +117,7 @@ class Files(StepStage):
 
     def clean(self) -> None:
         scope = self.scope(self.node("cleaner"))
-        cleaner = Cleaner(scope, lists=lambda key: listed(self.objects, key))
+        cleaner = Cleaner(scope, lists=lambda key: listed_run_files(self.objects, key))
         while cleaner.clean():
             pass
 
@@ -267,14 +274,14 @@ def test_what_is_declared_no_more_is_collected_but_for_its_last_table(stage: Fil
     last = stage.group("h").tables["h"]
     needed = stage.needed(last)
     stage.run(groups.remove, stage.keys, P, "h")
-    assert stage.run(gone.listed, stage.keys, P) == [("", "h"), ("h", "")]
+    assert stage.run(retired.to_collect, stage.keys, P) == [("", "h"), ("h", "")]
     stage.collect()  # too early: it is looked at again
-    assert len(stage.run(gone.listed, stage.keys, P)) == 2
+    assert len(stage.run(retired.to_collect, stage.keys, P)) == 2
     stage.clock.advance(2 * GRACE_S)
     stage.collect()
     of_h = {key for key in stage.files() if "shop%2Fh/" in key}
     assert of_h == needed  # it is retired, and can be read
-    assert stage.run(gone.listed, stage.keys, P) == []
+    assert stage.run(retired.to_collect, stage.keys, P) == []
     stage.declare(spec("g", stage.orders), spec("h", stage.orders, code="2"), circuit="3")
     for _ in range(5):
         stage.publish(stage.orders)
@@ -307,7 +314,7 @@ def test_of_a_view_that_was_dropped_no_table_stays(stage: Files, *, apart: bool)
     stage.collect()
     left = {key for key in stage.files() if "shop%2Fh/" in key}
     assert not {key for key in left if apart or "/version=changes/" not in key}
-    assert stage.run(gone.listed, stage.keys, P) == []
+    assert stage.run(retired.to_collect, stage.keys, P) == []
     assert stage.needed(stage.group("g").tables["g"]) <= stage.files()
 
 

@@ -13,7 +13,7 @@ from tidemill.lots.manifest import Manifest, ManifestState, StoredObject
 from tidemill.lots.states import LotState
 from tidemill.objects.memory import MemoryObjects
 from tidemill.views.steps import inputs
-from tidemill.views.steps.inputs import Inputs, ManifestReader
+from tidemill.views.steps.inputs import InputReader, ManifestReader
 
 
 class Counted(MemoryObjects):
@@ -30,7 +30,7 @@ class InputStage(Stage):
     def __init__(self) -> None:
         super().__init__(scan=False)
         self.objects = Counted(self.clock)
-        self.inputs = Inputs(self.store, self.lots, ManifestReader(self.objects))
+        self.inputs = InputReader(self.store, self.lots, ManifestReader(self.objects))
         self.chance = random.Random(3)
 
     def lot(self, dataset: DatasetId, number: int, generation: int = 0, state: str = "complete") -> int:

@@ -25,7 +25,7 @@ from tidemill.store.memory import MemoryStore
 from tidemill.triggers import runs, subscriptions
 from tidemill.triggers.runs import Ticket
 from tidemill.views.steps import commits, groups, records
-from tidemill.views.steps.commits import Batch
+from tidemill.views.steps.commits import StepBatch
 from tidemill.views.steps.keys import group_id
 
 BASE = DatasetId("d")
@@ -37,7 +37,7 @@ class Hand(msgspec.Struct, frozen=True, array_like=True):
 
     next: str
     ticket: Ticket
-    batch: Batch | None = None
+    batch: StepBatch | None = None
     hold: Hold | None = None
 
 
@@ -87,7 +87,7 @@ def moves(state: State, runners: list[Node]) -> Iterator[State]:
     yield after(lambda world: world.look(GROUP))
     if state.records:
         yield after(
-            lambda world: world.run(records.cut_now, world.keys, P, "another group's run"),
+            lambda world: world.run(records.write_record_now, world.keys, P, "another group's run"),
             records=state.records - 1,
         )
     if not state.killed:
@@ -210,7 +210,7 @@ def coordinate(state: Offices) -> Iterator[Offices]:
         world = World(state.rows)
         if not state.offices[number]:  # the holder's time is over by now, whatever it believes
             world.clock.advance(2 * number)
-            lease = world.run(records.take_office, world.keys, P, f"c{number}")
+            lease = world.run(records.become_coordinator, world.keys, P, f"c{number}")
             if isinstance(lease, Lease):
                 held = put(state.offices, number, leases.encode(lease))
                 yield state._replace(rows=world.rows(), offices=held)
@@ -219,7 +219,7 @@ def coordinate(state: Offices) -> Iterator[Offices]:
         world.clock.advance(2 * number)
         before = world.rows()
         try:
-            world.run(records.cut, world.keys, P, lease)
+            world.run(records.write_record, world.keys, P, lease)
         except LeaseLost:
             assert world.rows() == before
             newest = world.store.run(lambda tx, world=world: leases.read(tx, world.keys.office(P)))

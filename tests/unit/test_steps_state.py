@@ -10,11 +10,11 @@ from tidemill.lots.keys import DatasetId
 from tidemill.objects.memory import MemoryObjects
 from tidemill.publish.cleaner import FIRST_AGAIN_S, KEEP_S, Cleaner
 from tidemill.views.steps import commits
-from tidemill.views.steps.commits import Batch, Output, State, StepRow
-from tidemill.views.steps.groups import Group
+from tidemill.views.steps.collector import listed_run_files
+from tidemill.views.steps.commits import StepBatch, StepOutput, StepRow, StepState
+from tidemill.views.steps.groups import ViewGroup
 from tidemill.views.steps.keys import group_id, state_of, state_prefix
-from tidemill.views.steps.listing import listed
-from tidemill.views.trace.version import Added, Entry, Version, read_version, write_version
+from tidemill.views.trace.version import AddedRun, RunEntry, TraceVersion, read_version, write_version
 
 
 class StateStage(StepStage):
@@ -24,25 +24,27 @@ class StateStage(StepStage):
         super().__init__()
         self.objects = MemoryObjects(self.clock)
 
-    def stateful(self, batch: Batch, attempt: str) -> tuple[Output | State, ...]:
+    def stateful(self, batch: StepBatch, attempt: str) -> tuple[StepOutput | StepState, ...]:
         self.computed.append((batch, attempt))
         prefix = state_prefix(P, batch.spec.name, batch.lot, attempt)
-        version = read_version(self.objects, batch.version) if batch.version else Version.empty(["t"], step=0)
+        version = (
+            read_version(self.objects, batch.version) if batch.version else TraceVersion.empty(["t"], step=0)
+        )
         assert version.step == batch.after
         crash.point("test.bundle.before")
         for twin in ("bundle-1", "bundle-2"):
             self.objects.put(prefix + twin, b"runs")
-        added = [Added("t", Entry(prefix + "bundle-1", 0, 255, 0, 4, 1, 1))]
+        added = [AddedRun("t", RunEntry(prefix + "bundle-1", 0, 255, 0, 4, 1, 1))]
         key = prefix + "version.json"
         write_version(self.objects, key, version.apply(batch.step, added).version)
-        return (*outputs(batch, attempt), State(version=key))
+        return (*outputs(batch, attempt), StepState(version=key))
 
     def files(self) -> set[str]:
         return {info.key for info in self.objects.list("data/")}
 
     def cleaner(self) -> Cleaner:
         scope = self.scope(self.node("cleaner"))
-        return Cleaner(scope, lists=lambda key: listed(self.objects, key), grace_s=1.0)
+        return Cleaner(scope, lists=lambda key: listed_run_files(self.objects, key), grace_s=1.0)
 
 
 @pytest.fixture
@@ -106,7 +108,7 @@ def test_a_version_file_of_another_attempt_or_a_zombies_is_not_committed(stage: 
     ticket = stage.begin(node, "g")
     batch = stage.run(commits.next_batch, stage.keys, P, "g")
     hold = stage.run(commits.open_step, stage.keys, ticket, batch, "mine")
-    named = State(version=state_prefix(P, "g", batch.lot, "mine") + "version.json")
+    named = StepState(version=state_prefix(P, "g", batch.lot, "mine") + "version.json")
     for strange in ("elsewhere", state_prefix(P, "g", batch.lot, "other") + "version.json"):
         with pytest.raises(StepConflict, match="no version file of attempt mine"):
             stage.run(
@@ -116,7 +118,7 @@ def test_a_version_file_of_another_attempt_or_a_zombies_is_not_committed(stage: 
                 batch,
                 hold,
                 outputs(batch, "mine"),
-                state=State(version=strange),
+                state=StepState(version=strange),
                 ends=True,
             )
     stage.kill(node)
@@ -150,7 +152,7 @@ def test_rows_of_a_release_without_state_are_read(stage: StateStage) -> None:
     }
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(row), type=StepRow).version == ""
     group = {"spec": {"name": "g", "views": []}, "step": 3, "made": []}
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(group), type=Group).version == ""
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(group), type=ViewGroup).version == ""
 
 
 @pytest.mark.rule("DBSP-37")
@@ -193,7 +195,7 @@ def test_bundles_that_no_version_lists_are_removed_and_those_of_an_abandoned_att
     while cleaner.clean():
         pass
     assert stage.files() == left
-    assert listed(stage.objects, "datasets/name=x/version=state/lot=l/manifest.json") is None
+    assert listed_run_files(stage.objects, "datasets/name=x/version=state/lot=l/manifest.json") is None
 
 
 def history(point: str | None, visit: int) -> tuple[StateStage, bool]:

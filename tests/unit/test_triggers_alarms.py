@@ -8,7 +8,7 @@ from tidemill.lots.keys import DatasetId
 from tidemill.triggers import alarms
 from tidemill.triggers.subscriptions import Waiting
 from tidemill.views.steps import groups
-from tidemill.views.steps.commits import Alarm, Batch, Part
+from tidemill.views.steps.commits import StepAlarm, StepBatch, StepPart
 from tidemill.views.steps.keys import alarm_of
 
 SOURCE = DatasetId("views:shop/g", "alarm")
@@ -50,9 +50,9 @@ def test_a_group_has_a_step_at_its_alarm_and_the_step_sets_the_next_one() -> Non
     begin = stage.store.run(lambda tx: tx.wall())
     left = [begin + 50_000_000, begin + 90_000_000, None]
 
-    def compute(batch: Batch, attempt: str) -> tuple[Part, ...]:
+    def compute(batch: StepBatch, attempt: str) -> tuple[StepPart, ...]:
         stage.computed.append((batch, attempt))
-        return (*outputs(batch, attempt), Alarm(at=left.pop(0)))
+        return (*outputs(batch, attempt), StepAlarm(at=left.pop(0)))
 
     def ring() -> list[DatasetId]:
         due = stage.run(alarms.due, stage.triggers)

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from tests.unit.spark_hash import hashed
 from tests.unit.test_views_types import Keeper
 from tidemill.errors import UsageError, WeightNegative, WeightOverflow
-from tidemill.views.aggregates.sums import averages, decimals, limbs_of, pieces_of, totals
-from tidemill.views.kernels.aggregate import Agg, Aggregate, Aggregated
-from tidemill.views.kernels.digest import SPAN, digest
-from tidemill.views.trace.consolidate import carry
+from tidemill.views.aggregates.sums import averages, binned, decimals, limbs_of, totals
+from tidemill.views.kernels.group_by import GroupAggregate, GroupChange, GroupKernel
+from tidemill.views.kernels.zsets import SPAN, digest
+from tidemill.views.trace.consolidation import carry
 from tidemill.views.trace.key_hash import GLOBAL_HASH
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -40,20 +40,20 @@ def rounded(value: Fraction) -> float:
 
 
 def in_bins(values: list[float], weights: list[int]) -> tuple[Any, Any, Any]:
-    pieces = pieces_of(np.array(values, np.float64), np.array(weights, np.int64))
+    pieces = binned(np.array(values, np.float64), np.array(weights, np.int64))
     return np.zeros(len(pieces.row), np.int64), pieces.bin, pieces.sum
 
 
 class Kept:
     """An aggregate with its traces."""
 
-    def __init__(self, aggregate: Aggregate) -> None:
+    def __init__(self, aggregate: GroupKernel) -> None:
         self.aggregate = aggregate
         self.keepers = {name: Keeper() for name in aggregate.layouts}
         self.now: Counter[Any] = Counter()
         self.begun = False
 
-    def step(self, rows: list[dict[str, Any]]) -> Aggregated:
+    def step(self, rows: list[dict[str, Any]]) -> GroupChange:
         schema = pa.schema([*self.aggregate.keys, *self.aggregate.values, ("_w", pa.int64())])
         table = pa.Table.from_pylist([{"_w": 1, **row} for row in rows], schema)
         if len(self.aggregate.keys):
@@ -68,7 +68,7 @@ class Kept:
         self.settle(found)
         return found
 
-    def settle(self, found: Aggregated) -> None:
+    def settle(self, found: GroupChange) -> None:
         for name, keeper in self.keepers.items():
             keeper.keep(name, self.aggregate.layouts[name], found.traces[name])
         for row in found.out.to_pylist():
@@ -107,7 +107,7 @@ def test_sums_and_averages_of_many_groups_are_right_at_once() -> None:
         for _ in range(3000)
     ]
     group = np.array([chance.randrange(200) for _ in values])
-    pieces = pieces_of(np.array(values), np.ones(len(values), np.int64))
+    pieces = binned(np.array(values), np.ones(len(values), np.int64))
     counts = np.bincount(group, minlength=200)
     sums = totals(group[pieces.row], pieces.bin, pieces.sum, 200)
     means = averages(group[pieces.row], pieces.bin, pieces.sum, counts)
@@ -125,7 +125,7 @@ def test_a_sum_that_passes_the_largest_double_comes_back() -> None:
 
 
 def test_doubles_that_are_taken_away_leave_no_residue() -> None:
-    aggregate = Aggregate(KEYS, FLOATS, (Agg("sum", "v", "s"), Agg("avg", "v", "a")))
+    aggregate = GroupKernel(KEYS, FLOATS, (GroupAggregate("sum", "v", "s"), GroupAggregate("avg", "v", "a")))
     kept = Kept(aggregate)
     kept.step([{"k": 1, "v": 0.1}, {"k": 1, "v": 0.2}])
     before = kept.rows
@@ -142,7 +142,9 @@ def test_doubles_that_are_taken_away_leave_no_residue() -> None:
 
 
 def test_infinities_and_nan_are_counted_and_not_added() -> None:
-    kept = Kept(Aggregate(KEYS, FLOATS, (Agg("sum", "v", "s"), Agg("count", "v", "n"))))
+    kept = Kept(
+        GroupKernel(KEYS, FLOATS, (GroupAggregate("sum", "v", "s"), GroupAggregate("count", "v", "n")))
+    )
     kept.step([{"k": 1, "v": math.inf}, {"k": 1, "v": 1.0}, {"k": 2, "v": None}])
     assert kept.rows == [(1, math.inf, 2), (2, None, 0)]
     kept.step([{"k": 1, "v": -math.inf}])
@@ -152,7 +154,7 @@ def test_infinities_and_nan_are_counted_and_not_added() -> None:
 
 
 def test_floats_are_added_as_doubles() -> None:
-    kept = Kept(Aggregate(KEYS, pa.schema([("v", pa.float32())]), (Agg("sum", "v", "s"),)))
+    kept = Kept(GroupKernel(KEYS, pa.schema([("v", pa.float32())]), (GroupAggregate("sum", "v", "s"),)))
     kept.step([{"k": 1, "v": 0.1}, {"k": 1, "v": 16777216.0}])
     assert kept.rows == [(1, float(np.float32(0.1)) + 16777216.0)]
 
@@ -183,7 +185,7 @@ def test_a_decimal_of_more_than_38_digits_is_told(total: int) -> None:
 
 def test_integers_pass_64_bits_on_the_way_and_back() -> None:
     schema = pa.schema([("v", pa.int64())])
-    kept = Kept(Aggregate(KEYS, schema, (Agg("sum", "v", "s"), Agg("avg", "v", "a"))))
+    kept = Kept(GroupKernel(KEYS, schema, (GroupAggregate("sum", "v", "s"), GroupAggregate("avg", "v", "a"))))
     most = 2**63 - 1
     kept.step([{"k": 1, "v": most}, {"k": 1, "v": most}])
     assert kept.rows == [(1, Decimal(2 * most), False, Decimal(2 * most), False, 2)]
@@ -192,7 +194,7 @@ def test_integers_pass_64_bits_on_the_way_and_back() -> None:
 
 
 def test_a_row_that_is_there_more_often_than_can_be_added_is_refused() -> None:
-    aggregate = Aggregate(KEYS, FLOATS, (Agg("sum", "v", "s"),))
+    aggregate = GroupKernel(KEYS, FLOATS, (GroupAggregate("sum", "v", "s"),))
     with pytest.raises(WeightOverflow):
         Kept(aggregate).step([{"k": 1, "v": 1.0, "_w": 2**40}])
 
@@ -201,7 +203,7 @@ def test_a_row_that_is_there_more_often_than_can_be_added_is_refused() -> None:
 
 
 def test_a_group_is_there_as_long_as_it_has_rows() -> None:
-    kept = Kept(Aggregate(KEYS, FLOATS, (Agg("count", None, "n"),)))
+    kept = Kept(GroupKernel(KEYS, FLOATS, (GroupAggregate("count", None, "n"),)))
     kept.step([{"k": 1, "v": None}, {"k": None, "v": 1.0}])
     assert kept.rows == [(1, 1), (None, 1)]
     kept.step([{"k": 1, "v": None, "_w": -1}])
@@ -213,21 +215,21 @@ def test_a_group_is_there_as_long_as_it_has_rows() -> None:
 def test_names_of_an_aggregate_are_its_own() -> None:
     for name in ("k", "main", "bins", "_w"):
         with pytest.raises(UsageError, match="taken"):
-            Aggregate(KEYS, FLOATS, (Agg("max", "v", name),))
-    both = (Agg("max", "v", "x"), Agg("min", "v", "x"))
+            GroupKernel(KEYS, FLOATS, (GroupAggregate("max", "v", name),))
+    both = (GroupAggregate("max", "v", "x"), GroupAggregate("min", "v", "x"))
     with pytest.raises(UsageError, match="taken"):
-        Aggregate(KEYS, FLOATS, both)
+        GroupKernel(KEYS, FLOATS, both)
 
 
 def test_an_update_that_changes_no_result_gives_nothing() -> None:
-    kept = Kept(Aggregate(KEYS, FLOATS, (Agg("count", None, "n"),)))
+    kept = Kept(GroupKernel(KEYS, FLOATS, (GroupAggregate("count", None, "n"),)))
     kept.step([{"k": 1, "v": 1.0}])
     found = kept.step([{"k": 1, "v": 1.0, "_w": -1}, {"k": 1, "v": 2.0}])
     assert found.out.num_rows == 0
 
 
 def test_zeros_and_nans_are_one_group() -> None:
-    kept = Kept(Aggregate(pa.schema([("k", pa.float64())]), FLOATS, (Agg("count", None, "n"),)))
+    kept = Kept(GroupKernel(pa.schema([("k", pa.float64())]), FLOATS, (GroupAggregate("count", None, "n"),)))
     kept.step(
         [{"k": 0.0, "v": 1.0}, {"k": -0.0, "v": 1.0}, {"k": math.nan, "v": 1.0}, {"k": math.nan, "v": 1.0}]
     )
@@ -235,7 +237,12 @@ def test_zeros_and_nans_are_one_group() -> None:
 
 
 def test_a_global_aggregate_has_a_row_when_it_is_empty() -> None:
-    aggregate = Aggregate(pa.schema([]), FLOATS, (Agg("count", None, "n"), Agg("sum", "v", "s")), always=True)
+    aggregate = GroupKernel(
+        pa.schema([]),
+        FLOATS,
+        (GroupAggregate("count", None, "n"), GroupAggregate("sum", "v", "s")),
+        always=True,
+    )
     kept = Kept(aggregate)
     kept.step([])
     assert kept.rows == [(0, None)]
@@ -244,14 +251,16 @@ def test_a_global_aggregate_has_a_row_when_it_is_empty() -> None:
     kept.step([{"v": 2.5, "_w": -1}])
     assert kept.rows == [(0, None)]
     with pytest.raises(UsageError):
-        Aggregate(KEYS, FLOATS, (), always=True)
+        GroupKernel(KEYS, FLOATS, (), always=True)
 
 
 # --- extremes
 
 
 def test_an_extreme_that_is_taken_away_is_followed_by_the_next() -> None:
-    kept = Kept(Aggregate(KEYS, FLOATS, (Agg("min", "v", "low"), Agg("max", "v", "high"))))
+    kept = Kept(
+        GroupKernel(KEYS, FLOATS, (GroupAggregate("min", "v", "low"), GroupAggregate("max", "v", "high")))
+    )
     kept.step([{"k": 1, "v": value} for value in (3.0, 1.0, 2.0, math.nan, None)])
     assert str(kept.rows) == "[(1, 1.0, nan)]"
     kept.step([{"k": 1, "v": math.nan, "_w": -1}, {"k": 1, "v": 1.0, "_w": -1}])
@@ -261,7 +270,7 @@ def test_an_extreme_that_is_taken_away_is_followed_by_the_next() -> None:
 
 
 def test_a_zero_of_the_other_sign_is_another_result() -> None:
-    kept = Kept(Aggregate(KEYS, FLOATS, (Agg("max", "v", "high"),)))
+    kept = Kept(GroupKernel(KEYS, FLOATS, (GroupAggregate("max", "v", "high"),)))
     kept.step([{"k": 1, "v": -0.0}])
     found = kept.step([{"k": 1, "v": 0.0}])
     assert [(str(row["high"]), row["_w"]) for row in found.out.to_pylist()] == [("-0.0", -1), ("0.0", 1)]
@@ -270,7 +279,9 @@ def test_a_zero_of_the_other_sign_is_another_result() -> None:
 @pytest.mark.parametrize("best", [1, 2, 16])
 def test_exhausted_groups_are_flagged_once_and_refilled_together(best: int) -> None:
     chance = random.Random(best)
-    aggregate = Aggregate(KEYS, FLOATS, (Agg("count", None, "n"), Agg("max", "v", "high")), best=best)
+    aggregate = GroupKernel(
+        KEYS, FLOATS, (GroupAggregate("count", None, "n"), GroupAggregate("max", "v", "high")), best=best
+    )
     kept = Kept(aggregate)
     there: Counter[tuple[int, float]] = Counter()
     refills = 0
@@ -309,7 +320,7 @@ def test_exhausted_groups_are_flagged_once_and_refilled_together(best: int) -> N
 
 
 def test_an_extreme_remembers_no_more_than_the_best() -> None:
-    aggregate = Aggregate(KEYS, FLOATS, (Agg("min", "v", "low"),), best=16)
+    aggregate = GroupKernel(KEYS, FLOATS, (GroupAggregate("min", "v", "low"),), best=16)
     kept = Kept(aggregate)
     for start in range(5):
         kept.step([{"k": 1, "v": float(n)} for n in range(start, 500, 5)])

@@ -6,21 +6,13 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.lent_stage import built, join, project, source, types_of
-from tidemill.views.chain.arranging import arranged, side_key
 from tidemill.views.chain.chain import Chain
-from tidemill.views.chain.source_stations import ChangesStation
-from tidemill.views.chain.stations import JoinStation
+from tidemill.views.chain.native_operators import StatefulJoin
+from tidemill.views.chain.source_operators import ChangesSource
+from tidemill.views.chain.source_sharing import side_key, source_keys
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.expr import call, column
-from tidemill.views.circuit.operators import (
-    Filter,
-    Key,
-    Operator,
-    Project,
-    UnionAll,
-    Window,
-    WindowCall,
-)
+from tidemill.views.circuit.operators import Filter, JoinKey, Operator, Project, UnionAll, Window, WindowCall
 
 A = source("a", "int", "string", "bigint")
 B = source("b", "int", "string", "bigint")
@@ -29,13 +21,13 @@ C = source("c", "bigint", "string", key=(0,))
 
 def chosen(*roots: Operator) -> dict[str, tuple[int, ...]]:
     """The key of each table's source."""
-    return {one.table: key for one, key in arranged(walk(*roots), types_of(*roots)).items()}
+    return {one.table: key for one, key in source_keys(walk(*roots), types_of(*roots)).items()}
 
 
 def lent(*roots: Operator, kinds: Mapping[str, str] | None = None) -> tuple[Chain, list[tuple[bool, bool]]]:
     """The chain of some joins, and which sides of each are read at sources."""
     chain = built({f"v{n}": root for n, root in enumerate(roots)}, {"c": "keyed"} | dict(kinds or {}))
-    joins = [one.station for one in chain.stations if isinstance(one.station, JoinStation)]
+    joins = [one.station for one in chain.stations if isinstance(one.station, StatefulJoin)]
     return chain, [(one.lent[0] is not None, one.lent[1] is not None) for one in joins]
 
 
@@ -44,7 +36,7 @@ def keys(chain: Chain) -> dict[str, tuple[int, ...]]:
     return {
         one.id.partition(".")[2]: one.station.key
         for one in chain.stations
-        if isinstance(one.station, ChangesStation)
+        if isinstance(one.station, ChangesSource)
     }
 
 
@@ -89,8 +81,8 @@ def test_columns_that_are_chosen_before_are_followed_to_the_source() -> None:
 def test_a_table_joined_with_itself_by_one_key_is_read_twice_and_kept_once() -> None:
     chain, found = lent(join(A, A, (0, 0)))
     assert found == [(True, True)]
-    (placed,) = [one for one in chain.stations if isinstance(one.station, JoinStation)]
-    (origin,) = [one for one in chain.stations if isinstance(one.station, ChangesStation)]
+    (placed,) = [one for one in chain.stations if isinstance(one.station, StatefulJoin)]
+    (origin,) = [one for one in chain.stations if isinstance(one.station, ChangesSource)]
     assert not placed.traces
     assert placed.reads == frozenset(origin.traces.values())
     assert [name for name, _, _ in placed.borrowed] == [
@@ -103,7 +95,9 @@ def test_a_table_joined_with_itself_by_one_key_is_read_twice_and_kept_once() -> 
 
 # --- where none is
 
-SAFE = replace(join(A, B, (0, 0), (1, 1)), keys=(Key(column(0), column(0)), Key(column(1), column(1), True)))
+SAFE = replace(
+    join(A, B, (0, 0), (1, 1)), keys=(JoinKey(column(0), column(0)), JoinKey(column(1), column(1), True))
+)
 OTHER_TYPES = join(A, B, (0, 2))
 FILTERED = join(
     Filter(A, (call("isnotnull", column(0)),)), Filter(B, (call("isnotnull", column(0)),)), (0, 0)
@@ -121,7 +115,7 @@ def test_a_join_that_does_not_compare_stored_values_by_equality_chooses_none(op:
 
 @pytest.mark.parametrize("op", [FILTERED, COMPUTED, UNITED], ids=["filter", "expression", "union"])
 def test_a_join_of_what_is_not_all_of_a_source_chooses_none(op: Operator) -> None:
-    assert arranged(walk(op), types_of(op)) == {}
+    assert source_keys(walk(op), types_of(op)) == {}
 
 
 def test_one_column_against_two_is_no_key_of_its_table_but_the_two_are() -> None:
@@ -135,7 +129,7 @@ def test_joins_that_choose_none_remember_both_sides(op: Operator) -> None:
     chain, found = lent(op)
     assert found == [(False, False)]
     assert set(keys(chain).values()) == {()}
-    (placed,) = [one for one in chain.stations if isinstance(one.station, JoinStation)]
+    (placed,) = [one for one in chain.stations if isinstance(one.station, StatefulJoin)]
     assert set(placed.traces) == {"left", "right"}
     assert placed.borrowed == ()
 
@@ -143,7 +137,7 @@ def test_joins_that_choose_none_remember_both_sides(op: Operator) -> None:
 def test_a_dataset_that_only_grows_has_no_source_to_read() -> None:
     chain, found = lent(join(A, B, (0, 0)), kinds={"a": "rows"})
     assert found == [(False, True)]
-    (placed,) = [one for one in chain.stations if isinstance(one.station, JoinStation)]
+    (placed,) = [one for one in chain.stations if isinstance(one.station, StatefulJoin)]
     assert set(placed.traces) == {"left"}
     assert {trace.rpartition(".")[2] for trace in placed.reads} == {"left", "main", "aside"}
 
@@ -160,7 +154,7 @@ def test_a_join_in_a_later_job_than_its_source_remembers_rows_itself() -> None:
     window = Window(B, (column(0),), (), (WindowCall(call("count", column(1)), "count", (column(1),)),))
     late = join(A, window, (0, 0))
     chain = built({"late": late, "now": join(A, B, (0, 0))}, {})
-    found = {one.job: one for one in chain.stations if isinstance(one.station, JoinStation)}
+    found = {one.job: one for one in chain.stations if isinstance(one.station, StatefulJoin)}
     assert set(found) == {0, 1}
     assert set(found[0].traces) == set()
     assert set(found[1].traces) == {"left", "right"}

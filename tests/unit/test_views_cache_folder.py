@@ -4,27 +4,27 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.views.trace import folder
-from tidemill.views.trace.folder import ENVIRONMENT, LIMIT_BYTES, cache_place
+from tidemill.views.trace import cache_folder as module
+from tidemill.views.trace.cache_folder import ENVIRONMENT, LIMIT_BYTES, cache_folder
 
 
 def test_the_folder_is_named_after_the_boot_and_what_an_earlier_one_left_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boot = tmp_path / "boot"
-    monkeypatch.setattr(folder, "_BOOT", boot)
+    monkeypatch.setattr(module, "_BOOT", boot)
     boot.write_text("one\n")
-    first = cache_place(str(tmp_path / "cache"))
+    first = cache_folder(str(tmp_path / "cache"))
     assert first is not None
     (first.folder / "run").write_bytes(b"x")
     other = first.folder.parent / "traces-another_machine-zero"
     other.mkdir()
-    again = cache_place(str(tmp_path / "cache"))
+    again = cache_folder(str(tmp_path / "cache"))
     assert again is not None
     assert again.folder == first.folder
     assert (first.folder / "run").exists()
     boot.write_text("two\n")
-    second = cache_place(str(tmp_path / "cache"))
+    second = cache_folder(str(tmp_path / "cache"))
     assert second is not None
     assert second.folder.name.endswith("-two")
     assert not first.folder.exists()
@@ -37,20 +37,20 @@ def test_the_environment_says_where_or_that_nothing_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boot = tmp_path / "boot"
-    monkeypatch.setattr(folder, "_BOOT", boot)
+    monkeypatch.setattr(module, "_BOOT", boot)
     boot.write_text("b")
     monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "there"))
-    found = cache_place()
+    found = cache_folder()
     assert found is not None
     assert found.folder.parent == tmp_path / "there"
-    here = cache_place(str(tmp_path / "here"))  # a setting wins
+    here = cache_folder(str(tmp_path / "here"))  # a setting wins
     assert here is not None
     assert here.folder.parent == tmp_path / "here"
     monkeypatch.setenv(ENVIRONMENT, "off")
-    assert cache_place() is None
+    assert cache_folder() is None
     monkeypatch.delenv(ENVIRONMENT)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    usual = cache_place()
+    usual = cache_folder()
     assert usual is not None
     assert usual.folder.parent == tmp_path / "xdg" / "tidemill"
 
@@ -59,14 +59,14 @@ def test_a_folder_that_others_can_write_or_that_cannot_be_made_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boot = tmp_path / "boot"
-    monkeypatch.setattr(folder, "_BOOT", boot)
+    monkeypatch.setattr(module, "_BOOT", boot)
     boot.write_text("b")
     public = tmp_path / "public"
     public.mkdir()
     public.chmod(0o777)
-    assert cache_place(str(public)) is None
+    assert cache_folder(str(public)) is None
     (tmp_path / "file").write_text("")
-    assert cache_place(str(tmp_path / "file")) is None
-    monkeypatch.setattr(folder, "_BOOT", tmp_path / "none")
-    monkeypatch.setattr(folder.sys, "platform", "plan9")
-    assert cache_place(str(tmp_path / "cache")) is None
+    assert cache_folder(str(tmp_path / "file")) is None
+    monkeypatch.setattr(module, "_BOOT", tmp_path / "none")
+    monkeypatch.setattr(module.sys, "platform", "plan9")
+    assert cache_folder(str(tmp_path / "cache")) is None

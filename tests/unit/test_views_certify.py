@@ -8,22 +8,32 @@ import pytest
 
 from tidemill.errors import UsageError
 from tidemill.spark import schema
-from tidemill.views.certify import generate
-from tidemill.views.certify.compare import Real, difference
-from tidemill.views.certify.contents import Contents, Step
-from tidemill.views.certify.equality import APPROX_BOUND, FLOAT_BOUND, Equality, equality_of
-from tidemill.views.circuit.operators import Column
-from tidemill.views.spark.clock import at_time, reads_clock
-from tidemill.views.sql.catalog import Table
-from tidemill.views.sql.compile import compile_query
+from tidemill.views.certify import generated_steps
+from tidemill.views.certify.equality import (
+    APPROX_BOUND,
+    FLOAT_BOUND,
+    Equality,
+    FloatValue,
+    difference,
+    equality_of,
+)
+from tidemill.views.certify.table_contents import Step, TableContents
+from tidemill.views.circuit.operators import SparkColumn
+from tidemill.views.spark.step_time import reads_clock, with_step_time
+from tidemill.views.sql.catalog import QueryTable
+from tidemill.views.sql.compiler import compile_query
 
-T = {"t": Table("t", (Column("a", "int"), Column("x", "double"), Column("ts", "timestamp")))}
+T = {
+    "t": QueryTable(
+        "t", (SparkColumn("a", "int"), SparkColumn("x", "double"), SparkColumn("ts", "timestamp"))
+    )
+}
 NAN = float("nan")
 AT = 1_700_000_000_123_456
 
 
-def real(value: float) -> Real:
-    return Real.of(value)
+def real(value: float) -> FloatValue:
+    return FloatValue.of(value)
 
 
 def test_rows_are_compared_as_multisets() -> None:
@@ -81,7 +91,9 @@ def test_the_class_of_a_view_is_read_off_its_circuit(sql: str, expected: Equalit
 @pytest.mark.parametrize("kind", ["DECIMAL(38,0)", "DECIMAL(38,18)", "DECIMAL(30,30)", "DECIMAL(2,0)"])
 def test_generated_decimals_fit_their_type_to_the_last_digit(kind: str) -> None:
     column = schema.to_arrow(schema.parse(f"v {kind}"))
-    steps = [step for seed in range(20) for step in generate.steps({"t": f"v {kind}"}, seed=seed)]
+    steps = [
+        step for seed in range(20) for step in generated_steps.generate_steps({"t": f"v {kind}"}, seed=seed)
+    ]
     drawn = [row["v"] for step in steps for row in step.inserts.get("t", ())]
     assert pa.table({"v": drawn}, column)["v"].to_pylist() == drawn
     most = 10 ** column.field("v").type.precision - 1
@@ -89,7 +101,7 @@ def test_generated_decimals_fit_their_type_to_the_last_digit(kind: str) -> None:
 
 
 def test_a_step_that_deletes_what_is_not_there_changes_nothing() -> None:
-    contents = Contents({"t": "a INT"})
+    contents = TableContents({"t": "a INT"})
     contents.apply(Step(inserts={"t": [{"a": 1}, {"a": 1}]}))
     with pytest.raises(UsageError):
         contents.apply(Step(inserts={"t": [{"a": 2}]}, deletes={"t": [{"a": 3}]}))
@@ -102,8 +114,8 @@ def test_generated_steps_have_all_that_is_awkward() -> None:
     ddl = {
         "t": "a INT, x DOUBLE, s STRING, d DECIMAL(4,2), l ARRAY<INT>, m MAP<STRING, INT>, w STRUCT<f: INT>"
     }
-    steps = generate.steps(ddl, rows=60, clock=True)
-    contents = Contents(ddl)
+    steps = generated_steps.generate_steps(ddl, rows=60, clock=True)
+    contents = TableContents(ddl)
     held = []
     for step in steps:
         contents.apply(step)  # what is deleted is there
@@ -117,7 +129,7 @@ def test_generated_steps_have_all_that_is_awkward() -> None:
     assert steps[2].inserts["t"]
     assert steps[3] == Step(now=steps[3].now), "time moves alone"
     assert any(row["a"] == 2**31 - 1 for row in held[4])
-    assert generate.steps(ddl, seed=1) != generate.steps(ddl, seed=2)
+    assert generated_steps.generate_steps(ddl, seed=1) != generated_steps.generate_steps(ddl, seed=2)
 
 
 @pytest.mark.parametrize(
@@ -139,20 +151,20 @@ def test_generated_steps_have_all_that_is_awkward() -> None:
     ],
 )
 def test_the_time_of_the_step_is_written_into_the_query(sql: str, said: str | None) -> None:
-    assert at_time(sql, AT) == (said or sql)
-    assert reads_clock(sql) == (at_time(sql, AT) != sql)
+    assert with_step_time(sql, AT) == (said or sql)
+    assert reads_clock(sql) == (with_step_time(sql, AT) != sql)
 
 
 def test_a_column_with_the_name_of_the_clock_is_the_column() -> None:
     sql = "SELECT current_date, current_date() AS d FROM t"
     assert (
-        at_time(sql, 0, ["Current_Date"])
+        with_step_time(sql, 0, ["Current_Date"])
         == "SELECT current_date, CAST(timestamp_micros(0) AS DATE) AS d FROM t"
     )
 
 
 def test_moments_by_name_are_of_the_step() -> None:
     day = int(dt.datetime(2024, 3, 1, tzinfo=dt.UTC).timestamp()) * 1_000_000
-    assert at_time("SELECT DATE 'tomorrow' AS d", day + 5) == (
+    assert with_step_time("SELECT DATE 'tomorrow' AS d", day + 5) == (
         f"SELECT CAST(timestamp_micros({day + 86_400_000_000}) AS DATE) AS d"
     )

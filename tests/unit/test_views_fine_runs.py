@@ -11,15 +11,15 @@ from tests.unit.lent_stage import hashes_of
 from tidemill.errors import TraceCorrupt
 from tidemill.objects.memory import MemoryObjects
 from tidemill.testing import FakeClock
-from tidemill.views.trace import run, spine
+from tidemill.views.trace import run_file, trace
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
-from tidemill.views.trace.consolidate import consolidate
+from tidemill.views.trace.consolidation import consolidate
+from tidemill.views.trace.hash_space import ALL, HashRange, ranges, slice_of
 from tidemill.views.trace.key_hash import UPPER, fine_hashes, key_hashes, row_hashes
 from tidemill.views.trace.layout import Layout
-from tidemill.views.trace.slices import ALL, Range, ranges, slice_of
-from tidemill.views.trace.spine import Spine
-from tidemill.views.trace.version import Entry, Version
+from tidemill.views.trace.trace import Trace
+from tidemill.views.trace.version import RunEntry, TraceVersion
 
 LAYOUT = Layout(pa.schema([("k", pa.int64()), ("l", pa.int32()), ("p", pa.float64())]), 2, fine=True)
 
@@ -42,16 +42,16 @@ def hashes_by_key(rows: pa.Table) -> Any:
     return key_hashes([rows[name].combine_chunks() for name in LAYOUT.key_names], rows.num_rows)
 
 
-def written(objects: MemoryObjects, *runs: pa.Table) -> Version:
+def written(objects: MemoryObjects, *runs: pa.Table) -> TraceVersion:
     """A version with these runs."""
     bundle = Bundle(objects, "runs")
     entries = [bundle.add(LAYOUT, rows, *ALL.grains) for rows in runs]
     bundle.write()
-    return Version(1, "", {"t": tuple(one for one in entries if one is not None)}, {"t": 1})
+    return TraceVersion(1, "", {"t": tuple(one for one in entries if one is not None)}, {"t": 1})
 
 
-def spine_of(objects: MemoryObjects, version: Version, within: Range = ALL, **options: Any) -> Spine:
-    return Spine.of(version, "t", LAYOUT, Cache(objects, None, **options), within, 1)
+def spine_of(objects: MemoryObjects, version: TraceVersion, within: HashRange = ALL, **options: Any) -> Trace:
+    return Trace.of(version, "t", LAYOUT, Cache(objects, None, **options), within, 1)
 
 
 def listed(rows: pa.Table) -> list[str]:
@@ -117,9 +117,11 @@ def test_a_run_that_was_sorted_by_another_hash_of_the_rest_is_refused(
 ) -> None:
     version = written(objects, table(NULLS))
     if coarse:  # as a release would read it that does not know of the rest
-        monkeypatch.setattr(run, "row_hashes", lambda given, rows, key, fine: key_hashes(given[:key], rows))
+        monkeypatch.setattr(
+            run_file, "row_hashes", lambda given, rows, key, fine: key_hashes(given[:key], rows)
+        )
     else:
-        monkeypatch.setattr(run, "row_hashes", lambda *given, fine: row_hashes(*given, fine=fine) ^ 1)
+        monkeypatch.setattr(run_file, "row_hashes", lambda *given, fine: row_hashes(*given, fine=fine) ^ 1)
     with pytest.raises(TraceCorrupt, match=r"run file 'runs'.* other hashes"):
         spine_of(objects, version).lookup(np.array([0]))
 
@@ -127,7 +129,7 @@ def test_a_run_that_was_sorted_by_another_hash_of_the_rest_is_refused(
 # --- lookups by keys
 
 
-def plainly(runs: list[pa.Table], wanted: Any, within: Range) -> list[str]:
+def plainly(runs: list[pa.Table], wanted: Any, within: HashRange) -> list[str]:
     """The rows whose hash has the upper half of one that is wanted, by going through all of them."""
     halves = set((wanted & UPPER).tolist())
     found = []
@@ -144,8 +146,8 @@ def plainly(runs: list[pa.Table], wanted: Any, within: Range) -> list[str]:
 def test_all_rows_of_a_key_are_found_wherever_its_batches_end(
     objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch, whole: bool, weak: bool
 ) -> None:
-    monkeypatch.setattr(run, "BATCH_ROWS", 20)
-    monkeypatch.setattr(spine, "_CHUNK_ROWS", 32)  # so that runs are gone through in stretches as well
+    monkeypatch.setattr(run_file, "BATCH_ROWS", 20)
+    monkeypatch.setattr(trace, "_CHUNK_ROWS", 32)  # so that runs are gone through in stretches as well
     if not whole:
         monkeypatch.setattr("tidemill.views.trace.cache._SMALL", 0)
     with hashes_of(0xF300_0001_0000_0003 if weak else 2**64 - 1):
@@ -177,12 +179,12 @@ def test_a_key_is_looked_up_in_the_grains_that_a_merge_has_left(objects: MemoryO
     wanted = np.unique(hashes_by_key(rows))
     cut = int(np.median(slice_of(wanted))) * 256 + 255
     first, last = entry.within(0, cut), entry.within(cut + 1, entry.high)
-    assert isinstance(first, Entry)
-    assert isinstance(last, Entry)
+    assert isinstance(first, RunEntry)
+    assert isinstance(last, RunEntry)
     halves = [
         [
             row
-            for one in Spine("t", LAYOUT, [part], Cache(objects, None)).lookups(wanted, keys=True)
+            for one in Trace("t", LAYOUT, [part], Cache(objects, None)).lookups(wanted, keys=True)
             for row in listed(one)
         ]
         for part in (first, last)

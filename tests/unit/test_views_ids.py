@@ -4,8 +4,8 @@ from tests.unit.views_stage import circuit, output
 from tidemill.views.circuit.circuit import Circuit, walk
 from tidemill.views.circuit.functions import UserFunction
 from tidemill.views.circuit.ids import FORMAT, Pins, expressions, fingerprint, ids, normal_form
-from tidemill.views.circuit.operators import KINDS, Aggregate, Column, Join, Operator, Output, Source
-from tidemill.views.circuit.rewrite import rewrite
+from tidemill.views.circuit.operators import KINDS, Aggregate, Join, Operator, Source, SparkColumn, ViewOutput
+from tidemill.views.circuit.rewrites import rewrite
 
 TOTALS = "SELECT region, sum(amount) AS total FROM orders o JOIN customers c ON o.cust = c.id GROUP BY region"
 
@@ -70,13 +70,13 @@ def test_the_code_of_a_function_is_part_of_the_ids_that_call_it_and_of_those_abo
 
 
 def test_a_column_that_changes_its_type_changes_the_source() -> None:
-    old = Source("t", (Column("a", "int"),))
-    assert old != Source("t", (Column("a", "bigint"),))
-    assert old == Source("t", (Column("a", "int"),))
+    old = Source("t", (SparkColumn("a", "int"),))
+    assert old != Source("t", (SparkColumn("a", "bigint"),))
+    assert old == Source("t", (SparkColumn("a", "int"),))
 
 
 def test_a_deep_tree_with_sharing_is_hashed_once_per_operator() -> None:
-    made: Operator = Source("t", (Column("a", "int"),))
+    made: Operator = Source("t", (SparkColumn("a", "int"),))
     for _ in range(60):  # 2^60 paths
         made = Join("cross", made, made)
         made = Aggregate(made, (), ())
@@ -103,15 +103,17 @@ def test_the_normal_form_is_plain_and_names_its_format() -> None:
 def test_views_over_views_are_linked_into_one_circuit() -> None:
     totals = output(TOTALS)
     from tests.unit.views_stage import TABLES
-    from tidemill.views.sql.catalog import Table
-    from tidemill.views.sql.compile import compile_query
+    from tidemill.views.sql.catalog import QueryTable
+    from tidemill.views.sql.compiler import compile_query
 
     tables = {
         **TABLES,
-        "totals": Table("totals", (Column("region", "string"), Column("total", "decimal(20,2)"))),
+        "totals": QueryTable(
+            "totals", (SparkColumn("region", "string"), SparkColumn("total", "decimal(20,2)"))
+        ),
     }
     big = compile_query("SELECT region FROM totals WHERE total > 100", tables).output
     linked = Circuit({"big": big, "totals": totals}).linked()
     assert [one.table for one in linked.sources()] == ["orders", "customers"]
     assert linked.outputs["totals"] in list(walk(linked.outputs["big"]))
-    assert isinstance(rewrite(linked.outputs["big"]), Output)
+    assert isinstance(rewrite(linked.outputs["big"]), ViewOutput)

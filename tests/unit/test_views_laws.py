@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.unit.trace_stage import Change, Circuit, Row, expected
-from tidemill.views.trace.slices import ranges
+from tidemill.views.trace.hash_space import ranges
 
 AMOUNTS = [None, 0.0, -0.0, 0.1, 0.2, 0.3, -0.1, 1.0, 1e16, -1e16, 1e300, -1e300, 5e-324, 3.3333, 1e-9]
 PRICES = [None, Decimal("0.01"), Decimal("-0.01"), Decimal("99999999.99"), Decimal("12.34")]

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 
 from tests.unit.lent_stage import Machine, apart, built, hashes_of, join, project, rows_of, source
-from tidemill.views.chain.source_stations import ChangesStation
-from tidemill.views.chain.stations import JoinStation
+from tidemill.views.chain.native_operators import StatefulJoin
+from tidemill.views.chain.source_operators import ChangesSource
 from tidemill.views.circuit.operators import Operator
 
 WEAK = 0xC100_0000_0000_0001
@@ -142,8 +142,8 @@ def test_a_join_that_reads_sources_is_the_join_of_what_is_there(
     name, steps = history
     shape = SHAPES[name]
     chain = built({"v": shape.operator}, {})
-    (placed,) = [one for one in chain.stations if isinstance(one.station, JoinStation)]
-    assert isinstance(placed.station, JoinStation)
+    (placed,) = [one for one in chain.stations if isinstance(one.station, StatefulJoin)]
+    assert isinstance(placed.station, StatefulJoin)
     assert sum(one is not None for one in placed.station.lent) == shape.lent
     machines = Machine(chain), Machine(apart(chain))
     outs: tuple[Counter[tuple[str, ...]], ...] = (Counter(), Counter())
@@ -169,7 +169,7 @@ def test_a_source_and_a_join_may_have_rows_in_different_orders(mask: int) -> Non
     """Rows come from a source by the rest of the row where keys share half of a hash; a trace by the key."""
     shape, chance = SHAPES["by another"], random.Random(4)
     chain = built({"v": shape.operator}, {})
-    (placed,) = [one for one in chain.stations if isinstance(one.station, JoinStation)]
+    (placed,) = [one for one in chain.stations if isinstance(one.station, StatefulJoin)]
     net: dict[str, dict[tuple[str, ...], tuple[Any, int]]] = {"a": {}}
     out: Counter[tuple[str, ...]] = Counter()
     with hashes_of(mask):
@@ -198,7 +198,7 @@ def test_a_row_set_aside_in_one_range_is_netted_when_it_comes_in_several(shape: 
 
         # from now on it comes as any other
         for number, tables in machine.step({"a": [(row, 1)]}, count).items():
-            reads = isinstance(chain.stations[number].station, JoinStation)
+            reads = isinstance(chain.stations[number].station, StatefulJoin)
             found = rows_of(tables)
             if reads:
                 assert found == [(row + partner, 1)]
@@ -212,7 +212,7 @@ def test_a_row_set_aside_in_one_range_is_netted_when_it_comes_in_several(shape: 
 def test_no_join_gives_a_row_in_quarantine_not_even_to_take_it_back(count: int, mask: int | None) -> None:
     """An expression above could raise: a division by what was never there."""
     chain = built({"v": SHAPES["floats"].operator}, {})
-    (placed,) = [one for one in chain.stations if isinstance(one.station, JoinStation)]
+    (placed,) = [one for one in chain.stations if isinstance(one.station, StatefulJoin)]
     with nullcontext() if mask is None else hashes_of(mask):
         machine = Machine(chain)
         machine.step({"a": [((0.0, 1), -2), ((-0.0, 1), 1), ((0.0, 2), 1)], "b": []}, 2)
@@ -248,7 +248,7 @@ def test_a_join_by_the_key_of_a_dataset_reads_what_was_written_last(
         {"v": join(source("a", "double", "string"), source("k", "bigint", "double", key=(1,)), (0, 1))},
         {"k": "keyed"},
     )
-    (placed,) = [one for one in chain.stations if isinstance(one.station, JoinStation)]
+    (placed,) = [one for one in chain.stations if isinstance(one.station, StatefulJoin)]
     assert {name for name, _, _ in placed.borrowed} == {"left.main", "left.aside", "right.main"}
     machine = Machine(chain)
     last: dict[str, tuple[Any, Any]] = {}
@@ -282,7 +282,7 @@ def test_a_source_remembers_by_the_key_and_by_the_rest_of_the_row_only_where_the
     found = {}
     for name in ("numbers", "whole rows", "floats"):
         for one in built({"v": SHAPES[name].operator}, {}).stations:
-            if isinstance(one.station, ChangesStation):
+            if isinstance(one.station, ChangesSource):
                 found[name, one.station.types] = one.station.layouts["main"]
     fine = {name: layout.fine for (name, _), layout in found.items()}
     assert fine == {"numbers": True, "whole rows": False, "floats": True}

@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.unit.lent_stage import Machine, built, hashes_of, join, project, rows_of, source, types_of
 from tests.unit.test_views_lent import LOWER, VALUES, WEAK, are_equal, bits, there
-from tidemill.views.chain.outputs import OutputStation
-from tidemill.views.chain.work import chosen
+from tidemill.views.chain.layer_task import select_columns
+from tidemill.views.chain.outputs import OutputSink
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.operators import Join, Operator, Project, Source
 
@@ -123,7 +123,7 @@ def test_joins_of_joins_of_tables_of_every_kind_are_what_is_there() -> None:
         ways = {
             station.view: (edge.origin, edge.plain)
             for edge in chain.edges
-            if isinstance(station := chain.stations[edge.target].station, OutputStation)
+            if isinstance(station := chain.stations[edge.target].station, OutputSink)
         }
         machine, mask = Machine(chain), MASKS[seed % len(MASKS)]
         outs: dict[str, Counter[tuple[str, ...]]] = {view: Counter() for view in drawn.views}
@@ -134,6 +134,6 @@ def test_joins_of_joins_of_tables_of_every_kind_are_what_is_there() -> None:
                     origin, plain = ways[view]
                     assert isinstance(origin, int)
                     assert plain is not None
-                    outs[view].update(counted(rows_of([chosen(one, plain) for one in given[origin]])))
+                    outs[view].update(counted(rows_of([select_columns(one, plain) for one in given[origin]])))
                     assert there(outs[view]) == there(counted(drawn.held(op))), (seed, view)
     assert lent >= 20, "many joins read what sources remember"

@@ -14,7 +14,7 @@ from tidemill.lots.datasets import Kind
 from tidemill.objects import Objects
 from tidemill.objects.local import LocalObjects
 from tidemill.views.spark import lot_files
-from tidemill.views.spark.lot_files import BATCH_BYTES, File, Reading
+from tidemill.views.spark.lot_files import BATCH_BYTES, LotFilePart, LotReader
 
 WANTED = pa.schema([("id", pa.int64()), ("name", pa.string()), ("_weight", pa.int64())])
 KEYED = pa.schema([("id", pa.int64()), ("_op", pa.string()), ("_ordinal", pa.int64())])
@@ -33,7 +33,7 @@ def put(objects: Objects, key: str, table: pa.Table, **options: Any) -> int:
     return len(body)
 
 
-def rows_of(reading: Reading, objects: Objects, file: File) -> list[dict[str, Any]]:
+def rows_of(reading: LotReader, objects: Objects, file: LotFilePart) -> list[dict[str, Any]]:
     return [row for table in reading.rows(objects, file) for row in table.to_pylist()]
 
 
@@ -41,11 +41,11 @@ def rows_of(reading: Reading, objects: Objects, file: File) -> list[dict[str, An
 def test_parts_of_a_file_have_every_row_once(objects: Objects, parts: int) -> None:
     table = pa.table({"id": range(50), "name": [f"n{n}" for n in range(50)], "_weight": [1, 2] * 25})
     size = put(objects, "a.parquet", table, row_group_size=10)
-    reading = Reading(WANTED, Kind.CHANGES)
+    reading = LotReader(WANTED, Kind.CHANGES)
     found = [
         row
         for part in range(parts)
-        for row in rows_of(reading, objects, File("a.parquet", size, -1, 4, part, parts))
+        for row in rows_of(reading, objects, LotFilePart("a.parquet", size, -1, 4, part, parts))
     ]
     assert found == [{"c0": n, "c1": f"n{n}", "_w": -(1 + n % 2)} for n in range(50)]
 
@@ -53,14 +53,14 @@ def test_parts_of_a_file_have_every_row_once(objects: Objects, parts: int) -> No
 def test_columns_are_found_by_name_widened_and_null_where_they_are_missing(objects: Objects) -> None:
     table = pa.table({"_weight": pa.array([3], pa.int64()), "ID": pa.array([7], pa.int32())})
     size = put(objects, "b.parquet", table)
-    found = rows_of(Reading(WANTED, Kind.CHANGES), objects, File("b.parquet", size, 1, 1))
+    found = rows_of(LotReader(WANTED, Kind.CHANGES), objects, LotFilePart("b.parquet", size, 1, 1))
     assert found == [{"c0": 7, "c1": None, "_w": 3}]
 
 
 def test_writes_of_a_keyed_dataset_come_with_their_place(objects: Objects) -> None:
     table = pa.table({"id": [1, 2], "_op": ["upsert", "delete"], "_ordinal": [0, 1]})
     size = put(objects, "c.parquet", table)
-    found = rows_of(Reading(KEYED, Kind.KEYED), objects, File("c.parquet", size, 1, 9))
+    found = rows_of(LotReader(KEYED, Kind.KEYED), objects, LotFilePart("c.parquet", size, 1, 9))
     assert [tuple(row.values()) for row in found] == [(1, False, 9, 0, 1), (2, True, 9, 1, 1)]
 
 
@@ -77,7 +77,7 @@ def test_writes_of_a_keyed_dataset_come_with_their_place(objects: Objects) -> No
 def test_what_is_not_plainly_as_declared_is_refused(objects: Objects, table: pa.Table) -> None:
     size = put(objects, "d.parquet", table)
     with pytest.raises(FileUnlike, match=r"d\.parquet"):
-        rows_of(Reading(WANTED, Kind.CHANGES), objects, File("d.parquet", size, 1, 1))
+        rows_of(LotReader(WANTED, Kind.CHANGES), objects, LotFilePart("d.parquet", size, 1, 1))
 
 
 def test_a_damaged_or_missing_file_is_named(objects: Objects) -> None:
@@ -85,10 +85,10 @@ def test_a_damaged_or_missing_file_is_named(objects: Objects) -> None:
     size = put(objects, "e.parquet", table, compression="none")
     body, _ = objects.get("e.parquet")
     objects.put("cut.parquet", body[: size // 2])
-    reading = Reading(WANTED, Kind.CHANGES)
+    reading = LotReader(WANTED, Kind.CHANGES)
     for key, length in (("cut.parquet", size // 2), ("gone.parquet", size)):
         with pytest.raises(ObjectUnreadable, match=key) as caught:
-            rows_of(reading, objects, File(key, length, 1, 1))
+            rows_of(reading, objects, LotFilePart(key, length, 1, 1))
         assert caught.value.key == key
 
 
@@ -97,7 +97,7 @@ def test_wide_rows_come_in_small_pieces(objects: Objects) -> None:
     names = [chance.randbytes(5_000).hex() for _ in range(4_000)]
     table = pa.table({"id": range(4_000), "name": names, "_weight": [1] * 4_000})
     size = put(objects, "wide.parquet", table)
-    found = list(Reading(WANTED, Kind.CHANGES).rows(objects, File("wide.parquet", size, 1, 1)))
+    found = list(LotReader(WANTED, Kind.CHANGES).rows(objects, LotFilePart("wide.parquet", size, 1, 1)))
     assert max(one.nbytes for one in found) < 1.5 * BATCH_BYTES < table.nbytes
     assert pa.concat_tables(found)["c1"].to_pylist() == names
 
@@ -109,4 +109,4 @@ def test_too_little_memory_is_not_the_files_fault(objects: Objects, monkeypatch:
     size = put(objects, "a.parquet", pa.table({"id": [1], "name": ["x"], "_weight": [1]}))
     monkeypatch.setattr(lot_files, "_at_once", raises)
     with pytest.raises(MemoryError, match="malloc"):
-        rows_of(Reading(WANTED, Kind.CHANGES), objects, File("a.parquet", size, 1, 1))
+        rows_of(LotReader(WANTED, Kind.CHANGES), objects, LotFilePart("a.parquet", size, 1, 1))

@@ -10,7 +10,7 @@ _LOOP = """
 import resource, sys
 import numpy as np
 import pyarrow as pa
-from tidemill.views.spark.malloc import keep_memory
+from tidemill.views.spark.memory import keep_memory
 if "limited" in sys.argv:
     resource.setrlimit(resource.RLIMIT_DATA, (2**40, resource.RLIM_INFINITY))
 assert keep_memory() is ("limited" not in sys.argv)
@@ -39,7 +39,7 @@ import resource
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import numpy as np
-from tidemill.views.spark.malloc import give_back, keep_memory, used_much
+from tidemill.views.spark.memory import give_back, keep_memory, used_much
 assert keep_memory()
 def step(_):
     arrays = [np.ones(1_000_000) for _ in range(30)]

@@ -7,23 +7,27 @@ import pyarrow as pa
 import pytest
 
 from tests.unit.chain_stage import Alone
-from tidemill.views.chain.stations import AggregateStation
-from tidemill.views.kernels.aggregate import Agg, Aggregate
-from tidemill.views.trace import merge
-from tidemill.views.trace.slices import GRAINS
+from tidemill.views.chain.native_operators import StatefulAggregate
+from tidemill.views.kernels.group_by import GroupAggregate, GroupKernel
+from tidemill.views.trace import merge_plan
+from tidemill.views.trace.hash_space import GRAINS
 
 INT, BIG = pa.int32(), pa.int64()
 BASE, STEPS, CHANGES, BUDGET = 10_000, 300, 40, 2_000
-AGGS = (Agg("count", None, "n"), Agg("sum", "v0", "total"), Agg("max", "v0", "most"))
-GROUPS = Aggregate(pa.schema([("k0", INT)]), pa.schema([("v0", BIG)]), AGGS)
+AGGS = (
+    GroupAggregate("count", None, "n"),
+    GroupAggregate("sum", "v0", "total"),
+    GroupAggregate("max", "v0", "most"),
+)
+GROUPS = GroupKernel(pa.schema([("k0", INT)]), pa.schema([("v0", BIG)]), AGGS)
 
 
 @pytest.mark.rule("DBSP-47")
 def test_no_step_of_hundreds_rewrites_or_writes_more_than_its_bound_though_the_base_is_merged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(merge, "FLOOR_ROWS", BUDGET)
-    station = Alone(AggregateStation(GROUPS, (BIG, BIG, BIG)), ((INT, BIG),))
+    monkeypatch.setattr(merge_plan, "FLOOR_ROWS", BUDGET)
+    station = Alone(StatefulAggregate(GROUPS, (BIG, BIG, BIG)), ((INT, BIG),))
     chance = random.Random(4)
 
     def rows(count: int) -> list[tuple[tuple[int, int], int]]:

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from tidemill.views.aggregates.registry import Accumulator
-from tidemill.views.kernels.align import distinct_keys, positions
-from tidemill.views.kernels.extremes import BEST, Extreme, Rows
-from tidemill.views.trace.consolidate import consolidate
+from tidemill.views.kernels.extremes import BEST, ExtremeKernel, GroupValues
+from tidemill.views.kernels.key_matching import distinct_keys, positions
+from tidemill.views.trace.consolidation import consolidate
 from tidemill.views.trace.key_hash import key_hashes
 from tidemill.views.trace.layout import Layout
 
@@ -32,12 +32,12 @@ def test_of_many_values_the_best_are_kept_and_what_is_more_is_marked(
         values = np.sort(values)[:: 1 if order == "ascending" else -1]
     weights = chance.integers(1, 4, len(group))
     groups = pa.table({"_h": pa.array(np.arange(len(SIZES))), "k": pa.array(np.arange(len(SIZES)))})
-    nothing = Rows(np.empty(0, np.int64), pa.array([], pa.int64()), np.empty(0, np.int64))
+    nothing = GroupValues(np.empty(0, np.int64), pa.array([], pa.int64()), np.empty(0, np.int64))
     for refill in (False, True):
-        ranked = Extreme(kind, KEYS, pa.int64()).rank(
+        ranked = ExtremeKernel(kind, KEYS, pa.int64()).rank(
             groups,
             nothing,
-            Rows(group, pa.array(values), weights),
+            GroupValues(group, pa.array(values), weights),
             np.zeros(len(SIZES), bool),
             refill=refill,
         )

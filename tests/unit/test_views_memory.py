@@ -12,18 +12,18 @@ import pytest
 
 from tidemill.objects.memory import MemoryObjects
 from tidemill.testing import FakeClock
-from tidemill.views.kernels import align
-from tidemill.views.kernels.align import pairs
+from tidemill.views.kernels import key_matching
+from tidemill.views.kernels.key_matching import matching_pairs
 from tidemill.views.trace import bundle as bundles
-from tidemill.views.trace import spine as spines
+from tidemill.views.trace import trace as spines
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
-from tidemill.views.trace.consolidate import consolidate
+from tidemill.views.trace.consolidation import consolidate
+from tidemill.views.trace.hash_space import ALL
 from tidemill.views.trace.layout import Layout
-from tidemill.views.trace.run import BATCH_BYTES
-from tidemill.views.trace.slices import ALL
-from tidemill.views.trace.spine import Spine
-from tidemill.views.trace.version import Entry
+from tidemill.views.trace.run_file import BATCH_BYTES
+from tidemill.views.trace.trace import Trace
+from tidemill.views.trace.version import RunEntry
 
 WIDE = Layout(pa.schema([("k", pa.int64()), ("text", pa.string())]), 1)
 WIDTH = 10_000
@@ -37,7 +37,7 @@ def wide_rows(numbers: range) -> pa.Table:
     return consolidate(table, WIDE)
 
 
-def written(objects: MemoryObjects, rows: pa.Table, key: str = "runs") -> Entry:
+def written(objects: MemoryObjects, rows: pa.Table, key: str = "runs") -> RunEntry:
     bundle = Bundle(objects, key)
     entry = bundle.add(WIDE, rows, *ALL.grains)
     bundle.write()
@@ -71,7 +71,7 @@ def test_a_cache_without_a_folder_drops_what_was_used_longest_ago_and_reads_it_a
     rows = wide_rows(range(4_000))
     entry = written(objects, rows)
     cache = Cache(objects, None, memory_bytes=2 * BATCH_BYTES)
-    spine = Spine("t", WIDE, (entry,), cache)
+    spine = Trace("t", WIDE, (entry,), cache)
     hashes = rows["_h"].to_numpy()
     for part in np.array_split(hashes, 7):
         assert spine.lookup(part).equals(rows.filter(pa.array(np.isin(hashes, part))))
@@ -92,7 +92,7 @@ def test_a_run_that_was_just_written_is_not_held_beyond_the_limit(objects: Memor
     bundle.write()
     assert entry is not None
     assert held(cache) <= BATCH_BYTES
-    assert Spine("t", WIDE, (entry,), cache).lookup(rows["_h"].to_numpy()).equals(rows)
+    assert Trace("t", WIDE, (entry,), cache).lookup(rows["_h"].to_numpy()).equals(rows)
 
 
 LIMITED = """
@@ -152,13 +152,13 @@ def test_a_merge_of_wide_rows_is_cut_into_parts_that_memory_holds(
 ) -> None:
     rows = [wide_rows(range(n, 2_000, 20)) for n in range(20)]
     entries = [written(objects, some, f"runs-{n}") for n, some in enumerate(rows)]
-    spine = Spine("t", WIDE, entries, Cache(objects, None))
+    spine = Trace("t", WIDE, entries, Cache(objects, None))
     most = 4_000_000
     monkeypatch.setattr(spines, "_MERGE_BYTES", most)
     sizes: list[int] = []
 
     class Watched(Bundle):
-        def add(self, layout: Layout, table: pa.Table, low: int, high: int) -> Entry | None:
+        def add(self, layout: Layout, table: pa.Table, low: int, high: int) -> RunEntry | None:
             sizes.append(table.nbytes)
             return super().add(layout, table, low, high)
 
@@ -172,12 +172,12 @@ def test_a_merge_of_wide_rows_is_cut_into_parts_that_memory_holds(
 def test_pairs_are_given_a_bounded_number_at_a_time_also_of_one_row(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(align, "_PAIRS", most)
+    monkeypatch.setattr(key_matching, "_PAIRS", most)
     left = pa.table({"_h": [1, 2, 3, 5, 9], "k": [1, 2, 3, 5, 9]})
     right = pa.table(
         {"_h": [2] * 30 + [9, 3, 3] + [5] * 11 + [7], "k": [2] * 30 + [9, 3, 4] + [5] * 11 + [7]}
     )
-    given = list(pairs(left, right, ["k"], ["k"]))
+    given = list(matching_pairs(left, right, ["k"], ["k"]))
     assert max(len(ones) for ones, _ in given) <= most
     found = sorted((int(a), int(b)) for ones, others in given for a, b in zip(ones, others, strict=True))
     keys, theirs = left["k"].to_pylist(), right["k"].to_pylist()

@@ -15,11 +15,11 @@ from tidemill.lots import layout
 from tidemill.objects.memory import MemoryObjects
 from tidemill.spark.lot_writer import write_table
 from tidemill.testing.fake_clock import FakeClock
-from tidemill.views.kernels.digest import digest
-from tidemill.views.spark import merging, pieces
+from tidemill.views.kernels.zsets import digest
+from tidemill.views.spark import table_merges, table_pieces
 from tidemill.views.spark.digests import number_of
-from tidemill.views.spark.merging import arrow_schema, netted, read_piece, stored
-from tidemill.views.spark.tables import Place, Tables
+from tidemill.views.spark.table_merges import arrow_schema, netted, read_piece, stored_columns
+from tidemill.views.spark.view_tables import ViewAttempt, ViewTables
 from tidemill.views.steps.inputs import ManifestReader
 from tidemill.views.steps.keys import changes_of
 
@@ -32,7 +32,7 @@ SCHEMA = st.StructType(
         st.StructField("a", st.ArrayType(st.IntegerType())),
     ]
 )
-ARROW = arrow_schema(stored(SCHEMA))
+ARROW = arrow_schema(stored_columns(SCHEMA))
 Row = tuple[int, str | None, float, int | None]
 
 
@@ -45,7 +45,7 @@ class Steps:
         self.objects = MemoryObjects(self.clock)
         self.reader = ManifestReader(self.objects)
         storage: Any = SimpleNamespace(objects=self.objects)  # what Spark would read is not asked for
-        self.tables = Tables(storage, self.reader, self.clock)
+        self.tables = ViewTables(storage, self.reader, self.clock)
         self.table = ""
         self.number = 0
         self.truth: Counter[int] = Counter()
@@ -55,7 +55,7 @@ class Steps:
     def step(self, change: Counter[int]) -> None:
         """Weights by key; everything else of a row follows from its key."""
         self.number += 1
-        place = Place(pipeline="p", view="v", lot=f"S{self.number:05}", attempt=f"t{self.number}")
+        place = ViewAttempt(pipeline="p", view="v", lot=f"S{self.number:05}", attempt=f"t{self.number}")
         rows = rows_of(change)
         prefix = layout.data_prefix(*changes_of("p", "v").parts, place.lot, place.attempt)
         written = write_table(rows, self.objects, prefix)
@@ -116,10 +116,10 @@ def rows_of(weights: Counter[int]) -> pa.Table:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Budgets of hundreds of rows, and row groups of some."""
-    monkeypatch.setattr(pieces, "FLOOR_ROWS", 300)
-    monkeypatch.setattr(pieces, "SLICE_ROWS", 400)
-    monkeypatch.setattr(pieces, "SHARE", 8)
-    monkeypatch.setattr(merging, "GROUP_ROWS", 50)
+    monkeypatch.setattr(table_pieces, "FLOOR_ROWS", 300)
+    monkeypatch.setattr(table_pieces, "SLICE_ROWS", 400)
+    monkeypatch.setattr(table_pieces, "SHARE", 8)
+    monkeypatch.setattr(table_merges, "GROUP_ROWS", 50)
 
 
 @pytest.mark.rule("DBSP-47")
@@ -150,7 +150,7 @@ def test_merges_change_nothing_and_rewrite_no_more_than_the_budget(small: None) 
 
 def test_a_death_in_the_middle_of_a_merge_leaves_the_table_as_it_was(small: None) -> None:
     steps = Steps()
-    for _ in range(pieces.FAN - 1):
+    for _ in range(table_pieces.FAN - 1):
         steps.step(steps.change(5))
     before, truth = steps.table, steps.truth.copy()
     for point in ("spark.write_table.before", "spark.write_table.after", "views.manifest.after"):
@@ -165,7 +165,7 @@ def test_a_death_in_the_middle_of_a_merge_leaves_the_table_as_it_was(small: None
 
 def test_a_run_that_is_not_what_its_manifest_says_is_not_merged() -> None:
     steps = Steps()
-    for _ in range(pieces.FAN - 1):
+    for _ in range(table_pieces.FAN - 1):
         steps.step(steps.change(5))
     leaf = steps.reader.load(steps.reader.load(steps.table).parts[2])
     body = steps.objects.get(leaf.objects[0].uri)[0]
@@ -198,5 +198,5 @@ def test_a_run_that_is_not_what_its_manifest_says_is_not_merged() -> None:
 )
 def test_what_is_compared_otherwise_or_has_no_form_here_is_left_to_spark(kind: st.DataType) -> None:
     schema = st.StructType([st.StructField("collate", st.LongType()), st.StructField("x", kind)])
-    assert arrow_schema(stored(schema)) is None
-    assert arrow_schema(stored(st.StructType(schema.fields[:1]))) is not None
+    assert arrow_schema(stored_columns(schema)) is None
+    assert arrow_schema(stored_columns(st.StructType(schema.fields[:1]))) is not None

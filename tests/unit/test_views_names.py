@@ -4,9 +4,9 @@ import pytest
 
 from tests.unit.views_stage import TABLES, output
 from tidemill.errors import NameAmbiguous, NameUnknown, QueryError, QueryRefused, QuerySyntax
-from tidemill.views.sql.catalog import Table
-from tidemill.views.sql.compile import compile_query
-from tidemill.views.sql.place import place_of
+from tidemill.views.sql.catalog import QueryTable
+from tidemill.views.sql.compiler import compile_query
+from tidemill.views.sql.query_position import position_of
 
 
 def raised(sql: str) -> QueryError:
@@ -116,11 +116,11 @@ def test_tabs_keep_their_width_under_the_caret() -> None:
 
 
 def test_a_place_ends_with_its_line() -> None:
-    assert place_of("ab\ncd", 1, 4).length == 1
+    assert position_of("ab\ncd", 1, 4).length == 1
 
 
 def test_case_counts_where_it_is_told_to() -> None:
-    tables = {"T": Table("T", TABLES["orders"].columns)}
+    tables = {"T": QueryTable("T", TABLES["orders"].columns)}
     assert compile_query("SELECT ID FROM t", tables).output.names == ("ID",)
     with pytest.raises(NameUnknown):
         compile_query("SELECT ID FROM T", tables, case_sensitive=True)

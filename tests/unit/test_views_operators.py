@@ -11,17 +11,16 @@ from hypothesis import given, settings
 from tests.unit.spark_hash import hashed
 from tests.unit.test_views_types import Keeper
 from tidemill.errors import UsageError, WeightNegative, WeightOverflow
-from tidemill.views.kernels.join import Join
-from tidemill.views.kernels.keyed import exchange, rows_of_keys
-from tidemill.views.kernels.setops import Kind, SetOperation
-from tidemill.views.kernels.source import Source
-from tidemill.views.kernels.zset import added_up, union
-from tidemill.views.trace import spine
+from tidemill.views.kernels.join import JoinKernel
+from tidemill.views.kernels.keyed_rows import AdmissionKernel, replacement, rows_of_keys
+from tidemill.views.kernels.set_operations import Kind, SetKernel
+from tidemill.views.kernels.zsets import net_rows, union
+from tidemill.views.trace import trace
 from tidemill.views.trace.layout import Layout
 
 WEAK = 0x8000_0000_0000_0001
 SIDE = Layout(pa.schema([("a", pa.int64()), ("b", pa.string()), ("x", pa.int64())]), 2)
-JOIN = Join(SIDE, SIDE, (False, True), (("a", "a"), ("x", "left")), (("b", "b"), ("x", "right")))
+JOIN = JoinKernel(SIDE, SIDE, (False, True), (("a", "a"), ("x", "left")), (("b", "b"), ("x", "right")))
 
 sides = st.dictionaries(
     st.tuples(st.sampled_from([None, 1, 2]), st.sampled_from([None, "", "k"]), st.integers(0, 2)),
@@ -75,7 +74,7 @@ def products(rows: pa.Table) -> list[pa.Table]:
 def test_many_rows_with_one_partner_each_are_joined_to_what_is_left_of_it(gaps: bool, times: int) -> None:
     schema = pa.schema([("k", pa.int64()), ("x", pa.int64())])
     sides = Layout(schema, 1)
-    join = Join(sides, sides, (False,), (("k", "k"), ("x", "x")), (("k", "other"), ("x", "y")))
+    join = JoinKernel(sides, sides, (False,), (("k", "k"), ("x", "x")), (("k", "other"), ("x", "y")))
 
     def made(rows: list[tuple[int, int, int]]) -> pa.Table:
         names = [*schema.names, "_w"]
@@ -138,7 +137,7 @@ def test_a_join_gives_no_row_that_is_not_in_its_result_before_or_after_a_step(
 @pytest.mark.parametrize("rows", [2, 6, 40])
 def test_what_came_and_went_is_not_joined_with_what_comes(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would cancel, but an expression above would see it: that may raise for rows that nobody has."""
-    monkeypatch.setattr(spine, "_CHUNK_ROWS", 4)  # 16 rows at once, so that more keys are too many
+    monkeypatch.setattr(trace, "_CHUNK_ROWS", 4)  # 16 rows at once, so that more keys are too many
     kept = Keeper()
     there = {(k, "k", x): 1 for k in (1, 2) for x in range(rows)}
     for change in (there, {row: -weight for row, weight in there.items() if row[:1] == (1,)}):
@@ -163,7 +162,7 @@ def test_rows_that_can_match_nothing_are_not_remembered() -> None:
 def test_a_join_whose_keys_have_different_types_is_refused() -> None:
     other = Layout(pa.schema([("a", pa.int32()), ("b", pa.string())]), 2)
     with pytest.raises(UsageError, match="differ"):
-        Join(SIDE, other, (False, False), (), ())
+        JoinKernel(SIDE, other, (False, False), (), ())
 
 
 def test_a_weight_that_a_join_cannot_hold_is_refused() -> None:
@@ -207,7 +206,7 @@ def rows_of(rows: list[tuple[Any, int]]) -> pa.Table:
 def test_the_changes_of_a_set_operation_add_up_to_it(
     kind: Kind, steps: list[list[tuple[bool, Any, int]]]
 ) -> None:
-    operation, keeper = SetOperation(kind, COLUMNS), Keeper()
+    operation, keeper = SetKernel(kind, COLUMNS), Keeper()
     there: dict[bool, Counter[Any]] = {True: Counter(), False: Counter()}
     out: Counter[Any] = Counter()
     for step in steps:
@@ -226,13 +225,13 @@ def test_the_changes_of_a_set_operation_add_up_to_it(
 
 
 def test_a_row_that_would_be_there_fewer_than_no_times_is_an_error() -> None:
-    operation = SetOperation("distinct", COLUMNS)
+    operation = SetKernel("distinct", COLUMNS)
     with pytest.raises(WeightNegative):
         operation.step(rows_of([((1.0, "a"), -1)]), None, Keeper().spine("t", operation.layout))
 
 
 def test_zeros_and_nans_are_each_one_row_of_distinct() -> None:
-    operation = SetOperation("distinct", COLUMNS)
+    operation = SetKernel("distinct", COLUMNS)
     rows = [((-0.0, "a"), 1), ((0.0, "a"), 1), ((float("nan"), "a"), 1), ((float("nan"), "a"), 2)]
     found = operation.step(rows_of(rows), None, Keeper().spine("t", operation.layout))
     assert sorted(map(str, found.out["v"].to_pylist())) == ["0.0", "nan"]
@@ -257,7 +256,7 @@ def test_a_union_adds_up_in_an_order_of_its_own(parts: list[list[tuple[Any, int]
     }
     shuffled = [each for part in parts for each in part]
     chance.shuffle(shuffled)
-    assert added_up(rows_of(shuffled).drop_columns("_h")).equals(found.combine_chunks())
+    assert net_rows(rows_of(shuffled).drop_columns("_h")).equals(found.combine_chunks())
 
 
 # --- keyed operators and sources
@@ -293,10 +292,10 @@ def test_an_exchange_takes_back_what_was_stored_and_gives_what_is_new() -> None:
     keeper = Keeper()
     keeper.keep("t", SIDE, side({(1, "k", 1): 1, (1, "k", 2): 1, (2, "k", 5): 1, (1, "other", 9): 1}))
     keys = hashed(pa.table({"a": [1, 2, 1], "b": ["k", "k", "k"]}), ["a", "b"], WEAK)
-    change = exchange(keys, side({(1, "k", 2): 1, (1, "k", 3): 1}), keeper.spine("t", SIDE))
+    change = replacement(keys, side({(1, "k", 2): 1, (1, "k", 3): 1}), keeper.spine("t", SIDE))
     assert counted(change, ["a", "b", "x"]) == {(1, "k", 1): -1, (1, "k", 3): 1, (2, "k", 5): -1}
     keeper.keep("t", SIDE, change)
-    assert exchange(keys, side({(1, "k", 2): 1, (1, "k", 3): 1}), keeper.spine("t", SIDE)).num_rows == 0
+    assert replacement(keys, side({(1, "k", 2): 1, (1, "k", 3): 1}), keeper.spine("t", SIDE)).num_rows == 0
 
 
 def test_a_keyed_operator_that_finds_fewer_than_no_rows_says_so() -> None:
@@ -311,7 +310,7 @@ def test_a_keyed_operator_that_finds_fewer_than_no_rows_says_so() -> None:
 def test_what_is_deleted_before_it_is_there_is_set_aside_and_netted(
     steps: list[list[tuple[Any, int]]],
 ) -> None:
-    source, keeper = Source(WHOLE), Keeper()
+    source, keeper = AdmissionKernel(WHOLE), Keeper()
     there, out, aside = Counter[Any](), Counter[Any](), Counter[Any]()
     for step in steps:
         for row, weight in step:
@@ -325,7 +324,7 @@ def test_what_is_deleted_before_it_is_there_is_set_aside_and_netted(
 
 
 def test_a_deletion_names_a_row_to_the_bit() -> None:
-    source, keeper = Source(WHOLE), Keeper()
+    source, keeper = AdmissionKernel(WHOLE), Keeper()
     for row, out, aside in (((-0.0, 1), 1, 0), ((0.0, -1), 0, 1), ((-0.0, -1), 1, 0), ((0.0, 1), 0, 1)):
         found = source.step(rows_of([((row[0], "a"), row[1])]), keeper.spine("t", source.layout))
         keeper.keep("t", source.layout, found.state)

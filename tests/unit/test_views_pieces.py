@@ -8,20 +8,20 @@ import pytest
 
 from tidemill.lots import manifest
 from tidemill.lots.manifest import Manifest, ManifestState, StoredObject
-from tidemill.views.spark import pieces
-from tidemill.views.spark.pieces import (
+from tidemill.views.spark import table_pieces
+from tidemill.views.spark.table_pieces import (
     EVERY,
     FAN,
-    Piece,
-    budget,
-    exchanged,
+    TablePiece,
     listing,
     overlap,
+    pieces_after_merge,
     pieces_of,
-    plan,
+    plan_windows,
     run_of,
+    window_budget,
 )
-from tidemill.views.trace.slices import GRAINS
+from tidemill.views.trace.hash_space import GRAINS
 
 
 class Model:
@@ -31,7 +31,7 @@ class Model:
         self.chance = chance
         self.runs: dict[str, Counter[tuple[int, int]]] = {}
         self.spans: dict[str, tuple[int, int]] = {}
-        self.pieces: list[Piece] = []
+        self.pieces: list[TablePiece] = []
         self.truth: Counter[tuple[int, int]] = Counter()
         self.rewritten = 0
 
@@ -44,16 +44,16 @@ class Model:
             change[row] -= 1
         self.add(change, EVERY)
         self.truth = Counter({row: 1 for row, weight in (self.truth | change).items() if change[row] >= 0})
-        allowed = budget(len(change), self.pieces)
+        allowed = window_budget(len(change), self.pieces)
         done = 0
-        for window in plan(self.pieces, allowed):
+        for window in plan_windows(self.pieces, allowed):
             rows: Counter[tuple[int, int]] = Counter()
             for piece in window.pieces:
                 held = self.rows(piece)
                 rows.update(held)
                 done += len(held)
             left = Counter({row: weight for row, weight in rows.items() if weight})
-            self.pieces = exchanged(self.pieces, window, [])
+            self.pieces = pieces_after_merge(self.pieces, window, [])
             if left:
                 self.add(left, (window.low, window.high))
         self.rewritten += done
@@ -64,7 +64,7 @@ class Model:
         self.runs[name], self.spans[name] = rows, grains
         self.pieces.append(run_of(name, grains, len(rows)))
 
-    def rows(self, piece: Piece) -> Counter[tuple[int, int]]:
+    def rows(self, piece: TablePiece) -> Counter[tuple[int, int]]:
         held = self.runs[piece.part].items()
         return Counter({row: weight for row, weight in held if piece.low <= row[0] <= piece.high})
 
@@ -92,9 +92,9 @@ def body(**fields: Any) -> Manifest:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Budgets of hundreds of rows instead of a hundred thousand."""
-    monkeypatch.setattr(pieces, "FLOOR_ROWS", 100)
-    monkeypatch.setattr(pieces, "SLICE_ROWS", 400)
-    monkeypatch.setattr(pieces, "SHARE", 16)
+    monkeypatch.setattr(table_pieces, "FLOOR_ROWS", 100)
+    monkeypatch.setattr(table_pieces, "SLICE_ROWS", 400)
+    monkeypatch.setattr(table_pieces, "SHARE", 16)
 
 
 @pytest.mark.rule("DBSP-47")
@@ -142,8 +142,8 @@ def test_pieces_of_which_little_is_left_come_together(small: None) -> None:
 
 def test_few_runs_are_left_alone_and_pieces_behind_each_other_do_not_overlap() -> None:
     some = [run_of(f"r{n}", EVERY, 10) for n in range(FAN - 1)]
-    assert plan(some, 10**6) == []
-    (window,) = plan([*some, run_of("r8", EVERY, 10)], 10**6)
+    assert plan_windows(some, 10**6) == []
+    (window,) = plan_windows([*some, run_of("r8", EVERY, 10)], 10**6)
     assert (window.low, window.high, len(window.pieces)) == (*EVERY, FAN)
     assert overlap(some)
     assert not overlap([run_of("a", (0, 9), 1), run_of("b", (10, 20), 1)])
@@ -159,11 +159,11 @@ def test_a_large_table_is_rewritten_in_slices_and_small_steps_leave_it_alone() -
     rewritten = []
     for number in range(400):
         table.append(run_of(f"c{number}", EVERY, 10_000))
-        allowed = budget(10_000, table)
-        windows = plan(table, allowed)
+        allowed = window_budget(10_000, table)
+        windows = plan_windows(table, allowed)
         rewritten.append(sum(window.rows for window in windows))
         for place, window in enumerate(windows):
-            table = exchanged(
+            table = pieces_after_merge(
                 table, window, [run_of(f"m{number}-{place}", (window.low, window.high), round(window.rows))]
             )
         assert rewritten[-1] <= allowed + 1 <= 210_000

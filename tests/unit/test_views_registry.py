@@ -11,13 +11,13 @@ from tests.unit.chain_stage import Alone
 from tests.unit.views_stage import output
 from tidemill.views.aggregates import registry
 from tidemill.views.aggregates.registry import AGGREGATES, Accumulator, AggregateFunction, Empty, Kernel
-from tidemill.views.chain.prepare import prepared
-from tidemill.views.chain.stations import AggregateStation
+from tidemill.views.chain.native_operators import StatefulAggregate
+from tidemill.views.chain.preparation import prepared
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.operators import Aggregate as AggregateOperator
-from tidemill.views.circuit.operators import Output
+from tidemill.views.circuit.operators import ViewOutput
 from tidemill.views.circuit.rungs import Rung, rungs
-from tidemill.views.kernels.aggregate import Agg, Aggregate
+from tidemill.views.kernels.group_by import GroupAggregate, GroupKernel
 
 
 def _takes(argument: pa.DataType | None, result: pa.DataType) -> bool:
@@ -40,7 +40,7 @@ def bool_xor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cast(dict[str, AggregateFunction], AGGREGATES), BOOL_XOR.name, BOOL_XOR)
 
 
-def rung(view: Output) -> Rung:
+def rung(view: ViewOutput) -> Rung:
     return next(placed.rung for op, placed in rungs(view).items() if isinstance(op, AggregateOperator))
 
 
@@ -58,10 +58,12 @@ def test_one_entry_makes_an_aggregate_native() -> None:
 
 @pytest.mark.usefixtures("bool_xor")
 def test_one_entry_makes_an_aggregate_computed() -> None:
-    kernel = Aggregate(
-        pa.schema([("k0", pa.int64())]), pa.schema([("v1", pa.int32())]), (Agg("bool_xor", "v1", "a0"),)
+    kernel = GroupKernel(
+        pa.schema([("k0", pa.int64())]),
+        pa.schema([("v1", pa.int32())]),
+        (GroupAggregate("bool_xor", "v1", "a0"),),
     )
-    station = AggregateStation(kernel, (pa.bool_(),))
+    station = StatefulAggregate(kernel, (pa.bool_(),))
     alone = Alone(station, [[pa.int64(), pa.int32()]])
     alone.step({0: [((1, 1), 1), ((1, 1), 1), ((1, 0), 1), ((2, None), 1), ((3, 1), 3)]}, first=True)
     assert alone.given == {"(1, False)": 1, "(2, None)": 1, "(3, True)": 1}

@@ -3,13 +3,13 @@
 import pytest
 
 from tests.unit.views_stage import output
-from tidemill.views.circuit import types
+from tidemill.views.circuit import interpreter
 from tidemill.views.circuit.circuit import Circuit, walk
-from tidemill.views.circuit.expr import Expr, Now, both, call, column, joined, text
-from tidemill.views.circuit.interpret import interpret, interpreted
-from tidemill.views.circuit.operators import Column
+from tidemill.views.circuit.expr import ClockValue, Expr, both, call, column, joined, text
+from tidemill.views.circuit.interpreter import interpret, interpreted
+from tidemill.views.circuit.operators import SparkColumn
 from tidemill.views.circuit.render import Renderer, quoted
-from tidemill.views.circuit.ties import break_ties, hangs_on_ties, hash_of, settled
+from tidemill.views.circuit.ties import break_ties, depends_on_ties, has_one_result, hash_of
 
 
 def test_the_clock_of_a_step_is_put_in_everywhere_and_strings_are_left_alone() -> None:
@@ -17,7 +17,10 @@ def test_the_clock_of_a_step_is_put_in_everywhere_and_strings_are_left_alone() -
         "SELECT id, 'now()' AS s, unix_timestamp() AS u FROM events WHERE at < now() AND at > current_date"
     )
     said = interpret(
-        made, Renderer({Now.TIMESTAMP: "TIMESTAMP '2024-01-01 00:00:00'", Now.DATE: "DATE '2024-01-01'"})
+        made,
+        Renderer(
+            {ClockValue.TIMESTAMP: "TIMESTAMP '2024-01-01 00:00:00'", ClockValue.DATE: "DATE '2024-01-01'"}
+        ),
     )
     assert "current_" not in said
     assert "'now()'" in said
@@ -78,8 +81,8 @@ def test_ties_of_limits_and_of_groups_are_broken_by_the_hash_of_the_row() -> Non
         ("collect_list(kind) FILTER (WHERE id > 1)", "FILTER (WHERE (c0 > 1) AND (c1 IS NOT NULL))"),
     ]:
         made = output(f"SELECT {said_of} AS v FROM events GROUP BY id")
-        assert hangs_on_ties(made)
-        assert not settled(made)
+        assert depends_on_ties(made)
+        assert not has_one_result(made)
         said = broken(f"SELECT {said_of} AS v FROM events GROUP BY id")
         assert settles in said, said
 
@@ -96,20 +99,20 @@ def test_every_view_of_a_circuit_has_its_query() -> None:
 def test_types_come_from_one_question() -> None:
     asked = []
 
-    def ask(sql: str) -> list[Column]:
+    def ask(sql: str) -> list[SparkColumn]:
         asked.append(sql)
         return [
-            Column("s0", "struct<c0:bigint,c1:string>"),
-            Column("s1", "struct<c0:bigint>"),
-            Column("s2", "struct<c0:bigint>"),
+            SparkColumn("s0", "struct<c0:bigint,c1:string>"),
+            SparkColumn("s1", "struct<c0:bigint>"),
+            SparkColumn("s2", "struct<c0:bigint>"),
         ]
 
-    from tidemill.views.sql.catalog import Table
-    from tidemill.views.sql.compile import compile_query
+    from tidemill.views.sql.catalog import QueryTable
+    from tidemill.views.sql.compiler import compile_query
 
-    table = Table("t", (Column("a", "bigint"), Column("b", "string")))
+    table = QueryTable("t", (SparkColumn("a", "bigint"), SparkColumn("b", "string")))
     made = compile_query("SELECT a FROM t", {"t": table}).output
-    found = types.types(made, ask)
+    found = interpreter.column_types(made, ask)
     assert found[made] == ("bigint",)
     assert len(asked) == 1
 

@@ -7,14 +7,13 @@ import pytest
 from tests.unit.views_stage import kinds, output
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.expr import Expr, call, column, text
-from tidemill.views.circuit.functions import Functions
-from tidemill.views.circuit.fuse import drop_distinct, fuse
+from tidemill.views.circuit.functions import ViewFunctions
 from tidemill.views.circuit.operators import Aggregate, Distinct, Filter, Join, Operator, Project, Source
-from tidemill.views.circuit.properties import append_only, unique
-from tidemill.views.circuit.prune import prune
+from tidemill.views.circuit.pruning import prune
 from tidemill.views.circuit.pushdown import push_down
-from tidemill.views.circuit.rewrite import rewrite
-from tidemill.views.circuit.tame import tame
+from tidemill.views.circuit.rewrites import drop_distinct, fuse, rewrite
+from tidemill.views.circuit.row_properties import append_only, unique
+from tidemill.views.circuit.total_expressions import is_total
 
 
 def only(root: Operator, kind: type) -> Operator:
@@ -27,7 +26,7 @@ def test_a_condition_moves_to_the_table_it_is_about() -> None:
         output(
             "SELECT o.id FROM orders o JOIN customers c ON o.cust = c.id WHERE c.region = 'x' AND o.amount > 5"
         ),
-        Functions(),
+        ViewFunctions(),
     )
     join = only(made, Join)
     assert isinstance(join, Join)
@@ -114,9 +113,9 @@ def test_linear_chains_are_fused() -> None:
 
 def test_an_expression_is_never_computed_twice_or_moved_into_a_branch() -> None:
     nested = "SELECT CASE WHEN x > 1 THEN y END AS z FROM (SELECT id AS x, 1 / id AS y FROM orders) q"
-    assert kinds(fuse(output(nested), Functions())).count("project") == 2
+    assert kinds(fuse(output(nested), ViewFunctions())).count("project") == 2
     twice = "SELECT r AS p, r AS q FROM (SELECT rand() AS r FROM orders) s"
-    assert kinds(fuse(output(twice), Functions())).count("project") == 2
+    assert kinds(fuse(output(twice), ViewFunctions())).count("project") == 2
 
 
 def test_distinct_is_dropped_where_rows_hold_a_key() -> None:
@@ -190,13 +189,13 @@ def test_only_what_cannot_raise_is_tame(sql: str, expected: bool) -> None:
     parts: list[str | int] = [pieces[0]]
     for piece in pieces[1:]:
         parts += [0, piece]
-    assert tame(Expr(tuple(part for part in parts if part != "")), Functions()) is expected
+    assert is_total(Expr(tuple(part for part in parts if part != "")), ViewFunctions()) is expected
 
 
 def test_functions_are_tame_only_by_name() -> None:
-    assert tame(call("coalesce", column(0), text("1")), Functions())
-    assert not tame(call("element_at", column(0), text("1")), Functions())
-    assert not tame(call("rand"), Functions())
+    assert is_total(call("coalesce", column(0), text("1")), ViewFunctions())
+    assert not is_total(call("element_at", column(0), text("1")), ViewFunctions())
+    assert not is_total(call("rand"), ViewFunctions())
 
 
 def test_distinct_over_nothing_known_stays() -> None:

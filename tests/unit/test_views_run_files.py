@@ -11,22 +11,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.unit.test_views_traces import LAYOUT, Trace, content, numbered, table
+from tests.unit.test_views_traces import LAYOUT, KeptTrace, content, numbered, table
 from tidemill import crash
 from tidemill.clock import SYSTEM
 from tidemill.errors import ObjectsFull, TraceCorrupt, TraceError, TraceFormat, TraceMissing
 from tidemill.objects.local import LocalObjects
 from tidemill.objects.memory import MemoryObjects
 from tidemill.testing import FakeClock
-from tidemill.views.trace import run
+from tidemill.views.trace import run_file
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
-from tidemill.views.trace.consolidate import consolidate
+from tidemill.views.trace.consolidation import consolidate
+from tidemill.views.trace.hash_space import ALL, GRAINS
 from tidemill.views.trace.key_hash import key_hashes, row_hashes
 from tidemill.views.trace.layout import Layout
-from tidemill.views.trace.run import BATCH_ROWS
-from tidemill.views.trace.slices import ALL, GRAINS
-from tidemill.views.trace.spine import Spine
+from tidemill.views.trace.run_file import BATCH_ROWS
+from tidemill.views.trace.trace import Trace
 from tidemill.views.trace.version import read_version, write_version
 
 
@@ -39,7 +39,7 @@ def objects() -> MemoryObjects:
 
 
 def test_a_run_file_that_is_missing_is_named(objects: MemoryObjects) -> None:
-    trace = Trace(objects)
+    trace = KeptTrace(objects)
     trace.step(table({(1, 1, "a"): 1}))
     objects.delete("runs/00000001")
     trace.cache = Cache(objects, None)
@@ -55,7 +55,7 @@ def by_key(rows: pa.Table) -> pa.Table:
 
 @pytest.mark.parametrize("stores_hash", [True, False])
 def test_no_damage_of_a_run_file_goes_unnoticed(objects: MemoryObjects, stores_hash: bool) -> None:
-    trace = Trace(objects)
+    trace = KeptTrace(objects)
     rows = numbered(50, random.Random(2))
     trace.step(rows if stores_hash else by_key(rows))
     (entry,) = trace.version.traces["t"]
@@ -82,20 +82,20 @@ def test_no_damage_of_a_run_file_goes_unnoticed(objects: MemoryObjects, stores_h
 
 
 def test_a_run_file_of_a_newer_format_or_with_other_columns_is_refused(objects: MemoryObjects) -> None:
-    trace = Trace(objects)
+    trace = KeptTrace(objects)
     trace.step(table({(1, 1, "a"): 1}))
     other = Layout(pa.schema([("k", pa.int64()), ("p", pa.binary())]), 1)
     with pytest.raises(TraceFormat, match="columns"):
-        Spine("t", other, trace.version.traces["t"], Cache(objects, None)).lookup(np.array([1]))
+        Trace("t", other, trace.version.traces["t"], Cache(objects, None)).lookup(np.array([1]))
     body, _ = objects.get("runs/00000001")
     for form in (1, 3):
         objects.put("runs/00000001", body[:8] + bytes([form]) + body[9:])
         with pytest.raises(TraceFormat, match=rf"runs/00000001.*format {form}; this release reads 2"):
-            Spine("t", LAYOUT, trace.version.traces["t"], Cache(objects, None)).lookup(np.array([1]))
+            Trace("t", LAYOUT, trace.version.traces["t"], Cache(objects, None)).lookup(np.array([1]))
 
 
 def test_hashes_that_follow_from_keys_are_not_stored_and_the_same_when_read(objects: MemoryObjects) -> None:
-    mine, theirs = Trace(objects), Trace(MemoryObjects(FakeClock()))
+    mine, theirs = KeptTrace(objects), KeptTrace(MemoryObjects(FakeClock()))
     rows = numbered(20_000, random.Random(3))
     mine.step(by_key(rows))
     others = pa.array(by_key(rows)["_h"].to_numpy() // 2)
@@ -111,10 +111,10 @@ def test_hashes_that_follow_from_keys_are_not_stored_and_the_same_when_read(obje
 def test_a_run_that_was_sorted_by_other_hashes_is_refused(
     objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trace = Trace(objects)
+    trace = KeptTrace(objects)
     trace.step(by_key(numbered(50, random.Random(2))))
     trace.cache = Cache(objects, None)
-    monkeypatch.setattr(run, "row_hashes", lambda *given, fine: row_hashes(*given, fine=fine) ^ 1)
+    monkeypatch.setattr(run_file, "row_hashes", lambda *given, fine: row_hashes(*given, fine=fine) ^ 1)
     with pytest.raises(TraceCorrupt, match=r"runs/00000001.* other hashes"):
         content(trace.spine())
 
@@ -130,7 +130,7 @@ def test_hashes_of_wide_keys_are_stored(objects: MemoryObjects, width: int) -> N
     assert entry is not None
     cache = Cache(objects, None)
     assert cache.head(entry, layout).stores_hash == (width > 64)
-    found = pa.concat_tables(Spine("t", layout, [entry], cache).scan())
+    found = pa.concat_tables(Trace("t", layout, [entry], cache).scan())
     assert found.equals(consolidate(table, layout))
 
 
@@ -181,7 +181,7 @@ def test_state_of_the_first_release_is_read(objects: MemoryObjects, trace: str) 
     objects.put("versions/golden", GOLDEN_VERSION)
     version = read_version(objects, "versions/golden")
     assert version.step == 3
-    spine = Spine.of(version, trace, LAYOUT, Cache(objects, None), ALL, 3)
+    spine = Trace.of(version, trace, LAYOUT, Cache(objects, None), ALL, 3)
     found = [tuple(row.values()) for piece in spine.scan() for row in piece.to_pylist()]
     assert found == GOLDEN_ROWS[trace]
 
@@ -198,13 +198,13 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 def test_a_full_disk_fails_the_step_and_leaves_the_last_version_readable(tmp_path: Path) -> None:
     objects = LocalObjects(tmp_path / "objects", SYSTEM, random.Random(1))
-    trace = Trace(objects, Cache(objects, tmp_path / "cache"))
+    trace = KeptTrace(objects, Cache(objects, tmp_path / "cache"))
     trace.step(numbered(100, random.Random(1)))
     write_version(objects, "versions/1", trace.version)
     wanted = content(trace.spine())
     with files_of_at_most(2_000), pytest.raises(ObjectsFull, match="runs/00000002"):
         trace.step(numbered(5_000, random.Random(2)))
-    again = Trace(objects, Cache(objects, tmp_path / "other cache"))
+    again = KeptTrace(objects, Cache(objects, tmp_path / "other cache"))
     again.versions = [read_version(objects, "versions/1")]
     assert content(again.spine()) == wanted
     assert [info.key for info in objects.list("runs/")] == ["runs/00000001"]
@@ -216,7 +216,7 @@ def test_a_full_disk_fails_the_step_and_leaves_the_last_version_readable(tmp_pat
 def test_a_task_that_dies_beside_its_bundle_leaves_nothing_that_a_version_lists(
     objects: MemoryObjects, place: str
 ) -> None:
-    trace = Trace(objects)
+    trace = KeptTrace(objects)
     trace.step(table({(1, 1, "a"): 1}))
     with crash.armed(place), pytest.raises(crash.Crashed):
         trace.step(table({(1, 1, "a"): 1}))
@@ -245,7 +245,7 @@ def test_only_the_batches_whose_fences_match_are_fetched(objects: MemoryObjects)
     size = bundle.write()
     assert entry is not None
     cache = Cache(objects, None)
-    spine = Spine("t", LAYOUT, [entry], cache)
+    spine = Trace("t", LAYOUT, [entry], cache)
     assert len(cache.head(entry, LAYOUT).batches) == 5
     asked = hashes[[10, 2 * BATCH_ROWS + 5]]
     assert spine.lookup(asked)["_h"].to_pylist() == asked.tolist()
@@ -261,7 +261,7 @@ def test_only_the_batches_whose_fences_match_are_fetched(objects: MemoryObjects)
 def test_another_process_reads_what_one_has_kept_and_fetches_nothing(
     tmp_path: Path, objects: MemoryObjects
 ) -> None:
-    trace = Trace(objects, Cache(objects, tmp_path))
+    trace = KeptTrace(objects, Cache(objects, tmp_path))
     for seed in range(3):
         trace.step(numbered(50, random.Random(seed)))
     wanted = content(trace.spine())
@@ -279,7 +279,7 @@ def test_the_cache_stays_within_its_limit_and_drops_what_was_not_used_for_longes
     tmp_path: Path, objects: MemoryObjects
 ) -> None:
     limit_bytes = 64 * 1024
-    trace = Trace(objects, Cache(objects, tmp_path, limit_bytes=limit_bytes))
+    trace = KeptTrace(objects, Cache(objects, tmp_path, limit_bytes=limit_bytes))
     for seed in range(40):
         trace.step(numbered(100, random.Random(seed)), budget_rows=0)
         assert sum(kept.stat().st_size for kept in tmp_path.iterdir()) <= limit_bytes
@@ -287,7 +287,7 @@ def test_the_cache_stays_within_its_limit_and_drops_what_was_not_used_for_longes
 
 
 def test_a_cache_without_room_keeps_nothing_and_answers(tmp_path: Path, objects: MemoryObjects) -> None:
-    trace = Trace(objects, Cache(objects, tmp_path / "cache"))
+    trace = KeptTrace(objects, Cache(objects, tmp_path / "cache"))
     with files_of_at_most(100):
         trace.step(numbered(500, random.Random(1)))
         assert len(content(trace.spine())) == 500

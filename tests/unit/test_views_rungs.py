@@ -12,19 +12,19 @@ from tidemill.errors import NotIncremental
 from tidemill.pipeline.plan.circuits import refuse_incremental
 from tidemill.pipeline.source_line import SourceLine
 from tidemill.views.circuit.circuit import walk
-from tidemill.views.circuit.drawing import draw, layers
-from tidemill.views.circuit.explain import explain
-from tidemill.views.circuit.functions import Functions, UserFunction
-from tidemill.views.circuit.operators import NamedInput, Opaque, Output, Source, TemporalFilter
-from tidemill.views.circuit.rewrite import rewrite
+from tidemill.views.circuit.diagram import draw, layers
+from tidemill.views.circuit.explanation import explain
+from tidemill.views.circuit.functions import UserFunction, ViewFunctions
+from tidemill.views.circuit.operators import NamedInput, Opaque, Source, TemporalFilter, ViewOutput
+from tidemill.views.circuit.rewrites import rewrite
 from tidemill.views.circuit.rungs import Rung, rungs
 
 JOINED = "FROM orders o JOIN customers c ON o.cust = c.id"
 
 
 def placed(sql: str, *functions: UserFunction) -> dict[str, tuple[str, bool]]:
-    made = rewrite(output(sql, *functions), Functions(functions))
-    return {op.kind: (at.rung.value, at.scan) for op, at in rungs(made, Functions(functions)).items()}
+    made = rewrite(output(sql, *functions), ViewFunctions(functions))
+    return {op.kind: (at.rung.value, at.scan) for op, at in rungs(made, ViewFunctions(functions)).items()}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_function_of_the_user_is_deterministic_only_if_declared_so() -> None:
     for steady in (True, False):
         score = UserFunction("score", "digest", deterministic=steady)
         made = output(sql, score)
-        found = {op.kind: at.steady for op, at in rungs(made, Functions([score])).items()}
+        found = {op.kind: at.steady for op, at in rungs(made, ViewFunctions([score])).items()}
         assert found["project"] is steady
 
 
@@ -137,7 +137,7 @@ def test_what_is_kept_whole_says_why_and_what_it_calls() -> None:
     assert not at.steady
     assert "a pivot" in at.reason
     with pytest.raises(NotIncremental):
-        refuse_incremental(Output(op, ("x",)), SourceLine(), "")
+        refuse_incremental(ViewOutput(op, ("x",)), SourceLine(), "")
 
 
 def test_explain_as_text_names_columns_rungs_and_what_is_shared() -> None:

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from tidemill.views.spark.sizes import NOTHING, TASK_BYTES, TASK_ROWS, Size, tasks_for, worker_bytes
+from tidemill.views.spark.sizes import NOTHING, TASK_BYTES, TASK_ROWS, InputSize, tasks_for, worker_bytes
 
 
 class Conf:
@@ -16,7 +16,7 @@ class Conf:
         self.defaultParallelism = 2
 
 
-def tasks(size: Size, memory: str = "") -> int:
+def tasks(size: InputSize, memory: str = "") -> int:
     return tasks_for(cast(Any, Conf(memory)), size)
 
 
@@ -30,9 +30,9 @@ def test_the_memory_of_a_worker_is_its_share_of_the_setting(setting: str, expect
 
 def test_tasks_are_as_many_as_rows_bytes_and_memory_ask_for() -> None:
     assert tasks(NOTHING) == 2
-    assert tasks(Size(5 * TASK_ROWS, 0)) == 6, "no core waits while another takes the last"
-    assert tasks(Size(10, 7 * TASK_BYTES + 1)) == 8, "few rows that are wide"
-    assert tasks(Size(10, 2**20), "64m") == 2
-    assert tasks(Size(10, 2**26), "64m") == 64, "each worker has 32 MiB, and reads one of them"
-    assert tasks(Size(10**12, 2**60)) == 256, "there are no more slices"
-    assert Size(1, 2) + Size(3, 4) == Size(4, 6)
+    assert tasks(InputSize(5 * TASK_ROWS, 0)) == 6, "no core waits while another takes the last"
+    assert tasks(InputSize(10, 7 * TASK_BYTES + 1)) == 8, "few rows that are wide"
+    assert tasks(InputSize(10, 2**20), "64m") == 2
+    assert tasks(InputSize(10, 2**26), "64m") == 64, "each worker has 32 MiB, and reads one of them"
+    assert tasks(InputSize(10**12, 2**60)) == 256, "there are no more slices"
+    assert InputSize(1, 2) + InputSize(3, 4) == InputSize(4, 6)

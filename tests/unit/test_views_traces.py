@@ -24,21 +24,30 @@ from tidemill.errors import (
 from tidemill.objects.memory import MemoryObjects
 from tidemill.objects.port import Objects
 from tidemill.testing import FakeClock
-from tidemill.views.trace import merge
+from tidemill.views.trace import merge_plan
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
-from tidemill.views.trace.consolidate import consolidate
+from tidemill.views.trace.consolidation import consolidate
+from tidemill.views.trace.hash_space import (
+    ALL,
+    GRAINS,
+    HashRange,
+    grain_of,
+    hash_bounds,
+    ranges,
+    slice_of,
+    split,
+)
 from tidemill.views.trace.key_hash import key_hashes
 from tidemill.views.trace.layout import Layout
 from tidemill.views.trace.order import ascending, lexical
-from tidemill.views.trace.slices import ALL, GRAINS, Range, grain_of, hash_bounds, ranges, slice_of, split
-from tidemill.views.trace.spine import Spine
+from tidemill.views.trace.trace import Trace
 from tidemill.views.trace.version import (
-    Added,
-    Cut,
-    Entry,
-    Merged,
-    Version,
+    AddedRun,
+    MergedRuns,
+    RunCut,
+    RunEntry,
+    TraceVersion,
     decode_version,
     read_version,
     write_version,
@@ -69,7 +78,7 @@ def numbered(count: int, chance: random.Random) -> pa.Table:
     )
 
 
-def content(spine: Spine) -> Counter[Any]:
+def content(spine: Trace) -> Counter[Any]:
     rows: Counter[Any] = Counter()
     for piece in spine.scan(rows=64):
         for row in piece.to_pylist():
@@ -78,22 +87,22 @@ def content(spine: Spine) -> Counter[Any]:
     return rows
 
 
-class Trace:
+class KeptTrace:
     """One trace and all its versions."""
 
     def __init__(self, objects: Objects, cache: Cache | None = None) -> None:
         self.objects = objects
         self.cache = cache or Cache(objects, None)
-        self.versions = [Version.empty(["t"])]
+        self.versions = [TraceVersion.empty(["t"])]
         self.merged_rows = 0
 
     @property
-    def version(self) -> Version:
+    def version(self) -> TraceVersion:
         return self.versions[-1]
 
-    def spine(self, version: Version | None = None, within: Range = ALL) -> Spine:
+    def spine(self, version: TraceVersion | None = None, within: HashRange = ALL) -> Trace:
         version = version or self.version
-        return Spine.of(version, "t", LAYOUT, self.cache, within, version.step)
+        return Trace.of(version, "t", LAYOUT, self.cache, within, version.step)
 
     def step(self, delta: pa.Table, budget_rows: int | None = None) -> None:
         step = self.version.step + 1
@@ -222,7 +231,7 @@ def test_a_table_with_other_columns_is_refused() -> None:
 def test_every_version_shows_its_own_rows_whatever_is_merged_later(
     steps: list[dict[Any, int]], budget_rows: int
 ) -> None:
-    trace = Trace(MemoryObjects(FakeClock()))
+    trace = KeptTrace(MemoryObjects(FakeClock()))
     model: Counter[Any] = Counter()
     models = [model]
     for step in steps:
@@ -255,7 +264,7 @@ def test_rows_are_found_by_their_hash_whether_all_most_or_few_are_asked_for(each
         ],
         schema=LAYOUT.schema,
     )
-    trace = Trace(MemoryObjects(FakeClock()))
+    trace = KeptTrace(MemoryObjects(FakeClock()))
     trace.step(rows)
     asked = np.sort(np.append(chance.choice(hashes, int(share * len(hashes)), replace=False), hashes[7] + 1))
     found = trace.spine().lookup(asked)
@@ -268,7 +277,7 @@ def test_rows_are_found_by_their_hash_whether_all_most_or_few_are_asked_for(each
 @pytest.mark.rule("DBSP-47")
 def test_many_steps_leave_few_runs_and_no_step_merges_more_than_its_budget(objects: MemoryObjects) -> None:
     chance = random.Random(1)
-    trace = Trace(objects)
+    trace = KeptTrace(objects)
     trace.step(numbered(20_000, chance))
     highest, most = 0, 0
     for _ in range(260):
@@ -278,7 +287,7 @@ def test_many_steps_leave_few_runs_and_no_step_merges_more_than_its_budget(objec
             n for e in trace.version.traces["t"] for n in range(e.low // 256, e.high // 256 + 1)
         )
         highest = max(highest, *heights.values())
-    assert highest <= 3 * merge.FAN
+    assert highest <= 3 * merge_plan.FAN
     assert 0 < most <= 2 * 2_000
     assert len(content(trace.spine())) == 20_000 + 260 * 100
     bases = [e for e in trace.version.traces["t"] if e.file == "runs/00000001"]
@@ -290,32 +299,34 @@ def test_a_few_small_runs_do_not_keep_many_large_ones_apart() -> None:
     """However sizes of steps follow each other, stacks stay low and rows are rewritten a few times."""
     added = itertools.count()
 
-    def entry(low: int, high: int, rows: int) -> Entry:
-        return Entry(f"run-{next(added)}", low, high, 0, 0, 0, rows)
+    def entry(low: int, high: int, rows: int) -> RunEntry:
+        return RunEntry(f"run-{next(added)}", low, high, 0, 0, 0, rows)
 
-    version = Version.empty(["t"]).apply(1, [Added("t", entry(0, GRAINS - 1, 1_000_000))]).version
+    version = TraceVersion.empty(["t"]).apply(1, [AddedRun("t", entry(0, GRAINS - 1, 1_000_000))]).version
     highest, rewritten, came = 0, 0, 0
     for rows in [*[100] * 40, *[1_000] * 40, 100, *[10_000] * 40, 100, 100, *[100_000] * 20, *[100] * 40]:
         entries, merges = version.traces["t"], []
-        for piece in merge.plan(entries, merge.budget(rows, sum(each.rows for each in entries))):
+        for piece in merge_plan.plan_merges(
+            entries, merge_plan.merge_budget(rows, sum(each.rows for each in entries))
+        ):
             cuts, taken = [], 0
             for each in piece.entries:
                 part = each.within(piece.low, piece.high)
                 assert part is not None
-                cuts.append(Cut(each.file, each.offset, part.low, part.high))
+                cuts.append(RunCut(each.file, each.offset, part.low, part.high))
                 taken += part.rows
-            merges.append(Merged("t", tuple(cuts), entry(piece.low, piece.high, taken)))
+            merges.append(MergedRuns("t", tuple(cuts), entry(piece.low, piece.high, taken)))
             rewritten += taken
-        version = version.apply(version.step + 1, [Added("t", entry(0, GRAINS - 1, rows))], merges).version
+        version = version.apply(version.step + 1, [AddedRun("t", entry(0, GRAINS - 1, rows))], merges).version
         came += rows
         heights = Counter(n for e in version.traces["t"] for n in range(e.low // 256, e.high // 256 + 1))
         highest = max(highest, *heights.values())
-    assert highest <= 2 * merge.FAN
+    assert highest <= 2 * merge_plan.FAN
     assert rewritten <= 4 * came
 
 
 def test_a_hash_with_very_many_rows_is_merged_alone(objects: MemoryObjects) -> None:
-    trace = Trace(objects)
+    trace = KeptTrace(objects)
     for step in range(20):
         hot = {(2**62 + 5, n, "hot"): 1 for n in range(step * 100, step * 100 + 100)}
         cold = {(-(2**62) + n * 2**50, n, "cold"): 1 for n in range(10)}
@@ -324,10 +335,10 @@ def test_a_hash_with_very_many_rows_is_merged_alone(objects: MemoryObjects) -> N
 
 
 def test_what_a_merge_replaces_must_still_be_listed() -> None:
-    entry = Entry("a", 0, 99, 0, 10, 5, 1000)
-    version = Version(1, "", {"t": (entry,)}, {"t": 1})
-    first = Merged("t", (Cut("a", 0, 10, 19),), entry._replace(file="b", low=10, high=19))
-    second = Merged("t", (Cut("a", 0, 15, 29),), entry._replace(file="c", low=15, high=29))
+    entry = RunEntry("a", 0, 99, 0, 10, 5, 1000)
+    version = TraceVersion(1, "", {"t": (entry,)}, {"t": 1})
+    first = MergedRuns("t", (RunCut("a", 0, 10, 19),), entry._replace(file="b", low=10, high=19))
+    second = MergedRuns("t", (RunCut("a", 0, 15, 29),), entry._replace(file="c", low=15, high=29))
     next_version, late = version.apply(2, merged=[first, second])
     assert late == (second,)
     assert [(e.file, e.low, e.high) for e in next_version.traces["t"]] == [
@@ -336,16 +347,16 @@ def test_what_a_merge_replaces_must_still_be_listed() -> None:
         ("b", 10, 19),
     ]
     assert version.traces["t"] == (entry,)
-    nothing, late = next_version.apply(3, merged=[Merged("t", (Cut("b", 0, 10, 19),), None)])
+    nothing, late = next_version.apply(3, merged=[MergedRuns("t", (RunCut("b", 0, 10, 19),), None)])
     assert not late
     assert nothing.files() == {"a"}
 
 
 def test_a_merge_of_a_trace_that_was_rebuilt_is_left_out() -> None:
-    entry = Entry("a", 0, 99, 0, 10, 5, 1000)
-    version = Version(1, "", {"t": (entry,)}, {"t": 1})
-    stale = Merged("t", (Cut("a", 0, 0, 99),), entry._replace(file="b"))
-    outcome = version.apply(2, [Added("t", entry._replace(file="new"))], [stale], rebuilt=["t"])
+    entry = RunEntry("a", 0, 99, 0, 10, 5, 1000)
+    version = TraceVersion(1, "", {"t": (entry,)}, {"t": 1})
+    stale = MergedRuns("t", (RunCut("a", 0, 0, 99),), entry._replace(file="b"))
+    outcome = version.apply(2, [AddedRun("t", entry._replace(file="new"))], [stale], rebuilt=["t"])
     assert outcome.late == (stale,)
     assert outcome.version.files() == {"new"}
 
@@ -354,29 +365,33 @@ def test_a_merge_of_a_trace_that_was_rebuilt_is_left_out() -> None:
 
 
 def test_a_trace_is_read_at_the_step_to_which_it_is_current_and_no_other() -> None:
-    entry = Entry("a", 0, GRAINS - 1, 0, 10, 5, 7)
-    version = Version.empty(["t", "u", "v"]).apply(1, [Added("t", entry), Added("u", entry)]).version
+    entry = RunEntry("a", 0, GRAINS - 1, 0, 10, 5, 7)
+    version = (
+        TraceVersion.empty(["t", "u", "v"]).apply(1, [AddedRun("t", entry), AddedRun("u", entry)]).version
+    )
     version = version.apply(2, stale=["u"]).version
     assert version.entries("t", ALL, 2) == (entry,)
     assert version.entries("v", ALL, 2) == ()
     for trace, step in (("t", 1), ("t", 3), ("u", 1), ("u", 2), ("v", 1), ("never built", 2)):
         with pytest.raises(TraceStale):
             version.entries(trace, ALL, step)
-    later = version.apply(3, [Added("u", entry)]).version
+    later = version.apply(3, [AddedRun("u", entry)]).version
     with pytest.raises(TraceStale, match="u is stale"):
         later.entries("u", ALL, 3)  # a run more does not make up for the one that is missing
-    rebuilt = later.apply(4, [Added("u", entry)], rebuilt=["u"]).version
+    rebuilt = later.apply(4, [AddedRun("u", entry)], rebuilt=["u"]).version
     assert rebuilt.entries("u", ALL, 4) == (entry,)
     with pytest.raises(UsageError, match="new, which was never built"):
-        rebuilt.apply(5, [Added("new", entry)])
-    assert rebuilt.apply(5, [Added("new", entry)], rebuilt=["new"]).version.entries("new", ALL, 5) == (entry,)
+        rebuilt.apply(5, [AddedRun("new", entry)])
+    assert rebuilt.apply(5, [AddedRun("new", entry)], rebuilt=["new"]).version.entries("new", ALL, 5) == (
+        entry,
+    )
     assert rebuilt.apply(5, dropped=["u"]).version.files() == {"a"}
     assert "u" not in rebuilt.apply(5, dropped=["u"]).version.steps
 
 
 def test_a_range_sees_the_pieces_that_reach_into_it() -> None:
-    entry = Entry("a", 100, GRAINS - 1, 0, 10, 5, 65_436)
-    version = Version.empty(["t"]).apply(1, [Added("t", entry)]).version
+    entry = RunEntry("a", 100, GRAINS - 1, 0, 10, 5, 65_436)
+    version = TraceVersion.empty(["t"]).apply(1, [AddedRun("t", entry)]).version
     first, second = (version.entries("t", within, 1) for within in ranges(2))
     assert [(e.low, e.high, e.rows) for e in (*first, *second)] == [
         (100, 32_767, 32_668),
@@ -385,19 +400,19 @@ def test_a_range_sees_the_pieces_that_reach_into_it() -> None:
 
 
 def test_a_version_file_is_written_once_and_read_back(objects: MemoryObjects) -> None:
-    entry = Entry("runs/é", 0, 9, 0, 10, 5, 7)
-    version = Version(3, "1.0", {"t": (entry,), "u": (entry, entry)}, {"t": 3, "u": None})
+    entry = RunEntry("runs/é", 0, 9, 0, 10, 5, 7)
+    version = TraceVersion(3, "1.0", {"t": (entry,), "u": (entry, entry)}, {"t": 3, "u": None})
     write_version(objects, "versions/1", version)
     write_version(objects, "versions/1", version)  # the answer was lost: it is ours
     assert read_version(objects, "versions/1") == version
     with pytest.raises(ObjectConflict):
-        write_version(objects, "versions/1", Version(4))
+        write_version(objects, "versions/1", TraceVersion(4))
 
 
 def test_a_version_file_that_cannot_be_read_is_named(objects: MemoryObjects) -> None:
     with pytest.raises(TraceMissing, match="versions/9"):
         read_version(objects, "versions/9")
-    good = Version(3, "1.0", {"t": (Entry("f", 0, 9, 0, 10, 5, 7),)}, {"t": 3}).encode("versions/8")
+    good = TraceVersion(3, "1.0", {"t": (RunEntry("f", 0, 9, 0, 10, 5, 7),)}, {"t": 3}).encode("versions/8")
     objects.put("versions/8", good.replace(b'"format":1', b'"format":2', 1))
     with pytest.raises(TraceFormat, match=r"versions/8.*format 2") as caught:
         read_version(objects, "versions/8")

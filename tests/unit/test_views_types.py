@@ -14,19 +14,26 @@ from tests.unit import spark_hash
 from tidemill.errors import TypeRefused
 from tidemill.objects.memory import MemoryObjects
 from tidemill.testing import FakeClock
-from tidemill.views.kernels.aggregate import Agg, Aggregate
-from tidemill.views.kernels.canonical import canonical_values
+from tidemill.views.kernels.canonical_keys import canonical_values
 from tidemill.views.kernels.extremes import order_of
-from tidemill.views.kernels.join import Join
-from tidemill.views.kernels.setops import SetOperation
-from tidemill.views.trace import planes
+from tidemill.views.kernels.group_by import GroupAggregate, GroupKernel
+from tidemill.views.kernels.join import JoinKernel
+from tidemill.views.kernels.set_operations import SetKernel
+from tidemill.views.trace import byte_shuffle
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
-from tidemill.views.trace.consolidate import consolidate
+from tidemill.views.trace.consolidation import consolidate
 from tidemill.views.trace.layout import Layout
-from tidemill.views.trace.spine import Spine
-from tidemill.views.trace.version import Version
-from tidemill.views.trace.words import Coded, class_ids, code, code_rows, grouped, same
+from tidemill.views.trace.row_equality import (
+    CodedRows,
+    code_column,
+    code_rows,
+    equal_rows,
+    group_equal,
+    value_ids,
+)
+from tidemill.views.trace.trace import Trace
+from tidemill.views.trace.version import TraceVersion
 
 NAN = float("nan")
 INF = float("inf")
@@ -107,11 +114,11 @@ class Keeper:
 
     def __init__(self) -> None:
         self.objects = MemoryObjects(FakeClock())
-        self.version = Version()
+        self.version = TraceVersion()
         self.names: set[str] = set()
 
-    def spine(self, name: str, layout: Layout) -> Spine:
-        return Spine(name, layout, self.version.traces.get(name, ()), Cache(self.objects, None))
+    def spine(self, name: str, layout: Layout) -> Trace:
+        return Trace(name, layout, self.version.traces.get(name, ()), Cache(self.objects, None))
 
     def keep(self, name: str, layout: Layout, table: pa.Table) -> None:
         step = self.version.step + 1
@@ -133,8 +140,8 @@ def test_values_are_the_same_exactly_when_they_are(name: str) -> None:
     pairs = list(itertools.product(range(len(values)), repeat=2))
     left = pa.array([values[one] for one, _ in pairs], kind)
     right = pa.array([values[other] for _, other in pairs], kind)
-    assert same([left], [right]).tolist() == [one == other for one, other in pairs]
-    ids = class_ids(code(left)).tolist()
+    assert equal_rows([left], [right]).tolist() == [one == other for one, other in pairs]
+    ids = value_ids(code_column(left)).tolist()
     assert len(set(ids)) == len(values)
     assert all(
         (ids[a] == ids[b]) == (pairs[a][0] == pairs[b][0])
@@ -147,7 +154,7 @@ def test_what_else_is_in_an_array_does_not_change_the_order_of_its_rows(name: st
     kind, values = values_of(name)
     array = pa.array(values, kind)
     longer = pa.concat_arrays([pa.array(values[::-1], kind), array, array])
-    assert code(longer.slice(len(values), len(values))).mix.tolist() == code(array).mix.tolist()
+    assert code_column(longer.slice(len(values), len(values))).mix.tolist() == code_column(array).mix.tolist()
 
 
 @EVERY
@@ -171,13 +178,13 @@ def test_a_column_is_the_same_after_its_octets_were_taken_apart(name: str, nulls
     kind, values = values_of(name)
     array = pa.array([*values, *values] if nulls else [*TYPES[name][1], *TYPES[name][1]], kind)
     schema = pa.schema([("p", kind)])
-    stored = planes.stored_schema(schema)
+    stored = byte_shuffle.stored_schema(schema)
     for first in range(len(array)):
         for count in range(1, len(array) - first + 1):
             wanted = array.slice(first, count)
-            parts = planes.split(pa.record_batch([wanted], schema=schema), stored)
+            parts = byte_shuffle.shuffle(pa.record_batch([wanted], schema=schema), stored)
             parts.validate(full=True)
-            (found,) = planes.joined(parts, schema)
+            (found,) = byte_shuffle.unshuffle(parts, schema)
             found.validate(full=True)
             assert found.type == kind
             assert repr(found.to_pylist()) == repr(wanted.to_pylist())
@@ -187,7 +194,7 @@ def test_a_column_is_the_same_after_its_octets_were_taken_apart(name: str, nulls
 def test_a_key_of_the_type_joins_its_equals_behind_a_hash_that_all_share(name: str) -> None:
     kind, values = values_of(name)
     layout = Layout(pa.schema([("k", kind), ("n", pa.int64())]), 1)
-    join = Join(layout, layout, (True,), (("n", "a"),), (("n", "b"),))
+    join = JoinKernel(layout, layout, (True,), (("n", "a"),), (("n", "b"),))
     keeper = Keeper()
     table = pa.table({"k": pa.array(values, kind), "n": list(range(len(values))), "_w": [1] * len(values)})
     table = weakly(table, [7] * len(values))
@@ -201,7 +208,7 @@ def test_a_key_of_the_type_joins_its_equals_behind_a_hash_that_all_share(name: s
 @EVERY
 def test_distinct_counts_each_value_once_behind_a_hash_that_all_share(name: str) -> None:
     kind, values = values_of(name)
-    distinct = SetOperation("distinct", pa.schema([("v", kind)]))
+    distinct = SetKernel("distinct", pa.schema([("v", kind)]))
     keeper = Keeper()
     table = weakly(
         pa.table({"v": pa.array(values * 2, kind), "_w": [1] * (2 * len(values))}), [7] * (2 * len(values))
@@ -225,7 +232,7 @@ def test_min_and_max_follow_the_order_or_refuse_the_type(name: str) -> None:
     kind, values = TYPES[name]
     if name in UNORDERED:
         with pytest.raises(TypeRefused, match="MIN or MAX"):
-            Aggregate(pa.schema([]), pa.schema([("v", kind)]), (Agg("max", "v", "x"),))
+            GroupKernel(pa.schema([]), pa.schema([("v", kind)]), (GroupAggregate("max", "v", "x"),))
         return
     order = order_of(pa.array(values, kind)).tolist()
     assert order == sorted(set(order))
@@ -236,19 +243,22 @@ def test_sums_are_taken_of_numbers_alone(name: str) -> None:
     kind, _ = TYPES[name]
     if name in NUMBERS:
         assert (
-            Aggregate(pa.schema([]), pa.schema([("v", kind)]), (Agg("sum", "v", "x"),)).schema.names[1] == "x"
+            GroupKernel(
+                pa.schema([]), pa.schema([("v", kind)]), (GroupAggregate("sum", "v", "x"),)
+            ).schema.names[1]
+            == "x"
         )
     else:
         with pytest.raises(TypeRefused, match=r"exact sum"):
-            Aggregate(pa.schema([]), pa.schema([("v", kind)]), (Agg("sum", "v", "x"),))
+            GroupKernel(pa.schema([]), pa.schema([("v", kind)]), (GroupAggregate("sum", "v", "x"),))
 
 
 def test_zeros_are_one_key_and_two_payloads() -> None:
     plus, minus = pa.array([0.0]), pa.array([-0.0])
     nested_plus, nested_minus = pa.array([[{"a": 0.0}]]), pa.array([[{"a": -0.0}]])
     for one, other in ((plus, minus), (nested_plus, nested_minus)):
-        assert same([one], [other]).tolist() == [True]
-        assert same([one], [other], zeros="differ").tolist() == [False]
+        assert equal_rows([one], [other]).tolist() == [True]
+        assert equal_rows([one], [other], zeros="differ").tolist() == [False]
         assert (
             canonical_values(pa.concat_arrays([one, other])).to_pylist()
             == canonical_values(one).to_pylist() * 2
@@ -261,7 +271,7 @@ def test_zeros_are_one_key_and_two_payloads() -> None:
 
 def test_every_nan_is_the_same_value() -> None:
     odd = np.array([0x7FF8000000000001, 0xFFF8000000000000], np.uint64).view(np.float64)
-    assert same([pa.array(odd)], [pa.array(odd[::-1])], zeros="differ").tolist() == [True, True]
+    assert equal_rows([pa.array(odd)], [pa.array(odd[::-1])], zeros="differ").tolist() == [True, True]
     bits = canonical_values(pa.array(odd)).to_numpy().view(np.uint64)
     assert len(set(bits.tolist())) == 1
 
@@ -283,8 +293,8 @@ def test_a_map_is_the_same_in_any_order_of_its_entries() -> None:
     kind = pa.map_(pa.string(), pa.list_(pa.int64()))
     one = pa.array([[("a", [1]), ("b", [2])], [("a", [1])]], kind)
     other = pa.array([[("b", [2]), ("a", [1])], [("a", [2])]], kind)
-    assert same([one], [other]).tolist() == [True, False]
-    assert code(one).mix[0] == code(other).mix[0]
+    assert equal_rows([one], [other]).tolist() == [True, False]
+    assert code_column(one).mix[0] == code_column(other).mix[0]
 
 
 def test_rows_are_told_apart_when_their_mixes_collide() -> None:
@@ -295,9 +305,9 @@ def test_rows_are_told_apart_when_their_mixes_collide() -> None:
     for weak in (
         honest,
         honest._replace(mix=honest.mix & np.uint64(1)),
-        Coded(honest.words, honest.mix * np.uint64(0)),
+        CodedRows(honest.words, honest.mix * np.uint64(0)),
     ):
-        order, starts = grouped(weak, first)
+        order, starts = group_equal(weak, first)
         assert sorted(order.tolist()) == list(range(200))
         groups = [{(n % 7, n % 3, n % 2) for n in part} for part in np.split(order, starts[1:])]
         assert all(len(group) == 1 for group in groups)
@@ -306,7 +316,7 @@ def test_rows_are_told_apart_when_their_mixes_collide() -> None:
 
 def test_types_that_differ_are_not_compared() -> None:
     with pytest.raises(TypeRefused, match="int32 with int64"):
-        same([pa.array([1], pa.int32())], [pa.array([1], pa.int64())])
+        equal_rows([pa.array([1], pa.int32())], [pa.array([1], pa.int64())])
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidemill.views.chain.narrow import narrowed, widened
-from tidemill.views.chain.station import hashed
-from tidemill.views.chain.work import Packet
-from tidemill.views.spark.wire import table_of, to_wire
+from tidemill.views.chain.compact_rows import compacted, restored
+from tidemill.views.chain.layer_task import Packet
+from tidemill.views.chain.stateful_operator import hash_column
+from tidemill.views.spark.wire_format import table_of, to_wire
 from tidemill.views.trace.key_hash import fine_hashes
 from tidemill.views.trace.layout import Layout
 
@@ -53,14 +53,14 @@ def layout(rows: pa.Table, names: list[str], key: int | None = None) -> Layout:
 def test_what_is_narrowed_comes_out_as_it_was(largest: int, nulls: bool) -> None:
     rows = table(largest, nulls=nulls)
     for some in (rows, rows.slice(17, 4_500), pa.concat_tables([rows.slice(0, 100), rows.slice(50)])):
-        assert widened(narrowed(some)).equals(some)
-    assert narrowed(rows).nbytes < rows.nbytes
+        assert restored(compacted(some)).equals(some)
+    assert compacted(rows).nbytes < rows.nbytes
 
 
 def test_a_packet_is_smaller_on_the_wire_and_the_same_behind_it() -> None:
     rows = table(100, nulls=True)
     sizes = []
-    for sent in (rows, narrowed(rows)):
+    for sent in (rows, compacted(rows)):
         (row,) = to_wire([Packet(3, 1, "main", sent)])
         assert table_of(row.column(3)[0]).equals(rows)
         sizes.append(row.nbytes)
@@ -69,12 +69,12 @@ def test_a_packet_is_smaller_on_the_wire_and_the_same_behind_it() -> None:
 
 def test_rows_that_have_nothing_to_save_travel_as_they_are() -> None:
     texts = pa.table({"t": [f"{n}" for n in range(COUNT)]})
-    assert narrowed(texts) is texts
+    assert compacted(texts) is texts
 
 
 def test_nothing_but_nulls_travels() -> None:
     rows = pa.table({"n": pa.nulls(COUNT, pa.int64()), "d": pa.nulls(COUNT, pa.decimal128(10, 2))})
-    assert widened(narrowed(rows)).equals(rows)
+    assert restored(compacted(rows)).equals(rows)
 
 
 TEXTS = (["north", "", "süd", "a\0b", "east" * 30], [None, "north", "south"], [None])
@@ -85,12 +85,12 @@ TEXTS = (["north", "", "süd", "a\0b", "east" * 30], [None, "north", "south"], [
 def test_texts_that_repeat_travel_as_numbers(kind: pa.DataType, texts: list[str | None]) -> None:
     values = pa.array(texts).cast(kind).take(pa.array(np.arange(COUNT) % len(texts)))
     rows = pa.table({"t": values, "n": pa.array(np.arange(COUNT))})
-    small = narrowed(rows)
+    small = compacted(rows)
     assert small.schema.field("t").type == pa.int8()
     for some in (rows, rows.slice(17, 4_500)):
-        assert widened(narrowed(some)).equals(some)
+        assert restored(compacted(some)).equals(some)
     taken = pa.array(np.arange(COUNT)[::-3])
-    assert widened(small.take(taken)).equals(rows.take(taken)), "of a part of the rows as well"
+    assert restored(small.take(taken)).equals(rows.take(taken)), "of a part of the rows as well"
 
 
 @pytest.mark.parametrize("nulls", [False, True])
@@ -102,20 +102,20 @@ def test_a_hash_that_follows_from_its_key_is_computed_again(key: list[str], null
     rows = table(2**40, nulls=nulls)
     regions = pa.array(["n", "e", "s", None if nulls else "w"]).take(pa.array(np.arange(COUNT) % 4))
     rows = rows.append_column("region", regions)
-    rows = rows.set_column(0, "_h", hashed(rows, key))
-    small = narrowed(rows, layout(rows, key))
+    rows = rows.set_column(0, "_h", hash_column(rows, key))
+    small = compacted(rows, layout(rows, key))
     assert "_h" not in small.column_names
     assert "_w" not in small.column_names, "all rows have the same"
-    assert widened(small).equals(rows)
+    assert restored(small).equals(rows)
     taken = pa.array(np.arange(COUNT)[5::7])
-    assert widened(small.take(taken)).equals(rows.take(taken))
+    assert restored(small.take(taken)).equals(rows.take(taken))
 
 
 def test_a_hash_of_texts_that_do_not_repeat_travels() -> None:
     rows = table(2**40, nulls=False)
-    rows = rows.set_column(0, "_h", hashed(rows, ["text"]))
-    assert "_h" in narrowed(rows, layout(rows, ["text"])).column_names
-    assert widened(narrowed(rows, layout(rows, ["text"]))).equals(rows)
+    rows = rows.set_column(0, "_h", hash_column(rows, ["text"]))
+    assert "_h" in compacted(rows, layout(rows, ["text"])).column_names
+    assert restored(compacted(rows, layout(rows, ["text"]))).equals(rows)
 
 
 @pytest.mark.parametrize("nulls", [False, True])
@@ -126,14 +126,14 @@ def test_a_hash_of_a_key_and_the_rest_of_a_row_is_computed_again(
     rows = table(2**40, nulls=nulls)
     columns = [[rows[name].combine_chunks() for name in names] for names in (key, rest)]
     rows = rows.select(["_h", *key, *rest, "_w"]).set_column(0, "_h", pa.array(fine_hashes(*columns, COUNT)))
-    small = narrowed(rows, layout(rows, [*key, *rest], len(key)))
+    small = compacted(rows, layout(rows, [*key, *rest], len(key)))
     assert "_h" not in small.column_names
-    assert widened(small).equals(rows)
+    assert restored(small).equals(rows)
 
 
 def test_weights_that_differ_travel() -> None:
     rows = pa.table({"n": pa.array(np.arange(COUNT)), "_w": pa.array(np.where(np.arange(COUNT) % 9, 1, -1))})
-    assert "_w" in narrowed(rows).column_names
-    assert widened(narrowed(rows)).equals(rows)
+    assert "_w" in compacted(rows).column_names
+    assert restored(compacted(rows)).equals(rows)
     alone = pa.table({"_w": pa.array(np.ones(COUNT, np.int64))})
-    assert widened(narrowed(alone)).equals(alone), "a table without columns would have no rows"
+    assert restored(compacted(alone)).equals(alone), "a table without columns would have no rows"

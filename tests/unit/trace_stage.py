@@ -19,43 +19,43 @@ from tests.unit.spark_hash import M, hashed, hashes
 from tidemill.objects.memory import MemoryObjects
 from tidemill.objects.port import Objects
 from tidemill.testing import FakeClock
-from tidemill.views.kernels.aggregate import Agg, Aggregate
-from tidemill.views.kernels.digest import digest, together
-from tidemill.views.kernels.join import Join
-from tidemill.views.kernels.setops import SetOperation
+from tidemill.views.kernels.group_by import GroupAggregate, GroupKernel
+from tidemill.views.kernels.join import JoinKernel
+from tidemill.views.kernels.set_operations import SetKernel
+from tidemill.views.kernels.zsets import digest, total_digest
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
+from tidemill.views.trace.hash_space import HashRange, ranges, split
 from tidemill.views.trace.layout import Layout
-from tidemill.views.trace.slices import Range, ranges, split
-from tidemill.views.trace.spine import Spine
-from tidemill.views.trace.version import Kept, Version, read_version, write_version
+from tidemill.views.trace.trace import Trace
+from tidemill.views.trace.version import TraceChanges, TraceVersion, read_version, write_version
 
 ORDERS = pa.schema(
     [("cust", pa.int64()), ("amount", pa.float64()), ("price", pa.decimal128(10, 2)), ("label", pa.string())]
 )
 CUSTOMERS = pa.schema([("cust", pa.int64()), ("region", pa.string())])
-JOIN = Join(
+JOIN = JoinKernel(
     Layout(ORDERS, 1),
     Layout(CUSTOMERS, 1),
     (False,),
     (("amount", "amount"), ("price", "price"), ("label", "label")),
     (("region", "region"),),
 )
-AGGREGATE = Aggregate(
+AGGREGATE = GroupKernel(
     pa.schema([("region", pa.string())]),
     pa.schema([("amount", pa.float64()), ("price", pa.decimal128(10, 2)), ("label", pa.string())]),
     (
-        Agg("count", None, "n"),
-        Agg("count", "label", "labels"),
-        Agg("sum", "amount", "total"),
-        Agg("avg", "amount", "mean"),
-        Agg("sum", "price", "cost"),
-        Agg("min", "label", "low"),
-        Agg("max", "amount", "high"),
+        GroupAggregate("count", None, "n"),
+        GroupAggregate("count", "label", "labels"),
+        GroupAggregate("sum", "amount", "total"),
+        GroupAggregate("avg", "amount", "mean"),
+        GroupAggregate("sum", "price", "cost"),
+        GroupAggregate("min", "label", "low"),
+        GroupAggregate("max", "amount", "high"),
     ),
     best=3,
 )
-DISTINCT = SetOperation("distinct", pa.schema([("label", pa.string()), ("region", pa.string())]))
+DISTINCT = SetKernel("distinct", pa.schema([("label", pa.string()), ("region", pa.string())]))
 
 Row = tuple[Any, ...]
 Change = list[tuple[str, Row, int]]
@@ -101,7 +101,7 @@ class Circuit:
         self.cache = Cache(self.objects, folder)
         self.attempt = "attempt-1"
         groups = [f"groups.{name}" for name in AGGREGATE.layouts]
-        self.version = Version.empty(["orders", "customers", "labels", *groups])
+        self.version = TraceVersion.empty(["orders", "customers", "labels", *groups])
         self.budget_rows: int | None = None
         self.outputs: list[dict[str, pa.Table]] = []
         self.base: dict[str, Counter[Row]] = {"orders": Counter(), "customers": Counter()}
@@ -114,7 +114,7 @@ class Circuit:
             name: table_of(schema, [(row, weight) for table, row, weight in change if table == name])
             for name, schema in (("orders", ORDERS), ("customers", CUSTOMERS))
         }
-        kept: list[Kept] = []
+        kept: list[TraceChanges] = []
         left, right = (self._sent(delta[name], ["cust"]) for name in ("orders", "customers"))
         joined: list[pa.Table] = [JOIN.schema.empty_table()]
         for at, within in enumerate(self.ranges):
@@ -136,7 +136,7 @@ class Circuit:
         self._commit(number, kept)
         return {name: row_digest(table) for name, table in out.items()}
 
-    def _grouped(self, number: int, rows: pa.Table, kept: list[Kept]) -> pa.Table:
+    def _grouped(self, number: int, rows: pa.Table, kept: list[TraceChanges]) -> pa.Table:
         halves = [rows.slice(0, rows.num_rows // 3), rows.slice(rows.num_rows // 3)]
         parts = [AGGREGATE.accumulate(hashed(half, ["region"], self.weak)) for half in halves]
         sent = [{name: self._shuffled(table) for name, table in part.items()} for part in parts]
@@ -162,7 +162,7 @@ class Circuit:
             bundle.write()
         return pa.concat_tables(outs)
 
-    def _distinct(self, number: int, rows: pa.Table, kept: list[Kept]) -> pa.Table:
+    def _distinct(self, number: int, rows: pa.Table, kept: list[TraceChanges]) -> pa.Table:
         sent = self._sent(rows.select(["label", "region", "_w"]), ["label", "region"])
         outs = []
         for at, within in enumerate(self.ranges):
@@ -189,8 +189,8 @@ class Circuit:
             )
         return values
 
-    def _commit(self, number: int, kept: Sequence[Kept]) -> None:
-        told = Kept.together(Kept.decode(each.encode()) for each in kept)
+    def _commit(self, number: int, kept: Sequence[TraceChanges]) -> None:
+        told = TraceChanges.together(TraceChanges.decode(each.encode()) for each in kept)
         outcome = self.version.apply(number, told.added, told.merged)
         assert not outcome.late
         key = f"versions/{self.attempt}/{number:08d}"
@@ -212,8 +212,8 @@ class Circuit:
         self.chance.shuffle(order)
         return split(table.take(pa.array(order, pa.int64())), self.ranges)
 
-    def _spine(self, name: str, layout: Layout, within: Range) -> Spine:
-        return Spine.of(self.version, name, layout, self.cache, within, self.version.step)
+    def _spine(self, name: str, layout: Layout, within: HashRange) -> Trace:
+        return Trace.of(self.version, name, layout, self.cache, within, self.version.step)
 
     def _bundle(self, number: int, layer: str, at: int) -> Bundle:
         return Bundle(self.objects, f"runs/{self.attempt}/{number:08d}/{layer}-{at}", self.cache)
@@ -240,7 +240,7 @@ class Circuit:
     def content(self) -> dict[str, int]:
         """The content digest of each view: the sum of its steps'."""
         return {
-            name: together(row_digest(out[name]) for out in self.outputs) for name in ("groups", "labels")
+            name: total_digest(row_digest(out[name]) for out in self.outputs) for name in ("groups", "labels")
         }
 
 

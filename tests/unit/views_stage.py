@@ -2,14 +2,14 @@
 
 from tidemill.views.circuit.circuit import Circuit, walk
 from tidemill.views.circuit.functions import UserFunction
-from tidemill.views.circuit.operators import Column, Operator, Output
-from tidemill.views.sql.catalog import Table
-from tidemill.views.sql.compile import compile_query
+from tidemill.views.circuit.operators import Operator, SparkColumn, ViewOutput
+from tidemill.views.sql.catalog import QueryTable
+from tidemill.views.sql.compiler import compile_query
 
 
-def table(name: str, columns: str, key: str = "", append_only: bool = False) -> Table:
-    made = tuple(Column(*one.split()) for one in columns.split(", "))
-    return Table(name, made, tuple(key.split()), append_only)
+def table(name: str, columns: str, key: str = "", append_only: bool = False) -> QueryTable:
+    made = tuple(SparkColumn(*one.split()) for one in columns.split(", "))
+    return QueryTable(name, made, tuple(key.split()), append_only)
 
 
 TABLES = {
@@ -22,7 +22,7 @@ TABLES = {
 }
 
 
-def output(sql: str, *functions: UserFunction) -> Output:
+def output(sql: str, *functions: UserFunction) -> ViewOutput:
     return compile_query(sql, TABLES, functions=functions).output
 
 

@@ -149,7 +149,7 @@ def _step_inputs(reader: Reader, row: StepRow, bases: frozenset[DatasetId]) -> l
     ]
 
 
-def _events(reader: Reader, range_: records.Range) -> Iterable[events.LotEvent]:
+def _events(reader: Reader, range_: records.PositionRange) -> Iterable[events.LotEvent]:
     keys, after = reader.context.keys.lots, range_.after
     while after < range_.to:
         limit = min(PAGE, range_.to - after)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidemill.errors import DeclarationError
-from tidemill.views.certify.certificates import Certificate
-from tidemill.views.circuit import drawing
-from tidemill.views.circuit.explain import Explained
+from tidemill.views.certify.certificates import ViewCertificate
+from tidemill.views.circuit import diagram
+from tidemill.views.circuit.explanation import CircuitExplanation
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
@@ -33,8 +33,8 @@ class Explanation:
     """
 
     view: str
-    circuit: Explained | None
-    certificate: Certificate | None = None
+    circuit: CircuitExplanation | None
+    certificate: ViewCertificate | None = None
     declared: str = ""
     always_full: bool = False
     recomputed: str = ""
@@ -89,7 +89,7 @@ class Explanation:
         """Return the circuit as a picture: the text of an SVG file."""
         if self.circuit is None:
             raise DeclarationError(f"{self.view} is a function and has no circuit to draw")
-        return drawing.draw(self.circuit)
+        return diagram.draw(self.circuit)
 
     def __repr__(self) -> str:
         return self.text()

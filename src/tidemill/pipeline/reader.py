@@ -15,11 +15,11 @@ from tidemill.lots.keys import DatasetId
 from tidemill.spark import queries
 from tidemill.spark.drift import effective
 from tidemill.store import Tx
-from tidemill.views.spark.contents import content
-from tidemill.views.spark.tables import Tables
+from tidemill.views.spark.dataset_contents import dataset_frame
+from tidemill.views.spark.view_tables import ViewTables
 from tidemill.views.steps import groups, pins
-from tidemill.views.steps.groups import Group
-from tidemill.views.steps.inputs import Inputs, ManifestReader
+from tidemill.views.steps.groups import ViewGroup
+from tidemill.views.steps.inputs import InputReader, ManifestReader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -113,7 +113,7 @@ def stored_dataset(pipeline: "Pipeline", name: str) -> Dataset:
         raise NothingYet(f"{name} has no lots yet") from None
 
 
-def _group_of(pipeline: "Pipeline", view: str) -> Group:
+def _group_of(pipeline: "Pipeline", view: str) -> ViewGroup:
     context, group = pipeline.context, pipeline.views[view].group
     return context.store.run(lambda tx: groups.read(tx, context.keys, pipeline.name, group))
 
@@ -127,8 +127,8 @@ class Reader:
         self.spark = spark
         self.context = context
         manifests = ManifestReader(context.objects)
-        self.inputs = Inputs(context.store, context.keys.lots, manifests)
-        self.tables = Tables(context.storage, manifests, context.clock)
+        self.inputs = InputReader(context.store, context.keys.lots, manifests)
+        self.tables = ViewTables(context.storage, manifests, context.clock)
 
     def table(self, name: str) -> "DataFrame":
         if name in self.pipeline.views:
@@ -138,13 +138,13 @@ class Reader:
         return self._at(dataset, head)
 
     def _at(self, dataset: Dataset, head: int) -> "DataFrame":
-        return content(self.spark, self.context.storage, dataset, self.inputs.at(dataset.id, head))
+        return dataset_frame(self.spark, self.context.storage, dataset, self.inputs.at(dataset.id, head))
 
     def dataset(self, name: str) -> Dataset:
         """Return a table as the store has it; `NothingYet` if it does not exist yet."""
         return stored_dataset(self.pipeline, name)
 
-    def group(self, view: str) -> Group:
+    def group(self, view: str) -> ViewGroup:
         """Return the group of a view; `GroupUnknown` before its first step."""
         return _group_of(self.pipeline, view)
 
@@ -181,7 +181,7 @@ class Reader:
                 continue
         ids = [dataset.id for dataset in stored.values()]
 
-        def read(tx: Tx) -> tuple[dict[DatasetId, int], list[Group]]:
+        def read(tx: Tx) -> tuple[dict[DatasetId, int], list[ViewGroup]]:
             heads = events.heads(tx, context.keys.lots, ids) if ids else {}
             listed = groups.listed(tx, context.keys, pipeline.name)
             tables = [table for group in listed for table in group.tables.values()]

@@ -17,7 +17,7 @@ from tidemill.runner.presence import OwnPresence, Presence
 from tidemill.runner.runner import Runner
 from tidemill.runner.slots import slot
 from tidemill.spark.sessions import pin
-from tidemill.views.spark.malloc import keep_memory
+from tidemill.views.spark.memory import keep_memory
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline

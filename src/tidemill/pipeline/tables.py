@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
     from tidemill.runner.compaction import Compacted
     from tidemill.sources.source import PushAddress
-    from tidemill.views.steps.retired import Retired
+    from tidemill.views.steps.retired import RetiredTable
 
 
 class Table:
@@ -203,7 +203,7 @@ class RetiredView:
     {}
     """
 
-    def __init__(self, pipeline: "Pipeline", retired: "Retired") -> None:
+    def __init__(self, pipeline: "Pipeline", retired: "RetiredTable") -> None:
         self.pipeline = pipeline
         self.name = retired.view
         self.position = retired.step
@@ -212,12 +212,12 @@ class RetiredView:
 
     def df(self) -> "DataFrame":
         """Return the rows, as a Spark DataFrame."""
-        from tidemill.views.spark.tables import Tables
+        from tidemill.views.spark.view_tables import ViewTables
         from tidemill.views.steps.inputs import ManifestReader
 
         context = self.pipeline.context
         with context.spark() as spark:
-            tables = Tables(context.storage, ManifestReader(context.objects), context.clock)
+            tables = ViewTables(context.storage, ManifestReader(context.objects), context.clock)
             return tables.content(spark, self._manifest)
 
     def drop(self) -> bool:

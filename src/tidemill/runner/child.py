@@ -31,7 +31,7 @@ from tidemill.futures.values.signatures import ClusterKey
 from tidemill.futures.worker.processes import PR_SET_NAME, PR_SET_PDEATHSIG, prctl
 from tidemill.runner.presence import GivenPresence
 from tidemill.store import Store, open_store
-from tidemill.views.spark.malloc import keep_memory
+from tidemill.views.spark.memory import keep_memory
 
 RESTART = 75
 """The exit code that asks for a new process, for example because the Spark session is lost."""

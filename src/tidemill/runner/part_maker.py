@@ -28,7 +28,7 @@ from tidemill.spark.lot_reader import read_objects
 from tidemill.spark.operations import WEIGHT, is_frame
 from tidemill.spark.sessions import kept, tagged
 from tidemill.spark.storage import Storage
-from tidemill.views.spark import rows as view_rows
+from tidemill.views.spark import weighted_rows as view_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

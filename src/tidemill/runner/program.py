@@ -16,8 +16,8 @@ from tidemill.lots.keys import DatasetId
 from tidemill.runner.children import Children
 from tidemill.sources.source import PlannedSource
 from tidemill.spark.operations import stored_schema
-from tidemill.views.circuit.operators import Output as CircuitOutput
-from tidemill.views.spark.crossings import ClockUse
+from tidemill.views.circuit.operators import ViewOutput as CircuitOutput
+from tidemill.views.spark.clock_alarms import ClockUse
 from tidemill.views.steps.groups import GroupSpec
 
 

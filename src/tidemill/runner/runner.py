@@ -25,11 +25,11 @@ from tidemill.spark.storage import Storage
 from tidemill.spark.table_checks import evaluator
 from tidemill.views.certify import certificates
 from tidemill.views.spark.alarms import Alarmed
-from tidemill.views.spark.full import FullViews
 from tidemill.views.spark.incremental import IncrementalViews
-from tidemill.views.spark.tables import Tables
-from tidemill.views.steps.commits import Batch, Part
-from tidemill.views.steps.inputs import Inputs, ManifestReader
+from tidemill.views.spark.recompute import FullViews
+from tidemill.views.spark.view_tables import ViewTables
+from tidemill.views.steps.commits import StepBatch, StepPart
+from tidemill.views.steps.inputs import InputReader, ManifestReader
 from tidemill.views.steps.stepper import Compute
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class TaggedSteps:
         self._compute = compute
         self._tags = tags
 
-    def __call__(self, batch: Batch, attempt: str) -> tuple[Part, ...]:
+    def __call__(self, batch: StepBatch, attempt: str) -> tuple[StepPart, ...]:
         try:
             with self._tags.marked(attempt), kept(self._spark):
                 return self._compute(batch, attempt)
@@ -158,8 +158,8 @@ def _views(scope: Scope, spark: "SparkSession", storage: Storage, program: Progr
     declared = [view for group in program.groups.values() for view in group.views]
     code = {view.name: _trusted(scope, view) for view in declared}
     tables, inputs = (
-        Tables(storage, manifests, scope.clock),
-        Inputs(scope.store, LotKeys(scope.cluster), manifests),
+        ViewTables(storage, manifests, scope.clock),
+        InputReader(scope.store, LotKeys(scope.cluster), manifests),
     )
     specs = [group.spec for group in program.groups.values()]
     full = FullViews(lambda: spark, tables, inputs, program.datasets, code, specs)

@@ -18,9 +18,8 @@ from tidemill.runner.part_futures import PartFutures
 from tidemill.runner.program import Program
 from tidemill.scope import Scope
 from tidemill.store import Tx
-from tidemill.views.steps.collecting import Collector
+from tidemill.views.steps.collector import Collector, listed_run_files
 from tidemill.views.steps.keys import StepKeys
-from tidemill.views.steps.listing import listed
 
 CLEAN_EVERY_S = 30.0
 COLLECT_EVERY_S = 300.0
@@ -60,7 +59,7 @@ class Upkeep:
         self._cleaner = Cleaner(
             scope,
             drop=AttemptLeftovers(scope, parts, projections),
-            lists=partial(listed, scope.objects),
+            lists=partial(listed_run_files, scope.objects),
         )
         self._collector = Collector(
             scope.store,

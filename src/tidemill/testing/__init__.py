@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from tidemill.testing.heap_conformance import HeapConformance
     from tidemill.testing.objects_conformance import LostAnswerConformance, ObjectsConformance
     from tidemill.testing.store_conformance import StoreConformance
-    from tidemill.views.certify.contents import Step
     from tidemill.views.certify.judge import Case, Holding, Judge, Verdict
+    from tidemill.views.certify.table_contents import Step
 
 _SUITES = {
     "Case": "tidemill.views.certify.judge",
@@ -23,7 +23,7 @@ _SUITES = {
     "Judge": "tidemill.views.certify.judge",
     "LostAnswerConformance": "tidemill.testing.objects_conformance",
     "ObjectsConformance": "tidemill.testing.objects_conformance",
-    "Step": "tidemill.views.certify.contents",
+    "Step": "tidemill.views.certify.table_contents",
     "StoreConformance": "tidemill.testing.store_conformance",
     "Verdict": "tidemill.views.certify.judge",
 }

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from tidemill.events import Event
 from tidemill.pipeline.plan.stages import StageStatus
 from tidemill.store import Tx
-from tidemill.views.certify import certificates, generate
-from tidemill.views.certify.certificates import Certificate, ViewCertified, ViewNotCertified
-from tidemill.views.certify.compare import difference
-from tidemill.views.certify.contents import Contents, Row, Step
-from tidemill.views.certify.functions import certify_function
-from tidemill.views.certify.results import collected
-from tidemill.views.circuit.operators import Output
+from tidemill.views.certify import certificates, generated_steps
+from tidemill.views.certify.certificates import ViewCertificate, ViewCertified, ViewNotCertified
+from tidemill.views.certify.equality import difference
+from tidemill.views.certify.function_certificates import certify_function
+from tidemill.views.certify.query_results import collected
+from tidemill.views.certify.table_contents import Row, Step, TableContents
+from tidemill.views.circuit.operators import ViewOutput
 from tidemill.views.steps.keys import StepKeys
 
 if TYPE_CHECKING:
@@ -38,13 +38,13 @@ class Certify(ABC):
     where: str
     digest: str
     tables: Mapping[str, str] = field(repr=False)
-    known: Certificate | None = None
+    known: ViewCertificate | None = None
 
     @abstractmethod
-    def _certify(self, spark: "SparkSession") -> Certificate: ...
+    def _certify(self, spark: "SparkSession") -> ViewCertificate: ...
 
     @abstractmethod
-    def _event(self, certificate: Certificate) -> Event: ...
+    def _event(self, certificate: ViewCertificate) -> Event: ...
 
     @abstractmethod
     def describe(self) -> dict[str, str]: ...
@@ -74,15 +74,15 @@ class CertifyView(Certify):
     """Compare the circuit of a view with its query."""
 
     sql: str
-    output: Output = field(repr=False)
-    written: Output = field(repr=False)
+    output: ViewOutput = field(repr=False)
+    written: ViewOutput = field(repr=False)
 
-    def _certify(self, spark: "SparkSession") -> Certificate:
+    def _certify(self, spark: "SparkSession") -> ViewCertificate:
         return certificates.certify(
             spark, self.view, self.sql, self.output, self.tables, written=self.written
         )
 
-    def _event(self, certificate: Certificate) -> Event:
+    def _event(self, certificate: ViewCertificate) -> Event:
         if not certificate.equal:
             return ViewNotCertified(pipeline=self.pipeline, view=self.view, why=certificate.why)
         return ViewCertified(
@@ -110,10 +110,10 @@ class CertifyFunction(Certify):
     reads: tuple[str, ...]
     keyed_by: tuple[str, ...]
 
-    def _certify(self, spark: "SparkSession") -> Certificate:
+    def _certify(self, spark: "SparkSession") -> ViewCertificate:
         return certify_function(spark, self.function, self.reads, self.tables, keyed_by=self.keyed_by)
 
-    def _event(self, certificate: Certificate) -> Event:
+    def _event(self, certificate: ViewCertificate) -> Event:
         if not certificate.equal:
             why = f"it is declared {self.declared} but is not: {certificate.why}"
             return ViewNotCertified(pipeline=self.pipeline, view=self.view, why=why)
@@ -139,7 +139,7 @@ def certify_arc(
     results: "Callable[[DataFrame], Sequence[DataFrame]]",
     table: str,
     ddl: str,
-) -> Certificate:
+) -> ViewCertificate:
     """Test whether the function of an arc is linear, on generated rows, once for its code.
 
     The results of two halves of the rows must add up to the result of all rows, and an empty table must give
@@ -158,8 +158,8 @@ def certify_arc(
     known = context.store.run(lambda tx: certificates.read(tx, cluster, digest))
     if known is not None:
         return known
-    contents = Contents({table: ddl})
-    for step in generate.steps({table: ddl})[:2]:
+    contents = TableContents({table: ddl})
+    for step in generated_steps.generate_steps({table: ddl})[:2]:
         contents.apply(step)
     whole = contents.frame(spark, table)
     rows = contents.rows(table)
@@ -181,12 +181,12 @@ def certify_arc(
             why = f"the results of two halves of the rows differ from the result of all rows: {differs}"
         elif of_none:
             why = f"an empty table gives {len(of_none)} rows"
-    certificate = Certificate(equal=not why, why=why[:1000], compared=len(rows))
+    certificate = ViewCertificate(equal=not why, why=why[:1000], compared=len(rows))
     context.store.run(lambda tx: certificates.write(tx, cluster, digest, certificate))
     return certificate
 
 
 def _frame(spark: "SparkSession", table: str, ddl: str, rows: "Sequence[Row]") -> "DataFrame":
-    contents = Contents({table: ddl})
+    contents = TableContents({table: ddl})
     contents.apply(Step(inserts={table: rows}))
     return contents.frame(spark, table)

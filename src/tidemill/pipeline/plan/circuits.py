@@ -19,14 +19,14 @@ from tidemill.spark import queries
 from tidemill.spark.lot_reader import no_rows
 from tidemill.spark.sessions import PINNED
 from tidemill.views.circuit.circuit import Circuit
-from tidemill.views.circuit.explain import Explained, explain
+from tidemill.views.circuit.explanation import CircuitExplanation, explain
 from tidemill.views.circuit.ids import Pins
-from tidemill.views.circuit.operators import Column, Output
-from tidemill.views.circuit.rewrite import rewrite
+from tidemill.views.circuit.operators import SparkColumn, ViewOutput
+from tidemill.views.circuit.rewrites import rewrite
 from tidemill.views.circuit.rungs import rungs
-from tidemill.views.spark.chains import Chained, chained, kind_of
-from tidemill.views.sql.catalog import Analyse, Table
-from tidemill.views.sql.compile import compile_query
+from tidemill.views.spark.group_chain import GroupChain, group_chain, input_kind
+from tidemill.views.sql.catalog import Analyse, QueryTable
+from tidemill.views.sql.compiler import compile_query
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,25 +44,29 @@ class ViewCircuit:
     - written: before rewrites.
     """
 
-    output: Output
+    output: ViewOutput
     notes: tuple[str, ...]
-    written: Output
+    written: ViewOutput
 
 
-def table_of(name: str, frame: "DataFrame", *, key: Sequence[str] = (), append_only: bool) -> Table:
+def table_of(name: str, frame: "DataFrame", *, key: Sequence[str] = (), append_only: bool) -> QueryTable:
     """Return a table for name resolution, from an empty DataFrame of it."""
-    return Table(name, _columns(frame.schema), tuple(key), append_only)
+    return QueryTable(name, _columns(frame.schema), tuple(key), append_only)
 
 
-def _columns(struct: object) -> tuple[Column, ...]:
+def _columns(struct: object) -> tuple[SparkColumn, ...]:
     return tuple(
-        Column(field.name, field.dataType.simpleString())
+        SparkColumn(field.name, field.dataType.simpleString())
         for field in struct.fields  # type: ignore[attr-defined]
     )
 
 
 def make(
-    spark: "SparkSession", sql: str, tables: Mapping[str, Table], frames: "Mapping[str, DataFrame]", tag: str
+    spark: "SparkSession",
+    sql: str,
+    tables: Mapping[str, QueryTable],
+    frames: "Mapping[str, DataFrame]",
+    tag: str,
 ) -> ViewCircuit:
     """Compile a query to a circuit and rewrite it; a `QueryError` names the position of what is wrong.
 
@@ -80,7 +84,7 @@ def make(
 def _analysis(spark: "SparkSession", frames: "Mapping[str, DataFrame]", tag: str) -> Analyse:
     from pyspark.errors import PySparkException
 
-    def analyse(sql: str, _: Mapping[str, Table]) -> Sequence[Column]:
+    def analyse(sql: str, _: Mapping[str, QueryTable]) -> Sequence[SparkColumn]:
         try:
             with queries.over(spark, sql, frames, tag) as frame:
                 return _columns(frame.schema)
@@ -123,14 +127,14 @@ def _located(error: Kind, line: SourceLine, sql: str) -> Kind:
     return located
 
 
-def explained(circuits: Mapping[str, ViewCircuit], view: str) -> Explained:
+def explained(circuits: Mapping[str, ViewCircuit], view: str) -> CircuitExplanation:
     """Explain a view, down to the datasets it reads; `circuits` has the circuits of all views."""
     whole = Circuit({name: circuit.output for name, circuit in circuits.items()}).linked()
     notes = {view: circuits[view].notes}
     return explain(Circuit({view: whole.outputs[view]}, notes), Pins(settings=PINNED))
 
 
-def refuse_incremental(output: Output | None, line: SourceLine, why: str) -> None:
+def refuse_incremental(output: ViewOutput | None, line: SourceLine, why: str) -> None:
     """Raise `NotIncremental`, with every reason, if a view would be recomputed in each step.
 
     Args:
@@ -152,13 +156,13 @@ def refuse_incremental(output: Output | None, line: SourceLine, why: str) -> Non
 
 def chain_of(
     spark: "SparkSession", views: Sequence[ViewProgram], datasets: Mapping[DatasetId, Dataset]
-) -> Chained:
+) -> GroupChain:
     """Return the chain of a group's views as a runner builds it, and which views it recomputes (DBSP-17)."""
     inputs = {name: datasets[id_] for view in views for name, id_ in view.datasets.items()}
-    return chained(
+    return group_chain(
         spark,
         {view.name: None if view.refresh == "full" else view.circuit for view in views},
         {name: no_rows(spark, dataset.schema) for name, dataset in inputs.items()},
-        {name: kind_of(dataset) for name, dataset in inputs.items()},
+        {name: input_kind(dataset) for name, dataset in inputs.items()},
         "chain",
     )

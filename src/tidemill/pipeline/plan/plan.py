@@ -26,7 +26,7 @@ from tidemill.runner.children import Children
 from tidemill.runner.program import Program
 from tidemill.spark import schema
 from tidemill.spark.drift import effective
-from tidemill.views.circuit.explain import Explained
+from tidemill.views.circuit.explanation import CircuitExplanation
 from tidemill.views.steps.keys import group_id
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Plan:
             if event is not None:
                 emit(event)
 
-    def explained(self, view: str) -> Explained:
+    def explained(self, view: str) -> CircuitExplanation:
         """Explain the circuit of a view, down to the datasets it reads."""
         return explained(self.circuits, view)
 

@@ -18,10 +18,10 @@ from tidemill.runner.program import GroupProgram, ViewProgram
 from tidemill.spark import queries, schema
 from tidemill.spark.sessions import PINNED
 from tidemill.views.certify import certificates
-from tidemill.views.spark import rows
-from tidemill.views.spark.crossings import ClockUse, clock_use
-from tidemill.views.spark.full import result_of
-from tidemill.views.sql.catalog import Table
+from tidemill.views.spark import weighted_rows
+from tidemill.views.spark.clock_alarms import ClockUse, clock_use
+from tidemill.views.spark.recompute import result_of
+from tidemill.views.sql.catalog import QueryTable
 from tidemill.views.steps import groups
 from tidemill.views.steps.groups import GroupSpec, ViewSpec
 from tidemill.views.steps.keys import alarm_of
@@ -206,7 +206,7 @@ class ViewPlanner:
         columns = [column for name in names for column in schema.parse(self.catalog.known[name].ddl).names]
         return clock_use(decl.sql, self.circuits[decl.name].output, columns)
 
-    def _table(self, name: str, known: KnownTable) -> Table:
+    def _table(self, name: str, known: KnownTable) -> QueryTable:
         key = () if known.dataset is None else known.dataset.key
         return circuits.table_of(name, self.catalog.frame(name), key=key, append_only=not known.retracts)
 
@@ -217,12 +217,12 @@ class ViewPlanner:
             if decl.function is not None:
                 arguments = [frames[queries.match(name, self.catalog.known)] for name in decl.reads]
                 result = result_of(decl.name, decl.function, arguments)
-                rows.check_columns(decl.name, result.schema)
+                weighted_rows.check_columns(decl.name, result.schema)
                 return ddl_of(result)
             with queries.over(
                 self.catalog.spark, decl.sql, frames, f"plan{len(self.catalog.known)}"
             ) as frame:
-                rows.check_columns(decl.name, frame.schema)
+                weighted_rows.check_columns(decl.name, frame.schema)
                 return ddl_of(frame)
         except TidemillError:
             raise

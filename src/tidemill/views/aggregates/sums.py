@@ -84,7 +84,7 @@ def decimals(limbs: list[I64], scale: int, present: np.ndarray) -> tuple[pa.Arra
 # --- doubles
 
 
-class Pieces(NamedTuple):
+class BinnedValues(NamedTuple):
     """Values in pieces: the row each comes from, its bin, and the piece times the row's weight."""
 
     row: I64
@@ -99,7 +99,7 @@ def doubles_of(array: pa.Array) -> Doubles:
     return values
 
 
-def pieces_of(values: Doubles, weights: I64) -> Pieces:
+def binned(values: Doubles, weights: I64) -> BinnedValues:
     """Finite values in pieces; others have none."""
     if len(weights) and max(int(weights.max()), -int(weights.min())) >= 2**30:
         raise WeightOverflow("a row is there more than 2^30 times at once")
@@ -114,7 +114,7 @@ def pieces_of(values: Doubles, weights: I64) -> Pieces:
     high = ((size >> WIDTH) << shift) + (low >> WIDTH)
     parts = [(lowest, low & _MASK), (lowest + 1, high & _MASK), (lowest + 2, high >> WIDTH)]
     rows = [np.flatnonzero(part) for _, part in parts]
-    return Pieces(
+    return BinnedValues(
         np.concatenate(rows),
         np.concatenate([place[row] for (place, _), row in zip(parts, rows, strict=True)]),
         np.concatenate([part[row] * signed[row] for (_, part), row in zip(parts, rows, strict=True)]),

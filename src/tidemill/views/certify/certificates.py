@@ -18,14 +18,14 @@ from tidemill.events import Event
 from tidemill.spark import schema
 from tidemill.spark.sessions import expecting_errors
 from tidemill.store import Space, Tx
-from tidemill.views.certify import generate
+from tidemill.views.certify import generated_steps
 from tidemill.views.certify.equality import equality_of
 from tidemill.views.certify.judge import Case, Judge, Verdict, Written
-from tidemill.views.circuit.interpret import interpret
-from tidemill.views.circuit.operators import Opaque, Output
+from tidemill.views.circuit.interpreter import interpret
+from tidemill.views.circuit.operators import Opaque, ViewOutput
 from tidemill.views.circuit.render import Renderer
 from tidemill.views.circuit.rungs import rungs
-from tidemill.views.spark.clock import moments, reads_clock
+from tidemill.views.spark.step_time import clock_values, reads_clock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +34,7 @@ FORMAT = 4
 """Of the generated steps and of the comparison: another one certifies every view anew."""
 
 
-class Certificate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ViewCertificate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What certification found.
 
     - equal: the circuit gave what the query gave, after every step.
@@ -67,10 +67,10 @@ class ViewNotCertified(Event, frozen=True, kw_only=True):
     why: str
 
 
-_decoder = msgspec.msgpack.Decoder(Certificate)
+_decoder = msgspec.msgpack.Decoder(ViewCertificate)
 
 
-def digest_of(code: str, output: Output) -> str:
+def digest_of(code: str, output: ViewOutput) -> str:
     """What a certificate is kept under: the view's code, and the circuit that was made of it."""
     return hashlib.sha256(repr((FORMAT, code, output.fingerprint)).encode()).hexdigest()[:32]
 
@@ -81,13 +81,13 @@ def digest_of_function(code: str, declared: str, tables: Mapping[str, str]) -> s
     return hashlib.sha256(said.encode()).hexdigest()[:32]
 
 
-def read(tx: Tx, cluster: str, digest: str) -> Certificate | None:
+def read(tx: Tx, cluster: str, digest: str) -> ViewCertificate | None:
     """A certificate; None where that code was never certified."""
     raw = tx.get(_space(cluster)[digest])
     return None if raw is None else _decoder.decode(raw)
 
 
-def write(tx: Tx, cluster: str, digest: str, certificate: Certificate) -> None:
+def write(tx: Tx, cluster: str, digest: str, certificate: ViewCertificate) -> None:
     """Keep a certificate."""
     tx.set(_space(cluster)[digest], msgspec.msgpack.encode(certificate), quiet=True)
 
@@ -96,12 +96,12 @@ def certify(
     spark: "SparkSession",
     name: str,
     sql: str,
-    output: Output,
+    output: ViewOutput,
     tables: Mapping[str, str],
     *,
-    written: Output | None = None,
+    written: ViewOutput | None = None,
     seed: int = 0,
-) -> Certificate:
+) -> ViewCertificate:
     """Compare a view's circuit with its query, by one Spark job (a few more where values make it raise).
 
     Args:
@@ -115,20 +115,22 @@ def certify(
     """
     kind = equality_of(output)
     if _unsteady(output):
-        return Certificate(
+        return ViewCertificate(
             equal=True, kind="none", why="it is not the same twice, so there is nothing to compare"
         )
     if isinstance(output.input, Opaque):
-        return Certificate(equal=True, kind=kind.name, why="its query is run as it is written")
+        return ViewCertificate(equal=True, kind=kind.name, why="its query is run as it is written")
     keyed = None if written is None else _text(written)
     case = Case(name, sql, _text(output), kind, keyed)
     clock = reads_clock(sql, [column for text in tables.values() for column in _columns(text)])
     with expecting_errors():  # overflows of generated values, which both sides must raise
-        verdict: Verdict = Judge(spark, tables).run([case], generate.steps(tables, seed=seed, clock=clock))
+        verdict: Verdict = Judge(spark, tables).run(
+            [case], generated_steps.generate_steps(tables, seed=seed, clock=clock)
+        )
     why = "" if verdict else str(verdict.mismatches[0])
     if verdict.raised == verdict.compared:
         why = "it raises on every generated step, so nothing could be compared"
-    return Certificate(
+    return ViewCertificate(
         equal=not why,
         kind=kind.name,
         why=why[:2000],
@@ -138,15 +140,15 @@ def certify(
     )
 
 
-def _text(output: Output) -> Written:
-    return lambda now: interpret(output, Renderer(moments(now)))
+def _text(output: ViewOutput) -> Written:
+    return lambda now: interpret(output, Renderer(clock_values(now)))
 
 
 def _columns(ddl: str) -> list[str]:
     return list(schema.parse(ddl).names)
 
 
-def _unsteady(output: Output) -> bool:
+def _unsteady(output: ViewOutput) -> bool:
     return not all(placed.steady for placed in rungs(output).values())
 
 

@@ -10,8 +10,8 @@ must equal that. The query without the key must give the same again, unless Spar
 ties are there if another key changes the oracle's result, or the opposite order of the tables' rows that of
 the query. Only then no more than as many rows are demanded of it, and the step is counted as `loose`.
 
-What a query gives after each of several steps may be known ahead of all questions (`Ahead`): whoever can have
-Spark plan it once for all steps says so, and only the rest is asked for here.
+Results of queries may be known beforehand (`KnownResults`), for example because Spark planned a query once
+for all steps. Only the rest is computed here.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,12 +21,11 @@ from itertools import count
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from tidemill.spark import queries, schema
-from tidemill.views.certify import results
-from tidemill.views.certify.compare import Row, difference
-from tidemill.views.certify.contents import Contents, Step
-from tidemill.views.certify.equality import EXACT, Equality
-from tidemill.views.circuit.ties import turned
-from tidemill.views.spark.clock import at_time
+from tidemill.views.certify import query_results
+from tidemill.views.certify.equality import EXACT, Equality, Row, difference
+from tidemill.views.certify.table_contents import Step, TableContents
+from tidemill.views.circuit.ties import with_other_tie_breaks
+from tidemill.views.spark.step_time import with_step_time
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -96,11 +95,11 @@ class Verdict:
         return "\n\n".join([said, *map(str, self.mismatches)])
 
 
-class Ahead(Protocol):
+class KnownResults(Protocol):
     """Results of many queries after many steps, as far as they can be had ahead of the questions."""
 
     def __call__(
-        self, contents: Sequence[Contents], asked: Sequence[Collection[str]]
+        self, contents: Sequence[TableContents], asked: Sequence[Collection[str]]
     ) -> Sequence[Mapping[str, list[Row]]]:
         """The rows of queries after each step, by their texts.
 
@@ -133,7 +132,7 @@ class Judge:
         tables: Mapping[str, str],
         *,
         batch: int = 40,
-        ahead: Ahead | None = None,
+        ahead: KnownResults | None = None,
     ) -> None:
         self._spark = spark
         self._tables = dict(tables)
@@ -146,7 +145,7 @@ class Judge:
         verdict = Verdict()
         waiting: list[_Question] = []
         asked = 0
-        before: Contents | None = None
+        before: TableContents | None = None
         contents = self._contents(steps)
         known = self._known(cases, contents)
         with ExitStack() as stack:
@@ -170,16 +169,16 @@ class Judge:
                 self._answer(waiting, verdict)
         return verdict
 
-    def _contents(self, steps: Sequence[Step]) -> list[Contents]:
+    def _contents(self, steps: Sequence[Step]) -> list[TableContents]:
         """What the tables hold after each step."""
-        contents, found = Contents(self._tables), []
+        contents, found = TableContents(self._tables), []
         for step in steps:
             contents.apply(step)
             found.append(contents.copy())
         return found
 
     def _known(
-        self, cases: Sequence[Case], contents: Sequence[Contents]
+        self, cases: Sequence[Case], contents: Sequence[TableContents]
     ) -> Sequence[Mapping[str, list[Row]]]:
         if self._ahead is None:
             return [{} for _ in contents]
@@ -194,7 +193,7 @@ class Judge:
         """The queries that are asked after a step: the view's, what is held, and the oracle of ties."""
         held = None if isinstance(case.held, Holding) else _at(case.held, now)
         keyed = held if case.keyed is None else _at(case.keyed, now)
-        return at_time(case.sql, now, self._columns), held, keyed if case.equality.settled else None
+        return with_step_time(case.sql, now, self._columns), held, keyed if case.equality.settled else None
 
     def _question(
         self, case: Case, number: int, step: Step, frames: "_Frames", known: Mapping[str, list[Row]]
@@ -211,7 +210,7 @@ class Judge:
         oracle = held if case.keyed is None else _at(case.keyed, frames.now)
 
         def others() -> list[tuple[str, list[str]]]:
-            ways = [] if oracle is None else [(oracle, turned(oracle))]
+            ways = [] if oracle is None else [(oracle, with_other_tie_breaks(oracle))]
             found = [
                 (frames.query(one), [frames.query(other) for other in some]) for one, some in ways if some
             ]
@@ -223,7 +222,7 @@ class Judge:
         small = all(one.small for one in questions)
         try:
             asked = [text for one in questions for text in one.asked if isinstance(text, str)]
-            found = iter(results.collected(self._spark, asked, small=small))
+            found = iter(query_results.collected(self._spark, asked, small=small))
         except Exception as error:
             if not _of_spark(error):
                 raise
@@ -243,7 +242,7 @@ class Judge:
         if not isinstance(text, str):
             return text
         try:
-            return results.collected(self._spark, [text])[0]
+            return query_results.collected(self._spark, [text])[0]
         except Exception as error:
             if not _of_spark(error):
                 raise
@@ -313,7 +312,7 @@ class _Question:
 class _Frames:
     """The tables after one step, each a temporary view of a name of its own, made when a query reads it."""
 
-    def __init__(self, spark: "SparkSession", contents: Contents, tag: str, stack: ExitStack) -> None:
+    def __init__(self, spark: "SparkSession", contents: TableContents, tag: str, stack: ExitStack) -> None:
         self.now = contents.now
         self.small = contents.small
         self._spark = spark

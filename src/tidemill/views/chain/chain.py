@@ -15,16 +15,16 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tidemill.views.chain.legs import Leg
-from tidemill.views.chain.outputs import OutputStation, SpillStation
-from tidemill.views.chain.station import Station
+from tidemill.views.chain.outputs import OutputSink, SpillSink
+from tidemill.views.chain.row_expressions import RowExpressions
+from tidemill.views.chain.stateful_operator import StatefulOperator
 from tidemill.views.circuit.expr import Expr
 from tidemill.views.circuit.operators import Operator
 from tidemill.views.trace.layout import Layout
 
 
 @dataclass(frozen=True)
-class Input:
+class ChainInput:
     """The rows of a table that a step brings, as they come; or rows of an earlier job, or of a query."""
 
     table: str
@@ -45,15 +45,15 @@ class Edge:
     """
 
     number: int
-    origin: int | Input
+    origin: int | ChainInput
     target: int
     side: int
-    leg: Leg
+    leg: RowExpressions
     plain: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedOperator:
     """A station, its id, its job and layer, and which views need it.
 
     What it reads of others' traces is `borrowed`: its name for each, the trace's id and layout.
@@ -61,7 +61,7 @@ class Placed:
 
     number: int
     id: str
-    station: Station
+    station: StatefulOperator
     job: int
     layer: int
     views: frozenset[str] = frozenset()
@@ -79,7 +79,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Query:
+class KeyedQuery:
     """A keyed operator's query.
 
     Args:
@@ -94,29 +94,29 @@ class Query:
     operator: Operator
     key: tuple[Expr, ...]
     reads: tuple[str, ...]
-    leg: Leg = field(default_factory=Leg)
+    leg: RowExpressions = field(default_factory=RowExpressions)
 
 
 @dataclass(frozen=True)
 class Chain:
     """Nodes by number, edges by number, the queries between jobs, and inputs that never change."""
 
-    stations: tuple[Placed, ...]
+    stations: tuple[PlacedOperator, ...]
     edges: tuple[Edge, ...]
-    queries: tuple[Query, ...] = ()
+    queries: tuple[KeyedQuery, ...] = ()
     constants: tuple[tuple[str, Operator], ...] = ()
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """The tables whose changes it reads."""
         ours = {one.table for one in self.queries} | self.spills.keys() | dict(self.constants).keys()
-        named = {edge.origin.table for edge in self.edges if isinstance(edge.origin, Input)}
+        named = {edge.origin.table for edge in self.edges if isinstance(edge.origin, ChainInput)}
         return tuple(sorted(named - ours))
 
     @property
-    def spills(self) -> dict[str, Placed]:
+    def spills(self) -> dict[str, PlacedOperator]:
         """The stations whose rows are inputs of later jobs, by the names of these."""
-        return {one.station.view: one for one in self.stations if isinstance(one.station, SpillStation)}
+        return {one.station.view: one for one in self.stations if isinstance(one.station, SpillSink)}
 
     @property
     def jobs(self) -> int:
@@ -128,12 +128,12 @@ class Chain:
         return max((one.layer for one in self.stations if one.job == job), default=0)
 
     @property
-    def outputs(self) -> dict[str, Placed]:
+    def outputs(self) -> dict[str, PlacedOperator]:
         """The stations of views."""
         found = [
-            one for one in self.stations if isinstance(one.station, OutputStation) and one.station.identified
+            one for one in self.stations if isinstance(one.station, OutputSink) and one.station.identified
         ]
-        return {one.station.view: one for one in found if isinstance(one.station, OutputStation)}
+        return {one.station.view: one for one in found if isinstance(one.station, OutputSink)}
 
     @property
     def traces(self) -> frozenset[str]:
@@ -171,5 +171,5 @@ class Chain:
         return [
             edge
             for edge in self.edges
-            if (edge.origin.table if isinstance(edge.origin, Input) else edge.origin) == origin
+            if (edge.origin.table if isinstance(edge.origin, ChainInput) else edge.origin) == origin
         ]

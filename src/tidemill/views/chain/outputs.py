@@ -5,14 +5,20 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from tidemill.views.chain.station import Given, Parts, Traces, columns, weighted
-from tidemill.views.kernels.identity import identifiable, identity
+from tidemill.views.chain.stateful_operator import (
+    OperatorOutput,
+    Parts,
+    Traces,
+    numbered_columns,
+    with_weight,
+)
+from tidemill.views.kernels.row_identity import identifiable, row_identity
+from tidemill.views.trace.hash_space import HashRange
 from tidemill.views.trace.layout import HASH, Layout
-from tidemill.views.trace.slices import Range
 
 
 @dataclass(frozen=True)
-class OutputStation:
+class OutputSink:
     """Where the changes of a view arrive. Packets have its columns, both halves of a row's identity and `_w`;
     rows come with the identity if Spark has to compute it (`asks_spark`), else without.
 
@@ -32,7 +38,7 @@ class OutputStation:
     @property
     def identified(self) -> bool:
         """Whether rows have their identity with them."""
-        return not isinstance(self, SpillStation)
+        return not isinstance(self, SpillSink)
 
     @cached_property
     def asks_spark(self) -> bool:
@@ -41,7 +47,7 @@ class OutputStation:
 
     @cached_property
     def out(self) -> pa.Schema:
-        return weighted(columns([*self.types, *([pa.int64()] * 2 if self.identified else [])]))
+        return with_weight(numbered_columns([*self.types, *([pa.int64()] * 2 if self.identified else [])]))
 
     def takes(self, side: int) -> tuple[pa.DataType, ...]:
         return self.types
@@ -49,19 +55,19 @@ class OutputStation:
     def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
         *given, weights = rows.columns
         if self.identified and not self.asks_spark:
-            given += identity(given)
+            given += row_identity(given)
         rows = pa.Table.from_arrays([*given, weights], schema=self.out)  # whatever Spark says of NULLs
         if not self.identified:
             return {"rows": rows}
         return {"rows": rows.append_column(HASH, rows[f"c{len(self.types)}"])}
 
-    def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> Given:
+    def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> OperatorOutput:
         raise AssertionError("a view's rows are written, not computed")
 
-    def speaks_first(self, within: Range) -> bool:
+    def speaks_first(self, within: HashRange) -> bool:
         return False
 
 
 @dataclass(frozen=True)
-class SpillStation(OutputStation):
+class SpillSink(OutputSink):
     """Rows that a later job of the step reads: they are written as they are, where they were made."""

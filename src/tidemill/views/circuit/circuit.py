@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from tidemill.views.circuit.ids import Pins, ids
-from tidemill.views.circuit.operators import Operator, Output, Source
+from tidemill.views.circuit.operators import Operator, Source, ViewOutput
 
 
 @dataclass(frozen=True)
 class Circuit:
     """Outputs by the names of their views, with the notes that `explain` shows beside them."""
 
-    outputs: Mapping[str, Output]
+    outputs: Mapping[str, ViewOutput]
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     def operators(self) -> list[Operator]:
@@ -43,12 +43,12 @@ class Circuit:
         """With the output of a view wherever another view reads it.
         Views that read each other are refused above.
         """
-        done: dict[str, Output] = {}
+        done: dict[str, ViewOutput] = {}
 
-        def of(name: str) -> Output:
+        def of(name: str) -> ViewOutput:
             if name not in done:
                 changed = replaced(self.outputs[name], source)
-                assert isinstance(changed, Output)
+                assert isinstance(changed, ViewOutput)
                 done[name] = changed
             return done[name]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Now(Enum):
+class ClockValue(Enum):
     """The time of the step, in the three types in which SQL can ask for it."""
 
     TIMESTAMP = "current_timestamp()"
@@ -21,7 +21,7 @@ class Now(Enum):
     LOCAL = "localtimestamp()"
 
 
-Part = str | int | Now
+Part = str | int | ClockValue
 
 ATOM = re.compile(r"[\w.]+|'[^'\\]*'|\([^()]*\)")
 
@@ -31,7 +31,7 @@ class Expr:
     """Spark SQL text in parts: text, a column by its position, or the time of the step.
 
     `calls` are the functions it calls, in lower case: what decides whether it is deterministic. Equal parts
-    mean an equal expression; the text is in the normal form of `tidemill.views.sql.text` (one space, no
+    mean an equal expression; the text is in the normal form of `tidemill.views.sql.sql_text` (one space, no
     comments).
     """
 
@@ -50,14 +50,16 @@ class Expr:
 
     @property
     def reads_clock(self) -> bool:
-        return any(isinstance(part, Now) for part in self.parts)
+        return any(isinstance(part, ClockValue) for part in self.parts)
 
-    def sql(self, column: Callable[[int], str] | None = None, now: Mapping[Now, str] | None = None) -> str:
+    def sql(
+        self, column: Callable[[int], str] | None = None, now: Mapping[ClockValue, str] | None = None
+    ) -> str:
         """The text, with a name for every column (`c0`, `c1`, … unless told) and a value for the time."""
         name = column or "c{}".format
         said = []
         for part in self.parts:
-            if isinstance(part, Now):
+            if isinstance(part, ClockValue):
                 said.append((now or {}).get(part, part.value))
             else:
                 said.append(part if isinstance(part, str) else name(part))

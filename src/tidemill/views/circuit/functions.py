@@ -11,47 +11,47 @@ from dataclasses import dataclass
 from tidemill.views.aggregates.registry import AGGREGATES
 
 
-def names(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
     """A set of words, as a text that is easy to read."""
     return frozenset(text.split())
 
 
-WINDOW_ONLY = names("""
+WINDOW_ONLY = words("""
     counter_diff cume_dist dense_rank lag lead nth_value ntile percent_rank rank row_number
     """)
 
-GENERATORS = names("""
+GENERATORS = words("""
     explode explode_outer inline inline_outer json_tuple posexplode posexplode_outer stack variant_explode
     variant_explode_outer
     """)
 
 # The time of the step: one value per query in Spark, and one per step here.
-CLOCK = names("""
+CLOCK = words("""
     curdate current_date current_time current_timestamp localtime localtimestamp now
     """)
 
 # Another value for every row or every run, though nothing changed (aes_encrypt draws its own vector).
-RANDOM = names("""
+RANDOM = words("""
     aes_encrypt
     input_file_block_length input_file_block_start input_file_name monotonically_increasing_id rand randn
     random randstr shuffle spark_partition_id tablesample uniform uuid
     """)
 
 # The answer depends on who asks and where; reflect calls any method there is.
-SESSION = names("""
+SESSION = words("""
     current_catalog current_database current_path current_schema current_user java_method python_worker_logs
     reflect session_user try_reflect user version
     """)
 
 # The names of their arguments become part of the value, and here columns have other names. (`struct` does so
-# too, and is given the names; see tidemill.views.sql.text.)
-NAME_SENSITIVE = names("arrays_zip")
+# too, and is given the names; see tidemill.views.sql.sql_text.)
+NAME_SENSITIVE = words("arrays_zip")
 
 # Special forms that look like functions, and functions over the place of a column in the query.
-GROUPING = names("grouping grouping_id")
-TIME_WINDOWS = names("session_window window window_time")
+GROUPING = words("grouping grouping_id")
+TIME_WINDOWS = words("session_window window window_time")
 
-SCALARS = names("""
+SCALARS = words("""
     abs acos acosh add_months aes_decrypt aggregate and approx_top_k_estimate array array_append
     array_compact array_contains array_distinct array_except array_insert array_intersect array_join array_max
     array_min array_position array_prepend array_remove array_repeat array_size array_sort array_union
@@ -106,7 +106,7 @@ SCALARS = names("""
     """)
 
 # Scalar functions that never raise on a value of the type they take, so that they may run on more rows.
-TAME = names("""
+TAME = words("""
     coalesce concat equal_null ifnull in isnotnull isnull length lower ltrim nullif nvl nvl2 rtrim trim upper
     """)
 
@@ -129,7 +129,7 @@ class UserFunction:
     aggregate: bool = False
 
 
-class Functions:
+class ViewFunctions:
     """The functions of one view: Spark's own, and those the user declared (which hide Spark's)."""
 
     def __init__(self, declared: Iterable[UserFunction] = ()) -> None:

@@ -74,7 +74,7 @@ class Operator:
 
 
 @dataclass(frozen=True)
-class Column:
+class SparkColumn:
     """A column of a table: its name, and its type as Spark writes it."""
 
     name: str
@@ -82,7 +82,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Key:
+class JoinKey:
     """One pair of a join's equality; `null_safe` for `<=>`. Each side is numbered by its own input."""
 
     left: Expr
@@ -91,7 +91,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Order:
+class SortKey:
     """One sort key. NULLs come first in ascending order unless told, as in Spark."""
 
     value: Expr
@@ -144,7 +144,7 @@ class Source(Operator):
 
     kind = "source"
     table: str
-    columns: tuple[Column, ...]
+    columns: tuple[SparkColumn, ...]
     key: tuple[int, ...] = ()
     append_only: bool = False
 
@@ -154,7 +154,7 @@ class Source(Operator):
 
 
 @dataclass(frozen=True, eq=False)
-class Values(Operator):
+class LiteralRows(Operator):
     """Rows written in the query; a query without FROM has one row of no columns."""
 
     kind = "values"
@@ -247,9 +247,9 @@ class Join(Operator):
     join: JoinKind
     left: Operator
     right: Operator
-    keys: tuple[Key, ...] = ()
+    keys: tuple[JoinKey, ...] = ()
     residual: tuple[Expr, ...] = ()
-    null_aware: tuple[Key, ...] = ()
+    null_aware: tuple[JoinKey, ...] = ()
 
     @property
     def left_only(self) -> bool:
@@ -316,9 +316,9 @@ class Window(Operator):
     kind = "window"
     input: Operator
     partition: tuple[Expr, ...]
-    order: tuple[Order, ...]
+    order: tuple[SortKey, ...]
     calls: tuple[WindowCall, ...]
-    ties: tuple[Order, ...] = ()
+    ties: tuple[SortKey, ...] = ()
 
     @property
     def width(self) -> int:
@@ -333,7 +333,7 @@ class TopK(Operator):
 
     kind = "top-k"
     input: Operator
-    order: tuple[Order, ...]
+    order: tuple[SortKey, ...]
     limit: int | None
     offset: int = 0
 
@@ -378,7 +378,7 @@ class Opaque(Operator):
 
 
 @dataclass(frozen=True, eq=False)
-class Output(Operator):
+class ViewOutput(Operator):
     """What a view shows: its columns under their names.
     `types` are Spark's, or empty where nobody asked it.
     """
@@ -395,7 +395,7 @@ class Output(Operator):
 
 KINDS: tuple[type[Operator], ...] = (
     Source,
-    Values,
+    LiteralRows,
     Filter,
     TemporalFilter,
     Project,
@@ -409,5 +409,5 @@ KINDS: tuple[type[Operator], ...] = (
     TopK,
     Scalar,
     Opaque,
-    Output,
+    ViewOutput,
 )

@@ -1,7 +1,7 @@
-"""Predicate pushdown: a condition moves towards the rows it is about, and comma joins become joins by keys.
+"""Predicate pushdown: conditions move towards the rows they are about, and comma joins become joins by keys.
 
-Only tame conditions move (see `tidemill.views.circuit.tame`); the others stay where they stood, after the
-filters before them. Nothing moves into an operator that others read too: it would no longer be shared.
+Only total conditions move (see `total_expressions`). The others stay after the filters that precede them.
+Nothing moves into an operator that several operators read: it would no longer be shared.
 """
 
 from collections import Counter
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.expr import Expr
-from tidemill.views.circuit.functions import Functions
-from tidemill.views.circuit.joins import inner_joins
+from tidemill.views.circuit.functions import ViewFunctions
+from tidemill.views.circuit.join_order import inner_joins
 from tidemill.views.circuit.operators import (
     Aggregate,
     Distinct,
@@ -19,28 +19,28 @@ from tidemill.views.circuit.operators import (
     Generate,
     Join,
     Operator,
-    Output,
     Project,
     Scalar,
     TemporalFilter,
+    ViewOutput,
     Window,
 )
-from tidemill.views.circuit.tame import steady, tame
+from tidemill.views.circuit.total_expressions import is_deterministic, is_total
 
 
-def push_down(root: Output, functions: Functions) -> Output:
+def push_down(root: ViewOutput, functions: ViewFunctions) -> ViewOutput:
     """The same view with its conditions as near to the sources as they may stand."""
     readers = Counter(child for op in walk(root) for child in op.inputs)
-    made = Pushing(functions, readers).rebuilt(root)
-    assert isinstance(made, Output)
+    made = PushDown(functions, readers).rebuilt(root)
+    assert isinstance(made, ViewOutput)
     return made
 
 
 @dataclass
-class Pushing:
+class PushDown:
     """One pass over a circuit."""
 
-    functions: Functions
+    functions: ViewFunctions
     readers: Counter[Operator]
     done: dict[Operator, Operator] = field(default_factory=dict)
 
@@ -78,7 +78,7 @@ class Pushing:
 
     def _filter(self, op: Filter, above: Sequence[Expr]) -> Operator:
         # Conditions that are not tame stay here, behind the tame ones that stood before or beside them.
-        moving = [one for one in op.conditions if tame(one, self.functions)]
+        moving = [one for one in op.conditions if is_total(one, self.functions)]
         staying = [one for one in op.conditions if one not in moving]
         return filtered(self.pushed(op.input, [*moving, *above]), staying)
 
@@ -97,7 +97,7 @@ class Pushing:
 
     def _project(self, op: Project, conditions: Sequence[Expr]) -> Operator:
         # A value that is not the same twice must meet the rows it was written for.
-        fixed = not all(steady(expr, self.functions) or expr.reads_clock for expr in op.expressions)
+        fixed = not all(is_deterministic(expr, self.functions) or expr.reads_clock for expr in op.expressions)
         moving = [one for one in conditions if not fixed and self._passes(one, op.expressions)]
         rest = [one for one in conditions if one not in moving]
         below = [one.with_columns(lambda i: op.expressions[i]) for one in moving]
@@ -114,12 +114,12 @@ class Pushing:
         """Whether a condition can be said of what these expressions are made of."""
         if any(i >= len(given) for i in one.columns):
             return False
-        return all(given[i].column is not None or tame(given[i], self.functions) for i in one.columns)
+        return all(given[i].column is not None or is_total(given[i], self.functions) for i in one.columns)
 
     def _appended(self, op: Generate | Scalar, conditions: Sequence[Expr]) -> Operator:
         width = op.input.width
         # A generator that is not the same twice must meet the same rows.
-        fixed = isinstance(op, Generate) and not steady(op.call, self.functions)
+        fixed = isinstance(op, Generate) and not is_deterministic(op.call, self.functions)
         moving = [one for one in conditions if not fixed and all(i < width for i in one.columns)]
         rest = [one for one in conditions if one not in moving]
         inputs = [self.pushed(op.input, moving), *(self.rebuilt(child) for child in op.inputs[1:])]

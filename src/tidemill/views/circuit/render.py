@@ -10,26 +10,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tidemill.views.circuit.expr import Expr, Now
+from tidemill.views.circuit.expr import ClockValue, Expr
 from tidemill.views.circuit.operators import (
     Aggregate,
     Distinct,
     Filter,
     Generate,
     Join,
-    Key,
+    JoinKey,
+    LiteralRows,
     Opaque,
     Operator,
-    Order,
-    Output,
     Project,
     Scalar,
     SetOp,
+    SortKey,
     Source,
     TemporalFilter,
     TopK,
     UnionAll,
-    Values,
+    ViewOutput,
     Window,
 )
 
@@ -54,7 +54,7 @@ def quoted(name: str) -> str:
 class Renderer:
     """How operators are written: values for the clock."""
 
-    now: Mapping[Now, str] | None = None
+    now: Mapping[ClockValue, str] | None = None
 
     def sql(self, operator: Operator, inputs: Sequence[str]) -> str:
         """A query over `inputs`, names of relations with the columns c0, c1, … of the operator's inputs."""
@@ -69,7 +69,7 @@ class Renderer:
         chosen = [f"{quoted(column.name)} AS c{i}" for i, column in enumerate(op.columns)]
         return f"SELECT {_list(chosen)} FROM {quoted(op.table)}"
 
-    def values(self, op: Values, _: Sequence[str]) -> str:
+    def values(self, op: LiteralRows, _: Sequence[str]) -> str:
         rows = ["(" + ", ".join(self.text(value) for value in row) + ")" for row in op.rows]
         if not op.width:
             return " UNION ALL ".join(["SELECT 1 AS one"] * len(op.rows))
@@ -116,7 +116,7 @@ class Renderer:
             tables += " ON " + (" AND ".join(on) or "true")
         return f"SELECT {_list(names)} FROM {tables}"
 
-    def _equal(self, key: Key) -> str:
+    def _equal(self, key: JoinKey) -> str:
         left = self.text(key.left.enclosed(), "l.c{}".format)
         right = self.text(key.right.enclosed(), "r.c{}".format)
         return f"({left} {'<=>' if key.null_safe else '='} {right})"
@@ -176,7 +176,7 @@ class Renderer:
         said += f" LIMIT {op.limit}" if op.limit is not None else ""
         return said + (f" OFFSET {op.offset}" if op.offset else "")
 
-    def _order(self, key: Order) -> str:
+    def _order(self, key: SortKey) -> str:
         return f"{self.text(key.value)} {key.suffix}"
 
     # --- the rest -----------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class Renderer:
         given = f"SELECT * FROM ({op.sql}) AS q({', '.join(_columns(op.width))})"
         return f"WITH {', '.join(named)} {given}" if named else given
 
-    def output(self, op: Output, inputs: Sequence[str]) -> str:
+    def output(self, op: ViewOutput, inputs: Sequence[str]) -> str:
         return f"SELECT {_list(_columns(op.width))} FROM {inputs[0]}"
 
 
@@ -221,7 +221,7 @@ def _side(i: int, width: int) -> str:
 
 WRITERS: Mapping[type[Operator], Callable[[Renderer, Any, Sequence[str]], str]] = {
     Source: Renderer.source,
-    Values: Renderer.values,
+    LiteralRows: Renderer.values,
     Filter: Renderer.filter,
     TemporalFilter: Renderer.temporal,
     Project: Renderer.project,
@@ -235,5 +235,5 @@ WRITERS: Mapping[type[Operator], Callable[[Renderer, Any, Sequence[str]], str]] 
     TopK: Renderer.top,
     Scalar: Renderer.scalar,
     Opaque: Renderer.opaque,
-    Output: Renderer.output,
+    ViewOutput: Renderer.output,
 }

@@ -12,7 +12,7 @@ from typing import Any
 
 from tidemill.views.aggregates.registry import aggregate
 from tidemill.views.circuit.circuit import walk
-from tidemill.views.circuit.functions import CLOCK, RANDOM, Functions
+from tidemill.views.circuit.functions import CLOCK, RANDOM, ViewFunctions
 from tidemill.views.circuit.ids import expressions
 from tidemill.views.circuit.operators import (
     Aggregate,
@@ -21,9 +21,9 @@ from tidemill.views.circuit.operators import (
     Filter,
     Generate,
     Join,
+    LiteralRows,
     Opaque,
     Operator,
-    Output,
     Project,
     Scalar,
     SetOp,
@@ -31,10 +31,10 @@ from tidemill.views.circuit.operators import (
     TemporalFilter,
     TopK,
     UnionAll,
-    Values,
+    ViewOutput,
     Window,
 )
-from tidemill.views.circuit.properties import append_only
+from tidemill.views.circuit.row_properties import append_only
 
 
 class Rung(Enum):
@@ -47,7 +47,7 @@ class Rung(Enum):
 
 
 @dataclass(frozen=True)
-class Placed:
+class OperatorRung:
     """Where an operator runs, and why there."""
 
     rung: Rung
@@ -60,31 +60,31 @@ class Placed:
         return self.rung is not Rung.FULL and not self.scan and self.steady
 
 
-def rungs(root: Operator, functions: Functions | None = None) -> dict[Operator, Placed]:
+def rungs(root: Operator, functions: ViewFunctions | None = None) -> dict[Operator, OperatorRung]:
     """The rung of every operator below and including the root."""
-    known = functions or Functions()
+    known = functions or ViewFunctions()
     grows = append_only(root)
     return {op: _placed(op, known, grows) for op in walk(root)}
 
 
-def _placed(op: Operator, functions: Functions, grows: Mapping[Operator, bool]) -> Placed:
+def _placed(op: Operator, functions: ViewFunctions, grows: Mapping[Operator, bool]) -> OperatorRung:
     random = _random(op, functions)
     clock = _clock(op)
     if isinstance(op, Opaque):
         extra = f"; it calls {', '.join(random)}" if random else ""
-        return Placed(Rung.FULL, f"kept whole: {op.reason}{extra}", scan=True, steady=not random)
+        return OperatorRung(Rung.FULL, f"kept whole: {op.reason}{extra}", scan=True, steady=not random)
     if clock and not isinstance(op, TemporalFilter):
         said = "it reads the clock, and not as column < now(): recomputed when time moves"
-        return Placed(Rung.FULL, said, scan=True, steady=not random)
+        return OperatorRung(Rung.FULL, said, scan=True, steady=not random)
     placed = RULES[type(op)](op, grows)
     if random:
         said = f"{', '.join(random)}: not the same twice, so its value is kept with each row"
         worst = placed.rung if placed.rung in {Rung.KEYED, Rung.FULL} else Rung.KEYED
-        return Placed(worst, said, placed.scan, steady=False)
+        return OperatorRung(worst, said, placed.scan, steady=False)
     return placed
 
 
-def _random(op: Operator, functions: Functions) -> list[str]:
+def _random(op: Operator, functions: ViewFunctions) -> list[str]:
     calls = set(op.calls) if isinstance(op, Opaque) else {n for e in expressions(op) for n in e.calls}
     return sorted(name for name in calls if functions.random(name) or name in RANDOM)
 
@@ -98,54 +98,56 @@ def _clock(op: Operator) -> bool:
 # --- one rule per kind --------------------------------------------------------------------------------------
 
 
-def _row_by_row(_op: Operator, _: Mapping[Operator, bool]) -> Placed:
-    return Placed(Rung.LINEAR, "row by row: the change alone")
+def _row_by_row(_op: Operator, _: Mapping[Operator, bool]) -> OperatorRung:
+    return OperatorRung(Rung.LINEAR, "row by row: the change alone")
 
 
-def _source(op: Source, _: Mapping[Operator, bool]) -> Placed:
+def _source(op: Source, _: Mapping[Operator, bool]) -> OperatorRung:
     if op.key:
-        return Placed(Rung.NATIVE, "replaces rows by key: the old row is found in its trace")
-    return Placed(
+        return OperatorRung(Rung.NATIVE, "replaces rows by key: the old row is found in its trace")
+    return OperatorRung(
         Rung.LINEAR, "append-only: every row is new" if op.append_only else "its changes, as they come"
     )
 
 
-def _temporal(_op: TemporalFilter, _: Mapping[Operator, bool]) -> Placed:
-    return Placed(Rung.FULL, "rows come and go as time passes: recomputed when they do", scan=True)
+def _temporal(_op: TemporalFilter, _: Mapping[Operator, bool]) -> OperatorRung:
+    return OperatorRung(Rung.FULL, "rows come and go as time passes: recomputed when they do", scan=True)
 
 
-def _join(op: Join, _: Mapping[Operator, bool]) -> Placed:
+def _join(op: Join, _: Mapping[Operator, bool]) -> OperatorRung:
     if not op.keys:
         if op.join == "null-aware anti":
             said = "NOT IN without another key: a NULL on the right touches every row"
         else:
             said = "no equality between the sides: the change would meet all of the other one"
-        return Placed(Rung.FULL, said, scan=True)
+        return OperatorRung(Rung.FULL, said, scan=True)
     if op.join == "inner":
-        return Placed(Rung.NATIVE, "an index of each side by its key")
+        return OperatorRung(Rung.NATIVE, "an index of each side by its key")
     name = "NOT IN with a key" if op.join == "null-aware anti" else f"{op.join} join"
-    return Placed(Rung.KEYED, f"{name}: Spark computes the keys that changed")
+    return OperatorRung(Rung.KEYED, f"{name}: Spark computes the keys that changed")
 
 
-def _sets(_op: Distinct | SetOp, _: Mapping[Operator, bool]) -> Placed:
-    return Placed(Rung.NATIVE, "the weight of every row")
+def _sets(_op: Distinct | SetOp, _: Mapping[Operator, bool]) -> OperatorRung:
+    return OperatorRung(Rung.NATIVE, "the weight of every row")
 
 
-def _aggregate(op: Aggregate, grows: Mapping[Operator, bool]) -> Placed:
+def _aggregate(op: Aggregate, grows: Mapping[Operator, bool]) -> OperatorRung:
     slow = [call for call in op.calls if not is_native(call)]
     if slow:
         named = ", ".join(sorted({_called(call) for call in slow}))
         if not op.groups:
-            return Placed(Rung.FULL, f"{named} of everything: one group holds all rows", scan=True)
+            return OperatorRung(Rung.FULL, f"{named} of everything: one group holds all rows", scan=True)
         if op.sets is not None:
-            return Placed(Rung.FULL, f"{named} with grouping sets: a row is in several groups", scan=True)
-        return Placed(Rung.KEYED, f"{named}: Spark computes the groups that changed")
+            return OperatorRung(
+                Rung.FULL, f"{named} with grouping sets: a row is in several groups", scan=True
+            )
+        return OperatorRung(Rung.KEYED, f"{named}: Spark computes the groups that changed")
     extremes = sorted({call.name for call in op.calls if _is_extreme(call)})
     said = "sums of each group" if op.groups else "sums of everything"
     if extremes:
         kept = "the best one" if grows[op.input] else "the best 16, refilled when they are used up"
         said += f"; {' and '.join(extremes)} keep {kept} of each group"
-    return Placed(Rung.NATIVE, said)
+    return OperatorRung(Rung.NATIVE, said)
 
 
 def is_native(call: AggregateCall) -> bool:
@@ -163,23 +165,25 @@ def _called(call: AggregateCall) -> str:
     return f"{call.name}(DISTINCT)" if call.distinct else call.name
 
 
-def _window(op: Window, _: Mapping[Operator, bool]) -> Placed:
+def _window(op: Window, _: Mapping[Operator, bool]) -> OperatorRung:
     if not op.partition:
-        return Placed(Rung.FULL, "a window without PARTITION BY: one partition holds all rows", scan=True)
-    return Placed(Rung.KEYED, "Spark computes the partitions that changed")
+        return OperatorRung(
+            Rung.FULL, "a window without PARTITION BY: one partition holds all rows", scan=True
+        )
+    return OperatorRung(Rung.KEYED, "Spark computes the partitions that changed")
 
 
-def _top(_op: TopK, _: Mapping[Operator, bool]) -> Placed:
-    return Placed(Rung.FULL, "the first rows of an order over everything", scan=True)
+def _top(_op: TopK, _: Mapping[Operator, bool]) -> OperatorRung:
+    return OperatorRung(Rung.FULL, "the first rows of an order over everything", scan=True)
 
 
-def _scalar(_op: Scalar, _: Mapping[Operator, bool]) -> Placed:
-    return Placed(Rung.FULL, "one value beside every row: when it changes, every row does", scan=True)
+def _scalar(_op: Scalar, _: Mapping[Operator, bool]) -> OperatorRung:
+    return OperatorRung(Rung.FULL, "one value beside every row: when it changes, every row does", scan=True)
 
 
-RULES: Mapping[type[Operator], Callable[[Any, Mapping[Operator, bool]], Placed]] = {
+RULES: Mapping[type[Operator], Callable[[Any, Mapping[Operator, bool]], OperatorRung]] = {
     Source: _source,
-    Values: _row_by_row,
+    LiteralRows: _row_by_row,
     Filter: _row_by_row,
     TemporalFilter: _temporal,
     Project: _row_by_row,
@@ -192,5 +196,5 @@ RULES: Mapping[type[Operator], Callable[[Any, Mapping[Operator, bool]], Placed]]
     Window: _window,
     TopK: _top,
     Scalar: _scalar,
-    Output: _row_by_row,
+    ViewOutput: _row_by_row,
 }

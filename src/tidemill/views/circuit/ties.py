@@ -3,8 +3,8 @@
 Spark gives any of several results there, another one on another partitioning. A view has one: the key stands
 in the normal form of the circuit, so that every rung, every replay and the oracle break a tie alike. It is
 H128 of the row that the operator reads, as it was before any rewrite, the same two hashes that row identity
-is made of (`tidemill.views.spark.rows`). Rows that are equal in all columns may still stand in any order:
-nobody can tell.
+is made of (`views.spark.weighted_rows`). Rows that are equal in all columns may be in any order: it makes no
+difference.
 
     Window     row_number, ntile, lag, lead and frames of ROWS; never rank, dense_rank, percent_rank,
                cume_dist, nor a frame of RANGE, whose peers are one
@@ -13,7 +13,7 @@ nobody can tell.
                (their key, the hash), lists are sorted by it; mode gives the lowest of the most frequent
 
 What is left, and only that, may still hang on ties: what a frame of RANGE says of single rows (last_value),
-calls with a treatment of NULLs, and queries that are kept whole. `settled` says whether anything is.
+calls with a treatment of NULLs, and queries that are kept whole. `has_one_result` says whether anything is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,20 +23,20 @@ from tidemill.schemas.type_table import row_of
 from tidemill.views.aggregates.registry import TieBreak, aggregate
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.expr import Expr, Part, joined
+from tidemill.views.circuit.interpreter import split_list, struct_fields
 from tidemill.views.circuit.operators import (
     Aggregate,
     AggregateCall,
     Opaque,
     Operator,
-    Order,
-    Output,
+    SortKey,
     TopK,
+    ViewOutput,
     Window,
     WindowCall,
 )
 from tidemill.views.circuit.render import breaks_ties
-from tidemill.views.circuit.types import fields, listed
-from tidemill.views.trace.words import SALTS
+from tidemill.views.trace.row_equality import SALTS
 
 WHOLE = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
 SO_FAR = "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
@@ -45,22 +45,22 @@ WAYS = 6
 _WORDS = frozenset({"xxhash64", "isnull", "named_struct", "size", "transform", "array_sort", "map_entries"})
 
 
-def hangs_on_ties(output: Operator) -> bool:
+def depends_on_ties(output: Operator) -> bool:
     """Does plain Spark have several results where the query's order leaves ties?"""
-    return bool(hanging(output))
+    return bool(tie_dependent(output))
 
 
-def hanging(output: Operator) -> list[Operator]:
+def tie_dependent(output: Operator) -> list[Operator]:
     """The operators in which it has."""
     return [op for op in walk(output) if _hangs(op)]
 
 
-def settled(output: Operator) -> bool:
+def has_one_result(output: Operator) -> bool:
     """Has the circuit one result, whatever ties there are?"""
     return not any(_unsettled(op) for op in walk(output))
 
 
-def turned(sql: str) -> list[str]:
+def with_other_tie_breaks(sql: str) -> list[str]:
     """The text of a circuit with all its ties broken in other ways: some of them differ where there are any.
 
     The opposite way first. It is not enough by itself: of three rows that tie for two places, the one in the
@@ -81,7 +81,7 @@ def turned(sql: str) -> list[str]:
     return found
 
 
-def break_ties(output: Output, types: Mapping[Operator, Sequence[str]]) -> Output:
+def break_ties(output: ViewOutput, types: Mapping[Operator, Sequence[str]]) -> ViewOutput:
     """The circuit with the hash of the row as the last key of every order that may leave ties.
 
     - types: of every operator's columns, as Spark writes them.
@@ -94,7 +94,7 @@ def break_ties(output: Output, types: Mapping[Operator, Sequence[str]]) -> Outpu
         kinds = types.get(op.inputs[0], ()) if op.inputs else ()
         done[op] = _broken(op if same else op.with_inputs(inputs), kinds)
     made = done[output]
-    assert isinstance(made, Output)
+    assert isinstance(made, ViewOutput)
     return made
 
 
@@ -130,7 +130,7 @@ def hashable(value: tuple[Part, ...], kind: str, depth: int = 0) -> tuple[Part, 
         size = ("named_struct('n', size(", *value, "), 'v', transform(", *value)
         return (*size, f", {item} -> ", *inner, "))")
     if kind.startswith("map<"):
-        of_key, of_value = listed(kind[4:-1])
+        of_key, of_value = split_list(kind[4:-1])
         key = hashable((f"{item}.key",), of_key, depth + 1)
         inner = _flagged((f"{item}.value",), of_value, depth + 1)
         order = "(l, r) -> CASE WHEN l.key < r.key THEN -1 WHEN l.key > r.key THEN 1 ELSE 0 END"
@@ -139,7 +139,7 @@ def hashable(value: tuple[Part, ...], kind: str, depth: int = 0) -> tuple[Part, 
         return (*size, f", {item} -> named_struct('k', ", *key, ", 'v', ", *inner, ")))")
     if kind.startswith("struct<"):
         parts: list[Part] = []
-        for number, (name, of_field) in enumerate(fields(kind)):
+        for number, (name, of_field) in enumerate(struct_fields(kind)):
             quoted = "`" + name.replace("`", "``") + "`"
             parts += [", " if number else "", f"'f{number}', "]
             parts += _flagged((*value, f".{quoted}"), of_field, depth + 1)
@@ -152,8 +152,8 @@ def _flagged(value: tuple[Part, ...], kind: str, depth: int) -> tuple[Part, ...]
     return ("named_struct('null', isnull(", *value, "), 'v', ", *hashable(value, kind, depth), ")")
 
 
-def _keys(types: Sequence[str]) -> tuple[Order, ...]:
-    return tuple(Order(half) for half in hash_of(types)) if types else ()
+def _keys(types: Sequence[str]) -> tuple[SortKey, ...]:
+    return tuple(SortKey(half) for half in hash_of(types)) if types else ()
 
 
 # --- windows ------------------------------------------------------------------------------------------------

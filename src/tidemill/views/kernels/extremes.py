@@ -21,7 +21,7 @@ from tidemill.errors import TypeRefused, WeightNegative
 from tidemill.views.aggregates.registry import Accumulator
 from tidemill.views.trace.layout import WEIGHT, Layout
 from tidemill.views.trace.order import I64, lexical, taken
-from tidemill.views.trace.words import fixed
+from tidemill.views.trace.row_equality import fixed_width_values
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -41,7 +41,7 @@ class Ranked(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Extreme:
+class ExtremeKernel:
     """MIN or MAX of one column.
 
     Args:
@@ -64,7 +64,13 @@ class Extreme:
         return Layout(pa.schema([*self.keys, pa.field(VALUE, self.value)]), len(self.keys))
 
     def rank(
-        self, groups: pa.Table, kept: "Rows", changed: "Rows", empty: Mask, *, refill: bool = False
+        self,
+        groups: pa.Table,
+        kept: "GroupValues",
+        changed: "GroupValues",
+        empty: Mask,
+        *,
+        refill: bool = False,
     ) -> Ranked:
         """Apply a change to the groups.
 
@@ -127,19 +133,19 @@ class Extreme:
         return table.append_column(VALUE, values).append_column(WEIGHT, pa.array(weights))
 
 
-class Rows(NamedTuple):
+class GroupValues(NamedTuple):
     """Values of groups: which group, the value, its weight."""
 
     group: I64
     value: pa.Array
     weight: I64
 
-    def chosen(self, mask: Mask) -> "Rows":
+    def chosen(self, mask: Mask) -> "GroupValues":
         return self.taken(np.flatnonzero(mask))
 
-    def taken(self, rows: I64) -> "Rows":
+    def taken(self, rows: I64) -> "GroupValues":
         value = pc.take(self.value, pa.array(rows), boundscheck=False)
-        return Rows(taken(self.group, rows), value, taken(self.weight, rows))
+        return GroupValues(taken(self.group, rows), value, taken(self.weight, rows))
 
 
 def order_of(array: pa.Array) -> I64:
@@ -158,10 +164,12 @@ def order_of(array: pa.Array) -> I64:
         order = pc.fill_null(array, fill_value=False).cast(pa.int8()).to_numpy().astype(np.int64)
         return order
     if pat.is_signed_integer(kind) or (_is_sortable(kind) and pat.is_temporal(kind)):
-        order = fixed(array, np.dtype(f"<i{kind.bit_width // 8}")).astype(np.int64, copy=False)
+        order = fixed_width_values(array, np.dtype(f"<i{kind.bit_width // 8}")).astype(np.int64, copy=False)
         return order
     if pat.is_decimal128(kind) and kind.precision <= 18:
-        return np.ascontiguousarray(fixed(array, np.dtype((np.int64, (2,))))[:, 0])  # the rest is its sign
+        return np.ascontiguousarray(
+            fixed_width_values(array, np.dtype((np.int64, (2,))))[:, 0]
+        )  # the rest is its sign
     if _is_ranked(kind):
         order = pc.rank(array, tiebreaker="dense").to_numpy().astype(np.int64)
         return order
@@ -264,7 +272,7 @@ class _Every(NamedTuple):
 
     @classmethod
     def of(
-        cls, kept: Rows, changed: Rows, more: Mask, *, greatest_first: bool, refill: bool
+        cls, kept: GroupValues, changed: GroupValues, more: Mask, *, greatest_first: bool, refill: bool
     ) -> tuple["_Every", I64]:
         """What has to be looked at; and where the best value stands of groups of which nothing is, else -1.
 
@@ -354,7 +362,9 @@ def _added_up(weights: I64, starts: I64) -> I64:
     return np.diff(running, prepend=0)
 
 
-def _concerned(kept: Rows, before: I64, changed: Rows, order: I64, more: Mask) -> tuple[I64, I64 | None, I64]:
+def _concerned(
+    kept: GroupValues, before: I64, changed: GroupValues, order: I64, more: Mask
+) -> tuple[I64, I64 | None, I64]:
     """Where the best value stands of groups whose change concerns nothing that is kept, else -1; and what has
     to be looked at: what other groups keep, and the changes that are no worse than all that is kept.
 

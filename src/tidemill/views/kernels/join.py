@@ -15,17 +15,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidemill.errors import UsageError, WeightOverflow
-from tidemill.views.kernels.align import Picked, pairs
-from tidemill.views.trace.consolidate import chunk, column, consolidate
+from tidemill.views.kernels.key_matching import PickedRows, matching_pairs
+from tidemill.views.trace.consolidation import chunk, column, consolidate
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 from tidemill.views.trace.order import I64, ascending
-from tidemill.views.trace.words import is_plain
+from tidemill.views.trace.row_equality import is_plain
 
 _KEYS = 131_072
 """Keys that are looked up at once."""
 
 
-class Remembered(Protocol):
+class RowLookup(Protocol):
     """What a side remembers of the steps before: a trace, or rows that somebody else keeps."""
 
     def lookups(self, hashes: I64, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
@@ -34,7 +34,7 @@ class Remembered(Protocol):
 
 
 @dataclass(frozen=True)
-class Join:
+class JoinKernel:
     """An inner equi-join.
 
     Args:
@@ -74,9 +74,7 @@ class Join:
                 table = table.filter(pc.is_valid(table[name]))
         return consolidate(table, layout)
 
-    def step(
-        self, mine: pa.Table, theirs: pa.Table, left: Remembered, right: Remembered
-    ) -> Iterator[pa.Table]:
+    def step(self, mine: pa.Table, theirs: pa.Table, left: RowLookup, right: RowLookup) -> Iterator[pa.Table]:
         """The change of the result, computed as it is read, with rows of either sign that may cancel.
 
         All rows of it were in the result before the step, or are in it afterwards: an expression above the
@@ -100,15 +98,15 @@ class Join:
                 yield from self._matched(some.filter(pa.array(goes)).combine_chunks(), before)
         wanted = [source for source, _ in self.left_out]
         for some, _, stays in _known(left, theirs, went, self.left, wanted):
-            for ones, others in pairs(some, stays, self.right.key_names, self.left.key_names):
+            for ones, others in matching_pairs(some, stays, self.right.key_names, self.left.key_names):
                 yield self._rows(stays, others, some, ones)
 
     def _matched(self, mine: pa.Table, theirs: pa.Table) -> Iterator[pa.Table]:
-        for ones, others in pairs(mine, theirs, self.left.key_names, self.right.key_names):
+        for ones, others in matching_pairs(mine, theirs, self.left.key_names, self.right.key_names):
             yield self._rows(mine, ones, theirs, others)
 
     def _rows(self, left: pa.Table, ones: I64, right: pa.Table, others: I64) -> pa.Table:
-        mine, theirs = Picked(left, ones), Picked(right, others)
+        mine, theirs = PickedRows(left, ones), PickedRows(right, others)
         keys = dict(zip(self.right.key_names, self.left.key_names, strict=True))
         found = {name: mine.column(source) for source, name in self.left_out}
         for source, name in self.right_out:
@@ -122,7 +120,7 @@ class Join:
 
 
 def _known(
-    side: Remembered, changed: pa.Table, change: pa.Table, layout: Layout, columns: list[str]
+    side: RowLookup, changed: pa.Table, change: pa.Table, layout: Layout, columns: list[str]
 ) -> Iterator[tuple[pa.Table, pa.Table, pa.Table]]:
     """Some of the rows that changed, and what there is of their keys at the other side: before, and then.
 
@@ -179,7 +177,7 @@ def _rises(hashes: I64) -> bool:
     return bool((hashes[1:] > hashes[:-1]).all())
 
 
-def by_hash(rows: pa.Table) -> pa.Table:
+def sorted_by_hash(rows: pa.Table) -> pa.Table:
     """Rows in order of the hash, in one chunk."""
     rows = rows.combine_chunks()
     hashes = column(rows, HASH)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from tidemill.lots.datasets import Dataset
 from tidemill.lots.keys import DatasetId
 from tidemill.spark.lot_reader import naming
-from tidemill.views.spark import contents
-from tidemill.views.spark.crossings import ClockUse, next_crossing
-from tidemill.views.spark.full import ViewCode
-from tidemill.views.spark.tables import Tables
-from tidemill.views.steps.commits import Alarm, Batch, Output, Part
-from tidemill.views.steps.inputs import Inputs
+from tidemill.views.spark import dataset_contents
+from tidemill.views.spark.clock_alarms import ClockUse, next_crossing
+from tidemill.views.spark.recompute import ViewCode
+from tidemill.views.spark.view_tables import ViewTables
+from tidemill.views.steps.commits import StepAlarm, StepBatch, StepOutput, StepPart
+from tidemill.views.steps.inputs import InputReader
 from tidemill.views.steps.stepper import Compute
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ class Alarmed:
         self,
         compute: Compute,
         session: "Callable[[], SparkSession]",
-        tables: Tables,
-        inputs: Inputs,
+        tables: ViewTables,
+        inputs: InputReader,
         datasets: Mapping[DatasetId, Dataset],
         views: Mapping[str, ViewCode],
         clocks: Mapping[str, ClockUse],
@@ -52,16 +52,16 @@ class Alarmed:
         self._views = views
         self._clocks = clocks
 
-    def __call__(self, batch: Batch, attempt: str) -> tuple[Part, ...]:
+    def __call__(self, batch: StepBatch, attempt: str) -> tuple[StepPart, ...]:
         parts = self._compute(batch, attempt)
         asking = [view.name for view in batch.spec.views if view.name in self._clocks]
         if not asking:
             return parts
-        made = batch.tables | {one.view: one.table for one in parts if isinstance(one, Output)}
+        made = batch.tables | {one.view: one.table for one in parts if isinstance(one, StepOutput)}
         times = [time for view in asking for time in self._times(view, batch, made, attempt)]
-        return (*parts, Alarm(at=min(times, default=None)))
+        return (*parts, StepAlarm(at=min(times, default=None)))
 
-    def _times(self, view: str, batch: Batch, made: Mapping[str, str], attempt: str) -> list[int]:
+    def _times(self, view: str, batch: StepBatch, made: Mapping[str, str], attempt: str) -> list[int]:
         use, cadence_us = self._clocks[view], batch.spec.cadence_us
         found = [batch.now + cadence_us] if use.other and cadence_us else []
         if use.filters:
@@ -73,12 +73,12 @@ class Alarmed:
         return found
 
     def _frames(
-        self, spark: "SparkSession", view: str, batch: Batch, made: Mapping[str, str]
+        self, spark: "SparkSession", view: str, batch: StepBatch, made: Mapping[str, str]
     ) -> "dict[str, DataFrame]":
         """What a view reads, by its names, as it was when the step had been computed."""
         code = self._views[view]
         frames = {
-            name: contents.content(
+            name: dataset_contents.dataset_frame(
                 spark,
                 self._tables.storage,
                 self._datasets[dataset],

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tidemill.spark.operations import WEIGHT
-from tidemill.views.kernels.digest import SPAN
-from tidemill.views.spark.rows import HIGH, LOW
+from tidemill.views.kernels.zsets import SPAN
+from tidemill.views.spark.weighted_rows import HIGH, LOW
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -28,32 +28,32 @@ from tidemill.objects import place_of
 from tidemill.spark.lot_reader import naming, read_objects
 from tidemill.spark.lot_writer import Written
 from tidemill.spark.sessions import parallelism
-from tidemill.views.chain.chain import Chain, Placed
-from tidemill.views.chain.outputs import OutputStation, SpillStation
-from tidemill.views.chain.work import Plan, Told, timings
+from tidemill.views.chain.chain import Chain, PlacedOperator
+from tidemill.views.chain.layer_task import StepPlan, TaskReport, timings
+from tidemill.views.chain.outputs import OutputSink, SpillSink
 from tidemill.views.circuit.operators import Operator
 from tidemill.views.circuit.render import Renderer
-from tidemill.views.kernels.digest import together
-from tidemill.views.spark.arriving import Arriving, Framed, Lots
-from tidemill.views.spark.arrow import struct_of
-from tidemill.views.spark.chains import Chained, chained, kind_of
-from tidemill.views.spark.full import FullViews, ViewCode, difference, follow
+from tidemill.views.kernels.zsets import total_digest
+from tidemill.views.spark.arrow_types import struct_of
+from tidemill.views.spark.group_chain import GroupChain, group_chain, input_kind
 from tidemill.views.spark.inprocess import Grown, InProcess
 from tidemill.views.spark.job import Job
 from tidemill.views.spark.jobs import Inputs as Given
 from tidemill.views.spark.jobs import Jobs
-from tidemill.views.spark.merging import stored
 from tidemill.views.spark.places import Estimate, Venue, choose, threads_for
-from tidemill.views.spark.sizes import NOTHING, Size, size_of, tasks_for
-from tidemill.views.spark.tables import Place, Tables, schema_text
-from tidemill.views.spark.tasks import Site
-from tidemill.views.steps.commits import Aside, Batch, Output, State
+from tidemill.views.spark.recompute import FullViews, ViewCode, difference, step_output
+from tidemill.views.spark.sizes import NOTHING, InputSize, size_of, tasks_for
+from tidemill.views.spark.step_inputs import FrameInput, LotInput, StepInput
+from tidemill.views.spark.table_merges import stored_columns
+from tidemill.views.spark.tasks import TaskSite
+from tidemill.views.spark.view_tables import ViewAttempt, ViewTables, schema_text
+from tidemill.views.steps.commits import QuarantinedRows, StepBatch, StepOutput, StepState
 from tidemill.views.steps.events import StepTimed
 from tidemill.views.steps.groups import GroupSpec
-from tidemill.views.steps.inputs import Inputs, Slice
+from tidemill.views.steps.inputs import InputReader, LotSlice
 from tidemill.views.steps.keys import changes_of, state_prefix
-from tidemill.views.trace.slices import ranges
-from tidemill.views.trace.version import Kept, Version, read_version, write_version
+from tidemill.views.trace.hash_space import ranges
+from tidemill.views.trace.version import TraceChanges, TraceVersion, read_version, write_version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -67,7 +67,7 @@ up what is there. Fewer rows than the least are no reason."""
 CODE = "1"
 """What this release's kernels call themselves in version files."""
 
-Made = Output | Aside | State
+Made = StepOutput | QuarantinedRows | StepState
 
 
 class IncrementalViews:
@@ -88,8 +88,8 @@ class IncrementalViews:
         self,
         session: "Callable[[], SparkSession]",
         full: FullViews,
-        tables: Tables,
-        inputs: Inputs,
+        tables: ViewTables,
+        inputs: InputReader,
         datasets: Mapping[DatasetId, Dataset],
         views: Mapping[str, ViewCode],
         *,
@@ -104,9 +104,9 @@ class IncrementalViews:
         self.views = views
         self.cache = cache
         self._emit = emit
-        self._known: dict[GroupSpec, Chained] = {}
+        self._known: dict[GroupSpec, GroupChain] = {}
 
-    def __call__(self, batch: Batch, attempt: str) -> tuple[Made, ...]:
+    def __call__(self, batch: StepBatch, attempt: str) -> tuple[Made, ...]:
         self.full.check(batch)
         spark = self.session()
         found = self.chained(spark, batch.spec)
@@ -117,21 +117,21 @@ class IncrementalViews:
         rest = [view.name for view in batch.spec.views if view.name not in found.views]
         outputs = [*done, *self.full.recomputed(batch, attempt, rest, done)]
         aside = self.full.set_aside(batch, attempt, stepping.doubtful())
-        made: list[Made] = [*outputs, State(version=stepping.commit())]
+        made: list[Made] = [*outputs, StepState(version=stepping.commit())]
         self._emit(stepping.timed())
         return (*made, *([] if aside is None else [aside]))
 
-    def chained(self, spark: "SparkSession", spec: GroupSpec) -> Chained:
+    def chained(self, spark: "SparkSession", spec: GroupSpec) -> GroupChain:
         """The chain of a group; made once for each declaration of it."""
         if spec not in self._known:
             frames, kinds = {}, {}
             for name, dataset in self.names(spec).items():
                 declared = self.datasets[dataset]
                 frames[name] = read_objects(spark, self.tables.storage, declared.schema, [])
-                kinds[name] = kind_of(declared)
+                kinds[name] = input_kind(declared)
             codes = [self.views[view.name] for view in spec.views]
             outputs = {code.name: None if code.refresh == "full" else code.circuit for code in codes}
-            self._known[spec] = chained(spark, outputs, frames, kinds, "chain")
+            self._known[spec] = group_chain(spark, outputs, frames, kinds, "chain")
         return self._known[spec]
 
     def names(self, spec: GroupSpec) -> dict[str, DatasetId]:
@@ -143,7 +143,12 @@ class Stepping:
     """One step of a group, on its way: which traces are current, and what its tasks have kept so far."""
 
     def __init__(
-        self, owner: IncrementalViews, spark: "SparkSession", found: Chained, batch: Batch, attempt: str
+        self,
+        owner: IncrementalViews,
+        spark: "SparkSession",
+        found: GroupChain,
+        batch: StepBatch,
+        attempt: str,
     ) -> None:
         self._owner = owner
         self._spark = spark
@@ -152,12 +157,14 @@ class Stepping:
         self._attempt = attempt
         self._storage = owner.tables.storage
         self._prefix = state_prefix(batch.pipeline, batch.spec.name, batch.lot, attempt)
-        self._version = read_version(self._storage.objects, batch.version) if batch.version else Version()
+        self._version = (
+            read_version(self._storage.objects, batch.version) if batch.version else TraceVersion()
+        )
         self._chain = found.chain or Chain((), ())
         self._names = owner.names(batch.spec)
-        self._kept = Kept()
-        self._told: list[Told] = []
-        self._told_by_load: list[Told] = []
+        self._kept = TraceChanges()
+        self._told: list[TaskReport] = []
+        self._told_by_load: list[TaskReport] = []
         self._loaded: frozenset[int] = frozenset()
         self._plan_s = self._job_s = self._load_s = 0.0
         self._estimate = Estimate(Venue.SPARK, 0.0)
@@ -178,7 +185,7 @@ class Stepping:
             self._current = set()
         self.ready = frozenset(view for view in found.views if self._is_ready(view))
 
-    def _is_current(self, placed: Placed) -> bool:
+    def _is_current(self, placed: PlacedOperator) -> bool:
         steps = self._version.steps
         return all(steps.get(name, -1) == self._version.step for name in placed.reads)
 
@@ -201,13 +208,13 @@ class Stepping:
 
     # --- the step of what is current
 
-    def step(self) -> list[Output]:
+    def step(self) -> list[StepOutput]:
         """The changes of the views that are ready, in one job, and one more behind each keyed operator."""
         outputs = {one.number for view, one in self._chain.outputs.items() if view in self.ready}
         active = frozenset(self._current | outputs | self._spills_of(self._current))
-        plan = Plan(self._chain, active, ranges(tasks_for(self._spark, self._size)))
+        plan = StepPlan(self._chain, active, ranges(tasks_for(self._spark, self._size)))
         inputs = {
-            name: Lots(self._spark, self._storage, self._declared(name), exchange.plus, exchange.minus)
+            name: LotInput(self._spark, self._storage, self._declared(name), exchange.plus, exchange.minus)
             for name, exchange in self._exchanges.items()
         }
         if not inputs:
@@ -222,10 +229,10 @@ class Stepping:
         return {
             edge.target
             for edge in self._chain.edges
-            if edge.origin in numbers and isinstance(self._chain.stations[edge.target].station, SpillStation)
+            if edge.origin in numbers and isinstance(self._chain.stations[edge.target].station, SpillSink)
         }
 
-    def _placed(self, plan: Plan, inputs: Given, size: Size, views: Collection[str]) -> Jobs:
+    def _placed(self, plan: StepPlan, inputs: Given, size: InputSize, views: Collection[str]) -> Jobs:
         """The jobs of a plan where they take the least; what grew too large in the runner is Spark's."""
         self._estimate = choose(plan, inputs, size, parallelism(self._spark))
         if self._estimate.place is Venue.RUNNER:
@@ -236,7 +243,7 @@ class Stepping:
                 self._estimate = self._estimate._replace(place=Venue.SPARK)
         return self._jobs(plan, inputs, views)
 
-    def _jobs(self, plan: Plan, inputs: Given, views: Collection[str], kind: type[Job] = Job) -> Jobs:
+    def _jobs(self, plan: StepPlan, inputs: Given, views: Collection[str], kind: type[Job] = Job) -> Jobs:
         jobs = Jobs(self._spark, self._storage, plan, self._site(views), self._kinds_of, kind)
         try:
             with naming(self._storage):
@@ -246,18 +253,18 @@ class Stepping:
             if not isinstance(error, FileUnlike):
                 raise
         spark = {
-            name: replace(one, by_spark=True) if isinstance(one, Lots) else one
+            name: replace(one, by_spark=True) if isinstance(one, LotInput) else one
             for name, one in inputs.items()
         }
         return self._jobs(plan, spark, views, kind)
 
-    def _drop(self, told: Iterable[Told], views: Collection[str]) -> None:
+    def _drop(self, told: Iterable[TaskReport], views: Collection[str]) -> None:
         """Remove what was written of changes that nobody may take for the whole of them."""
         for name, key, *_ in (file for one in told for file in one.files):
             if name in views:
                 self._storage.objects.delete(key)
 
-    def _keep(self, kept: Kept) -> None:
+    def _keep(self, kept: TraceChanges) -> None:
         """What the job kept, but for operators with a group whose values have to be read again, and for those
         that read them: these are loaded (DBSP-13).
         """
@@ -266,12 +273,12 @@ class Stepping:
         stepped, self.ready = self.ready, frozenset(view for view in self.ready if self._is_ready(view))
         self._drop(self._told, stepped - self.ready)
         gone = {name for one in self._chain.stations if one.number in lost for name in one.traces.values()}
-        self._kept = Kept(
+        self._kept = TraceChanges(
             tuple(one for one in kept.added if one.trace not in gone),
             tuple(one for one in kept.merged if one.trace not in gone),
         )
 
-    def _output(self, view: str) -> Output | None:
+    def _output(self, view: str) -> StepOutput | None:
         """The output of a view that was stepped; None when nothing of it changed."""
         if view not in self.ready:
             return None
@@ -281,11 +288,11 @@ class Stepping:
         tables, before = self._owner.tables, self._batch.tables[view]
         schema = tables.schema(before)
         changes = tables.keep_changes(self._place(view), written, schema, digest)
-        return follow(self._spark, tables, self._place(view), before, changes, written, schema)
+        return step_output(self._spark, tables, self._place(view), before, changes, written, schema)
 
     # --- building traces
 
-    def load(self) -> list[Output]:
+    def load(self) -> list[StepOutput]:
         """Build the traces that are missing, and give the changes of the views that have them."""
         missing = frozenset(one.number for one in self._chain.stations if one.reads) - self._current
         views = [view.name for view in self._batch.spec.views if self._is_to_load(view.name)]
@@ -296,14 +303,14 @@ class Stepping:
         slices = {name: self._held(one) for name, one in self._names.items() if name in self._chain.inputs}
         size = sum((size_of(many) for many in slices.values()), NOTHING)
         active = self._chain.below(missing | outputs)
-        plan = Plan(self._chain, active, ranges(tasks_for(self._spark, size)), first=True, kept=missing)
-        inputs: dict[str, Arriving] = {
-            name: Lots(self._spark, self._storage, self._declared(name), many)
+        plan = StepPlan(self._chain, active, ranges(tasks_for(self._spark, size)), first=True, kept=missing)
+        inputs: dict[str, StepInput] = {
+            name: LotInput(self._spark, self._storage, self._declared(name), many)
             for name, many in slices.items()
         }
-        inputs |= {name: Framed(self._constant(op)) for name, op in self._chain.constants}
+        inputs |= {name: FrameInput(self._constant(op)) for name, op in self._chain.constants}
         jobs = self._placed(plan, inputs, size, [view for view in views if not self._comparable(view)])
-        self._kept = Kept.together([self._kept, jobs.kept])
+        self._kept = TraceChanges.together([self._kept, jobs.kept])
         self._loaded, self._told_by_load = missing, jobs.told
         self._load_s = time.perf_counter() - began
         return [made for view in views if (made := self._compared(view, jobs.told)) is not None]
@@ -317,7 +324,7 @@ class Stepping:
     def _is_to_load(self, view: str) -> bool:
         return view in self._found.views and view not in self.ready
 
-    def _held(self, dataset: DatasetId) -> list[Slice]:
+    def _held(self, dataset: DatasetId) -> list[LotSlice]:
         return self._owner.inputs.at(dataset, self._batch.positions[dataset])
 
     def _comparable(self, view: str) -> str:
@@ -329,20 +336,22 @@ class Stepping:
         same = before and schema_text(self._owner.tables.schema(before)) == schema_text(self._schema(view))
         return before if same else ""
 
-    def _compared(self, view: str, told: list[Told]) -> Output | None:
+    def _compared(self, view: str, told: list[TaskReport]) -> StepOutput | None:
         """The output of a view that was loaded: its whole result, against its table if it has one."""
         tables, place = self._owner.tables, self._place(view)
         schema = self._schema(view)
         written, digest = _written(view, told)
         before = self._comparable(view)
         if before:
-            whole = read_objects(self._spark, self._storage, stored(schema), written.objects)
+            whole = read_objects(self._spark, self._storage, stored_columns(schema), written.objects)
             with naming(self._storage):
                 frame = difference(self._spark, tables, whole, schema, before)
                 changes, written = tables.write_changes(place, frame, schema)
-            return follow(self._spark, tables, place, before, changes, written, schema) if changes else None
+            return (
+                step_output(self._spark, tables, place, before, changes, written, schema) if changes else None
+            )
         changes = tables.keep_changes(place, written, schema, digest)
-        return follow(self._spark, tables, place, "", changes, written, schema)
+        return step_output(self._spark, tables, place, "", changes, written, schema)
 
     # --- the end
 
@@ -393,33 +402,33 @@ class Stepping:
 
     # --- where
 
-    def _site(self, views: Iterable[str]) -> Site:
+    def _site(self, views: Iterable[str]) -> TaskSite:
         batch = self._batch
         folders = tuple(
             (view, layout.data_prefix(*changes_of(batch.pipeline, view).parts, batch.lot, self._attempt))
             for view in sorted(views)
         )
         objects = place_of(self._storage.objects)
-        return Site(objects, batch.version, self._prefix, folders, self._owner.cache)
+        return TaskSite(objects, batch.version, self._prefix, folders, self._owner.cache)
 
-    def _place(self, view: str) -> Place:
+    def _place(self, view: str) -> ViewAttempt:
         batch = self._batch
-        return Place(pipeline=batch.pipeline, view=view, lot=batch.lot, attempt=self._attempt)
+        return ViewAttempt(pipeline=batch.pipeline, view=view, lot=batch.lot, attempt=self._attempt)
 
     def _kinds_of(self, number: int) -> "list[DataType]":
         station = self._chain.stations[number].station
-        assert isinstance(station, OutputStation)
+        assert isinstance(station, OutputSink)
         return [field.dataType for field in self._schema(station.view).fields]
 
     def _schema(self, view: str) -> "StructType":
         """The columns of a view, as its chain gives them."""
         station = self._chain.outputs[view].station
-        assert isinstance(station, OutputStation)
+        assert isinstance(station, OutputSink)
         return struct_of(station.names, self._found.types[view])
 
 
-def _written(view: str, every: Iterable[Told]) -> tuple[Written, int]:
+def _written(view: str, every: Iterable[TaskReport]) -> tuple[Written, int]:
     """What tasks wrote for a view, and its digest."""
     files = [file for told in every for file in told.files if file[0] == view]
     objects = tuple(StoredObject(uri=key, rows=rows, size=size) for _, key, rows, size, _ in files)
-    return Written(objects, sum(file[2] for file in files)), together(int(file[4], 16) for file in files)
+    return Written(objects, sum(file[2] for file in files)), total_digest(int(file[4], 16) for file in files)

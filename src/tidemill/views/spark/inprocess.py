@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tidemill.views.chain.chain import Edge
-from tidemill.views.chain.outputs import OutputStation
-from tidemill.views.chain.work import Told, chosen
-from tidemill.views.spark import legs, tasks
-from tidemill.views.spark.arriving import Arriving
+from tidemill.views.chain.layer_task import TaskReport, select_columns
+from tidemill.views.chain.outputs import OutputSink
+from tidemill.views.spark import row_expressions, tasks
 from tidemill.views.spark.job import Job
-from tidemill.views.spark.malloc import give_back, keep_memory, used_much
-from tidemill.views.spark.tasks import Site, Write
-from tidemill.views.spark.wire import HELLO, TOLD, WIRE, to_wire, told_of, wire_row
-from tidemill.views.trace.portions import portions
+from tidemill.views.spark.memory import give_back, keep_memory, used_much
+from tidemill.views.spark.step_inputs import StepInput
+from tidemill.views.spark.tasks import TaskSite, Write
+from tidemill.views.spark.wire_format import HELLO, TOLD, WIRE, task_reports, to_wire, wire_row
+from tidemill.views.trace.batches import split_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -52,10 +52,10 @@ class Grown(Exception):
 class InProcess(Job):
     """One step of a chain in this process; see `Job`."""
 
-    def planned(self, changes: Mapping[str, Arriving]) -> Callable[[], list[Told]]:
+    def planned(self, changes: Mapping[str, StepInput]) -> Callable[[], list[TaskReport]]:
         return partial(self._run, changes)
 
-    def _run(self, changes: Mapping[str, Arriving]) -> list[Told]:
+    def _run(self, changes: Mapping[str, StepInput]) -> list[TaskReport]:
         keep_memory()
         rows = [wire_row(here, HELLO, "", b"") for here in range(len(self.plan.ranges))]
         written: list[Future[object]] = []
@@ -67,16 +67,16 @@ class InProcess(Job):
             for one in written:
                 one.result()
         (used_much if len(self.plan.ranges) > 1 else give_back)()
-        return told_of(
+        return task_reports(
             row.column(3)[0].as_py() for batch in rows for row in _single(batch) if _station(row) == TOLD
         )
 
     @property
-    def _here(self) -> Site:
+    def _here(self) -> TaskSite:
         return replace(self.site, apart=False)
 
     def _arrived(
-        self, arriving: Arriving, edges: Sequence[Edge], threads: Executor
+        self, arriving: StepInput, edges: Sequence[Edge], threads: Executor
     ) -> Iterator[pa.RecordBatch]:
         """The packets of a table's change."""
         plain = any(edge.plain is not None for edge in edges)
@@ -87,7 +87,7 @@ class InProcess(Job):
         rest = [edge for edge in edges if edge.plain is None]
         if rest:
             yield from self._asked(arriving.frame(), rest)
-        pieces = list(portions(table, max(1, -(-table.num_rows // len(self.plan.ranges)))))
+        pieces = list(split_rows(table, max(1, -(-table.num_rows // len(self.plan.ranges)))))
         for edge in edges:
             if edge.plain is not None:
                 for sent in threads.map(partial(self._packed, edge), pieces):
@@ -95,7 +95,7 @@ class InProcess(Job):
 
     def _packed(self, edge: Edge, rows: pa.Table) -> list[pa.RecordBatch]:
         assert edge.plain is not None, "an expression is Spark's"
-        return list(to_wire(self.plan.send(edge, chosen(rows, edge.plain))))
+        return list(to_wire(self.plan.send(edge, select_columns(rows, edge.plain))))
 
     def _asked(self, frame: "DataFrame", edges: Sequence[Edge]) -> list[pa.RecordBatch]:
         """The packets of a table's change, with what Spark computes; what explodes is asked for alone."""
@@ -104,13 +104,13 @@ class InProcess(Job):
         for edge in edges:
             if edge in together:
                 continue
-            rows = legs.along(self.spark, frame, edge.leg)
+            rows = row_expressions.apply_expressions(self.spark, frame, edge.leg)
             station = self.plan.chain.stations[edge.target].station
-            if isinstance(station, OutputStation) and station.asks_spark:
-                rows = legs.identified(rows, len(station.types), self.kinds_of(edge.target))
+            if isinstance(station, OutputSink) and station.asks_spark:
+                rows = row_expressions.with_identity(rows, len(station.types), self.kinds_of(edge.target))
             found += self._sent_here(edge, _collected(rows))
         if together:
-            rows = legs.at_ends(frame, together, self.plan, self.kinds_of)
+            rows = row_expressions.at_ends(frame, together, self.plan, self.kinds_of)
             given = _collected(rows).combine_chunks()
             for edge in together:
                 found += self._sent_here(edge, _fields(given[f"e{edge.number}"]))
@@ -134,7 +134,9 @@ class InProcess(Job):
         given = [batch.select(WIRE.names) for batch in made if not _is_typed(batch)]
         if len(given) < len(made):
             there = pa.Table.from_batches([batch for batch in made if _is_typed(batch)])
-            frame = legs.beyond(self.spark.createDataFrame(there), self.plan, number, self.kinds_of)
+            frame = row_expressions.after_layer(
+                self.spark.createDataFrame(there), self.plan, number, self.kinds_of
+            )
             given += _collected(frame).to_batches()
         return list(tasks.packing(self.plan, self._here, number, write)(iter(given)))
 

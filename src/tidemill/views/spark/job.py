@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tidemill.views.chain.chain import Edge
-from tidemill.views.chain.outputs import OutputStation
-from tidemill.views.chain.work import Plan, Told
-from tidemill.views.spark import legs, tasks
-from tidemill.views.spark.arriving import Arriving
-from tidemill.views.spark.failing import of_task
-from tidemill.views.spark.legs import KindsOf
-from tidemill.views.spark.lot_files import File, Reading
-from tidemill.views.spark.tasks import Site
-from tidemill.views.spark.wire import HELLO, WIRE, WIRE_DDL, told_of
+from tidemill.views.chain.layer_task import StepPlan, TaskReport
+from tidemill.views.chain.outputs import OutputSink
+from tidemill.views.spark import row_expressions, tasks
+from tidemill.views.spark.failures import task_error
+from tidemill.views.spark.lot_files import LotFilePart, LotReader
+from tidemill.views.spark.row_expressions import KindsOf
+from tidemill.views.spark.step_inputs import StepInput
+from tidemill.views.spark.tasks import TaskSite
+from tidemill.views.spark.wire_format import HELLO, WIRE, WIRE_DDL, task_reports
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,18 +38,18 @@ class Job:
     """
 
     spark: "SparkSession"
-    plan: Plan
-    site: Site
+    plan: StepPlan
+    site: TaskSite
     kinds_of: KindsOf
 
-    def planned(self, changes: Mapping[str, Arriving]) -> Callable[[], list[Told]]:
+    def planned(self, changes: Mapping[str, StepInput]) -> Callable[[], list[TaskReport]]:
         """The step, ready to run; it gives what its tasks told. What one of them raised is raised there.
 
         Args:
             changes: of each table that moved, or of all that it reads, c0, c1, … and `_w`.
         """
         sent: list[DataFrame] = []
-        direct: dict[str, tuple[Reading, list[Edge]]] = {}
+        direct: dict[str, tuple[LotReader, list[Edge]]] = {}
         for table, arriving in changes.items():
             edges = self.plan.leaving(table)
             reading = arriving.reading() if all(edge.plain is not None for edge in edges) else None
@@ -61,14 +61,14 @@ class Job:
         first = self._read(direct, files) if files else self._hello()
         return partial(self._collected, self._layers([first, *sent]))
 
-    def _collected(self, frame: "DataFrame") -> list[Told]:
+    def _collected(self, frame: "DataFrame") -> list[TaskReport]:
         from pyspark.errors import PySparkException
 
         try:
             rows = frame.collect()
         except PySparkException as error:
-            raise of_task(error) from error
-        return told_of(row[0] for row in rows)
+            raise task_error(error) from error
+        return task_reports(row[0] for row in rows)
 
     def _entering(self, frame: "DataFrame", table: str) -> "Iterator[DataFrame]":
         """The packets of a table's rows. However many operators read it, it is read once for all of them,
@@ -80,16 +80,18 @@ class Job:
             together = []
         for edge in edges:
             if edge not in together:
-                yield self._sent(edge.target, edge.side, legs.along(self.spark, frame, edge.leg))
+                yield self._sent(
+                    edge.target, edge.side, row_expressions.apply_expressions(self.spark, frame, edge.leg)
+                )
         if together:
-            ends = legs.at_ends(frame, together, self.plan, self.kinds_of)
-            yield ends.mapInArrow(tasks.alone(tasks.entering(self.plan, self.site, together)), WIRE_DDL)
+            ends = row_expressions.at_ends(frame, together, self.plan, self.kinds_of)
+            yield ends.mapInArrow(tasks.in_worker(tasks.entering(self.plan, self.site, together)), WIRE_DDL)
 
     def _sent(self, number: int, side: int, df: "DataFrame") -> "DataFrame":
         station = self.plan.chain.stations[number].station
-        if isinstance(station, OutputStation) and station.asks_spark:
-            df = legs.identified(df, len(station.types), self.kinds_of(number))
-        return df.mapInArrow(tasks.alone(tasks.sending(self.plan, self.site, number, side)), WIRE_DDL)
+        if isinstance(station, OutputSink) and station.asks_spark:
+            df = row_expressions.with_identity(df, len(station.types), self.kinds_of(number))
+        return df.mapInArrow(tasks.in_worker(tasks.sending(self.plan, self.site, number, side)), WIRE_DDL)
 
     def _layers(self, sent: "list[DataFrame]") -> "DataFrame":
         from pyspark.sql import functions as sf
@@ -101,22 +103,22 @@ class Job:
         for layer in range(1, self.plan.depth + 1):
             frame = frame.repartitionById(len(self.plan.ranges), sf.col("to"))
             schema = from_arrow_schema(tasks.typed_schema(self.plan, layer))
-            frame = frame.mapInArrow(tasks.alone(tasks.layer(self.plan, self.site, layer)), schema)
+            frame = frame.mapInArrow(tasks.in_worker(tasks.layer(self.plan, self.site, layer)), schema)
             if self.plan.typed(layer):
-                frame = legs.beyond(frame, self.plan, layer, self.kinds_of)
-                packing = tasks.alone(tasks.packing(self.plan, self.site, layer))
+                frame = row_expressions.after_layer(frame, self.plan, layer, self.kinds_of)
+                packing = tasks.in_worker(tasks.packing(self.plan, self.site, layer))
                 frame = frame.mapInArrow(packing, WIRE_DDL)
         return frame.select("blob")
 
     def _read(
-        self, direct: dict[str, tuple[Reading, list[Edge]]], files: list[tuple[str, File]]
+        self, direct: dict[str, tuple[LotReader, list[Edge]]], files: list[tuple[str, LotFilePart]]
     ) -> "DataFrame":
         """The packets of files that workers read, and a row for each range."""
-        rows = [(here, None, *File("", 0, 0, 0)) for here in range(len(self.plan.ranges))]
+        rows = [(here, None, *LotFilePart("", 0, 0, 0)) for here in range(len(self.plan.ranges))]
         columns = zip(*rows, *((0, table, *file) for table, file in files), strict=True)
         arrays = [pa.array(values, each.type) for values, each in zip(columns, tasks.FILES, strict=True)]
         frame = self.spark.createDataFrame(pa.Table.from_arrays(arrays, schema=tasks.FILES))
-        return frame.mapInArrow(tasks.alone(tasks.reading(self.plan, self.site, direct)), WIRE_DDL)
+        return frame.mapInArrow(tasks.in_worker(tasks.reading(self.plan, self.site, direct)), WIRE_DDL)
 
     def _hello(self) -> "DataFrame":
         """A row for each range: so every range has a task in every layer, whatever came."""

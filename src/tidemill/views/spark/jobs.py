@@ -15,22 +15,22 @@ import pyarrow as pa
 from tidemill.lots.manifest import StoredObject
 from tidemill.spark import queries
 from tidemill.spark.storage import Storage
-from tidemill.views.chain.chain import Input, Query
-from tidemill.views.chain.legs import Select, Where
-from tidemill.views.chain.outputs import OutputStation
-from tidemill.views.chain.station import columns, weighted
-from tidemill.views.chain.work import Plan, Told, complete
+from tidemill.views.chain.chain import ChainInput, KeyedQuery
+from tidemill.views.chain.layer_task import StepPlan, TaskReport, complete_changes
+from tidemill.views.chain.outputs import OutputSink
+from tidemill.views.chain.row_expressions import FilterStep, SelectStep
+from tidemill.views.chain.stateful_operator import numbered_columns, with_weight
 from tidemill.views.circuit.render import Renderer
-from tidemill.views.spark.arriving import Arriving, Framed, Spilled
 from tidemill.views.spark.job import Job
-from tidemill.views.spark.legs import WEIGHT, KindsOf
-from tidemill.views.spark.tasks import Site
-from tidemill.views.trace.version import Kept
+from tidemill.views.spark.row_expressions import WEIGHT, KindsOf
+from tidemill.views.spark.step_inputs import FrameInput, SpilledInput, StepInput
+from tidemill.views.spark.tasks import TaskSite
+from tidemill.views.trace.version import TraceChanges
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Inputs = Mapping[str, Arriving]
+Inputs = Mapping[str, StepInput]
 """The rows of tables, by their names."""
 
 
@@ -49,12 +49,12 @@ class Jobs:
 
     spark: "SparkSession"
     storage: Storage
-    plan: Plan
-    site: Site
+    plan: StepPlan
+    site: TaskSite
     kinds_of: KindsOf
     kind: type[Job] = Job
-    told: list[Told] = field(default_factory=list)
-    kept: Kept = field(default_factory=Kept)
+    told: list[TaskReport] = field(default_factory=list)
+    kept: TraceChanges = field(default_factory=TraceChanges)
     plan_s: float = 0.0
     job_s: float = 0.0
 
@@ -73,25 +73,25 @@ class Jobs:
                 told = run()
             self.plan_s += planned - began
             self.job_s += time.perf_counter() - planned
-            self.kept = Kept.together([self.kept, complete(plan, told)])
+            self.kept = TraceChanges.together([self.kept, complete_changes(plan, told)])
             self.told += told
         return self
 
-    def _given(self, plan: Plan, inputs: Inputs, open_queries: ExitStack) -> dict[str, Arriving]:
+    def _given(self, plan: StepPlan, inputs: Inputs, open_queries: ExitStack) -> dict[str, StepInput]:
         """What a job reads."""
         named = {query.table: query for query in plan.chain.queries}
-        found: dict[str, Arriving] = {}
+        found: dict[str, StepInput] = {}
         wanted = {
             edge.origin.table
             for edge in plan.chain.edges
-            if isinstance(edge.origin, Input) and edge.target in plan.mine
+            if isinstance(edge.origin, ChainInput) and edge.target in plan.mine
         }
         for name in sorted(wanted):
             if name in inputs:
                 found[name] = inputs[name]
             elif name in named:
                 result = self._result(named[name], open_queries)
-                found |= {} if result is None else {name: Framed(result)}
+                found |= {} if result is None else {name: FrameInput(result)}
             elif self._files(name):
                 found[name] = self._spilled(name)
         return found
@@ -100,13 +100,13 @@ class Jobs:
         files = [file for told in self.told for file in told.files if file[0] == name]
         return [StoredObject(uri=key, rows=rows, size=size) for _, key, rows, size, _ in files]
 
-    def _spilled(self, name: str) -> Spilled:
+    def _spilled(self, name: str) -> SpilledInput:
         station = self.plan.chain.spills[name].station
-        assert isinstance(station, OutputStation)
-        schema = pa.schema(weighted(columns(station.types)))
-        return Spilled(self.spark, self.storage, schema, self._files(name))
+        assert isinstance(station, OutputSink)
+        schema = pa.schema(with_weight(numbered_columns(station.types)))
+        return SpilledInput(self.spark, self.storage, schema, self._files(name))
 
-    def _result(self, query: Query, open_queries: ExitStack) -> "DataFrame | None":
+    def _result(self, query: KeyedQuery, open_queries: ExitStack) -> "DataFrame | None":
         """The result of a keyed operator for the keys that changed; None when they have no rows at all."""
         if not any(self._files(name) for name in query.reads):
             return None
@@ -122,18 +122,18 @@ class Jobs:
         return df.selectExpr(*names, again).selectExpr(*names)
 
 
-def _text(query: Query, inner: str) -> str:
+def _text(query: KeyedQuery, inner: str) -> str:
     """The rows of a keyed operator at the end of its leg, c0, c1, …, with their key behind them."""
     width, keys = query.operator.width, [f"k{n}" for n in range(len(query.key))]
     shown = [f"c{i}" for i in range(width)]
     given = [*shown, *(f"{one.sql()} AS k{n}" for n, one in enumerate(query.key))]
     text = f"SELECT {', '.join(given)} FROM ({inner})"  # noqa: S608  # the view's own query
     for step in query.leg.steps:
-        if isinstance(step, Where):
+        if isinstance(step, FilterStep):
             conditions = " AND ".join(one.enclosed().sql() for one in step.conditions)
             text = f"SELECT * FROM ({text}) WHERE {conditions}"  # noqa: S608
         else:
-            assert isinstance(step, Select), "what explodes is no part of a query"
+            assert isinstance(step, SelectStep), "what explodes is no part of a query"
             made = [f"{one.sql()} AS c{i}" for i, one in enumerate(step.expressions)]
             shown = [f"c{i}" for i in range(len(made))]
             text = f"SELECT {', '.join([*made, *keys])} FROM ({text})"  # noqa: S608

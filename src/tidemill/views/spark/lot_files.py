@@ -30,7 +30,7 @@ BATCH_BYTES = 8 * 1024**2
 _BUFFER_BYTES = 4 * 1024**2  # fetched at once of a column of a large file
 
 
-class File(NamedTuple):
+class LotFilePart(NamedTuple):
     """A part of a file: its row groups in equal shares.
 
     Args:
@@ -49,7 +49,7 @@ class File(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Reading:
+class LotReader:
     """How the files of a dataset are read.
 
     Args:
@@ -60,7 +60,7 @@ class Reading:
     wanted: pa.Schema
     kind: Kind
 
-    def rows(self, objects: Objects, file: File, *, threads: bool = False) -> Iterator[pa.Table]:
+    def rows(self, objects: Objects, file: LotFilePart, *, threads: bool = False) -> Iterator[pa.Table]:
         """The rows of a part of a file, in pieces.
 
         - threads: columns are decoded side by side; a task of Spark's has one core.
@@ -96,7 +96,7 @@ class Reading:
                 raise FileUnlike(f"{key!r} has {field.name} as {here.field(place).type}, not {field.type}")
         return found
 
-    def _shown(self, rows: pa.Table, file: File) -> pa.Table:
+    def _shown(self, rows: pa.Table, file: LotFilePart) -> pa.Table:
         """Rows of a file as c0, c1, … and `_w`."""
         count = rows.num_rows
         known = {name.lower(): rows.column(place) for place, name in enumerate(rows.column_names)}
@@ -115,7 +115,7 @@ class Reading:
         return pa.table([*columns, weight], names=[*(f"c{i}" for i in range(len(columns))), "_w"])
 
 
-def _share(groups: int, file: File) -> list[int]:
+def _share(groups: int, file: LotFilePart) -> list[int]:
     first, end = (groups * at // file.parts for at in (file.part, file.part + 1))
     return list(range(first, end))
 

@@ -13,9 +13,9 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from tidemill.errors import UsageError
-from tidemill.views.chain.work import Plan
-from tidemill.views.spark.sizes import Size
-from tidemill.views.trace.slices import SLICES
+from tidemill.views.chain.layer_task import StepPlan
+from tidemill.views.spark.sizes import InputSize
+from tidemill.views.trace.hash_space import SLICES
 
 SETTING: Final = "TIDEMILL_PLACE"
 """Of the runner's environment: `spark` or `runner`, for all steps; else each step is estimated."""
@@ -50,12 +50,12 @@ class Estimate(NamedTuple):
     seconds: float
 
 
-def threads_for(size: Size) -> int:
+def threads_for(size: InputSize) -> int:
     """How many threads of the runner compute a step."""
     return max(1, min(len(os.sched_getaffinity(0)), size.rows // THREAD_ROWS, SLICES))
 
 
-def choose(plan: Plan, tables: Iterable[str], size: Size, cores: int) -> Estimate:
+def choose(plan: StepPlan, tables: Iterable[str], size: InputSize, cores: int) -> Estimate:
     """Where a step should be computed.
 
     Args:

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.spark.sessions import parallelism
-from tidemill.views.steps.inputs import Slice
-from tidemill.views.trace.slices import SLICES
+from tidemill.views.steps.inputs import LotSlice
+from tidemill.views.trace.hash_space import SLICES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,27 +27,27 @@ _MEMORY = "spark.executor.pyspark.memory"
 _UNITS = {"b": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
 
-class Size(NamedTuple):
+class InputSize(NamedTuple):
     """Rows, and the bytes they are stored in."""
 
     rows: int
     stored_bytes: int
 
-    def __add__(self, other: object) -> "Size":
-        assert isinstance(other, Size)
-        return Size(self.rows + other.rows, self.stored_bytes + other.stored_bytes)
+    def __add__(self, other: object) -> "InputSize":
+        assert isinstance(other, InputSize)
+        return InputSize(self.rows + other.rows, self.stored_bytes + other.stored_bytes)
 
 
-NOTHING = Size(0, 0)
+NOTHING = InputSize(0, 0)
 
 
-def size_of(slices: Iterable[Slice]) -> Size:
+def size_of(slices: Iterable[LotSlice]) -> InputSize:
     """The size of lots."""
     items = [item for one in slices for item in one.objects]
-    return Size(sum(item.rows or 0 for item in items), sum(item.size for item in items))
+    return InputSize(sum(item.rows or 0 for item in items), sum(item.size for item in items))
 
 
-def tasks_for(spark: "SparkSession", size: Size) -> int:
+def tasks_for(spark: "SparkSession", size: InputSize) -> int:
     """How many tasks a layer has: as many as run at once, or a multiple if these would have too much each."""
     cores = parallelism(spark)
     limit = worker_bytes(spark.conf.get(_MEMORY, "") or "", cores)

@@ -25,21 +25,28 @@ from tidemill.clock import SystemClock
 from tidemill.objects import Objects, open_place
 from tidemill.objects.url import RemoteUrl
 from tidemill.spark.lot_writer import packed
-from tidemill.views.chain.chain import Edge, Placed
-from tidemill.views.chain.outputs import OutputStation
-from tidemill.views.chain.work import Packet, Plan, State, Told, chosen, compute, gathered
-from tidemill.views.kernels.digest import digest
-from tidemill.views.kernels.zset import added_up
-from tidemill.views.spark.lot_files import File, Reading
-from tidemill.views.spark.malloc import keep_memory
-from tidemill.views.spark.sink import Sink
-from tidemill.views.spark.wire import HELLO, TOLD, WIRE, table_of, to_wire, wire_row
+from tidemill.views.chain.chain import Edge, PlacedOperator
+from tidemill.views.chain.layer_task import (
+    Packet,
+    StepPlan,
+    TaskReport,
+    TaskState,
+    compute_layer,
+    packets_by_range,
+    select_columns,
+)
+from tidemill.views.chain.outputs import OutputSink
+from tidemill.views.kernels.zsets import digest, net_rows
+from tidemill.views.spark.lot_files import LotFilePart, LotReader
+from tidemill.views.spark.memory import keep_memory
+from tidemill.views.spark.row_sink import RowSink
+from tidemill.views.spark.wire_format import HELLO, TOLD, WIRE, table_of, to_wire, wire_row
+from tidemill.views.trace.batches import BATCH_BYTES, BATCH_ROWS, batched, split_rows
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
-from tidemill.views.trace.folder import cache_place
+from tidemill.views.trace.cache_folder import cache_folder
 from tidemill.views.trace.layout import HASH, WEIGHT
-from tidemill.views.trace.portions import PORTION_BYTES, PORTION_ROWS, heaps, portions
-from tidemill.views.trace.version import Version, read_version
+from tidemill.views.trace.version import TraceVersion, read_version
 
 Batches = Iterator[pa.RecordBatch]
 Task = Callable[[Batches], Batches]
@@ -48,7 +55,7 @@ Write = Callable[[Callable[[], object]], object]
 
 
 @dataclass(frozen=True)
-class Site:
+class TaskSite:
     """Where the tasks of a step find and leave things. It is pickled into each plan, so it is small.
 
     Args:
@@ -78,12 +85,12 @@ class Site:
 _CHANCE = random.SystemRandom()
 
 
-def at_once(write: Callable[[], object]) -> None:
+def write_now(write: Callable[[], object]) -> None:
     """A `Write` for a task that ends when all of its objects are there."""
     write()
 
 
-def alone(task: Task) -> Task:
+def in_worker(task: Task) -> Task:
     """A task for a worker process, which has nothing else to do."""
 
     def run(batches: Batches) -> Batches:
@@ -106,11 +113,11 @@ _caches: dict[tuple[str, str], Cache] = {}
 """What this worker has open, by the object storage and the folder."""
 
 
-def _cache(site: Site) -> Cache:
+def _cache(site: TaskSite) -> Cache:
     key = (site.shown, site.cache)
     if key not in _caches:
         objects = open_place(site.objects, clock=SystemClock())
-        place = cache_place(site.cache)
+        place = cache_folder(site.cache)
         _caches[key] = (
             Cache(objects, None)
             if place is None
@@ -120,8 +127,8 @@ def _cache(site: Site) -> Cache:
 
 
 @functools.lru_cache(maxsize=16)
-def _version(cache: Cache, key: str) -> Version:
-    return read_version(cache.objects, key) if key else Version()
+def _version(cache: Cache, key: str) -> TraceVersion:
+    return read_version(cache.objects, key) if key else TraceVersion()
 
 
 def _unique() -> str:
@@ -151,7 +158,7 @@ class _Arrived:
                     self.passing.append(batch.slice(row, 1).select(WIRE.names))
 
 
-def _sent(plan: Plan, site: Site, edge: Edge, rows: pa.Table, here: int | None = None) -> Batches:
+def _sent(plan: StepPlan, site: TaskSite, edge: Edge, rows: pa.Table, here: int | None = None) -> Batches:
     """Rows at the end of an edge, on the wire."""
     return to_wire(plan.send(edge, rows, here, narrow=site.apart))
 
@@ -159,7 +166,7 @@ def _sent(plan: Plan, site: Site, edge: Edge, rows: pa.Table, here: int | None =
 # --- the first layer: changes of tables
 
 
-def sending(plan: Plan, site: Site, station: int, side: int) -> Task:
+def sending(plan: StepPlan, site: TaskSite, station: int, side: int) -> Task:
     """Rows c0, c1, … and `_w`, as Spark has read and computed them, to packets for a side of a station."""
 
     def run(batches: Batches) -> Batches:
@@ -169,7 +176,7 @@ def sending(plan: Plan, site: Site, station: int, side: int) -> Task:
     return run
 
 
-def entering(plan: Plan, site: Site, edges: Sequence[Edge]) -> Task:
+def entering(plan: StepPlan, site: TaskSite, edges: Sequence[Edge]) -> Task:
     """Rows of a table at the ends of several edges, a struct column `e7` for edge 7, to packets."""
 
     def run(batches: Batches) -> Batches:
@@ -199,7 +206,7 @@ FILES = pa.schema(
 """Files that are to be read, each a row; a row without a table says that there is a range."""
 
 
-def reading(plan: Plan, site: Site, tables: Mapping[str, tuple[Reading, Sequence[Edge]]]) -> Task:
+def reading(plan: StepPlan, site: TaskSite, tables: Mapping[str, tuple[LotReader, Sequence[Edge]]]) -> Task:
     """Files of lots (`FILES`) to packets along edges that only choose columns."""
 
     def run(batches: Batches) -> Batches:
@@ -210,24 +217,26 @@ def reading(plan: Plan, site: Site, tables: Mapping[str, tuple[Reading, Sequence
                 yield wire_row(to, HELLO, "", b"")
                 continue
             how, edges = tables[table]
-            for rows in _large(one for part in how.rows(objects, File(**row)) for one in part.to_batches()):
+            for rows in _large(
+                one for part in how.rows(objects, LotFilePart(**row)) for one in part.to_batches()
+            ):
                 for edge in edges:
                     if edge.plain is not None:
-                        yield from _sent(plan, site, edge, chosen(rows, edge.plain))
+                        yield from _sent(plan, site, edge, select_columns(rows, edge.plain))
 
     return run
 
 
 def _large(batches: Batches) -> Iterator[pa.Table]:
     """Batches in tables that are worth packing."""
-    for some in heaps(batches, 4 * PORTION_ROWS, PORTION_BYTES):
+    for some in batched(batches, 4 * BATCH_ROWS, BATCH_BYTES):
         yield pa.Table.from_batches(some)
 
 
 # --- a layer
 
 
-def layer(plan: Plan, site: Site, number: int, write: Write = at_once) -> Task:
+def layer(plan: StepPlan, site: TaskSite, number: int, write: Write = write_now) -> Task:
     """The kernels of a layer; what needs Spark leaves as structs (`typed_schema`), the rest as packets."""
     typed = plan.typed(number)
     schema = typed_schema(plan, number)
@@ -245,23 +254,23 @@ def layer(plan: Plan, site: Site, number: int, write: Write = at_once) -> Task:
 
 
 def _computed(
-    plan: Plan,
-    site: Site,
+    plan: StepPlan,
+    site: TaskSite,
     number: int,
     arrived: _Arrived,
     typed: dict[int, Any],
     schema: pa.Schema,
     write: Write,
 ) -> Batches:
-    parts = gathered(arrived.packets)
+    parts = packets_by_range(arrived.packets)
     for here in sorted(arrived.ranges):
         began = time.perf_counter()
         cache = _cache(site)
         bundle = Bundle(cache.objects, f"{site.prefix}{number:02}-{here:03}-{_unique()}.runs", cache)
-        told = Told(number, here)
-        state = State(Version() if plan.first else _version(cache, site.version), cache, bundle)
+        told = TaskReport(number, here)
+        state = TaskState(TraceVersion() if plan.first else _version(cache, site.version), cache, bundle)
 
-        for placed, piece in compute(plan, number, here, parts.get(here, {}), state, told):
+        for placed, piece in compute_layer(plan, number, here, parts.get(here, {}), state, told):
             yield from (_padded(batch, schema) for batch in _direct(plan, site, placed, piece, here))
             if placed.number in typed:
                 yield from _structs(placed, piece, here, schema)
@@ -273,13 +282,13 @@ def _computed(
             yield _padded(wire_row(here, HELLO, "", b""), schema)
 
 
-def _direct(plan: Plan, site: Site, placed: Placed, piece: pa.Table, here: int) -> Batches:
+def _direct(plan: StepPlan, site: TaskSite, placed: PlacedOperator, piece: pa.Table, here: int) -> Batches:
     for edge in plan.leaving(placed.number):
         if edge.plain is not None:
-            yield from _sent(plan, site, edge, chosen(piece, edge.plain), here)
+            yield from _sent(plan, site, edge, select_columns(piece, edge.plain), here)
 
 
-def typed_schema(plan: Plan, number: int) -> pa.Schema:
+def typed_schema(plan: StepPlan, number: int) -> pa.Schema:
     """The columns of a layer's rows: those of the wire, and structs of the stations that Spark has to see."""
     fields = []
     for station in plan.typed(number):
@@ -288,8 +297,8 @@ def typed_schema(plan: Plan, number: int) -> pa.Schema:
     return pa.schema([*WIRE, *fields])
 
 
-def _structs(placed: Placed, piece: pa.Table, here: int, schema: pa.Schema) -> Batches:
-    for portion in portions(piece, 65_536):
+def _structs(placed: PlacedOperator, piece: pa.Table, here: int, schema: pa.Schema) -> Batches:
+    for portion in split_rows(piece, 65_536):
         (batch,) = portion.combine_chunks().to_batches()
         count = batch.num_rows
         mine = pa.StructArray.from_arrays(batch.columns, fields=list(schema.field(f"n{placed.number}").type))
@@ -313,7 +322,7 @@ def _padded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 # --- behind Spark's expressions
 
 
-def packing(plan: Plan, site: Site, number: int, write: Write = at_once) -> Task:
+def packing(plan: StepPlan, site: TaskSite, number: int, write: Write = write_now) -> Task:
     """Rows that Spark has computed (a struct column `e7` for edge 7) to packets; those of views to files."""
     edges = [edge for edges in plan.typed(number).values() for edge in edges]
     last = number == plan.depth
@@ -341,7 +350,7 @@ def packing(plan: Plan, site: Site, number: int, write: Write = at_once) -> Task
                     mine = flat if len(where) == 0 else flat.filter(pa.compute.equal(where, to))
                     held.setdefault((edge.number, to), []).append(mine)
                     size += mine.nbytes
-            if size >= PORTION_BYTES:
+            if size >= BATCH_BYTES:
                 yield from sent(held)
                 held, size = {}, 0
         yield from sent(held)
@@ -356,9 +365,9 @@ def packing(plan: Plan, site: Site, number: int, write: Write = at_once) -> Task
 # --- the end
 
 
-def _sunk(plan: Plan, site: Site, batches: Batches, write: Write) -> Batches:
+def _sunk(plan: StepPlan, site: TaskSite, batches: Batches, write: Write) -> Batches:
     """Write the rows of views, and give on what tasks told; that is all that reaches the driver."""
-    views: dict[tuple[int, int], Sink] = {}
+    views: dict[tuple[int, int], RowSink] = {}
     for batch in batches:
         tos, stations = batch.column(0).to_pylist(), batch.column(1).to_pylist()
         for row, (to, station) in enumerate(zip(tos, stations, strict=True)):
@@ -366,14 +375,14 @@ def _sunk(plan: Plan, site: Site, batches: Batches, write: Write) -> Batches:
                 yield batch.slice(row, 1).select(WIRE.names)
             elif station >= 0:
                 if (station, to) not in views:
-                    views[station, to] = Sink(HASH if _output(plan, station).identified else "")
+                    views[station, to] = RowSink(HASH if _output(plan, station).identified else "")
                 views[station, to].add(table_of(batch.column(3)[row]))
     folders = dict(site.folders)
     objects = _cache(site).objects
     began = time.perf_counter()
     for (number, to), sink in sorted(views.items(), key=lambda item: item[0]):
         output = _output(plan, number)
-        told = Told(plan.depth + 1, to)
+        told = TaskReport(plan.depth + 1, to)
         for rows in sink.parts():
             folder = folders.get(output.view, f"{site.prefix}spill/")
             written = _write_view(objects, output, folder, rows, to, write)
@@ -383,21 +392,21 @@ def _sunk(plan: Plan, site: Site, batches: Batches, write: Write) -> Batches:
         yield wire_row(to, TOLD, "", told.encode())
 
 
-def _output(plan: Plan, number: int) -> OutputStation:
+def _output(plan: StepPlan, number: int) -> OutputSink:
     station = plan.chain.stations[number].station
-    assert isinstance(station, OutputStation)
+    assert isinstance(station, OutputSink)
     return station
 
 
 def _write_view(
-    objects: Objects, station: OutputStation, folder: str, rows: pa.Table, to: int, write: Write
+    objects: Objects, station: OutputSink, folder: str, rows: pa.Table, to: int, write: Write
 ) -> tuple[str, str, int, int, str] | None:
     width = len(station.types)
     if not station.identified:
         key = f"{folder}part-{to:05}-{_unique()}.parquet"
         return (station.view, key, rows.num_rows, _parquet(objects, key, rows, write), "0")
     names = [f"c{i}" for i in range(width + 2)]
-    netted = added_up(rows.select([*names, WEIGHT]))
+    netted = net_rows(rows.select([*names, WEIGHT]))
     if netted.num_rows == 0:
         return None
     found = digest(netted, f"c{width}", f"c{width + 1}", WEIGHT)

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tidemill.views.circuit.operators import Column
+from tidemill.views.circuit.operators import SparkColumn
 
 
 @dataclass(frozen=True)
-class Table:
+class QueryTable:
     """A dataset or a view that a query may read.
 
     `key` names its primary key, if rows are replaced by key; `append_only` says that rows are only ever
@@ -15,17 +15,17 @@ class Table:
     """
 
     name: str
-    columns: tuple[Column, ...]
+    columns: tuple[SparkColumn, ...]
     key: tuple[str, ...] = ()
     append_only: bool = False
 
 
 # `analyse(sql, tables)` gives the columns of a query over tables that may be empty, with names and types as
 # Spark writes them; it raises `tidemill.errors.QueryRefused` where Spark refuses the query.
-Analyse = Callable[[str, Mapping[str, Table]], Sequence[Column]]
+Analyse = Callable[[str, Mapping[str, QueryTable]], Sequence[SparkColumn]]
 
 
-class Unsupported(Exception):
+class KeptWhole(Exception):
     """A construct that has no operators of its own. The query around it is kept whole:
     never shown to a user.
     """

@@ -18,8 +18,8 @@ from sqlglot.parsers.spark import SparkParser
 from sqlglot.tokenizer_core import Token, TokenType
 
 from tidemill.errors import QuerySyntax
-from tidemill.views.sql.catalog import Unsupported
-from tidemill.views.sql.place import Place, place_of, pointed
+from tidemill.views.sql.catalog import KeptWhole
+from tidemill.views.sql.query_position import QueryPosition, error_at, position_of
 
 SPAN = "tidemill_span"
 
@@ -64,7 +64,7 @@ for _name in NOTED:
         setattr(_Parser, f"_parse_{_name}", _noting(f"_parse_{_name}"))
 
 
-class Query:
+class ParsedQuery:
     """A query: its text, its tokens, and its tree with spans in the text."""
 
     def __init__(self, sql: str) -> None:
@@ -82,7 +82,7 @@ class Query:
             return (int(node.meta["start"]), int(node.meta["end"]))
         below = [self.span(child) for child in node.iter_expressions() if self.placed(child)]
         if not below:
-            raise Unsupported(f"{type(node).__name__} is not taken apart")
+            raise KeptWhole(f"{type(node).__name__} is not taken apart")
         return (min(start for start, _ in below), max(end for _, end in below))
 
     def placed(self, node: exp.Expr) -> bool:
@@ -91,10 +91,10 @@ class Query:
             return True
         return any(self.placed(child) for child in node.iter_expressions())
 
-    def place(self, node: exp.Expr) -> Place:
+    def place(self, node: exp.Expr) -> QueryPosition:
         """Where an error about the node points; the whole query if nobody noted it."""
         start, end = self.span(node) if self.placed(node) else (0, 0)
-        return place_of(self.sql, start, end)
+        return position_of(self.sql, start, end)
 
     def text(self, node: exp.Expr) -> str:
         """The node's own text, as it was written."""
@@ -126,7 +126,7 @@ def _tokens(sql: str) -> list[Token]:
     try:
         return list(Spark().tokenize(sql))
     except SqlglotError as error:
-        raise pointed(
+        raise error_at(
             QuerySyntax, f"this is not Spark SQL: {_first(error)}", sql, _place(error, sql)
         ) from None
 
@@ -136,23 +136,23 @@ def _parsed(sql: str, tokens: Sequence[Token]) -> exp.Expr:
     while tokens and tokens[-1].token_type == TokenType.SEMICOLON:
         tokens = tokens[:-1]
     if not tokens:
-        raise pointed(QuerySyntax, "there is no query", sql, Place(1, 1))
+        raise error_at(QuerySyntax, "there is no query", sql, QueryPosition(1, 1))
     for token in tokens:
         if token.token_type == TokenType.SEMICOLON:
-            place = place_of(sql, token.start, token.end)
-            raise pointed(QuerySyntax, "a view is one query, and here a second one begins", sql, place)
+            place = position_of(sql, token.start, token.end)
+            raise error_at(QuerySyntax, "a view is one query, and here a second one begins", sql, place)
     parser = _Parser(error_level=ErrorLevel.IMMEDIATE, dialect=Spark())
     try:
         trees = parser.parse(list(tokens), sql)
     except SqlglotError as error:
-        raise pointed(
+        raise error_at(
             QuerySyntax, f"this is not Spark SQL: {_first(error)}", sql, _place(error, sql)
         ) from None
     tree = trees[0] if trees else None
     if not isinstance(tree, exp.Query | exp.Values):
         first = tokens[0]
-        place = place_of(sql, first.start, first.end)
-        raise pointed(QuerySyntax, f"a view is a query, and this is none: {first.text}", sql, place)
+        place = position_of(sql, first.start, first.end)
+        raise error_at(QuerySyntax, f"a view is a query, and this is none: {first.text}", sql, place)
     assert isinstance(tree, exp.Expr)
     return tree
 
@@ -163,10 +163,10 @@ def _first(error: SqlglotError) -> str:
     return str(error).splitlines()[0].rstrip(".")
 
 
-def _place(error: SqlglotError, sql: str) -> Place:
+def _place(error: SqlglotError, sql: str) -> QueryPosition:
     if isinstance(error, ParseError) and error.errors:
         first = error.errors[0]
         line, end = int(first.get("line") or 1), int(first.get("col") or 1)
         length = max(1, len(str(first.get("highlight") or " ").split("\n")[0]))
-        return Place(line, max(1, end - length + 1), length)
-    return Place(sql.count("\n") + 1, max(1, len(sql) - sql.rfind("\n") - 1))
+        return QueryPosition(line, max(1, end - length + 1), length)
+    return QueryPosition(sql.count("\n") + 1, max(1, len(sql) - sql.rfind("\n") - 1))

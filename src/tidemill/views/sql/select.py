@@ -11,22 +11,21 @@ from sqlglot import exp
 from tidemill.errors import NameUnknown
 from tidemill.views.circuit.expr import Expr, column
 from tidemill.views.circuit.functions import GENERATORS
-from tidemill.views.circuit.operators import Distinct, Filter, Generate, Operator, Order, Project, TopK
-from tidemill.views.sql.catalog import Unsupported
-from tidemill.views.sql.conditions import Condition, condition, implied
-from tidemill.views.sql.front import Front
-from tidemill.views.sql.grouping import Grouped, Keys, aggregate_call, aggregates
-from tidemill.views.sql.items import Item, items
-from tidemill.views.sql.relations import Queries, Relations, generated_names, generator
-from tidemill.views.sql.scope import Named, Relation, Scope
-from tidemill.views.sql.stage import Stage
-from tidemill.views.sql.subqueries import Builder, Rows, Subqueries
-from tidemill.views.sql.temporal import filtered
-from tidemill.views.sql.text import called
+from tidemill.views.circuit.operators import Distinct, Filter, Generate, Operator, Project, SortKey, TopK
+from tidemill.views.sql.catalog import KeptWhole
+from tidemill.views.sql.conditions import Condition, condition, filtered_rows, implied
+from tidemill.views.sql.context import QueryContext
+from tidemill.views.sql.from_clause import FromClause, FromQueries, generated_names, generator
+from tidemill.views.sql.group_by import GroupedStage, GroupKeys, aggregate_call, aggregates
+from tidemill.views.sql.name_scope import NamedColumn, NameScope, Relation
+from tidemill.views.sql.select_list import SelectItem, select_items
+from tidemill.views.sql.sql_text import called_function
+from tidemill.views.sql.stage import SelectStage
+from tidemill.views.sql.subqueries import CorrelatedRows, Subqueries, SubqueryBuilder
 from tidemill.views.sql.windows import add_windows, order_key, windows
 
 
-class Building(Queries, Builder, Protocol):
+class BlockQueries(FromQueries, SubqueryBuilder, Protocol):
     """Who builds the queries inside a block: derived tables, common table expressions, subqueries."""
 
 
@@ -49,19 +48,19 @@ READ = frozenset(
 
 
 @dataclass
-class Block:
+class SelectBlock:
     """A select on its way. `outer` is the stage around it, if it is a subquery."""
 
-    front: Front
+    front: QueryContext
     select: exp.Select
-    building: Building
-    outer: Stage | None = None
+    building: BlockQueries
+    outer: SelectStage | None = None
 
     def relation(self) -> Relation:
         """The whole block."""
         stage, correlated = self._rows()
         assert not correlated
-        listed = items(self.front, stage.scope, self.select.expressions)
+        listed = select_items(self.front, stage.scope, self.select.expressions)
         stage, listed = self._grouped(stage, listed)
         self._generated(stage, listed)
         order = self._order()
@@ -77,16 +76,16 @@ class Block:
         names = tuple(name for item in listed for name in (item.names or (None,)))
         return self._finished(stage, exprs, names, order)
 
-    def rows(self) -> Rows:
+    def rows(self) -> CorrelatedRows:
         """FROM and WHERE alone, for a correlated subquery that is a plain select or an aggregate of one."""
         refused = ("group", "having", "qualify", "limit", "offset", "windows")
         if any(self.select.args.get(name) for name in refused):
-            raise Unsupported("a correlated subquery with groups or a limit")
+            raise KeptWhole("a correlated subquery with groups or a limit")
         stage, correlated = self._rows()
-        nodes = [item.node for item in items(self.front, Scope(), self._plain())]
+        nodes = [item.node for item in select_items(self.front, NameScope(), self._plain())]
         if any(True for node in nodes if node is not None for _ in windows(node)):
-            raise Unsupported("a correlated subquery with window functions")
-        return Rows(stage, correlated, [node for node in nodes if node is not None])
+            raise KeptWhole("a correlated subquery with window functions")
+        return CorrelatedRows(stage, correlated, [node for node in nodes if node is not None])
 
     def _plain(self) -> list[exp.Expr]:
         stars = [one for one in self.select.expressions if one.is_star]
@@ -94,17 +93,17 @@ class Block:
 
     # --- rows ---------------------------------------------------------------------------------------------
 
-    def _rows(self) -> tuple[Stage, list[Condition]]:
+    def _rows(self) -> tuple[SelectStage, list[Condition]]:
         strange = [name for name, value in self.select.args.items() if value and name not in READ]
         if strange:
-            raise Unsupported(f"{', '.join(sorted(strange))} in a select is not taken apart")
-        made = Relations(self.front, self.building, self.outer).read(self.select)
-        stage = Stage(self.front, made.operator, made.scope, self.outer)
+            raise KeptWhole(f"{', '.join(sorted(strange))} in a select is not taken apart")
+        made = FromClause(self.front, self.building, self.outer).read(self.select)
+        stage = SelectStage(self.front, made.operator, made.scope, self.outer)
         stage.subqueries = Subqueries(self.building)
         where = self.select.args.get("where")
         return stage, self._where(stage, where.this) if where is not None else []
 
-    def _where(self, stage: Stage, node: exp.Expr) -> list[Condition]:
+    def _where(self, stage: SelectStage, node: exp.Expr) -> list[Condition]:
         subqueries = Subqueries(self.building)
         plain: list[exp.Expr] = []
         later: list[exp.Expr] = []
@@ -119,21 +118,21 @@ class Block:
             else:
                 conditions += [(one, more.expr) for more in implied(stage, one)]
                 conditions.append((one, made.expr))
-        stage.operator = filtered(stage, conditions)
+        stage.operator = filtered_rows(stage, conditions)
         for one in later:
             if not subqueries.predicate(stage, one):
                 expr = stage.expr(one)  # scalar subqueries: columns once they are attached
                 stage.operator = Filter(stage.operator, (expr,))
         return correlated
 
-    def _filter(self, stage: Stage, node: exp.Expr) -> None:
+    def _filter(self, stage: SelectStage, node: exp.Expr) -> None:
         # Subqueries among the conditions become columns first.
         conditions = tuple(stage.expr(one) for one in stage.conjuncts(node))
         stage.operator = Filter(stage.operator, conditions)
 
     # --- groups -------------------------------------------------------------------------------------------
 
-    def _grouped(self, rows: Stage, listed: list[Item]) -> tuple[Stage, list[Item]]:
+    def _grouped(self, rows: SelectStage, listed: list[SelectItem]) -> tuple[SelectStage, list[SelectItem]]:
         group = self.select.args.get("group")
         having = self.select.args.get("having")
         nodes = [item.node for item in listed if item.node is not None]
@@ -143,27 +142,27 @@ class Block:
         found = [one for node in every for one in aggregates(self.front, node)]
         if group is None and having is None and not found:
             return rows, listed
-        keys = Keys(lambda node: self._key(rows, listed, node))
+        keys = GroupKeys(lambda node: self._key(rows, listed, node))
         if group is not None and group.args.get("all"):
             self._group_all(rows, listed, keys)
         elif group is not None:
             keys.add(group)
         for key in keys.groups:
             if any(self.front.functions.random(name) for name in key.calls):
-                raise Unsupported("groups by a value that is not the same twice")
+                raise KeptWhole("groups by a value that is not the same twice")
         calls = list(dict.fromkeys(aggregate_call(rows, one) for one in found))
-        stage = Grouped(rows, keys, calls)
+        stage = GroupedStage(rows, keys, calls)
         # A star among groups stands for columns that must be keys.
         for item in listed:
             if item.node is None and item.expr is not None:
                 if item.expr not in keys.groups:
-                    raise Unsupported("a star over columns that are not grouped")
+                    raise KeptWhole("a star over columns that are not grouped")
                 item.expr = column(keys.groups.index(item.expr))
         if having is not None:
             self._having(stage, listed, having.this)
         return stage, listed
 
-    def _key(self, rows: Stage, listed: list[Item], node: exp.Expr) -> Expr:
+    def _key(self, rows: SelectStage, listed: list[SelectItem], node: exp.Expr) -> Expr:
         if isinstance(node, exp.Literal) and not node.is_string and node.name.isdigit():
             place = int(node.name)
             if not 1 <= place <= len(listed):
@@ -181,23 +180,23 @@ class Block:
                 raise
             return self._item(rows, named[0])
 
-    def _item(self, rows: Stage, item: Item) -> Expr:
+    def _item(self, rows: SelectStage, item: SelectItem) -> Expr:
         if item.expr is not None:
             return item.expr
         assert item.node is not None
         return rows.expr(item.node)
 
-    def _group_all(self, rows: Stage, listed: list[Item], keys: Keys) -> None:
+    def _group_all(self, rows: SelectStage, listed: list[SelectItem], keys: GroupKeys) -> None:
         for item in listed:
             if item.node is not None and any(True for _ in aggregates(self.front, item.node)):
                 continue
             if item.node is not None and item.node.find(exp.Query, exp.Window) is not None:
-                raise Unsupported("GROUP BY ALL over subqueries or windows")
+                raise KeptWhole("GROUP BY ALL over subqueries or windows")
             expr = self._item(rows, item)
             if expr.columns and expr not in keys.groups:
                 keys.groups.append(expr)
 
-    def _having(self, stage: Stage, listed: list[Item], node: exp.Expr) -> None:
+    def _having(self, stage: SelectStage, listed: list[SelectItem], node: exp.Expr) -> None:
         # Names are first those of the keys, then those of the select list.
         for item in listed:
             if item.node is not None and self._simple(item.node):
@@ -208,26 +207,26 @@ class Block:
     def _simple(self, node: exp.Expr) -> bool:
         """Whether it can be computed before the windows and generators of the block."""
         special = node.find(exp.Query) is not None or any(True for _ in windows(node))
-        return not special and called(self.front.query, node) not in GENERATORS
+        return not special and called_function(self.front.query, node) not in GENERATORS
 
     # --- the list -----------------------------------------------------------------------------------------
 
-    def _generated(self, stage: Stage, listed: list[Item]) -> None:
+    def _generated(self, stage: SelectStage, listed: list[SelectItem]) -> None:
         for item in listed:
             node = item.node
-            if node is None or called(self.front.query, node) not in GENERATORS:
+            if node is None or called_function(self.front.query, node) not in GENERATORS:
                 continue
             expr = generator(stage, node)
             names = [name for name in item.names if name is not None] or generated_names(stage, expr)
             width = stage.operator.width
             stage.operator = Generate(stage.operator, expr, len(names))
             place = listed.index(item)
-            made = [Item(None, (name,), column(width + i)) for i, name in enumerate(names)]
+            made = [SelectItem(None, (name,), column(width + i)) for i, name in enumerate(names)]
             listed[place : place + 1] = made
             return self._generated(stage, listed)
         return None
 
-    def _translate(self, stage: Stage, listed: Iterable[Item]) -> list[Expr]:
+    def _translate(self, stage: SelectStage, listed: Iterable[SelectItem]) -> list[Expr]:
         """The items' expressions, each known by its name to those after it."""
         stage.aliases = {}
         found = []
@@ -239,7 +238,7 @@ class Block:
             self._remember(stage, item, item.expr)
         return found
 
-    def _remember(self, stage: Stage, item: Item, expr: Expr) -> None:
+    def _remember(self, stage: SelectStage, item: SelectItem, expr: Expr) -> None:
         if item.name is None or item.node is None or isinstance(item.node, exp.Column):
             return
         name = item.name if self.front.case_sensitive else item.name.lower()
@@ -255,11 +254,11 @@ class Block:
         return list(order.expressions) if order is not None and limited else []
 
     def _finished(
-        self, stage: Stage, exprs: list[Expr], names: tuple[str | None, ...], order: list[exp.Expr]
+        self, stage: SelectStage, exprs: list[Expr], names: tuple[str | None, ...], order: list[exp.Expr]
     ) -> Relation:
         distinct = self.select.args.get("distinct")
         if distinct is not None and distinct.args.get("on"):
-            raise Unsupported("DISTINCT ON")
+            raise KeptWhole("DISTINCT ON")
         keys = [] if distinct is not None else self._order_keys(stage, exprs, names, order)
         hidden = [key.value for key in keys if key.value not in exprs]
         listed = [*exprs, *hidden]
@@ -270,15 +269,15 @@ class Block:
             self.front.note("ORDER BY without LIMIT is dropped: a table has no order")
         if distinct is not None:
             return limited(self.front, Relation(operator, names), self.select, order)
-        moved = tuple(Order(column(listed.index(k.value)), k.descending, k.nulls_first) for k in keys)
+        moved = tuple(SortKey(column(listed.index(k.value)), k.descending, k.nulls_first) for k in keys)
         operator = _top(self.front, operator, moved, self.select)
         if hidden:
             operator = Project(operator, tuple(column(i) for i in range(len(exprs))))
         return Relation(operator, names)
 
     def _order_keys(
-        self, stage: Stage, exprs: list[Expr], names: tuple[str | None, ...], order: list[exp.Expr]
-    ) -> list[Order]:
+        self, stage: SelectStage, exprs: list[Expr], names: tuple[str | None, ...], order: list[exp.Expr]
+    ) -> list[SortKey]:
         # Names in ORDER BY are first those of the select list.
         shown = stage.aliases
         stage.aliases = {}
@@ -295,20 +294,20 @@ class Block:
         return keys
 
     def _known_by_name(
-        self, stage: Stage, node: exp.Expr, exprs: list[Expr], names: tuple[str | None, ...]
+        self, stage: SelectStage, node: exp.Expr, exprs: list[Expr], names: tuple[str | None, ...]
     ) -> None:
         for one in node.find_all(exp.Column):
             place = _position(self.front, one, names, stage.scope)
             if place is not None:
                 if one.find_ancestor(exp.AggFunc, exp.Window) is not None:
-                    raise Unsupported("an order by a function of a column of the select list")
+                    raise KeptWhole("an order by a function of a column of the select list")
                 stage.known[id(one)] = exprs[place]
 
 
-def limited(front: Front, relation: Relation, node: exp.Expr, order: Sequence[exp.Expr]) -> Relation:
+def limited(front: QueryContext, relation: Relation, node: exp.Expr, order: Sequence[exp.Expr]) -> Relation:
     """ORDER BY and LIMIT over a relation whose names are the only ones in reach."""
-    named = tuple(Named(None, name, i) for i, name in enumerate(relation.names))
-    stage = Stage(front, relation.operator, Scope(named, front.case_sensitive))
+    named = tuple(NamedColumn(None, name, i) for i, name in enumerate(relation.names))
+    stage = SelectStage(front, relation.operator, NameScope(named, front.case_sensitive))
     keys = []
     for one in order:
         assert isinstance(one, exp.Ordered)
@@ -320,7 +319,9 @@ def limited(front: Front, relation: Relation, node: exp.Expr, order: Sequence[ex
     return Relation(operator, relation.names)
 
 
-def _position(front: Front, node: exp.Expr, names: Sequence[str | None], scope: Scope) -> int | None:
+def _position(
+    front: QueryContext, node: exp.Expr, names: Sequence[str | None], scope: NameScope
+) -> int | None:
     if isinstance(node, exp.Literal) and not node.is_string and node.name.isdigit():
         place = int(node.name) - 1
         if not 0 <= place < len(names):
@@ -329,12 +330,12 @@ def _position(front: Front, node: exp.Expr, names: Sequence[str | None], scope: 
     if isinstance(node, exp.Column) and len(node.parts) == 1:
         found = [i for i, name in enumerate(names) if scope.same(name, node.name)]
         if len(found) > 1:
-            raise Unsupported(f"an order by {node.name}, which names several columns")
+            raise KeptWhole(f"an order by {node.name}, which names several columns")
         return found[0] if found else None
     return None
 
 
-def _top(front: Front, operator: Operator, order: tuple[Order, ...], node: exp.Expr) -> Operator:
+def _top(front: QueryContext, operator: Operator, order: tuple[SortKey, ...], node: exp.Expr) -> Operator:
     limit, offset = _number(node.args.get("limit")), _number(node.args.get("offset"))
     if limit is None and not offset:
         return operator
@@ -351,4 +352,4 @@ def _number(node: exp.Expr | None) -> int | None:
         return None
     if isinstance(value, exp.Literal) and not value.is_string and value.name.isdigit():
         return int(value.name)
-    raise Unsupported("a LIMIT that is no number")
+    raise KeptWhole("a LIMIT that is no number")

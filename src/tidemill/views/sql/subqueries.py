@@ -1,6 +1,6 @@
 """Subqueries taken apart: EXISTS, IN and their negations become joins, scalar ones a column.
 
-Only what can be said exactly is taken apart; for everything else `Unsupported` is raised and the query is
+Only what can be said exactly is taken apart; for everything else `KeptWhole` is raised and the query is
 kept whole. The rules:
 
 - A subquery that reads nothing of the query around it is built on its own. EXISTS is then a semi join without
@@ -21,33 +21,33 @@ from sqlglot import exp
 
 from tidemill.views.aggregates.registry import Empty, aggregate
 from tidemill.views.circuit.expr import Expr, call, column, text
-from tidemill.views.circuit.operators import Aggregate, Join, JoinKind, Key, Project, Scalar
-from tidemill.views.sql.catalog import Unsupported
+from tidemill.views.circuit.operators import Aggregate, Join, JoinKey, JoinKind, Project, Scalar
+from tidemill.views.sql.catalog import KeptWhole
 from tidemill.views.sql.conditions import Condition, keyed
-from tidemill.views.sql.grouping import Grouped, Keys, aggregate_call, aggregates
-from tidemill.views.sql.scope import Relation
-from tidemill.views.sql.stage import Stage
+from tidemill.views.sql.group_by import GroupedStage, GroupKeys, aggregate_call, aggregates
+from tidemill.views.sql.name_scope import Relation
+from tidemill.views.sql.stage import SelectStage
 
 
 @dataclass
-class Rows:
+class CorrelatedRows:
     """The rows of a correlated select: what its FROM and WHERE give, and the conditions about both queries.
 
     In `conditions` a negative position is a column of the query around.
     """
 
-    stage: Stage
+    stage: SelectStage
     conditions: list[Condition]
     items: list[exp.Expr]
 
 
-class Builder(Protocol):
+class SubqueryBuilder(Protocol):
     """Who builds queries: see `tidemill.views.sql.queries`."""
 
     def alone(self, node: exp.Expr) -> Relation | None:
         """The query by itself; None if it reads the query around it."""
 
-    def rows(self, node: exp.Expr, outer: Stage) -> Rows:
+    def rows(self, node: exp.Expr, outer: SelectStage) -> CorrelatedRows:
         """FROM and WHERE of a correlated select."""
 
 
@@ -55,9 +55,9 @@ class Builder(Protocol):
 class Subqueries:
     """The rule for the subqueries of one query block."""
 
-    builder: Builder
+    builder: SubqueryBuilder
 
-    def predicate(self, stage: Stage, node: exp.Expr) -> bool:
+    def predicate(self, stage: SelectStage, node: exp.Expr) -> bool:
         """Take a condition apart that is an EXISTS or an IN; False if it is neither."""
         negated = False
         while isinstance(node, exp.Not | exp.Paren):
@@ -72,7 +72,7 @@ class Subqueries:
             return True
         return False
 
-    def _exists(self, stage: Stage, query: exp.Expr, negated: bool) -> None:
+    def _exists(self, stage: SelectStage, query: exp.Expr, negated: bool) -> None:
         kind: JoinKind = "anti" if negated else "semi"
         alone = self.builder.alone(query)
         if alone is not None:
@@ -82,20 +82,20 @@ class Subqueries:
         keys, residual = split(rows, stage.operator.width)
         stage.operator = Join(kind, stage.operator, rows.stage.operator, keys, residual)
 
-    def _plain(self, query: exp.Expr, stage: Stage) -> Rows:
+    def _plain(self, query: exp.Expr, stage: SelectStage) -> CorrelatedRows:
         rows = self.builder.rows(query, stage)
         if any(True for item in rows.items for _ in aggregates(stage.front, item)):
             # An aggregate without groups has a row whatever the condition says.
-            raise Unsupported("EXISTS or IN over a correlated aggregate")
+            raise KeptWhole("EXISTS or IN over a correlated aggregate")
         return rows
 
-    def _in(self, stage: Stage, value: exp.Expr, query: exp.Expr, negated: bool) -> None:
+    def _in(self, stage: SelectStage, value: exp.Expr, query: exp.Expr, negated: bool) -> None:
         while isinstance(value, exp.Paren):
             value = value.this
         nodes = value.expressions if isinstance(value, exp.Tuple) else [value]
         sought = [stage.expr(one) for one in nodes]
         alone = self.builder.alone(query)
-        keys: tuple[Key, ...] = ()
+        keys: tuple[JoinKey, ...] = ()
         residual: tuple[Expr, ...] = ()
         if alone is not None:
             inner = alone.operator
@@ -106,19 +106,19 @@ class Subqueries:
             inner = rows.stage.operator
             keys, residual = split(rows, stage.operator.width)
         if len(found) != len(sought):
-            raise Unsupported("IN compares lists of different lengths")
-        pairs = tuple(Key(left, right) for left, right in zip(sought, found, strict=True))
+            raise KeptWhole("IN compares lists of different lengths")
+        pairs = tuple(JoinKey(left, right) for left, right in zip(sought, found, strict=True))
         if negated:
             stage.operator = Join("null-aware anti", stage.operator, inner, keys, residual, pairs)
         else:
             stage.operator = Join("semi", stage.operator, inner, (*pairs, *keys), residual)
 
-    def scalar(self, stage: Stage, node: exp.Subquery) -> int:
+    def scalar(self, stage: SelectStage, node: exp.Subquery) -> int:
         """The position of a scalar subquery's value, once the stage's operator has it."""
         alone = self.builder.alone(node)
         if alone is not None:
             if alone.operator.width != 1:
-                raise Unsupported("a subquery of several columns where one value is meant")
+                raise KeptWhole("a subquery of several columns where one value is meant")
             stage.operator = Scalar(stage.operator, alone.operator)
         else:
             self._correlated(stage, node)
@@ -126,17 +126,17 @@ class Subqueries:
         stage.known[id(node)] = column(place)
         return place
 
-    def _correlated(self, stage: Stage, node: exp.Subquery) -> None:
-        if type(stage) is not Stage:
-            raise Unsupported("a correlated subquery over groups")
+    def _correlated(self, stage: SelectStage, node: exp.Subquery) -> None:
+        if type(stage) is not SelectStage:
+            raise KeptWhole("a correlated subquery over groups")
         select = node.this
         rows = self.builder.rows(select, stage)
         if len(rows.items) != 1 or not any(True for _ in aggregates(stage.front, rows.items[0])):
-            raise Unsupported("a correlated subquery that is no aggregate")
+            raise KeptWhole("a correlated subquery that is no aggregate")
         width = stage.operator.width
         keys, residual = split(rows, width)
         if residual or not keys:
-            raise Unsupported("a correlated aggregate whose condition is not an equality")
+            raise KeptWhole("a correlated aggregate whose condition is not an equality")
         calls = []
         for one in aggregates(stage.front, rows.items[0]):
             made = aggregate_call(rows.stage, one)
@@ -145,17 +145,17 @@ class Subqueries:
         for made in calls:
             declared = stage.front.functions.declared.get(made.name)
             if aggregate(made.name).empty is Empty.UNKNOWN or declared:
-                raise Unsupported(f"it is not known what {made.name} is of no rows")
-        grouping = Keys(rows.stage.expr)
+                raise KeptWhole(f"it is not known what {made.name} is of no rows")
+        grouping = GroupKeys(rows.stage.expr)
         grouping.groups = list(dict.fromkeys(key.right for key in keys))
         groups = len(grouping.groups)
-        grouped = Grouped(rows.stage, grouping, calls)
+        grouped = GroupedStage(rows.stage, grouping, calls)
         value = grouped.expr(rows.items[0])
         if any(place < groups for place in value.columns):
-            raise Unsupported("a correlated aggregate that also shows its key")
+            raise KeptWhole("a correlated aggregate that also shows its key")
         groups_of_rows = grouped.operator
         assert isinstance(groups_of_rows, Aggregate)
-        on = tuple(Key(key.left, column(grouping.groups.index(key.right)), key.null_safe) for key in keys)
+        on = tuple(JoinKey(key.left, column(grouping.groups.index(key.right)), key.null_safe) for key in keys)
         joined = Join("left", stage.operator, groups_of_rows, on)
 
         def guarded(place: int) -> Expr:
@@ -168,7 +168,7 @@ class Subqueries:
         stage.operator = Project(joined, (*shown, value.with_columns(guarded)))
 
 
-def split(rows: Rows, width: int) -> tuple[tuple[Key, ...], tuple[Expr, ...]]:
+def split(rows: CorrelatedRows, width: int) -> tuple[tuple[JoinKey, ...], tuple[Expr, ...]]:
     """Conditions about both queries as keys and residual; `width` is that of the query around."""
     keys, rest = keyed(rows.conditions, lambda place: place < 0, rows.stage.front.functions)
     around = [replace(key, left=key.left.renumbered(lambda i: -i - 1)) for key in keys]

@@ -6,12 +6,12 @@ from sqlglot import exp
 from sqlglot.tokenizer_core import Token, TokenType
 
 from tidemill.views.circuit.expr import Expr, column
-from tidemill.views.circuit.operators import Order, Window, WindowCall
-from tidemill.views.sql.catalog import Unsupported
-from tidemill.views.sql.front import Front
-from tidemill.views.sql.grouping import core
-from tidemill.views.sql.stage import Stage
-from tidemill.views.sql.text import called, cut
+from tidemill.views.circuit.operators import SortKey, Window, WindowCall
+from tidemill.views.sql.catalog import KeptWhole
+from tidemill.views.sql.context import QueryContext
+from tidemill.views.sql.group_by import bare_call
+from tidemill.views.sql.sql_text import called_function, cut_text
+from tidemill.views.sql.stage import SelectStage
 
 
 def windows(node: exp.Expr) -> Iterator[exp.Window]:
@@ -25,10 +25,10 @@ def windows(node: exp.Expr) -> Iterator[exp.Window]:
         yield from windows(child)
 
 
-def add_windows(stage: Stage, nodes: Sequence[exp.Expr], named: Sequence[exp.Window]) -> None:
+def add_windows(stage: SelectStage, nodes: Sequence[exp.Expr], named: Sequence[exp.Window]) -> None:
     """Compute every window function of these expressions as a column of the stage."""
     found = {id(window): window for node in nodes for window in windows(node)}
-    specs: dict[tuple[tuple[Expr, ...], tuple[Order, ...]], list[tuple[exp.Window, WindowCall]]] = {}
+    specs: dict[tuple[tuple[Expr, ...], tuple[SortKey, ...]], list[tuple[exp.Window, WindowCall]]] = {}
     for window in found.values():
         spec = _spec(stage.front, window, named)
         partition = tuple(stage.expr(one) for one in spec.args.get("partition_by") or [])
@@ -43,21 +43,21 @@ def add_windows(stage: Stage, nodes: Sequence[exp.Expr], named: Sequence[exp.Win
             stage.known[id(window)] = column(width + distinct.index(call))
 
 
-def order_key(stage: Stage, node: exp.Expr) -> Order:
+def order_key(stage: SelectStage, node: exp.Expr) -> SortKey:
     """One key of an ORDER BY."""
     assert isinstance(node, exp.Ordered)
     words = [token.text.lower() for token in stage.front.query.tokens_of(node)[-2:]]
     descending = bool(node.args.get("desc"))
     nulls_first = words[-1] == "first" if words[:1] == ["nulls"] and len(words) == 2 else not descending
-    return Order(stage.expr(node.this), descending, nulls_first)
+    return SortKey(stage.expr(node.this), descending, nulls_first)
 
 
-def _spec(front: Front, window: exp.Window, named: Sequence[exp.Window]) -> exp.Window:
+def _spec(front: QueryContext, window: exp.Window, named: Sequence[exp.Window]) -> exp.Window:
     alias = window.args.get("alias")
     if alias is None:
         return window
     if window.args.get("partition_by") or window.args.get("order") or window.args.get("spec"):
-        raise Unsupported("a window that extends another one")
+        raise KeptWhole("a window that extends another one")
     for one in named:
         if one.this.name.lower() == alias.name.lower():
             return one
@@ -69,7 +69,7 @@ def _ordered(spec: exp.Window) -> list[exp.Expr]:
     return list(order.expressions) if order is not None else []
 
 
-def _frame(front: Front, spec: exp.Window) -> str:
+def _frame(front: QueryContext, spec: exp.Window) -> str:
     if spec.args.get("spec") is None:
         return ""
     tokens = front.query.tokens_of(spec)
@@ -79,21 +79,21 @@ def _frame(front: Front, spec: exp.Window) -> str:
         if depth == 1 and token.text.upper() in {"ROWS", "RANGE"}:
             begins = token
     if begins is None:
-        raise Unsupported("a window frame that is not read")
+        raise KeptWhole("a window frame that is not read")
     last = tokens[-2]  # before the parenthesis that ends the window
-    return cut(front.query, begins.start, last.end, []).sql()
+    return cut_text(front.query, begins.start, last.end, []).sql()
 
 
 def _depth(token: Token) -> int:
     return {TokenType.L_PAREN: 1, TokenType.R_PAREN: -1}.get(token.token_type, 0)
 
 
-def _call(stage: Stage, window: exp.Window, frame: str) -> WindowCall:
+def _call(stage: SelectStage, window: exp.Window, frame: str) -> WindowCall:
     query = stage.front.query
-    inner = core(window.this)
-    name = called(query, inner)
+    inner = bare_call(window.this)
+    name = called_function(query, inner)
     if name is None:
-        raise Unsupported("a window over something that is no function")
+        raise KeptWhole("a window over something that is no function")
     tokens = query.tokens_of(window)
     depth, over = 0, None
     for place, token in enumerate(tokens):
@@ -102,7 +102,7 @@ def _call(stage: Stage, window: exp.Window, frame: str) -> WindowCall:
             over = place
             break
     if not over:
-        raise Unsupported("a window without OVER")
+        raise KeptWhole("a window without OVER")
     parts = list(inner.iter_expressions())
     around = window.this
     while around is not inner:
@@ -115,6 +115,6 @@ def _call(stage: Stage, window: exp.Window, frame: str) -> WindowCall:
             continue
         try:
             arguments.append(stage.expr(part))
-        except Unsupported:  # something the parser put there itself
+        except KeptWhole:  # something the parser put there itself
             continue
     return WindowCall(value, name, tuple(arguments), frame)

@@ -23,7 +23,7 @@ from tidemill.store import Tx
 from tidemill.triggers import alarms, runs
 from tidemill.triggers.runs import Ticket
 from tidemill.views.steps import groups, records
-from tidemill.views.steps.groups import Group, GroupSpec, Made
+from tidemill.views.steps.groups import GroupSpec, MadeTable, ViewGroup
 from tidemill.views.steps.keys import (
     StepKeys,
     alarm_of,
@@ -37,7 +37,7 @@ from tidemill.views.steps.keys import (
     step_lot,
     table_of,
 )
-from tidemill.views.steps.records import Record
+from tidemill.views.steps.records import StepRecord
 
 PAGE = 100
 """Records that are read at once."""
@@ -46,7 +46,7 @@ BUSY_US = 250_000
 """How long a run waits that could not write a record, because somebody else is the coordinator."""
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
+class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     """The records behind `after`, up to `step`.
 
     - moved: the base datasets of the group that have input in them.
@@ -82,7 +82,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
         return step_lot(self.step)
 
 
-class Output(msgspec.Struct, frozen=True, kw_only=True):
+class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What a step made of one view.
 
     - changes: the manifest of its changes; empty when it has none.
@@ -99,7 +99,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     content: str = ""
 
 
-class Aside(msgspec.Struct, frozen=True, kw_only=True):
+class QuarantinedRows(msgspec.Struct, frozen=True, kw_only=True):
     """What a step set aside of its inputs: rows whose weight would be negative, as of this step (DBSP-21).
 
     They are in no view, and are netted when their insertion arrives.
@@ -112,13 +112,13 @@ class Aside(msgspec.Struct, frozen=True, kw_only=True):
     rows: dict[str, int]
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class StepState(msgspec.Struct, frozen=True, kw_only=True):
     """What a step made of the group's state: the version file that lists it now."""
 
     version: str
 
 
-class Alarm(msgspec.Struct, frozen=True, kw_only=True):
+class StepAlarm(msgspec.Struct, frozen=True, kw_only=True):
     """When the group has another result by time alone (wall time, µs); None for never (DBSP-22).
 
     A computation that gives none leaves the alarm as it was.
@@ -127,7 +127,7 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True):
     at: int | None
 
 
-Part: TypeAlias = Output | Aside | State | Alarm
+StepPart: TypeAlias = StepOutput | QuarantinedRows | StepState | StepAlarm
 """What a computation of a step gives: each of these once at most, outputs once for each view."""
 
 
@@ -140,8 +140,8 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     after: int
     attempt: str = ""
-    outputs: tuple[Output, ...] = ()
-    aside: Aside | None = None
+    outputs: tuple[StepOutput, ...] = ()
+    aside: QuarantinedRows | None = None
     version: str = ""
     epoch: int  # of the run that committed it, as its fence
     fence: int
@@ -152,7 +152,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
 _row = msgspec.msgpack.Decoder(StepRow)
 
 
-def next_batch(tx: Tx, keys: StepKeys, pipeline: str, group_name: str, *, most: int = 1) -> Batch | None:
+def next_batch(tx: Tx, keys: StepKeys, pipeline: str, group_name: str, *, most: int = 1) -> StepBatch | None:
     """What a group has to do next; None when it has applied every record.
 
     - most: how many records that concern it are taken together, if it is that far behind. Its table is the
@@ -174,7 +174,7 @@ def next_batch(tx: Tx, keys: StepKeys, pipeline: str, group_name: str, *, most: 
         concerning += bool(touched or (stale and record is found[0]))
         if concerning == most:
             break
-    return Batch(
+    return StepBatch(
         pipeline=pipeline,
         spec=group.spec,
         after=group.step,
@@ -192,7 +192,7 @@ def next_batch(tx: Tx, keys: StepKeys, pipeline: str, group_name: str, *, most: 
 
 def next_record(
     tx: Tx, keys: StepKeys, pipeline: str, ticket: Ticket, group_name: str
-) -> Record | Busy | None:
+) -> StepRecord | Busy | None:
     """Write a record for a run, if its group has applied all there are and its datasets moved on.
 
     First what is there, then what is new: so records are as few and as large as the load allows. `Busy` while
@@ -206,10 +206,10 @@ def next_record(
     heads = events.heads(tx, keys.lots, bases) if bases else {}
     if heads == records.assigned(tx, keys, pipeline, bases):
         return None
-    return records.cut_now(tx, keys, pipeline, ticket.node.id)
+    return records.write_record_now(tx, keys, pipeline, ticket.node.id)
 
 
-def open_step(tx: Tx, keys: StepKeys, ticket: Ticket, batch: Batch, attempt: str) -> Hold:
+def open_step(tx: Tx, keys: StepKeys, ticket: Ticket, batch: StepBatch, attempt: str) -> Hold:
     """Enter the attempt at a step before its first object is written; what earlier runs left is given up."""
     _stand(tx, keys, ticket, batch)
     author = group_id(batch.pipeline, batch.spec.name)
@@ -235,13 +235,13 @@ def commit(
     tx: Tx,
     keys: StepKeys,
     ticket: Ticket,
-    batch: Batch,
+    batch: StepBatch,
     hold: Hold | None,
-    outputs: Sequence[Output],
+    outputs: Sequence[StepOutput],
     *,
-    aside: Aside | None = None,
-    state: State | None = None,
-    alarm: Alarm | None = None,
+    aside: QuarantinedRows | None = None,
+    state: StepState | None = None,
+    alarm: StepAlarm | None = None,
     ends: bool,
 ) -> StepRow:
     """The group goes on to the batch's step, and from its version file to the next.
@@ -271,13 +271,13 @@ def commit(
     missing = [view.name for view in batch.spec.views if view.name not in tables]
     if missing:
         raise StepConflict(f"step {batch.step} of {ticket.name} leaves {missing[0]!r} without a table")
-    made = tuple(Made(view.name, view.code, tables[view.name]) for view in batch.spec.views)
+    made = tuple(MadeTable(view.name, view.code, tables[view.name]) for view in batch.spec.views)
 
     def move(tx: Tx) -> None:
         name = batch.spec.name
         tx.set(keys.step[batch.pipeline, name, batch.step], msgspec.msgpack.encode(row), quiet=True)
         version = group.version if state is None else state.version
-        moved = Group(spec=batch.spec, step=batch.step, made=made, version=version)
+        moved = ViewGroup(spec=batch.spec, step=batch.step, made=made, version=version)
         groups.write(tx, keys, batch.pipeline, moved)
         if alarm is not None:
             alarms.set_at(tx, keys.triggers, alarm_of(batch.pipeline, name), alarm.at)
@@ -320,7 +320,7 @@ def rest(
     return group.step
 
 
-def progress(tx: Tx, keys: StepKeys, pipeline: str, group: Group) -> dict[DatasetId, int]:
+def progress(tx: Tx, keys: StepKeys, pipeline: str, group: ViewGroup) -> dict[DatasetId, int]:
     """How far a group's subscription has come: the step log, and what it assigned of the group's datasets."""
     seen = records.positions_at(tx, keys, pipeline, group.spec.bases, group.step)
     return {step_log(pipeline): group.step, **seen}
@@ -340,7 +340,7 @@ def newest(tx: Tx, keys: StepKeys, pipeline: str, group: str, limit: int) -> lis
     return [_row.decode(row.value) for row in found]
 
 
-def _check_state(batch: Batch, hold: Hold | None, state: State | None) -> None:
+def _check_state(batch: StepBatch, hold: Hold | None, state: StepState | None) -> None:
     """A version file is named by the attempt that wrote it: nobody else's is kept for us."""
     if state is None:
         return
@@ -351,7 +351,7 @@ def _check_state(batch: Batch, hold: Hold | None, state: State | None) -> None:
         raise StepConflict(f"{state.version} is no version file of attempt {attempt or 'none'}")
 
 
-def _stand(tx: Tx, keys: StepKeys, ticket: Ticket, batch: Batch) -> Group:
+def _stand(tx: Tx, keys: StepKeys, ticket: Ticket, batch: StepBatch) -> ViewGroup:
     """The fence: the run is ours, and the group is where and as the batch says."""
     runs.check(tx, keys.triggers, keys.cluster, ticket)
     group = groups.read(tx, keys, batch.pipeline, batch.spec.name)

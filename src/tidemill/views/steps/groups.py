@@ -19,10 +19,10 @@ from tidemill.store import Tx
 from tidemill.triggers import alarms, schedules, subscriptions
 from tidemill.triggers.subscriptions import MOST_SOURCES, Terms
 from tidemill.triggers.terms import CatchUp
-from tidemill.views.steps import gone, records, retired
+from tidemill.views.steps import records, retired
 from tidemill.views.steps.keys import StepKeys, alarm_of, group_id, group_source, step_log
-from tidemill.views.steps.records import Record
-from tidemill.views.steps.retired import Retired
+from tidemill.views.steps.records import StepRecord
+from tidemill.views.steps.retired import RetiredTable
 
 MOST_VIEWS = (MOST_TARGETS - 2) // 2
 """A step's attempt has two targets for each view (its changes, its table), one for what is set aside, and one
@@ -75,7 +75,7 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(sorted({dataset for view in self.views for dataset in view.reads}))
 
 
-class Made(msgspec.Struct, frozen=True, array_like=True):
+class MadeTable(msgspec.Struct, frozen=True, array_like=True):
     """A view's table at the group's step, and by which code it was made."""
 
     view: str
@@ -83,7 +83,7 @@ class Made(msgspec.Struct, frozen=True, array_like=True):
     table: str  # the key of the manifest that lists it
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
+class ViewGroup(msgspec.Struct, frozen=True, kw_only=True):
     """A group's row.
 
     - version: the key of the version file that lists its state; empty while it has none. The file itself says
@@ -92,7 +92,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
     spec: GroupSpec
     step: int
-    made: tuple[Made, ...] = ()
+    made: tuple[MadeTable, ...] = ()
     version: str = ""
 
     @property
@@ -107,10 +107,10 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset(view.name for view in self.spec.views if made.get(view.name) != view.code)
 
 
-_decoder = msgspec.msgpack.Decoder(Group)
+_decoder = msgspec.msgpack.Decoder(ViewGroup)
 
 
-def read(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> Group:
+def read(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> ViewGroup:
     """A group's row; `GroupUnknown` when there is none."""
     raw = tx.get(keys.group[pipeline, group])
     if raw is None:
@@ -118,17 +118,17 @@ def read(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> Group:
     return _decoder.decode(raw)
 
 
-def listed(tx: Tx, keys: StepKeys, pipeline: str) -> list[Group]:
+def listed(tx: Tx, keys: StepKeys, pipeline: str) -> list[ViewGroup]:
     """Every group of a pipeline, by name."""
     return [_decoder.decode(row.value) for row in tx.range(*keys.group.under(pipeline), snapshot=True)]
 
 
-def write(tx: Tx, keys: StepKeys, pipeline: str, group: Group) -> None:
+def write(tx: Tx, keys: StepKeys, pipeline: str, group: ViewGroup) -> None:
     """Store a group's row."""
     tx.set(keys.group[pipeline, group.spec.name], msgspec.msgpack.encode(group), quiet=True)
 
 
-def declare(tx: Tx, keys: StepKeys, pipeline: str, spec: GroupSpec) -> Group:
+def declare(tx: Tx, keys: StepKeys, pipeline: str, spec: GroupSpec) -> ViewGroup:
     """Enter a group, or find it as it was declared.
 
     A new one stands at the newest record, and is made whole by the next one; one that is declared differently
@@ -142,7 +142,7 @@ def declare(tx: Tx, keys: StepKeys, pipeline: str, spec: GroupSpec) -> Group:
         alarms.declare(tx, keys.lots, alarm_of(pipeline, spec.name))
     raw = tx.get(keys.group[pipeline, spec.name])
     if raw is None:
-        group = Group(spec=spec, step=records.last(tx, keys, pipeline).number)
+        group = ViewGroup(spec=spec, step=records.last(tx, keys, pipeline).number)
         events.advance(tx, keys.lots, step_log(pipeline), group.step)
         events.advance(tx, keys.lots, group_source(pipeline, spec.name), group.step)
     else:
@@ -150,7 +150,7 @@ def declare(tx: Tx, keys: StepKeys, pipeline: str, spec: GroupSpec) -> Group:
         if group.spec == spec:
             return group
         retired.keep(tx, keys, pipeline, _gone(group, spec))
-        gone.mark(tx, keys, pipeline, group.spec.names - spec.names)
+        retired.mark_for_collection(tx, keys, pipeline, group.spec.names - spec.names)
         group = msgspec.structs.replace(group, spec=spec)
     retired.forget(tx, keys, pipeline, [view.name for view in spec.views])
     write(tx, keys, pipeline, group)
@@ -169,7 +169,7 @@ def remove(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> bool:
     if raw is None:
         return False
     retired.keep(tx, keys, pipeline, _gone(_decoder.decode(raw), None))
-    gone.mark(tx, keys, pipeline, _decoder.decode(raw).spec.names, group)
+    retired.mark_for_collection(tx, keys, pipeline, _decoder.decode(raw).spec.names, group)
     subscriptions.remove(tx, keys.triggers, group_id(pipeline, group))
     alarms.set_at(tx, keys.triggers, alarm_of(pipeline, group), None)
     tx.clear(keys.group[pipeline, group], quiet=True)
@@ -178,33 +178,35 @@ def remove(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> bool:
     return True
 
 
-def _gone(group: Group, spec: GroupSpec | None) -> list[Retired]:
+def _gone(group: ViewGroup, spec: GroupSpec | None) -> list[RetiredTable]:
     """The views of a group that have a table, and are not in this declaration of it."""
     names = {view.name for view in spec.views} if spec is not None else set()
     return [
-        Retired(view=one.view, group=group.spec.name, step=group.step, table=one.table)
+        RetiredTable(view=one.view, group=group.spec.name, step=group.step, table=one.table)
         for one in group.made
         if one.view not in names
     ]
 
 
-def declare_circuit(tx: Tx, keys: StepKeys, pipeline: str, version: str, holder: str) -> Record | Busy | None:
+def declare_circuit(
+    tx: Tx, keys: StepKeys, pipeline: str, version: str, holder: str
+) -> StepRecord | Busy | None:
     """The circuit is of this version now: a record says so, and has the groups make what changed.
 
     `Busy`, and nothing changed, while somebody holds the coordinator's office: to be tried again.
     """
     if tx.get(keys.circuit[pipeline]) == version.encode():
         return None
-    office = records.take_office(tx, keys, pipeline, holder)
+    office = records.become_coordinator(tx, keys, pipeline, holder)
     if isinstance(office, Busy):
         return office
     tx.set(keys.circuit[pipeline], version.encode(), quiet=True)
-    record = records.cut(tx, keys, pipeline, office, declared=True)
-    records.leave_office(tx, keys, pipeline, office)
+    record = records.write_record(tx, keys, pipeline, office, declared=True)
+    records.resign_coordinator(tx, keys, pipeline, office)
     return record
 
 
-def _subscribe(tx: Tx, keys: StepKeys, pipeline: str, group: Group) -> None:
+def _subscribe(tx: Tx, keys: StepKeys, pipeline: str, group: ViewGroup) -> None:
     name = group_id(pipeline, group.spec.name)
     log, bases = step_log(pipeline), group.spec.bases
     spec = group.spec

@@ -26,7 +26,7 @@ KEPT = 4096
 READERS = 8
 
 
-class Slice(msgspec.Struct, frozen=True):
+class LotSlice(msgspec.Struct, frozen=True):
     """One generation of a lot, by the position of its event, and its objects."""
 
     position: int
@@ -35,15 +35,15 @@ class Slice(msgspec.Struct, frozen=True):
     objects: tuple[StoredObject, ...]
 
 
-class Exchange(msgspec.Struct, frozen=True):
+class InputChange(msgspec.Struct, frozen=True):
     """What a range of positions brings and takes back (DBSP-8).
 
     Of each lot with an event in the range: `plus` is its newest generation at the end of it, `minus` the one
     that was current at its beginning, at the position of the event that took its place.
     """
 
-    plus: tuple[Slice, ...]
-    minus: tuple[Slice, ...]
+    plus: tuple[LotSlice, ...]
+    minus: tuple[LotSlice, ...]
 
 
 class ManifestReader:
@@ -85,7 +85,7 @@ class ManifestReader:
         return tuple(item for leaf in self.leaves(key) for item in leaf.objects)
 
 
-class Inputs:
+class InputReader:
     """What datasets hold at positions."""
 
     def __init__(self, store: Store, keys: LotKeys, manifests: ManifestReader) -> None:
@@ -93,7 +93,7 @@ class Inputs:
         self._keys = keys
         self.manifests = manifests
 
-    def at(self, dataset: DatasetId, position: int) -> list[Slice]:
+    def at(self, dataset: DatasetId, position: int) -> list[LotSlice]:
         """All of a dataset as of a position; lots that are empty or removed there are left out."""
         found: list[LotRow] = []
         after = ""
@@ -104,7 +104,7 @@ class Inputs:
                 return self._slices(found)
             after = last
 
-    def between(self, dataset: DatasetId, after: int, to: int) -> Exchange:
+    def between(self, dataset: DatasetId, after: int, to: int) -> InputChange:
         """What changed of a dataset behind one position, up to another."""
         plus: list[LotRow] = []
         minus: list[LotRow] = []
@@ -115,7 +115,7 @@ class Inputs:
                 if new is not None and new.position in here:  # else a later page has it
                     plus.append(new)
                     minus += [] if old is None else [msgspec.structs.replace(old, position=new.position)]
-        return Exchange(tuple(self._slices(plus)), tuple(self._slices(minus)))
+        return InputChange(tuple(self._slices(plus)), tuple(self._slices(minus)))
 
     def _ends(
         self, dataset: DatasetId, names: Sequence[str], after: int, to: int
@@ -148,7 +148,7 @@ class Inputs:
             yield page
             after = page[-1].position
 
-    def _slices(self, rows: Sequence[LotRow]) -> list[Slice]:
+    def _slices(self, rows: Sequence[LotRow]) -> list[LotSlice]:
         there = [row for row in rows if row.state is LotState.COMPLETE]
         keys = [row.manifest for row in there]
         if len(keys) < READERS:
@@ -157,7 +157,7 @@ class Inputs:
             with ThreadPoolExecutor(READERS, thread_name_prefix="manifests") as pool:
                 listed = list(pool.map(self.manifests.objects, keys))
         return [
-            Slice(row.position, row.lot, row.generation, objects)
+            LotSlice(row.position, row.lot, row.generation, objects)
             for row, objects in zip(there, listed, strict=True)
         ]
 

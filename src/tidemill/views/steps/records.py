@@ -5,7 +5,7 @@ the step's: (after, to]. The ranges of one dataset follow each other without gap
 arrives later joins a later step, and every group that reads the dataset cuts it at the same places.
 
 A record is written under the coordinator's epoch. Whoever needs one takes that office in the transaction that
-writes it (`cut_now`), unless somebody holds it for longer (`cut`).
+writes it (`write_record_now`), unless somebody holds it for longer (`write_record`).
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ RECORD_BYTES = 48 * 1024
 """What fits one value of the store, with room for the rest of the record."""
 
 
-class Range(msgspec.Struct, frozen=True, order=True, array_like=True):
+class PositionRange(msgspec.Struct, frozen=True, order=True, array_like=True):
     """The positions of one dataset that belong to a step: behind `after`, up to `to`."""
 
     dataset: DatasetId
@@ -35,7 +35,7 @@ class Range(msgspec.Struct, frozen=True, order=True, array_like=True):
     to: int
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The input of one step.
 
     - now: what `now()` means in this step; wall time, µs. It never falls from record to record.
@@ -44,7 +44,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     number: int
-    ranges: tuple[Range, ...] = ()
+    ranges: tuple[PositionRange, ...] = ()
     now: int
     circuit: str
     epoch: int
@@ -55,7 +55,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset(one.dataset for one in self.ranges)
 
 
-class Last(msgspec.Struct, frozen=True, array_like=True):
+class LastRecord(msgspec.Struct, frozen=True, array_like=True):
     """The newest record, and the last dataset it holds: the next record begins to look behind it."""
 
     number: int = 0
@@ -63,18 +63,18 @@ class Last(msgspec.Struct, frozen=True, array_like=True):
     cursor: DatasetId | None = None
 
 
-_record = msgspec.msgpack.Decoder(Record)
-_last = msgspec.msgpack.Decoder(Last)
+_record = msgspec.msgpack.Decoder(StepRecord)
+_last = msgspec.msgpack.Decoder(LastRecord)
 _position = msgspec.msgpack.Decoder(int)
 
 
-def last(tx: Tx, keys: StepKeys, pipeline: str) -> Last:
+def last(tx: Tx, keys: StepKeys, pipeline: str) -> LastRecord:
     """What is known of the newest record; number 0 before the first."""
     raw = tx.get(keys.last[pipeline])
-    return Last() if raw is None else _last.decode(raw)
+    return LastRecord() if raw is None else _last.decode(raw)
 
 
-def read(tx: Tx, keys: StepKeys, pipeline: str, after: int, limit: int) -> list[Record]:
+def read(tx: Tx, keys: StepKeys, pipeline: str, after: int, limit: int) -> list[StepRecord]:
     """The records behind a step, in order."""
     lo, (_, hi) = keys.record[pipeline, after + 1], keys.record.under(pipeline)
     return [_record.decode(row.value) for row in tx.range(lo, hi, limit=limit)]
@@ -108,7 +108,9 @@ def positions_at(
     return found
 
 
-def cut(tx: Tx, keys: StepKeys, pipeline: str, office: Lease, *, declared: bool = False) -> Record | None:
+def write_record(
+    tx: Tx, keys: StepKeys, pipeline: str, office: Lease, *, declared: bool = False
+) -> StepRecord | None:
     """Write the next record: what was published since the last one; None when there is nothing to write.
 
     `LeaseLost` for an office that is over (DBSP-35).
@@ -122,7 +124,7 @@ def cut(tx: Tx, keys: StepKeys, pipeline: str, office: Lease, *, declared: bool 
     return _write(tx, keys, pipeline, office, before, ranges) if ranges or declared else None
 
 
-def cut_now(tx: Tx, keys: StepKeys, pipeline: str, holder: str) -> Record | Busy | None:
+def write_record_now(tx: Tx, keys: StepKeys, pipeline: str, holder: str) -> StepRecord | Busy | None:
     """Take the coordinator's office, write the next record, and give the office back; all or nothing.
 
     `Busy` while somebody holds the office for longer: that one decides about records.
@@ -131,18 +133,18 @@ def cut_now(tx: Tx, keys: StepKeys, pipeline: str, holder: str) -> Record | Busy
     ranges = _moved(tx, keys, pipeline, before.cursor)
     if not ranges:
         return None
-    office = take_office(tx, keys, pipeline, holder)
+    office = become_coordinator(tx, keys, pipeline, holder)
     if isinstance(office, Busy):
         return office
     record = _write(tx, keys, pipeline, office, before, ranges)
-    leave_office(tx, keys, pipeline, office)
+    resign_coordinator(tx, keys, pipeline, office)
     return record
 
 
 def _write(
-    tx: Tx, keys: StepKeys, pipeline: str, office: Lease, before: Last, ranges: Sequence[Range]
-) -> Record:
-    record = Record(
+    tx: Tx, keys: StepKeys, pipeline: str, office: Lease, before: LastRecord, ranges: Sequence[PositionRange]
+) -> StepRecord:
+    record = StepRecord(
         number=before.number + 1,
         ranges=tuple(sorted(ranges)),
         now=max(before.now, tx.wall()),
@@ -155,25 +157,25 @@ def _write(
         tx.set(keys.base[(pipeline, *one.dataset.parts)], to, quiet=True)
         tx.set(keys.range[(pipeline, *one.dataset.parts, record.number)], to, quiet=True)
     cursor = ranges[-1].dataset if ranges else before.cursor
-    after = Last(record.number, record.now, cursor)
+    after = LastRecord(record.number, record.now, cursor)
     tx.set(keys.last[pipeline], msgspec.msgpack.encode(after), quiet=True)
     transaction.advance(tx, keys, step_log(pipeline), record.number)
     return record
 
 
-def take_office(
+def become_coordinator(
     tx: Tx, keys: StepKeys, pipeline: str, holder: str, ttl_us: int = leases.SECOND_US
 ) -> Lease | Busy:
     """Be the coordinator, under the next epoch."""
     return leases.acquire(tx, keys.office(pipeline), holder, ttl_us)
 
 
-def leave_office(tx: Tx, keys: StepKeys, pipeline: str, office: Lease) -> bool:
+def resign_coordinator(tx: Tx, keys: StepKeys, pipeline: str, office: Lease) -> bool:
     """Be it no more."""
     return leases.release(tx, keys.office(pipeline), office)
 
 
-def _moved(tx: Tx, keys: StepKeys, pipeline: str, cursor: DatasetId | None) -> list[Range]:
+def _moved(tx: Tx, keys: StepKeys, pipeline: str, cursor: DatasetId | None) -> list[PositionRange]:
     """The ranges of a record. It holds as many as fit; those behind the last record's end come first, so that
     a dataset that moves all the time keeps none of the others waiting.
     """
@@ -184,12 +186,12 @@ def _moved(tx: Tx, keys: StepKeys, pipeline: str, cursor: DatasetId | None) -> l
         bases[DatasetId(str(name), str(version))] = _position.decode(row.value)
     order = sorted(bases, key=lambda one: (cursor is not None and one <= cursor, one))
     heads = events.heads(tx, keys.lots, order) if order else {}
-    ranges: list[Range] = []
+    ranges: list[PositionRange] = []
     size = 0
     for dataset in order:
         if heads[dataset] <= bases[dataset]:
             continue
-        one = Range(dataset, bases[dataset], heads[dataset])
+        one = PositionRange(dataset, bases[dataset], heads[dataset])
         size += len(msgspec.msgpack.encode(one))
         if len(ranges) == MOST_RANGES or size > RECORD_BYTES:
             break

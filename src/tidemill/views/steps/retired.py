@@ -10,11 +10,10 @@ from collections.abc import Iterable
 import msgspec
 
 from tidemill.store import Tx
-from tidemill.views.steps import gone
 from tidemill.views.steps.keys import StepKeys
 
 
-class Retired(msgspec.Struct, frozen=True, kw_only=True):
+class RetiredTable(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept of a view.
 
     - step: the one that its group had committed.
@@ -27,10 +26,10 @@ class Retired(msgspec.Struct, frozen=True, kw_only=True):
     table: str
 
 
-_decoder = msgspec.msgpack.Decoder(Retired)
+_decoder = msgspec.msgpack.Decoder(RetiredTable)
 
 
-def keep(tx: Tx, keys: StepKeys, pipeline: str, retired: Iterable[Retired]) -> None:
+def keep(tx: Tx, keys: StepKeys, pipeline: str, retired: Iterable[RetiredTable]) -> None:
     """Remember views that are stepped no more."""
     for one in retired:
         tx.set(keys.retired[pipeline, one.view], msgspec.msgpack.encode(one), quiet=True)
@@ -49,16 +48,39 @@ def drop(tx: Tx, keys: StepKeys, pipeline: str, view: str) -> bool:
     if find(tx, keys, pipeline, view) is None:
         return False
     forget(tx, keys, pipeline, [view])
-    gone.mark(tx, keys, pipeline, [view])
+    mark_for_collection(tx, keys, pipeline, [view])
     return True
 
 
-def find(tx: Tx, keys: StepKeys, pipeline: str, view: str) -> Retired | None:
+def find(tx: Tx, keys: StepKeys, pipeline: str, view: str) -> RetiredTable | None:
     """A view that is stepped no more; None for one that never was one, or is."""
     raw = tx.get(keys.retired[pipeline, view])
     return None if raw is None else _decoder.decode(raw)
 
 
-def listed(tx: Tx, keys: StepKeys, pipeline: str) -> list[Retired]:
+def listed(tx: Tx, keys: StepKeys, pipeline: str) -> list[RetiredTable]:
     """All of a pipeline, by name."""
     return [_decoder.decode(row.value) for row in tx.range(*keys.retired.under(pipeline), snapshot=True)]
+
+
+MOST = 1000
+
+
+def mark_for_collection(tx: Tx, keys: StepKeys, pipeline: str, views: Iterable[str], group: str = "") -> None:
+    """Views that are declared no more, and their group if it is not."""
+    for view in views:
+        tx.set(keys.gone[pipeline, view, ""], b"", quiet=True)
+    if group:
+        tx.set(keys.gone[pipeline, "", group], b"", quiet=True)
+
+
+def to_collect(tx: Tx, keys: StepKeys, pipeline: str) -> list[tuple[str, str]]:
+    """Views (with no group) and groups (with no view)."""
+    found = tx.range(*keys.gone.under(pipeline), limit=MOST, snapshot=True)
+    return [(str(view), str(group)) for _, view, group in (keys.gone.unpack(row.key) for row in found)]
+
+
+def collected(tx: Tx, keys: StepKeys, pipeline: str, names: Iterable[tuple[str, str]]) -> None:
+    """Nothing is left of these that could be removed."""
+    for view, group in names:
+        tx.clear(keys.gone[pipeline, view, group], quiet=True)

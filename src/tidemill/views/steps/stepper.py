@@ -22,19 +22,26 @@ from tidemill.publish.attempts import Hold
 from tidemill.scope import Scope
 from tidemill.triggers.runs import Ticket
 from tidemill.views.steps import commits
-from tidemill.views.steps.commits import Alarm, Aside, Batch, Output, Part, State
+from tidemill.views.steps.commits import (
+    QuarantinedRows,
+    StepAlarm,
+    StepBatch,
+    StepOutput,
+    StepPart,
+    StepState,
+)
 from tidemill.views.steps.events import RecordWritten, RowsSetAside, StepAbandoned, StepCommitted
 from tidemill.views.steps.keys import StepKeys, group_id
-from tidemill.views.steps.records import Record
+from tidemill.views.steps.records import StepRecord
 
 
 class Compute(Protocol):
     """Makes the outputs of a batch: objects and manifests, all under the attempt; nothing in the store.
 
-    At most one `Aside` and one `State` are among them.
+    At most one `QuarantinedRows` and one `StepState` are among them.
     """
 
-    def __call__(self, batch: Batch, attempt: str) -> tuple[Part, ...]: ...
+    def __call__(self, batch: StepBatch, attempt: str) -> tuple[StepPart, ...]: ...
 
 
 class Stepped(msgspec.Struct, frozen=True):
@@ -70,7 +77,7 @@ class GroupStep:
         record = self._scope.step(
             "views.cut", lambda tx: commits.next_record(tx, keys, self._pipeline, ticket, group)
         )
-        if isinstance(record, Record):
+        if isinstance(record, StepRecord):
             self._scope.emit(
                 RecordWritten(pipeline=self._pipeline, step=record.number, datasets=len(record.ranges))
             )
@@ -92,18 +99,18 @@ class GroupStep:
         )
         return Stepped(step, done, jobs)
 
-    def _apply(self, ticket: Ticket, batch: Batch) -> None:
-        hold, outputs, aside, state, alarm = None, tuple[Output, ...](), None, None, None
+    def _apply(self, ticket: Ticket, batch: StepBatch) -> None:
+        hold, outputs, aside, state, alarm = None, tuple[StepOutput, ...](), None, None, None
         if batch.concerns:
             attempt = self._scope.new_attempt()
             hold = self._scope.step(
                 "views.open", lambda tx: commits.open_step(tx, self._keys, ticket, batch, attempt)
             )
             made = self._computed(batch, hold)
-            outputs = tuple(one for one in made if isinstance(one, Output))
-            aside = next((one for one in made if isinstance(one, Aside)), None)
-            state = next((one for one in made if isinstance(one, State)), None)
-            alarm = next((one for one in made if isinstance(one, Alarm)), None)
+            outputs = tuple(one for one in made if isinstance(one, StepOutput))
+            aside = next((one for one in made if isinstance(one, QuarantinedRows)), None)
+            state = next((one for one in made if isinstance(one, StepState)), None)
+            alarm = next((one for one in made if isinstance(one, StepAlarm)), None)
         row = self._scope.step(
             "views.commit" if batch.concerns else "views.pass",
             lambda tx: commits.commit(
@@ -137,7 +144,7 @@ class GroupStep:
             )
         )
 
-    def _computed(self, batch: Batch, hold: Hold) -> tuple[Part, ...]:
+    def _computed(self, batch: StepBatch, hold: Hold) -> tuple[StepPart, ...]:
         try:
             return self._compute(batch, hold.draft.id)
         except Exception as error:

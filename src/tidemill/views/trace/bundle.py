@@ -19,8 +19,8 @@ from tidemill.errors import ObjectsFull
 from tidemill.objects.port import Objects
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.layout import Layout
-from tidemill.views.trace.run import encode
-from tidemill.views.trace.version import Entry
+from tidemill.views.trace.run_file import encode
+from tidemill.views.trace.version import RunEntry
 
 HELD_BYTES = 32 * 1024**2
 """What may wait in memory."""
@@ -43,7 +43,7 @@ class Bundle:
         self._file: IO[bytes] | None = None
         self._bytes = 0
 
-    def add(self, layout: Layout, table: pa.Table, low: int, high: int) -> Entry | None:
+    def add(self, layout: Layout, table: pa.Table, low: int, high: int) -> RunEntry | None:
         """Add a run; None when it has no rows, and then nothing is added.
 
         Args:
@@ -56,7 +56,7 @@ class Bundle:
             return None
         table = layout.conform(table)
         head, rest = encode(table, layout)
-        entry = Entry(self.key, low, high, self._bytes, len(head) + rest.size, len(head), table.num_rows)
+        entry = RunEntry(self.key, low, high, self._bytes, len(head) + rest.size, len(head), table.num_rows)
         self._append(head, rest)
         if self._cache is not None:
             self._cache.keep(entry, head, layout, table)

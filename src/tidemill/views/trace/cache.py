@@ -31,8 +31,8 @@ import pyarrow as pa
 from tidemill.errors import ObjectMissing, TraceCorrupt, TraceMissing
 from tidemill.objects.port import Objects
 from tidemill.views.trace.layout import Layout
-from tidemill.views.trace.run import Head, decode_batch, decode_head
-from tidemill.views.trace.version import Entry
+from tidemill.views.trace.run_file import RunHead, decode_batch, decode_head
+from tidemill.views.trace.version import RunEntry
 
 _PREFACE = struct.Struct("<8sQQ")  # magic, bytes of the file, bytes of the head
 _MAGIC = b"tm-cache"
@@ -51,7 +51,7 @@ _SCRATCH = itertools.count()  # of the process: several caches may share a folde
 class _Run:
     """A run as far as it is known in this process."""
 
-    head: Head
+    head: RunHead
     whole: pa.RecordBatch | None = None
     held_bytes: int = 0  # of memory that `whole` takes
     batches: dict[int, pa.RecordBatch] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class Cache:
     # --- reading
 
     def holding(
-        self, entry: Entry, layout: Layout, hashes: np.ndarray[Any, Any], rest: np.int64
+        self, entry: RunEntry, layout: Layout, hashes: np.ndarray[Any, Any], rest: np.int64
     ) -> Iterable[pa.RecordBatch]:
         """The batches of a run that may have one of the hashes (see `Head.holding`), a few at a time."""
         run = self._run(entry, layout)
@@ -117,17 +117,17 @@ class Cache:
             return [run.whole] if len(numbers) else []
         return self._batches(entry, run, numbers)
 
-    def between(self, entry: Entry, layout: Layout, low: int, high: int) -> Iterable[pa.RecordBatch]:
+    def between(self, entry: RunEntry, layout: Layout, low: int, high: int) -> Iterable[pa.RecordBatch]:
         """The batches of a run that may hold hashes from low to high, a few at a time."""
         run = self._run(entry, layout)
         if run.whole is not None:
             return [run.whole]
         return self._batches(entry, run, run.head.between(low, high))
 
-    def head(self, entry: Entry, layout: Layout) -> Head:
+    def head(self, entry: RunEntry, layout: Layout) -> RunHead:
         return self._run(entry, layout).head
 
-    def fill(self, entries: Iterable[Entry], layout: Layout) -> None:
+    def fill(self, entries: Iterable[RunEntry], layout: Layout) -> None:
         """Bring runs here whole; a runner does so in the background."""
         for entry in entries:
             run = self._run(entry, layout)
@@ -137,14 +137,14 @@ class Cache:
                 (head_body,) = self._fetch(entry, [(0, entry.head)])
                 self._remember(entry, self._whole(entry, run.head, table, head_body))
 
-    def keep(self, entry: Entry, head_body: bytes, layout: Layout, table: pa.Table) -> None:
+    def keep(self, entry: RunEntry, head_body: bytes, layout: Layout, table: pa.Table) -> None:
         """Keep a run that was just written, so that nobody has to fetch it on this machine."""
         head = decode_head(head_body, layout, _where(entry))
         self._remember(entry, self._whole(entry, head, table, head_body))
 
     # --- finding
 
-    def _run(self, entry: Entry, layout: Layout) -> _Run:
+    def _run(self, entry: RunEntry, layout: Layout) -> _Run:
         key = (entry.file, entry.offset)
         with self._lock:
             known = self._known.get(key)
@@ -157,7 +157,7 @@ class Cache:
         self._remember(entry, run)
         return run
 
-    def _remember(self, entry: Entry, run: _Run) -> None:
+    def _remember(self, entry: RunEntry, run: _Run) -> None:
         with self._lock:
             self._known[entry.file, entry.offset] = run
             if run.whole is not None:
@@ -165,7 +165,7 @@ class Cache:
             while len(self._known) > _OPEN:
                 self._known.popitem(last=False)
 
-    def _hold(self, entry: Entry, number: int, size: int) -> None:
+    def _hold(self, entry: RunEntry, number: int, size: int) -> None:
         """Count rows that take memory, and drop those that were used longest ago; the lock is held."""
         if not size:
             return
@@ -181,7 +181,7 @@ class Cache:
             elif run is not None:
                 run.batches.pop(which, None)
 
-    def _kept_whole(self, entry: Entry, layout: Layout) -> _Run | None:
+    def _kept_whole(self, entry: RunEntry, layout: Layout) -> _Run | None:
         body = self._mapped(entry, "whole")
         if body is None:
             return None
@@ -192,7 +192,7 @@ class Cache:
         plain = body.slice(_aligned(_PREFACE.size + head_bytes))
         return _Run(head, _first(plain), self._cost(body.size))
 
-    def _fetched(self, entry: Entry, layout: Layout) -> _Run:
+    def _fetched(self, entry: RunEntry, layout: Layout) -> _Run:
         kept = self._mapped(entry, "head")
         if kept is not None:
             return _Run(decode_head(kept.slice(_PREFACE.size).to_pybytes(), layout, _where(entry)))
@@ -209,7 +209,7 @@ class Cache:
         batches = [decode_batch(body[at:end], head, n, _where(entry)) for n, (at, end) in enumerate(spans)]
         return self._whole(entry, head, pa.Table.from_batches(batches, head.schema), body[: entry.head])
 
-    def _batches(self, entry: Entry, run: _Run, numbers: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+    def _batches(self, entry: RunEntry, run: _Run, numbers: Iterable[Any]) -> Iterator[pa.RecordBatch]:
         waiting: list[int] = []
         size = 0
         for number in map(int, numbers):
@@ -220,7 +220,7 @@ class Cache:
                 waiting, size = [], 0
         yield from self._some(entry, run, waiting)
 
-    def _some(self, entry: Entry, run: _Run, wanted: Sequence[int]) -> list[pa.RecordBatch]:
+    def _some(self, entry: RunEntry, run: _Run, wanted: Sequence[int]) -> list[pa.RecordBatch]:
         found = {number: batch for number in wanted if (batch := run.batches.get(number)) is not None}
         for number in wanted:
             if number not in found and (kept := self._mapped(entry, f"{number}")) is not None:
@@ -239,7 +239,7 @@ class Cache:
                 found[number] = batch
         return [found[number] for number in wanted]
 
-    def _keep_in(self, entry: Entry, run: _Run, number: int, batch: pa.RecordBatch, size: int) -> None:
+    def _keep_in(self, entry: RunEntry, run: _Run, number: int, batch: pa.RecordBatch, size: int) -> None:
         with self._lock:
             run.batches[number] = batch
             self._hold(entry, number, size)
@@ -248,7 +248,7 @@ class Cache:
         """What a mapped file takes of this process' memory."""
         return mapped_bytes if self._counts_maps else 0
 
-    def _fetch(self, entry: Entry, spans: list[tuple[int, int]]) -> list[bytes]:
+    def _fetch(self, entry: RunEntry, spans: list[tuple[int, int]]) -> list[bytes]:
         try:
             bodies = self.objects.get_ranges(entry.file, [(entry.offset + at, size) for at, size in spans])
         except ObjectMissing as error:
@@ -263,7 +263,7 @@ class Cache:
 
     # --- keeping
 
-    def _whole(self, entry: Entry, head: Head, table: pa.Table, head_body: bytes) -> _Run:
+    def _whole(self, entry: RunEntry, head: RunHead, table: pa.Table, head_body: bytes) -> _Run:
         """A run whose rows are all known, kept as one file, or as its batches if that would be too large."""
         free = self.folder is not None and not self._counts_maps
         if table.nbytes > (_WHOLE_BYTES if free else min(_WHOLE_BYTES, self._memory_bytes)):
@@ -283,7 +283,7 @@ class Cache:
                 batch, held = _first(plain), self._cost(body.size)
         return _Run(head, batch, held)
 
-    def _keep_batch(self, entry: Entry, number: int, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
+    def _keep_batch(self, entry: RunEntry, number: int, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
         """The batch out of a file that keeps it, if there can be one; and what it takes of memory."""
         if self._write(entry, f"{number}", b"", batch):
             body = self._mapped(entry, f"{number}")
@@ -292,7 +292,7 @@ class Cache:
                 return _first(plain), self._cost(body.size)
         return batch, batch.nbytes
 
-    def _write(self, entry: Entry, part: str, head: bytes, rows: pa.RecordBatch | None) -> bool:
+    def _write(self, entry: RunEntry, part: str, head: bytes, rows: pa.RecordBatch | None) -> bool:
         """Keep a file; False when there is no folder or no room."""
         if self.folder is None:
             return False
@@ -315,7 +315,7 @@ class Cache:
             return False
         return True
 
-    def _mapped(self, entry: Entry, part: str) -> pa.Buffer | None:
+    def _mapped(self, entry: RunEntry, part: str) -> pa.Buffer | None:
         """A kept file, mapped; None unless it is there and whole."""
         if self.folder is None:
             return None
@@ -333,7 +333,7 @@ class Cache:
         magic, size, _ = _PREFACE.unpack_from(body)
         return body if magic == _MAGIC and size == body.size else None
 
-    def _path(self, entry: Entry, part: str) -> Path:
+    def _path(self, entry: RunEntry, part: str) -> Path:
         assert self.folder is not None
         name = hashlib.blake2b(f"{self.objects.url}\0{entry.file}".encode(), digest_size=12).hexdigest()
         return self.folder / f"{name}-{entry.offset:x}.{part}"
@@ -384,5 +384,5 @@ def _aligned(size: int) -> int:
     return (size + _ALIGN - 1) // _ALIGN * _ALIGN
 
 
-def _where(entry: Entry) -> str:
+def _where(entry: RunEntry) -> str:
     return f"run file {entry.file!r} at byte {entry.offset}"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidemill.views.trace.order import I64
-from tidemill.views.trace.words import code_rows
+from tidemill.views.trace.row_equality import code_rows
 
 GLOBAL_HASH = 0
 """Of the one group that there is without a key."""

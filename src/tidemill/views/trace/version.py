@@ -26,12 +26,12 @@ from tidemill.errors import (
     UsageError,
 )
 from tidemill.objects.port import Objects, Put
-from tidemill.views.trace.slices import Range
+from tidemill.views.trace.hash_space import HashRange
 
 FORMAT = 1
 
 
-class Entry(NamedTuple):
+class RunEntry(NamedTuple):
     """A piece of a run file that belongs to a trace: the rows of one run whose hash is in some grains.
 
     Args:
@@ -52,7 +52,7 @@ class Entry(NamedTuple):
     head: int
     rows: int
 
-    def within(self, low: int, high: int) -> "Entry | None":
+    def within(self, low: int, high: int) -> "RunEntry | None":
         """What of it lies in these grains."""
         first, last = max(self.low, low), min(self.high, high)
         if first > last:
@@ -61,7 +61,7 @@ class Entry(NamedTuple):
         return self._replace(low=first, high=last, rows=round(self.rows * share))
 
 
-class Cut(NamedTuple):
+class RunCut(NamedTuple):
     """The grains of a run that a merge replaces."""
 
     file: str
@@ -70,29 +70,29 @@ class Cut(NamedTuple):
     high: int
 
 
-class Added(NamedTuple):
+class AddedRun(NamedTuple):
     """A new run of a trace."""
 
     trace: str
-    entry: Entry
+    entry: RunEntry
 
 
-class Merged(NamedTuple):
+class MergedRuns(NamedTuple):
     """A merge: the same rows as what it cuts out, in one piece, or in none if nothing was left of them."""
 
     trace: str
-    cuts: tuple[Cut, ...]
-    entry: Entry | None
+    cuts: tuple[RunCut, ...]
+    entry: RunEntry | None
 
 
-class Kept(NamedTuple):
+class TraceChanges(NamedTuple):
     """What a step adds to traces in one range: a task tells it, and `Version.apply` takes it."""
 
-    added: tuple[Added, ...] = ()
-    merged: tuple[Merged, ...] = ()
+    added: tuple[AddedRun, ...] = ()
+    merged: tuple[MergedRuns, ...] = ()
 
     @classmethod
-    def together(cls, many: Iterable["Kept"]) -> "Kept":
+    def together(cls, many: Iterable["TraceChanges"]) -> "TraceChanges":
         """What several tasks or traces kept."""
         every = list(many)
         return cls(
@@ -105,26 +105,28 @@ class Kept(NamedTuple):
         return _json([self.added, self.merged])
 
     @classmethod
-    def decode(cls, body: bytes) -> "Kept":
+    def decode(cls, body: bytes) -> "TraceChanges":
         added, merged = json.loads(body)
         return cls(
-            tuple(Added(trace, Entry(*entry)) for trace, entry in added),
+            tuple(AddedRun(trace, RunEntry(*entry)) for trace, entry in added),
             tuple(
-                Merged(trace, tuple(Cut(*cut) for cut in cuts), None if entry is None else Entry(*entry))
+                MergedRuns(
+                    trace, tuple(RunCut(*cut) for cut in cuts), None if entry is None else RunEntry(*entry)
+                )
                 for trace, cuts, entry in merged
             ),
         )
 
 
-class Outcome(NamedTuple):
+class AppliedChanges(NamedTuple):
     """The next version, and the merges that came too late and are not in it."""
 
-    version: "Version"
-    late: tuple[Merged, ...]
+    version: "TraceVersion"
+    late: tuple[MergedRuns, ...]
 
 
 @dataclass(frozen=True)
-class Version:
+class TraceVersion:
     """The state after a step.
 
     Args:
@@ -136,15 +138,15 @@ class Version:
 
     step: int = 0
     code: str = ""
-    traces: Mapping[str, tuple[Entry, ...]] = field(default_factory=dict)
+    traces: Mapping[str, tuple[RunEntry, ...]] = field(default_factory=dict)
     steps: Mapping[str, int | None] = field(default_factory=dict)
 
     @classmethod
-    def empty(cls, traces: Iterable[str], *, step: int = 0, code: str = "") -> "Version":
+    def empty(cls, traces: Iterable[str], *, step: int = 0, code: str = "") -> "TraceVersion":
         """The version of traces that are known, and have no rows."""
         return cls(step, code, {}, dict.fromkeys(traces, step))
 
-    def entries(self, trace: str, within: Range, at: int) -> tuple[Entry, ...]:
+    def entries(self, trace: str, within: HashRange, at: int) -> tuple[RunEntry, ...]:
         """The pieces of a trace in a range; `TraceStale` unless it is current to step `at` (DBSP-41).
 
         A trace that the version does not know is refused as well: it is not empty, nobody has built it.
@@ -165,14 +167,14 @@ class Version:
     def apply(
         self,
         step: int,
-        added: Iterable[Added] = (),
-        merged: Iterable[Merged] = (),
+        added: Iterable[AddedRun] = (),
+        merged: Iterable[MergedRuns] = (),
         *,
         rebuilt: Collection[str] = (),
         stale: Collection[str] = (),
         dropped: Collection[str] = (),
         code: str | None = None,
-    ) -> Outcome:
+    ) -> AppliedChanges:
         """The version after `step`.
 
         Args:
@@ -195,7 +197,7 @@ class Version:
         current = {name for name in known if name in rebuilt or self.steps[name] == self.step} - {*stale}
         steps = {name: step if name in current else None for name in sorted(known)}
         listed = {name: tuple(entries) for name, entries in traces.items() if entries}
-        return Outcome(Version(step, self.code if code is None else code, listed, steps), late)
+        return AppliedChanges(TraceVersion(step, self.code if code is None else code, listed, steps), late)
 
     # --- as a file
 
@@ -211,11 +213,11 @@ class Version:
         return _json({"format": FORMAT, "crc": zlib.crc32(body)}) + b"\n" + body
 
 
-def _exchange(traces: dict[str, list[Entry]], merge: Merged) -> bool:
+def _exchange(traces: dict[str, list[RunEntry]], merge: MergedRuns) -> bool:
     """Replace what a merge cuts out; nothing happens and the answer is False if that is not all listed."""
     left = traces.get(merge.trace, [])
     for cut in merge.cuts:
-        rest: list[Entry] = []
+        rest: list[RunEntry] = []
         missing = cut.high - cut.low + 1
         for entry in left:
             if (entry.file, entry.offset) != (cut.file, cut.offset) or entry.within(
@@ -233,7 +235,7 @@ def _exchange(traces: dict[str, list[Entry]], merge: Merged) -> bool:
     return True
 
 
-def write_version(objects: Objects, key: str, version: Version) -> None:
+def write_version(objects: Objects, key: str, version: TraceVersion) -> None:
     """Write a version file; the key is new, and names the attempt that writes it."""
     crash.point("views.trace.before_version")
     put = objects.put_if_absent(key, version.encode(key), nonce=json.dumps(key).encode())
@@ -242,7 +244,7 @@ def write_version(objects: Objects, key: str, version: Version) -> None:
     crash.point("views.trace.after_version")
 
 
-def read_version(objects: Objects, key: str) -> Version:
+def read_version(objects: Objects, key: str) -> TraceVersion:
     """The version in a file; errors name the file."""
     try:
         body, _ = objects.get(key)
@@ -251,7 +253,7 @@ def read_version(objects: Objects, key: str) -> Version:
     return decode_version(body, key)
 
 
-def decode_version(body: bytes, name: str) -> Version:
+def decode_version(body: bytes, name: str) -> TraceVersion:
     """A version out of the bytes of its file."""
     first, _, rest = body.partition(b"\n")
     try:
@@ -267,10 +269,10 @@ def decode_version(body: bytes, name: str) -> Version:
         found: Any = json.loads(rest)
         files = found["files"]
         traces = {
-            trace: tuple(Entry(files[number], *map(int, rest)) for number, *rest in entries)
+            trace: tuple(RunEntry(files[number], *map(int, rest)) for number, *rest in entries)
             for trace, entries in found["traces"].items()
         }
-        return Version(int(found["step"]), str(found["code"]), traces, dict(found["steps"]))
+        return TraceVersion(int(found["step"]), str(found["code"]), traces, dict(found["steps"]))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise TraceCorrupt(f"version file {name!r} is damaged: {error!r}") from error
 

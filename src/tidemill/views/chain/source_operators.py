@@ -1,0 +1,149 @@
+"""Where the rows of datasets enter: those that may be deleted, and those with a key (DBSP-21, LOT-40)."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidemill.views.chain.stateful_operator import (
+    OperatorOutput,
+    Parts,
+    Traces,
+    column_name,
+    concatenated,
+    hash_column,
+    layout_of,
+    numbered_columns,
+    rows_by_key,
+    with_weight,
+)
+from tidemill.views.kernels import keyed_rows
+from tidemill.views.kernels.keyed_rows import AdmissionKernel
+from tidemill.views.trace.consolidation import chunk, column, consolidate, reduced
+from tidemill.views.trace.hash_space import HashRange
+from tidemill.views.trace.layout import HASH, WEIGHT, Layout
+from tidemill.views.trace.row_equality import code_rows, value_ids
+
+MAIN = "main"
+ASIDE = "aside"
+
+
+@dataclass(frozen=True)
+class ChangesSource:
+    """The source operator of a dataset that allows deletes: no row is there fewer than no times (DBSP-21).
+
+    Args:
+        types: of the dataset's columns.
+        key: those by which rows are remembered, for joins that read them here; empty: by all of the row.
+    """
+
+    types: tuple[pa.DataType, ...]
+    key: tuple[int, ...] = ()
+
+    @cached_property
+    def _layout(self) -> Layout:
+        if not self.key:
+            return Layout(numbered_columns(self.types), len(self.types))
+        layout = layout_of(self.types, self.key)
+        return replace(layout, fine=bool(layout.rest_names))
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        return {MAIN: self._layout, ASIDE: self._layout}
+
+    @cached_property
+    def out(self) -> pa.Schema:
+        return with_weight(numbered_columns(self.types))
+
+    def takes(self, side: int) -> tuple[pa.DataType, ...]:
+        return self.types
+
+    def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
+        if self.key:
+            return {MAIN: reduced(rows_by_key(rows, self._layout, self.key), self._layout)}
+        packed = rows.append_column(HASH, hash_column(rows, self._layout.names))
+        return {MAIN: reduced(packed, self._layout)}
+
+    def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> OperatorOutput:
+        delta = concatenated(parts.get(MAIN, ()), self._layout)
+        source, quarantined = AdmissionKernel(self._layout), bool(traces[ASIDE].entries)
+        admitted = source.step(delta, traces[MAIN], quarantined=quarantined)
+        aside = 0
+        if admitted.quarantine.num_rows or quarantined:
+            known = pa.concat_tables([self._layout.empty(), *traces[ASIDE].scan(), admitted.quarantine])
+            aside = consolidate(known, self._layout).num_rows
+        names = self._layout.names
+        if self.key:
+            names = [column_name(i, self.types, self.key) for i in range(len(self.types))]
+        return OperatorOutput(
+            [admitted.out.select([*names, WEIGHT]).rename_columns(self.out.names)],
+            {MAIN: admitted.state, ASIDE: admitted.quarantine},
+            aside=aside,
+            settled=frozenset({MAIN, ASIDE}),
+        )
+
+    def speaks_first(self, within: HashRange) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class UpsertsSource:
+    """The source operator of a keyed dataset: the stored row of a key goes, the last written comes (LOT-40).
+
+    Rows have the dataset's columns, then whether they delete, then the position and the ordinal that say
+    which write is the last.
+    """
+
+    types: tuple[pa.DataType, ...]
+    key: tuple[int, ...]
+
+    @cached_property
+    def _layout(self) -> Layout:
+        return layout_of(self.types, self.key)
+
+    @cached_property
+    def _writes(self) -> Layout:
+        extra = [("_gone", pa.bool_()), ("_position", pa.int64()), ("_ordinal", pa.int64())]
+        fields = [*self._layout.columns, *(pa.field(name, kind) for name, kind in extra)]
+        return Layout(pa.schema(fields), len(self.key))
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        return {MAIN: self._layout}
+
+    @cached_property
+    def out(self) -> pa.Schema:
+        return with_weight(numbered_columns(self.types))
+
+    def takes(self, side: int) -> tuple[pa.DataType, ...]:
+        return (*self.types, pa.bool_(), pa.int64(), pa.int64())
+
+    def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
+        names = [f"c{i}" for i in range(len(self.types))]
+        rows = rows.rename_columns([*names, "_gone", "_position", "_ordinal", WEIGHT])
+        return {"writes": self._last(self._writes.conform(rows_by_key(rows, self._layout, self.key)))}
+
+    def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> OperatorOutput:
+        last = self._last(concatenated(parts.get("writes", ()), self._writes))
+        there = last.filter(pc.invert(last["_gone"])).select(self._layout.schema.names)
+        change = keyed_rows.replacement(last.select([HASH, *self._layout.key_names]), there, traces[MAIN])
+        names = [column_name(i, self.types, self.key) for i in range(len(self.types))]
+        return OperatorOutput(
+            [change.select([*names, WEIGHT]).rename_columns(self.out.names)], {MAIN: change}
+        )
+
+    def speaks_first(self, within: HashRange) -> bool:
+        return False
+
+    def _last(self, writes: pa.Table) -> pa.Table:
+        """Of each key the write with the greatest position, and there the greatest ordinal."""
+        if writes.num_rows == 0:
+            return writes
+        writes = writes.combine_chunks()
+        coded = code_rows([chunk(writes, name) for name in self._layout.key_names], writes.num_rows)
+        ids = value_ids(coded)
+        order = np.lexsort((column(writes, "_ordinal"), column(writes, "_position"), ids))
+        ends = np.append(ids[order][1:] != ids[order][:-1], True)
+        return writes.take(pa.array(order[ends]))

@@ -1,0 +1,420 @@
+"""GROUP BY with native aggregates: exact accumulators for each group, and the change of the result.
+
+`accumulate` turns rows into accumulators and may run before the exchange: what it gives adds up. `step` adds
+it to what the traces have of the groups it touches, and gives the old row of each group with weight -1 and
+the new one with +1, where they differ. Old rows are computed from exact accumulators, so they are, to the
+last bit, the rows that were given before: a retraction leaves nothing (DBSP-20).
+
+It has these traces: `main` (counts and limbs of each group), `bins` if it sums floats (see `aggregates.sums`)
+and one for each min and max (see `extremes`). Results are raw columns: the `final` of an aggregate's kernel
+(`aggregates.registry`) turns them into the values of Spark's own aggregate. For an aggregate x they are:
+
+    COUNT                       x BIGINT
+    SUM of integers, decimals   x DECIMAL(38, s), x_over BOOLEAN: does not fit, and is NULL;
+                                with counts x_sum, x_over and x_n BIGINT
+    SUM of floats               x DOUBLE, correctly rounded
+    LEAST, GREATEST             x, of its column's type
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from tidemill.errors import TypeRefused, UsageError, WeightNegative
+from tidemill.views.aggregates.registry import Accumulator, Kernel, kernel_of
+from tidemill.views.aggregates.sums import binned, decimals, doubles_of, limb_count, limbs_of
+from tidemill.views.kernels.canonical_keys import canonical_keys
+from tidemill.views.kernels.extremes import BEST, VALUE, ExtremeKernel, GroupValues, Mask
+from tidemill.views.kernels.key_matching import distinct_keys, positions, sums_at
+from tidemill.views.trace.consolidation import carry, chunk, column, consolidate, reduced
+from tidemill.views.trace.key_hash import GLOBAL_HASH
+from tidemill.views.trace.layout import HASH, WEIGHT, Layout
+from tidemill.views.trace.order import I64, distinct
+from tidemill.views.trace.row_equality import equal_rows
+from tidemill.views.trace.trace import Trace
+
+MAIN = "main"
+BINS = "bins"
+
+_ROWS = "_n"
+
+
+class GroupAggregate(NamedTuple):
+    """One aggregate: the name of its kernel, the column it is over (None: it counts rows), and its name."""
+
+    kind: str
+    column: str | None
+    name: str
+
+    @property
+    def kernel(self) -> Kernel:
+        kernel = kernel_of(self.kind)
+        if kernel is None:
+            raise UsageError(f"{self.kind!r} has no kernel", hint="see tidemill.views.aggregates.registry")
+        return kernel
+
+    @property
+    def sums(self) -> bool:
+        """Whether it keeps a sum."""
+        return self.kernel.accumulator is Accumulator.SUM
+
+
+class GroupChange(NamedTuple):
+    """What a step gives.
+
+    Args:
+        out: `_h`, the key, the results and `_w`.
+        traces: the rows that each trace gets, by its name.
+        pending: groups whose min or max has to be read again: hash, key, the results as far as known, `_w`
+            which is 1, and for each min and max x a flag `x_need`. Their old rows are retracted already;
+            `refill` gives the new ones. None when there are none.
+        values: of each min and max the values that came and went, each once.
+    """
+
+    out: pa.Table
+    traces: dict[str, pa.Table]
+    pending: pa.Table | None
+    values: dict[str, pa.Table]
+
+
+@dataclass(frozen=True)
+class GroupKernel:
+    """A GROUP BY.
+
+    Args:
+        keys: the columns of the key; none for an aggregate over everything.
+        values: the columns that are aggregated, with their types.
+        aggs: what is computed.
+        best: how many values min and max keep; 1 where nothing is ever taken away.
+        always: there is a row even if there are no rows: a global aggregate.
+    """
+
+    keys: pa.Schema
+    values: pa.Schema
+    aggs: tuple[GroupAggregate, ...]
+    best: int = BEST
+    always: bool = False
+
+    def __post_init__(self) -> None:
+        if self.always and len(self.keys):
+            raise UsageError(
+                "only an aggregate without a key has a row when it is empty", hint="drop always=True"
+            )
+        names = [*self.keys.names, *(agg.name for agg in self.aggs)]
+        if len(set(names)) != len(names) or {MAIN, BINS, HASH, WEIGHT} & set(names):
+            raise UsageError(f"names of an aggregate are taken: {names}", hint="give each a name of its own")
+        for agg in self.aggs:
+            if agg.sums and not pat.is_floating(self._kind(agg)):
+                limb_count(self._kind(agg))
+        _ = self.layouts
+
+    # --- traces
+
+    @cached_property
+    def layouts(self) -> dict[str, Layout]:
+        """The layout of each trace."""
+        sums, limbs = [_ROWS], []
+        for name in self._counted:
+            sums.append(f"_{name}.n")
+            if name in self._exact:
+                mine = tuple(f"_{name}.{n}" for n in range(limb_count(self.values.field(name).type)))
+                sums.extend(mine)
+                limbs.append(mine)
+            if name in self._doubles:
+                sums.extend(f"_{name}.{special}" for special in ("nan", "pos", "neg"))
+        layouts = {MAIN: Layout(self.keys, len(self.keys), tuple(sums), tuple(limbs))}
+        if self._doubles:
+            binned = [*self.keys, pa.field("_c", pa.int16()), pa.field("_b", pa.int16())]
+            layouts[BINS] = Layout(pa.schema(binned), len(self.keys), ("_s",))
+        return layouts | {agg.name: extreme.layout for agg, extreme in self._extremes}
+
+    @cached_property
+    def _counted(self) -> list[str]:
+        return sorted({agg.column for agg in self.aggs if agg.column is not None})
+
+    def _added_up(self, *, floating: bool) -> list[str]:
+        wanted = (agg for agg in self.aggs if agg.sums and agg.column is not None)
+        kinds = {
+            agg.column: bool(pat.is_floating(self._kind(agg))) for agg in wanted if agg.column is not None
+        }
+        return sorted(name for name, is_float in kinds.items() if is_float == floating)
+
+    @cached_property
+    def _exact(self) -> list[str]:
+        return self._added_up(floating=False)
+
+    @cached_property
+    def _doubles(self) -> list[str]:
+        return self._added_up(floating=True)
+
+    @cached_property
+    def _extremes(self) -> list[tuple[GroupAggregate, ExtremeKernel]]:
+        return [
+            (agg, ExtremeKernel(agg.kernel.accumulator, self.keys, self._kind(agg), self.best))
+            for agg in self.aggs
+            if agg.kernel.accumulator.is_extreme
+        ]
+
+    def _kind(self, agg: GroupAggregate) -> pa.DataType:
+        if agg.column is None or agg.column not in self.values.names:
+            raise TypeRefused(f"{agg.kind} needs a column of {self.values.names}", hint="name one")
+        return self.values.field(agg.column).type
+
+    # --- before the exchange
+
+    def accumulate(self, delta: pa.Table) -> dict[str, pa.Table]:
+        """Rows as accumulators, a table for each trace; several of them add up.
+
+        Args:
+            delta: `_h` (the hash of the key), the key, the values and `_w`.
+        """
+        rows = canonical_keys(
+            delta.select([HASH, *self.keys.names, *self.values.names, WEIGHT]), list(self.keys.names)
+        )
+        rows = rows.combine_chunks()
+        weights = column(rows, WEIGHT)
+        group = [chunk(rows, name) for name in (HASH, *self.keys.names)]
+        sums: dict[str, I64] = {_ROWS: weights}
+        for name in self._counted:
+            values = chunk(rows, name)
+            sums[f"_{name}.n"] = weights
+            if values.null_count:
+                sums[f"_{name}.n"] = weights * pc.is_valid(values).to_numpy(zero_copy_only=False)
+            if name in self._exact:
+                limbs = limbs_of(values, weights)
+                sums |= {f"_{name}.{n}": limb for n, limb in enumerate(limbs)}
+            if name in self._doubles:
+                doubles = doubles_of(values)
+                sums[f"_{name}.nan"] = weights * np.isnan(doubles)
+                sums[f"_{name}.pos"] = weights * np.isposinf(doubles)
+                sums[f"_{name}.neg"] = weights * np.isneginf(doubles)
+        main = self.layouts[MAIN]
+        tables = {MAIN: pa.table([*group, *(pa.array(sums[name]) for name in main.sums)], schema=main.schema)}
+        if self._doubles:
+            tables[BINS] = self._binned(rows, weights)
+        for agg, extreme in self._extremes:
+            mine = rows.select([HASH, *self.keys.names, agg.column, WEIGHT])
+            if rows[agg.column].null_count:
+                mine = mine.filter(pc.is_valid(rows[agg.column]))
+            tables[agg.name] = mine.rename_columns(extreme.layout.schema.names)
+        return {  # groups become far fewer rows, different values may not
+            name: (consolidate if name in {MAIN, BINS} else reduced)(table, self.layouts[name])
+            for name, table in tables.items()
+        }
+
+    def _binned(self, rows: pa.Table, weights: I64) -> pa.Table:
+        layout = self.layouts[BINS]
+        parts = []
+        for number, name in enumerate(self._doubles):
+            pieces = binned(doubles_of(chunk(rows, name)), weights)
+            table = rows.select([HASH, *self.keys.names]).take(pa.array(pieces.row))
+            ours = [np.full(len(pieces.row), number, np.int16), pieces.bin.astype(np.int16), pieces.sum]
+            parts.append(pa.table([*table.columns, *map(pa.array, ours)], schema=layout.schema))
+        return pa.concat_tables(parts)
+
+    # --- after the exchange
+
+    def step(
+        self, parts: Sequence[Mapping[str, pa.Table]], traces: Mapping[str, Trace], *, first: bool = False
+    ) -> GroupChange:
+        """One step.
+
+        Args:
+            parts: what `accumulate` gave, of this range.
+            traces: the traces, by the names of `layouts`.
+            first: nothing was ever given before: a global aggregate has no old row yet. The caller runs that
+                step in the range of the empty key's hash even when there are no rows.
+        """
+        deltas = {
+            name: consolidate(pa.concat_tables([layout.empty(), *(part[name] for part in parts)]), layout)
+            for name, layout in self.layouts.items()
+        }
+        values = {agg.name: deltas[agg.name] for agg, _ in self._extremes}
+        groups = self._touched(deltas, first=first)
+        if groups.num_rows == 0:
+            return GroupChange(self.schema.empty_table(), deltas, None, values)
+        hashes = distinct(column(groups, HASH))
+        known = {name: traces[name].lookup(hashes) for name in self.layouts}
+        old = self._sums(groups, known[MAIN])
+        change = self._sums(groups, deltas[MAIN])
+        new = {name: old[name] + change[name] for name in old}
+        for limbs in self.layouts[MAIN].limbs:
+            carry(old, limbs)
+            carry(new, limbs)
+        if (new[_ROWS] < 0).any():
+            raise WeightNegative("a group would have fewer than no rows")
+        before, after = self._results(groups, old, [known]), self._results(groups, new, [known, deltas])
+        pending = np.zeros(groups.num_rows, bool)
+        needs: dict[str, Mask] = {}
+        for agg, extreme in self._extremes:
+            kept = self._rows_of(groups, known[agg.name])
+            changed = self._rows_of(groups, deltas[agg.name])
+            ranked = extreme.rank(groups, kept, changed, new[f"_{agg.column}.n"] == 0)
+            before[agg.name], after[agg.name] = ranked.before, ranked.after
+            deltas[agg.name] = ranked.state
+            needs[agg.name] = ranked.exhausted
+            pending |= ranked.exhausted
+        was, now = old[_ROWS] > 0, new[_ROWS] > 0
+        if self.always:
+            was, now = np.full(len(was), not first), np.ones(len(now), bool)
+        differ = pending | (was != now) | ~self._unchanged(before, after)
+        out = pa.concat_tables(
+            [
+                self._out(groups, before, was & differ, -1),
+                self._out(groups, after, now & differ & ~pending, 1),
+            ]
+        )
+        waiting = None
+        if pending.any():
+            table = self._out(groups, after, pending, 1)
+            for name, need in needs.items():
+                table = table.append_column(f"{name}_need", pa.array(need[pending]))
+            waiting = table
+        return GroupChange(out, deltas, waiting, values)
+
+    def refill(self, pending: pa.Table, values: Mapping[str, pa.Table]) -> GroupChange:
+        """The new rows of groups that were exhausted, from all values that they have after the step.
+
+        Args:
+            pending: what `step` gave.
+            values: for each min and max that some group needs: `_h`, the key, `_v` and `_w`, of those groups.
+        """
+        pending = pending.combine_chunks()
+        groups = pending.select([HASH, *self.keys.names])
+        results = {name: chunk(pending, name) for name in self.schema.names if name in pending.column_names}
+        traces = {name: layout.empty() for name, layout in self.layouts.items()}
+        for agg, extreme in self._extremes:
+            need = column(pending, f"{agg.name}_need")
+            if not need.any():
+                continue
+            mine = groups.filter(pa.array(need)).combine_chunks()
+            layout = self.layouts[agg.name]
+            found = consolidate(values[agg.name].filter(pc.is_valid(values[agg.name][VALUE])), layout)
+            nothing = self._rows_of(mine, layout.empty())
+            ranked = extreme.rank(
+                mine, nothing, self._rows_of(mine, found), np.zeros(mine.num_rows, bool), refill=True
+            )
+            place = np.full(groups.num_rows, -1, np.int64)
+            place[need] = np.arange(mine.num_rows)
+            fresh = ranked.after.take(pa.array(place, mask=place < 0))
+            results[agg.name] = pc.if_else(pa.array(need), fresh, results[agg.name])
+            traces[agg.name] = ranked.state
+        return GroupChange(self._out(groups, results, np.ones(groups.num_rows, bool), 1), traces, None, {})
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns of the output."""
+        fields: list[pa.Field] = []
+        for agg in self.aggs:
+            kernel = agg.kernel
+            if kernel.accumulator is Accumulator.COUNT:
+                fields.append(pa.field(agg.name, pa.int64()))
+            elif kernel.accumulator.is_extreme:
+                fields.append(pa.field(agg.name, self._kind(agg)))
+            elif pat.is_floating(self._kind(agg)):
+                fields.append(pa.field(agg.name, pa.float64()))
+            else:
+                exact = f"{agg.name}_sum" if kernel.counts else agg.name
+                fields.append(pa.field(exact, pa.decimal128(38, _scale(self._kind(agg)))))
+                fields.append(pa.field(f"{agg.name}_over", pa.bool_()))
+                fields.extend([pa.field(f"{agg.name}_n", pa.int64())] if kernel.counts else [])
+        ends = [pa.field(HASH, pa.int64())], [pa.field(WEIGHT, pa.int64())]
+        return pa.schema(
+            [*ends[0], *(pa.field(each.name, each.type) for each in self.keys), *fields, *ends[1]]
+        )
+
+    # --- groups
+
+    def _touched(self, deltas: Mapping[str, pa.Table], *, first: bool) -> pa.Table:
+        if self.always and first and not any(table.num_rows for table in deltas.values()):
+            return pa.table({HASH: pa.array([GLOBAL_HASH], pa.int64())})
+        return distinct_keys(list(deltas.values()), list(self.keys.names))
+
+    def _sums(self, groups: pa.Table, rows: pa.Table) -> dict[str, I64]:
+        place = positions(groups, rows, list(self.keys.names))
+        return {name: sums_at(place, column(rows, name), groups.num_rows) for name in self.layouts[MAIN].sums}
+
+    def _rows_of(self, groups: pa.Table, rows: pa.Table) -> GroupValues:
+        """The values of a min or max; keys that only share a hash are left out."""
+        place = positions(groups, rows, list(self.keys.names))
+        here = place >= 0
+        if here.all():
+            return GroupValues(place, chunk(rows, VALUE), column(rows, WEIGHT))
+        return GroupValues(place[here], chunk(rows, VALUE).filter(pa.array(here)), column(rows, WEIGHT)[here])
+
+    def _bins(self, groups: pa.Table, tables: Sequence[Mapping[str, pa.Table]]) -> tuple[I64, I64, I64, I64]:
+        """(group, column, bin, sum) of the groups' bins, added up."""
+        rows = pa.concat_tables([each[BINS] for each in tables]).combine_chunks()
+        place = positions(groups, rows, list(self.keys.names))
+        here = place >= 0
+        which, bins = column(rows, "_c")[here].astype(np.int64), column(rows, "_b")[here].astype(np.int64)
+        place, sums = place[here], column(rows, "_s")[here]
+        order = np.lexsort((bins, which, place))
+        place, which, bins, sums = place[order], which[order], bins[order], sums[order]
+        fresh = np.ones(len(place), bool)
+        fresh[1:] = (np.diff(place) != 0) | (np.diff(which) != 0) | (np.diff(bins) != 0)
+        starts = np.flatnonzero(fresh)
+        if len(starts):
+            sums = np.add.reduceat(sums, starts)
+        alive = sums != 0
+        return place[starts][alive], which[starts][alive], bins[starts][alive], sums[alive]
+
+    # --- results
+
+    def _results(
+        self, groups: pa.Table, sums: Mapping[str, I64], tables: Sequence[Mapping[str, pa.Table]]
+    ) -> dict[str, pa.Array]:
+        """The result columns but for min and max."""
+        binned = self._bins(groups, tables) if self._doubles else None
+        results: dict[str, pa.Array] = {}
+        for agg in self.aggs:
+            kernel = agg.kernel
+            if kernel.accumulator is Accumulator.COUNT:
+                results[agg.name] = pa.array(sums[_ROWS if agg.column is None else f"_{agg.column}.n"])
+            elif kernel.accumulator.is_extreme:
+                continue
+            elif binned is not None and agg.column in self._doubles:
+                results[agg.name] = self._double(agg, sums, binned)
+            else:
+                kind = self._kind(agg)
+                limbs = [sums[f"_{agg.column}.{n}"] for n in range(limb_count(kind))]
+                exact, over = decimals(limbs, _scale(kind), sums[f"_{agg.column}.n"] > 0)
+                results[f"{agg.name}_sum" if kernel.counts else agg.name] = exact
+                results[f"{agg.name}_over"] = pa.array(over)
+                if kernel.counts:
+                    results[f"{agg.name}_n"] = pa.array(sums[f"_{agg.column}.n"])
+        return results
+
+    def _double(
+        self, agg: GroupAggregate, sums: Mapping[str, I64], binned: tuple[I64, I64, I64, I64]
+    ) -> pa.Array:
+        group, which, bins, parts = binned
+        mine = which == self._doubles.index(agg.column or "")
+        rows = sums[f"_{agg.column}.n"]
+        values = agg.kernel.of_doubles(group[mine], bins[mine], parts[mine], rows)
+        up, down = sums[f"_{agg.column}.pos"] > 0, sums[f"_{agg.column}.neg"] > 0
+        values[up], values[down] = np.inf, -np.inf
+        values[(sums[f"_{agg.column}.nan"] > 0) | (up & down)] = np.nan
+        return pa.array(values, mask=rows == 0)
+
+    def _unchanged(self, before: Mapping[str, pa.Array], after: Mapping[str, pa.Array]) -> Any:
+        if not before:
+            return np.True_
+        return equal_rows([before[name] for name in before], [after[name] for name in before], zeros="differ")
+
+    def _out(self, groups: pa.Table, results: Mapping[str, pa.Array], chosen: Mask, weight: int) -> pa.Table:
+        mask = pa.array(chosen)
+        arrays = [chunk(groups, name) for name in (HASH, *self.keys.names)]
+        arrays += [results[name] for name in self.schema.names[len(arrays) : -1]]
+        weights = pa.array(np.full(int(chosen.sum()), weight, np.int64))
+        return pa.table([*(array.filter(mask) for array in arrays), weights], schema=self.schema)
+
+
+def _scale(kind: pa.DataType) -> int:
+    return int(kind.scale) if pat.is_decimal(kind) else 0

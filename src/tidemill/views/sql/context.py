@@ -1,0 +1,58 @@
+"""What every part of the front needs: the query, what it is resolved against, and what to tell the user."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sqlglot import exp
+
+from tidemill.errors import NameAmbiguous, NameUnknown, QueryRefused
+from tidemill.views.circuit.functions import ViewFunctions
+from tidemill.views.circuit.operators import Source, SparkColumn
+from tidemill.views.sql.catalog import Analyse, QueryTable
+from tidemill.views.sql.parser import ParsedQuery
+from tidemill.views.sql.query_position import error_at, unknown_name
+
+
+@dataclass
+class QueryContext:
+    """One query on its way to a circuit. `notes` are said to the user by `explain`."""
+
+    query: ParsedQuery
+    tables: Mapping[str, QueryTable]
+    functions: ViewFunctions
+    analyse: Analyse | None = None
+    case_sensitive: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    def table(self, name: str) -> QueryTable | None:
+        if name in self.tables:
+            return self.tables[name]
+        found = [table for key, table in self.tables.items() if key.lower() == name.lower()]
+        return found[0] if found and not self.case_sensitive else None
+
+    def source(self, table: QueryTable) -> Source:
+        place = {column.name.lower(): i for i, column in enumerate(table.columns)}
+        key = tuple(place[name.lower()] for name in table.key)
+        return Source(table.name, tuple(table.columns), key, table.append_only)
+
+    def note(self, said: str) -> None:
+        if said not in self.notes:
+            self.notes.append(said)
+
+    def columns_of(self, sql: str) -> Sequence[SparkColumn] | None:
+        """Spark's analysis of a piece of SQL; None if there is no Spark to ask."""
+        return self.analyse(sql, self.tables) if self.analyse else None
+
+    # --- errors that point --------------------------------------------------------------------------------
+
+    def unknown(self, what: str, name: str, known: Sequence[str], node: exp.Expr) -> NameUnknown:
+        return unknown_name(what, name, list(known), self.query.sql, self.query.place(node))
+
+    def ambiguous(self, name: str, among: Sequence[str], node: exp.Expr) -> NameAmbiguous:
+        said = f"{name} may be {' or '.join(among)}"
+        error = error_at(NameAmbiguous, said, self.query.sql, self.query.place(node))
+        error.name = name
+        return error
+
+    def refused(self, said: str, node: exp.Expr, hint: str | None = None) -> QueryRefused:
+        return error_at(QueryRefused, said, self.query.sql, self.query.place(node), hint)

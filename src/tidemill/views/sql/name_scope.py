@@ -1,0 +1,83 @@
+"""Names in reach:
+the columns of a FROM clause, by qualifier and name, each at its position in an operator.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from tidemill.views.circuit.operators import Operator
+
+
+@dataclass(frozen=True)
+class NamedColumn:
+    """A column under its name. One that is not `shown` can only be named with its table (USING hides it)."""
+
+    qualifier: str | None
+    name: str | None
+    index: int
+    shown: bool = True
+
+
+@dataclass(frozen=True)
+class Relation:
+    """An operator and the names of its columns; None for one that nobody named."""
+
+    operator: Operator
+    names: tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class NameScope:
+    """The columns in reach, in the order in which a star lists them."""
+
+    columns: tuple[NamedColumn, ...] = ()
+    exact: bool = field(default=False)
+
+    @staticmethod
+    def of(relation: Relation, qualifier: str | None, exact: bool = False) -> "NameScope":
+        return NameScope(
+            tuple(NamedColumn(qualifier, name, i) for i, name in enumerate(relation.names)), exact
+        )
+
+    def beside(self, other: "NameScope", width: int) -> "NameScope":
+        """Both, the other one's columns standing behind `width` of this one's operator."""
+        moved = tuple(replace(column, index=column.index + width) for column in other.columns)
+        return NameScope(self.columns + moved, self.exact)
+
+    def same(self, one: str | None, other: str) -> bool:
+        if one is None:
+            return False
+        return one == other if self.exact else one.lower() == other.lower()
+
+    def resolve(self, parts: Sequence[str]) -> tuple[list[NamedColumn], int]:
+        """The columns that dotted names may mean, and how many of the names were used;
+        the rest are fields.
+        """
+        if len(parts) > 1:
+            qualified = [
+                column
+                for column in self.columns
+                if self.same(column.qualifier, parts[0]) and self.same(column.name, parts[1])
+            ]
+            if qualified:
+                return distinct_columns(qualified), 2
+        plain = [column for column in self.columns if column.shown and self.same(column.name, parts[0])]
+        return distinct_columns(plain), 1
+
+    def star(self, qualifier: str | None = None) -> list[NamedColumn]:
+        """What a star stands for; the star of one table has its hidden columns too, at their old places."""
+        if qualifier is None:
+            return [column for column in self.columns if column.shown]
+        mine = [column for column in self.columns if self.same(column.qualifier, qualifier)]
+        return sorted(mine, key=lambda column: column.index)
+
+    def qualifiers(self) -> list[str]:
+        return list(dict.fromkeys(c.qualifier for c in self.columns if c.qualifier is not None))
+
+    def names(self) -> list[str]:
+        return [column.name for column in self.columns if column.name is not None]
+
+
+def distinct_columns(columns: Iterable[NamedColumn]) -> list[NamedColumn]:
+    """One entry for each position: a column that is in reach twice is still one."""
+    return list({column.index: column for column in columns}.values())

@@ -1,0 +1,162 @@
+"""Expressions cut out of the query's own text, in a normal form.
+
+A cut keeps the tokens as they were written (a literal is a literal, a function is the function of that
+name) and loses what means nothing: comments, line breaks, blanks, the case of keywords and of function
+names. Holes are places in the text where a column, or another expression, is put instead.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlglot import exp
+from sqlglot.tokenizer_core import Token, TokenType
+
+from tidemill.views.circuit.expr import Expr, Part, joined
+from tidemill.views.circuit.functions import words
+from tidemill.views.sql.parser import ParsedQuery
+
+
+@dataclass(frozen=True)
+class TextHole:
+    """A place in the text, first and last character, and what stands there instead.
+
+    It is put in parentheses where it needs them, unless it is `bare`: no expression but a list of arguments.
+    """
+
+    start: int
+    end: int
+    expr: Expr
+    bare: bool = False
+
+
+# Words that stand before a parenthesis and call nothing.
+WORDS = words("""
+    all and any as asc between by case cross desc distinct else end escape except exists false filter
+    following from full group having ilike in inner intersect interval is join lateral left like
+    limit natural not null nulls on or order outer over partition preceding qualify range respect right
+    rlike rows select sets some then true unbounded union using values when where window with within
+    """)
+# Words that are operators or clauses in one place and functions in another; and types with a size.
+BOTH = words("any exists filter ilike left like range right rlike some window")
+NESTED = words("array char dec decimal map numeric struct varchar")
+OPENING = frozenset({"(", "[", "."})
+QUOTES = frozenset({"'", '"'})
+CLOSING = frozenset({",", ")", "]", "."})
+
+
+def cut_text(query: ParsedQuery, start: int, end: int, holes: Sequence[TextHole]) -> Expr:
+    """The text from one character to another (inclusive), with its holes filled."""
+    ready = sorted({(hole.start, hole.end): hole for hole in holes}.values(), key=lambda hole: hole.start)
+    parts: list[Part] = []
+    calls: set[str] = set()
+    tokens = [token for token in query.tokens if start <= token.start <= end]
+    last, last_end, place = "", start, 0
+    while place < len(tokens):
+        token = tokens[place]
+        gap = token.start > last_end
+        while ready and ready[0].end < token.start:
+            ready.pop(0)
+        if ready and ready[0].start <= token.start:
+            hole = ready[0]
+            alone = hole.bare or (hole.start <= start and hole.end >= end)
+            parts += [_space(last, "c", gap), *(hole.expr if alone else hole.expr.enclosed()).parts]
+            calls |= hole.expr.calls
+            while place < len(tokens) and tokens[place].start <= hole.end:
+                place += 1
+            last, last_end = "c", hole.end + 1
+            continue
+        raw = query.sql[token.start : token.end + 1]
+        following = tokens[place + 1] if place + 1 < len(tokens) else None
+        before = tokens[place - 1] if place else None
+        name = call_of(token, before, following)
+        if name:
+            calls.add(name)
+        said = _word(raw, token, before, name)
+        parts += [_space(last, raw, gap), said]
+        last, last_end = raw, token.end + 1
+        # A number with a suffix (1L) is several tokens of one place.
+        while place < len(tokens) and tokens[place].start == token.start:
+            place += 1
+    return Expr(joined(parts), frozenset(calls))
+
+
+def call_of(token: Token, before: Token | None, following: Token | None) -> str | None:
+    """The function that a word calls, in lower case; None if it calls none."""
+    if not _is_word(token) or following is None or following.token_type != TokenType.L_PAREN:
+        return None
+    name = token.text.lower()
+    if before is not None and before.token_type in {TokenType.DOT, TokenType.ALIAS, TokenType.DCOLON}:
+        return None
+    if name in NESTED and (before is None or before.text in {"<", ":"}):
+        return name if before is None else None
+    if name in {"any", "some"} and before is not None and before.text.lower() in {"like", "ilike", "rlike"}:
+        return None
+    if name in BOTH:
+        operator = before is not None and (_is_word(before) or before.token_type == TokenType.R_PAREN)
+        if operator and before is not None and before.text.lower() not in WORDS:
+            return None
+        return name
+    return None if name in WORDS else name
+
+
+def called_function(query: ParsedQuery, node: exp.Expr) -> str | None:
+    """The name of the function that a node calls:
+    the word before parentheses that hold all the rest of it.
+    """
+    if not isinstance(node, exp.Func | exp.Any | exp.SubqueryPredicate) or not query.placed(node):
+        return None
+    tokens = query.tokens_of(node)
+    if not tokens or not _is_word(tokens[0]):
+        return None
+    if len(tokens) == 1:
+        return tokens[0].text.lower()
+    depth = 0
+    for place, token in enumerate(tokens):
+        depth += {TokenType.L_PAREN: 1, TokenType.R_PAREN: -1}.get(token.token_type, 0)
+        if place and not depth and place < len(tokens) - 1:
+            return None
+    return call_of(tokens[0], query.token_before(tokens[0].start), tokens[1])
+
+
+def functions_of(query: ParsedQuery, start: int, end: int) -> set[str]:
+    """Every function that a piece of text calls, those without parentheses included."""
+    tokens = [token for token in query.tokens if start <= token.start <= end]
+    found: set[str] = set()
+    for place, token in enumerate(tokens):
+        before = tokens[place - 1] if place else None
+        name = call_of(token, before, tokens[place + 1] if place + 1 < len(tokens) else None)
+        if name:
+            found.add(name)
+        elif _is_word(token) and token.text.lower().startswith(("current_", "local", "session_user", "user")):
+            found.add(token.text.lower())
+        elif token.token_type == TokenType.TABLE_SAMPLE:
+            found.add("tablesample")
+    return found
+
+
+def _is_word(token: Token) -> bool:
+    return token.token_type != TokenType.IDENTIFIER and (token.text[:1].isalpha() or token.text[:1] == "_")
+
+
+def _word(raw: str, token: Token, before: Token | None, name: str | None) -> str:
+    if name and raw.lower() == name:
+        return name
+    named = before is not None and before.token_type in {TokenType.DOT, TokenType.ALIAS}
+    keyword = _is_word(token) and raw.lower() in WORDS and raw == token.text
+    return raw.upper() if keyword and not named else raw
+
+
+def _symbol(raw: str) -> bool:
+    return not (raw[0].isalnum() or raw[0] in "_'\"`")
+
+
+def _space(last: str, raw: str, gap: bool) -> str:
+    if not last or raw in CLOSING or last in OPENING:
+        return ""
+    if not gap and raw[0] in QUOTES and last[0] in QUOTES:
+        return ""  # 'it''s' is one string to Spark, and two tokens here
+    if raw in {"(", "["}:
+        return " " if gap else ""
+    if _symbol(raw) and _symbol(last):
+        return " " if gap and last not in {",", ")", "]"} else (" " if last in {",", ")", "]"} else "")
+    return " "
