@@ -117,7 +117,7 @@
     │   ├── SourceFileChanged         a file changed or disappeared after it was listed
     │   ├── SourceMiscounted          two reads of the same file differ
     │   ├── PollRefused               the answer to a poll is invalid
-    │   ├── MarkGone                  the position of a source no longer exists
+    │   ├── CheckpointGone            the position of a source no longer exists
     │   ├── PushRefused               the body of a push request is invalid
     │   └── PushBusy                  too many push requests are waiting
     ├── TraceError                    base of errors about the state of views
@@ -786,8 +786,8 @@ class PollRefused(SourceError):
     hint = "nothing was ingested; compare the answer of the address with the source's declaration"
 
 
-class MarkGone(SourceError):
-    code = "mark-gone"
+class CheckpointGone(SourceError):
+    code = "checkpoint-gone"
     hint = "the missing data cannot be recovered; choose where to continue with on_gone=…"
 
 

@@ -64,7 +64,7 @@ def test_objects_of_a_bucket_become_lots_each_once(landing: tuple[str, Objects],
     assert [event.path for event in stage.heard(FileChanged)] == ["day=0/a b'0.json"]
 
 
-def test_a_stretch_of_a_bucket_is_listed_by_itself(landing: tuple[str, Objects]) -> None:
+def test_a_shard_of_a_bucket_is_listed_by_itself(landing: tuple[str, Objects]) -> None:
     url, objects = landing
     for path in ("a.json", "b/c.json", "b/d.json", "e.json"):
         objects.put(f"stretches/{path}", b"{}")

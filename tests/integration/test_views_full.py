@@ -16,7 +16,7 @@ from tidemill import crash
 from tidemill.errors import CodeDiffers, ObjectUnreadable, ViewRefused
 from tidemill.lots.datasets import Kind
 from tidemill.publish.cleaner import Cleaner
-from tidemill.spark.operations import Operation
+from tidemill.spark.operations import RowOperation
 from tidemill.triggers import runs
 from tidemill.views.kernels.zsets import digest, total_digest
 from tidemill.views.spark import table_pieces, weighted_rows
@@ -98,11 +98,11 @@ def test_what_cannot_be_made_incremental_is_recomputed_and_diffed(stage: ViewSta
             stage.spark.catalog.dropTempView("plain_customers")
 
     stage.append(orders, [{"id": n, "cust": n % 3, "amount": Decimal(n)} for n in range(9)])
-    stage.append(customers, [{"id": n, "region": "nord"} for n in range(2)], Operation.UPSERT)
+    stage.append(customers, [{"id": n, "region": "nord"} for n in range(2)], RowOperation.UPSERT)
     stage.catch_up()
     first = stage.group("g").step
-    stage.append(customers, [{"id": 0, "region": "süd"}, {"id": 9, "region": "-"}], Operation.UPSERT)
-    stage.append(customers, [{"id": 1}], Operation.DELETE)
+    stage.append(customers, [{"id": 0, "region": "süd"}, {"id": 9, "region": "-"}], RowOperation.UPSERT)
+    stage.append(customers, [{"id": 1}], RowOperation.DELETE)
     stage.append(orders, [{"id": 20, "cust": 0, "amount": Decimal(1)}])
     stage.catch_up()
     now = plain_spark()
@@ -110,7 +110,7 @@ def test_what_cannot_be_made_incremental_is_recomputed_and_diffed(stage: ViewSta
     assert added_up(stage.changes("best", 0)) == now
     assert added_up(stage.changes("best", 0, first)) != now
     untouched = stage.group("g").tables
-    stage.append(customers, [{"id": 77, "region": "nobody's"}], Operation.UPSERT)
+    stage.append(customers, [{"id": 77, "region": "nobody's"}], RowOperation.UPSERT)
     stage.catch_up()
     assert stage.group("g").tables == untouched  # recomputed, and nothing changed
     assert stage.rows_of_group("g")[-1].outputs == ()
@@ -142,13 +142,13 @@ def test_rows_of_every_type_are_told_apart_as_spark_groups_them(stage: ViewStage
     assert added_up(stage.changes("copy", 0)) == weights == there
     assert len(weights) == len(EVERYTHING) - 3  # -0.0 is 0.0, and maps have no order
     assert sum(weights.values()) == len(EVERYTHING) + 4
-    stage.append(source, EVERYTHING[2:], Operation.DELETE)
+    stage.append(source, EVERYTHING[2:], RowOperation.DELETE)
     stage.append(source, [{"i": 7}])
     stage.catch_up()
     there = bag(stage.table("copy"))
     assert there == bag(stage.dataset_frame(source, 4))
     assert sum(there.values()) == 7
-    stage.append(source, [*EVERYTHING[:4], *EVERYTHING[:2], {"i": 7}], Operation.DELETE)
+    stage.append(source, [*EVERYTHING[:4], *EVERYTHING[:2], {"i": 7}], RowOperation.DELETE)
     stage.catch_up()
     assert stage.stored_table("copy") == Counter()
 
@@ -257,7 +257,7 @@ def test_names_that_nobody_should_use_work(stage: ViewStage) -> None:
     quoted = "`a.b ``c`` = / % ü`"
     source = stage.base("source", f"{quoted} BIGINT, k BIGINT", kind=Kind.KEYED, key=(name,), deletes=True)
     stage.view(name, f"SELECT {quoted}, struct({quoted} AS {quoted}) AS s FROM source", "source")
-    stage.append(source, [{name: 1, "k": 2}, {name: 1, "k": 3}], Operation.UPSERT)
+    stage.append(source, [{name: 1, "k": 2}, {name: 1, "k": 3}], RowOperation.UPSERT)
     stage.catch_up()
     assert bag(stage.table(name)) == Counter([(1, (1,))])
 
@@ -375,9 +375,9 @@ def test_digests_add_up_are_read_again_and_do_not_depend_on_how_steps_are_cut(
         orders = stage.base("orders", ORDERS, kind=Kind.CHANGES, deletes=True)
         stage.view("v", "SELECT cust, count(*) AS n, max(amount) AS most FROM orders GROUP BY cust", "orders")
         history = [
-            ([{"id": 1, "cust": 1, "amount": Decimal("1.50")}, {"id": 2, "cust": None}], Operation.APPEND),
-            ([{"id": 3, "cust": 1, "amount": Decimal("9.00")}], Operation.APPEND),
-            ([{"id": 2, "cust": None}], Operation.DELETE),
+            ([{"id": 1, "cust": 1, "amount": Decimal("1.50")}, {"id": 2, "cust": None}], RowOperation.APPEND),
+            ([{"id": 3, "cust": 1, "amount": Decimal("9.00")}], RowOperation.APPEND),
+            ([{"id": 2, "cust": None}], RowOperation.DELETE),
         ]
         for rows_, operation in history:
             stage.append(orders, rows_, operation)

@@ -23,7 +23,7 @@ from tidemill.lots.states import LotState
 from tidemill.objects.local import LocalObjects
 from tidemill.spark import schema
 from tidemill.spark.lot_writer import write_table
-from tidemill.spark.operations import Operation, stored_table
+from tidemill.spark.operations import RowOperation, stored_table
 from tidemill.spark.storage import Storage
 from tidemill.store import Store, Tx
 from tidemill.triggers import wakes
@@ -70,7 +70,10 @@ class ViewStage(StepStage):
         return dataset.id
 
     def append(
-        self, dataset: DatasetId, rows: Sequence[dict[str, Any]], operation: Operation = Operation.APPEND
+        self,
+        dataset: DatasetId,
+        rows: Sequence[dict[str, Any]],
+        operation: RowOperation = RowOperation.APPEND,
     ) -> str:
         """One lot; its id."""
         lot = str(self.run(lots.next_append, self.lots, dataset))
@@ -83,7 +86,7 @@ class ViewStage(StepStage):
         lot: str,
         generation: int,
         rows: Sequence[dict[str, Any]] | None,
-        operation: Operation = Operation.APPEND,
+        operation: RowOperation = RowOperation.APPEND,
     ) -> None:
         """One generation of a lot; None for rows takes it back."""
         known = self.declared[dataset]

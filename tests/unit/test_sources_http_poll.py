@@ -22,8 +22,8 @@ from tidemill.errors import (
     AppendRefused,
     BadSource,
     CheckFailed,
+    CheckpointGone,
     LeaseLost,
-    MarkGone,
     PollRefused,
     SourceUnavailable,
 )
@@ -197,7 +197,7 @@ def test_lines_that_are_added_are_taken_once_and_a_half_one_waits(web: Web) -> N
     web.says(log + b'{"id":3,"name":"n3"}\n', NDJSON)
     assert poller.poll(stage.held.fence).rows == 1, "a server that knows no ranges"
     web.says(log[:10], NDJSON)
-    with pytest.raises(MarkGone, match="63 bytes, and now has 10"):
+    with pytest.raises(CheckpointGone, match="63 bytes, and now has 10"):
         poller.poll(stage.held.fence)
     again = stage.poller(web.url, follow="lines", on_gone="restart")
     assert not again.poll(stage.held.fence).lot

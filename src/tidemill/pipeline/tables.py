@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tidemill.lots.producers import Receipt
 from tidemill.pipeline import writes
 from tidemill.pipeline.declarations import DatasetDecl
-from tidemill.spark.operations import Operation
+from tidemill.spark.operations import RowOperation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -125,15 +125,15 @@ class Dataset(Table):
             producer: who sends the rows. With `seq`, a repeated append takes effect once.
             seq: a number that grows with each append of the producer; numbers may be skipped.
         """
-        return self._write(rows, Operation.APPEND, producer, seq)
+        return self._write(rows, RowOperation.APPEND, producer, seq)
 
     def upsert(self, rows: Any, *, producer: str | None = None, seq: int | None = None) -> Receipt:
         """Insert rows, or replace the rows that have the same key. Arguments as for `append`."""
-        return self._write(rows, Operation.UPSERT, producer, seq)
+        return self._write(rows, RowOperation.UPSERT, producer, seq)
 
     def delete(self, rows: Any, *, producer: str | None = None, seq: int | None = None) -> Receipt:
         """Delete rows: by key if the dataset has one, else equal rows, one for each given row."""
-        return self._write(rows, Operation.DELETE, producer, seq)
+        return self._write(rows, RowOperation.DELETE, producer, seq)
 
     def replace(self, lot: str, rows: Any) -> Receipt:
         """Replace the rows of a published lot.
@@ -165,7 +165,7 @@ class Dataset(Table):
 
         return address_of(self.pipeline, self.name)
 
-    def _write(self, rows: Any, operation: Operation, producer: str | None, seq: int | None) -> Receipt:
+    def _write(self, rows: Any, operation: RowOperation, producer: str | None, seq: int | None) -> Receipt:
         return writes.append(
             self.pipeline.context, self._decl, rows, operation=operation, producer=producer, seq=seq
         )

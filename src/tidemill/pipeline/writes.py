@@ -40,7 +40,7 @@ from tidemill.spark import input_rows, operations, schema
 from tidemill.spark.drift import effective, evolved
 from tidemill.spark.frame_checks import Checked, refuse, write_checked
 from tidemill.spark.lot_writer import Written, write_table
-from tidemill.spark.operations import Operation
+from tidemill.spark.operations import RowOperation
 from tidemill.spark.table_checks import check_table
 from tidemill.store import Tx
 
@@ -56,7 +56,7 @@ def append(
     decl: DatasetDecl,
     rows: Any,
     *,
-    operation: Operation,
+    operation: RowOperation,
     producer: str | None = None,
     seq: int | None = None,
 ) -> Receipt:
@@ -103,7 +103,7 @@ def replace(context: PipelineContext, decl: DatasetDecl, lot: str, rows: Any) ->
     `CheckFailed` for rows that fail a check, also a check that drops rows: a correction has no quarantine.
     """
     _refuse_keyed(decl, lot)
-    body = _body_of(decl, rows, Operation.APPEND)
+    body = _body_of(decl, rows, RowOperation.APPEND)
     hold = _begin_correction(context, decl, lot)
     (row,) = _write_lot(context, decl, body, hold)
     return _publish_correction(context, hold, row)
@@ -260,7 +260,7 @@ class _FrameBody(Body):
             )
 
 
-def _body_of(decl: DatasetDecl, rows: Any, operation: Operation) -> Body:
+def _body_of(decl: DatasetDecl, rows: Any, operation: RowOperation) -> Body:
     """Convert the user's rows to the columns of the table; `AppendRefused` for rows that do not fit."""
     columns = schema.parse(effective(decl.dataset).schema)
     check_columns(decl.dataset)
@@ -270,7 +270,7 @@ def _body_of(decl: DatasetDecl, rows: Any, operation: Operation) -> Body:
     if is_session(rows):
         raise AppendRefused(f"a Spark session was passed as the rows for {decl.dataset.name}")
     arrow = schema.to_arrow(columns)
-    if operation is Operation.DELETE and decl.dataset.kind is Kind.KEYED:
+    if operation is RowOperation.DELETE and decl.dataset.kind is Kind.KEYED:
         table = deletions(decl.dataset, rows, arrow)
     else:
         table = input_rows.to_table(rows, arrow, decl.dataset.name)

@@ -18,7 +18,7 @@ from tidemill.scope import Scope
 from tidemill.sources.keys import SourceKeys
 from tidemill.spark.drift import RESCUED
 from tidemill.spark.lot_writer import write_table
-from tidemill.spark.operations import Operation, stored_table
+from tidemill.spark.operations import RowOperation, stored_table
 from tidemill.store import Tx
 
 
@@ -42,7 +42,7 @@ def begin(
 
 def stored(rows: pa.Table, dataset: Dataset) -> pa.Table:
     """Return rows as a lot stores them: upserts for a dataset with a key, else appends."""
-    operation = Operation.UPSERT if dataset.kind is Kind.KEYED else Operation.APPEND
+    operation = RowOperation.UPSERT if dataset.kind is Kind.KEYED else RowOperation.APPEND
     return stored_table(rows, dataset, operation)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tidemill.errors import MarkGone, PollRefused, SourceUnavailable, TidemillError
+from tidemill.errors import CheckpointGone, PollRefused, SourceUnavailable, TidemillError
 from tidemill.sources import http_client
 from tidemill.sources.batch_publisher import BatchPublisher, CheckpointMove, Fence, PublishedBatch
 from tidemill.sources.events import CheckpointSkipped
@@ -152,7 +152,7 @@ class HttpPoller:
 
     def _gone(self, offset: int, size: str) -> tuple[list[SourceRecord], PollCheckpoint]:
         if self.source.on_gone == "fail":
-            raise MarkGone(f"{self.source.description} had {offset:,} bytes, and now has {size}")
+            raise CheckpointGone(f"{self.source.description} had {offset:,} bytes, and now has {size}")
         self._publisher.scope.emit(
             CheckpointSkipped(
                 source=self._publisher.source, checkpoint=CHECKPOINT, before=str(offset), after="0"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from tidemill.errors import MarkGone, MissingDriver, SourceUnavailable
+from tidemill.errors import CheckpointGone, MissingDriver, SourceUnavailable
 from tidemill.sources.batch_publisher import BatchPublisher, CheckpointMove, PublishedBatch
 from tidemill.sources.events import CheckpointSkipped, PartitionStuck
 from tidemill.sources.records import SourceRecord
@@ -185,7 +185,7 @@ class TopicReader:
         offset = msgspec.msgpack.decode(raw, type=int)
         if low <= offset <= high:
             return offset
-        gone = MarkGone(
+        gone = CheckpointGone(
             f"{self.source.topic}/{int(name)} was read up to {offset:,}, but Kafka has {low:,} to {high:,}",
             hint="to skip what is missing, set on_gone='earliest' or on_gone='latest'",
         )

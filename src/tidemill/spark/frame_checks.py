@@ -22,7 +22,7 @@ from tidemill.lots.datasets import Kind
 from tidemill.objects import Objects
 from tidemill.spark.lot_reader import naming, read_objects
 from tidemill.spark.lot_writer import Written, write_flagged, write_frame
-from tidemill.spark.operations import OP, WEIGHT, Operation
+from tidemill.spark.operations import OP, WEIGHT, RowOperation
 from tidemill.spark.queries import quoted
 from tidemill.spark.storage import Storage
 
@@ -196,7 +196,7 @@ def _is_inserted(kind: Kind) -> "Column":
     if kind is Kind.CHANGES:
         return sf.col(WEIGHT) > 0
     if kind is Kind.KEYED:
-        return sf.col(OP) == Operation.UPSERT.value
+        return sf.col(OP) == RowOperation.UPSERT.value
     return sf.expr("true")
 
 

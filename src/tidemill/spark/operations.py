@@ -26,7 +26,7 @@ OP: Final = "_op"
 ORDINAL: Final = "_ordinal"
 
 
-class Operation(StrEnum):
+class RowOperation(StrEnum):
     """What a producer does with rows."""
 
     APPEND = "append"
@@ -41,10 +41,10 @@ EXTRA: Final[dict[Kind, str]] = {
 }
 """The columns after the declared ones, as DDL."""
 
-ALLOWED: Final[dict[Kind, frozenset[Operation]]] = {
-    Kind.ROWS: frozenset({Operation.APPEND}),
-    Kind.CHANGES: frozenset({Operation.APPEND, Operation.DELETE}),
-    Kind.KEYED: frozenset({Operation.UPSERT, Operation.DELETE}),
+ALLOWED: Final[dict[Kind, frozenset[RowOperation]]] = {
+    Kind.ROWS: frozenset({RowOperation.APPEND}),
+    Kind.CHANGES: frozenset({RowOperation.APPEND, RowOperation.DELETE}),
+    Kind.KEYED: frozenset({RowOperation.UPSERT, RowOperation.DELETE}),
 }
 
 
@@ -54,7 +54,7 @@ def stored_schema(ddl: str, kind: Kind) -> str:
     return f"{ddl}, {extra}" if extra else ddl
 
 
-def check(dataset: Dataset, operation: Operation) -> None:
+def check(dataset: Dataset, operation: RowOperation) -> None:
     """Raise `AppendRefused` for an operation that this kind of dataset does not allow."""
     if operation in ALLOWED[dataset.kind]:
         return
@@ -66,12 +66,12 @@ def check(dataset: Dataset, operation: Operation) -> None:
     raise AppendRefused(f"{dataset.name} takes no {operation.value}", hint=hints[dataset.kind])
 
 
-def stored_table(table: pa.Table, dataset: Dataset, operation: Operation) -> pa.Table:
+def stored_table(table: pa.Table, dataset: Dataset, operation: RowOperation) -> pa.Table:
     """Return a table of declared columns as a lot stores it."""
     check(dataset, operation)
     count = table.num_rows
     if dataset.kind is Kind.CHANGES:
-        weight = -1 if operation is Operation.DELETE else 1
+        weight = -1 if operation is RowOperation.DELETE else 1
         return table.append_column(WEIGHT, pa.array([weight] * count, pa.int64()))
     if dataset.kind is Kind.KEYED:
         table = table.append_column(OP, pa.array([operation.value] * count, pa.string()))
@@ -85,7 +85,7 @@ def is_frame(rows: Any) -> bool:
 
 
 def stored_frame(
-    frame: "DataFrame", declared: "StructType", dataset: Dataset, operation: Operation
+    frame: "DataFrame", declared: "StructType", dataset: Dataset, operation: RowOperation
 ) -> "DataFrame":
     """Return a frame as a lot stores it: the declared columns by name and type; a missing one is NULL.
 
@@ -104,7 +104,7 @@ def stored_frame(
     given = {field.name: field.dataType for field in frame.schema.fields}
     columns = []
     for field in declared:
-        if operation is Operation.DELETE and field.name in dataset.order_by:
+        if operation is RowOperation.DELETE and field.name in dataset.order_by:
             column = _order_column(field, given, dataset)
         elif field.name in given:
             column = _lossless(field, given[field.name], dataset.name)
@@ -113,7 +113,7 @@ def stored_frame(
         columns.append(column.alias(field.name))
     frame = frame.select(*columns)
     if dataset.kind is Kind.CHANGES:
-        weight = -1 if operation is Operation.DELETE else 1
+        weight = -1 if operation is RowOperation.DELETE else 1
         return frame.withColumn(WEIGHT, sf.lit(weight).cast("bigint"))
     if dataset.kind is Kind.KEYED:
         frame = frame.withColumn(OP, sf.lit(operation.value))

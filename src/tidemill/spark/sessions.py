@@ -232,19 +232,19 @@ def _environment(settings: SparkSettings) -> Iterator[None]:
 
 def faults(session: "SparkSession") -> list[str]:
     """Return why a session cannot be used; empty if it can."""
-    found = []
+    reasons = []
     version = str(session.version)
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers is None or (int(numbers[1]), int(numbers[2])) < OLDEST:
-        found.append(f"it is Spark {version}; the oldest supported version is {OLDEST[0]}.{OLDEST[1]}")
-    return found
+        reasons.append(f"it is Spark {version}; the oldest supported version is {OLDEST[0]}.{OLDEST[1]}")
+    return reasons
 
 
 def require(session: "SparkSession") -> None:
     """Raise `SessionUnfit` with all reasons, unless the session can be used."""
-    found = faults(session)
-    if found:
-        raise SessionUnfit(f"this Spark session cannot be used: {'; '.join(found)}")
+    reasons = faults(session)
+    if reasons:
+        raise SessionUnfit(f"this Spark session cannot be used: {'; '.join(reasons)}")
 
 
 class _Adopted:

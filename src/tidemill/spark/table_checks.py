@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from tidemill.errors import BadCheck
 from tidemill.lots.checks import Check, OnFail
 from tidemill.lots.datasets import Kind
-from tidemill.spark.operations import OP, WEIGHT, Operation
+from tidemill.spark.operations import OP, WEIGHT, RowOperation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,7 +89,7 @@ def _inserted(table: pa.Table, kind: Kind) -> pa.Array:
     if kind is Kind.CHANGES:
         return pc.greater(table.column(WEIGHT), 0).combine_chunks()
     if kind is Kind.KEYED:
-        return pc.equal(table.column(OP), Operation.UPSERT.value).combine_chunks()
+        return pc.equal(table.column(OP), RowOperation.UPSERT.value).combine_chunks()
     return pa.array([True] * table.num_rows, pa.bool_())
 
 

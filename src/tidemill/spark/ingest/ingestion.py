@@ -335,7 +335,7 @@ class Ingestion:
         if self._kind is Kind.KEYED:
             files = [file for group in groups for file in group.files]
             rows = record_order.with_files(rows, FILE, files, self._spark)
-            columns.append(sf.lit(operations.Operation.UPSERT.value).alias(operations.OP))
+            columns.append(sf.lit(operations.RowOperation.UPSERT.value).alias(operations.OP))
             columns.append(record_order.ordinal(PLACE).alias(operations.ORDINAL))
         return rows.select(*columns)
 

@@ -14,7 +14,7 @@ from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.manifest import StoredObject
 from tidemill.publish.manifests import attempt_in
 from tidemill.spark.lot_reader import POSITION, read_objects, read_positioned
-from tidemill.spark.operations import OP, ORDINAL, WEIGHT, Operation, stored_schema
+from tidemill.spark.operations import OP, ORDINAL, WEIGHT, RowOperation, stored_schema
 from tidemill.spark.queries import quoted
 from tidemill.spark.storage import Storage
 from tidemill.views.spark import weighted_rows
@@ -91,5 +91,5 @@ def _last_writes(df: "DataFrame", dataset: Dataset) -> "DataFrame":
     last = df.groupBy(*[sf.col(quoted(name)).alias(f"_k{n}") for n, name in enumerate(dataset.key)]).agg(
         sf.max_by(whole, order).alias("_last")
     )
-    there = last.where(sf.col("_last")[OP] != Operation.DELETE.value)
+    there = last.where(sf.col("_last")[OP] != RowOperation.DELETE.value)
     return there.select(*[sf.col("_last").getField(field.name).alias(field.name) for field in schema.fields])

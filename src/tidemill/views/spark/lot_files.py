@@ -18,7 +18,7 @@ from tidemill.errors import FileUnlike, ObjectMissing
 from tidemill.lots.datasets import Kind
 from tidemill.objects import Objects
 from tidemill.spark.lot_reader import POSITION
-from tidemill.spark.operations import OP, ORDINAL, Operation
+from tidemill.spark.operations import OP, ORDINAL, RowOperation
 from tidemill.spark.operations import WEIGHT as STORED
 from tidemill.spark.parquet_files import open_parquet, unreadable
 
@@ -111,7 +111,7 @@ class LotReader:
             weight = pc.multiply_checked(found[STORED], file.sign)
         elif self.kind is Kind.KEYED:
             position = pa.repeat(pa.scalar(file.position, pa.int64()), count)
-            columns += [pc.equal(found[OP], Operation.DELETE.value), position, found[ORDINAL]]
+            columns += [pc.equal(found[OP], RowOperation.DELETE.value), position, found[ORDINAL]]
         return pa.table([*columns, weight], names=[*(f"c{i}" for i in range(len(columns))), "_w"])
 
 

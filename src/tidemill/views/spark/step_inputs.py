@@ -20,7 +20,7 @@ from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.manifest import StoredObject
 from tidemill.objects import Objects
 from tidemill.spark.lot_reader import POSITION, read_objects, read_positioned
-from tidemill.spark.operations import OP, ORDINAL, Operation, stored_schema
+from tidemill.spark.operations import OP, ORDINAL, RowOperation, stored_schema
 from tidemill.spark.operations import WEIGHT as STORED
 from tidemill.spark.queries import quoted
 from tidemill.spark.schema import parse, to_spark
@@ -150,7 +150,7 @@ class LotInput:
         if kind is Kind.KEYED:
             positions = [(one.position, one.objects) for one in slices]
             df = read_positioned(self.spark, self.storage, schema, positions)
-            gone = sf.col(OP) == Operation.DELETE.value
+            gone = sf.col(OP) == RowOperation.DELETE.value
             order = [sf.col(name).cast("bigint") for name in (POSITION, ORDINAL)]
             return _numbered(df, [gone, *order], sf.lit(1))
         df = read_objects(self.spark, self.storage, schema, [item for one in slices for item in one.objects])
