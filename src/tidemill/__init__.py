@@ -150,7 +150,7 @@ _MODULES = {
     "pipeline.plan.plan": "Plan",
     "pipeline.run_report": "ArcReport Report",
     "pipeline.tables": "Dataset RetiredView Table View",
-    "runner.compacting": "Compacted",
+    "runner.compaction": "Compacted",
     "sources.source": "PushAddress",
     "spark.sessions": "SparkSettings",
 }
