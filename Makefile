@@ -19,7 +19,7 @@ PYTEST = scratch=$$(scripts/make-scratch); trap 'rm -rf "$$scratch"' EXIT; \
 
 # --- verbs ------------------------------------------------------------------------------------------------
 
-.PHONY: help demo test check matrix format crash fuzz bench docs constraints clean servers
+.PHONY: help demo test quick check matrix format crash fuzz bench docs constraints clean servers
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ demo: $(VENV)/.installed  ## files become lots, an arc and a view follow; the ru
 
 test: servers  ## every test but the long ones; writes build/rules.json (ARGS=… goes to pytest)
 	@$(PYTEST) --durations=15 --durations-min=0.5 $(ARGS)
+
+quick: $(VENV)/.installed  ## the unit tests but the slow ones, in less than a minute (ARGS=… goes to pytest)
+	@$(PYTEST) -m "not crash and not slow" $(ARGS) tests/unit
 
 check: $(VENV)/.installed  ## lint, format, types, layers
 	@$(BIN)/ruff check

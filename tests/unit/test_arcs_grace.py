@@ -188,6 +188,7 @@ def test_of_three_sources_each_that_comes_late_makes_a_generation_and_a_failed_o
     assert len(stage.events(stage.joined)) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.rule("LOT-28")
 @pytest.mark.parametrize("then", [AfterGrace.PARTIAL, AfterGrace.SKIP])
 def test_after_a_death_at_any_step_of_a_grace_the_next_life_ends_as_an_undisturbed_one(then):

@@ -259,6 +259,7 @@ def test_after_every_step_and_in_any_number_of_ranges_a_node_gave_what_plain_pyt
         assert every[0].given == plain(kind, steps[: number + 1])
 
 
+@pytest.mark.slow
 @EVERY
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.rule("DBSP-20")
@@ -495,6 +496,7 @@ def test_an_exhausted_group_of_an_append_only_input_is_told_and_not_guessed() ->
     assert sum(count for told in station.told for count in told.exhausted.values()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.rule("DBSP-13")
 @pytest.mark.parametrize("seed", range(6))
 def test_a_group_that_has_used_up_its_best_values_is_filled_again_from_its_own(seed: int) -> None:

@@ -61,6 +61,7 @@ def test_those_that_have_ended_are_given_at_once_and_once(stage: Stage) -> None:
     assert sorted(given) == [(some[0], OVER), (some[1], OVER), (some[2], None)]
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_are_read_about_once_each(stage: Stage) -> None:
     some = ids(100_000)
     stage.write(some, OVER)

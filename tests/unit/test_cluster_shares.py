@@ -308,6 +308,7 @@ def plays(draw: st.DrawFn) -> Play:
     return Play(nodes, holders, seed=draw(st.integers(0, 2**32)))
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CLU-13")
 @settings(max_examples=300)
 @given(play=plays())

@@ -71,6 +71,7 @@ def step_of(point: str) -> str:
     return re.sub(r"\.(before|after)_", ".", re.sub(r"\.(before|after|told)$", "", point))
 
 
+@pytest.mark.slow
 def test_each_point_is_in_the_list_of_kills_or_in_a_matrix() -> None:
     found = {step_of(point) for point in points()}
     killed = {step_of(point) for point in POINTS} | set(LATER)

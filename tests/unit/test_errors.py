@@ -56,6 +56,7 @@ def test_the_tree_is_drawn_in_the_order_of_the_file() -> None:
     assert names(drawn()) == defined
 
 
+@pytest.mark.slow
 def test_no_error_is_defined_anywhere_else() -> None:
     known = {kind.__name__ for kind in EVERY}
     strays = [

@@ -36,6 +36,7 @@ def ways(value: object) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @given(plain | arrays() | arrow() | st.lists(arrays() | arrow(), max_size=3))
 @settings(deadline=None, max_examples=150)
 def test_every_value_comes_back_as_it_was(value: object) -> None:

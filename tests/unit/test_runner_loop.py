@@ -123,6 +123,7 @@ def test_what_a_run_published_at_the_very_end_of_a_turn_is_not_left_behind() -> 
     assert stage.rows(stage.summed, lot) == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_loop_that_watches_goes_on_with_an_arc_however_often_it_has_failed() -> None:
     stage, stop = LoopStage(), threading.Event()
     lot = stage.append([1, 2, 3])

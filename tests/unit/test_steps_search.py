@@ -171,6 +171,7 @@ def search() -> tuple[int, str]:
     return len(known), ""
 
 
+@pytest.mark.slow
 @pytest.mark.rule("DBSP-26")
 @pytest.mark.rule("DBSP-35")
 @pytest.mark.rule("DBSP-39")

@@ -276,6 +276,7 @@ def test_a_zero_of_the_other_sign_is_another_result() -> None:
     assert [(str(row["high"]), row["_w"]) for row in found.out.to_pylist()] == [("-0.0", -1), ("0.0", 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("best", [1, 2, 16])
 def test_exhausted_groups_are_flagged_once_and_refilled_together(best: int) -> None:
     chance = random.Random(best)

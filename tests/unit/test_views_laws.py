@@ -88,6 +88,7 @@ def test_steps_in_another_order_come_to_the_same_digests_and_state(
     assert one.content() == other.content() == expected(one.base)
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(histories(30), st.lists(st.integers(0, 30), min_size=1, max_size=8), st.integers(1, 2**32))
 def test_seven_ranges_in_any_order_give_the_digests_of_one(
@@ -100,6 +101,7 @@ def test_seven_ranges_in_any_order_give_the_digests_of_one(
     assert one.state(without=without) == seven.state(without=without)
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(histories(30), st.lists(st.integers(0, 30), min_size=1, max_size=8))
 def test_a_hash_that_many_keys_share_changes_nothing(history: Change, places: list[int]) -> None:
@@ -120,6 +122,7 @@ def test_a_change_and_its_inverse_restore_the_state(history: Change, more: Chang
     assert circuit.content() == digests
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(histories(60), st.integers(1, 50))
 def test_merges_change_nothing_that_readers_see(history: Change, budget_rows: int) -> None:
@@ -131,6 +134,7 @@ def test_merges_change_nothing_that_readers_see(history: Change, budget_rows: in
     assert merging.state() == never.state()
 
 
+@pytest.mark.slow
 @pytest.mark.rule("DBSP-42")
 @settings(max_examples=12)
 @given(histories(40), st.lists(st.integers(0, 40), min_size=1, max_size=6))
@@ -144,6 +148,7 @@ def test_a_step_that_is_replayed_gives_the_same_digests_and_state(history: Chang
         assert again.state() == circuit.state()
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(histories(40), st.lists(st.sampled_from([1, 2, 7, 16]), min_size=3, max_size=6))
 def test_new_ranges_at_a_step_rewrite_nothing_and_give_the_same_digests(

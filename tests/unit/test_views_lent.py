@@ -132,6 +132,7 @@ def there(found: Counter[tuple[str, ...]]) -> dict[tuple[str, ...], int]:
     return {row: weight for row, weight in found.items() if weight}
 
 
+@pytest.mark.slow
 @pytest.mark.rule("DBSP-21")
 @pytest.mark.parametrize("mask", [None, WEAK, LOWER], ids=["hashes", "weak hashes", "half hashes"])
 @settings(max_examples=25)
@@ -226,6 +227,7 @@ def test_no_join_gives_a_row_in_quarantine_not_even_to_take_it_back(count: int, 
         assert len(there(counted(given))) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", [None, WEAK], ids=["hashes", "weak hashes"])
 @settings(max_examples=25)
 @given(

@@ -5,6 +5,8 @@ from collections import Counter
 from contextlib import nullcontext
 from typing import Any
 
+import pytest
+
 from tests.unit.lent_stage import Machine, built, hashes_of, join, project, rows_of, source, types_of
 from tests.unit.test_views_lent import LOWER, VALUES, WEAK, are_equal, bits, there
 from tidemill.views.chain.layer_task import select_columns
@@ -112,6 +114,7 @@ def counted(rows: list[tuple[Any, int]]) -> Counter[tuple[str, ...]]:
     return found
 
 
+@pytest.mark.slow
 def test_joins_of_joins_of_tables_of_every_kind_are_what_is_there() -> None:
     lent = 0
     for seed in range(16):

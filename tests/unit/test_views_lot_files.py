@@ -92,6 +92,7 @@ def test_a_damaged_or_missing_file_is_named(objects: Objects) -> None:
         assert caught.value.key == key
 
 
+@pytest.mark.slow
 def test_wide_rows_come_in_small_pieces(objects: Objects) -> None:
     chance = random.Random(5)
     names = [chance.randbytes(5_000).hex() for _ in range(4_000)]

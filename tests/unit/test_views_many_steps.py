@@ -22,6 +22,7 @@ AGGS = (
 GROUPS = GroupKernel(pa.schema([("k0", INT)]), pa.schema([("v0", BIG)]), AGGS)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("DBSP-47")
 def test_no_step_of_hundreds_rewrites_or_writes_more_than_its_bound_though_the_base_is_merged(
     monkeypatch: pytest.MonkeyPatch,

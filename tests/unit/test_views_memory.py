@@ -119,6 +119,7 @@ assert cache.fetched_bytes > 0, "the whole file was too large to be mapped"
 """
 
 
+@pytest.mark.slow
 def test_where_address_space_is_limited_what_is_mapped_is_too(tmp_path: Path) -> None:
     """In a process of its own, because the limit cannot be raised again."""
     done = subprocess.run(

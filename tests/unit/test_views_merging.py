@@ -122,6 +122,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_merges, "GROUP_ROWS", 50)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("DBSP-47")
 @pytest.mark.rule("DBSP-42")
 def test_merges_change_nothing_and_rewrite_no_more_than_the_budget(small: None) -> None:

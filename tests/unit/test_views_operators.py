@@ -112,6 +112,7 @@ present = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.lists(st.tuples(present, present), min_size=2, max_size=5))
 def test_a_join_gives_no_row_that_is_not_in_its_result_before_or_after_a_step(

@@ -274,6 +274,7 @@ def test_rows_are_found_by_their_hash_whether_all_most_or_few_are_asked_for(each
     assert found["_h"].to_pylist() == sorted(found["_h"].to_pylist())
 
 
+@pytest.mark.slow
 @pytest.mark.rule("DBSP-47")
 def test_many_steps_leave_few_runs_and_no_step_merges_more_than_its_budget(objects: MemoryObjects) -> None:
     chance = random.Random(1)
