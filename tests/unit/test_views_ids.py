@@ -38,6 +38,53 @@ GOLDEN = {
 }
 
 
+@pytest.mark.parametrize(
+    ("sql", "golden"),
+    [
+        ("SELECT v.p + 1 AS q FROM VALUES (1, 'a'), (2, NULL) AS v(p, q)", "f71da70cd539"),
+        ("SELECT id FROM events WHERE at < now() - INTERVAL 1 DAY AND kind <> 'x'", "8e1c630346f2"),
+        ("SELECT id, tag FROM events LATERAL VIEW OUTER explode(tags) t AS tag", "09b1aab6a35e"),
+        ("SELECT id FROM orders UNION ALL SELECT cust FROM orders", "28a0e631db29"),
+        (
+            (
+                "SELECT o.id, c.region FROM orders o LEFT JOIN customers c ON o.cust = c.id AND c.region <=>"
+                " 'n' JOIN events e ON e.id = o.id AND e.kind < c.region"
+            ),
+            "c3f1f5b5317e",
+        ),
+        (
+            "SELECT id FROM orders o WHERE EXISTS (SELECT 1 FROM customers c WHERE c.id = o.cust)",
+            "62647759ee62",
+        ),
+        ("SELECT DISTINCT region FROM customers", "b214ee16049b"),
+        (
+            "SELECT id FROM orders EXCEPT ALL SELECT id FROM customers INTERSECT SELECT id FROM events",
+            "cafc4bd4f54e",
+        ),
+        (
+            (
+                "SELECT day, cust, count(DISTINCT id) AS n, sum(amount) FILTER (WHERE id > 1) AS s FROM"
+                " orders GROUP BY ROLLUP (day, cust)"
+            ),
+            "f07210f9e85d",
+        ),
+        (
+            (
+                "SELECT id, sum(amount) OVER (PARTITION BY cust ORDER BY day ROWS BETWEEN 2 PRECEDING AND"
+                " CURRENT ROW) AS s FROM orders"
+            ),
+            "d33857998e6c",
+        ),
+        ("SELECT id FROM orders ORDER BY amount DESC NULLS LAST, id LIMIT 3 OFFSET 1", "443d1efa51c8"),
+        ("SELECT id FROM orders WHERE amount > (SELECT max(amount) FROM orders)", "6c6180c52de6"),
+    ],
+)
+def test_the_ids_of_every_kind_of_operator_are_those_of_the_release_before(sql: str, golden: str) -> None:
+    """Golden: an id depends on those of its inputs, so that of the output stands for all below it."""
+    made = output(sql)
+    assert ids(walk(made), Pins({"ansi": "true"}, {}))[made].startswith(golden)
+
+
 def test_two_views_share_what_they_both_compute() -> None:
     both = circuit(a=TOTALS, b=f"{TOTALS} HAVING sum(amount) > 9")
     shared = [op for op, readers in both.consumers().items() if len(readers) > 1]
