@@ -437,3 +437,17 @@ def test_the_command_line_plans_and_asks_and_pauses(scene: Scene, capsys: pytest
     assert len(scene.catch_up()) == 2
     code, told = run(capsys, "backfill", "cleaned", "--wait", "-f", file)
     assert (code, told["remaining"]) == (0, 0)
+
+
+def test_a_view_that_is_a_function_reads_the_tables_it_names(tmp_path: Path) -> None:
+    """Gaps, backfills and replays follow views to their tables, and a function has no query to ask."""
+    pipeline = tm.Pipeline("p", home=tmp_path / "home")
+    pipeline.dataset("orders", "id BIGINT, day DATE")
+    pipeline.view("days", lambda orders: orders.select("day"), reads="orders", linear=True)
+    pipeline.view("count", "SELECT count(*) AS n FROM days")
+    pipeline.arc(reads="orders", writes="kept", name="keep")(lambda orders: orders)
+    pipeline.view("both", lambda days, kept: days.crossJoin(kept), reads=["days", "kept"], full=True)
+    assert graph.read_by(pipeline, "days") == ["orders"]
+    assert graph.read_by(pipeline, "count") == ["orders"]
+    assert sorted(graph.read_by(pipeline, "both")) == ["kept", "orders"]
+    assert list(graph.downstream(pipeline, "keep")) == ["both"]

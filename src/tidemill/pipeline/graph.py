@@ -82,7 +82,8 @@ def read_by(pipeline: "Pipeline", view: str) -> list[str]:
     views = [view]
     seen = {view}
     while views:
-        names = {table.name for table in queries.table_names(pipeline.views[views.pop()].sql)}
+        decl = pipeline.views[views.pop()]
+        names = set(decl.reads) if decl.function else {one.name for one in queries.table_names(decl.sql)}
         for name in sorted(queries.match(name, dict.fromkeys(pipeline.names)) for name in names):
             if name not in pipeline.views:
                 tables[name] = None
