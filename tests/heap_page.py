@@ -7,7 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from tidemill.testing.heap_table import AMENDED, FIRST, INVARIANTS, Code, HeapState, allowed, codes
+from tidemill.testing.heap_table import AMENDED, FIRST, INVARIANTS, CellCode, HeapState, allowed, codes
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "heap.md"
 WIDTH = 118
@@ -32,21 +32,21 @@ against this table, and the tests' search reaches every cell that is allowed.
 """
 
 MEANINGS = {
-    Code.ADD1: "a subscription is attached",
-    Code.DEL1: "a subscription is deleted",
-    Code.DO1: "it ran, has seen all there was, and waits",
-    Code.DO2: "the same without an item on the heap: forbidden",
-    Code.GC: "a row that never became ready is collected",
-    Code.HOLE2: "a template instantiated as waiting: forbidden",
-    Code.LATE: "a push lands after the row that it saw has moved on",
-    Code.PRUNE: "a stale item is removed",
-    Code.R1: "the sweep pushes an item that is owed",
-    Code.STOP: "a dead item is removed",
-    Code.TT1: "a template is added",
-    Code.TT2: "a template is deleted",
-    Code.TT3: "a template is instantiated",
-    Code.WT1: "a write makes a waiting row scheduled",
-    Code.X: "a move along more than one axis at once, or one that no operation makes",
+    CellCode.ADD1: "a subscription is attached",
+    CellCode.DEL1: "a subscription is deleted",
+    CellCode.DO1: "it ran, has seen all there was, and waits",
+    CellCode.DO2: "the same without an item on the heap: forbidden",
+    CellCode.GC: "a row that never became ready is collected",
+    CellCode.HOLE2: "a template instantiated as waiting: forbidden",
+    CellCode.LATE: "a push lands after the row that it saw has moved on",
+    CellCode.PRUNE: "a stale item is removed",
+    CellCode.R1: "the sweep pushes an item that is owed",
+    CellCode.STOP: "a dead item is removed",
+    CellCode.TT1: "a template is added",
+    CellCode.TT2: "a template is deleted",
+    CellCode.TT3: "a template is instantiated",
+    CellCode.WT1: "a write makes a waiting row scheduled",
+    CellCode.X: "a move along more than one axis at once, or one that no operation makes",
 }
 
 
@@ -54,8 +54,8 @@ def cell(before: HeapState, after: HeapState) -> str:
     """A cell as the table shows it: the first design's word, and what holds instead."""
     first, amendment = FIRST[before, after], AMENDED.get((before, after))
     if amendment is None:
-        return "·" if first is Code.X else first.value
-    holds = "never" if amendment.codes == (Code.X,) else ", ".join(code.value for code in amendment.codes)
+        return "·" if first is CellCode.X else first.value
+    holds = "never" if amendment.codes == (CellCode.X,) else ", ".join(code.value for code in amendment.codes)
     return f"{first.value} → **{holds}**"
 
 

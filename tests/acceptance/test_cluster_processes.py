@@ -21,7 +21,7 @@ from tidemill.store import Store, open_store
 from tidemill.store.sqlite import SqliteStore
 from tidemill.testing.node_process import NodeProcess, Told
 from tidemill.testing.threads import STUCK_S
-from tidemill.testing.work import Entry, Plan, Work, violations
+from tidemill.testing.work import PartitionWork, WorkEntry, WorkPlan, violations
 
 CLUSTER = "acceptance"
 
@@ -34,8 +34,8 @@ class Fleet:
         self.ttl_s = ttl_s
         self.nodes: dict[str, NodeProcess] = {}
         self.store: Store = stack.enter_context(open_store(url))
-        self.work = Work(CLUSTER)
-        self.plan = Plan(partitions=0, units=0, unit_s=0.0)
+        self.work = PartitionWork(CLUSTER)
+        self.plan = WorkPlan(partitions=0, units=0, unit_s=0.0)
         self._folder = folder
         self._stack = stack
 
@@ -43,7 +43,7 @@ class Fleet:
         """Give them work when all have joined, and wait until every one has some of it."""
         for node in self.nodes.values():
             node.wait_for("NodeJoined", timeout_s=STUCK_S)
-        self.plan = Plan(partitions=partitions, units=units, unit_s=0.1)
+        self.plan = WorkPlan(partitions=partitions, units=units, unit_s=0.1)
         self.store.run(lambda tx: self.work.put_plan(tx, self.plan))
         self.wait(lambda: all(self.held().values()), "every node holds some partitions")
 
@@ -102,7 +102,7 @@ class Fleet:
     def told(self, *kinds: str) -> list[Told]:
         return [one for node in self.nodes.values() for kind in kinds for one in node.events(kind)]
 
-    def finish(self) -> list[Entry]:
+    def finish(self) -> list[WorkEntry]:
         """Wait until all is done and the nodes have left; the history, which is without fault."""
         self.wait(lambda: self.store.run(self.work.is_finished), "all is done")
         self.wait(lambda: not any(node.running for node in self.nodes.values()), "the nodes have left")

@@ -23,7 +23,7 @@ from tidemill.futures.protocol import rows
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.store import Tx
 from tidemill.store.sqlite import SqliteStore
-from tidemill.store.sqlite.location import Machine
+from tidemill.store.sqlite.location import MachineId
 from tidemill.testing.fake_clock import ShiftedClock
 from tidemill.views.steps.events import StepCommitted, StepTimed
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 ARCHIVE = HERE / "home-1.tar.xz"
 RECORDED = HERE / "home-1.json"
-ELSEWHERE = Machine("tests", "tests")
+ELSEWHERE = MachineId("tests", "tests")
 """The machine that the home says it is from; a test adopts it."""
 
 Recorded = dict[str, Any]

@@ -27,7 +27,7 @@ from tidemill.runner.keys import RunnerKeys
 from tidemill.sources import listing_shards, taken_files, topic_partitions, windows
 from tidemill.sources.keys import SourceKeys
 from tidemill.sources.listing import ListedFile
-from tidemill.store.keys import Part, Space, Version, pack, unpack
+from tidemill.store.keys import Part, Space, Versionstamp, pack, unpack
 from tidemill.store.port import read_counter, write_counter
 from tidemill.triggers import schedules, subscriptions, templates
 from tidemill.triggers.keys import TriggerKeys
@@ -106,7 +106,7 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("stranded", (bytes,)): EMPTY,
     ("hold", (str, bytes)): EMPTY,
     ("pin", (bytes, str)): EMPTY,
-    ("inbox", (str, Version)): _packed(inbox.Command),
+    ("inbox", (str, Versionstamp)): _packed(inbox.Command),
     ("garbage", (str,)): EMPTY,
     ("loose", (bytes,)): KEY,
     ("task", (str, str)): FUTURE_ID,
@@ -130,7 +130,7 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("receipt", (str, str, str, int)): _packed(producers._Kept),
     ("interval", (str, str)): _packed(staging.Interval),
     ("closing", (int, str, str)): TEXT,
-    ("staged", (str, str, str, Version)): _packed(staging.Staged),
+    ("staged", (str, str, str, Versionstamp)): _packed(staging.Staged),
     ("spent", (str, str, str)): EMPTY,
     # triggers
     ("subscription", (str,)): _packed(subscriptions.AnyRow),

@@ -25,17 +25,17 @@ from tidemill.errors import (
     StoreUnavailable,
     UsageError,
 )
-from tidemill.store import Tx, Version, unpack
+from tidemill.store import Tx, Versionstamp, unpack
 from tidemill.store.retry import OPERATIONS
 from tidemill.store.sqlite import SqliteStore
 from tidemill.store.sqlite import location as guard
 from tidemill.store.sqlite.file import IDLE_READERS
 from tidemill.store.sqlite.header import FORMAT, FORMAT_KEY, PUT
-from tidemill.store.sqlite.location import Machine
+from tidemill.store.sqlite.location import MachineId
 from tidemill.testing.fake_clock import FakeClock
 from tidemill.testing.threads import STUCK_S, Racer, together
 
-HERE = Machine("machine-1", "boot-1")
+HERE = MachineId("machine-1", "boot-1")
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ def test_versions_follow_commits_across_handles(store: SqliteStore, path: Path) 
     assert [row.value for row in rows] == [b"%d/%d" % (n, m) for n in range(6) for m in range(2)]
     versions = [unpack(row.key[1:])[0] for row in rows]
     assert versions == sorted(versions)
-    assert all(isinstance(version, Version) for version in versions)
+    assert all(isinstance(version, Versionstamp) for version in versions)
 
 
 # --- reading
@@ -290,7 +290,7 @@ def test_lease_time_goes_on_over_a_reboot_and_never_back(path: Path) -> None:
         clock.advance(10)
         last = store.run(lambda tx: tx.now())
     rebooted = FakeClock(monotonic_s=7.0, wall_s=0.0)  # and the wall clock lost its battery
-    with SqliteStore(path, clock=rebooted, machine=Machine("machine-1", "boot-2")) as store:
+    with SqliteStore(path, clock=rebooted, machine=MachineId("machine-1", "boot-2")) as store:
         first = store.run(lambda tx: tx.now())
         assert last <= first <= last + 61_000_000
         rebooted.advance(5)
@@ -320,7 +320,7 @@ def test_nothing_beyond_the_stored_ceiling_is_handed_out(path: Path) -> None:
             clock.advance(step_s)
             now = store.run(lambda tx: tx.now())
             # The power fails here: whoever comes after the reboot must not be earlier.
-            rebooted = Machine("machine-1", f"boot-{step_s}")
+            rebooted = MachineId("machine-1", f"boot-{step_s}")
             copy = path.with_name(f"{step_s}.db")
             with sqlite3.connect(path) as source, sqlite3.connect(copy) as target:
                 source.backup(target)
@@ -344,7 +344,7 @@ def test_reading_the_time_writes_once_in_a_while_only(path: Path) -> None:
 
 @pytest.mark.rule("STO-9", "CLU-18")
 def test_a_second_machine_is_refused_until_it_adopts_the_file(path: Path) -> None:
-    other = Machine("machine-2", "boot-9")
+    other = MachineId("machine-2", "boot-9")
     with SqliteStore(path, machine=HERE) as first:
         put(first, b"k", b"1")
         with pytest.raises(StoreLocation, match="another machine"):
@@ -357,7 +357,7 @@ def test_a_second_machine_is_refused_until_it_adopts_the_file(path: Path) -> Non
             assert get(second, b"k") == b"1"
     with pytest.raises(StoreLocation):
         SqliteStore(path, machine=HERE)
-    SqliteStore(path, machine=Machine("machine-2", "boot-10")).close()
+    SqliteStore(path, machine=MachineId("machine-2", "boot-10")).close()
 
 
 @pytest.mark.rule("STO-9")

@@ -24,7 +24,7 @@ from tidemill.cluster.states import PartitionState
 from tidemill.errors import LeaseLost
 from tidemill.store import Store, Tx
 from tidemill.store.memory import MemoryStore, MemoryTx
-from tidemill.store.retry import Operation, RetryingStore
+from tidemill.store.retry import RetriedCall, RetryingStore
 from tidemill.testing.simulation import Fault, World, swarm
 from tidemill.testing.simulation.cluster import queue
 from tidemill.testing.simulation.cluster.queue import CLAIM_PAGE, Claim, QueueKeys
@@ -218,7 +218,7 @@ def a_commit_in_doubt_taken_for_lost(patch: pytest.MonkeyPatch) -> None:
 def a_commit_in_doubt_looked_up_and_not_fenced(patch: pytest.MonkeyPatch) -> None:
     """It is not there yet; then it arrives."""
 
-    def look(store: MemoryStore, operation: Operation[Any]) -> int:
+    def look(store: MemoryStore, operation: RetriedCall[Any]) -> int:
         row = store._at(operation.key(store._now_us()), store._version)
         return 0 if row is None else operation.attempt
 

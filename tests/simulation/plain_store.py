@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from tidemill.store.keys import Version, pack
+from tidemill.store.keys import Versionstamp, pack
 from tidemill.store.port import Row, Swap, Tx, read_counter, write_counter
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class PlainTx(Tx):
         self.rows[key] = write_counter(read_counter(self.rows.get(key)) + amount)
 
     def _set_versioned(self, prefix: bytes, value: bytes) -> None:
-        self.rows[prefix + pack((Version(len(self.rows), 0),))] = value
+        self.rows[prefix + pack((Versionstamp(len(self.rows), 0),))] = value
 
     def _take(self, lo: bytes, hi: bytes, limit: int) -> list[Row]:
         taken = self._range(lo, hi, limit, False, False)

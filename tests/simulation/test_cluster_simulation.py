@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tidemill.testing.simulation import Fault, Report, Swarm, Violation, World, simulate
+from tidemill.testing.simulation import Fault, SimulationReport, Swarm, Violation, World, simulate
 from tidemill.testing.simulation.cluster.plan import Gate, Piece, Plan
 from tidemill.testing.simulation.cluster.scenario import ClusterWork, cluster_world
 
@@ -15,7 +15,7 @@ SEEDS = 2000
 CHUNKS = 8
 
 
-def run_seeds(seeds: range) -> list[Report]:
+def run_seeds(seeds: range) -> list[SimulationReport]:
     """Run them all; tell of every seed that failed, and of the first one how."""
     reports, broken = [], {}
     for seed in seeds:
@@ -77,7 +77,7 @@ def conditions(*faults: Fault, machines: int = 3, call_rate: float = 0.05) -> Sw
     )
 
 
-def run(world: World) -> Report:
+def run(world: World) -> SimulationReport:
     report = world.run()
     (work,) = world.workloads
     assert isinstance(work, ClusterWork)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tidemill.futures.protocol.rows import AnyRow, Cancelled, Failed, Quarantined, Realized
-from tidemill.testing.simulation import Fault, Report, Swarm, Violation, World
+from tidemill.testing.simulation import Fault, SimulationReport, Swarm, Violation, World
 from tidemill.testing.simulation.futures.plan import Call, Order, Plan
 from tidemill.testing.simulation.futures.scenario import FutureWork, futures_world
 
@@ -23,7 +23,7 @@ def work_of(world: World) -> FutureWork:
     return work
 
 
-def run_seeds(seeds: range) -> tuple[list[Report], Counter[str]]:
+def run_seeds(seeds: range) -> tuple[list[SimulationReport], Counter[str]]:
     """Run them all; tell of every seed that failed, and of the first one how. Also what became of futures."""
     reports, broken = [], {}
     became: Counter[str] = Counter()

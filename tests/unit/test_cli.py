@@ -11,7 +11,7 @@ import pytest
 import tidemill
 from tidemill import cli
 from tidemill.cli import main
-from tidemill.cli.output import Output, json_option
+from tidemill.cli.output import CommandOutput, json_option
 from tidemill.errors import StoreUnavailable
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 @click.argument("how")
 @click.option("--count", type=int, default=1)
 @json_option
-def probe(output: Output, how: str, count: int) -> int | None:
+def probe(output: CommandOutput, how: str, count: int) -> int | None:
     """A command for tests."""
     match how:
         case "error":

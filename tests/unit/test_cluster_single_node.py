@@ -22,7 +22,7 @@ from tidemill.cluster.states import MemberState, PartitionState
 from tidemill.errors import StoreLocation
 from tidemill.store import Store, Tx
 from tidemill.store.sqlite import SqliteStore
-from tidemill.store.sqlite.location import Machine
+from tidemill.store.sqlite.location import MachineId
 from tidemill.testing.fake_clock import FakeClock
 
 KEYS = ClusterKeys("home")
@@ -125,7 +125,7 @@ def test_several_processes_of_a_machine_share_the_file(store: SqliteStore, clock
 @pytest.mark.rule("CLU-18")
 def test_a_second_machine_is_refused(store: SqliteStore, clock: FakeClock) -> None:
     with pytest.raises(StoreLocation):
-        SqliteStore(store.path, clock=clock, machine=Machine("another", "another-boot"))
+        SqliteStore(store.path, clock=clock, machine=MachineId("another", "another-boot"))
 
 
 class NoSocket:

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tidemill.store.keys import Part, Space, Version, after, pack, unpack
+from tidemill.store.keys import Part, Space, Versionstamp, after, pack, unpack
 
 BIGGEST = 2**64 - 1
 
 text = st.text(st.characters(exclude_categories=["Cs"])) | st.text("\x00a\xff", max_size=4)
 raw = st.binary(max_size=6) | st.lists(st.sampled_from([b"\x00", b"\xff", b"a"]), max_size=4).map(b"".join)
-versions = st.builds(Version, st.integers(0, 2**80 - 1), st.integers(0, 2**16 - 1))
+versions = st.builds(Versionstamp, st.integers(0, 2**80 - 1), st.integers(0, 2**16 - 1))
 numbers = st.integers(-BIGGEST, BIGGEST) | st.integers(-300, 300)
 leaves = st.one_of(
     st.none(),
@@ -41,7 +41,7 @@ def rank(part: Part) -> tuple[int, Any]:
         return 1, part
     if isinstance(part, str):
         return 2, [ord(character) for character in part]
-    if isinstance(part, Version):
+    if isinstance(part, Versionstamp):
         return 8, (part.commit, part.ordinal)
     if isinstance(part, tuple):
         return 3, order(part)
@@ -63,7 +63,7 @@ def same(one: Any, two: Any) -> bool:
 
 @pytest.mark.rule("STO-1")
 @given(tuples)
-@example((-0.0, 0.0, 1, 1.0, True, Version(1, 2), (1, 2), ((),), ((None,), None)))
+@example((-0.0, 0.0, 1, 1.0, True, Versionstamp(1, 2), (1, 2), ((),), ((None,), None)))
 def test_what_was_packed_is_unpacked(key: tuple[Part, ...]) -> None:
     assert same(unpack(pack(key)), key)
 
@@ -153,7 +153,7 @@ def test_every_float_is_kept_bit_for_bit(value: float) -> None:
         ((-42.0,), "21 3f ba ff ff ff ff ff ff"),
         ((False, True), "26 27"),
         ((UUID("12345678-9abc-def0-1234-56789abcdef0"),), "30 12345678 9abc def0 1234 56789abcdef0"),
-        ((Version(0x0102030405060708090A, 0x0B0C),), "33 01 02 03 04 05 06 07 08 09 0a 0b 0c"),
+        ((Versionstamp(0x0102030405060708090A, 0x0B0C),), "33 01 02 03 04 05 06 07 08 09 0a 0b 0c"),
         (("a", 1, None), "02 61 00 15 01 00"),
     ],
 )
@@ -217,7 +217,7 @@ def inside(key: bytes, bounds: tuple[bytes, bytes]) -> bool:
 @example(((),), ((None,),))
 @example(((),), ((), None))
 @example((1,), (256,))
-@example((), (Version(0, 0),))
+@example((), (Versionstamp(0, 0),))
 def test_a_space_holds_exactly_the_tuples_that_begin_with_its_own(
     own: tuple[Part, ...], key: tuple[Part, ...]
 ) -> None:
@@ -247,17 +247,17 @@ def test_after_is_behind_every_continuation(own: tuple[Part, ...], tail: bytes) 
     assert pack((*own, tail)) < after(prefix)
     assert pack((*own, b"\xff" + tail)) < after(prefix)
     assert pack((*own, "\U0010ffff")) < after(prefix)
-    assert pack((*own, Version(2**80 - 1, 2**16 - 1))) < after(prefix)
+    assert pack((*own, Versionstamp(2**80 - 1, 2**16 - 1))) < after(prefix)
 
 
 @pytest.mark.rule("STO-1")
 @given(tuples, st.binary(max_size=4), st.integers(0, 2**80 - 1))
 def test_a_versioned_row_lies_in_its_space(own: tuple[Part, ...], value: bytes, commit: int) -> None:
     space = Space("log", *own)
-    key = space.prefix + pack((Version(commit, 3),))
+    key = space.prefix + pack((Versionstamp(commit, 3),))
     assert inside(key, space.all())
-    assert space.unpack(key) == (Version(commit, 3),)
-    assert key == space[Version(commit, 3)]
+    assert space.unpack(key) == (Versionstamp(commit, 3),)
+    assert key == space[Versionstamp(commit, 3)]
 
 
 @pytest.mark.rule("STO-1")
@@ -285,7 +285,13 @@ def test_a_key_of_another_space_is_not_unpacked(key: bytes) -> None:
 
 
 def test_versions_sort_by_commit_then_by_ordinal() -> None:
-    ordered = [Version(0, 0), Version(0, 65535), Version(1, 0), Version(2**16, 0), Version(2**80 - 1, 65535)]
+    ordered = [
+        Versionstamp(0, 0),
+        Versionstamp(0, 65535),
+        Versionstamp(1, 0),
+        Versionstamp(2**16, 0),
+        Versionstamp(2**80 - 1, 65535),
+    ]
     assert sorted(ordered, key=lambda version: pack((version,))) == ordered == sorted(ordered)
     assert all(len(version.pack()) == 12 for version in ordered)
-    assert [Version.unpack(version.pack()) for version in ordered] == ordered
+    assert [Versionstamp.unpack(version.pack()) for version in ordered] == ordered

@@ -8,7 +8,7 @@ import tidemill.store.memory as memory_module
 from tidemill.errors import CommitUnknown, StoreBusy, StoreUnavailable
 from tidemill.store import Mode, Store, Swap, Tx, pack
 from tidemill.store.memory import MemoryStore, MemoryTx
-from tidemill.store.retry import OPERATION_TTL_US, OPERATIONS, Conflict, Operation, Unknown, Unreached
+from tidemill.store.retry import OPERATION_TTL_US, OPERATIONS, Conflict, RetriedCall, Unknown, Unreached
 from tidemill.testing.fake_clock import FakeClock
 from tidemill.testing.threads import STUCK_S, Interloper
 
@@ -373,7 +373,7 @@ def _increment(tx: Tx) -> int:
 @pytest.mark.rule("STO-5")
 def test_a_fence_makes_a_late_commit_fail() -> None:
     store = MemoryStore()
-    operation: Operation[None] = Operation(lambda tx: tx.set(b"k", b"late"), "serial", random.Random(1))
+    operation: RetriedCall[None] = RetriedCall(lambda tx: tx.set(b"k", b"late"), "serial", random.Random(1))
     operation.attempt = 1
     with store._transaction("serial") as tx:
         operation.fn(tx)

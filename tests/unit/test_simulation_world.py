@@ -11,8 +11,8 @@ from tidemill.errors import StoreError
 from tidemill.store import Space, Tx
 from tidemill.testing.simulation import (
     Act,
-    Commit,
     Fault,
+    RecordedCommit,
     Rule,
     SimNode,
     Swarm,
@@ -21,7 +21,7 @@ from tidemill.testing.simulation import (
     Workload,
     World,
 )
-from tidemill.testing.simulation.scheduler import DEPTH_LIMIT, SECOND_US, Next, Restless, Scheduler
+from tidemill.testing.simulation.scheduler import DEPTH_LIMIT, SECOND_US, Next, Restless, SimulationScheduler
 
 COUNTER = Space("test")["counter"]
 
@@ -64,7 +64,7 @@ def booted(world: World) -> list[SimNode]:
 
 
 def test_things_happen_in_the_order_of_their_times_then_of_their_planning() -> None:
-    scheduler, seen = Scheduler(), list[str]()
+    scheduler, seen = SimulationScheduler(), list[str]()
     for name, after_us in [("late", 30), ("first", 10), ("second", 10)]:
         scheduler.spawn(name, lambda name=name: seen.append(name), after_us)  # type: ignore[misc]
     scheduler.run_until(20)
@@ -172,7 +172,7 @@ def test_a_wait_ends_with_its_event_or_its_time(world: World) -> None:
 
 
 def test_what_goes_round_in_circles_is_stopped() -> None:
-    scheduler = Scheduler(most_events=100)
+    scheduler = SimulationScheduler(most_events=100)
     scheduler.spawn("circles", lambda: 0.0, 0)
     with pytest.raises(Restless):
         scheduler.run_until(10 * SECOND_US)
@@ -231,7 +231,7 @@ class Counting(Workload, Rule):
     def open(self) -> list[str]:
         return []
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: RecordedCommit) -> None:
         (change,) = commit.changes
         if int(change.new or b"0") != int(change.old or b"0") + 1:
             raise Violation("a count was lost")
@@ -331,7 +331,7 @@ def test_a_commit_in_doubt_that_nobody_could_look_up_does_arrive(world: World) -
 def test_a_violation_that_somebody_swallows_is_still_one() -> None:
     world, work = counting(3, calm())
 
-    def swallow(commit: Commit) -> None:
+    def swallow(commit: RecordedCommit) -> None:
         raise Violation("broken")
 
     work.commit = swallow  # type: ignore[method-assign]

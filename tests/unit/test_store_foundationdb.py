@@ -12,7 +12,7 @@ from tests.clocks import JumpingClock
 from tests.doubles.foundationdb import Binding, Database, FDBError
 from tidemill import crash
 from tidemill.errors import BadUrl, StoreCorrupt, StoreError, StoreFormat, UsageError
-from tidemill.store import Store, Tx, Version, pack, unpack
+from tidemill.store import Store, Tx, Versionstamp, pack, unpack
 from tidemill.store.foundationdb import FoundationStore, Mapping
 from tidemill.store.retry import Conflict, Unknown, Unreached
 from tidemill.testing import StoreConformance
@@ -77,13 +77,13 @@ class TestKeys:
         place = int.from_bytes(parameter[-4:], "little")
         stamp = bytes(range(1, 11))
         key = parameter[:place] + stamp + parameter[place + 10 : -4]
-        assert key == PREFIX + prefix + pack((Version(int.from_bytes(stamp, "big"), 3),))
+        assert key == PREFIX + prefix + pack((Versionstamp(int.from_bytes(stamp, "big"), 3),))
 
     def test_rows_of_one_batch_of_the_cluster_stay_apart(self, store: FoundationStore) -> None:
         store.run(lambda tx: [tx.set_versioned(b"log", b"1"), tx.set_versioned(b"log", b"2")])
         keys = [row.key for row in store.run(lambda tx: tx.range(b"log", b"loh"))]
         versions = [unpack(key[3:])[0] for key in keys]
-        assert all(isinstance(version, Version) for version in versions)
+        assert all(isinstance(version, Versionstamp) for version in versions)
         assert [pack((version,)) for version in versions] == [key[3:] for key in keys]
         assert versions[0] < versions[1]  # type: ignore[operator]
 
@@ -122,9 +122,9 @@ class TestDoubt:
         self, store: FoundationStore
     ) -> None:
         from tidemill.store.foundationdb import FoundationTx
-        from tidemill.store.retry import Operation
+        from tidemill.store.retry import RetriedCall
 
-        operation = Operation(lambda tx: None, "serial", store.chance)
+        operation = RetriedCall(lambda tx: None, "serial", store.chance)
         operation.attempt = 1
         late = FoundationTx(store, "serial", 1)
         late.set(b"k", b"late")

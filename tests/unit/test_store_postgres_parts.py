@@ -7,7 +7,14 @@ from psycopg.adapt import PyFormat, Transformer
 
 from tests.clocks import JumpingClock
 from tidemill.errors import StoreCorrupt, StoreError, StoreFull, StoreUnavailable
-from tidemill.store.postgres.connection import LinkLost, Refused, byte_strings, integers, number, texts
+from tidemill.store.postgres.connection import (
+    ConnectionLost,
+    StatementFailed,
+    byte_strings,
+    integers,
+    number,
+    texts,
+)
 from tidemill.store.postgres.lease_clock import STEP_US, TICK_US, LeaseClock, Time
 from tidemill.store.postgres.pool import verdict
 from tidemill.store.postgres.statements import Sql, lock_id
@@ -125,12 +132,12 @@ class TestVerdicts:
         ],
     )
     def test_what_the_server_refuses_has_one_meaning(self, sqlstate: str, meaning: type[Exception]) -> None:
-        found = verdict(Refused("words", sqlstate=sqlstate))
+        found = verdict(StatementFailed("words", sqlstate=sqlstate))
         assert type(found) is meaning
         assert sqlstate in str(found), "the SQLSTATE goes on, the driver's exception does not"
 
     def test_a_lost_connection_is_an_absence(self) -> None:
-        assert isinstance(verdict(LinkLost("gone", sent=True)), Unreached)
+        assert isinstance(verdict(ConnectionLost("gone", sent=True)), Unreached)
 
 
 class TestSql:

@@ -6,7 +6,7 @@ import pytest
 
 from tidemill.errors import StoreLocation
 from tidemill.store.sqlite.location import (
-    Machine,
+    MachineId,
     filesystem_of,
     is_network,
     parse_mounts,
@@ -82,14 +82,14 @@ def test_a_network_file_system_is_refused_with_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("owner", "ours"),
     [
-        (Machine("m1", "b1"), True),  # the very same
-        (Machine("m1", "b2"), True),  # booted again
-        (Machine("m2", "b1"), True),  # another container of this machine
-        (Machine("m2", "b2"), False),
+        (MachineId("m1", "b1"), True),  # the very same
+        (MachineId("m1", "b2"), True),  # booted again
+        (MachineId("m2", "b1"), True),  # another container of this machine
+        (MachineId("m2", "b2"), False),
     ],
 )
-def test_a_file_is_ours_by_its_boot_or_by_its_machine(owner: Machine, ours: bool) -> None:
-    here = Machine("m1", "b1")
+def test_a_file_is_ours_by_its_boot_or_by_its_machine(owner: MachineId, ours: bool) -> None:
+    here = MachineId("m1", "b1")
     if ours:
         refuse_other_machine(Path("/s.db"), owner, here)
     else:
@@ -101,9 +101,9 @@ def test_a_file_is_ours_by_its_boot_or_by_its_machine(owner: Machine, ours: bool
 def test_a_machine_without_an_id_goes_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "proc/sys/kernel/random").mkdir(parents=True)
     (tmp_path / "proc/sys/kernel/random/boot_id").write_text("b1\n")
-    assert Machine.here(tmp_path).id.startswith("host:")
+    assert MachineId.here(tmp_path).id.startswith("host:")
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/machine-id").write_text("uninitialized\n")
-    assert Machine.here(tmp_path).id.startswith("host:")
+    assert MachineId.here(tmp_path).id.startswith("host:")
     (tmp_path / "etc/machine-id").write_text("m1\n")
-    assert Machine.here(tmp_path) == Machine("m1", "b1")
+    assert MachineId.here(tmp_path) == MachineId("m1", "b1")

@@ -7,13 +7,13 @@ from tests.unit.cluster_stage import Stage
 from tidemill.cluster import partitions
 from tidemill.cluster.partitions import Partition
 from tidemill.errors import LeaseLost
-from tidemill.testing.work import Entry, Plan, Work, violations
+from tidemill.testing.work import PartitionWork, WorkEntry, WorkPlan, violations
 
-PLAN = Plan(partitions=1, units=3, unit_s=0.0)
+PLAN = WorkPlan(partitions=1, units=3, unit_s=0.0)
 
 
-def entry(unit: int = 0, *, epoch: int = 1, node: str = "a", kind: str = "unit") -> Entry:
-    return Entry(
+def entry(unit: int = 0, *, epoch: int = 1, node: str = "a", kind: str = "unit") -> WorkEntry:
+    return WorkEntry(
         partition="00000",
         epoch=epoch,
         node=node,
@@ -26,7 +26,7 @@ def entry(unit: int = 0, *, epoch: int = 1, node: str = "a", kind: str = "unit")
 
 
 GOOD = [entry(0), entry(1), entry(2, epoch=3, node="b"), entry(kind="end", epoch=3, node="b")]
-WRONG: dict[str, tuple[list[Entry], str]] = {
+WRONG: dict[str, tuple[list[WorkEntry], str]] = {
     "an old epoch after a new one": ([entry(0, epoch=2, node="b"), entry(1)], "after epoch 2"),
     "a row that had moved on": (
         [msgspec.structs.replace(entry(0), row_epoch=2, row_holder="b")],
@@ -53,7 +53,7 @@ def test_a_wrong_history_is_found_out(case: str) -> None:
     assert any(complaint in one for one in violations(entries, PLAN)), violations(entries, PLAN)
 
 
-def taken(stage: Stage, work: Work, node: str) -> Partition:
+def taken(stage: Stage, work: PartitionWork, node: str) -> Partition:
     part = stage.store.run(lambda tx: partitions.take(tx, work.keys, work.group, "00000", node, stage.ttl_us))
     assert part is not None
     return part
@@ -61,7 +61,7 @@ def taken(stage: Stage, work: Work, node: str) -> Partition:
 
 def test_work_goes_on_where_the_last_holder_stopped_and_an_old_holder_writes_nothing() -> None:
     stage = Stage()
-    work = Work("c")
+    work = PartitionWork("c")
     stage.store.run(lambda tx: work.put_plan(tx, PLAN))
     assert stage.store.run(lambda tx: work.make(tx, 1))
     first = taken(stage, work, "a")
@@ -94,7 +94,7 @@ def test_work_goes_on_where_the_last_holder_stopped_and_an_old_holder_writes_not
 
 def test_without_the_fence_the_judge_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage()
-    work = Work("c")
+    work = PartitionWork("c")
     stage.store.run(lambda tx: work.put_plan(tx, PLAN))
     stage.store.run(lambda tx: work.make(tx, 1))
     first = taken(stage, work, "a")
@@ -107,9 +107,9 @@ def test_without_the_fence_the_judge_sees_it(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_many_partitions_are_made_in_pages() -> None:
     stage = Stage()
-    work = Work("c")
+    work = PartitionWork("c")
     assert not stage.store.run(lambda tx: work.make(tx, 1)), "there is no plan"
-    stage.store.run(lambda tx: work.put_plan(tx, Plan(partitions=250, units=1, unit_s=0.0)))
+    stage.store.run(lambda tx: work.put_plan(tx, WorkPlan(partitions=250, units=1, unit_s=0.0)))
     assert [stage.store.run(lambda tx: work.make(tx, 1)) for _ in range(4)] == [False, False, True, True]
     assert len(stage.parts("work")) == 250
     assert not stage.store.run(work.finish)

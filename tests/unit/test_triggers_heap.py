@@ -30,7 +30,7 @@ from tidemill.objects import open_objects
 from tidemill.objects.memory import MemoryObjects
 from tidemill.store import Tx
 from tidemill.testing.heap_observer import HeapObserver
-from tidemill.testing.heap_table import AMENDED, FIRST, FORBIDDING, Code, HeapState, allowed, check, codes
+from tidemill.testing.heap_table import AMENDED, FIRST, FORBIDDING, CellCode, HeapState, allowed, check, codes
 from tidemill.triggers import attach, heap_sync, runs, subscriptions, templates
 from tidemill.triggers.due import NEVER, At, Now, next_due
 from tidemill.triggers.due_query import DueQuery
@@ -146,11 +146,15 @@ def test_every_amendment_has_a_reason_and_changes_its_cell() -> None:
         assert len(amendment.reason) > 5
         if first.value in changed:
             assert amendment.codes == changed[first.value], (before, after)
-    leftover = {code for move, code in FIRST.items() if move not in AMENDED} & {Code.T2, Code.HOLE2, Code.DO2}
+    leftover = {code for move, code in FIRST.items() if move not in AMENDED} & {
+        CellCode.T2,
+        CellCode.HOLE2,
+        CellCode.DO2,
+    }
     assert leftover == set()
-    assert codes(HeapState.C_1, HeapState.B_1) == (Code.WT1,)
-    assert codes(HeapState.C_1, HeapState.C_2) == codes(HeapState.F_1, HeapState.F_2) == (Code.PRUNE,)
-    assert codes(HeapState.B_2, HeapState.A_2) == (Code.GC, Code.DEL1)
+    assert codes(HeapState.C_1, HeapState.B_1) == (CellCode.WT1,)
+    assert codes(HeapState.C_1, HeapState.C_2) == codes(HeapState.F_1, HeapState.F_2) == (CellCode.PRUNE,)
+    assert codes(HeapState.B_2, HeapState.A_2) == (CellCode.GC, CellCode.DEL1)
     for forbidden in (HeapState.E_1, HeapState.F_1):
         assert not allowed(HeapState.D_1, forbidden)
 

@@ -14,7 +14,7 @@ import click
 from rich.text import Text
 
 from tidemill import __version__
-from tidemill.cli.output import INTERRUPTED, USAGE, Output
+from tidemill.cli.output import INTERRUPTED, USAGE, CommandOutput
 from tidemill.errors import TidemillError
 
 COMMANDS = {
@@ -69,7 +69,7 @@ def tidemill() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
-    output = Output()
+    output = CommandOutput()
     try:
         code = tidemill.main(arguments, prog_name="tidemill", standalone_mode=False, obj=output)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -3,7 +3,7 @@
 import click
 from rich.text import Text
 
-from tidemill.cli.output import Output, json_option
+from tidemill.cli.output import CommandOutput, json_option
 from tidemill.cli.pipeline import find, pipeline_option
 from tidemill.pipeline import compaction
 from tidemill.runner.compaction import Compacted
@@ -23,7 +23,7 @@ from tidemill.spark.lot_writer import TARGET_BYTES
 )
 @json_option
 def compact_command(
-    output: Output, table: str, lots: tuple[str, ...], file: str | None, target_mb: int
+    output: CommandOutput, table: str, lots: tuple[str, ...], file: str | None, target_mb: int
 ) -> None:
     """Merge the small files of LOTS of a TABLE, or of all its lots.
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from tidemill.cli.output import Output, json_option
+from tidemill.cli.output import CommandOutput, json_option
 from tidemill.cli.pipeline import find, pipeline_option
 from tidemill.errors import UsageError
 from tidemill.pipeline.tables import View
@@ -18,7 +18,7 @@ from tidemill.pipeline.tables import View
     "--draw", type=click.Path(dir_okay=False, path_type=Path), help="Write the circuit as an SVG file."
 )
 @json_option
-def explain_command(output: Output, view: str, file: str | None, draw: Path | None) -> None:
+def explain_command(output: CommandOutput, view: str, file: str | None, draw: Path | None) -> None:
     """Say how a view is kept: its operators, the rung each could have, and the reasons."""
     with find(file) as pipeline:
         table = pipeline[view]

@@ -8,8 +8,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from tidemill.cli.output import Output, json_option
-from tidemill.cli.where import Where, where_options
+from tidemill.cli.output import CommandOutput, json_option
+from tidemill.cli.where import ClusterLocation, where_options
 from tidemill.errors import TidemillError
 from tidemill.futures.client import queries
 from tidemill.futures.client.lineage import STYLES, Lineage, trace
@@ -35,7 +35,7 @@ ID_DIGITS = 20  # of 32 in a list: enough to tell them apart, and `show` takes t
 @click.pass_context
 def futures_command(
     ctx: click.Context,
-    output: Output,
+    output: CommandOutput,
     home: str | None,
     store: str | None,
     cluster: str,
@@ -47,7 +47,7 @@ def futures_command(
     if ctx.invoked_subcommand is not None:
         ctx.meta["tidemill.where"] = (home, store, cluster)
         return
-    where = Where(home, store, cluster)
+    where = ClusterLocation(home, store, cluster)
     with where.open() as opened:
         found = queries.listed(opened, FutureKeys(cluster), states=states, name=name, limit=limit)
     output.result({"futures": found})
@@ -59,7 +59,9 @@ def futures_command(
 @click.argument("future_id", metavar="ID")
 @where_options
 @json_option
-def show_command(output: Output, future_id: str, home: str | None, store: str | None, cluster: str) -> None:
+def show_command(
+    output: CommandOutput, future_id: str, home: str | None, store: str | None, cluster: str
+) -> None:
     """Show one future: what was submitted, its counts, its last error and what it was computed from."""
     with _where(home, store, cluster).open() as opened:
         keys = FutureKeys(cluster)
@@ -77,7 +79,7 @@ def show_command(output: Output, future_id: str, home: str | None, store: str | 
 @where_options
 @json_option
 def requeue_command(
-    output: Output,
+    output: CommandOutput,
     future_ids: tuple[str, ...],
     quarantined: bool,
     home: str | None,
@@ -116,7 +118,9 @@ def requeue_command(
 @click.argument("future_id", metavar="ID")
 @where_options
 @json_option
-def cancel_command(output: Output, future_id: str, home: str | None, store: str | None, cluster: str) -> None:
+def cancel_command(
+    output: CommandOutput, future_id: str, home: str | None, store: str | None, cluster: str
+) -> None:
     """Ask for a future's end: at once if it waits; a running one is told, and killed after a grace."""
     keys = FutureKeys(cluster)
     with _where(home, store, cluster).open() as opened:
@@ -129,13 +133,13 @@ def cancel_command(output: Output, future_id: str, home: str | None, store: str 
         output.people.print(Text(f"{one.hex()} {words}"))
 
 
-def _where(home: str | None, store: str | None, cluster: str) -> Where:
-    """Where, from the command's own options or those of `futures` before it."""
+def _where(home: str | None, store: str | None, cluster: str) -> ClusterLocation:
+    """Return the location, from the options of the command or of `futures` before it."""
     if home is None and store is None:
         given = click.get_current_context().meta.get("tidemill.where")
         if given is not None:
             home, store, cluster = given
-    return Where(home, store, cluster)
+    return ClusterLocation(home, store, cluster)
 
 
 # --- for people

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemill.arcs.gaps import Cause, Coverage, Gap, GapState
-from tidemill.cli.output import Output, json_option
+from tidemill.cli.output import CommandOutput, json_option
 from tidemill.cli.pipeline import find, pipeline_option
 
 STYLES = {
@@ -45,7 +45,7 @@ class GapRange(msgspec.Struct, frozen=True):
 )
 @json_option
 def gaps_command(
-    output: Output,
+    output: CommandOutput,
     tables: tuple[str, ...],
     file: str | None,
     first: str | None,

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemill.arcs.asks import AskKind
-from tidemill.cli.output import Output, json_option
+from tidemill.cli.output import CommandOutput, json_option
 from tidemill.cli.pipeline import find, pipeline_option
 from tidemill.pipeline import lot_requests
 from tidemill.pipeline.lot_requests import LotAction, LotRequestPlan, PlannedLot
@@ -54,7 +54,7 @@ def request_options(command: F) -> F:
 @click.command("backfill")
 @request_options
 @json_option
-def backfill_command(output: Output, /, **options: Any) -> int:
+def backfill_command(output: CommandOutput, /, **options: Any) -> int:
     """Make missing lots of a TABLE, or of the arc with that name.
 
     Name the LOTs, or give a range with --from and --to. Runners make them after lots that newly arrived. The
@@ -66,7 +66,7 @@ def backfill_command(output: Output, /, **options: Any) -> int:
 @click.command("replay")
 @request_options
 @json_option
-def replay_command(output: Output, /, **options: Any) -> int:
+def replay_command(output: CommandOutput, /, **options: Any) -> int:
     """Make existing lots of a TABLE again, or of the arc with that name.
 
     Name the LOTs, or give a range with --from and --to. Readers see the old rows until the new generation of
@@ -76,7 +76,7 @@ def replay_command(output: Output, /, **options: Any) -> int:
 
 
 def _request(
-    output: Output,
+    output: CommandOutput,
     kind: AskKind,
     *,
     table: str,
@@ -116,7 +116,7 @@ def _request(
     return 1 if plan.with_action(LotAction.BLOCKED) else 0
 
 
-def _wait(output: Output, pipeline: "Pipeline", plan: LotRequestPlan) -> int:
+def _wait(output: CommandOutput, pipeline: "Pipeline", plan: LotRequestPlan) -> int:
     """Wait until runners, which are other processes, have made every lot of the plan."""
     total = len(plan.requested)
     with _progress(output, "lots made") as report:
@@ -128,7 +128,7 @@ def _wait(output: Output, pipeline: "Pipeline", plan: LotRequestPlan) -> int:
 
 
 @contextmanager
-def _progress(output: Output, label: str) -> Iterator[Callable[[int, int], None]]:
+def _progress(output: CommandOutput, label: str) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar on standard error."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=output.stderr, transient=True) as bar:
@@ -136,7 +136,7 @@ def _progress(output: Output, label: str) -> Iterator[Callable[[int, int], None]
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _show(output: Output, plan: LotRequestPlan, *, dry_run: bool) -> None:
+def _show(output: CommandOutput, plan: LotRequestPlan, *, dry_run: bool) -> None:
     shown = [lot for lot in plan.lots if dry_run or lot.action is not LotAction.SKIP]
     if shown:
         output.people.print(_table(shown[:MAX_SHOWN]))
@@ -169,7 +169,7 @@ def _table(lots: Sequence[PlannedLot]) -> Table:
 @click.argument("lots", nargs=-1)
 @pipeline_option
 @json_option
-def retry_command(output: Output, arc: str | None, lots: tuple[str, ...], file: str | None) -> int:
+def retry_command(output: CommandOutput, arc: str | None, lots: tuple[str, ...], file: str | None) -> int:
     """Retry lots that are partial or missing, of one ARC or of all arcs.
 
     The next run retries only the parts that failed, unless the code of the arc has changed.

@@ -8,7 +8,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from tidemill.cli.output import Output, json_option
+from tidemill.cli.output import CommandOutput, json_option
 from tidemill.cli.pipeline import find, pipeline_option
 from tidemill.errors import BadLotId
 from tidemill.lots.ids import LotId
@@ -31,7 +31,7 @@ WIDTH = 60
 @pipeline_option
 @click.option("--list", "listed", is_flag=True, help="List every lot instead of drawing them.")
 @json_option
-def lots_command(output: Output, table: str, file: str | None, listed: bool) -> None:
+def lots_command(output: CommandOutput, table: str, file: str | None, listed: bool) -> None:
     """Draw the lots of a table: what is complete, empty, running, partial, missing."""
     with find(file) as pipeline:
         found = pipeline[table].lots()

@@ -7,8 +7,8 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from tidemill.cli.output import Output, json_option
-from tidemill.cli.where import Where, where_options
+from tidemill.cli.output import CommandOutput, json_option
+from tidemill.cli.where import ClusterLocation, where_options
 from tidemill.cluster import leases, nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
@@ -16,7 +16,7 @@ from tidemill.futures.protocol.satisfy import in_units
 from tidemill.store import Tx
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
     """One node, as it is told."""
 
     id: str
@@ -33,9 +33,9 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 @click.command("nodes")
 @where_options
 @json_option
-def nodes_command(output: Output, home: str | None, store: str | None, cluster: str) -> None:
+def nodes_command(output: CommandOutput, home: str | None, store: str | None, cluster: str) -> None:
     """List the nodes of a cluster: leases, slots, what is free, and who leads."""
-    where = Where(home, store, cluster)
+    where = ClusterLocation(home, store, cluster)
     with where.open() as opened:
         lines = opened.run(lambda tx: read(tx, ClusterKeys(cluster)))
     output.result({"nodes": lines})
@@ -47,7 +47,7 @@ def nodes_command(output: Output, home: str | None, store: str | None, cluster: 
     output.people.print(table(lines))
 
 
-def read(tx: Tx, keys: ClusterKeys) -> list[Line]:
+def read(tx: Tx, keys: ClusterKeys) -> list[NodeLine]:
     """The node list, with the leader's mark."""
     lease = leases.read(tx, keys.leader)
     now = tx.now()
@@ -55,9 +55,9 @@ def read(tx: Tx, keys: ClusterKeys) -> list[Line]:
     return [_line(node, now, leader) for node in nodes.read_all(tx, keys)]
 
 
-def _line(node: Node, now_us: int, leader: str) -> Line:
+def _line(node: Node, now_us: int, leader: str) -> NodeLine:
     state = "expired" if node.expires_at <= now_us else "draining" if node.draining else "live"
-    return Line(
+    return NodeLine(
         id=node.id,
         kind=node.kind,
         state=state,
@@ -73,7 +73,7 @@ def _line(node: Node, now_us: int, leader: str) -> Line:
 STATES = {"live": "green", "draining": "yellow", "expired": "red"}
 
 
-def table(lines: Sequence[Line]) -> Table:
+def table(lines: Sequence[NodeLine]) -> Table:
     """The list for people."""
     made = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("node", "kind", "state", "lease", "slots", "cpu", "ram", "gpu", "resources", "address"):
@@ -95,7 +95,7 @@ def table(lines: Sequence[Line]) -> Table:
     return made
 
 
-def _share(line: Line, name: str) -> str:
+def _share(line: NodeLine, name: str) -> str:
     if not line.total.get(name):
         return ""
     show = in_units if name == "ram" else "{:g}".format

@@ -21,7 +21,7 @@ USAGE = 2
 INTERRUPTED = 130  # as shells say: 128 and the number of SIGINT
 
 
-class Output:
+class CommandOutput:
     """Where one run of the command line writes."""
 
     def __init__(self) -> None:
@@ -68,11 +68,11 @@ class Output:
             self.stderr.print(Text("interrupted", style="dim"))
 
 
-def json_option(command: Callable[Concatenate[Output, P], R]) -> Callable[P, R]:
-    """`--json` for a command, whose first argument becomes the `Output`."""
+def json_option(command: Callable[Concatenate[CommandOutput, P], R]) -> Callable[P, R]:
+    """`--json` for a command, whose first argument becomes the `CommandOutput`."""
 
     def remember(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-        ctx.ensure_object(Output).json = value
+        ctx.ensure_object(CommandOutput).json = value
 
     option = click.option(
         "--json",
@@ -82,4 +82,4 @@ def json_option(command: Callable[Concatenate[Output, P], R]) -> Callable[P, R]:
         callback=remember,
         help="Print the result as one JSON object on the last line.",
     )
-    return option(click.make_pass_decorator(Output, ensure=True)(command))
+    return option(click.make_pass_decorator(CommandOutput, ensure=True)(command))

@@ -3,7 +3,7 @@
 import click
 from rich.text import Text
 
-from tidemill.cli.output import Output, json_option
+from tidemill.cli.output import CommandOutput, json_option
 from tidemill.cli.pipeline import find, pipeline_option
 from tidemill.pipeline.pace import CatchUpWord
 from tidemill.triggers.terms import CatchUp
@@ -13,7 +13,7 @@ from tidemill.triggers.terms import CatchUp
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @pipeline_option
 @json_option
-def pause_command(output: Output, names: tuple[str, ...], file: str | None) -> None:
+def pause_command(output: CommandOutput, names: tuple[str, ...], file: str | None) -> None:
     """Pause arcs or views.
 
     Running lots finish. Lots that are published during the pause are processed after it.
@@ -35,7 +35,7 @@ def pause_command(output: Output, names: tuple[str, ...], file: str | None) -> N
 @pipeline_option
 @json_option
 def resume_command(
-    output: Output, names: tuple[str, ...], catch_up: CatchUpWord | None, file: str | None
+    output: CommandOutput, names: tuple[str, ...], catch_up: CatchUpWord | None, file: str | None
 ) -> None:
     """Resume paused arcs or views."""
     with find(file) as pipeline:

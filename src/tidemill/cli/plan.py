@@ -4,7 +4,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from tidemill.cli.output import Output, json_option
+from tidemill.cli.output import CommandOutput, json_option
 from tidemill.cli.pipeline import find, pipeline_option
 
 STYLES = {"new": "green", "same": "dim", "changed": "yellow", "removed": "red", "refused": "red"}
@@ -13,7 +13,7 @@ STYLES = {"new": "green", "same": "dim", "changed": "yellow", "removed": "red", 
 @click.command("plan")
 @pipeline_option
 @json_option
-def plan_command(output: Output, file: str | None) -> None:
+def plan_command(output: CommandOutput, file: str | None) -> None:
     """Check the declarations of a pipeline, and say what running it would change."""
     with find(file) as pipeline:
         stages = pipeline.plan().describe()

@@ -7,7 +7,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from tidemill.cli.output import Output, json_option
+from tidemill.cli.output import CommandOutput, json_option
 from tidemill.cli.pipeline import find, pipeline_option
 from tidemill.pipeline import reader
 
@@ -19,7 +19,7 @@ from tidemill.pipeline import reader
     "--limit", default=100, show_default=True, type=click.IntRange(1), help="How many rows to print at most."
 )
 @json_option
-def query_command(output: Output, sql: str, file: str | None, limit: int) -> None:
+def query_command(output: CommandOutput, sql: str, file: str | None, limit: int) -> None:
     """Run a Spark SQL query over the tables of the pipeline, all at one moment."""
     with find(file) as pipeline:
         names, rows = reader.collected(pipeline, sql, limit + 1)

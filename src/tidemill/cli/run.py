@@ -3,7 +3,7 @@
 import click
 import msgspec
 
-from tidemill.cli.output import Output, json_option
+from tidemill.cli.output import CommandOutput, json_option
 from tidemill.cli.pipeline import locate, pipeline_option
 from tidemill.cluster.leases import TTL_S, LeaseTiming
 from tidemill.pipeline.child_process import MAIN, RunRequest, read_info
@@ -38,7 +38,7 @@ from tidemill.runner.supervisor import RunnerOptions, run_runner
 @click.option("-q", "--quiet", is_flag=True, help="Print only warnings and errors.")
 @json_option
 def run_command(
-    output: Output,
+    output: CommandOutput,
     file: str | None,
     watch: bool,
     spark: str,
@@ -56,7 +56,7 @@ def run_command(
 
 def run_pipeline(
     file: str | None,
-    output: Output,
+    output: CommandOutput,
     *,
     watch: bool,
     starts: bool = True,

@@ -6,7 +6,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from tidemill.cli.output import Output, json_option
+from tidemill.cli.output import CommandOutput, json_option
 from tidemill.cli.pipeline import find, pipeline_option
 from tidemill.pipeline.status import RunInfo, status_of, tables_of
 
@@ -17,7 +17,7 @@ WORDS = {"waiting": "caught up", "scheduled": "has work", "running": "running", 
 @click.command("status")
 @pipeline_option
 @json_option
-def status_command(output: Output, file: str | None) -> int:
+def status_command(output: CommandOutput, file: str | None) -> int:
     """Show the state of every source, arc and view group.
 
     The exit code is 1 if something has failed and needs attention.
@@ -65,7 +65,7 @@ def _problems(run: RunInfo) -> str:
 @click.command("ls")
 @pipeline_option
 @json_option
-def ls_command(output: Output, file: str | None) -> None:
+def ls_command(output: CommandOutput, file: str | None) -> None:
     """List the tables of the pipeline."""
     with find(file) as pipeline:
         tables = tables_of(pipeline)

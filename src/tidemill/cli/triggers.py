@@ -6,9 +6,9 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from tidemill.cli.output import Output, json_option
+from tidemill.cli.output import CommandOutput, json_option
 from tidemill.cli.pipeline import locate, pipeline_option
-from tidemill.cli.where import Where, where_options
+from tidemill.cli.where import ClusterLocation, where_options
 from tidemill.errors import TidemillError
 from tidemill.lots.keys import LotKeys
 from tidemill.pipeline.child_process import read_info
@@ -48,7 +48,7 @@ MOST_DEAD = 10_000
 @click.pass_context
 def triggers_command(
     ctx: click.Context,
-    output: Output,
+    output: CommandOutput,
     file: str | None,
     home: str | None,
     store: str | None,
@@ -81,7 +81,12 @@ def triggers_command(
 @where_options
 @json_option
 def retry_command(
-    output: Output, names: tuple[str, ...], dead: bool, home: str | None, store: str | None, cluster: str
+    output: CommandOutput,
+    names: tuple[str, ...],
+    dead: bool,
+    home: str | None,
+    store: str | None,
+    cluster: str,
 ) -> int:
     """Arm dead triggers again, with their failures forgotten; those that back off are tried at once."""
     if bool(names) == dead:
@@ -101,7 +106,7 @@ def retry_command(
 @where_options
 @json_option
 def pause_command(
-    output: Output, names: tuple[str, ...], home: str | None, store: str | None, cluster: str
+    output: CommandOutput, names: tuple[str, ...], home: str | None, store: str | None, cluster: str
 ) -> int:
     """Run triggers no more; what is published meanwhile is kept for them, and a run under way goes on."""
     where = _where(home, store, cluster)
@@ -119,7 +124,7 @@ def pause_command(
 @where_options
 @json_option
 def resume_command(
-    output: Output,
+    output: CommandOutput,
     names: tuple[str, ...],
     catch_up: str | None,
     home: str | None,
@@ -138,7 +143,7 @@ def resume_command(
 @triggers_command.command("rebuild")
 @where_options
 @json_option
-def rebuild_command(output: Output, home: str | None, store: str | None, cluster: str) -> None:
+def rebuild_command(output: CommandOutput, home: str | None, store: str | None, cluster: str) -> None:
     """Have the heap pushed again from the store, after it was lost or is to be somewhere else.
 
     The runners of the cluster do it. A lost heap is also noticed without this, after a while.
@@ -151,19 +156,23 @@ def rebuild_command(output: Output, home: str | None, store: str | None, cluster
         output.people.print(Text("the heap is rebuilt by the runners of the cluster"))
 
 
-def _where(home: str | None, store: str | None, cluster: str) -> Where:
-    """Where, from the command's own options, those of `triggers` before it, or what its pipeline says."""
+def _where(home: str | None, store: str | None, cluster: str) -> ClusterLocation:
+    """Return the location: from the command's options, those of `triggers` before it, or the pipeline."""
     file, *given = click.get_current_context().meta["tidemill.where"]
     if home is None and store is None:
         home, store, cluster = given
     if home is None and store is None:
         info = read_info(*locate(file))
-        return Where(info.home or None, None if info.home else info.store, info.cluster)
-    return Where(home, store, cluster)
+        return ClusterLocation(info.home or None, None if info.home else info.store, info.cluster)
+    return ClusterLocation(home, store, cluster)
 
 
 def _each(
-    output: Output, where: Where, names: Sequence[str], done: str, change: Callable[[Tx, str], AnyRow]
+    output: CommandOutput,
+    where: ClusterLocation,
+    names: Sequence[str],
+    done: str,
+    change: Callable[[Tx, str], AnyRow],
 ) -> int:
     """Change each of them in a transaction of its own; 1 when one of several was refused."""
     changed: list[str] = []

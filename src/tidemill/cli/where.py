@@ -12,7 +12,7 @@ from tidemill.store import Store, open_store
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Where:
+class ClusterLocation:
     """A cluster that is there already: looking at it neither makes it nor needs its key."""
 
     def __init__(self, home: str | None, store: str | None, cluster: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from tidemill.cli.output import Output, json_option
+from tidemill.cli.output import CommandOutput, json_option
 from tidemill.errors import UsageError
 from tidemill.events import Event
 from tidemill.futures.home import CLUSTER, Place
@@ -22,7 +22,7 @@ _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]?)i?b?", re.IGNO
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
 
-class Size(click.ParamType[int]):
+class ByteSize(click.ParamType[int]):
     """A number of bytes: 512MB, 4GB, 1073741824."""
 
     name = "size"
@@ -34,7 +34,7 @@ class Size(click.ParamType[int]):
         return int(float(found["number"]) * _UNITS[found["unit"].lower()])
 
 
-SIZE = Size()
+SIZE = ByteSize()
 
 
 class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,7 +229,7 @@ time_options = grouped(
 @click.option("--quiet", is_flag=True, help="Print no events.")
 @json_option
 def worker(
-    output: Output,
+    output: CommandOutput,
     cluster: ClusterOptions,
     capacity: CapacityOptions,
     serving: ServingOptions,

@@ -20,7 +20,7 @@ from tidemill.lots import events, lots
 from tidemill.lots.datasets import Dataset, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import InputLot
-from tidemill.pipeline.reader import Reader
+from tidemill.pipeline.reader import TableReader
 from tidemill.spark.lot_reader import POSITION, read_positioned
 from tidemill.spark.operations import WEIGHT, stored_schema
 from tidemill.spark.queries import quoted
@@ -51,13 +51,13 @@ Lots = Mapping[int, Sequence[InputLot] | None]
 def changes(pipeline: "Pipeline", name: str, after: int) -> "DataFrame":
     """Return the changes after a position, in no particular order."""
     with pipeline.context.spark() as spark:
-        reader = Reader(pipeline, spark)
+        reader = TableReader(pipeline, spark)
         if name in pipeline.views:
             return _of_view(reader, name, after)
         return _of_dataset(reader, name, after)
 
 
-def _of_dataset(reader: Reader, name: str, after: int) -> "DataFrame":
+def _of_dataset(reader: TableReader, name: str, after: int) -> "DataFrame":
     from pyspark.sql import functions as sf
 
     dataset, context = reader.dataset(name), reader.context
@@ -83,7 +83,7 @@ def _of_dataset(reader: Reader, name: str, after: int) -> "DataFrame":
 
 
 def _inputs_of(
-    reader: Reader, dataset: Dataset, positions: Sequence[int]
+    reader: TableReader, dataset: Dataset, positions: Sequence[int]
 ) -> Iterator[tuple[int, Sequence[InputLot]]]:
     """Yield the input lots of what was published at these positions, from the manifests."""
     keys = reader.context.keys.lots
@@ -102,7 +102,7 @@ def _inputs_of(
             yield row.position, reader.inputs.manifests.load(row.manifest).inputs if row.manifest else ()
 
 
-def _of_view(reader: Reader, view: str, after: int) -> "DataFrame":
+def _of_view(reader: TableReader, view: str, after: int) -> "DataFrame":
     group, context = reader.group(view), reader.context
     steps: list[StepRow] = []
     last = after
@@ -131,7 +131,7 @@ def _base_datasets(spec: GroupSpec, view: str) -> frozenset[DatasetId]:
     return frozenset(bases)
 
 
-def _step_inputs(reader: Reader, row: StepRow, bases: frozenset[DatasetId]) -> list[InputLot] | None:
+def _step_inputs(reader: TableReader, row: StepRow, bases: frozenset[DatasetId]) -> list[InputLot] | None:
     """Return the lots of these datasets that one commit of a group processed; None if there are too many."""
     context, pipeline = reader.context, reader.pipeline.name
     count = row.step - row.after
@@ -149,7 +149,7 @@ def _step_inputs(reader: Reader, row: StepRow, bases: frozenset[DatasetId]) -> l
     ]
 
 
-def _events(reader: Reader, range_: records.PositionRange) -> Iterable[events.LotEvent]:
+def _events(reader: TableReader, range_: records.PositionRange) -> Iterable[events.LotEvent]:
     keys, after = reader.context.keys.lots, range_.after
     while after < range_.to:
         limit = min(PAGE, range_.to - after)

@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 def table(pipeline: "Pipeline", name: str) -> "DataFrame":
     """Return a table as it is now."""
     with pipeline.context.spark() as spark:
-        return Reader(pipeline, spark).table(name)
+        return TableReader(pipeline, spark).table(name)
 
 
 def snapshot(pipeline: "Pipeline") -> "Mapping[str, DataFrame]":
     """Return all tables that are not empty, at one moment: one transaction reads their positions."""
     with pipeline.context.spark() as spark:
-        return Reader(pipeline, spark).snapshot()
+        return TableReader(pipeline, spark).snapshot()
 
 
 def query(pipeline: "Pipeline", sql: str) -> "DataFrame":
     """Return the result of a query over the tables of the pipeline, all at one moment."""
     names = [table.name for table in queries.table_names(sql)]
     with pipeline.context.spark() as spark:
-        reader = Reader(pipeline, spark)
+        reader = TableReader(pipeline, spark)
         known = dict.fromkeys([*pipeline.names, *pipeline.quarantines])
         wanted = {queries.match(name, known) for name in names}
         frames = {name: reader.table(name) for name in wanted}
@@ -89,7 +89,7 @@ def columns(pipeline: "Pipeline", name: str) -> str:
     """Return the columns of a table, as Spark writes them."""
     if name in pipeline.views:
         with pipeline.context.spark() as spark:
-            reader = Reader(pipeline, spark)
+            reader = TableReader(pipeline, spark)
             from tidemill.spark import schema
 
             return str(schema.of_spark(reader.tables.schema(reader.view_table(name))))
@@ -118,7 +118,7 @@ def _group_of(pipeline: "Pipeline", view: str) -> ViewGroup:
     return context.store.run(lambda tx: groups.read(tx, context.keys, pipeline.name, group))
 
 
-class Reader:
+class TableReader:
     """Read the published tables of a pipeline with one Spark session."""
 
     def __init__(self, pipeline: "Pipeline", spark: "SparkSession") -> None:

@@ -1,6 +1,6 @@
 """The transactional, ordered key/value store that all coordination goes through."""
 
-from tidemill.store.keys import Space, Version, pack, unpack
+from tidemill.store.keys import Space, Versionstamp, pack, unpack
 from tidemill.store.open import open_store
 from tidemill.store.port import LIMITS, Limits, Mode, Row, Store, Swap, Tx, Watch
 
@@ -13,7 +13,7 @@ __all__ = [
     "Store",
     "Swap",
     "Tx",
-    "Version",
+    "Versionstamp",
     "Watch",
     "open_store",
     "pack",

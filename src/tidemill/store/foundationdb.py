@@ -41,7 +41,7 @@ from tidemill.store.keys import pack, unpack
 from tidemill.store.port import SYSTEM_PREFIX, Mode, Row, Swap, Tx, Watch, write_counter
 from tidemill.store.retry import (
     Conflict,
-    Operation,
+    RetriedCall,
     RetryingStore,
     Unknown,
     Unreached,
@@ -188,7 +188,7 @@ class FoundationTx(Tx):
 
     # --- the end
 
-    def commit(self, operation: Operation[T]) -> None:
+    def commit(self, operation: RetriedCall[T]) -> None:
         """Commit what was written, with the operation's row."""
         for ordinal, (prefix, value) in enumerate(self._versioned):
             self.tr.set_versionstamped_key(self._map.versionstamped(prefix, ordinal), value)
@@ -257,7 +257,7 @@ class FoundationStore(RetryingStore):
             )
         return super().run(fn, mode=mode)
 
-    def _attempt(self, operation: Operation[T]) -> T:
+    def _attempt(self, operation: RetriedCall[T]) -> T:
         tx = FoundationTx(self, operation.mode, operation.attempt)
         self._active.busy = True
         try:
@@ -271,7 +271,7 @@ class FoundationStore(RetryingStore):
             self._clean(tx.now())
         return result
 
-    def _fence(self, operation: Operation[T]) -> int:
+    def _fence(self, operation: RetriedCall[T]) -> int:
         key = self.mapping.raw(operation.key(0))
         tr = self.begin()
         row = self.asked(lambda: tr.get(key).value)

@@ -1,10 +1,10 @@
 """Keys: tuples packed into bytes so that the bytes sort as the tuples do.
 
 The encoding is FoundationDB's tuple layer, byte for byte, for the types we use: None, bytes, str, int,
-float, bool, UUID, nested tuples and `Version`. One encoding on every backend means that a store can be
+float, bool, UUID, nested tuples and `Versionstamp`. One encoding on every backend means that a store can be
 copied from one to another row by row, and that a range of tuples is a range of bytes.
 
-Order: None < bytes < str < nested tuple < int < float < bool < UUID < Version, then by value.
+Order: None < bytes < str < nested tuple < int < float < bool < UUID < Versionstamp, then by value.
 """
 
 import struct
@@ -16,7 +16,7 @@ NULL, BYTES, STR, NESTED = 0x00, 0x01, 0x02, 0x05
 INT_ZERO, DOUBLE, FALSE, TRUE, UUID_CODE, VERSION_CODE = 0x14, 0x21, 0x26, 0x27, 0x30, 0x33
 
 
-class Version(NamedTuple):
+class Versionstamp(NamedTuple):
     """The place of a row that `set_versioned` wrote: order of commits, then order within a transaction.
 
     The commit has 80 bits, as FoundationDB's has: commits of one of its batches differ in the last 16 alone.
@@ -29,11 +29,11 @@ class Version(NamedTuple):
         return self.commit.to_bytes(10, "big") + self.ordinal.to_bytes(2, "big")
 
     @staticmethod
-    def unpack(raw: bytes) -> "Version":
-        return Version(int.from_bytes(raw[:10], "big"), int.from_bytes(raw[10:], "big"))
+    def unpack(raw: bytes) -> "Versionstamp":
+        return Versionstamp(int.from_bytes(raw[:10], "big"), int.from_bytes(raw[10:], "big"))
 
 
-Part: TypeAlias = bytes | str | int | float | bool | UUID | Version | tuple["Part", ...] | None
+Part: TypeAlias = bytes | str | int | float | bool | UUID | Versionstamp | tuple["Part", ...] | None
 
 
 def pack(parts: Sequence[Part]) -> bytes:
@@ -58,7 +58,7 @@ def _encode(part: Part, out: bytearray, *, nested: bool) -> None:
             out += part.replace(b"\x00", b"\x00\xff") + b"\x00"
         case None:
             out += b"\x00\xff" if nested else b"\x00"
-        case Version():
+        case Versionstamp():
             out.append(VERSION_CODE)
             out += part.pack()
         case float():
@@ -141,7 +141,7 @@ def _decode(key: bytes, at: int) -> tuple[Part, int]:
     if code == UUID_CODE:
         return UUID(bytes=_exactly(key, at, 16)), at + 16
     if code == VERSION_CODE:
-        return Version.unpack(_exactly(key, at, 12)), at + 12
+        return Versionstamp.unpack(_exactly(key, at, 12)), at + 12
     raise ValueError(f"not a packed tuple: unknown type code 0x{code:02x} at {at - 1}")
 
 

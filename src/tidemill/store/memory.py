@@ -19,14 +19,14 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from tidemill.clock import SYSTEM, Clock
 from tidemill.errors import UsageError
-from tidemill.store.keys import Version, pack, unpack
+from tidemill.store.keys import Versionstamp, pack, unpack
 from tidemill.store.port import Mode, Row, Store, Swap, Tx, Watch, read_counter, write_counter
-from tidemill.store.retry import Conflict, Operation, RetryingStore, expired_operations
+from tidemill.store.retry import Conflict, RetriedCall, RetryingStore, expired_operations
 
 T = TypeVar("T")
 
 
-class Faults(Protocol):
+class StoreFaults(Protocol):
     """Where simulation reaches into a transaction; each hook may raise Conflict, Unknown or Unreached."""
 
     def before(self, store: "MemoryStore") -> None: ...
@@ -46,7 +46,7 @@ class Faults(Protocol):
     def loses_wakeup(self) -> bool: ...
 
 
-class Commit(NamedTuple):
+class MemoryCommit(NamedTuple):
     version: int
     mode: Mode
     keys: frozenset[bytes]
@@ -156,7 +156,7 @@ class MemoryTx(Tx):
             done.append(holds)
         return done
 
-    def conflicts_with(self, commit: Commit) -> bool:
+    def conflicts_with(self, commit: MemoryCommit) -> bool:
         """Did this commit change something we read? Plain reads look at serial commits alone (STO-3)."""
         if not self.locked.isdisjoint(commit.keys):
             return True
@@ -183,7 +183,7 @@ class MemoryStore(RetryingStore):
         clock: Clock = SYSTEM,
         chance: random.Random | None = None,
         patience_s: float = 30.0,
-        faults: Faults | None = None,
+        faults: StoreFaults | None = None,
     ) -> None:
         super().__init__(clock=clock, chance=chance, patience_s=patience_s)
         self.faults = faults
@@ -192,7 +192,7 @@ class MemoryStore(RetryingStore):
         self._keys: list[bytes] = []
         self._version = 0
         self._open: dict[int, int] = {}  # transaction -> the version it reads
-        self._commits: list[Commit] = []  # those that an open transaction may conflict with
+        self._commits: list[MemoryCommit] = []  # those that an open transaction may conflict with
         self._watches: dict[MemoryWatch, None] = {}  # in the order they were made: a seed repeats itself
         self._last_now = 0
         self._cleaned_at = 0
@@ -207,7 +207,7 @@ class MemoryStore(RetryingStore):
 
     # --- running
 
-    def _attempt(self, operation: Operation[T]) -> T:
+    def _attempt(self, operation: RetriedCall[T]) -> T:
         if getattr(self._active, "depth", 0) and self.faults is None:
             raise UsageError("store.run inside a transaction", hint="pass tx on to the inner function")
         if self.faults is not None:
@@ -239,7 +239,7 @@ class MemoryStore(RetryingStore):
                 del self._open[id(tx)]
                 self._forget()
 
-    def _commit(self, tx: MemoryTx, operation: Operation[T]) -> None:
+    def _commit(self, tx: MemoryTx, operation: RetriedCall[T]) -> None:
         with self._lock:
             op_key = operation.key(tx.now())
             if self._at(op_key, self._version) is not None:
@@ -254,8 +254,8 @@ class MemoryStore(RetryingStore):
                 base = written[key] if key in written else self._at(key, self._version)
                 written[key] = write_counter(read_counter(base) + amount)
             for ordinal, (prefix, value) in enumerate(tx.versioned):
-                written[prefix + pack((Version(self._version, ordinal),))] = value
-            self._commits.append(Commit(self._version, tx.mode, frozenset(written), tuple(tx.cleared)))
+                written[prefix + pack((Versionstamp(self._version, ordinal),))] = value
+            self._commits.append(MemoryCommit(self._version, tx.mode, frozenset(written), tuple(tx.cleared)))
             written[op_key] = operation.row()
             for key, final in written.items():
                 self._write(key, final)
@@ -263,7 +263,7 @@ class MemoryStore(RetryingStore):
             self._forget()
         self._wake(tx.touched)
 
-    def _fence(self, operation: Operation[T]) -> int:
+    def _fence(self, operation: RetriedCall[T]) -> int:
         if self.faults is not None:
             self.faults.before(self)
         with self._lock:
@@ -369,4 +369,4 @@ class MemoryWatch(Watch):
             self._store._watches.pop(self, None)
 
 
-__all__ = ["Faults", "MemoryStore", "Store"]
+__all__ = ["MemoryStore", "Store", "StoreFaults"]

@@ -43,7 +43,7 @@ class Unreached(Exception):
     """The store could not be reached, and nothing was committed."""
 
 
-class Operation(Generic[T]):
+class RetriedCall(Generic[T]):
     """One call of `run`: its function, its id, and the result of each attempt so far."""
 
     def __init__(self, fn: Callable[[Tx], T], mode: Mode, chance: random.Random) -> None:
@@ -94,7 +94,7 @@ class RetryingStore(Store):
         self.conflicts = 0
 
     def run(self, fn: Callable[[Tx], T], *, mode: Mode = "serial") -> T:
-        operation = Operation(fn, mode, self.ids)
+        operation = RetriedCall(fn, mode, self.ids)
         give_up = self.clock.monotonic() + self.patience_s
         while True:
             operation.attempt += 1
@@ -116,7 +116,7 @@ class RetryingStore(Store):
                 operation.renew_id()
             self.clock.sleep(backoff(operation.attempt, self.chance, most_s=pause_s))
 
-    def _settle(self, operation: Operation[T], give_up: float, doubt: Unknown) -> int:
+    def _settle(self, operation: RetriedCall[T], give_up: float, doubt: Unknown) -> int:
         """The number of the attempt that was committed; 0 when none was, and then none can be."""
         tries = 0
         while True:
@@ -130,12 +130,12 @@ class RetryingStore(Store):
             self.clock.sleep(backoff(tries, self.chance))
 
     @abstractmethod
-    def _attempt(self, operation: Operation[T]) -> T:
+    def _attempt(self, operation: RetriedCall[T]) -> T:
         """Begin, call fn, keep `results[attempt]`, insert the operation's row if fn wrote, commit.
 
         Raises Conflict (also when the row is there already: it was fenced), Unknown or Unreached.
         """
 
     @abstractmethod
-    def _fence(self, operation: Operation[T]) -> int:
+    def _fence(self, operation: RetriedCall[T]) -> int:
         """Read the operation's row; when it is absent, insert it as 0, so that a late commit fails."""

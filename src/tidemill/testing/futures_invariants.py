@@ -44,7 +44,7 @@ def scan_rows(found: Mapping[bytes, bytes], keys: FutureKeys) -> list[str]:
 def judge(mirror: Mirror, ids: Iterable[bytes] | None = None) -> list[str]:
     """What is wrong with these futures, or with all of them, and with the steps since it was last asked."""
     wrong, mirror.steps = mirror.steps, []
-    judges = Judge(mirror)
+    judges = InvariantChecker(mirror)
     if ids is None:
         ids = judges.all_ids()
         wrong += judges.shared()
@@ -53,7 +53,7 @@ def judge(mirror: Mirror, ids: Iterable[bytes] | None = None) -> list[str]:
     return wrong
 
 
-class Judge:
+class InvariantChecker:
     """The invariants, one method each."""
 
     def __init__(self, mirror: Mirror) -> None:

@@ -35,7 +35,7 @@ class HeapState(StrEnum):
     F_2 = "F_2"
 
 
-class Code(StrEnum):
+class CellCode(StrEnum):
     """What a cell says: a move that is allowed, or the invariant that forbids it."""
 
     SAME = "="  # no change
@@ -64,16 +64,26 @@ class Code(StrEnum):
 
 
 FORBIDDING = frozenset(
-    {Code.X, Code.INV1, Code.INV2, Code.INV3, Code.INV4, Code.INV5, Code.INV6, Code.HOLE2, Code.T2}
+    {
+        CellCode.X,
+        CellCode.INV1,
+        CellCode.INV2,
+        CellCode.INV3,
+        CellCode.INV4,
+        CellCode.INV5,
+        CellCode.INV6,
+        CellCode.HOLE2,
+        CellCode.T2,
+    }
 )
 
 INVARIANTS = {
-    Code.INV1: "An id is used once: unused, used and gone follow each other.",
-    Code.INV2: "An item is pushed only after its row or its template was seen.",
-    Code.INV3: "A subscription begins as scheduled, never as waiting.",
-    Code.INV4: "The signal of a scheduled row does not leave the heap.",
-    Code.INV5: "An item without a row under a template is dead: all that may happen to it is removal.",
-    Code.INV6: "A subscription that descends from a template is not deleted while the template lives.",
+    CellCode.INV1: "An id is used once: unused, used and gone follow each other.",
+    CellCode.INV2: "An item is pushed only after its row or its template was seen.",
+    CellCode.INV3: "A subscription begins as scheduled, never as waiting.",
+    CellCode.INV4: "The signal of a scheduled row does not leave the heap.",
+    CellCode.INV5: "An item without a row under a template is dead: all that may happen to it is removal.",
+    CellCode.INV6: "A subscription that descends from a template is not deleted while the template lives.",
 }
 
 _ROWS = {
@@ -94,8 +104,8 @@ _ROWS = {
 
 Move = tuple[HeapState, HeapState]
 
-FIRST: dict[Move, Code] = {
-    (HeapState(before), after): Code(code)
+FIRST: dict[Move, CellCode] = {
+    (HeapState(before), after): CellCode(code)
     for before, cells in _ROWS.items()
     for after, code in zip(HeapState, cells.split(), strict=True)
 }
@@ -104,7 +114,7 @@ FIRST: dict[Move, Code] = {
 class Amendment(NamedTuple):
     """What holds in a cell instead: the codes it is allowed as, or the one that forbids it, and why."""
 
-    codes: tuple[Code, ...]
+    codes: tuple[CellCode, ...]
     reason: str
 
 
@@ -119,44 +129,46 @@ _STALE = (
 )
 
 AMENDED: dict[Move, Amendment] = {
-    (S.E_1, S.B_1): Amendment((Code.TT2,), "T2 is TT2: the template is deleted, its children stay"),
-    (S.E_2, S.B_2): Amendment((Code.TT2,), "T2 is TT2"),
-    (S.F_1, S.C_1): Amendment((Code.TT2,), "T2 is TT2"),
-    (S.F_2, S.C_2): Amendment((Code.TT2,), "T2 is TT2"),
+    (S.E_1, S.B_1): Amendment((CellCode.TT2,), "T2 is TT2: the template is deleted, its children stay"),
+    (S.E_2, S.B_2): Amendment((CellCode.TT2,), "T2 is TT2"),
+    (S.F_1, S.C_1): Amendment((CellCode.TT2,), "T2 is TT2"),
+    (S.F_2, S.C_2): Amendment((CellCode.TT2,), "T2 is TT2"),
     (S.C_1, S.B_1): Amendment(
-        (Code.WT1,), "a write, as its mirror F_1 to E_1 says; R1 pushes, and changes no row"
+        (CellCode.WT1,), "a write, as its mirror F_1 to E_1 says; R1 pushes, and changes no row"
     ),
     (S.C_1, S.C_2): Amendment(
-        (Code.PRUNE,), "INV4 protects scheduled rows only; else C_2 could not be reached"
+        (CellCode.PRUNE,), "INV4 protects scheduled rows only; else C_2 could not be reached"
     ),
-    (S.F_1, S.F_2): Amendment((Code.PRUNE,), "as C_1 to C_2; else F_2 could not be reached"),
-    (S.B_1, S.B_2): Amendment((Code.PRUNE,), _STALE),
-    (S.E_1, S.E_2): Amendment((Code.PRUNE,), _STALE),
-    (S.B_2, S.C_2): Amendment((Code.X,), "DO2 cannot happen: what runs was found on the heap; asserted"),
-    (S.E_2, S.F_2): Amendment((Code.X,), "DO2 cannot happen; asserted"),
+    (S.F_1, S.F_2): Amendment((CellCode.PRUNE,), "as C_1 to C_2; else F_2 could not be reached"),
+    (S.B_1, S.B_2): Amendment((CellCode.PRUNE,), _STALE),
+    (S.E_1, S.E_2): Amendment((CellCode.PRUNE,), _STALE),
+    (S.B_2, S.C_2): Amendment((CellCode.X,), "DO2 cannot happen: a run was found on the heap; asserted"),
+    (S.E_2, S.F_2): Amendment((CellCode.X,), "DO2 cannot happen; asserted"),
     (S.A_2, S.A_1): Amendment(
-        (Code.LATE,), "a push that saw the row before a delete may land after it; STOP follows"
+        (CellCode.LATE,), "a push that saw the row before a delete may land after it; STOP follows"
     ),
-    (S.D_2, S.D_1): Amendment((Code.LATE,), "as A_2 to A_1"),
-    (S.C_2, S.C_1): Amendment((Code.LATE,), _TWO_TENDERS),
-    (S.F_2, S.F_1): Amendment((Code.LATE,), _TWO_TENDERS),
-    (S.D_1, S.D_2): Amendment((Code.STOP,), "a dead item must be prunable under a template too"),
-    (S.D_1, S.E_1): Amendment((Code.INV1,), "an instantiation makes a new id"),
-    (S.D_1, S.F_1): Amendment((Code.INV1,), "an instantiation makes a new id, and by INV3 a scheduled one"),
+    (S.D_2, S.D_1): Amendment((CellCode.LATE,), "as A_2 to A_1"),
+    (S.C_2, S.C_1): Amendment((CellCode.LATE,), _TWO_TENDERS),
+    (S.F_2, S.F_1): Amendment((CellCode.LATE,), _TWO_TENDERS),
+    (S.D_1, S.D_2): Amendment((CellCode.STOP,), "a dead item must be prunable under a template too"),
+    (S.D_1, S.E_1): Amendment((CellCode.INV1,), "an instantiation makes a new id"),
+    (S.D_1, S.F_1): Amendment(
+        (CellCode.INV1,), "an instantiation makes a new id, and by INV3 a scheduled one"
+    ),
     (S.B_2, S.A_2): Amendment(
-        (Code.GC, Code.DEL1), "GC for a row that never became ready; DEL1 for the user"
+        (CellCode.GC, CellCode.DEL1), "GC for a row that never became ready; DEL1 for the user"
     ),
     (S.B_1, S.A_1): Amendment(
-        (Code.DEL1, Code.GC), "GC too: whoever attached it died between the push and ready"
+        (CellCode.DEL1, CellCode.GC), "GC too: whoever attached it died between the push and ready"
     ),
     (S.D_2, S.F_2): Amendment(
-        (Code.INV3,),
+        (CellCode.INV3,),
         "HOLE2 is closed: the wake row of a publication makes the scheduler instantiate, as scheduled",
     ),
 }
 
 
-def codes(before: HeapState, after: HeapState) -> tuple[Code, ...]:
+def codes(before: HeapState, after: HeapState) -> tuple[CellCode, ...]:
     """What a cell says, amended."""
     amended = AMENDED.get((before, after))
     return (FIRST[before, after],) if amended is None else amended.codes

@@ -32,7 +32,7 @@ from tidemill.events import Emit, Event
 from tidemill.futures.worker.processes import die_with_parent
 from tidemill.store import Store, Tx, open_store
 from tidemill.testing.fake_clock import ShiftedClock
-from tidemill.testing.work import Plan, Work
+from tidemill.testing.work import PartitionWork, WorkPlan
 
 STORE_VARIABLE = "TIDEMILL_STORE"
 ENDING = {signal.SIGTERM, signal.SIGINT}
@@ -54,7 +54,7 @@ class WriteRefused(Event, frozen=True):
     why: str
 
 
-class StoreAway(Event, frozen=True):
+class NodeStoreAway(Event, frozen=True):
     """The store did not answer a worker; it tries again while its lease lasts."""
 
     node: str
@@ -68,7 +68,7 @@ class WorkFinished(Event, frozen=True):
     node: str
 
 
-class Job:
+class PartitionThread:
     """One partition in the hands of one thread."""
 
     def __init__(self, held: HeldPartition) -> None:
@@ -79,17 +79,19 @@ class Job:
 class Workshop:
     """The host: a thread for every partition the node holds."""
 
-    def __init__(self, store: Store, work: Work, *, clock: Clock, emit: Emit, careless: bool = False) -> None:
+    def __init__(
+        self, store: Store, work: PartitionWork, *, clock: Clock, emit: Emit, careless: bool = False
+    ) -> None:
         self.store = store
         self.work = work
         self.clock = clock
         self.emit = emit
         self.careless = careless
         self.member: Member | None = None
-        self._jobs: dict[HeldPartition, Job] = {}
+        self._jobs: dict[HeldPartition, PartitionThread] = {}
 
     def start(self, held: HeldPartition) -> None:
-        job = self._jobs[held] = Job(held)
+        job = self._jobs[held] = PartitionThread(held)
         threading.Thread(target=self._run, args=(job,), name=f"part-{held.part.id}", daemon=True).start()
 
     def stop(self, held: HeldPartition) -> None:
@@ -101,7 +103,7 @@ class Workshop:
         if not self.careless:
             self.stop(held)
 
-    def _run(self, job: Job) -> None:
+    def _run(self, job: PartitionThread) -> None:
         assert self.member is not None
         try:
             while self._goes_on(job, self.member):
@@ -113,7 +115,7 @@ class Workshop:
             self._jobs.pop(job.held, None)
             self.member.wake()
 
-    def _goes_on(self, job: Job, member: Member) -> bool:
+    def _goes_on(self, job: PartitionThread, member: Member) -> bool:
         """One unit; False at the end. `LeaseLost` is for the caller, a store that is away is waited for."""
         held = job.held
         assert member.holdings is not None
@@ -129,13 +131,15 @@ class Workshop:
                 member.holdings.complete(held, lambda tx: self.work.write_end(tx, held.part, member.id))
                 return False
         except StoreError as error:
-            self.emit(StoreAway(node=member.id, partition=held.part.id, error=error.message))
+            self.emit(NodeStoreAway(node=member.id, partition=held.part.id, error=error.message))
             plan = None
         self.clock.wait(job.stopping, plan.unit_s if plan is not None else 0.1)
         return True
 
 
-def duties(work: Work, emit: Emit, node_id: str, every_s: float) -> dict[str, Callable[[Tenure], float]]:
+def duties(
+    work: PartitionWork, emit: Emit, node_id: str, every_s: float
+) -> dict[str, Callable[[Tenure], float]]:
     """What the leader does: make the partitions of the plan, and say when all are done."""
 
     def make(tenure: Tenure) -> float:
@@ -176,14 +180,14 @@ def run(options: argparse.Namespace) -> int:
     clock: Clock = ShiftedClock(SYSTEM, wall_s=options.wall_offset_s) if options.wall_offset_s else SYSTEM
     emit = Printer(clock)
     chance = random.Random()
-    work = Work(options.cluster)
+    work = PartitionWork(options.cluster)
     timing = LeaseTiming(options.ttl_s, options.every_s)
     node = Node(
         id=f"{options.name}-{random_id(chance)[:8]}", epoch=0, address=options.name, slots=options.slots
     )
     with open_store(options.store, clock=clock) as store:
         if options.partitions:
-            plan = Plan(partitions=options.partitions, units=options.units, unit_s=options.unit_s)
+            plan = WorkPlan(partitions=options.partitions, units=options.units, unit_s=options.unit_s)
             store.run(lambda tx: work.put_plan(tx, plan))
         host = Workshop(store, work, clock=clock, emit=emit, careless=options.careless)
         member = Member(
@@ -221,7 +225,7 @@ def _drain_on_signals(member: Member, grace_s: float) -> None:
     threading.Thread(target=wait, name="signals", daemon=True).start()
 
 
-def _drain_when_done(store: Store, work: Work, member: Member, options: argparse.Namespace) -> None:
+def _drain_when_done(store: Store, work: PartitionWork, member: Member, options: argparse.Namespace) -> None:
     def wait() -> None:
         with store.watch([work.finished]) as watch:
             while member.state is not MemberState.GONE:

@@ -21,12 +21,12 @@ from tidemill.testing.objects_laws.conditions import ConditionLaws
 from tidemill.testing.objects_laws.listings import ListingLaws
 from tidemill.testing.objects_laws.losses import Lossy, LostAnswerLaws
 from tidemill.testing.objects_laws.names import NameLaws
-from tidemill.testing.objects_laws.processes import ProcessLaws
+from tidemill.testing.objects_laws.processes import ObjectProcessLaws
 
 __all__ = ["Lossy", "LostAnswerConformance", "ObjectsConformance"]
 
 
-class ObjectsConformance(BodyLaws, ConditionLaws, ListingLaws, NameLaws, ProcessLaws):
+class ObjectsConformance(BodyLaws, ConditionLaws, ListingLaws, NameLaws, ObjectProcessLaws):
     """Every law of object storage."""
 
 

@@ -23,7 +23,7 @@ from tidemill.testing.store_laws.isolation import IsolationLaws
 from tidemill.testing.store_laws.lifecycle import LifecycleLaws
 from tidemill.testing.store_laws.limits import LimitLaws
 from tidemill.testing.store_laws.maps import MapLaws
-from tidemill.testing.store_laws.processes import ProcessLaws
+from tidemill.testing.store_laws.processes import StoreProcessLaws
 from tidemill.testing.store_laws.takes import TakeLaws
 from tidemill.testing.store_laws.times import TimeLaws
 from tidemill.testing.store_laws.versions import VersionLaws
@@ -39,6 +39,6 @@ class StoreConformance(
     TimeLaws,
     WatchLaws,
     LifecycleLaws,
-    ProcessLaws,
+    StoreProcessLaws,
 ):
     """Every law of the store."""

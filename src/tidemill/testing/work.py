@@ -1,4 +1,4 @@
-"""Work that can be checked afterwards: partitions of numbered units, each unit a fenced write to a history.
+"""Do work that can be checked afterwards: partitions of numbered units, each a fenced write to a history.
 
 The plan stands in the cluster's configuration, so that any node can lead and make the partitions from it
 (CLU-17). A node that takes a partition goes on where the last holder stopped. Every unit is one transaction:
@@ -24,7 +24,7 @@ PAGE = 100
 PLAN = "work"
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class WorkPlan(msgspec.Struct, frozen=True, kw_only=True):
     """So many partitions of so many units, each of which takes some time."""
 
     partitions: int
@@ -32,7 +32,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     unit_s: float
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class WorkEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One write in the history. `row_epoch` and `row_holder` are what the partition's row said just then."""
 
     partition: str
@@ -45,7 +45,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     unit: int = 0
 
 
-class Work:
+class PartitionWork:
     """The work of one group of partitions: every step a function of `tx`."""
 
     def __init__(self, cluster: str, group: str = "work") -> None:
@@ -58,13 +58,13 @@ class Work:
 
     # --- the plan
 
-    def put_plan(self, tx: Tx, plan: Plan) -> None:
+    def put_plan(self, tx: Tx, plan: WorkPlan) -> None:
         """Say what is to be done, for whoever leads."""
         config.put(tx, self.keys, PLAN, msgspec.json.encode(plan).decode())
 
-    def plan(self, tx: Tx) -> Plan | None:
+    def plan(self, tx: Tx) -> WorkPlan | None:
         text = config.get(tx, self.keys, PLAN)
-        return msgspec.json.decode(text, type=Plan) if isinstance(text, str) else None
+        return msgspec.json.decode(text, type=WorkPlan) if isinstance(text, str) else None
 
     def make(self, tx: Tx, leader_epoch: int) -> bool:
         """Make the next page of partitions; True when all are there. In the leader's transaction."""
@@ -125,7 +125,7 @@ class Work:
         unit: int = 0,
         kind: Literal["unit", "end"] = "unit",
     ) -> None:
-        entry = Entry(
+        entry = WorkEntry(
             partition=part.id,
             epoch=part.epoch,
             node=node,
@@ -147,22 +147,22 @@ class Work:
             for row in rows
         }
 
-    def history(self, store: Store) -> list[Entry]:
+    def history(self, store: Store) -> list[WorkEntry]:
         """Everything that was written, in the order of the commits; read in pages."""
-        entries: list[Entry] = []
+        entries: list[WorkEntry] = []
         lo, hi = self._history.all()
         while True:
             rows = store.run(lambda tx, lo=lo: tx.range(lo, hi, limit=500, snapshot=True))  # type: ignore[misc]
-            entries += [msgspec.msgpack.decode(row.value, type=Entry) for row in rows]
+            entries += [msgspec.msgpack.decode(row.value, type=WorkEntry) for row in rows]
             if len(rows) < 500:
                 return entries
             lo = rows[-1].key + b"\x00"
 
 
-def violations(entries: list[Entry], plan: Plan | None = None) -> list[str]:
+def violations(entries: list[WorkEntry], plan: WorkPlan | None = None) -> list[str]:
     """What is wrong with a history; with the plan given also what is missing from it."""
     wrong: list[str] = []
-    by_partition: dict[str, list[Entry]] = defaultdict(list)
+    by_partition: dict[str, list[WorkEntry]] = defaultdict(list)
     for entry in entries:
         by_partition[entry.partition].append(entry)
     for name, written in sorted(by_partition.items()):
@@ -178,7 +178,7 @@ def violations(entries: list[Entry], plan: Plan | None = None) -> list[str]:
     return wrong
 
 
-def _broken_epochs(written: list[Entry]) -> list[str]:
+def _broken_epochs(written: list[WorkEntry]) -> list[str]:
     wrong = []
     highest = 0
     owners: dict[int, str] = {}
@@ -196,7 +196,7 @@ def _broken_epochs(written: list[Entry]) -> list[str]:
     return wrong
 
 
-def _broken_order(written: list[Entry]) -> list[str]:
+def _broken_order(written: list[WorkEntry]) -> list[str]:
     wrong = []
     units = [entry.unit for entry in written if entry.kind == "unit"]
     if units != list(range(len(units))):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.store_postgres.stage import QUEUE, base_of, contents
 from tidemill.clock import SYSTEM, poll
-from tidemill.store import Tx, Version, pack, unpack
+from tidemill.store import Tx, Versionstamp, pack, unpack
 from tidemill.store.keys import after
 from tidemill.store.postgres import PostgresStore, schema, statements
 from tidemill.store.postgres.connection import Statement
@@ -218,7 +218,7 @@ class TestLocks:
         assert first == second == [row.value for row in rows]
         assert sorted(first) == sorted(b"%d/%d" % (me, n) for me in range(writers) for n in range(each))
         (version,) = unpack(rows[0].key[len(log) :])
-        assert isinstance(version, Version)
+        assert isinstance(version, Versionstamp)
 
     def test_statements_on_several_rows_are_index_look_ups_in_the_order_they_are_given(
         self, store: PostgresStore

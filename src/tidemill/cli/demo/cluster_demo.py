@@ -13,18 +13,18 @@ from pathlib import Path
 
 from tidemill.cli.demo.cluster_screen import ClusterDisplay, ClusterLines, ClusterScreen
 from tidemill.cli.demo.cluster_snapshot import ClusterSnapshot, ClusterSummary, LogLine, Tone
-from tidemill.cli.output import Output
+from tidemill.cli.output import CommandOutput
 from tidemill.clock import SYSTEM, Clock
 from tidemill.cluster import leases, nodes, partitions
 from tidemill.cluster.states import PartitionState
 from tidemill.errors import DemoFailed
 from tidemill.store import Store, Tx, open_store
 from tidemill.testing.node_process import NodeProcess, Told
-from tidemill.testing.work import Plan, Work, violations
+from tidemill.testing.work import PartitionWork, WorkPlan, violations
 
 CLUSTER = "demo"
 NAMES = ("n1", "n2", "n3")
-PLAN = Plan(partitions=24, units=44, unit_s=0.25)
+PLAN = WorkPlan(partitions=24, units=44, unit_s=0.25)
 TTL_S = 3.0
 KILL_AT = 0.4  # of the work
 POLL_S = 0.1
@@ -44,7 +44,7 @@ class ClusterDemo:
     ) -> None:
         self.home = home
         self.clock = clock
-        self.work = Work(CLUSTER)
+        self.work = PartitionWork(CLUSTER)
         self.url = f"sqlite://{home.resolve()}/store.db"
         self.nodes: dict[str, NodeProcess] = {}
         self.killed: NodeProcess | None = None
@@ -218,7 +218,7 @@ def _taken(nodes: list[NodeProcess], since: float) -> dict[str, float]:
     return taken
 
 
-def show_cluster(output: Output, *, keep: bool) -> int:
+def show_cluster(output: CommandOutput, *, keep: bool) -> int:
     """Run the demo in a temporary folder; return its exit code."""
     home = Path(tempfile.mkdtemp(prefix="tidemill-demo-"))
     console = output.people

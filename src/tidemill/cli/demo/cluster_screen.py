@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemill.cli.demo.cluster_snapshot import ClusterSnapshot, ClusterSummary, LogLine
-from tidemill.testing.work import Plan
+from tidemill.testing.work import WorkPlan
 
 COLOURS = {"n1": "cyan", "n2": "magenta", "n3": "yellow"}
 BARS = "▁▂▃▄▅▆▇█"
@@ -68,7 +68,7 @@ class ClusterLines:
 class ClusterScreen:
     """Draw a table of the nodes, a bar per partition, and the log, in place."""
 
-    def __init__(self, console: Console, plan: Plan, ttl_s: float) -> None:
+    def __init__(self, console: Console, plan: WorkPlan, ttl_s: float) -> None:
         self.console = console
         self.plan = plan
         self.ttl_s = ttl_s

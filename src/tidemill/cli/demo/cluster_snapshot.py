@@ -6,7 +6,7 @@ import msgspec
 
 from tidemill.cluster.leases import Lease
 from tidemill.cluster.nodes import Node
-from tidemill.testing.work import Plan
+from tidemill.testing.work import WorkPlan
 
 Tone = Literal["", "good", "bad"]
 
@@ -54,7 +54,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     def held(self) -> int:
         return sum(bool(holder) for holder in self.holders.values())
 
-    def done_share(self, plan: Plan) -> float:
+    def done_share(self, plan: WorkPlan) -> float:
         """Return the share of all work that is done, from 0 to 1."""
         return sum(self.progress.values()) / (plan.partitions * plan.units)
 

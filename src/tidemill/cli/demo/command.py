@@ -2,14 +2,14 @@
 
 import click
 
-from tidemill.cli.output import Output, json_option
+from tidemill.cli.output import CommandOutput, json_option
 
 
 @click.command(short_help="Show a pipeline that survives kill -9 and check its result.")
 @click.option("--keep", is_flag=True, help="Keep the folder, so that you can inspect it.")
 @click.option("--nodes", is_flag=True, help="Show a cluster of three nodes instead, and kill its leader.")
 @json_option
-def demo(output: Output, keep: bool, nodes: bool) -> int:
+def demo(output: CommandOutput, keep: bool, nodes: bool) -> int:
     """Run a small pipeline, kill its runner with kill -9, resume it and check the result.
 
     Orders arrive as files, an arc cleans them and a view sums them up. This takes about a minute on two

@@ -18,7 +18,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from tidemill.cli.demo.pipeline_screen import TABLES, PipelineScreen, PipelineSummary, print_summary
-from tidemill.cli.output import Output
+from tidemill.cli.output import CommandOutput
 from tidemill.clock import SYSTEM, Clock
 from tidemill.errors import DemoFailed
 from tidemill.pipeline import pipeline_file
@@ -177,7 +177,7 @@ class PipelineDemo:
         return (self.folder / "run.log").read_text(errors="replace")[-2000:]
 
 
-def show_pipeline(output: Output, *, keep: bool) -> int:
+def show_pipeline(output: CommandOutput, *, keep: bool) -> int:
     """Run the demo in a temporary folder; return its exit code."""
     folder = Path(tempfile.mkdtemp(prefix="tidemill-demo-"))
     console = output.people

@@ -21,7 +21,7 @@ from tidemill.pipeline.declarations import ArcDecl, SinkDecl
 from tidemill.pipeline.plan.arc_stages import DeclareArc, RemoveArc
 from tidemill.pipeline.plan.catalog import Catalog, KnownTable, ddl_of, short
 from tidemill.pipeline.plan.certification import certify_arc
-from tidemill.pipeline.plan.stages import Stage
+from tidemill.pipeline.plan.stages import PlanStage
 from tidemill.pipeline.plan.template_stages import RefusedChild
 from tidemill.pipeline.source_line import errors_at
 from tidemill.publish.parts import PartSink
@@ -224,7 +224,7 @@ class ArcPlanner:
                 hint="use changes='raw' to read and return _weight, or declare a view instead",
             )
 
-    def removed(self, arcs: Mapping[str, ArcProgram]) -> list[Stage]:
+    def removed(self, arcs: Mapping[str, ArcProgram]) -> list[PlanStage]:
         """Return stages that remove arcs of this pipeline which are no longer declared."""
         keys, prefix = ArcKeys(self.pipeline.context.place.cluster), graph.arc_id(self.pipeline, "")
         stored: list[ArcSpec] = []

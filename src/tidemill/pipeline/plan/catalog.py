@@ -13,7 +13,7 @@ from tidemill.lots.checks import QUARANTINE_SCHEMA, Check, quarantine_of
 from tidemill.lots.datasets import Dataset, Drift, Kind
 from tidemill.lots.ids import Unit
 from tidemill.lots.keys import DatasetId
-from tidemill.pipeline.plan.stages import DeclareDataset, Stage
+from tidemill.pipeline.plan.stages import DeclareDataset, PlanStage
 from tidemill.pipeline.source_line import SourceLine
 from tidemill.spark import schema
 from tidemill.spark.drift import effective, evolved
@@ -42,7 +42,7 @@ class Catalog:
         self.pipeline = pipeline
         self.spark = spark
         self.known: dict[str, KnownTable] = {}
-        self.stages: list[Stage] = []
+        self.stages: list[PlanStage] = []
         self.datasets: dict[DatasetId, Dataset] = {}
         self._frames: dict[str, DataFrame] = {}
 

@@ -19,7 +19,7 @@ from tidemill.pipeline.plan.arcs import ArcPlanner
 from tidemill.pipeline.plan.catalog import Catalog
 from tidemill.pipeline.plan.circuits import ViewCircuit, explained
 from tidemill.pipeline.plan.sources import SourcePlanner
-from tidemill.pipeline.plan.stages import Stage, StageStatus
+from tidemill.pipeline.plan.stages import PlanStage, StageStatus
 from tidemill.pipeline.plan.views import ViewPlanner
 from tidemill.pipeline.source_line import errors_at
 from tidemill.runner.children import Children
@@ -46,11 +46,11 @@ class Plan:
     """
 
     program: Program
-    stages: tuple[Stage, ...]
+    stages: tuple[PlanStage, ...]
     context: "PipelineContext" = field(repr=False)
     circuits: Mapping[str, ViewCircuit] = field(default_factory=dict, repr=False)
 
-    def status(self) -> list[tuple[Stage, StageStatus]]:
+    def status(self) -> list[tuple[PlanStage, StageStatus]]:
         """Return each stage, with whether it is new, unchanged or changed."""
         keys = self.context.keys
         return self.context.store.run(lambda tx: [(stage, stage.status(tx, keys)) for stage in self.stages])

@@ -31,7 +31,7 @@ class StageStatus(StrEnum):
     REFUSED = "refused"
 
 
-class Stage(Protocol):
+class PlanStage(Protocol):
     """One step of a plan."""
 
     def status(self, tx: Tx, keys: StepKeys) -> StageStatus: ...

@@ -20,7 +20,7 @@ from tidemill.pipeline.declarations import ArcDecl
 from tidemill.pipeline.pace import terms_of
 from tidemill.pipeline.plan.arcs import ArcPlanner
 from tidemill.pipeline.plan.catalog import Catalog
-from tidemill.pipeline.plan.stages import Stage
+from tidemill.pipeline.plan.stages import PlanStage
 from tidemill.pipeline.plan.template_stages import DeclareTemplate, RemoveTemplate
 from tidemill.pipeline.source_line import errors_at
 from tidemill.runner.children import Child
@@ -137,7 +137,7 @@ def foreign_tables(
     }
 
 
-def stages(pipeline: "Pipeline", children: Mapping[str, ArcDecl]) -> Iterator[Stage]:
+def stages(pipeline: "Pipeline", children: Mapping[str, ArcDecl]) -> Iterator[PlanStage]:
     """Return the stages of all templates; they come after the stages of the tables involved."""
     for name in _removed(pipeline):
         yield RemoveTemplate(name=name)

@@ -34,14 +34,14 @@ class Statement(NamedTuple):
     text: bytes
 
 
-class Call(NamedTuple):
+class BoundStatement(NamedTuple):
     """A statement with its parameters, in PostgreSQL's binary form."""
 
     statement: Statement
     parameters: tuple[bytes | None, ...] = ()
 
 
-class LinkLost(Exception):
+class ConnectionLost(Exception):
     """The connection is gone. `sent` says whether the statements may have reached the server."""
 
     def __init__(self, text: str, *, sent: bool, sqlstate: str = "") -> None:
@@ -50,7 +50,7 @@ class LinkLost(Exception):
         self.sqlstate = sqlstate
 
 
-class Refused(Exception):
+class StatementFailed(Exception):
     """The server answered a statement with an error; the transaction cannot go on, the connection can."""
 
     def __init__(self, text: str, *, sqlstate: str) -> None:
@@ -58,7 +58,7 @@ class Refused(Exception):
         self.sqlstate = sqlstate
 
 
-class Link:
+class PostgresConnection:
     """One connection; used by one thread at a time."""
 
     def __init__(self, connection: "psycopg.Connection[object]", scrub: Callable[[str], str]) -> None:
@@ -114,13 +114,16 @@ class Link:
         self._converse(lambda statement: self._pg.send_prepare(statement.name, statement.text), statements)
         self._prepared = True
 
-    def exchange(self, calls: Sequence[Call]) -> list[PGresult]:
-        """Send all, wait for all. Raises Refused for the first statement that failed, or LinkLost."""
+    def exchange(self, calls: Sequence[BoundStatement]) -> list[PGresult]:
+        """Send all statements and wait for all results.
+
+        Raises `StatementFailed` for the first statement that fails, or `ConnectionLost`.
+        """
         return self._converse(self._send, calls)
 
     def notifications(self) -> list[tuple[int, str]]:
         """What others told this session by NOTIFY since it was last asked: their process and the payload."""
-        lost: LinkLost | None = None
+        lost: ConnectionLost | None = None
         try:
             while self._poll.poll(0):
                 self._pg.consume_input()
@@ -136,7 +139,7 @@ class Link:
 
     # --- the wire
 
-    def _send(self, call: Call) -> None:
+    def _send(self, call: BoundStatement) -> None:
         statement, parameters = call
         formats = _BINARY[len(parameters)]
         if self._prepared and statement.name:
@@ -148,7 +151,7 @@ class Link:
         if not self.usable:
             raise self._lost("the connection is closed", sent=False)
         self._whole = False
-        trouble: Refused | LinkLost | None = None
+        trouble: StatementFailed | ConnectionLost | None = None
         results: list[PGresult] = []
         try:
             for question in questions:
@@ -161,9 +164,9 @@ class Link:
                     results.append(result)
                 elif trouble is None:  # what follows the first error was skipped
                     trouble = self._trouble(result)
-                    if isinstance(trouble, LinkLost):
+                    if isinstance(trouble, ConnectionLost):
                         break
-            self._whole = trouble is None or isinstance(trouble, Refused)
+            self._whole = trouble is None or isinstance(trouble, StatementFailed)
             if self._whole:
                 self._expect_sync()
         except psycopg.Error as error:
@@ -215,17 +218,17 @@ class Link:
         text = message.decode(errors="replace") if message else result.error_message.decode(errors="replace")
         return self._scrub(" ".join(text.split()))
 
-    def _trouble(self, result: PGresult) -> Refused | LinkLost:
+    def _trouble(self, result: PGresult) -> StatementFailed | ConnectionLost:
         """What an answer that is an error means: for the statement, or for the whole session."""
         sqlstate = (result.error_field(DiagnosticField.SQLSTATE) or b"").decode()
         severity = result.error_field(DiagnosticField.SEVERITY_NONLOCALIZED)
         if severity in _ENDS_SESSION or not sqlstate:
             return self._lost(self._words(result), sent=True, sqlstate=sqlstate)
-        return Refused(self._words(result), sqlstate=sqlstate)
+        return StatementFailed(self._words(result), sqlstate=sqlstate)
 
-    def _lost(self, text: str, *, sent: bool, sqlstate: str = "") -> LinkLost:
+    def _lost(self, text: str, *, sent: bool, sqlstate: str = "") -> ConnectionLost:
         self._whole = False
-        return LinkLost(self._scrub(" ".join(text.split())), sent=sent, sqlstate=sqlstate)
+        return ConnectionLost(self._scrub(" ".join(text.split())), sent=sent, sqlstate=sqlstate)
 
 
 # --- PostgreSQL's binary forms

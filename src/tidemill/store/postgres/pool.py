@@ -12,7 +12,7 @@ import psycopg
 
 from tidemill.errors import StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 from tidemill.store.postgres.address import Address
-from tidemill.store.postgres.connection import Link, LinkLost, Refused
+from tidemill.store.postgres.connection import ConnectionLost, PostgresConnection, StatementFailed
 from tidemill.store.postgres.schema import settle_session
 from tidemill.store.postgres.statements import Sql
 from tidemill.store.retry import Conflict, Unreached
@@ -49,21 +49,21 @@ _FLEETING = {
 _CORRUPT = {"42P01", "42883", "3F000", "XX001", "XX002"}
 
 
-def connect(address: Address, *, opening: bool = False) -> Link:
+def connect(address: Address, *, opening: bool = False) -> PostgresConnection:
     """A new connection, its session set up. Raises Unreached when waiting may help, else StoreUnavailable.
 
     On `opening` a host that nobody knows is an error at once: more likely it is misspelt than absent.
     """
-    link: Link | None = None
+    link: PostgresConnection | None = None
     trouble: Exception
     try:
         connection = psycopg.connect(**address.parameters, autocommit=True, prepare_threshold=None)  # type: ignore[arg-type]
-        link = Link(connection, address.scrub)
+        link = PostgresConnection(connection, address.scrub)
         settle_session(link)
         return link
     except psycopg.Error as error:
         trouble = _absence(address, address.scrub(str(error)), opening=opening)
-    except (LinkLost, Refused) as error:
+    except (ConnectionLost, StatementFailed) as error:
         trouble = verdict(error)
     if link is not None:
         link.close()
@@ -82,11 +82,11 @@ def _absence(address: Address, text: str, *, opening: bool) -> Exception:
     return Unreached(said)
 
 
-def verdict(error: LinkLost | Refused) -> Exception:
+def verdict(error: ConnectionLost | StatementFailed) -> Exception:
     """What a failed statement means for the attempt that sent it, when no COMMIT was among them."""
     said = f"{error} (SQLSTATE {error.sqlstate})" if error.sqlstate else str(error)
     code = error.sqlstate
-    if isinstance(error, LinkLost):
+    if isinstance(error, ConnectionLost):
         return Unreached(said)
     if code in _CONFLICTS:
         return Conflict(said)
@@ -113,12 +113,12 @@ class Pool:
     def __init__(self, address: Address, sql: Sql, *, most: int) -> None:
         self._address = address
         self._sql = sql
-        self._idle: list[Link] = []
+        self._idle: list[PostgresConnection] = []
         self._lock = threading.Lock()
         self._free = threading.Semaphore(most)
         self._closed = False
 
-    def take(self, timeout_s: float) -> Link:
+    def take(self, timeout_s: float) -> PostgresConnection:
         """A connection for the calling thread alone, until `give`."""
         if not self._free.acquire(timeout=timeout_s):
             raise StoreBusy("all connections are in use", hint="run fewer transactions at once")
@@ -128,7 +128,7 @@ class Pool:
             self._free.release()
             raise
 
-    def give(self, link: Link) -> None:
+    def give(self, link: PostgresConnection) -> None:
         """Hand a connection back; one that is not in order is closed."""
         with self._lock:
             keep = link.usable and not self._closed
@@ -138,13 +138,13 @@ class Pool:
             link.close()
         self._free.release()
 
-    def fresh(self) -> Link:
+    def fresh(self) -> PostgresConnection:
         """A new connection that the pool does not count."""
         link = connect(self._address)
         if not link.pooled:
             try:
                 link.prepare(self._sql.prepared)
-            except (LinkLost, Refused) as error:
+            except (ConnectionLost, StatementFailed) as error:
                 trouble = verdict(error)
             else:
                 return link
@@ -152,7 +152,7 @@ class Pool:
             raise trouble
         return link
 
-    def add(self, link: Link) -> None:
+    def add(self, link: PostgresConnection) -> None:
         """Let the pool have a connection that it did not make."""
         with self._lock:
             self._idle.append(link)
@@ -164,7 +164,7 @@ class Pool:
         for link in idle:
             link.close()
 
-    def _idle_link(self) -> Link | None:
+    def _idle_link(self) -> PostgresConnection | None:
         while True:
             with self._lock:
                 if not self._idle:

@@ -13,7 +13,7 @@ tidemill_set, tidemill_add, tidemill_raise_mark, tidemill_rebase
 import re
 
 from tidemill.errors import StoreCorrupt, StoreFormat, StoreUnavailable
-from tidemill.store.postgres.connection import Call, Link, Statement, number
+from tidemill.store.postgres.connection import BoundStatement, PostgresConnection, Statement, number
 from tidemill.store.postgres.statements import PID, SESSION_SETTINGS, Sql, lock_id, quoted
 
 FORMAT = 1
@@ -28,7 +28,7 @@ _FIND = "SELECT to_regclass('@meta')::text"
 _READ = "SELECT value FROM @meta WHERE name = 'format'"
 
 
-def open_tables(link: Link, schema: str | None) -> Sql:
+def open_tables(link: PostgresConnection, schema: str | None) -> Sql:
     """The statements for the tables in this schema (or the current one), which are there after the call."""
     name = schema or _value(link, "SELECT current_schema()::text")
     if name is None or not NAME.fullmatch(name):
@@ -47,36 +47,36 @@ def open_tables(link: Link, schema: str | None) -> Sql:
     return sql
 
 
-def settle_session(link: Link) -> None:
+def settle_session(link: PostgresConnection) -> None:
     """Find out whether a pooler stands in between, and if none does, set up the session."""
     if link.server_version < OLDEST_SERVER:
         version = link.server_version // 10000
         raise StoreUnavailable(f"PostgreSQL {version} is too old", hint="PostgreSQL 13 or newer is needed")
-    (result,) = link.exchange([Call(PID)])
+    (result,) = link.exchange([BoundStatement(PID)])
     link.pooled = number(result.get_value(0, 0)) != link.backend_pid
     if not link.pooled:
-        link.exchange([Call(SESSION_SETTINGS)])
+        link.exchange([BoundStatement(SESSION_SETTINGS)])
 
 
-def plain(text: str) -> Call:
+def plain(text: str) -> BoundStatement:
     """A statement that is sent once, as text."""
-    return Call(Statement(b"", text.encode()))
+    return BoundStatement(Statement(b"", text.encode()))
 
 
-def _value(link: Link, text: str) -> str | None:
+def _value(link: PostgresConnection, text: str) -> str | None:
     """The one value, of the type text, of a query."""
     (result,) = link.exchange([plain(text)])
     raw = result.get_value(0, 0) if result.ntuples else None
     return None if raw is None else raw.decode()
 
 
-def _format(link: Link, sql: Sql) -> str | None:
+def _format(link: PostgresConnection, sql: Sql) -> str | None:
     if _value(link, sql.text(_FIND)) is None:
         return None
     return _value(link, sql.text(_READ))
 
 
-def _create(link: Link, sql: Sql) -> None:
+def _create(link: PostgresConnection, sql: Sql) -> None:
     """One transaction, one creator at a time; who comes second finds everything there."""
     opening = ["BEGIN", f"SELECT pg_advisory_xact_lock({lock_id(sql.schema, 'create')})"]
     if _value(link, f"SELECT to_regnamespace('{quoted(sql.schema)}')::text") is None:

@@ -12,7 +12,7 @@ in capitals that are not SQL are in `Sql.text`.
 import hashlib
 
 from tidemill.store.port import Mode
-from tidemill.store.postgres.connection import Call, Statement
+from tidemill.store.postgres.connection import BoundStatement, Statement
 
 # Short enough that nobody waits for a client that stopped in the middle (transactions last 2 s at most), and
 # plans that do not depend on statistics. What a row lock cannot give in time is a conflict and tried again.
@@ -150,10 +150,10 @@ class Sql:
         )
         self.prepared = [each for each in vars(self).values() if isinstance(each, Statement)]
 
-    def beginning(self, mode: Mode, *, pooled: bool) -> list[Call]:
+    def beginning(self, mode: Mode, *, pooled: bool) -> list[BoundStatement]:
         """What a transaction begins with; behind a pooler it brings its settings along."""
-        begin = Call(self.begin_take if mode == "take" else self.begin_serial)
-        return [begin, Call(self.settings)] if pooled else [begin]
+        begin = BoundStatement(self.begin_take if mode == "take" else self.begin_serial)
+        return [begin, BoundStatement(self.settings)] if pooled else [begin]
 
     def _statement(self, name: str, text: str) -> Statement:
         return Statement(f"tidemill_{name}".encode(), self.text(text).encode())

@@ -20,13 +20,19 @@ from tidemill.errors import StoreUnavailable, TransactionTooLong, UsageError
 from tidemill.store.keys import pack, unpack
 from tidemill.store.port import Mode, Tx, Watch
 from tidemill.store.postgres.address import Address
-from tidemill.store.postgres.connection import Call, Link, LinkLost, Refused, integer
+from tidemill.store.postgres.connection import (
+    BoundStatement,
+    ConnectionLost,
+    PostgresConnection,
+    StatementFailed,
+    integer,
+)
 from tidemill.store.postgres.lease_clock import LeaseClock
 from tidemill.store.postgres.pool import Pool, connect, verdict
 from tidemill.store.postgres.schema import open_tables
 from tidemill.store.postgres.transaction import PostgresTx
-from tidemill.store.postgres.watch import Bell, PostgresWatch
-from tidemill.store.retry import Operation, RetryingStore, Unreached
+from tidemill.store.postgres.watch import Notifier, PostgresWatch
+from tidemill.store.retry import RetriedCall, RetryingStore, Unreached
 
 T = TypeVar("T")
 
@@ -39,7 +45,7 @@ class _Here:
     def __init__(self, store: "PostgresStore") -> None:
         self.pid = os.getpid()
         self.pool = Pool(store.address, store.sql, most=store.connections)
-        self.bell = Bell(
+        self.bell = Notifier(
             self.pool.fresh, store.sql, clock=store.clock, lease=store.lease, chance=store.chance
         )
         self.active = threading.local()
@@ -91,7 +97,7 @@ class PostgresStore(RetryingStore):
 
     # --- opening
 
-    def _first_link(self) -> Link:
+    def _first_link(self) -> PostgresConnection:
         give_up = self.clock.monotonic() + min(self.patience_s, OPENING_PATIENCE_S)
         tries = 0
         while True:
@@ -103,13 +109,13 @@ class PostgresStore(RetryingStore):
                     raise StoreUnavailable(f"no answer from {self.url}: {absent}") from None
             self.clock.sleep(backoff(tries, self.chance))
 
-    def _opened(self) -> Link:
+    def _opened(self) -> PostgresConnection:
         link = connect(self.address, opening=True)
         try:
             self.sql = open_tables(link, self.address.schema)
             if not link.pooled:
                 link.prepare(self.sql.prepared)
-        except (LinkLost, Refused) as error:
+        except (ConnectionLost, StatementFailed) as error:
             trouble = verdict(error)
         except BaseException:
             link.close()
@@ -136,7 +142,7 @@ class PostgresStore(RetryingStore):
             )
         return super().run(fn, mode=mode)
 
-    def _attempt(self, operation: Operation[T]) -> T:
+    def _attempt(self, operation: RetriedCall[T]) -> T:
         here = self._local()
         link = here.pool.take(self.patience_s)
         tx = PostgresTx(self, link, operation.mode)
@@ -163,36 +169,36 @@ class PostgresStore(RetryingStore):
             here.active.busy = False
             tx._end()
 
-    def _leave(self, link: Link) -> None:
+    def _leave(self, link: PostgresConnection) -> None:
         """End a transaction that did not commit; a connection on which that fails is not used again."""
         if link.usable and link.in_transaction:
             try:
-                link.exchange([Call(self.sql.rollback)])
-            except (LinkLost, Refused):
+                link.exchange([BoundStatement(self.sql.rollback)])
+            except (ConnectionLost, StatementFailed):
                 link.close()
 
-    def _rebase(self, link: Link) -> None:
+    def _rebase(self, link: PostgresConnection) -> None:
         """The server's clock was set back: let lease time go on from where it was, for everybody."""
         reached = self.lease.step_back()
         if reached is not None:
             try:
-                link.exchange([Call(self.sql.rebase, (integer(reached),))])
-            except (LinkLost, Refused):
+                link.exchange([BoundStatement(self.sql.rebase, (integer(reached),))])
+            except (ConnectionLost, StatementFailed):
                 link.close()  # it may hold the clock's lock; whoever looks at the clock next tries again
 
-    def _fence(self, operation: Operation[T]) -> int:
+    def _fence(self, operation: RetriedCall[T]) -> int:
         here = self._local()
         link = here.pool.take(self.patience_s)
         key = operation.key(0)
         try:
             calls = [
                 *self.sql.beginning("take", pooled=link.pooled),
-                Call(self.sql.fence, (key, pack((0,)))),
-                Call(self.sql.outcome, (key,)),
-                Call(self.sql.commit),
+                BoundStatement(self.sql.fence, (key, pack((0,)))),
+                BoundStatement(self.sql.outcome, (key,)),
+                BoundStatement(self.sql.commit),
             ]
             row = link.exchange(calls)[-2].get_value(0, 0)
-        except (LinkLost, Refused) as error:
+        except (ConnectionLost, StatementFailed) as error:
             trouble = verdict(error)
         else:
             (number,) = unpack(row or b"")

@@ -25,10 +25,10 @@ from tidemill import crash
 from tidemill.errors import TransactionTooLong
 from tidemill.store.port import Mode, Row, Swap, Tx, read_counter, write_counter
 from tidemill.store.postgres.connection import (
-    Call,
-    Link,
-    LinkLost,
-    Refused,
+    BoundStatement,
+    ConnectionLost,
+    PostgresConnection,
+    StatementFailed,
     byte_strings,
     integer,
     integers,
@@ -37,7 +37,7 @@ from tidemill.store.postgres.connection import (
 from tidemill.store.postgres.lease_clock import Time
 from tidemill.store.postgres.pool import verdict
 from tidemill.store.postgres.statements import lock_id
-from tidemill.store.retry import Conflict, Operation, Unknown
+from tidemill.store.retry import Conflict, RetriedCall, Unknown
 
 if TYPE_CHECKING:
     from tidemill.store.postgres import PostgresStore
@@ -52,7 +52,7 @@ _as_row = partial(tuple.__new__, Row)  # half the time of Row(key, value), and r
 class PostgresTx(Tx):
     """One attempt on one connection."""
 
-    def __init__(self, store: "PostgresStore", link: Link, mode: Mode) -> None:
+    def __init__(self, store: "PostgresStore", link: PostgresConnection, mode: Mode) -> None:
         super().__init__(mode, store.clock)
         self._sql = store.sql
         self._lease = store.lease
@@ -60,7 +60,7 @@ class PostgresTx(Tx):
         self._kept: dict[bytes, bytes | None] = {}  # set and clear, not yet sent
         self._adds: dict[bytes, int] = {}  # not yet sent
         self._versioned: list[tuple[bytes, bytes]] = []
-        self._queue: list[Call] = []  # to be sent in front of the next question
+        self._queue: list[BoundStatement] = []  # to be sent in front of the next question
         self._time: Time | None = None
         self._time_was_asked = False
         self._trouble: Exception | None = None  # said again to a function that did not want to hear it
@@ -96,19 +96,19 @@ class PostgresTx(Tx):
     def _read(self, keys: Sequence[bytes], lock: bool) -> dict[bytes, bytes | None]:
         """What the database has under these sorted keys."""
         if not lock:
-            (result,) = self._ask(Call(self._sql.get, (byte_strings(keys),)))
+            (result,) = self._ask(BoundStatement(self._sql.get, (byte_strings(keys),)))
             return dict(_rows(result))
         found: dict[bytes, bytes | None] = {}
         while True:
-            (result,) = self._ask(Call(self._sql.get_locked, (byte_strings(keys),)))
+            (result,) = self._ask(BoundStatement(self._sql.get_locked, (byte_strings(keys),)))
             found |= _rows(result)
             absent = [key for key in keys if key not in found]
             if not absent:
                 return found
-            (result,) = self._ask(Call(self._sql.hold_absent, (byte_strings(absent),)))
+            (result,) = self._ask(BoundStatement(self._sql.hold_absent, (byte_strings(absent),)))
             held = _keys(result)
             if held:
-                self._queue.append(Call(self._sql.clear, (byte_strings(sorted(held)),)))
+                self._queue.append(BoundStatement(self._sql.clear, (byte_strings(sorted(held)),)))
             found |= dict.fromkeys(held)
             keys = [key for key in absent if key not in held]  # somebody has just inserted these: read again
             if not keys:
@@ -117,7 +117,7 @@ class PostgresTx(Tx):
     def _range(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool, snapshot: bool) -> list[Row]:
         self._send_what_is_in(lo, hi)
         statement = self._sql.range_reverse if reverse else self._sql.range
-        (result,) = self._ask(Call(statement, (lo, hi, None if limit is None else integer(limit))))
+        (result,) = self._ask(BoundStatement(statement, (lo, hi, None if limit is None else integer(limit))))
         return _rows(result)
 
     # --- writing
@@ -139,7 +139,7 @@ class PostgresTx(Tx):
         for kept in (self._kept, self._adds):
             for key in [key for key in kept if lo <= key < hi]:
                 del kept[key]
-        self._queue.append(Call(self._sql.clear_range, (lo, hi)))
+        self._queue.append(BoundStatement(self._sql.clear_range, (lo, hi)))
 
     def _add(self, key: bytes, amount: int) -> None:
         if key in self._kept:
@@ -152,7 +152,7 @@ class PostgresTx(Tx):
 
     def _take(self, lo: bytes, hi: bytes, limit: int) -> list[Row]:
         self._send_what_is_in(lo, hi)
-        (result,) = self._ask(Call(self._sql.take, (lo, hi, integer(limit))))
+        (result,) = self._ask(BoundStatement(self._sql.take, (lo, hi, integer(limit))))
         return sorted(_rows(result))
 
     def _swap_many(self, swaps: Sequence[Swap]) -> list[bool]:
@@ -191,11 +191,11 @@ class PostgresTx(Tx):
         gone = {key: old for key, old, new in swaps if old is not None and new is None}
         calls = []
         if changed:
-            calls.append(Call(self._sql.swap, _columns(changed)))
+            calls.append(BoundStatement(self._sql.swap, _columns(changed)))
         if added:
-            calls.append(Call(self._sql.swap_in, _columns(added)))
+            calls.append(BoundStatement(self._sql.swap_in, _columns(added)))
         if gone:
-            calls.append(Call(self._sql.swap_out, (byte_strings([*gone]),)))
+            calls.append(BoundStatement(self._sql.swap_out, (byte_strings([*gone]),)))
         results = self._ask(*calls) if calls else []
         made: set[bytes] = set()
         found: dict[bytes, bytes | None] = {}
@@ -228,29 +228,29 @@ class PostgresTx(Tx):
         written = sorted(kept)
         cleared = [key for key in written if kept[key] is None]
         if cleared:
-            self._queue.append(Call(self._sql.clear, (byte_strings(cleared),)))
+            self._queue.append(BoundStatement(self._sql.clear, (byte_strings(cleared),)))
             written = [key for key in written if kept[key] is not None]
         if written:
             statement = self._sql.set if len(written) < MANY else self._sql.set_many
             values: list[bytes] = [kept[key] for key in written]  # type: ignore[misc]
-            self._queue.append(Call(statement, (byte_strings(written), byte_strings(values))))
+            self._queue.append(BoundStatement(statement, (byte_strings(written), byte_strings(values))))
         if self._adds:
             amounts = [(key, write_counter(amount)) for key, amount in sorted(self._adds.items())]
-            self._queue.append(Call(self._sql.add, _columns(amounts)))
+            self._queue.append(BoundStatement(self._sql.add, _columns(amounts)))
         self._kept, self._adds = {}, {}
 
-    def _opening(self) -> list[Call]:
+    def _opening(self) -> list[BoundStatement]:
         if self.begun:
             return []
         return self._sql.beginning(self.mode, pooled=self._link.pooled)
 
-    def _ask(self, *calls: Call) -> list[PGresult]:
+    def _ask(self, *calls: BoundStatement) -> list[PGresult]:
         """One round trip: BEGIN and the time if need be, what is queued, and these questions."""
         if self._trouble is not None:
             raise self._trouble
         opening = self._opening()
         if opening:
-            opening.append(Call(self._sql.time))
+            opening.append(BoundStatement(self._sql.time))
         results = self._exchange([*opening, *self._queue, *calls])
         self._queue = []
         if opening:
@@ -259,12 +259,12 @@ class PostgresTx(Tx):
             self._time = self._lease.read(wall, mark, offset)
         return results[len(results) - len(calls) :]
 
-    def _exchange(self, calls: Sequence[Call]) -> list[PGresult]:
+    def _exchange(self, calls: Sequence[BoundStatement]) -> list[PGresult]:
         self.begun = True
         asked_at = self._clock.monotonic()
         try:
             return self._link.exchange(calls)
-        except (LinkLost, Refused) as error:
+        except (ConnectionLost, StatementFailed) as error:
             self._trouble = verdict(error)
         finally:
             self._waited_s += self._clock.monotonic() - asked_at
@@ -279,7 +279,7 @@ class PostgresTx(Tx):
 
     # --- the end
 
-    def commit(self, operation: Operation[T]) -> None:
+    def commit(self, operation: RetriedCall[T]) -> None:
         """Send what is left, with the operation's row, and COMMIT; raises Conflict, Unreached or Unknown."""
         if self._trouble is not None:
             raise self._trouble
@@ -291,29 +291,29 @@ class PostgresTx(Tx):
         if self.writes:
             self._commit_writes(operation)
         elif self.begun:
-            self._exchange([*self._queue, Call(self._sql.commit)])
+            self._exchange([*self._queue, BoundStatement(self._sql.commit)])
 
-    def _commit_writes(self, operation: Operation[T]) -> None:
+    def _commit_writes(self, operation: RetriedCall[T]) -> None:
         about = self._time.now if self._time is not None else self._lease.estimate()
         if about is None:
             self._ask()
             about = self._look_at_the_clock().now
         self._send_kept()
         calls = [*self._opening(), *self._queue]
-        calls.append(Call(self._sql.operation, (operation.key(about), operation.row())))
+        calls.append(BoundStatement(self._sql.operation, (operation.key(about), operation.row())))
         reached = self._time.reached if self._time is not None and self._time_was_asked else None
         if reached is not None:
-            calls.append(Call(self._sql.raise_mark, (integer(reached),)))
+            calls.append(BoundStatement(self._sql.raise_mark, (integer(reached),)))
         calls += self._appended()  # last: whoever holds a prefix waits for nobody
-        calls.append(Call(self._sql.commit))
+        calls.append(BoundStatement(self._sql.commit))
         crash.point("store.postgres.before_commit")
         self.begun = True
         trouble: Exception | None = None
         try:
             self._link.exchange(calls)
-        except LinkLost as lost:
+        except ConnectionLost as lost:
             trouble = Unknown(str(lost)) if lost.sent else verdict(lost)
-        except Refused as refused:
+        except StatementFailed as refused:
             trouble = verdict(refused)
             if reached is not None or not isinstance(trouble, Conflict):
                 self._link.close()  # it may have stopped while it held the clock's lock
@@ -321,7 +321,7 @@ class PostgresTx(Tx):
             raise trouble
         crash.point("store.postgres.after_commit")
 
-    def _appended(self) -> list[Call]:
+    def _appended(self) -> list[BoundStatement]:
         if not self._versioned:
             return []
         turns = sorted({lock_id(self._sql.schema, "order", prefix) for prefix, _ in self._versioned})
@@ -329,7 +329,10 @@ class PostgresTx(Tx):
             (prefix + b"\x33\x00\x00", ordinal.to_bytes(2, "big"), value)
             for ordinal, (prefix, value) in enumerate(self._versioned)
         ]
-        return [Call(self._sql.keep_order, (integers(turns),)), Call(self._sql.set_versioned, _columns(rows))]
+        return [
+            BoundStatement(self._sql.keep_order, (integers(turns),)),
+            BoundStatement(self._sql.set_versioned, _columns(rows)),
+        ]
 
 
 def _columns(rows: Sequence[tuple[bytes, ...]]) -> tuple[bytes, ...]:

@@ -26,7 +26,13 @@ from itertools import chain
 from tidemill.clock import Clock, backoff
 from tidemill.errors import TidemillError
 from tidemill.store.port import Watch
-from tidemill.store.postgres.connection import Call, Link, LinkLost, Refused, texts
+from tidemill.store.postgres.connection import (
+    BoundStatement,
+    ConnectionLost,
+    PostgresConnection,
+    StatementFailed,
+    texts,
+)
 from tidemill.store.postgres.lease_clock import LeaseClock
 from tidemill.store.postgres.schema import plain
 from tidemill.store.postgres.statements import Sql, quoted
@@ -66,12 +72,12 @@ def read_payload(payload: str) -> set[int] | None:
         return None
 
 
-class Bell:
+class Notifier:
     """Rings for whoever watches, here and in other processes. One per process and store."""
 
     def __init__(
         self,
-        connect: Callable[[], Link],
+        connect: Callable[[], PostgresConnection],
         sql: Sql,
         *,
         clock: Clock,
@@ -93,7 +99,7 @@ class Bell:
         self._button: tuple[socket.socket, socket.socket] | None = (
             None  # pressed at one end, felt at the other
         )
-        self._link: Link | None = None
+        self._link: PostgresConnection | None = None
         self._listening = False
         self._idle = False  # there was nothing to do for a while
         self._cleaned_at: int | None = None
@@ -174,7 +180,7 @@ class Bell:
             try:
                 self._turn()
                 failures = 0
-            except (LinkLost, Refused, Conflict, Unreached, TidemillError, OSError):
+            except (ConnectionLost, StatementFailed, Conflict, Unreached, TidemillError, OSError):
                 failures += 1
                 self._hang_up()
                 self._stop.wait(backoff(failures, self.chance, first_s=0.05, most_s=2.0))
@@ -189,7 +195,7 @@ class Bell:
         self._tell(self._link)
         self._hear(self._link)
 
-    def _listen(self, link: Link) -> None:
+    def _listen(self, link: PostgresConnection) -> None:
         with self._lock:
             wanted = bool(self._watches)
         if wanted and not self._listening:
@@ -202,22 +208,22 @@ class Bell:
             self._listening = False
             self.deaf = True
 
-    def _tell(self, link: Link) -> None:
+    def _tell(self, link: PostgresConnection) -> None:
         with self._lock:
             touched, self._touched = self._touched, []
         if not touched:
             return
         try:
-            notify = Call(self._sql.notify, (self._channel.encode(), texts(payloads(touched))))
+            notify = BoundStatement(self._sql.notify, (self._channel.encode(), texts(payloads(touched))))
             link.exchange([notify])
-        except (LinkLost, Refused):
+        except (ConnectionLost, StatementFailed):
             with self._lock:
                 self._touched += touched
             raise
         self._clean(link)
         self._stop.wait(PAUSE_S if len(touched) < BUSY else BUSY_PAUSE_S)
 
-    def _hear(self, link: Link) -> None:
+    def _hear(self, link: PostgresConnection) -> None:
         with self._lock:
             busy = bool(self._touched) or self._stop.is_set()
             assert self._button is not None
@@ -259,7 +265,7 @@ class Bell:
         if link is not None:
             link.close()
 
-    def _clean(self, link: Link) -> None:
+    def _clean(self, link: PostgresConnection) -> None:
         """Remove operation rows that nobody can ask for any more, in small batches."""
         now = self._lease.estimate()
         if now is None or (self._cleaned_at is not None and now - self._cleaned_at < CLEAN_EVERY_US):
@@ -267,7 +273,7 @@ class Bell:
         self._cleaned_at = now
         lo, hi = expired_operations(now)
         for _ in range(50):
-            (result,) = link.exchange([Call(self._sql.expire, (lo, hi))])
+            (result,) = link.exchange([BoundStatement(self._sql.expire, (lo, hi))])
             if result.ntuples < 1000:
                 return
 
@@ -275,7 +281,7 @@ class Bell:
 class PostgresWatch(Watch):
     """A watch on some keys."""
 
-    def __init__(self, bell: Bell, keys: Iterable[bytes]) -> None:
+    def __init__(self, bell: Notifier, keys: Iterable[bytes]) -> None:
         self.sums = frozenset(checksum(key) for key in keys)
         self.event = threading.Event()
         self._bell = bell

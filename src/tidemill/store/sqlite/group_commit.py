@@ -41,10 +41,10 @@ from tidemill.store.keys import pack
 from tidemill.store.port import Mode, Tx
 from tidemill.store.retry import MINUTE_US, OPERATION_TTL_US, OPERATIONS
 from tidemill.store.sqlite.file import StoreFile
-from tidemill.store.sqlite.header import GET, HEAD_KEY, PUT_TWO, Head, micros
+from tidemill.store.sqlite.header import GET, HEAD_KEY, PUT_TWO, Header, micros
 from tidemill.store.sqlite.transaction import SqliteTx
 from tidemill.store.sqlite.watch import Watches
-from tidemill.store.sqlite.write_lock import Turn
+from tidemill.store.sqlite.write_lock import WriteLock
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ class Stats(msgspec.Struct):
     unknown: int = 0  # commits whose outcome had to be looked up
 
 
-class Call(Generic[T]):
+class CommitRequest(Generic[T]):
     """One call of `run`, on its way through the writer."""
 
     __slots__ = ("abandoned", "done", "error", "fn", "mode", "result", "touched", "wrote")
@@ -102,7 +102,7 @@ class _CommitFailed(Exception):
 class _BatchLost(Exception):
     """SQLite failed under this call's function, and may have rolled back the whole batch."""
 
-    def __init__(self, call: Call[Any]) -> None:
+    def __init__(self, call: CommitRequest[Any]) -> None:
         super().__init__()
         self.call = call
 
@@ -129,13 +129,13 @@ class GroupCommit:
         self._chance = chance
         self._boot = boot
         self._commit_delay_s = commit_delay_s
-        self._turn = Turn(file.path, clock, chance, file.patience_s)
+        self._turn = WriteLock(file.path, clock, chance, file.patience_s)
         self._operation = b""  # the key of this store's operation row
         self._registered = False  # it has been committed once, so it is nobody else's
         self._cleaned_us = 0
         self._expected = 1  # how many callers the last batch had: so many may be back in a moment
-        self._queue: queue.SimpleQueue[Call[Any] | None] = queue.SimpleQueue()
-        self._backlog: deque[Call[Any]] = deque()  # left over by a batch that reached its bounds
+        self._queue: queue.SimpleQueue[CommitRequest[Any] | None] = queue.SimpleQueue()
+        self._backlog: deque[CommitRequest[Any]] = deque()  # left over by a batch that reached its bounds
         self._lock = threading.Lock()
         self._busy = threading.Lock()  # held by whoever uses the connection
         self._gathering = False  # the thread has calls, and the next turn
@@ -145,7 +145,7 @@ class GroupCommit:
 
     # --- the callers' side
 
-    def call(self, call: Call[T]) -> T:
+    def call(self, call: CommitRequest[T]) -> T:
         """Have the writer run and commit it, and wait; its result, or what it raised."""
         if not self._alone(call):
             self._queue_up(call)
@@ -156,7 +156,7 @@ class GroupCommit:
                 call.error = None  # an error knows its frames, and they the error: do not keep each other
         return call.result  # type: ignore[return-value]
 
-    def _alone(self, call: Call[Any]) -> bool:
+    def _alone(self, call: CommitRequest[Any]) -> bool:
         """Run it here and now when nobody else is about: that saves two changes of thread."""
         if self._expected > 1 or self._gathering or self._busy.locked():
             return False
@@ -170,7 +170,7 @@ class GroupCommit:
                 self._runs_here.alone = False
         return True
 
-    def _queue_up(self, call: Call[Any]) -> None:
+    def _queue_up(self, call: CommitRequest[Any]) -> None:
         try:
             with self._lock:
                 if self._closed:
@@ -220,7 +220,7 @@ class GroupCommit:
                 self._expected = len(calls)
                 self._gathering = False
 
-    def _next(self, patient: bool | None = None) -> Call[Any] | None:
+    def _next(self, patient: bool | None = None) -> CommitRequest[Any] | None:
         """The next call: wait for it (None), for a moment (True), or not (False). None when there is none."""
         if self._backlog:
             return self._backlog.popleft()
@@ -234,7 +234,7 @@ class GroupCommit:
             self._queue.put(None)  # the sign to end is read again, when there is nothing else
         return call
 
-    def _answer(self, calls: list[Call[Any]], *, joining: bool) -> None:
+    def _answer(self, calls: list[CommitRequest[Any]], *, joining: bool) -> None:
         """Bring a batch to its end, whatever that is, and let its callers go."""
         try:
             self._settle(calls, joining=joining)
@@ -244,7 +244,7 @@ class GroupCommit:
         for call in calls:
             call.done.release()
 
-    def _settle(self, calls: list[Call[Any]], *, joining: bool) -> None:
+    def _settle(self, calls: list[CommitRequest[Any]], *, joining: bool) -> None:
         """Attempt the batch until its outcome is known."""
         failures = 0
         while calls:
@@ -267,7 +267,7 @@ class GroupCommit:
                     raise CommitUnknown(f"the commit failed {failures} times: {doubt.message}") from doubt
                 self._clock.sleep(backoff(failures, self._chance))
 
-    def _one_by_one(self, calls: list[Call[Any]], full: StoreFull) -> None:
+    def _one_by_one(self, calls: list[CommitRequest[Any]], full: StoreFull) -> None:
         """A batch for which there was no space: some may fit, or even make space."""
         if len(calls) == 1:
             raise full
@@ -277,11 +277,11 @@ class GroupCommit:
 
     # --- one attempt
 
-    def _attempt(self, calls: list[Call[Any]], *, joining: bool) -> None:
+    def _attempt(self, calls: list[CommitRequest[Any]], *, joining: bool) -> None:
         """Run the functions and commit; calls that arrive meanwhile may join."""
         connection = self._begin()
         try:
-            head = Head.read(connection, self._boot)
+            head = Header.read(connection, self._boot)
             self._watches.begun(head.commit)
             clock = head.raised(micros(self._clock))
             if not self._run_all(connection, calls, clock, joining=joining) and clock is head:
@@ -311,7 +311,7 @@ class GroupCommit:
         return connection
 
     def _run_all(
-        self, connection: sqlite3.Connection, calls: list[Call[Any]], head: Head, *, joining: bool
+        self, connection: sqlite3.Connection, calls: list[CommitRequest[Any]], head: Header, *, joining: bool
     ) -> bool:
         """Each function in turn, within the bounds of a batch; True when something was written."""
         until = self._clock.monotonic() + BATCH_S
@@ -337,7 +337,7 @@ class GroupCommit:
                 del calls[ran:]
                 return dirty
 
-    def _run(self, tx: SqliteTx, call: Call[Any], commit: int, ordinal: int) -> int:
+    def _run(self, tx: SqliteTx, call: CommitRequest[Any], commit: int, ordinal: int) -> int:
         call.wrote, call.error = False, None
         try:
             call.result = call.fn(tx)
@@ -353,7 +353,7 @@ class GroupCommit:
             raise _BatchLost(call)
         return ordinal
 
-    def _commit(self, connection: sqlite3.Connection, head: Head) -> None:
+    def _commit(self, connection: sqlite3.Connection, head: Header) -> None:
         commit = head.commit + 1
         now_us = head.now_us(micros(self._clock))
         try:
@@ -383,7 +383,7 @@ class GroupCommit:
             if connection.execute(GET, (self._operation,)).fetchone() is None:
                 return
 
-    def _committed(self, commit: int, calls: list[Call[Any]]) -> None:
+    def _committed(self, commit: int, calls: list[CommitRequest[Any]]) -> None:
         self._registered = True
         self.stats.commits += 1
         self.stats.transactions += sum(call.wrote for call in calls)

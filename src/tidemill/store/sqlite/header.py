@@ -21,7 +21,7 @@ from tidemill.clock import Clock
 from tidemill.errors import StoreCorrupt, StoreFormat, StoreLocation
 from tidemill.store.port import SYSTEM_PREFIX
 from tidemill.store.sqlite.file import StoreFile
-from tidemill.store.sqlite.location import Machine, refuse_other_machine
+from tidemill.store.sqlite.location import MachineId, refuse_other_machine
 
 FORMAT = 1
 FORMAT_KEY = SYSTEM_PREFIX + b"format"
@@ -42,7 +42,7 @@ def micros(clock: Clock) -> int:
     return int(clock.monotonic() * 1_000_000)
 
 
-class Head(msgspec.Struct, frozen=True, array_like=True):
+class Header(msgspec.Struct, frozen=True, array_like=True):
     """Where the store is: the number of its last commit, and its clock."""
 
     commit: int
@@ -52,7 +52,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     ceiling_us: int
 
     @staticmethod
-    def read(connection: sqlite3.Connection, boot: str) -> "Head":
+    def read(connection: sqlite3.Connection, boot: str) -> "Header":
         """The head, which must be of this boot: another one means that another machine is at work here."""
         head = decoded(connection.execute(GET, (HEAD_KEY,)).fetchone())
         if head.boot != boot:
@@ -63,27 +63,27 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
         """Lease time at a moment of the boot clock."""
         return self.base_us + boot_us - self.boot_us
 
-    def raised(self, boot_us: int) -> "Head":
+    def raised(self, boot_us: int) -> "Header":
         """With the ceiling far enough ahead for whatever begins now."""
         now_us = self.now_us(boot_us)
         if now_us + CLOSE_US <= self.ceiling_us:
             return self
         return msgspec.structs.replace(self, ceiling_us=now_us + AHEAD_US)
 
-    def rebased(self, boot: str, boot_us: int) -> "Head":
+    def rebased(self, boot: str, boot_us: int) -> "Header":
         """After a reboot: time goes on from the ceiling, above everything that was handed out."""
-        return Head(self.commit, boot, self.ceiling_us, boot_us, self.ceiling_us + AHEAD_US)
+        return Header(self.commit, boot, self.ceiling_us, boot_us, self.ceiling_us + AHEAD_US)
 
     def encoded(self) -> bytes:
         return _encoder.encode(self)
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Head)
+_decoder = msgspec.msgpack.Decoder(Header)
 _owner_decoder = msgspec.msgpack.Decoder(str)
 
 
-def decoded(row: Any) -> Head:
+def decoded(row: Any) -> Header:
     """The head from its row; a store without one has lost more than that."""
     try:
         return _decoder.decode(row[0])
@@ -92,7 +92,7 @@ def decoded(row: Any) -> Head:
 
 
 def admit(
-    connection: sqlite3.Connection, file: StoreFile, clock: Clock, machine: Machine, *, adopt: bool
+    connection: sqlite3.Connection, file: StoreFile, clock: Clock, machine: MachineId, *, adopt: bool
 ) -> None:
     """Look at a file that was just opened, or make it a store; refuse what is not ours to write.
 
@@ -102,7 +102,7 @@ def admit(
         connection.execute(TABLE)
         boot_us = micros(clock)
         base_us = max(1_000_000, int(clock.wall() * 1_000_000))
-        head = Head(0, machine.boot, base_us, boot_us, base_us + AHEAD_US)
+        head = Header(0, machine.boot, base_us, boot_us, base_us + AHEAD_US)
         rows = {FORMAT_KEY: b"%d" % FORMAT, OWNER_KEY: _encoder.encode(machine.id), HEAD_KEY: head.encoded()}
         connection.executemany(PUT, rows.items())
         return
@@ -111,7 +111,7 @@ def admit(
     if not needs_rebase(head, clock, machine):
         return  # the same boot, whatever a container calls its machine
     if not adopt:
-        refuse_other_machine(file.path, Machine(_owner(connection), head.boot), machine)
+        refuse_other_machine(file.path, MachineId(_owner(connection), head.boot), machine)
     rows = {
         OWNER_KEY: _encoder.encode(machine.id),
         HEAD_KEY: head.rebased(machine.boot, micros(clock)).encoded(),
@@ -119,7 +119,7 @@ def admit(
     connection.executemany(PUT, rows.items())
 
 
-def is_admitted(connection: sqlite3.Connection, file: StoreFile, clock: Clock, machine: Machine) -> bool:
+def is_admitted(connection: sqlite3.Connection, file: StoreFile, clock: Clock, machine: MachineId) -> bool:
     """Is there nothing that `admit` would write? Then opening the store needs no write lock."""
     if not connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
         return False
@@ -148,7 +148,7 @@ def check_format(connection: sqlite3.Connection, file: StoreFile) -> None:
         )
 
 
-def needs_rebase(head: Head, clock: Clock, machine: Machine) -> bool:
+def needs_rebase(head: Header, clock: Clock, machine: MachineId) -> bool:
     """Was the machine booted since (or is it another one)? Within one boot its clock never runs backwards."""
     return head.boot != machine.boot or micros(clock) < head.boot_us
 

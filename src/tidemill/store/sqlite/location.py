@@ -75,14 +75,14 @@ def refuse_network(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -
         raise StoreLocation(f"{path} lies on a network file system ({kind})")
 
 
-class Machine(NamedTuple):
+class MachineId(NamedTuple):
     """Which machine this is, and since which boot. The boot id alone proves that a machine is the same."""
 
     id: str
     boot: str
 
     @staticmethod
-    def here(root: Path = Path("/")) -> "Machine":
+    def here(root: Path = Path("/")) -> "MachineId":
         """This machine; in a container without a machine id the host name has to do."""
         boot = (root / "proc/sys/kernel/random/boot_id").read_text().strip()
         for name in ("etc/machine-id", "var/lib/dbus/machine-id"):
@@ -91,11 +91,11 @@ class Machine(NamedTuple):
             except OSError:
                 continue
             if found and found != "uninitialized":
-                return Machine(found, boot)
-        return Machine(f"host:{os.uname().nodename}", boot)
+                return MachineId(found, boot)
+        return MachineId(f"host:{os.uname().nodename}", boot)
 
 
-def refuse_other_machine(path: Path, owner: Machine, here: Machine) -> None:
+def refuse_other_machine(path: Path, owner: MachineId, here: MachineId) -> None:
     """Refuse a file of another machine. The same boot, or the same machine rebooted, are ours."""
     if owner.boot != here.boot and owner.id != here.id:
         raise StoreLocation(

@@ -27,11 +27,11 @@ from tidemill.clock import SYSTEM, Clock, backoff
 from tidemill.errors import StoreBusy, StoreFull, StoreUnavailable, UsageError
 from tidemill.store.port import Mode, Store, Tx, Watch
 from tidemill.store.sqlite.file import StoreFile
-from tidemill.store.sqlite.group_commit import Call, GroupCommit, Stats
-from tidemill.store.sqlite.header import Head, admit, is_admitted
-from tidemill.store.sqlite.location import Machine, make_folder, refuse_network
+from tidemill.store.sqlite.group_commit import CommitRequest, GroupCommit, Stats
+from tidemill.store.sqlite.header import Header, admit, is_admitted
+from tidemill.store.sqlite.location import MachineId, make_folder, refuse_network
 from tidemill.store.sqlite.transaction import SqliteTx
-from tidemill.store.sqlite.wakeups import Bells
+from tidemill.store.sqlite.wakeups import WakeupSender
 from tidemill.store.sqlite.watch import SqliteWatch, Watches
 
 T = TypeVar("T")
@@ -61,12 +61,12 @@ class SqliteStore(Store):
         chance: random.Random | None = None,
         patience_s: float = 30.0,
         adopt: bool = False,
-        machine: Machine | None = None,
+        machine: MachineId | None = None,
         commit_delay_s: float = 0.0,
     ) -> None:
         super().__init__(clock=clock, chance=chance)
         self.path = Path(path).resolve()
-        self._machine = machine if machine is not None else Machine.here()
+        self._machine = machine if machine is not None else MachineId.here()
         self._inside = threading.local()  # a thread that runs fn on a reading connection
         self._writes: dict[object, bool] = {}  # did this function write, the last time it ran?
         self._file = StoreFile(self.path, patience_s=patience_s)
@@ -75,7 +75,7 @@ class SqliteStore(Store):
             self._file.check_process,
             clock,
             random.Random(),
-            Bells(self.path.with_name(self.path.name + "-bells")),
+            WakeupSender(self.path.with_name(self.path.name + "-bells")),
         )
         connection = None
         try:
@@ -121,7 +121,7 @@ class SqliteStore(Store):
             read, value = self._read(fn, mode)
             if read:
                 return value  # type: ignore[return-value]
-        call = Call(fn, mode)
+        call = CommitRequest(fn, mode)
         try:
             return self._writer.call(call)
         finally:
@@ -169,7 +169,7 @@ class SqliteStore(Store):
     def _last_commit(self) -> int:
         with self._file.reader() as connection:
             try:
-                return Head.read(connection, self._machine.boot).commit
+                return Header.read(connection, self._machine.boot).commit
             except sqlite3.Error as error:
                 raise self._file.translated(error) from error
 
@@ -231,4 +231,4 @@ def _kind(fn: Callable[..., object]) -> object:
     return getattr(fn, "__code__", None) or type(fn)
 
 
-__all__ = ["Machine", "SqliteStore", "Stats"]
+__all__ = ["MachineId", "SqliteStore", "Stats"]

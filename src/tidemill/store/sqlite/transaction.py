@@ -22,10 +22,10 @@ from typing import NoReturn
 
 from tidemill.clock import Clock
 from tidemill.errors import StoreError
-from tidemill.store.keys import Version, pack
+from tidemill.store.keys import Versionstamp, pack
 from tidemill.store.port import Mode, Row, Swap, Tx, read_counter, write_counter
 from tidemill.store.sqlite.file import StoreFile
-from tidemill.store.sqlite.header import GET, Head, micros
+from tidemill.store.sqlite.header import GET, Header, micros
 
 DELETE_RANGE = "DELETE FROM kv WHERE k >= ? AND k < ?"
 DELETE_TAKEN = "DELETE FROM kv WHERE k >= ? AND k <= ?"
@@ -76,7 +76,7 @@ class SqliteTx(Tx):
         mode: Mode,
         clock: Clock,
         boot: str,
-        head: Head | None = None,
+        head: Header | None = None,
     ) -> None:
         super().__init__(mode, clock)
         self.dirty = False  # something reached SQLite
@@ -104,7 +104,7 @@ class SqliteTx(Tx):
             head = self._head
             if head is None:
                 try:
-                    head = Head.read(self._connection, self._boot)
+                    head = Header.read(self._connection, self._boot)
                 except sqlite3.Error as error:
                     self._fail(error)
             now_us = head.now_us(micros(self._clock))  # after the snapshot: no row in it is from later
@@ -221,7 +221,7 @@ class SqliteTx(Tx):
         """Bring every write to SQLite; returns the next free ordinal of this commit."""
         self._check_age()
         for prefix, value in self._versioned:
-            self._set_rows[prefix + pack((Version(commit, ordinal),))] = value
+            self._set_rows[prefix + pack((Versionstamp(commit, ordinal),))] = value
             ordinal += 1
         self._versioned.clear()
         if self._gone or self._set_rows:

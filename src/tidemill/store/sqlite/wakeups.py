@@ -1,12 +1,11 @@
-"""Bells: processes that share a SQLite file wake each other at once, without a server.
+"""Wake other processes that share a SQLite file after a commit, without a server.
 
-A process with watches has an *ear*, a datagram socket of this machine, and a file with the ear's name in
-the folder `<store>-bells`. Whoever commits sends the commit's number and the checksums of its keys to every
-ear. A bell is a hint: it may be lost (a full buffer, another network namespace), and then the number in
-the store's head tells within 200 ms; nothing is ever decided by one (STO-8).
+A process that watches keys has a `WakeupReceiver`: a datagram socket on this machine, and a file with its
+name in the folder `<store>-bells`. A commit sends its number and the checksums of its keys to every receiver.
+A wakeup is only a hint: it may be lost (a full buffer, another network namespace). Then the process finds the
+new commit number in the store's header within 200 ms. Nothing depends on a wakeup (STO-8).
 
-An ear is closed by the kernel when its process dies, however it dies: the next one who rings is refused,
-and removes the name.
+The kernel closes the socket when its process dies. The next sender gets an error and removes the name.
 """
 
 import contextlib
@@ -30,14 +29,14 @@ def checksum(key: bytes) -> int:
     return zlib.crc32(key)
 
 
-class Bell(NamedTuple):
+class Wakeup(NamedTuple):
     """What was rung: the commit, and its keys' checksums; None when there were too many to name."""
 
     commit: int
     sums: frozenset[int] | None
 
 
-class Ear:
+class WakeupReceiver:
     """Where a process hears bells."""
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
@@ -52,7 +51,7 @@ class Ear:
         self._path = folder / name
         self._path.touch()
 
-    def hear(self) -> Bell | None:
+    def hear(self) -> Wakeup | None:
         """Wait for a bell; None when the ear was closed."""
         try:
             raw = self._socket.recv(_MOST_BYTES)
@@ -62,7 +61,7 @@ class Ear:
             return None
         (commit,) = struct.unpack_from(">Q", raw)
         count = (len(raw) - 8) // 4
-        return Bell(commit, frozenset(struct.unpack_from(f">{count}I", raw, 8)) if count else None)
+        return Wakeup(commit, frozenset(struct.unpack_from(f">{count}I", raw, 8)) if count else None)
 
     def close(self) -> None:
         """Take the name away and end whoever waits in `hear`."""
@@ -74,13 +73,13 @@ class Ear:
         self._socket.close()
 
 
-class Bells:
+class WakeupSender:
     """Rings at every ear of a store's folder but our own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._folder = str(folder)
-        self.own: Ear | None = None
+        self.own: WakeupReceiver | None = None
         self._socket: socket.socket | None = None
 
     def ring(self, commit: int, written: Iterable[set[bytes]]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from tidemill.clock import Clock
 from tidemill.errors import StoreError, UsageError
 from tidemill.store.port import Watch
-from tidemill.store.sqlite.wakeups import Bell, Bells, Ear, checksum
+from tidemill.store.sqlite.wakeups import Wakeup, WakeupReceiver, WakeupSender, checksum
 
 LOOK_FIRST_S = 0.020
 LOOK_LAST_S = 0.200
@@ -30,7 +30,7 @@ class Watches:
         check: Callable[[], None],
         clock: Clock,
         chance: random.Random,
-        bells: Bells,
+        bells: WakeupSender,
     ) -> None:
         self.clock = clock
         self._chance = chance
@@ -39,7 +39,7 @@ class Watches:
         self._look = look
         self._lock = threading.Lock()
         self._by_key: dict[bytes, set[SqliteWatch]] = {}
-        self._ear: Ear | None = None
+        self._ear: WakeupReceiver | None = None
         self._seen = 0  # every commit up to this one has fired what it had to
         self._own = 0  # the commit this process is making right now
         self._waiting = 0
@@ -91,7 +91,7 @@ class Watches:
                     watch.fire()
             return True
 
-    def heard(self, bell: Bell) -> None:
+    def heard(self, bell: Wakeup) -> None:
         """Another process rang: its keys are fired, or all of them when it is not the very next commit."""
         with self._lock:
             if bell.commit <= self._seen or bell.commit == self._own:
@@ -126,12 +126,12 @@ class Watches:
             if self._ear is not None or self._closed:
                 return
             try:
-                ear = self._ear = self._bells.own = Ear(self._bells.folder, self._chance)
+                ear = self._ear = self._bells.own = WakeupReceiver(self._bells.folder, self._chance)
             except OSError:
                 return
         threading.Thread(target=self._hear, args=(ear,), name="tidemill-store-ear", daemon=True).start()
 
-    def _hear(self, ear: Ear) -> None:
+    def _hear(self, ear: WakeupReceiver) -> None:
         while not self._closed:
             bell = ear.hear()
             if bell is None:

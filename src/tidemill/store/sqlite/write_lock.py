@@ -22,7 +22,7 @@ ASK_LATER_S = 0.010
 LATER_S = 0.5  # who has waited this long is not in a hurry of milliseconds
 
 
-class Turn:
+class WriteLock:
     """The queue for the write lock among the processes of one machine."""
 
     def __init__(self, path: Path, clock: Clock, chance: random.Random, patience_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Laws of writing, reading and deleting."""
+"""Test writing, reading and deleting."""
 
 import hashlib
 import random
@@ -9,13 +9,13 @@ import pytest
 
 from tidemill.errors import ObjectMissing, UsageError
 from tidemill.objects import Objects, Put
-from tidemill.testing.objects_laws.laws import Laws, keys, nonce
+from tidemill.testing.objects_laws.laws import ObjectLaws, keys, nonce
 from tidemill.testing.threads import Racer, together
 
 MB = 1024 * 1024
 
 
-class BodyLaws(Laws):
+class BodyLaws(ObjectLaws):
     """What was written is what is read, whole."""
 
     @pytest.mark.rule("STO-12")

@@ -1,4 +1,4 @@
-"""Laws of conditional writes: who created it, and who replaced what."""
+"""Test conditional writes: who created it, and who replaced what."""
 
 import random
 from functools import partial
@@ -7,11 +7,11 @@ import pytest
 
 from tidemill.errors import ObjectConflict, ObjectMissing, UsageError
 from tidemill.objects import Objects, Put, try_conditions
-from tidemill.testing.objects_laws.laws import Laws, keys, nonce
+from tidemill.testing.objects_laws.laws import ObjectLaws, keys, nonce
 from tidemill.testing.threads import together
 
 
-class ConditionLaws(Laws):
+class ConditionLaws(ObjectLaws):
     """Exactly one creates; nobody replaces what they have not seen."""
 
     @pytest.mark.rule("STO-12")

@@ -11,7 +11,7 @@ from tidemill.objects import Objects
 _numbers = itertools.count()
 
 
-class Laws:
+class ObjectLaws:
     """The base of the suite: a fixture `objects`, empty for each test, and what differs between backends."""
 
     etags_differ: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Laws of listing: in key order, from behind any key, as much as is wanted."""
+"""Test listing: in key order, from behind any key, as much as is wanted."""
 
 import random
 from itertools import islice
@@ -7,7 +7,7 @@ import pytest
 
 from tidemill.errors import UsageError
 from tidemill.objects import Objects
-from tidemill.testing.objects_laws.laws import Laws, fill, keys
+from tidemill.testing.objects_laws.laws import ObjectLaws, fill, keys
 from tidemill.testing.threads import Racer
 
 AWKWARD = sorted(
@@ -20,7 +20,7 @@ AWKWARD = sorted(
 """Names whose order by key is not their order by folder, and others that servers stumble over."""
 
 
-class ListingLaws(Laws):
+class ListingLaws(ObjectLaws):
     """The order is that of the bytes of the whole key."""
 
     @pytest.mark.rule("STO-12")

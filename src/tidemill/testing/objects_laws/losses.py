@@ -1,4 +1,4 @@
-"""Laws of lost answers, for storage behind a network: a PUT that timed out may have landed."""
+"""Test lost responses, for storage over a network: a PUT that timed out may have taken effect."""
 
 from typing import NamedTuple
 

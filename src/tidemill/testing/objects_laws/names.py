@@ -1,4 +1,4 @@
-"""Laws of keys: each comes back as it was given, or is refused; none leads anywhere else."""
+"""Test keys: each comes back as it was given, or is refused; none leads anywhere else."""
 
 import contextlib
 from collections.abc import Callable
@@ -7,7 +7,7 @@ import pytest
 
 from tidemill.errors import BadKey, ObjectError
 from tidemill.objects import Objects, Put
-from tidemill.testing.objects_laws.laws import Laws, keys, nonce
+from tidemill.testing.objects_laws.laws import ObjectLaws, keys, nonce
 
 STRANGE = [
     *(
@@ -54,7 +54,7 @@ HOSTILE = [
 ]
 
 
-class NameLaws(Laws):
+class NameLaws(ObjectLaws):
     """A key is a key on every backend or on none."""
 
     @pytest.mark.rule("STO-12")

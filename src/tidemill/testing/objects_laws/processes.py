@@ -1,4 +1,4 @@
-"""Laws among processes: one creates, and who is killed leaves nothing torn.
+"""Test several processes: one of them creates an object, and a killed one leaves no partial object.
 
 The other processes run `tidemill.testing.objects_writer` and open the storage by its URL, which they get
 through their environment: a command line can be seen by everybody on the machine.
@@ -14,14 +14,14 @@ from collections import Counter
 import pytest
 
 from tidemill.objects import Objects
-from tidemill.testing.objects_laws.laws import Laws
+from tidemill.testing.objects_laws.laws import ObjectLaws
 from tidemill.testing.objects_writer import URL, whole
 from tidemill.testing.threads import STUCK_S
 
 KILLS = 4
 
 
-class ProcessLaws(Laws):
+class ObjectProcessLaws(ObjectLaws):
     """Needs the fixture `objects_url`."""
 
     @pytest.mark.rule("STO-12")

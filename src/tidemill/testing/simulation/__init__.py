@@ -13,20 +13,20 @@ from tidemill.testing.simulation.node import SimNode
 from tidemill.testing.simulation.rules import Act, Rule, Violation, Workload
 from tidemill.testing.simulation.scenarios import SCENARIOS, simulate
 from tidemill.testing.simulation.scheduler import Next, Wait
-from tidemill.testing.simulation.store import Change, Commit
+from tidemill.testing.simulation.store import Change, RecordedCommit
 from tidemill.testing.simulation.swarm import Fault, Swarm
-from tidemill.testing.simulation.world import Report, World
+from tidemill.testing.simulation.world import SimulationReport, World
 
 __all__ = [
     "SCENARIOS",
     "Act",
     "Change",
-    "Commit",
     "Fault",
     "Next",
-    "Report",
+    "RecordedCommit",
     "Rule",
     "SimNode",
+    "SimulationReport",
     "Swarm",
     "Violation",
     "Wait",

@@ -8,7 +8,7 @@ import click
 from tidemill.clock import SYSTEM
 from tidemill.testing.simulation.rules import Violation
 from tidemill.testing.simulation.scenarios import SCENARIOS
-from tidemill.testing.simulation.world import Report, World
+from tidemill.testing.simulation.world import SimulationReport, World
 
 PROGRESS_S = 5.0
 
@@ -56,7 +56,7 @@ def replay(world: World, *, trace: bool, digest: bool) -> bool:
 def run_many(scenario: str, seeds: range, *, digest: bool, stop: bool) -> list[int]:
     """Run seeds, with progress and a summary; the seeds that failed."""
     failed: list[int] = []
-    reports: list[Report] = []
+    reports: list[SimulationReport] = []
     began = told = SYSTEM.monotonic()
     for done, seed in enumerate(seeds, start=1):
         world = SCENARIOS[scenario](seed)
@@ -76,7 +76,7 @@ def run_many(scenario: str, seeds: range, *, digest: bool, stop: bool) -> list[i
     return failed
 
 
-def summarise(reports: list[Report], failed: list[int], took_s: float) -> None:
+def summarise(reports: list[SimulationReport], failed: list[int], took_s: float) -> None:
     """What was run, and what happened in it."""
     counts: Counter[str] = Counter()
     for report in reports:

@@ -3,7 +3,7 @@
 import threading
 
 from tidemill.clock import Clock
-from tidemill.testing.simulation.scheduler import SECOND_US, Scheduler
+from tidemill.testing.simulation.scheduler import SECOND_US, SimulationScheduler
 
 EPOCH_S = 1_800_000_000  # true wall time when a simulation begins; the store's lease time begins there too
 
@@ -11,7 +11,9 @@ EPOCH_S = 1_800_000_000  # true wall time when a simulation begins; the store's 
 class NodeClock(Clock):
     """What one node knows of time. `rate` is its seconds per true second, `off_s` its wall clock's error."""
 
-    def __init__(self, scheduler: Scheduler, *, rate: float = 1.0, uptime_s: float = 0.0, off_s: float = 0.0):
+    def __init__(
+        self, scheduler: SimulationScheduler, *, rate: float = 1.0, uptime_s: float = 0.0, off_s: float = 0.0
+    ):
         self.rate = rate
         self.off_s = off_s
         self._scheduler = scheduler
@@ -39,7 +41,7 @@ class NodeClock(Clock):
 class CurrentClock(Clock):
     """The clock of whoever runs: one store object serves all nodes, each by its own time."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: SimulationScheduler) -> None:
         self._scheduler = scheduler
         self._true = NodeClock(scheduler)
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from tidemill.testing.simulation.store import Commit
+from tidemill.testing.simulation.store import RecordedCommit
 
 if TYPE_CHECKING:
     from tidemill.testing.simulation.node import SimNode
@@ -27,7 +27,7 @@ class Rule(Protocol):
     prefixes: tuple[bytes, ...]
     """Commits that change nothing below these are not shown to it."""
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: RecordedCommit) -> None:
         """A transaction was committed."""
 
     def act(self, act: Act) -> None:

@@ -43,7 +43,7 @@ class Restless(Exception):
     """The run had more events than any sensible one: something goes round in circles."""
 
 
-class Actor:
+class SimulatedThread:
     """One thread of a node, or a force of nature (`node` is None)."""
 
     __slots__ = ("busy", "event", "missed", "name", "node", "over", "plan", "step")
@@ -59,25 +59,25 @@ class Actor:
         self.event: threading.Event | None = None
 
 
-class Scheduler:
+class SimulationScheduler:
     """The order of everything."""
 
     def __init__(self, *, most_events: int = 200_000) -> None:
         self.now_us = 0
-        self.current: Actor | None = None
+        self.current: SimulatedThread | None = None
         self.depth = 0
         self.events = 0
         self.on_crash: Callable[[SimNode, str], None] = lambda node, why: None
-        self.on_error: Callable[[Actor, BaseException], None] = _raise
+        self.on_error: Callable[[SimulatedThread, BaseException], None] = _raise
         self.on_turn: Callable[[SimNode], None] = lambda node: None  # a node goes on, and may act
         self._most_events = most_events
-        self._heap: list[tuple[int, int, Actor]] = []
+        self._heap: list[tuple[int, int, SimulatedThread]] = []
         self._numbers = 0
-        self._waiting: dict[Actor, threading.Event] = {}
+        self._waiting: dict[SimulatedThread, threading.Event] = {}
 
     # --- planning
 
-    def plan(self, actor: Actor, after_us: int) -> None:
+    def plan(self, actor: SimulatedThread, after_us: int) -> None:
         """Let the actor's next step be then; an earlier plan of it is void."""
         self._numbers += 1
         actor.plan = self._numbers
@@ -85,9 +85,9 @@ class Scheduler:
 
     def spawn(
         self, name: str, step: Callable[[], Next], after_us: int, node: "SimNode | None" = None
-    ) -> Actor:
+    ) -> SimulatedThread:
         """A new actor and its first step."""
-        actor = Actor(name, step, node)
+        actor = SimulatedThread(name, step, node)
         self.plan(actor, after_us)
         return actor
 
@@ -115,7 +115,7 @@ class Scheduler:
         if (stop is None or not stop()) and self.now_us < end_us:
             self.now_us = end_us
 
-    def _perform(self, actor: Actor) -> None:
+    def _perform(self, actor: SimulatedThread) -> None:
         node = actor.node
         if node is not None and not node.running:
             return
@@ -141,7 +141,7 @@ class Scheduler:
             self.current = outer
         self._plan_next(actor, after)
 
-    def _plan_next(self, actor: Actor, after: Next) -> None:
+    def _plan_next(self, actor: SimulatedThread, after: Next) -> None:
         if after is None:
             actor.over = True
             return
@@ -183,7 +183,7 @@ class Scheduler:
             self.on_turn(actor.node)
 
     def _run_others(
-        self, actor: Actor, duration_us: int, freeze: bool, stop: Callable[[], bool] | None
+        self, actor: SimulatedThread, duration_us: int, freeze: bool, stop: Callable[[], bool] | None
     ) -> None:
         self.depth += 1
         if freeze and actor.node is not None:
@@ -210,5 +210,5 @@ class Scheduler:
                     self.plan(actor, LEAST_STEP_US)
 
 
-def _raise(actor: Actor, error: BaseException) -> None:
+def _raise(actor: SimulatedThread, error: BaseException) -> None:
     raise error

@@ -4,9 +4,9 @@ import random
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tidemill.clock import Clock
-from tidemill.store.memory import Faults, MemoryStore, MemoryTx
+from tidemill.store.memory import MemoryStore, MemoryTx, StoreFaults
 from tidemill.store.port import SYSTEM_PREFIX
-from tidemill.store.retry import Conflict, Operation, Unknown
+from tidemill.store.retry import Conflict, RetriedCall, Unknown
 
 if TYPE_CHECKING:
     from tidemill.testing.simulation.node import SimNode
@@ -23,7 +23,7 @@ class Change(NamedTuple):
     new: bytes | None
 
 
-class Commit(NamedTuple):
+class RecordedCommit(NamedTuple):
     """One committed transaction, as the store saw it and whatever the node believed."""
 
     version: int
@@ -44,7 +44,7 @@ class SimStore(MemoryStore):
     """One store for all nodes of a world. `rows` mirrors what is committed, without the store's own rows."""
 
     def __init__(
-        self, world: "World", clock: Clock, chance: random.Random, faults: Faults, patience_s: float
+        self, world: "World", clock: Clock, chance: random.Random, faults: StoreFaults, patience_s: float
     ):
         super().__init__(clock=clock, chance=chance, patience_s=patience_s, faults=faults)
         self.rows: dict[bytes, bytes] = {}
@@ -62,20 +62,20 @@ class SimStore(MemoryStore):
             if old != value:
                 self._changes.append(Change(key, old, value))
 
-    def _commit(self, tx: MemoryTx, operation: Operation[T]) -> None:
+    def _commit(self, tx: MemoryTx, operation: RetriedCall[T]) -> None:
         late_us = self._world.weather.late_us()
         if late_us is not None:
             self._commit_later(tx, operation, late_us)
             raise Unknown("the commit is on its way")
         self._commit_now(tx, operation)
 
-    def _commit_now(self, tx: MemoryTx, operation: Operation[T]) -> None:
+    def _commit_now(self, tx: MemoryTx, operation: RetriedCall[T]) -> None:
         super()._commit(tx, operation)
         changes, self._changes = tuple(self._changes), []
         node = self._world.current_node if not isinstance(operation, _Late) else operation.node
-        self._world.committed(Commit(self._version, node, tx._now_us, changes, self.rows))
+        self._world.committed(RecordedCommit(self._version, node, tx._now_us, changes, self.rows))
 
-    def _commit_later(self, tx: MemoryTx, operation: Operation[T], late_us: int) -> None:
+    def _commit_later(self, tx: MemoryTx, operation: RetriedCall[T], late_us: int) -> None:
         """The connection is gone, the commit is not: it is tried when its time comes, and may be fenced."""
         late = _Late(operation, tx, self._world.current_node)
         self._open[id(late)] = tx.version  # what it read must stay readable as it was
@@ -97,10 +97,10 @@ class SimStore(MemoryStore):
         self._world.scheduler.poke()
 
 
-class _Late(Operation[T]):
+class _Late(RetriedCall[T]):
     """An attempt whose caller has gone on: its id and number are those it had when it was sent."""
 
-    def __init__(self, operation: Operation[T], tx: MemoryTx, node: "SimNode | None") -> None:
+    def __init__(self, operation: RetriedCall[T], tx: MemoryTx, node: "SimNode | None") -> None:
         self.node = node
         self.attempt = operation.attempt
         self._sent_as = operation.key(tx._now_us), operation.row()

@@ -11,7 +11,7 @@ from tidemill.store import unpack
 Describe = Callable[[bytes, bytes | None], str | None]
 
 
-class Entry(NamedTuple):
+class TimelineEntry(NamedTuple):
     """One line: true time, who, what, and its details (strings, numbers, or the rows of a commit)."""
 
     at_us: int
@@ -24,11 +24,11 @@ class Timeline:
     """The record of one run. Equal seeds give equal timelines, entry by entry."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[TimelineEntry] = []
         self.describers: list[Describe] = []
 
     def add(self, at_us: int, who: str, what: str, *detail: object) -> None:
-        self.entries.append(Entry(at_us, who, what, detail))
+        self.entries.append(TimelineEntry(at_us, who, what, detail))
 
     def digest(self) -> str:
         """One number for the whole run."""
@@ -42,7 +42,7 @@ class Timeline:
         entries = self.entries if last is None else self.entries[-last:]
         return [self._line(entry) for entry in entries]
 
-    def _line(self, entry: Entry) -> str:
+    def _line(self, entry: TimelineEntry) -> str:
         if entry.what == "commits":
             detail = "; ".join(filter(None, (self._row(key, value) for key, value in entry.detail)))
         else:

@@ -1,17 +1,17 @@
 """The misfortunes: those inside store calls, and those that come from outside.
 
-Weather is the `Faults` port of the memory store and one actor of the world's own. It draws everything from
-one source, in the order in which things happen, so the same seed has the same weather.
+Weather implements the `StoreFaults` port of the memory store and runs one thread. It takes all its choices
+from one source, in the order in which things happen, so the same seed has the same weather.
 """
 
 import random
 from typing import TYPE_CHECKING
 
 from tidemill.crash import Crashed
-from tidemill.store.memory import Faults, MemoryStore
+from tidemill.store.memory import MemoryStore, StoreFaults
 from tidemill.store.retry import Conflict, Unknown, Unreached
 from tidemill.testing.simulation.clock import EPOCH_S
-from tidemill.testing.simulation.scheduler import SECOND_US, Actor, Next
+from tidemill.testing.simulation.scheduler import SECOND_US, Next, SimulatedThread
 from tidemill.testing.simulation.swarm import IN_CALLS, TIMED, Fault, Swarm
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 OVERLAP = 0.4  # the share of transactions during which others go on, where the store is slow
 
 
-class Weather(Faults):
+class Weather(StoreFaults):
     """Decides what goes wrong, and makes it happen."""
 
     def __init__(self, world: "World", swarm: Swarm, chance: random.Random) -> None:
@@ -34,7 +34,7 @@ class Weather(Faults):
         self._timed = [fault for fault in TIMED if swarm.has(fault)]
         self._down_until_us = -1
         self._restarts = 0
-        self._connections: dict[Actor, int] = {}
+        self._connections: dict[SimulatedThread, int] = {}
 
     # --- inside store calls
 

@@ -16,14 +16,20 @@ import msgspec
 from tidemill.testing.simulation.clock import CurrentClock, NodeClock
 from tidemill.testing.simulation.node import SimNode
 from tidemill.testing.simulation.rules import Act, Rule, Violation, Workload
-from tidemill.testing.simulation.scheduler import SECOND_US, Actor, Next, Restless, Scheduler
-from tidemill.testing.simulation.store import Commit, SimStore
+from tidemill.testing.simulation.scheduler import (
+    SECOND_US,
+    Next,
+    Restless,
+    SimulatedThread,
+    SimulationScheduler,
+)
+from tidemill.testing.simulation.store import RecordedCommit, SimStore
 from tidemill.testing.simulation.swarm import MOST_DRIFT, Fault, Swarm
 from tidemill.testing.simulation.timeline import Timeline
 from tidemill.testing.simulation.weather import Weather
 
 
-class Report(msgspec.Struct, frozen=True):
+class SimulationReport(msgspec.Struct, frozen=True):
     """What one run was."""
 
     seed: int
@@ -34,7 +40,7 @@ class Report(msgspec.Struct, frozen=True):
     counts: dict[str, int]
 
 
-class Machine:
+class SimulatedMachine:
     """A place where one node runs at a time; its clock's rate and error outlive the node."""
 
     def __init__(self, number: int, rate: float) -> None:
@@ -54,7 +60,7 @@ class World:
         self.replay = f"python -m tidemill.testing.simulation --scenario {scenario} --seed {seed}"
         self.chance = self.chance_of("world")
         self.timeline = Timeline()
-        self.scheduler = Scheduler()
+        self.scheduler = SimulationScheduler()
         self.scheduler.on_crash = self._crashed
         self.scheduler.on_error = self._failed
         self.scheduler.on_turn = self.turn
@@ -63,7 +69,7 @@ class World:
             self, CurrentClock(self.scheduler), self.chance_of("store"), self.weather, swarm.patience_s
         )
         self.machines = [
-            Machine(
+            SimulatedMachine(
                 number + 1, 1 + MOST_DRIFT * self.chance.uniform(-1, 1) if swarm.has(Fault.DRIFT) else 1.0
             )
             for number in range(swarm.machines)
@@ -134,7 +140,7 @@ class World:
 
     # --- the life of nodes
 
-    def boot(self, machine: Machine) -> None:
+    def boot(self, machine: SimulatedMachine) -> None:
         """Start a node on a machine that has none."""
         if machine.node is not None:
             return
@@ -181,7 +187,7 @@ class World:
     def _crashed(self, node: SimNode, where: str) -> None:
         self.crash(node, where)
 
-    def _failed(self, actor: Actor, error: BaseException) -> None:
+    def _failed(self, actor: SimulatedThread, error: BaseException) -> None:
         if isinstance(error, (Violation, Restless, KeyboardInterrupt)):
             raise error
         raise self.violated(f"{actor.name} raised {type(error).__name__}: {error}") from error
@@ -193,7 +199,7 @@ class World:
         for workload in self.workloads:
             self._judge(workload.turn, node)
 
-    def committed(self, commit: Commit) -> None:
+    def committed(self, commit: RecordedCommit) -> None:
         self.commits += 1
         who = commit.node.name if commit.node is not None else "world"
         self.timeline.add(
@@ -216,7 +222,7 @@ class World:
 
     # --- running
 
-    def run(self) -> Report:
+    def run(self) -> SimulationReport:
         """The whole life of this world; `Violation` when a rule is broken."""
         try:
             self._run()
@@ -226,8 +232,8 @@ class World:
             raise self._violation  # somebody swallowed it
         return self.report()
 
-    def report(self) -> Report:
-        return Report(
+    def report(self) -> SimulationReport:
+        return SimulationReport(
             seed=self.seed,
             events=self.scheduler.events,
             commits=self.commits,

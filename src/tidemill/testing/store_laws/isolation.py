@@ -1,4 +1,4 @@
-"""Laws of serialisability: what transactions that run at the same time may do to each other.
+"""Test serialisability: what transactions that run at the same time may do to each other.
 
 Each scenario is a cycle: two transactions of which each reads what the other writes. In any serial order one
 of them would have seen the other; a backend that lets both pass unseen has lost something.
@@ -15,7 +15,7 @@ import pytest
 
 from tidemill.store import Store, Tx
 from tidemill.store.port import read_counter, write_counter
-from tidemill.testing.store_laws.laws import BEHIND, FIRST, Laws, contents, fill, value_of
+from tidemill.testing.store_laws.laws import BEHIND, FIRST, StoreLaws, contents, fill, value_of
 from tidemill.testing.threads import Interloper, together
 
 
@@ -25,7 +25,7 @@ def _increment(tx: Tx, key: bytes) -> int:
     return value
 
 
-class IsolationLaws(Laws):
+class IsolationLaws(StoreLaws):
     """Serial transactions are serialisable."""
 
     @pytest.mark.rule("STO-1")

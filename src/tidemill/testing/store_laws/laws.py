@@ -7,7 +7,7 @@ from tidemill.store import Row, Store, Tx
 FIRST, BEHIND = b"\x00", b"\xfe"  # every user key is in this range
 
 
-class Laws:
+class StoreLaws:
     """The hooks. A subclass also gives the fixture `store`: a fresh, empty store for each test."""
 
     examples: ClassVar[int] = 40

@@ -1,12 +1,12 @@
-"""Laws of running: functions that raise, that are called inside each other, and handles that are closed."""
+"""Test how functions run: those that raise, nested calls, and closed stores."""
 
 from collections.abc import Callable
 
 import pytest
 
 from tidemill.errors import UsageError
-from tidemill.store import Mode, Store, Tx, Version
-from tidemill.testing.store_laws.laws import BEHIND, FIRST, Laws, contents, fill, value_of
+from tidemill.store import Mode, Store, Tx, Versionstamp
+from tidemill.testing.store_laws.laws import BEHIND, FIRST, StoreLaws, contents, fill, value_of
 from tidemill.testing.threads import Racer, together
 
 
@@ -14,7 +14,7 @@ class Interrupted(BaseException):
     """Not an Exception, as KeyboardInterrupt and a lost lease are not."""
 
 
-class LifecycleLaws(Laws):
+class LifecycleLaws(StoreLaws):
     """A function commits as a whole or leaves nothing."""
 
     @pytest.mark.rule("STO-1")
@@ -58,7 +58,9 @@ class LifecycleLaws(Laws):
         assert store.run(fn) is True
         assert dict(contents(store)) == {b"caught": b"", b"k": b"2"}
 
-    @pytest.mark.parametrize("value", [None, 0, "text", (1, [2]), Version(1, 2), ValueError("as a value")])
+    @pytest.mark.parametrize(
+        "value", [None, 0, "text", (1, [2]), Versionstamp(1, 2), ValueError("as a value")]
+    )
     def test_any_value_is_returned_as_it_is(self, store: Store, value: object) -> None:
         assert store.run(lambda tx: value) is value
 

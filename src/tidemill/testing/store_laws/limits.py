@@ -1,4 +1,4 @@
-"""Laws of what is refused: keys, values and transactions that are too large, too many or too long."""
+"""Test what is refused: keys, values and transactions that are too large, too many or too long."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from tidemill.errors import (
     ValueTooLarge,
 )
 from tidemill.store import LIMITS, Store, Tx
-from tidemill.testing.store_laws.laws import BEHIND, FIRST, Laws, contents, fill, value_of
+from tidemill.testing.store_laws.laws import BEHIND, FIRST, StoreLaws, contents, fill, value_of
 
 LONGEST = b"k" * LIMITS.key_bytes
 LARGEST = bytes(range(256)) * (LIMITS.value_bytes // 256)
@@ -39,7 +39,7 @@ BY_RANGE: dict[str, Callable[[Tx, bytes, bytes], object]] = {
 }
 
 
-class LimitLaws(Laws):
+class LimitLaws(StoreLaws):
     """What passes on one backend passes on all of them, and so does what is refused."""
 
     def refused(self, store: Store, error: type[TidemillError], act: Callable[[Tx], object]) -> None:

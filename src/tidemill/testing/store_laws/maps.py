@@ -1,26 +1,26 @@
-"""Laws of the ordered map: what one transaction reads, writes and leaves behind."""
+"""Test the ordered map: what one transaction reads, writes and leaves behind."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tidemill.store import Row, Store, Swap, Tx
 from tidemill.store.port import read_counter, write_counter
-from tidemill.testing.store_laws.laws import BEHIND, FIRST, Laws, contents, fill, value_of
-from tidemill.testing.store_laws.model import Program, Rows, between, programs
+from tidemill.testing.store_laws.laws import BEHIND, FIRST, StoreLaws, contents, fill, value_of
+from tidemill.testing.store_laws.model import ModelTransaction, Rows, between, programs
 
 
-class Refused(Exception):
+class RaisedOnPurpose(Exception):
     """Raised by the functions of these tests."""
 
 
-class MapLaws(Laws):
+class MapLaws(StoreLaws):
     """An ordered map of byte keys."""
 
     @pytest.mark.rule("STO-1", "STO-2")
     def test_random_programs_do_to_a_store_what_they_do_to_a_dictionary(self, store: Store) -> None:
         @settings(max_examples=self.examples, deadline=None, suppress_health_check=list(HealthCheck))
         @given(programs())
-        def equal(transactions: list[Program]) -> None:
+        def equal(transactions: list[ModelTransaction]) -> None:
             store.run(lambda tx: tx.clear_range(FIRST, BEHIND))
             rows: Rows = {}
             for program in transactions:
@@ -29,18 +29,18 @@ class MapLaws(Laws):
 
         equal()
 
-    def _run(self, store: Store, program: Program, before: Rows) -> Rows:
+    def _run(self, store: Store, program: ModelTransaction, before: Rows) -> Rows:
         def fn(tx: Tx) -> Rows:
             rows = dict(before)  # fn may be retried, so it starts from what was committed
             for step in program.steps:
                 step.on(tx, rows)
             if program.fails:
-                raise Refused
+                raise RaisedOnPurpose
             return rows
 
         try:
             return store.run(fn, mode=program.mode)
-        except Refused:
+        except RaisedOnPurpose:
             return before
 
     @pytest.mark.rule("STO-2")

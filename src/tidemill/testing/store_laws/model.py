@@ -26,7 +26,7 @@ def between(rows: Rows, lo: bytes, hi: bytes) -> list[Row]:
     return [Row(key, rows[key]) for key in sorted(rows) if lo <= key < hi]
 
 
-class Step(Protocol):
+class ModelStep(Protocol):
     """One operation."""
 
     def on(self, tx: Tx, rows: Rows) -> None:
@@ -47,7 +47,7 @@ class Get(NamedTuple):
             assert tx.get_many(self.keys, lock=lock) == [rows.get(key) for key in self.keys]
 
 
-class Range(NamedTuple):
+class ModelRange(NamedTuple):
     """`range`, with everything it can be told."""
 
     lo: bytes
@@ -118,7 +118,7 @@ class Add(NamedTuple):
         rows[self.key] = write_counter(read_counter(rows.get(self.key)) + self.amount)
 
 
-class Take(NamedTuple):
+class ModelTake(NamedTuple):
     """`take`; when nobody else takes, what it gives is the beginning of the range."""
 
     lo: bytes
@@ -132,7 +132,7 @@ class Take(NamedTuple):
             del rows[row.key]
 
 
-class Exchange(NamedTuple):
+class ModelSwap(NamedTuple):
     """`swap`, and `swap_many` for other numbers of swaps than one; `right` says whether the guess is."""
 
     swaps: tuple[tuple[bytes, bool, bytes | None], ...]
@@ -154,15 +154,15 @@ class Exchange(NamedTuple):
         rows.update(after)
 
 
-class Program(NamedTuple):
+class ModelTransaction(NamedTuple):
     """One transaction: its operations, and whether its function raises at the end."""
 
     mode: Mode
-    steps: Sequence[Step]
+    steps: Sequence[ModelStep]
     fails: bool
 
 
-def _steps() -> st.SearchStrategy[Step]:
+def _steps() -> st.SearchStrategy[ModelStep]:
     plain, counter = st.sampled_from(KEYS), st.sampled_from(COUNTERS)
     key = plain | counter
     value = st.sampled_from([b"", b"x", b"\x00", b"\xff" * 9, b"another"])
@@ -175,7 +175,7 @@ def _steps() -> st.SearchStrategy[Step]:
     )
     return st.one_of(
         st.builds(Get, st.lists(key, max_size=4).map(tuple), st.booleans()),
-        st.builds(Range, lo, hi, st.none() | st.integers(0, 4), st.booleans(), st.booleans()),
+        st.builds(ModelRange, lo, hi, st.none() | st.integers(0, 4), st.booleans(), st.booleans()),
         st.builds(Set, plain, value) | st.builds(Set, counter, count),
         st.builds(
             SetMany,
@@ -184,14 +184,14 @@ def _steps() -> st.SearchStrategy[Step]:
         st.builds(Clear, key),
         st.builds(ClearRange, lo, hi),
         st.builds(Add, counter, amount),
-        st.builds(Take, lo, hi, st.integers(0, 4)),
-        st.builds(Exchange, st.lists(swap, max_size=4).map(tuple)),
+        st.builds(ModelTake, lo, hi, st.integers(0, 4)),
+        st.builds(ModelSwap, st.lists(swap, max_size=4).map(tuple)),
     )
 
 
-def programs() -> st.SearchStrategy[list[Program]]:
+def programs() -> st.SearchStrategy[list[ModelTransaction]]:
     """A few transactions, one after the other."""
     mode: st.SearchStrategy[Mode] = st.sampled_from(("serial", "take"))
     steps = st.lists(_steps(), max_size=8)
     fails = st.sampled_from((False, False, False, True))
-    return st.lists(st.builds(Program, mode, steps, fails), max_size=5)
+    return st.lists(st.builds(ModelTransaction, mode, steps, fails), max_size=5)

@@ -1,4 +1,4 @@
-"""Laws of a store that several processes share: what one of them commits, takes or leaves when it dies."""
+"""Test a store that several processes share: what one commits or takes, and what it leaves when it dies."""
 
 import signal
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 from tidemill.clock import poll
 from tidemill.store import Mode, Row, Store, Tx
 from tidemill.store.port import read_counter, write_counter
-from tidemill.testing.store_laws.laws import Laws, contents, fill, value_of
+from tidemill.testing.store_laws.laws import StoreLaws, contents, fill, value_of
 from tidemill.testing.threads import STUCK_S
 
 DIE = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
@@ -21,7 +21,7 @@ def _increment(tx: Tx) -> None:
     tx.set(b"n", write_counter(read_counter(tx.get(b"n")) + 1))
 
 
-class ProcessLaws(Laws):
+class StoreProcessLaws(StoreLaws):
     """Other processes are like other threads, but for their way of ending."""
 
     @contextmanager

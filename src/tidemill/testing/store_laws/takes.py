@@ -1,4 +1,4 @@
-"""Laws of taking and swapping, and of the mode made for them."""
+"""Test `take`, `swap` and the mode `take`."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import pytest
 from tidemill.errors import UsageError
 from tidemill.store import Mode, Row, Store, Swap, Tx
 from tidemill.store.port import write_counter
-from tidemill.testing.store_laws.laws import BEHIND, FIRST, Laws, contents, fill, value_of
+from tidemill.testing.store_laws.laws import BEHIND, FIRST, StoreLaws, contents, fill, value_of
 from tidemill.testing.threads import Interloper, together
 
 QUEUE = (b"q/", b"q0")
@@ -22,7 +22,7 @@ class Died(BaseException):
     """The end of a worker, at a bad moment."""
 
 
-class TakeLaws(Laws):
+class TakeLaws(StoreLaws):
     """Rows are taken by one, written by the one who knows what was there."""
 
     @pytest.mark.rule("STO-2")

@@ -1,4 +1,4 @@
-"""Laws of the two times: `now` for leases, which never runs backwards, and `wall` for people."""
+"""Test the two times: `now` for leases, which never runs backwards, and `wall` for people."""
 
 import threading
 
@@ -6,7 +6,7 @@ import pytest
 
 from tidemill.clock import poll
 from tidemill.store import Store, Tx
-from tidemill.testing.store_laws.laws import Laws
+from tidemill.testing.store_laws.laws import StoreLaws
 from tidemill.testing.threads import STUCK_S, together
 
 
@@ -14,7 +14,7 @@ def _now(tx: Tx) -> int:
     return tx.now()
 
 
-class TimeLaws(Laws):
+class TimeLaws(StoreLaws):
     """Lease time."""
 
     @pytest.mark.rule("STO-6")

@@ -1,12 +1,12 @@
-"""Laws of `set_versioned`: a log that is read from where one stopped, and never grows behind the reader."""
+"""Test `set_versioned`: a reader that resumes after the last key it saw misses nothing."""
 
 import threading
 
 import pytest
 
-from tidemill.store import Mode, Row, Store, Tx, Version, pack, unpack
+from tidemill.store import Mode, Row, Store, Tx, Versionstamp, pack, unpack
 from tidemill.store.keys import after
-from tidemill.testing.store_laws.laws import Laws, contents, fill
+from tidemill.testing.store_laws.laws import StoreLaws, contents, fill
 from tidemill.testing.threads import Interloper, together
 
 LOG, OTHER = pack(("log",)), pack(("log 2",))
@@ -16,7 +16,7 @@ def _log(store: Store, prefix: bytes = LOG) -> list[bytes]:
     return [row.value for row in store.run(lambda tx: tx.range(prefix, after(prefix)))]
 
 
-class VersionLaws(Laws):
+class VersionLaws(StoreLaws):
     """Versions sort as commits do."""
 
     @pytest.mark.rule("STO-2")
@@ -27,7 +27,7 @@ class VersionLaws(Laws):
         assert [row.value for row in rows] == [b"0", b"1", b"2", b"3", b"4"]
         versions = [unpack(row.key[len(LOG) :]) for row in rows]
         assert all(row.key.startswith(LOG) for row in rows)
-        assert all(len(parts) == 1 and isinstance(parts[0], Version) for parts in versions)
+        assert all(len(parts) == 1 and isinstance(parts[0], Versionstamp) for parts in versions)
         assert [pack(parts) for parts in versions] == [row.key[len(LOG) :] for row in rows]
         assert len({*versions}) == 5
 

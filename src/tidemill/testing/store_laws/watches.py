@@ -1,4 +1,4 @@
-"""Laws of watches: a hint that is never late when it comes, and never needed.
+"""Test watches: a hint that is never late when it comes, and never needed.
 
 A watch may fire for nothing, so no test here says that one stays silent, but for a closed one.
 """
@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.store import Mode, Store, Tx
 from tidemill.store.port import read_counter, write_counter
-from tidemill.testing.store_laws.laws import Laws, fill, value_of
+from tidemill.testing.store_laws.laws import StoreLaws, fill, value_of
 from tidemill.testing.threads import STUCK_S, together
 
 WRITES: dict[str, Callable[[Tx], object]] = {
@@ -23,7 +23,7 @@ WRITES: dict[str, Callable[[Tx], object]] = {
 }
 
 
-class WatchLaws(Laws):
+class WatchLaws(StoreLaws):
     """Make the watch, read, then wait."""
 
     @pytest.mark.rule("STO-8")

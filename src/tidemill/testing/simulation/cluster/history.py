@@ -12,7 +12,7 @@ from tidemill.cluster import leases, partitions
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.store import Space, Tx
 from tidemill.testing.simulation.rules import Act, Rule, Violation
-from tidemill.testing.simulation.store import Commit
+from tidemill.testing.simulation.store import RecordedCommit
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
@@ -81,7 +81,7 @@ class History(Rule):
         lease = leases.decode(raw)
         return Standing(lease.holder, lease.epoch, lease.expires_at)
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: RecordedCommit) -> None:
         calls = set()
         for change in commit.changes:
             if change.new is None:
@@ -99,7 +99,7 @@ class History(Rule):
             raise Violation(f"call {calls & self._refused} is committed although it was told that it failed")
         self._made |= calls
 
-    def _judge(self, mark: Mark, commit: Commit) -> None:
+    def _judge(self, mark: Mark, commit: RecordedCommit) -> None:
         raw = commit.before(mark.lease)
         standing = self._standing(mark.lease, raw) if raw is not None else None
         name = self.keys.part.unpack(mark.lease) if mark.lease.startswith(self.keys.part.prefix) else "lease"

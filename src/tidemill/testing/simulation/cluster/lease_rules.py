@@ -4,7 +4,7 @@ from tidemill.cluster import leases
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leases import Lease
 from tidemill.testing.simulation.rules import Act, Rule, Violation
-from tidemill.testing.simulation.store import Change, Commit
+from tidemill.testing.simulation.store import Change, RecordedCommit
 
 
 class LeaseRules(Rule):
@@ -14,12 +14,12 @@ class LeaseRules(Rule):
         self.keys = keys
         self.prefixes = (keys.lease.prefix,)
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: RecordedCommit) -> None:
         for change in commit.changes:
             if change.key.startswith(self.prefixes):
                 self._judge(commit, change)
 
-    def _judge(self, commit: Commit, change: Change) -> None:
+    def _judge(self, commit: RecordedCommit, change: Change) -> None:
         name = "/".join(str(part) for part in self.keys.lease.unpack(change.key))
         if change.new is None:
             raise Violation(f"lease {name} was removed, and its epoch with it")

@@ -5,7 +5,7 @@ from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.states import PartitionState
 from tidemill.testing.simulation.rules import Act, Rule, Violation
-from tidemill.testing.simulation.store import Change, Commit
+from tidemill.testing.simulation.store import Change, RecordedCommit
 
 
 class NodeRules(Rule):
@@ -20,7 +20,7 @@ class NodeRules(Rule):
         self._index: set[bytes] = set()
         self._draining_since: dict[str, int] = {}
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: RecordedCommit) -> None:
         touched: list[bytes] = []
         counted = any(change.key == self.keys.node_version for change in commit.changes)
         for change in commit.changes:
@@ -36,7 +36,7 @@ class NodeRules(Rule):
                     f"the index {self.keys.node_expiry.unpack(key)} does not say what the list says"
                 )
 
-    def _judge(self, commit: Commit, change: Change, counted: bool) -> list[bytes]:
+    def _judge(self, commit: RecordedCommit, change: Change, counted: bool) -> list[bytes]:
         old = nodes.decode(change.old) if change.old is not None else None
         new = nodes.decode(change.new) if change.new is not None else None
         node_id = new.id if new is not None else str(self.keys.node.unpack(change.key)[0])
@@ -50,7 +50,7 @@ class NodeRules(Rule):
             raise Violation(f"{node_id} came or went, and the version of the node list did not change")
         return self._relist(node_id, old, new)
 
-    def _judge_entry(self, commit: Commit, old: Node | None, new: Node, own: bool) -> None:
+    def _judge_entry(self, commit: RecordedCommit, old: Node | None, new: Node, own: bool) -> None:
         if not own:
             raise Violation(f"the entry of {new.id} was written by another")
         last = self._epochs.get(new.id, 0)
@@ -62,7 +62,7 @@ class NodeRules(Rule):
         if new.draining:
             self._draining_since.setdefault(new.id, commit.now_us)
 
-    def _judge_cleaning(self, commit: Commit, old: Node) -> None:
+    def _judge_cleaning(self, commit: RecordedCommit, old: Node) -> None:
         raw = commit.before(self.keys.leader)
         leader = leases.decode(raw).holder if raw is not None else ""
         if commit.node is None or leader not in commit.node.tokens:
@@ -84,7 +84,7 @@ class NodeRules(Rule):
             touched.append(key)
         return touched
 
-    def _judge_take(self, commit: Commit, change: Change) -> None:
+    def _judge_take(self, commit: RecordedCommit, change: Change) -> None:
         """Who has told that it drains takes nothing new (CLU-25)."""
         if change.new is None or commit.node is None:
             return

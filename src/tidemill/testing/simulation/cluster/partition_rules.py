@@ -8,7 +8,7 @@ from tidemill.cluster.partitions import Map, Partition, Standing
 from tidemill.cluster.states import PartitionState
 from tidemill.store.port import read_counter
 from tidemill.testing.simulation.rules import Act, Rule, Violation
-from tidemill.testing.simulation.store import Change, Commit
+from tidemill.testing.simulation.store import Change, RecordedCommit
 
 
 class PartitionRules(Rule):
@@ -21,7 +21,7 @@ class PartitionRules(Rule):
         self._epochs: dict[bytes, int] = {}
         self._index: dict[bytes, bytes] = {}  # as it should be
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: RecordedCommit) -> None:
         touched: list[bytes] = []
         for change in commit.changes:
             if change.key.startswith(self.keys.part.prefix):
@@ -38,7 +38,7 @@ class PartitionRules(Rule):
 
     # --- one row
 
-    def _judge(self, commit: Commit, change: Change) -> list[bytes]:
+    def _judge(self, commit: RecordedCommit, change: Change) -> list[bytes]:
         old = partitions.decode(change.old) if change.old is not None else None
         new = partitions.decode(change.new) if change.new is not None else None
         self.alive += (new is not None) - (old is not None)
@@ -67,7 +67,7 @@ class PartitionRules(Rule):
         if last is not None and new.epoch < last:
             raise Violation(f"partition {new.id} was at epoch {last} and was made again at {new.epoch}")
 
-    def _judge_same_hands(self, commit: Commit, old: Partition, new: Partition) -> None:
+    def _judge_same_hands(self, commit: RecordedCommit, old: Partition, new: Partition) -> None:
         if (new.holder, new.state) != (old.holder, old.state):
             raise Violation(f"partition {new.id} changed hands within epoch {new.epoch}")
         if new.expires_at != old.expires_at:
@@ -75,7 +75,7 @@ class PartitionRules(Rule):
             if new.expires_at < old.expires_at:
                 raise Violation(f"partition {new.id} epoch {new.epoch} was shortened")
 
-    def _judge_change_of_hands(self, commit: Commit, old: Partition, new: Partition) -> None:
+    def _judge_change_of_hands(self, commit: RecordedCommit, old: Partition, new: Partition) -> None:
         if new.state is PartitionState.IN_PROGRESS:
             if old.expires_at > commit.now_us:
                 left_ms = (old.expires_at - commit.now_us) / 1000
@@ -87,7 +87,7 @@ class PartitionRules(Rule):
         else:
             self._judge_holder(commit, old, f"made {new.state}")
 
-    def _judge_holder(self, commit: Commit, old: Partition, what: str) -> None:
+    def _judge_holder(self, commit: RecordedCommit, old: Partition, what: str) -> None:
         if commit.node is None or old.holder not in commit.node.tokens:
             raise Violation(f"partition {old.id} epoch {old.epoch} was {what} by one who does not hold it")
         if old.expires_at <= commit.now_us:
@@ -106,7 +106,7 @@ class PartitionRules(Rule):
             touched.append(key)
         return touched
 
-    def _judge_map(self, commit: Commit, made_from: Map) -> None:
+    def _judge_map(self, commit: RecordedCommit, made_from: Map) -> None:
         """The map names the node list and the leader of the moment it was committed (CLU-16)."""
         version = read_counter(commit.before(self.keys.node_version))
         if made_from.node_version != version:

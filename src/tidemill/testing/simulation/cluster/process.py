@@ -24,7 +24,7 @@ from tidemill.testing.simulation.cluster.plan import Plan
 from tidemill.testing.simulation.cluster.queue import QueueWorker
 from tidemill.testing.simulation.cluster.tasks import SimHost
 from tidemill.testing.simulation.node import SimNode
-from tidemill.testing.simulation.scheduler import Actor, Next
+from tidemill.testing.simulation.scheduler import Next, SimulatedThread
 
 if TYPE_CHECKING:
     from tidemill.cluster.holdings import Holdings
@@ -38,7 +38,7 @@ class Process:
     """A member with its host, its keeper of locks and its worker on the queue."""
 
     member: Member
-    actor: Actor
+    actor: SimulatedThread
 
     def __init__(self, world: "World", node: SimNode, keys: ClusterKeys, history: History, holders: Holders):
         self.world = world

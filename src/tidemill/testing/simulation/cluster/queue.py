@@ -16,7 +16,7 @@ from tidemill.store import Row, Space, Store, Tx
 from tidemill.store.memory import MemoryWatch
 from tidemill.testing.simulation.rules import Act, Rule, Violation
 from tidemill.testing.simulation.scheduler import Next, Wait
-from tidemill.testing.simulation.store import Commit
+from tidemill.testing.simulation.store import RecordedCommit
 
 if TYPE_CHECKING:
     from tidemill.testing.simulation.cluster.process import Process
@@ -170,7 +170,7 @@ class QueueRules(Rule):
         self.done = 0
         self._count = count
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: RecordedCommit) -> None:
         moved: dict[int, None] = {}
         for change in commit.changes:
             for place in (self.keys.waiting, self.keys.claimed, self.keys.done):

@@ -13,7 +13,7 @@ from tidemill.errors import CommitUnknown, LeaseLost, StoreError
 from tidemill.store import Space, Tx
 from tidemill.testing.simulation.cluster.history import Mark
 from tidemill.testing.simulation.cluster.plan import Piece
-from tidemill.testing.simulation.scheduler import Actor, Next
+from tidemill.testing.simulation.scheduler import Next, SimulatedThread
 
 if TYPE_CHECKING:
     from tidemill.testing.simulation.cluster.process import Process
@@ -58,7 +58,7 @@ class SimHost(Host):
 class Task:
     """Works on one partition step by step: acts, then writes under its epoch, and hands on or completes."""
 
-    actor: Actor
+    actor: SimulatedThread
 
     def __init__(self, process: "Process", held: HeldPartition) -> None:
         self.held = held

@@ -21,7 +21,7 @@ from tidemill.testing.futures_invariants import judge, scan_rows
 from tidemill.testing.futures_mirror import Mirror
 from tidemill.testing.simulation.futures.plan import Call
 from tidemill.testing.simulation.rules import Act, Rule, Violation
-from tidemill.testing.simulation.store import Commit
+from tidemill.testing.simulation.store import RecordedCommit
 
 if TYPE_CHECKING:
     from tidemill.testing.simulation.futures.scenario import FutureWork
@@ -43,7 +43,7 @@ class FutureRules(Rule):
         self._future = work.keys.future.prefix
         self._spec = work.keys.spec.prefix
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: RecordedCommit) -> None:
         before = {
             change.key: decode_row(change.old)
             for change in commit.changes
@@ -69,7 +69,7 @@ class FutureRules(Rule):
         if self.ids.setdefault(spec.name, future_id) != future_id:
             raise Violation(f"{spec.name} has a second id (FUT-14)")
 
-    def _judge_step(self, commit: Commit, key: bytes, old: AnyRow | None) -> None:
+    def _judge_step(self, commit: RecordedCommit, key: bytes, old: AnyRow | None) -> None:
         (future_id,) = self.work.keys.future.unpack(key)
         assert isinstance(future_id, bytes)
         new = self.mirror.futures.get(future_id)
@@ -93,7 +93,7 @@ class FutureRules(Rule):
         if isinstance(new, Realized):
             self._judge_result(future_id, spec.name, old, new)
 
-    def _judge_claimant(self, commit: Commit, name: str, claim: Claimed, what: str) -> None:
+    def _judge_claimant(self, commit: RecordedCommit, name: str, claim: Claimed, what: str) -> None:
         """Only the holder, in the life in which it claimed, ends a claim by a verdict (FUT-55)."""
         if commit.node is None or claim.holder not in commit.node.tokens:
             raise Violation(f"{name} was {what} by one who does not hold it (FUT-13)")
@@ -102,7 +102,7 @@ class FutureRules(Rule):
         if entry is None or entry.epoch != claim.node_epoch or entry.expires_at <= commit.now_us:
             raise Violation(f"{name} was {what} by {commit.node.name} in a life that is over (FUT-55)")
 
-    def _judge_return(self, commit: Commit, name: str, claim: Claimed) -> None:
+    def _judge_return(self, commit: RecordedCommit, name: str, claim: Claimed) -> None:
         """Without a verdict a claim ends by its holder, its machine's next boot, or after death (FUT-17)."""
         if commit.node is not None and claim.holder in commit.node.tokens:
             return
@@ -113,7 +113,7 @@ class FutureRules(Rule):
         if commit.node is None or entry.address != f"m{commit.node.machine}":
             raise Violation(f"{name} was taken from a node whose lease runs (FUT-17)")
 
-    def _judge_loss(self, commit: Commit, name: str, old: Realized) -> None:
+    def _judge_loss(self, commit: RecordedCommit, name: str, old: Realized) -> None:
         """What is computed again was lost: it went with its process, or its node's lease is over (FUT-63)."""
         raw = commit.before(self.work.cluster.node[old.result.location.node])
         alive = raw is not None and nodes.decode(raw).expires_at > commit.now_us

@@ -32,7 +32,7 @@ from tidemill.store import Tx
 from tidemill.store.memory import MemoryWatch
 from tidemill.testing.simulation.futures.plan import value_of
 from tidemill.testing.simulation.node import SimNode
-from tidemill.testing.simulation.scheduler import Actor, Next, Wait
+from tidemill.testing.simulation.scheduler import Next, SimulatedThread, Wait
 
 if TYPE_CHECKING:
     from tidemill.testing.simulation.futures.scenario import FutureWork
@@ -53,7 +53,7 @@ class SimulatedTasks(Executor):
         self.ended: deque[tuple[Job, str, list[Loss]]] = deque()
         self.late: deque[Job] = deque()  # made a result after their claim was over
         self.entries: dict[int, Node] = {}  # our entry in the node list, by epoch
-        self.actor: Actor | None = None  # woken when a task has ended
+        self.actor: SimulatedThread | None = None  # woken when a task has ended
         self._work = work
         self._node = node
         self._ttl_s = work.world.swarm.ttl_s
@@ -168,8 +168,8 @@ class SimulatedTasks(Executor):
 class Worker:
     """One life of a worker node."""
 
-    actor: Actor
-    member_actor: Actor
+    actor: SimulatedThread
+    member_actor: SimulatedThread
 
     def __init__(self, work: "FutureWork", node: SimNode) -> None:
         self.work = work
