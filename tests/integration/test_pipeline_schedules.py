@@ -238,7 +238,7 @@ def test_a_group_that_fails_too_often_is_dead_until_somebody_says_retry(
         assert shop.run().steps == {}, "dead is dead"
 
         assert main(["triggers", "retry", "--dead", *home_]) == 0
-        assert json.loads(capsys.readouterr().out)["armed again"] == ["views:shop/main"]
+        assert json.loads(capsys.readouterr().out)["retried"] == ["views:shop/main"]
         assert list(shop.run().steps) == ["main"]
         assert bag(shop, "moods") == Counter([(1,), (2,)])
 

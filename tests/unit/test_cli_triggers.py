@@ -117,7 +117,7 @@ def test_people_see_a_table(scene: Scene) -> None:
 
 @pytest.mark.rule("HEAP-15")
 def test_retry_arms_the_dead(scene: Scene) -> None:
-    assert scene.tell("retry", "--dead") == {"armed again": ["dead"], "refused": {}}
+    assert scene.tell("retry", "--dead") == {"retried": ["dead"], "refused": {}}
     assert scene.states("--name", "dead") == {"dead": "due"}
     assert scene.tell("retry", "backs off", "nobody")["refused"] == {
         "nobody": "there is no subscription 'nobody'"
@@ -125,7 +125,7 @@ def test_retry_arms_the_dead(scene: Scene) -> None:
     assert scene.code == 1
     assert scene.states("--name", "backs off") == {"backs off": "due"}
     assert scene.tell("retry", "nobody")["error"]["code"] == "subscription-unknown"
-    assert "give names, or --dead" in scene.text("retry")
+    assert "name triggers, or use --dead" in scene.text("retry")
 
 
 @pytest.mark.rule("LOT-38")

@@ -1,4 +1,4 @@
-"""`python -m tidemill.cli` is `tidemill`."""
+"""Run `tidemill` as `python -m tidemill.cli`."""
 
 import sys
 

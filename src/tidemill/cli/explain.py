@@ -1,4 +1,4 @@
-"""`tidemill explain`: a view's circuit, what is incremental in it and what is not, and why."""
+"""Define `tidemill explain`: show how a view is computed."""
 
 from pathlib import Path
 
@@ -19,16 +19,18 @@ from tidemill.pipeline.tables import View
 )
 @json_option
 def explain_command(output: CommandOutput, view: str, file: str | None, draw: Path | None) -> None:
-    """Say how a view is kept: its operators, the rung each could have, and the reasons."""
+    """Show how a view is computed: its operators, the rung of each, and why."""
     with find(file) as pipeline:
         table = pipeline[view]
         if not isinstance(table, View):
-            raise UsageError(f"{view} is no view", hint=f"views are {', '.join(pipeline.views) or 'none'}")
-        found = table.explain()
+            raise UsageError(
+                f"{view} is not a view", hint=f"views are: {', '.join(pipeline.views) or '(none)'}"
+            )
+        explanation = table.explain()
     if draw is not None:
-        draw.write_text(found.drawing())
-    output.result(found.json() | ({} if draw is None else {"drawing": str(draw)}))
+        draw.write_text(explanation.drawing())
+    output.result(explanation.json() | ({} if draw is None else {"drawing": str(draw)}))
     if not output.json:
-        output.people.print(Text(found.text()))
+        output.people.print(Text(explanation.text()))
         if draw is not None:
-            output.people.print(Text(f"drawn in {draw}", style="dim"))
+            output.people.print(Text(f"the drawing is in {draw}", style="dim"))

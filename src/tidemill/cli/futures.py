@@ -1,4 +1,4 @@
-"""`tidemill futures`: list, show, requeue, cancel."""
+"""Define `tidemill futures`: list, show, requeue and cancel futures."""
 
 from collections.abc import Sequence
 
@@ -21,15 +21,23 @@ from tidemill.futures.protocol.states import ENDED, FutureState
 
 STATES = [state.value for state in FutureState]
 QUARANTINED_PAGE = 10_000
-ID_DIGITS = 20  # of 32 in a list: enough to tell them apart, and `show` takes them
+ID_DIGITS = 20  # of 32, in lists: enough to tell ids apart, and `show` accepts them
 
 
 @click.group("futures", invoke_without_command=True)
 @where_options
-@click.option("--state", "states", multiple=True, type=click.Choice(STATES), help="Only those in this state.")
-@click.option("--name", default="", metavar="TEXT", help="Only functions whose name has this; * may be used.")
 @click.option(
-    "--limit", default=50, show_default=True, type=click.IntRange(1, 100_000), help="At most so many."
+    "--state", "states", multiple=True, type=click.Choice(STATES), help="Only futures in this state."
+)
+@click.option(
+    "--name", default="", metavar="TEXT", help="Only functions whose name contains TEXT (* is a wildcard)."
+)
+@click.option(
+    "--limit",
+    default=50,
+    show_default=True,
+    type=click.IntRange(1, 100_000),
+    help="How many to list at most.",
 )
 @json_option
 @click.pass_context
@@ -43,16 +51,16 @@ def futures_command(
     name: str,
     limit: int,
 ) -> None:
-    """List futures, newest first; or show, requeue and cancel them."""
+    """List futures, newest first. Subcommands show, requeue and cancel them."""
     if ctx.invoked_subcommand is not None:
         ctx.meta["tidemill.where"] = (home, store, cluster)
         return
     where = ClusterLocation(home, store, cluster)
     with where.open() as opened:
-        found = queries.listed(opened, FutureKeys(cluster), states=states, name=name, limit=limit)
-    output.result({"futures": found})
+        futures = queries.listed(opened, FutureKeys(cluster), states=states, name=name, limit=limit)
+    output.result({"futures": futures})
     if not output.json:
-        output.people.print(_table(found) if found else Text("no futures"))
+        output.people.print(_table(futures) if futures else Text("there are no futures"))
 
 
 @futures_command.command("show")
@@ -62,20 +70,20 @@ def futures_command(
 def show_command(
     output: CommandOutput, future_id: str, home: str | None, store: str | None, cluster: str
 ) -> None:
-    """Show one future: what was submitted, its counts, its last error and what it was computed from."""
+    """Show one future: its function, counts, last error and inputs."""
     with _where(home, store, cluster).open() as opened:
         keys = FutureKeys(cluster)
-        one = queries.find(opened, keys, future_id)
-        seen = queries.shown(opened, keys, one)
-        tree = trace(opened, keys, one)
-    output.result(_told(seen, tree))
+        id_ = queries.find(opened, keys, future_id)
+        seen = queries.shown(opened, keys, id_)
+        tree = trace(opened, keys, id_)
+    output.result(_result(seen, tree))
     if not output.json:
         output.people.print(_page(seen, tree))
 
 
 @futures_command.command("requeue")
 @click.argument("future_ids", metavar="[ID]...", nargs=-1)
-@click.option("--quarantined", is_flag=True, help="All that are quarantined.")
+@click.option("--quarantined", is_flag=True, help="Requeue all quarantined futures.")
 @where_options
 @json_option
 def requeue_command(
@@ -86,29 +94,29 @@ def requeue_command(
     store: str | None,
     cluster: str,
 ) -> int:
-    """Send failed or quarantined futures back to be computed; all their counts begin again."""
+    """Run failed or quarantined futures again; their counts start at 0."""
     if bool(future_ids) == quarantined:
-        raise click.UsageError("give ids, or --quarantined")
+        raise click.UsageError("name ids, or use --quarantined")
     keys = FutureKeys(cluster)
     with _where(home, store, cluster).open() as opened:
         if quarantined:
             states = [FutureState.QUARANTINED.value]
-            found = queries.listed(opened, keys, states=states, limit=QUARANTINED_PAGE)
-            ids = [bytes.fromhex(one.id) for one in found]
+            futures = queries.listed(opened, keys, states=states, limit=QUARANTINED_PAGE)
+            ids = [bytes.fromhex(future.id) for future in futures]
         else:
-            ids = [queries.find(opened, keys, one) for one in future_ids]
+            ids = [queries.find(opened, keys, text) for text in future_ids]
         done, refused = [], {}
-        for one in ids:
+        for id_ in ids:
             try:
-                opened.run(lambda tx, one=one: requeue.requeue(tx, keys, one))  # type: ignore[misc]
-                done.append(one.hex())
+                opened.run(lambda tx, id_=id_: requeue.requeue(tx, keys, id_))  # type: ignore[misc]
+                done.append(id_.hex())
             except TidemillError as error:
                 if len(ids) == 1:
                     raise
-                refused[one.hex()] = error.message
+                refused[id_.hex()] = error.message
     output.result({"requeued": done, "refused": refused})
     for name in done:
-        output.people.print(Text(f"{name} goes back to be computed"))
+        output.people.print(Text(f"{name} is requeued"))
     for name, why in refused.items():
         output.stderr.print(Text(f"{name}: {why}", style="red"))
     return 1 if refused else 0
@@ -121,16 +129,16 @@ def requeue_command(
 def cancel_command(
     output: CommandOutput, future_id: str, home: str | None, store: str | None, cluster: str
 ) -> None:
-    """Ask for a future's end: at once if it waits; a running one is told, and killed after a grace."""
+    """Cancel a future. A running task gets a signal, and is killed after a grace period."""
     keys = FutureKeys(cluster)
     with _where(home, store, cluster).open() as opened:
-        one = queries.find(opened, keys, future_id)
-        row = opened.run(lambda tx: cancel.cancel(tx, keys, one))
+        id_ = queries.find(opened, keys, future_id)
+        row = opened.run(lambda tx: cancel.cancel(tx, keys, id_))
     ending = row.state not in ENDED
-    output.result({"id": one.hex(), "state": row.state.value, "ending": ending})
-    words = "is being ended by its worker" if ending else f"is {row.state.value}"
+    output.result({"id": id_.hex(), "state": row.state.value, "ending": ending})
+    state = "is stopping" if ending else f"is {row.state.value}"
     if not output.json:
-        output.people.print(Text(f"{one.hex()} {words}"))
+        output.people.print(Text(f"{id_.hex()} {state}"))
 
 
 def _where(home: str | None, store: str | None, cluster: str) -> ClusterLocation:
@@ -142,30 +150,30 @@ def _where(home: str | None, store: str | None, cluster: str) -> ClusterLocation
     return ClusterLocation(home, store, cluster)
 
 
-# --- for people
+# --- text output
 
 
-def _table(found: Sequence[Listed]) -> Table:
+def _table(futures: Sequence[Listed]) -> Table:
     lines = [
         {
-            "id": Text(one.id[:ID_DIGITS]),
-            "name": Text(one.name),
-            "state": Text(one.state, style=STYLES.get(one.state, "dim")),
-            "age": Text(_age(one.age_s)),
-            "tries": Text(str(one.tries or "")),
-            "node": Text(one.node[:12]),
-            "queue": Text(one.queue),
-            "detail": Text(one.detail),
+            "id": Text(future.id[:ID_DIGITS]),
+            "name": Text(future.name),
+            "state": Text(future.state, style=STYLES.get(future.state, "dim")),
+            "age": Text(_age(future.age_s)),
+            "tries": Text(str(future.tries or "")),
+            "node": Text(future.node[:12]),
+            "queue": Text(future.queue),
+            "detail": Text(future.detail),
         }
-        for one in found
+        for future in futures
     ]
-    made = Table(box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
     shown = [name for name in lines[0] if any(line[name] for line in lines)]
     for name in shown:
-        made.add_column(name, overflow="fold", no_wrap=name not in ("name", "detail"))
+        table.add_column(name, overflow="fold", no_wrap=name not in ("name", "detail"))
     for line in lines:
-        made.add_row(*(line[name] for name in shown))
-    return made
+        table.add_row(*(line[name] for name in shown))
+    return table
 
 
 def _age(seconds: float) -> str:
@@ -194,10 +202,10 @@ def _page(seen: Shown, tree: Lineage) -> Group:
         latest = f"latest failure ({seen.failure.kind}"
         parts += [Text(), Text(f"{latest}, on {seen.failure.node or '?'})", style="bold red")]
         parts.append(Text(seen.failure.traceback.rstrip() or seen.failure.message))
-        parts += [Text(f"because of {name}") for name in seen.failure.upstream]
+        parts += [Text(f"caused by {name}") for name in seen.failure.upstream]
     if spec.inputs:
         parts += [Text(), Text("computed from", style="bold"), tree]
-    return Group(*parts)  # type: ignore[arg-type] # all of them are rich's
+    return Group(*parts)  # type: ignore[arg-type] # all are renderables of rich
 
 
 def _facts(seen: Shown) -> dict[str, object]:
@@ -223,8 +231,8 @@ def _facts(seen: Shown) -> dict[str, object]:
     }
 
 
-def _told(seen: Shown, tree: Lineage) -> dict[str, object]:
-    """For programs: no code, no arguments, nothing pickled."""
+def _result(seen: Shown, tree: Lineage) -> dict[str, object]:
+    """Return the future as JSON, without code, arguments and pickled data."""
     failure = seen.failure
     return {
         **_facts(seen),
@@ -237,6 +245,6 @@ def _told(seen: Shown, tree: Lineage) -> dict[str, object]:
             for name, value in msgspec.structs.asdict(failure).items()
             if name not in ("pickled", "signature")
         },
-        "inputs": [one.hex() for one in seen.spec.inputs],
+        "inputs": [id_.hex() for id_ in seen.spec.inputs],
         "lineage": tree.to_json(),
     }

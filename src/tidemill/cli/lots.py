@@ -1,4 +1,4 @@
-"""`tidemill lots`: the map of a table's lots."""
+"""Define `tidemill lots`: draw or list the lots of a table."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -29,37 +29,37 @@ WIDTH = 60
 @click.command("lots")
 @click.argument("table")
 @pipeline_option
-@click.option("--list", "listed", is_flag=True, help="List every lot instead of drawing them.")
+@click.option("--list", "listed", is_flag=True, help="List the lots instead of drawing them.")
 @json_option
 def lots_command(output: CommandOutput, table: str, file: str | None, listed: bool) -> None:
-    """Draw the lots of a table: what is complete, empty, running, partial, missing."""
+    """Draw the lots of a table: complete, empty, running, partial or missing."""
     with find(file) as pipeline:
-        found = pipeline[table].lots()
-    output.result({"table": table, "lots": found})
+        lots = pipeline[table].lots()
+    output.result({"table": table, "lots": lots})
     if output.json:
         return
-    if not found:
+    if not lots:
         output.people.print(Text(f"{table} has no lots yet"))
         return
     if listed:
-        output.people.print(_list(found))
+        output.people.print(_list(lots))
         return
-    for line in drawn(found):
+    for line in drawn(lots):
         output.people.print(line)
-    for one in found:
-        if one.state in ("partial", "missing"):
-            output.people.print(Text.assemble((f"{one.lot} ", "bold"), (one.note, "red")))
+    for lot in lots:
+        if lot.state in ("partial", "missing"):
+            output.people.print(Text.assemble((f"{lot.lot} ", "bold"), (lot.note, "red")))
 
 
-def drawn(found: Sequence[LotInfo]) -> Iterator[Text]:
-    """The map: a line for each day of intervals, or for so many appends; then what the marks mean."""
-    for label, row in _rows(found):
+def drawn(lots: Sequence[LotInfo]) -> Iterator[Text]:
+    """Yield the lines of the drawing: one for each day, or for each 60 appends; then a legend."""
+    for label, row in _rows(lots):
         line = Text(f"{label:>22} ", style="dim")
-        for one in row:
-            mark, style = MARKS["waiting"] if one is None else MARKS[one.state]
-            line.append(" " if one is None else mark, style=style)
+        for lot in row:
+            mark, style = MARKS["waiting"] if lot is None else MARKS[lot.state]
+            line.append(" " if lot is None else mark, style=style)
         yield line
-    counts: Counter[str] = Counter(one.state for one in found)
+    counts: Counter[str] = Counter(lot.state for lot in lots)
     legend = Text(" " * 23)
     for state, (mark, style) in MARKS.items():
         if counts[state]:
@@ -67,40 +67,40 @@ def drawn(found: Sequence[LotInfo]) -> Iterator[Text]:
     yield legend
 
 
-def _rows(found: Sequence[LotInfo]) -> Iterator[tuple[str, list[LotInfo | None]]]:
+def _rows(lots: Sequence[LotInfo]) -> Iterator[tuple[str, list[LotInfo | None]]]:
     try:
-        ids = [LotId.parse(one.lot) for one in found]
+        ids = [LotId.parse(lot.lot) for lot in lots]
     except BadLotId:
-        for first in range(0, len(found), WIDTH):
-            page = found[first : first + WIDTH]
+        for first in range(0, len(lots), WIDTH):
+            page = lots[first : first + WIDTH]
             yield page[0].lot[-22:], list(page)
         return
     days: dict[str, list[LotInfo | None]] = {}
-    for lot, one in zip(ids, found, strict=True):
-        day = lot.start.strftime("%Y-%m-%d")
+    for id_, lot in zip(ids, lots, strict=True):
+        day = id_.start.strftime("%Y-%m-%d")
         row = days.setdefault(day, [])
-        missing = lot.ordinal - len(row) if len(days) > 1 else 0
+        missing = id_.ordinal - len(row) if len(days) > 1 else 0
         row += [None] * max(0, missing)
-        row.append(one)
+        row.append(lot)
     for day, row in days.items():
         for first in range(0, len(row), WIDTH):
             yield day if not first else "", row[first : first + WIDTH]
 
 
-def _list(found: Sequence[LotInfo]) -> Table:
+def _list(lots: Sequence[LotInfo]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("lot", "state", "gen", "position", "rows", "bytes", "published", ""):
+    for name in ("lot", "state", "generation", "position", "rows", "bytes", "published", ""):
         table.add_column(name, overflow="fold")
-    for one in found:
-        at = datetime.fromtimestamp(one.at, UTC).strftime("%Y-%m-%d %H:%M:%S") if one.at else ""
+    for lot in lots:
+        at = datetime.fromtimestamp(lot.at, UTC).strftime("%Y-%m-%d %H:%M:%S") if lot.at else ""
         table.add_row(
-            Text(one.lot),
-            Text(one.state, style=MARKS[one.state][1]),
-            str(one.generation) if one.generation else "",
-            str(one.position or ""),
-            f"{one.rows:,}",
-            f"{one.size:,}",
+            Text(lot.lot),
+            Text(lot.state, style=MARKS[lot.state][1]),
+            str(lot.generation) if lot.generation else "",
+            str(lot.position or ""),
+            f"{lot.rows:,}",
+            f"{lot.size:,}",
             at,
-            Text(one.note, style="red"),
+            Text(lot.note, style="red"),
         )
     return table

@@ -1,4 +1,4 @@
-"""`tidemill nodes`: who is there, with what, and until when."""
+"""Define `tidemill nodes`: list the nodes of a cluster."""
 
 from collections.abc import Sequence
 
@@ -17,11 +17,11 @@ from tidemill.store import Tx
 
 
 class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One node, as it is told."""
+    """One node in the list; `state` is live, draining or expired."""
 
     id: str
     kind: str
-    state: str  # live | draining | expired
+    state: str
     leader: bool
     address: str
     slots: int
@@ -34,7 +34,7 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
 @where_options
 @json_option
 def nodes_command(output: CommandOutput, home: str | None, store: str | None, cluster: str) -> None:
-    """List the nodes of a cluster: leases, slots, what is free, and who leads."""
+    """List the nodes of a cluster: their leases, slots and free resources, and the leader."""
     where = ClusterLocation(home, store, cluster)
     with where.open() as opened:
         lines = opened.run(lambda tx: read(tx, ClusterKeys(cluster)))
@@ -42,13 +42,13 @@ def nodes_command(output: CommandOutput, home: str | None, store: str | None, cl
     if output.json:
         return
     if not lines:
-        output.people.print(Text(f"no nodes in cluster {cluster!r}"))
+        output.people.print(Text(f"the cluster {cluster!r} has no nodes"))
         return
     output.people.print(table(lines))
 
 
 def read(tx: Tx, keys: ClusterKeys) -> list[NodeLine]:
-    """The node list, with the leader's mark."""
+    """Read the node list, and which node leads."""
     lease = leases.read(tx, keys.leader)
     now = tx.now()
     leader = lease.holder if lease is not None and lease.expires_at > now else ""
@@ -74,13 +74,13 @@ STATES = {"live": "green", "draining": "yellow", "expired": "red"}
 
 
 def table(lines: Sequence[NodeLine]) -> Table:
-    """The list for people."""
-    made = Table(box=None, header_style="bold", pad_edge=False)
+    """Return the list as a table."""
+    rendered = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("node", "kind", "state", "lease", "slots", "cpu", "ram", "gpu", "resources", "address"):
-        made.add_column(name, overflow="fold")
+        rendered.add_column(name, overflow="fold")
     for line in lines:
         named = sorted(key[1:] for key in line.total if key.startswith("+") and not key.startswith("+node:"))
-        made.add_row(
+        rendered.add_row(
             Text.assemble(line.id[:12], (" leader", "bold cyan") if line.leader else ""),
             line.kind,
             Text(line.state, style=STATES[line.state]),
@@ -92,7 +92,7 @@ def table(lines: Sequence[NodeLine]) -> Table:
             " ".join(named),
             line.address,
         )
-    return made
+    return rendered
 
 
 def _share(line: NodeLine, name: str) -> str:

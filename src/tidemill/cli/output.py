@@ -1,8 +1,7 @@
-"""How a command speaks: to people on a terminal, or to a program as one JSON object.
+"""Print the output of a command: as text for people, or as one JSON object.
 
-Text meant for people goes through rich, which leaves out colours where they make no sense (a file, a pipe,
-NO_COLOR). With `--json` standard output has the JSON object alone, and whatever is said meanwhile goes to
-standard error.
+Text goes through rich, which omits colours where they make no sense (a file, a pipe, NO_COLOR). With
+`--json`, standard output has only the JSON object, and all other output goes to standard error.
 """
 
 import sys
@@ -18,11 +17,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 USAGE = 2
-INTERRUPTED = 130  # as shells say: 128 and the number of SIGINT
+INTERRUPTED = 130  # the convention of shells: 128 plus the number of SIGINT
 
 
 class CommandOutput:
-    """Where one run of the command line writes."""
+    """The output of one run of the command line."""
 
     def __init__(self) -> None:
         self.json = False
@@ -31,17 +30,17 @@ class CommandOutput:
 
     @property
     def people(self) -> Console:
-        """Where to talk to whoever is watching."""
+        """The console for text: standard error with `--json`, else standard output."""
         return self.stderr if self.json else self._stdout
 
     def result(self, value: Any) -> None:
-        """The result for programs: one line; nothing unless it was asked for."""
+        """With `--json`, print the result as one line; else do nothing."""
         if self.json:
             sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
             sys.stdout.flush()
 
     def error(self, code: str, message: str, hint: str) -> None:
-        """What went wrong, and what to do about it."""
+        """Print an error and its hint."""
         if self.json:
             self.result({"error": {"code": code, "message": message, "hint": hint}})
             return
@@ -50,7 +49,7 @@ class CommandOutput:
             self.stderr.print(Text(f"hint: {hint}", style="dim"))
 
     def usage(self, error: click.UsageError) -> None:
-        """The command was written wrongly: say how it is written."""
+        """Print what is wrong with the arguments, and how to use the command."""
         if self.json:
             hint = f"see {error.ctx.command_path} --help" if error.ctx is not None else ""
             self.result({"error": {"code": "usage", "message": error.format_message(), "hint": hint}})
@@ -69,7 +68,7 @@ class CommandOutput:
 
 
 def json_option(command: Callable[Concatenate[CommandOutput, P], R]) -> Callable[P, R]:
-    """`--json` for a command, whose first argument becomes the `CommandOutput`."""
+    """Add `--json` to a command, which receives a `CommandOutput` as its first argument."""
 
     def remember(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         ctx.ensure_object(CommandOutput).json = value
@@ -77,7 +76,7 @@ def json_option(command: Callable[Concatenate[CommandOutput, P], R]) -> Callable
     option = click.option(
         "--json",
         is_flag=True,
-        is_eager=True,  # known before anything else is found to be wrong
+        is_eager=True,  # parsed first, so that usage errors are JSON too
         expose_value=False,
         callback=remember,
         help="Print the result as one JSON object on the last line.",

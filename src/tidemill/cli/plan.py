@@ -1,4 +1,4 @@
-"""`tidemill plan`: what running would set up."""
+"""Define `tidemill plan`: show what running a pipeline would change."""
 
 import click
 from rich.table import Table
@@ -14,7 +14,7 @@ STYLES = {"new": "green", "same": "dim", "changed": "yellow", "removed": "red", 
 @pipeline_option
 @json_option
 def plan_command(output: CommandOutput, file: str | None) -> None:
-    """Check the declarations of a pipeline, and say what running it would change."""
+    """Check the declarations of the pipeline and show what running it would change."""
     with find(file) as pipeline:
         stages = pipeline.plan().describe()
     output.result({"pipeline": pipeline.name, "stages": stages})
@@ -23,9 +23,8 @@ def plan_command(output: CommandOutput, file: str | None) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("", "what", "name", "detail", "declared at"):
         table.add_column(name, overflow="fold")
-    for one in stages:
-        status = Text(one["status"], style=STYLES[one["status"]])
-        table.add_row(
-            status, one["what"], Text(one["name"]), Text(one["detail"]), Text(one["where"], style="dim")
-        )
+    for stage in stages:
+        status = Text(stage["status"], style=STYLES[stage["status"]])
+        where = Text(stage["where"], style="dim")
+        table.add_row(status, stage["what"], Text(stage["name"]), Text(stage["detail"]), where)
     output.people.print(table if stages else Text(f"{pipeline.name} declares nothing"))

@@ -1,4 +1,4 @@
-"""`tidemill triggers`: what is due, waiting, paused and dead, and why; retry, pause, resume, rebuild."""
+"""Define `tidemill triggers`: list, retry, pause and resume subscriptions, and rebuild the heap."""
 
 from collections.abc import Callable, Sequence
 
@@ -38,11 +38,17 @@ MOST_DEAD = 10_000
     "states",
     multiple=True,
     type=click.Choice([state.value for state in Shown]),
-    help="Only those in this state.",
+    help="Only triggers in this state.",
 )
-@click.option("--name", default="", metavar="TEXT", help="Only those whose name has this; * may be used.")
 @click.option(
-    "--limit", default=50, show_default=True, type=click.IntRange(1, 1_000_000), help="At most so many."
+    "--name", default="", metavar="TEXT", help="Only triggers whose name contains TEXT (* is a wildcard)."
+)
+@click.option(
+    "--limit",
+    default=50,
+    show_default=True,
+    type=click.IntRange(1, 1_000_000),
+    help="How many to list at most.",
 )
 @json_option
 @click.pass_context
@@ -57,9 +63,9 @@ def triggers_command(
     name: str,
     limit: int,
 ) -> None:
-    """List subscriptions: which are due, waiting, paused or dead, and why.
+    """List triggers: which are due, waiting, paused or dead, and why.
 
-    Of the cluster in --home or --store; else of the one that the pipeline of -f, or of tidemill.toml, is in.
+    The cluster is that of --home or --store, or that of the pipeline (-f, or tidemill.toml).
     """
     ctx.meta["tidemill.where"] = (file, home, store, cluster)
     if ctx.invoked_subcommand is not None:
@@ -67,17 +73,17 @@ def triggers_command(
     where = _where(home, store, cluster)
     keys, lots = TriggerKeys(where.cluster), LotKeys(where.cluster)
     with where.open() as opened:
-        found = listing.listed(opened, keys, lots, states=states, name=name, limit=limit)
-        seen = listing.overview(opened, keys)
-    output.result({"triggers": found, "overview": seen})
+        triggers = listing.listed(opened, keys, lots, states=states, name=name, limit=limit)
+        overview = listing.overview(opened, keys)
+    output.result({"triggers": triggers, "overview": overview})
     if not output.json:
-        output.people.print(_table(found) if found else Text("no triggers"))
-        output.people.print(Text(_words(seen), style="dim"))
+        output.people.print(_table(triggers) if triggers else Text("there are no triggers"))
+        output.people.print(Text(_summary(overview), style="dim"))
 
 
 @triggers_command.command("retry")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--dead", is_flag=True, help="All that are dead.")
+@click.option("--dead", is_flag=True, help="Retry all dead triggers.")
 @where_options
 @json_option
 def retry_command(
@@ -88,17 +94,17 @@ def retry_command(
     store: str | None,
     cluster: str,
 ) -> int:
-    """Arm dead triggers again, with their failures forgotten; those that back off are tried at once."""
+    """Run dead triggers again, with their failures reset; retry triggers that back off at once."""
     if bool(names) == dead:
-        raise click.UsageError("give names, or --dead")
+        raise click.UsageError("name triggers, or use --dead")
     where = _where(home, store, cluster)
     keys = TriggerKeys(where.cluster)
     if dead:
         with where.open() as opened:
             only = [Shown.DEAD.value]
-            found = listing.listed(opened, keys, LotKeys(where.cluster), states=only, limit=MOST_DEAD)
-        names = tuple(one.name for one in found)
-    return _each(output, where, names, "armed again", lambda tx, one: subscriptions.retry(tx, keys, one))
+            dead_triggers = listing.listed(opened, keys, LotKeys(where.cluster), states=only, limit=MOST_DEAD)
+        names = tuple(trigger.name for trigger in dead_triggers)
+    return _each(output, where, names, "retried", lambda tx, name: subscriptions.retry(tx, keys, name))
 
 
 @triggers_command.command("pause")
@@ -108,10 +114,10 @@ def retry_command(
 def pause_command(
     output: CommandOutput, names: tuple[str, ...], home: str | None, store: str | None, cluster: str
 ) -> int:
-    """Run triggers no more; what is published meanwhile is kept for them, and a run under way goes on."""
+    """Pause triggers. A running one finishes, and everything published during the pause is kept."""
     where = _where(home, store, cluster)
     keys = TriggerKeys(where.cluster)
-    return _each(output, where, names, "paused", lambda tx, one: subscriptions.pause(tx, keys, one))
+    return _each(output, where, names, "paused", lambda tx, name: subscriptions.pause(tx, keys, name))
 
 
 @triggers_command.command("resume")
@@ -119,7 +125,7 @@ def pause_command(
 @click.option(
     "--catch-up",
     type=click.Choice([policy.value for policy in CatchUp]),
-    help="What is processed of that which was published meanwhile; as declared if left out.",
+    help="Which lots published during the pause to process. Default: as declared.",
 )
 @where_options
 @json_option
@@ -131,12 +137,12 @@ def resume_command(
     store: str | None,
     cluster: str,
 ) -> int:
-    """Run paused triggers again."""
+    """Resume paused triggers."""
     where = _where(home, store, cluster)
     keys, lots = TriggerKeys(where.cluster), LotKeys(where.cluster)
     policy = None if catch_up is None else CatchUp(catch_up)
     return _each(
-        output, where, names, "resumed", lambda tx, one: subscriptions.resume(tx, keys, lots, one, policy)
+        output, where, names, "resumed", lambda tx, name: subscriptions.resume(tx, keys, lots, name, policy)
     )
 
 
@@ -144,16 +150,16 @@ def resume_command(
 @where_options
 @json_option
 def rebuild_command(output: CommandOutput, home: str | None, store: str | None, cluster: str) -> None:
-    """Have the heap pushed again from the store, after it was lost or is to be somewhere else.
+    """Rebuild the heap from the store, after it was lost or moved.
 
-    The runners of the cluster do it. A lost heap is also noticed without this, after a while.
+    The runners of the cluster do this. They also notice a lost heap themselves, after a while.
     """
     where = _where(home, store, cluster)
     with where.open() as opened:
         opened.run(lambda tx: heap_sync.begin_rebuild(tx, TriggerKeys(where.cluster)))
     output.result({"rebuilding": True})
     if not output.json:
-        output.people.print(Text("the heap is rebuilt by the runners of the cluster"))
+        output.people.print(Text("the runners of the cluster rebuild the heap"))
 
 
 def _where(home: str | None, store: str | None, cluster: str) -> ClusterLocation:
@@ -174,7 +180,7 @@ def _each(
     done: str,
     change: Callable[[Tx, str], AnyRow],
 ) -> int:
-    """Change each of them in a transaction of its own; 1 when one of several was refused."""
+    """Change each trigger in a separate transaction; return 1 if one of several is refused."""
     changed: list[str] = []
     refused: dict[str, str] = {}
     with where.open() as opened:
@@ -195,23 +201,23 @@ def _each(
     return 1 if refused else 0
 
 
-# --- for people
+# --- text output
 
 
-def _table(found: Sequence[Listed]) -> Table:
-    made = Table(box=None, header_style="bold", pad_edge=False)
+def _table(triggers: Sequence[Listed]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("trigger", "state", "when", "behind", "why"):
-        made.add_column(heading, overflow="fold", no_wrap=heading in ("state", "when"))
-    for one in found:
-        behind = ", ".join(f"{source} {number}" for source, number in one.behind.items() if number)
-        made.add_row(
-            Text(one.name),
-            Text(one.state.value, style=STYLES.get(one.state, "")),
-            Text("" if one.in_s is None else _when(one.in_s)),
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("state", "when"))
+    for trigger in triggers:
+        behind = ", ".join(f"{source} {number}" for source, number in trigger.behind.items() if number)
+        table.add_row(
+            Text(trigger.name),
+            Text(trigger.state.value, style=STYLES.get(trigger.state, "")),
+            Text("" if trigger.in_s is None else _when(trigger.in_s)),
             Text(behind),
-            Text(one.why),
+            Text(trigger.why),
         )
-    return made
+    return table
 
 
 def _when(seconds: float) -> str:
@@ -222,10 +228,12 @@ def _when(seconds: float) -> str:
     return f"in {words}" if seconds > 0 else f"since {words}"
 
 
-def _words(seen: Overview) -> str:
-    parts = [f"heap: {seen.heap or 'none yet'}", f"the oldest has been due for {seen.lag_s:.1f} s"]
-    if seen.rebuilding:
-        parts.append("it is being rebuilt")
-    parts += [f"template {one.name}: {one.reads} -> {one.writes or '-'}" for one in seen.templates]
-    parts += [f"{one.schedule.name}: {one.schedule.expression} {one.schedule.zone}" for one in seen.schedules]
+def _summary(overview: Overview) -> str:
+    parts = [f"heap: {overview.heap or 'none yet'}", f"the oldest trigger is due for {overview.lag_s:.1f} s"]
+    if overview.rebuilding:
+        parts.append("the heap is being rebuilt")
+    parts += [f"template {row.name}: {row.reads} -> {row.writes or '-'}" for row in overview.templates]
+    parts += [
+        f"{row.schedule.name}: {row.schedule.expression} {row.schedule.zone}" for row in overview.schedules
+    ]
     return "; ".join(parts)

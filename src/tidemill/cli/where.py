@@ -1,4 +1,4 @@
-"""`--home` or `--store`, and `--cluster`: which cluster a command is about."""
+"""Find the cluster that a command works on: `--home` or `--store`, and `--cluster`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,28 +13,28 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ClusterLocation:
-    """A cluster that is there already: looking at it neither makes it nor needs its key."""
+    """An existing cluster. Reading it neither creates it nor needs its key."""
 
     def __init__(self, home: str | None, store: str | None, cluster: str) -> None:
         if (home is None) == (store is None):
-            raise click.UsageError("give --home FOLDER or --store URL")
+            raise click.UsageError("pass --home FOLDER or --store URL")
         if home is not None and not (Path(home).expanduser() / STORE).exists():
-            raise click.UsageError(f"there is no home at {home}")
+            raise click.UsageError(f"{home} is not the home of a cluster")
         self._url = store if store is not None else Place.of_home(home or "").store
         self.cluster = cluster
 
     def open(self) -> Store:
-        """The cluster's store."""
+        """Open the cluster's store."""
         return open_store(self._url)
 
 
 def where_options(command: F) -> F:
-    """The options that say where; the command is given `home`, `store` and `cluster`."""
+    """Add the options to a command, which receives `home`, `store` and `cluster`."""
     for option in (
         click.option(
-            "--cluster", default=CLUSTER, show_default=True, metavar="NAME", help="The cluster's name."
+            "--cluster", default=CLUSTER, show_default=True, metavar="NAME", help="The name of the cluster."
         ),
-        click.option("--store", metavar="URL", help="The store's URL, instead of a home."),
+        click.option("--store", metavar="URL", help="The URL of the store, instead of a home."),
         click.option("--home", type=click.Path(), metavar="FOLDER", help="The home of the cluster."),
     ):
         command = option(command)
