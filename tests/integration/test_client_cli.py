@@ -59,7 +59,7 @@ def test_futures_are_listed_newest_first_and_filtered(client: Client, told: Told
     assert failed.id.hex()[:20] in shown
     assert "LookupError: a reason" in shown
     assert "realized" not in shown
-    assert told.text("futures", "--name", "nobody's").strip() == "no futures"
+    assert told.text("futures", "--name", "nobody's").strip() == "there are no futures"
 
 
 @pytest.mark.rule("FUT-58")

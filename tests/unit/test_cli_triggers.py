@@ -112,7 +112,7 @@ def test_people_see_a_table(scene: Scene) -> None:
     assert "template t: raw_* -> clean_{name}" in text
     for word in ("dead", "backs off", "waits for rates@1", "orders@1 1", "heap: store"):
         assert word in text
-    assert scene.text("--name", "nothing like it").startswith("no triggers")
+    assert scene.text("--name", "nothing like it").startswith("there are no triggers")
 
 
 @pytest.mark.rule("HEAP-15")
@@ -151,4 +151,4 @@ def test_rebuild_has_the_runners_push_everything_again(scene: Scene) -> None:
 
 def test_a_place_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["triggers", "--home", str(tmp_path / "none")]) == 2
-    assert "there is no home" in capsys.readouterr().err
+    assert "is not the home of a cluster" in capsys.readouterr().err
