@@ -14,14 +14,13 @@ import pytest
 
 from tests.integration.processes import Process
 from tests.servers.process import wait_until
-from tests.unit.push_stage import SOURCE, lines, post
+from tests.unit.push_stage import SOURCE, address, lines, post
 from tidemill.clock import SYSTEM
 from tidemill.lots import lots
 from tidemill.lots.keys import DatasetId
 from tidemill.objects import open_objects
 from tidemill.publish.manifests import Manifests
 from tidemill.sources.keys import SourceKeys
-from tidemill.sources.push_host import address
 from tidemill.store import Store, open_store
 from tidemill.testing.threads import STUCK_S
 

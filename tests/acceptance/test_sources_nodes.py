@@ -16,13 +16,12 @@ from tests.integration.processes import Process
 from tests.servers.kafka import KafkaServer
 from tests.servers.process import wait_until
 from tests.servers.s3 import S3Server
-from tests.unit.sources_stage import SOURCE
+from tests.unit.sources_stage import SOURCE, taken_page
 from tidemill.clock import SYSTEM
 from tidemill.lots import lots
 from tidemill.lots.keys import DatasetId
 from tidemill.objects import Objects, open_objects
 from tidemill.publish.manifests import Manifests
-from tidemill.sources import taken_files
 from tidemill.sources.keys import SourceKeys
 from tidemill.store import Store, open_store
 from tidemill.testing.threads import STUCK_S
@@ -122,7 +121,7 @@ def share_a_bucket(folder: Path, server: S3Server, count: int, **settings: Any) 
 
         nodes.until(all_taken, "every file")
         assert there() == list(range(count)), "each file once"
-        taken = store.run(lambda tx: taken_files.page(tx, KEYS, SOURCE, limit=10 * count))
+        taken = store.run(lambda tx: taken_page(tx, KEYS, SOURCE, limit=10 * count))
         assert len(list(taken)) == count
         for one in ("b", "c", "d"):
             assert nodes.lots[one], f"{one} helps: {nodes.lots}"

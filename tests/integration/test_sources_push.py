@@ -11,11 +11,11 @@ import threading
 import pyarrow as pa
 import pytest
 
-from tests.unit.push_stage import SCHEMA, SOURCE, TOKEN, PushStage, lines, post, table
+from tests.unit.push_stage import SCHEMA, SOURCE, TOKEN, PushStage, address, lines, post, table
 from tidemill import crash
 from tidemill.cluster.keeper import Held
 from tidemill.errors import BadSource
-from tidemill.sources.push_host import PushHost, address
+from tidemill.sources.push_host import PushHost
 from tidemill.sources.push_server import PushServer
 from tidemill.testing.threads import STUCK_S, together
 

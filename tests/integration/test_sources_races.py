@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.sources_stage import BAD, ORDERS, SOURCE, SourceStage, ids
+from tests.unit.sources_stage import BAD, ORDERS, SOURCE, SourceStage, ids, taken_page
 from tidemill.errors import LeaseLost
 from tidemill.publish.parts import PartTask
-from tidemill.sources import taken_files
 from tidemill.store import Store, Tx, open_store
 from tidemill.store.memory import MemoryStore
 from tidemill.testing.threads import together
@@ -120,5 +119,5 @@ def test_a_look_at_many_old_files_reads_in_pages_and_writes_nothing(tmp_path: Pa
         transactions.clear()
         work.discover()
         assert len(transactions) == 1  # of the page that had the new file; the others are as they were
-        first = store.run(lambda tx: taken_files.page(tx, stage.keys, SOURCE, limit=1))
+        first = store.run(lambda tx: taken_page(tx, stage.keys, SOURCE, limit=1))
         assert first[0][0] == "00000.json"

@@ -6,6 +6,7 @@ import json
 import random
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -26,7 +27,7 @@ from tidemill.sources.keys import SourceKeys
 from tidemill.sources.push_receiver import PushReceiver, ReceiverLimits
 from tidemill.sources.push_server import PushEndpoint, PushServer
 from tidemill.sources.source import SourceTarget
-from tidemill.store import Store
+from tidemill.store import Store, Tx
 
 SOURCE = "source:shop/orders"
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -44,6 +45,12 @@ def convert(rows: Any) -> pa.Table:
         return pa.Table.from_pylist(rows, SCHEMA)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise PushRefused(str(error)) from None
+
+
+def address(tx: Tx, keys: SourceKeys, source: str) -> str | None:
+    """Where the last node that received listens; None before the first."""
+    raw = tx.get(keys.address[source])
+    return None if raw is None else msgspec.msgpack.decode(raw, type=tuple[int, str])[1]
 
 
 def table(*ids: int) -> pa.Table:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tests.unit.lots_stage import Stage
 from tidemill.cluster import nodes
 from tidemill.cluster.nodes import Node
@@ -25,14 +27,14 @@ from tidemill.objects.port import Objects
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.parts import PartDone, PartEnd, PartFailed, PartPlace, PartTask, SinkWritten
 from tidemill.scope import Scope
-from tidemill.sources import taken_files, windows
+from tidemill.sources import windows
 from tidemill.sources.file_ingestion import FileIngestion
 from tidemill.sources.file_source import FileSource, FileSourceSpec
 from tidemill.sources.folder import folder
 from tidemill.sources.keys import SourceKeys
 from tidemill.sources.source import source_id
 from tidemill.sources.taken_files import TakenFile
-from tidemill.store import Store
+from tidemill.store import Store, Tx
 from tidemill.testing.fake_clock import FakeClock
 
 LONG_US = 10**13
@@ -166,7 +168,7 @@ class SourceStage:
         return found
 
     def taken(self) -> dict[str, TakenFile]:
-        return dict(self.store.run(lambda tx: taken_files.page(tx, self.keys, SOURCE, limit=100_000)))
+        return dict(self.store.run(lambda tx: taken_page(tx, self.keys, SOURCE, limit=100_000)))
 
     def open_windows(self) -> list[windows.AnyWindow]:
         return self.store.run(lambda tx: windows.open_windows(tx, self.keys, SOURCE))
@@ -175,8 +177,20 @@ class SourceStage:
         return [event for event in self.told if isinstance(event, kind)]
 
 
+def taken_page(
+    tx: Tx, keys: SourceKeys, source: str, after: str = "", limit: int = 1000
+) -> list[tuple[str, TakenFile]]:
+    """A page of the taken files, by path."""
+    lo, hi = keys.file.under(source)
+    if after:
+        lo = keys.file[source, after] + b"\x00"
+    rows = tx.range(lo, hi, limit=limit, snapshot=True)
+    decode = msgspec.msgpack.Decoder(TakenFile).decode
+    return [(str(keys.file.unpack(row.key)[1]), decode(row.value)) for row in rows]
+
+
 def ids(rows: Sequence[Any]) -> list[int]:
     return sorted(row[1]["id"] for row in rows)
 
 
-__all__ = ["BAD", "ORDERS", "QUARANTINE", "SOURCE", "PlainParts", "SourceStage", "ids"]
+__all__ = ["BAD", "ORDERS", "QUARANTINE", "SOURCE", "PlainParts", "SourceStage", "ids", "taken_page"]

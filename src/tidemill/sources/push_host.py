@@ -91,12 +91,6 @@ class PushHost:
             self._scope.emit(PushStopped(source=self._source, url=server.url, why=why))
 
 
-def address(tx: Tx, keys: SourceKeys, source: str) -> str | None:
-    """Read where the last node that received listens; None before the first."""
-    raw = tx.get(keys.address[source])
-    return None if raw is None else msgspec.msgpack.decode(raw, type=tuple[int, str])[1]
-
-
 def receiver(tx: Tx, keys: SourceKeys, source: str) -> tuple[str, str] | None:
     """Read which node receives now, and where; None if none does, or it has not stored its address yet."""
     lease, raw = leases.read(tx, keys.push_lease(source)), tx.get(keys.address[source])

@@ -61,14 +61,3 @@ def release(tx: Tx, keys: SourceKeys, source: str, paths: Sequence[str], window:
     for path, row in zip(paths, known(tx, keys, source, paths), strict=True):
         if row is not None and row.window == window:
             tx.clear(keys.file[source, path], quiet=True)
-
-
-def page(
-    tx: Tx, keys: SourceKeys, source: str, after: str = "", limit: int = 1000
-) -> list[tuple[str, TakenFile]]:
-    """Return a page of the taken files, by path."""
-    lo, hi = keys.file.under(source)
-    if after:
-        lo = keys.file[source, after] + b"\x00"
-    rows = tx.range(lo, hi, limit=limit, snapshot=True)
-    return [(str(keys.file.unpack(row.key)[1]), _decoder.decode(row.value)) for row in rows]
