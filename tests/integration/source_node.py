@@ -47,8 +47,12 @@ def tell(**what: Any) -> None:
     sys.stdout.flush()
 
 
+published: list[str] = []
+
+
 def emit(event: Event) -> None:
     if isinstance(event, WindowPublished | BatchFetched):
+        published.append(event.lot)
         tell(lot=event.lot, rows=event.rows)
     elif isinstance(event, ListingShardDone):
         tell(listed=event.shard)
@@ -71,7 +75,7 @@ class Here:
         )
 
     def bucket(self, node: Node) -> Any:
-        """One look, and one window."""
+        """One look, and one window; after `share` windows only when the file `lift` is there."""
         place = bucket(self.given["at"], max_files=self.given["max_files"], listing_shards=3)
         spec = FileSourceSpec(
             id=SOURCE,
@@ -84,7 +88,7 @@ class Here:
         )
         self.store.run(lambda tx: datasets.declare(tx, self.keys.publish.lots, QUARANTINE))
         listing = place.listing()
-        pause_s = self.given["pause_s"]
+        pause_s, share, lift = self.given["pause_s"], self.given["share"], Path(self.given["lift"])
 
         class Parts(PlainParts):
             """Reads through the listing; every part takes its time, as it does on Spark."""
@@ -100,6 +104,8 @@ class Here:
 
         def step() -> bool:
             ingestion.discover(fresh_s=1.0)
+            if len(published) >= share and not lift.exists():
+                return False
             return bool(ingestion.ingest(most=1))
 
         return step

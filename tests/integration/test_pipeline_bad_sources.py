@@ -1,15 +1,14 @@
 """Bad input of sources, through a real runner: it is told, and nothing is lost."""
 
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import tidemill as tm
-from tests.unit.test_sources_http_poll import Web, web
+from tests.unit.test_sources_http_poll import Web, hangs, web
+from tests.workers import wait
 from tidemill import crash
-from tidemill.clock import SYSTEM
 from tidemill.errors import NoLots
 from tidemill.events import Event
 from tidemill.sources.events import ColumnsDrifted, FilesLeftOut
@@ -70,12 +69,12 @@ def test_files_that_drift_and_targets_that_hang_are_told_of_and_lose_nothing(
             shop.source(table, tm.folder(f"{landing}/{drift}/*.json", settle_s=0.0))
         hung = shop.dataset("hung", "id BIGINT")
         shop.source(hung, tm.http_poll(web.url, every_s=3600, timeout_s=0.4))
-        web.reply = lambda _: (SYSTEM.wait(threading.Event(), 1.0), None)[1]
+        web.reply = hangs
         report = shop.run(emit=told.append)
         assert not report.ok
         assert "no response within 0.4 s" in report.failures["source:shop/hung"]
         web.says([{"id": 5}])
-        assert shop.run().ok
+        wait(lambda: shop.run().ok, "the target has responded in time")
         assert rows(shop, "hung") == [(5,)]
 
         assert rows(shop, "freeze") == [(1,), (2,)]

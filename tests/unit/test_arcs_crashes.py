@@ -32,6 +32,8 @@ from tidemill.publish.manifests import data_start
 from tidemill.publish.projections import Projections
 from tidemill.testing.fake_clock import FakeClock
 
+pytestmark = pytest.mark.slow  # hundreds of cases
+
 BAD = 7
 
 

@@ -97,6 +97,7 @@ def test_after_its_grace_a_lot_is_made_of_what_is_there_and_what_comes_late_make
     assert stage.made() == {LOTS[0]: 1, LOTS[1]: 0}
 
 
+@pytest.mark.slow
 @pytest.mark.rule("LOT-28")
 def test_a_lot_that_is_skipped_is_missing_and_made_only_when_somebody_asks_for_it():
     stage = GraceStage(AfterGrace.SKIP)

@@ -242,6 +242,7 @@ def plain(kind: Kind, steps: list[Step]) -> Counter[str]:
     return Counter(kind.plain(*(bag(whole_now[side]) for side in range(len(kind.sides)))))
 
 
+@pytest.mark.slow
 @EVERY
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.rule("DBSP-1", "DBSP-8")
@@ -279,6 +280,7 @@ def test_steps_that_are_merged_split_or_loaded_at_once_give_the_same_total_and_s
     assert one.state() == merged.state() == loaded.state()
 
 
+@pytest.mark.slow
 @EVERY
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.rule("DBSP-20")
@@ -297,6 +299,7 @@ def test_a_change_and_its_inverse_restore_the_state_and_leave_nothing(name: str,
     assert not any(station.state().values())
 
 
+@pytest.mark.slow
 @EVERY
 def test_keys_that_share_a_hash_are_told_apart(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = KINDS[name]
@@ -338,6 +341,7 @@ def test_a_deletion_of_a_zero_of_the_other_sign_is_set_aside() -> None:
     assert station.told[0].aside == {"0": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.rule("DBSP-20")

@@ -287,6 +287,7 @@ def test_a_zombie_swaps_nothing_after_its_attempt_was_given_up():
     assert stage.data() == {item.uri for item in stage.listed()}
 
 
+@pytest.mark.slow
 @pytest.mark.rule("LOT-37")
 def test_after_a_death_at_any_point_the_lot_is_whole_and_the_next_life_leaves_what_a_calm_one_does():
     def live(stage: Layouts, node: Node) -> None:

@@ -72,6 +72,7 @@ def digest(folder: Path, *changes: tuple[str, str, str], seed: str = "1") -> str
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.rule("LOT-18")
 def test_any_change_of_what_a_function_does_is_another_digest_and_nothing_else_is(tmp_path: Path) -> None:
     first = digest(tmp_path)

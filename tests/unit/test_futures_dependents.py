@@ -126,6 +126,7 @@ def test_the_row_changes_its_mind_while_its_dependents_are_being_told(stage: Sta
     assert {type(stage.row(spec.id)) for spec in behind[:-1]} == {Unclaimed}
 
 
+@pytest.mark.slow
 @pytest.mark.rule("FUT-65")
 @pytest.mark.parametrize(
     ("count", "end"),

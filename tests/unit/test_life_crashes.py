@@ -21,6 +21,8 @@ from tidemill.publish.projections import Projections
 from tidemill.triggers import subscriptions
 from tidemill.triggers.terms import CatchUp
 
+pytestmark = pytest.mark.slow  # hundreds of cases
+
 
 class Scene:
     def __init__(self) -> None:

@@ -160,6 +160,7 @@ def test_no_step_of_closing_grows_with_the_appends():
     assert stage.store.run(lambda tx: tx.range(*stage.lots.staged.all())) == []
 
 
+@pytest.mark.slow
 @pytest.mark.rule("LOT-42")
 @given(st.lists(st.sampled_from(["append", "append", "tick", "seal", "close", "sweep", "back"]), max_size=40))
 @settings(max_examples=60)

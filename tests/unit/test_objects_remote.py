@@ -267,6 +267,7 @@ CALLS: list[Callable[[Objects], object]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.rule("STO-14")
 @pytest.mark.parametrize("kind", ["s3", "gs", "az"])
 @pytest.mark.parametrize("answer", ["refused", "denied", "echo"])

@@ -11,6 +11,7 @@ from tidemill.scope import Scope
 from tidemill.testing.threads import STUCK_S
 
 
+@pytest.mark.slow
 def test_when_the_keeping_of_our_entry_has_ended_an_append_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -28,6 +29,7 @@ def test_when_the_keeping_of_our_entry_has_ended_an_append_says_why(
             orders.append([(2,)])
 
 
+@pytest.mark.slow
 def test_an_append_whose_lease_was_lost_on_the_way_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,6 +147,7 @@ def test_a_loop_that_watches_goes_on_with_an_arc_however_often_it_has_failed() -
     assert not loop.state.totals.failures
 
 
+@pytest.mark.slow
 def test_a_loop_that_catches_up_leaves_what_keeps_failing_for_later() -> None:
     stage = LoopStage()
     stage.append([1, 2, 3])
@@ -162,6 +163,7 @@ def test_a_loop_that_catches_up_leaves_what_keeps_failing_for_later() -> None:
     assert len(totals.failures["arc:shop/clean"]) == 3
 
 
+@pytest.mark.slow
 def test_a_store_that_is_away_for_a_moment_does_not_end_a_loop_that_watches() -> None:
     stage, stop = LoopStage(), threading.Event()
 
@@ -220,6 +222,7 @@ def test_who_catches_up_does_not_wait_for_hours_until_an_arc_may_run_again() -> 
     assert "sum runs again in 3," in str(report)
 
 
+@pytest.mark.slow
 def test_an_interval_that_cannot_be_written_is_told_and_tried_again_without_stopping_other_work() -> None:
     stage = LoopStage()
     lot = stage.append([1, 2, 3])

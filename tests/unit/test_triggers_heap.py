@@ -621,6 +621,7 @@ def test_the_usual_heap_lies_in_the_bucket_where_there_is_one_and_else_in_the_st
         assert isinstance(open_heap(stage.scope(objects=objects)), StoreHeap)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("HEAP-20", "HEAP-2")
 def test_five_thousand_subscribers_all_run_although_tenders_are_killed_in_the_middle_of_the_fan_out() -> None:
     stage = Stage(scan=False)

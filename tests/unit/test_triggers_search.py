@@ -183,6 +183,7 @@ def search(*, torn: bool = False) -> tuple[int, State | None]:
     return len(known), None
 
 
+@pytest.mark.slow
 @pytest.mark.rule("HEAP-2")
 @pytest.mark.rule("HEAP-20")
 def test_in_whatever_order_everything_that_was_published_is_seen_when_all_is_quiet():

@@ -65,6 +65,7 @@ def run(steps: list[Change], **options: Any) -> Circuit:
     return circuit
 
 
+@pytest.mark.slow
 @pytest.mark.rule("DBSP-42")
 @settings(max_examples=20)
 @given(histories(), st.lists(st.integers(0, 40), max_size=12))
@@ -73,6 +74,7 @@ def test_the_result_is_that_of_plain_python_however_steps_are_cut(history: Chang
     assert circuit.content() == expected(circuit.base)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("DBSP-42")
 @settings(max_examples=10)
 @given(independent_steps(), st.randoms(use_true_random=False))

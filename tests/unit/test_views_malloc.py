@@ -29,6 +29,7 @@ def _faults(*args: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only there can it be arranged")
 def test_arrays_of_megabytes_are_made_of_memory_that_was_used_before():
     assert _faults() < 2_000, "twenty arrays of 8 MB are 40,000 pages"
@@ -62,6 +63,7 @@ print(most - held())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only there can it be arranged")
 def test_threads_use_again_what_others_used_and_it_goes_back_when_steps_are_small():
     done = subprocess.run([sys.executable, "-c", _THREADS], capture_output=True, text=True, check=True)
@@ -70,6 +72,7 @@ def test_threads_use_again_what_others_used_and_it_goes_back_when_steps_are_smal
     assert given_back > 100_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only there can it be arranged")
 def test_a_process_whose_memory_is_limited_keeps_nothing():
     _faults("limited")

@@ -201,6 +201,7 @@ def rows_of(rows: list[tuple[Any, int]]) -> pa.Table:
     return hashed(pa.Table.from_pylist(listed, schema), ["v", "t"], WEAK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", get_args(Kind))
 @settings(max_examples=15)
 @given(st.lists(changes, min_size=1, max_size=4))

@@ -97,6 +97,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_pieces, "SHARE", 16)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("DBSP-47")
 @pytest.mark.parametrize("seed", range(2))
 def test_every_row_counts_once_and_no_step_rewrites_more_than_its_budget(small: None, seed: int) -> None:
@@ -125,6 +126,7 @@ def test_a_table_that_grew_step_by_step_is_rewritten_a_few_times_and_not_with_ev
     assert len(table.pieces) < 60
 
 
+@pytest.mark.slow
 def test_pieces_of_which_little_is_left_come_together(small: None) -> None:
     table = Model(random.Random(2))
     table.step(4_000)
