@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.servers.postgres import PostgresServer
@@ -17,13 +18,16 @@ from tidemill.cluster import leases, nodes, partitions
 from tidemill.cluster.partitions import Partition
 from tidemill.cluster.states import PartitionState
 from tidemill.errors import StoreBusy
-from tidemill.store import Store, open_store
+from tidemill.store import Store, Tx, open_store
 from tidemill.store.sqlite import SqliteStore
 from tidemill.testing.node_process import NodeProcess, Told
 from tidemill.testing.threads import STUCK_S
 from tidemill.testing.work import PartitionWork, WorkEntry, WorkPlan, violations
 
 CLUSTER = "acceptance"
+LONG_TTL_S = 600.0
+OFTEN = ("--every-s", "0.5")
+"""With leases that do not run out in a test, nodes look after each other as often as with short ones."""
 
 
 class Fleet:
@@ -39,11 +43,15 @@ class Fleet:
         self._folder = folder
         self._stack = stack
 
-    def begin(self, *, partitions: int, units: int) -> None:
-        """Give them work when all have joined, and wait until every one has some of it."""
+    def begin(self, *, partitions: int) -> None:
+        """Give them work when all have joined, and wait until every one has some of it.
+
+        It has no end before `finish` sets one: what a test does in the middle of it is in the middle of it,
+        however slow the machine is.
+        """
         for node in self.nodes.values():
             node.wait_for("NodeJoined", timeout_s=STUCK_S)
-        self.plan = WorkPlan(partitions=partitions, units=units, unit_s=0.1)
+        self.plan = WorkPlan(partitions=partitions, units=10**9, unit_s=0.1)
         self.store.run(lambda tx: self.work.put_plan(tx, self.plan))
         self.wait(lambda: all(self.held().values()), "every node holds some partitions")
 
@@ -104,12 +112,20 @@ class Fleet:
 
     def finish(self) -> list[WorkEntry]:
         """Wait until all is done and the nodes have left; the history, which is without fault."""
+        self.plan = self.store.run(self._shorten)
         self.wait(lambda: self.store.run(self.work.is_finished), "all is done")
         self.wait(lambda: not any(node.running for node in self.nodes.values()), "the nodes have left")
         history = self.work.history(self.store)
         assert violations(history, self.plan) == []
         assert {part.state for part in self.parts()} == {PartitionState.DONE}
         return history
+
+    def _shorten(self, tx: Tx) -> WorkPlan:
+        """Let the work end soon behind the partition that is furthest."""
+        done = [msgspec.msgpack.decode(row.value, type=int) for row in tx.range(*self.work._progress.all())]
+        plan = WorkPlan(partitions=self.plan.partitions, units=max(done, default=0) + 3, unit_s=0.1)
+        self.work.put_plan(tx, plan)
+        return plan
 
 
 @pytest.fixture
@@ -131,20 +147,18 @@ def test_when_the_leader_is_killed_another_leads_and_its_work_moves(
 ) -> None:
     fleet = Fleet(url, tmp_path, stack, ttl_s=2.0)
     fleet.start("n1", "n2", "n3")
-    fleet.begin(partitions=12, units=20)
+    fleet.begin(partitions=12)
     leader = fleet.leader()
     orphans = fleet.held()[leader.name]
+    assert orphans
     epoch = leader.events("LeaderElected")[-1]["epoch"]
-    killed_at = leader.clock.monotonic()
     leader.kill()
 
     successor = fleet.leader()
     elected = successor.wait_for("LeaderElected", timeout_s=STUCK_S)
     assert successor is not leader
     assert elected["epoch"] > epoch
-    # the figure itself (at most ttl + 2 s) is measured by bench.store; here others may use the cores
-    assert elected["t"] - killed_at <= fleet.ttl_s + 6.0
-
+    # how long that takes is measured by bench.store
     history = fleet.finish()
     for orphan in orphans:
         writers = [entry.node for entry in history if entry.partition == orphan]
@@ -179,7 +193,7 @@ def paused_and_resumed(fleet: Fleet, *arguments: str) -> NodeProcess:
     """Stop one of three nodes for two ttls, and see that what it held is over for it."""
     fleet.start("n1", arguments=arguments)
     fleet.start("n2", "n3")
-    fleet.begin(partitions=9, units=30)
+    fleet.begin(partitions=9)
     paused = fleet.nodes["n1"]
     pause_outside_a_transaction(fleet, paused)
     had = {name: fleet.epochs()[name] for name in fleet.held()["n1"]}
@@ -228,21 +242,21 @@ def pause_outside_a_transaction(fleet: Fleet, node: NodeProcess) -> None:
 def test_a_wall_clock_that_is_wrong_by_hours_changes_nothing(
     postgres_url: str, tmp_path: Path, stack: ExitStack
 ) -> None:
-    fleet = Fleet(postgres_url, tmp_path, stack, ttl_s=10.0)
-    fleet.start("late", arguments=("--wall-offset-s", "-21600"))
+    fleet = Fleet(postgres_url, tmp_path, stack, ttl_s=LONG_TTL_S)
+    fleet.start("late", arguments=(*OFTEN, "--wall-offset-s", "-21600"))
     assert fleet.leader().name == "late", "a leader whose clock is six hours behind"
-    fleet.start("early", arguments=("--wall-offset-s", "21600"))
-    fleet.start("right")
-    fleet.begin(partitions=9, units=20)
+    fleet.start("early", arguments=(*OFTEN, "--wall-offset-s", "21600"))
+    fleet.start("right", arguments=OFTEN)
+    fleet.begin(partitions=9)
     listed = fleet.store.run(lambda tx: nodes.read_all(tx, fleet.work.keys))
     now_us = fleet.store.run(lambda tx: tx.now())
     assert len(listed) == 3
-    assert all(0 < node.expires_at - now_us <= 10_100_000 for node in listed)
-    fleet.finish()
-    assert fleet.told("NodeLost", "LeaderLost", "PartitionLost", "WriteRefused") == [
-        *fleet.nodes["late"].events("LeaderLost")  # at the end, when all was done
-    ]
+    assert all(0 < node.expires_at - now_us <= LONG_TTL_S * 1_000_000 for node in listed)
+    fleet.wait(lambda: len(fleet.work.history(fleet.store)) > 9 * 20, "much is done")
     assert len(fleet.told("LeaderElected")) == 1
+    assert fleet.told("LeaderLost") == []  # at the end the leader leaves, and another may see it
+    fleet.finish()
+    assert fleet.told("NodeLost", "PartitionLost", "WriteRefused") == []
 
 
 @pytest.mark.rule("CLU-8", "CLU-26")
@@ -251,13 +265,13 @@ def test_when_postgres_restarts_in_the_middle_everything_goes_on(
 ) -> None:
     fleet = Fleet(postgres_url, tmp_path, stack, ttl_s=4.0)
     fleet.start("n1", "n2", "n3")
-    fleet.begin(partitions=9, units=30)
+    fleet.begin(partitions=9)
     before = len(fleet.work.history(fleet.store))
     postgres_server.restart_immediate()
     fleet.wait(lambda: len(fleet.work.history(fleet.store)) > before + 9, "work goes on")
     postgres_server.restart_immediate()
     history = fleet.finish()
-    assert len(history) == 9 * 31
+    assert len(history) == 9 * (fleet.plan.units + 1)
     assert all(node.wait(timeout_s=STUCK_S) == 0 for node in fleet.nodes.values())
 
 
@@ -267,28 +281,30 @@ def test_after_all_nodes_were_killed_at_once_a_new_one_finishes_everything(
 ) -> None:
     fleet = Fleet(url, tmp_path, stack, ttl_s=2.0)
     fleet.start("n1", "n2", "n3")
-    fleet.begin(partitions=9, units=20)
+    fleet.begin(partitions=9)
     victims = list(fleet.nodes.values())
     for node in victims:
         node.signal(9)
     for node in victims:
         node.kill()
     written = len(fleet.work.history(fleet.store))
-    assert 0 < written < 9 * 21
+    assert written
+    leader = fleet.store.run(lambda tx: leases.read(tx, fleet.work.keys.leader))
+    assert leader is not None
     fleet.start("n4")
     history = fleet.finish()
     assert {entry.node for entry in history[written:]} == {fleet.nodes["n4"].id}
-    assert fleet.nodes["n4"].events("LeaderElected")[0]["epoch"] == 2
+    assert fleet.nodes["n4"].events("LeaderElected")[0]["epoch"] == leader.epoch + 1
 
 
 @pytest.mark.rule("CLU-25")
 def test_a_node_that_is_asked_to_stop_hands_over_and_leaves(
     url: str, tmp_path: Path, stack: ExitStack
 ) -> None:
-    """With a ttl of half a minute: what moves in this test was handed back, and did not run out."""
-    fleet = Fleet(url, tmp_path, stack, ttl_s=30.0)
-    fleet.start("n1", "n2", arguments=("--every-s", "0.5"))
-    fleet.begin(partitions=8, units=20)
+    """With a ttl of ten minutes: what moves in this test was handed back, and did not run out."""
+    fleet = Fleet(url, tmp_path, stack, ttl_s=LONG_TTL_S)
+    fleet.start("n1", "n2", arguments=(*OFTEN, "--grace-s", str(STUCK_S)))
+    fleet.begin(partitions=8)
     leaver = fleet.nodes["n2"]
     had = set(fleet.held()["n2"])
     assert had
@@ -303,5 +319,5 @@ def test_a_node_that_is_asked_to_stop_hands_over_and_leaves(
     assert leaver.id not in {node.id for node in listed}
     begun = fleet.store.run(lambda tx: tx.now())
     history = fleet.finish()
-    assert history[-1].at - begun < fleet.ttl_s * 1_000_000
+    assert history[-1].at - begun < LONG_TTL_S * 1_000_000
     assert all(entry.node != leaver.id for entry in history if entry.at > begun)
