@@ -33,11 +33,12 @@ test: servers  ## every test but the long ones; writes build/rules.json (ARGS=â€
 quick: $(VENV)/.installed  ## the unit tests but the slow ones, in less than a minute (ARGS=â€¦ goes to pytest)
 	@$(PYTEST) -m "not crash and not slow" $(ARGS) tests/unit
 
-check: $(VENV)/.installed  ## lint, format, types, layers
+check: $(VENV)/.installed  ## lint, format, types, layers, names
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python scripts/check-names
 
 matrix: $(VENV)/.installed  ## a selection of tests under every supported Python and Spark (ARGS="--only 3.12/4.2")
 	@JOBS=$(JOBS) $(BIN)/python -m tests.matrix $(ARGS)

@@ -27,7 +27,7 @@ from tidemill.store.memory import MemoryStore, MemoryTx
 from tidemill.store.retry import RetriedCall, RetryingStore
 from tidemill.testing.simulation import Fault, World, swarm
 from tidemill.testing.simulation.cluster import queue
-from tidemill.testing.simulation.cluster.queue import CLAIM_PAGE, Claim, QueueKeys
+from tidemill.testing.simulation.cluster.queue import CLAIM_PAGE, QueueClaim, QueueKeys
 from tidemill.testing.simulation.cluster.scenario import cluster_world
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
@@ -113,7 +113,7 @@ def unlock_without_checking_the_holder(patch: pytest.MonkeyPatch) -> None:
 
 @mutant()
 def take_and_claim_in_two_transactions(patch: pytest.MonkeyPatch) -> None:
-    def claim(store: Store, keys: QueueKeys, claim: Claim) -> list[int]:
+    def claim(store: Store, keys: QueueKeys, claim: QueueClaim) -> list[int]:
         rows = store.run(lambda tx: tx.take(*keys.waiting.all(), CLAIM_PAGE), mode="take")
         return store.run(lambda tx: queue.write_claims(tx, keys, claim, rows), mode="take")
 

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from tidemill.testing.simulation import Fault, SimulationReport, Swarm, Violation, World, simulate
-from tidemill.testing.simulation.cluster.plan import Gate, Piece, Plan
+from tidemill.testing.simulation.cluster.plan import ClusterPlan, Gate, Piece
 from tidemill.testing.simulation.cluster.scenario import ClusterWork, cluster_world
 
 SEEDS = 2000
@@ -45,7 +45,7 @@ def test_no_rule_is_broken_under_any_misfortune(chunk: int) -> None:
 
 # --- one claim each -----------------------------------------------------------------------------------------
 
-PLAN = Plan(
+PLAN = ClusterPlan(
     groups={"g0": ["p0", "p1", "p2", "p3"], "g1": ["p0", "p1"]},
     rounds=3,
     gates=[Gate("s0", 1), Gate("s1", 2)],

@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.futures.protocol.rows import AnyRow, Cancelled, Failed, Quarantined, Realized
 from tidemill.testing.simulation import Fault, SimulationReport, Swarm, Violation, World
-from tidemill.testing.simulation.futures.plan import Call, Order, Plan
+from tidemill.testing.simulation.futures.plan import FuturesPlan, PlannedCall, PlannedSubmit
 from tidemill.testing.simulation.futures.scenario import FutureWork, futures_world
 
 SEEDS = 2000
@@ -74,13 +74,13 @@ def conditions(*faults: Fault, machines: int = 3, call_rate: float = 0.05) -> Sw
     )
 
 
-def order(name: str, after_s: float, *calls: Call) -> Order:
-    return Order(name, after_s, calls)
+def order(name: str, after_s: float, *calls: PlannedCall) -> PlannedSubmit:
+    return PlannedSubmit(name, after_s, calls)
 
 
-def chain(name: str, length: int, **fields: object) -> tuple[Call, ...]:
+def chain(name: str, length: int, **fields: object) -> tuple[PlannedCall, ...]:
     names = [f"{name}.{place}" for place in range(length)]
-    plain = Call(name="", takes_s=2.0)
+    plain = PlannedCall(name="", takes_s=2.0)
     return tuple(
         msgspec.structs.replace(plain, name=one, inputs=tuple(names[place - 1 : place]), **fields)
         for place, one in enumerate(names)
@@ -92,7 +92,7 @@ def rows_of(world: World) -> dict[str, AnyRow]:
     return {name: rules.mirror.futures[one] for name, one in rules.ids.items()}
 
 
-WORK = Plan((order("a", 0.0, *chain("a", 6, big=True)), order("b", 5.0, *chain("b", 6))))
+WORK = FuturesPlan((order("a", 0.0, *chain("a", 6, big=True)), order("b", 5.0, *chain("b", 6))))
 
 
 def lines_with(world: World, what: str) -> int:
@@ -136,16 +136,16 @@ def test_unknown_commits_neither_lose_a_claim_nor_complete_one_twice(seed: int) 
 @pytest.mark.rule("FUT-8", "FUT-50", "FUT-53", "FUT-46")
 def test_what_is_planned_to_fail_fails_for_that_reason_and_nothing_else_does() -> None:
     calls = (
-        Call(name="x.works", raises=2, max_retries=2),
-        Call(name="x.raises", raises=9, max_retries=2),
-        Call(name="x.poison", crashes=9),
-        Call(name="x.kills", kills=2),
-        Call(name="x.behind", inputs=("x.works", "x.raises")),
-        Call(name="x.late", deadline_s=0.5, takes_s=9.0),
-        Call(name="x.cancelled", inputs=("x.works",), takes_s=9.0, cancel_after_s=4.0),
-        Call(name="x.fine", inputs=("x.works", "x.kills")),
+        PlannedCall(name="x.works", raises=2, max_retries=2),
+        PlannedCall(name="x.raises", raises=9, max_retries=2),
+        PlannedCall(name="x.poison", crashes=9),
+        PlannedCall(name="x.kills", kills=2),
+        PlannedCall(name="x.behind", inputs=("x.works", "x.raises")),
+        PlannedCall(name="x.late", deadline_s=0.5, takes_s=9.0),
+        PlannedCall(name="x.cancelled", inputs=("x.works",), takes_s=9.0, cancel_after_s=4.0),
+        PlannedCall(name="x.fine", inputs=("x.works", "x.kills")),
     )
-    world = futures_world(1, conditions(), Plan((order("x", 0.0, *calls),), slots=2))
+    world = futures_world(1, conditions(), FuturesPlan((order("x", 0.0, *calls),), slots=2))
     report = world.run()
     rows = rows_of(world)
     assert report.counts[Fault.CRASH] == 2
@@ -167,8 +167,10 @@ def test_what_is_planned_to_fail_fails_for_that_reason_and_nothing_else_does() -
 @pytest.mark.rule("FUT-14")
 @pytest.mark.parametrize("seed", range(3))
 def test_one_idempotency_key_is_one_future_however_many_clients_submit_it(seed: int) -> None:
-    calls = tuple(Call(name=f"k.{place}", keyed=True) for place in range(5))
-    world = futures_world(seed, conditions(Fault.CRASH, Fault.UNKNOWN), Plan((order("k", 3.0, *calls),)))
+    calls = tuple(PlannedCall(name=f"k.{place}", keyed=True) for place in range(5))
+    world = futures_world(
+        seed, conditions(Fault.CRASH, Fault.UNKNOWN), FuturesPlan((order("k", 3.0, *calls),))
+    )
     world.run()
     assert len(work_of(world).rules.mirror.specs) == 5
 

@@ -29,7 +29,7 @@ def checksum(key: bytes) -> int:
     return zlib.crc32(key)
 
 
-class Wakeup(NamedTuple):
+class WakeupMessage(NamedTuple):
     """What was rung: the commit, and its keys' checksums; None when there were too many to name."""
 
     commit: int
@@ -51,7 +51,7 @@ class WakeupReceiver:
         self._path = folder / name
         self._path.touch()
 
-    def hear(self) -> Wakeup | None:
+    def hear(self) -> WakeupMessage | None:
         """Wait for a bell; None when the ear was closed."""
         try:
             raw = self._socket.recv(_MOST_BYTES)
@@ -61,7 +61,7 @@ class WakeupReceiver:
             return None
         (commit,) = struct.unpack_from(">Q", raw)
         count = (len(raw) - 8) // 4
-        return Wakeup(commit, frozenset(struct.unpack_from(f">{count}I", raw, 8)) if count else None)
+        return WakeupMessage(commit, frozenset(struct.unpack_from(f">{count}I", raw, 8)) if count else None)
 
     def close(self) -> None:
         """Take the name away and end whoever waits in `hear`."""

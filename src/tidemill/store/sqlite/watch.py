@@ -14,7 +14,7 @@ from collections.abc import Callable
 from tidemill.clock import Clock
 from tidemill.errors import StoreError, UsageError
 from tidemill.store.port import Watch
-from tidemill.store.sqlite.wakeups import Wakeup, WakeupReceiver, WakeupSender, checksum
+from tidemill.store.sqlite.wakeups import WakeupMessage, WakeupReceiver, WakeupSender, checksum
 
 LOOK_FIRST_S = 0.020
 LOOK_LAST_S = 0.200
@@ -91,7 +91,7 @@ class Watches:
                     watch.fire()
             return True
 
-    def heard(self, bell: Wakeup) -> None:
+    def heard(self, bell: WakeupMessage) -> None:
         """Another process rang: its keys are fired, or all of them when it is not the very next commit."""
         with self._lock:
             if bell.commit <= self._seen or bell.commit == self._own:

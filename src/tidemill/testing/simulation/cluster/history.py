@@ -27,7 +27,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     steps: int = 0  # how many there are
 
 
-class Standing(msgspec.Struct, frozen=True):
+class PartitionStanding(msgspec.Struct, frozen=True):
     """A lease row, whichever kind it is: who may write at this moment, and until when."""
 
     holder: str
@@ -48,7 +48,7 @@ class History(Rule):
         self._made: set[int] = set()
         self._refused: set[int] = set()
         self._acted: dict[bytes, int] = {}
-        self._now: dict[bytes, Standing] = {}
+        self._now: dict[bytes, PartitionStanding] = {}
 
     # --- for the workloads
 
@@ -63,23 +63,23 @@ class History(Rule):
     def refused(self, call: int) -> None:
         """The call reported that nothing was written: that must be and stay true."""
         if call in self._made:
-            raise Violation(f"call {call} was told that it failed, but it is committed")
+            raise Violation(f"call {call} got a failure, but its commit took effect")
         self._refused.add(call)
 
     def kept(self, call: int) -> None:
         """The call reported success: what it wrote must be there."""
         if call not in self._made:
-            raise Violation(f"call {call} was told that it succeeded, but nothing of it is committed")
+            raise Violation(f"call {call} got a success, but its commit did not take effect")
 
     # --- judging
 
-    def _standing(self, key: bytes, raw: bytes) -> Standing:
+    def _standing(self, key: bytes, raw: bytes) -> PartitionStanding:
         """What a lease's or a partition's row says of who holds it."""
         if key.startswith(self.keys.part.prefix):
             part = partitions.decode(raw)
-            return Standing(part.holder, part.epoch, part.expires_at)
+            return PartitionStanding(part.holder, part.epoch, part.expires_at)
         lease = leases.decode(raw)
-        return Standing(lease.holder, lease.epoch, lease.expires_at)
+        return PartitionStanding(lease.holder, lease.epoch, lease.expires_at)
 
     def commit(self, commit: RecordedCommit) -> None:
         calls = set()
@@ -96,7 +96,7 @@ class History(Rule):
         if calls & self._made:
             raise Violation(f"call {calls & self._made} is committed twice")
         if calls & self._refused:
-            raise Violation(f"call {calls & self._refused} is committed although it was told that it failed")
+            raise Violation(f"call {calls & self._refused} took effect although its caller got a failure")
         self._made |= calls
 
     def _judge(self, mark: Mark, commit: RecordedCommit) -> None:

@@ -24,7 +24,7 @@ class Gate(msgspec.Struct, frozen=True, array_like=True):
     permits: int
 
 
-class Plan(msgspec.Struct, frozen=True, array_like=True):
+class ClusterPlan(msgspec.Struct, frozen=True, array_like=True):
     """The whole of the work."""
 
     groups: dict[str, list[str]]  # group -> ids of its partitions
@@ -43,7 +43,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.replace(self.pieces[f"{group}/{part_id}"], round=round_number)
 
 
-def draw(chance: random.Random, swarm: Swarm) -> Plan:
+def draw(chance: random.Random, swarm: Swarm) -> ClusterPlan:
     """The work of one seed: enough to last through the misfortunes, not more."""
     groups = {
         f"g{number}": [f"p{part}" for part in range(chance.choice((1, 2, 3, 4)))]
@@ -61,7 +61,7 @@ def draw(chance: random.Random, swarm: Swarm) -> Plan:
         for group, ids in groups.items()
         for part_id in ids
     }
-    return Plan(
+    return ClusterPlan(
         groups=groups,
         rounds=chance.choice((1, 2, 4)),
         gates=gates,

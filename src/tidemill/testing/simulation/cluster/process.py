@@ -20,7 +20,7 @@ from tidemill.events import Event
 from tidemill.store import Space, Tx
 from tidemill.testing.simulation.cluster.gates import Holders
 from tidemill.testing.simulation.cluster.history import History, Mark
-from tidemill.testing.simulation.cluster.plan import Plan
+from tidemill.testing.simulation.cluster.plan import ClusterPlan
 from tidemill.testing.simulation.cluster.queue import QueueWorker
 from tidemill.testing.simulation.cluster.tasks import SimHost
 from tidemill.testing.simulation.node import SimNode
@@ -66,7 +66,7 @@ class Process:
         except StoreError:
             return self.ttl_s / 10
         assert isinstance(raw, bytes)
-        self.plan = msgspec.msgpack.decode(raw, type=Plan)
+        self.plan = msgspec.msgpack.decode(raw, type=ClusterPlan)
         self.part_keys = {
             (group, part_id): self.keys.part[group, part_id]
             for group, ids in self.plan.groups.items()

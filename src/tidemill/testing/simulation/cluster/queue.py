@@ -35,7 +35,7 @@ class QueueKeys:
         self.bell = Space(keys.cluster, "queue")["bell"]  # touched when something comes back
 
 
-class Claim(msgspec.Struct, frozen=True, array_like=True):
+class QueueClaim(msgspec.Struct, frozen=True, array_like=True):
     """Who claimed a row; the number tells this claim from every other."""
 
     node: str
@@ -55,7 +55,7 @@ def fill(tx: Tx, keys: QueueKeys, count: int) -> None:
         tx.set(keys.waiting[number], b"")
 
 
-def claim(store: Store, keys: QueueKeys, claim: Claim) -> list[int]:
+def claim(store: Store, keys: QueueKeys, claim: QueueClaim) -> list[int]:
     """Take some rows and claim them, both or neither (STO-4)."""
 
     def take_and_claim(tx: Tx) -> list[int]:
@@ -64,7 +64,7 @@ def claim(store: Store, keys: QueueKeys, claim: Claim) -> list[int]:
     return store.run(take_and_claim, mode="take")
 
 
-def write_claims(tx: Tx, keys: QueueKeys, claim: Claim, rows: list[Row]) -> list[int]:
+def write_claims(tx: Tx, keys: QueueKeys, claim: QueueClaim, rows: list[Row]) -> list[int]:
     """The claim rows of rows that were taken."""
     numbers = [row_number(keys.waiting, row.key) for row in rows]
     for number in numbers:
@@ -72,16 +72,16 @@ def write_claims(tx: Tx, keys: QueueKeys, claim: Claim, rows: list[Row]) -> list
     return numbers
 
 
-def claims_of(tx: Tx, keys: QueueKeys, node_id: str) -> dict[int, Claim]:
+def claims_of(tx: Tx, keys: QueueKeys, node_id: str) -> dict[int, QueueClaim]:
     """What a node has claimed, as far as the store knows; completing it decides."""
     claims = {
-        row_number(keys.claimed, row.key): msgspec.msgpack.decode(row.value, type=Claim)
+        row_number(keys.claimed, row.key): msgspec.msgpack.decode(row.value, type=QueueClaim)
         for row in tx.range(*keys.claimed.all(), snapshot=True)
     }
     return {number: made for number, made in claims.items() if made.node == node_id}
 
 
-def complete(tx: Tx, keys: QueueKeys, claim: Claim, number: int) -> bool:
+def complete(tx: Tx, keys: QueueKeys, claim: QueueClaim, number: int) -> bool:
     """A row is done, if it is still ours."""
     if not tx.swap(keys.claimed[number], msgspec.msgpack.encode(claim), None):
         return False
@@ -96,7 +96,7 @@ def put_back(tx: Tx, keys: QueueKeys, cluster: ClusterKeys) -> int:
         raw = tx.get(row.key, lock=True)  # claims are made in take mode: decided on under a row lock alone
         if raw is None:
             continue
-        node = nodes.read(tx, cluster, msgspec.msgpack.decode(raw, type=Claim).node)
+        node = nodes.read(tx, cluster, msgspec.msgpack.decode(raw, type=QueueClaim).node)
         if node is None or node.expires_at <= tx.now():
             tx.clear(row.key)
             tx.set(keys.waiting[row_number(keys.claimed, row.key)], b"")
@@ -116,7 +116,7 @@ class QueueWorker:
         self._process = process
         self._node_id = node_id
         self._claims = 0
-        self._ours: dict[int, Claim] = {}
+        self._ours: dict[int, QueueClaim] = {}
         watch = process.world.store.watch([self.keys.bell])
         assert isinstance(watch, MemoryWatch)
         self._bell = watch.event
@@ -147,7 +147,7 @@ class QueueWorker:
         self._ours = store.run(lambda tx: claims_of(tx, self.keys, self._node_id))
         if not self._ours:
             self._claims += 1
-            made = Claim(self._node_id, self._claims)
+            made = QueueClaim(self._node_id, self._claims)
             self._ours = dict.fromkeys(claim(store, self.keys, made), made)
 
     def _complete_one(self) -> None:

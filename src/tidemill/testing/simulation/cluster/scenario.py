@@ -18,7 +18,7 @@ from tidemill.testing.simulation.cluster.history import History
 from tidemill.testing.simulation.cluster.lease_rules import LeaseRules
 from tidemill.testing.simulation.cluster.node_rules import NodeRules
 from tidemill.testing.simulation.cluster.partition_rules import PartitionRules
-from tidemill.testing.simulation.cluster.plan import Plan
+from tidemill.testing.simulation.cluster.plan import ClusterPlan
 from tidemill.testing.simulation.cluster.process import Process
 from tidemill.testing.simulation.node import SimNode
 from tidemill.testing.simulation.rules import Workload
@@ -32,7 +32,7 @@ CLUSTER = "sim"
 class ClusterWork(Workload):
     """Members that share partitions, locks and a queue until all of it is done."""
 
-    def __init__(self, world: World, plan: Plan) -> None:
+    def __init__(self, world: World, plan: ClusterPlan) -> None:
         self.world = world
         self.plan = plan
         self.keys = ClusterKeys(CLUSTER)
@@ -119,7 +119,7 @@ def describe(keys: ClusterKeys, key: bytes, value: bytes | None) -> str | None:
     return f"lease {name} e{lease.epoch} {lease.holder[:6]} until {lease.expires_at % 10**10 / SECOND_US:.3f}"
 
 
-def cluster_world(seed: int, swarm: Swarm | None = None, plan: Plan | None = None) -> World:
+def cluster_world(seed: int, swarm: Swarm | None = None, plan: ClusterPlan | None = None) -> World:
     """A cluster under the weather of a seed; both its conditions and its work can be given instead."""
     chance = random.Random(f"{seed}/cluster")
     swarm = swarm if swarm is not None else swarms.draw(chance)

@@ -14,7 +14,7 @@ from tidemill.futures.protocol import cancel, edges, results, submit
 from tidemill.futures.protocol.keys import new_id
 from tidemill.futures.protocol.rows import Blob, Needs, Realized, Spec
 from tidemill.store import Tx
-from tidemill.testing.simulation.futures.plan import Call, Order
+from tidemill.testing.simulation.futures.plan import PlannedCall, PlannedSubmit
 from tidemill.testing.simulation.node import SimNode
 from tidemill.testing.simulation.scheduler import SECOND_US, Next
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Ids = dict[str, bytes]
 
 
-class Client:
+class SimulatedClient:
     """What one node's client knows: nothing but what it did itself and read from the store."""
 
     def __init__(self, work: "FutureWork", node: SimNode) -> None:
@@ -65,7 +65,7 @@ class Client:
                 return True
         return False
 
-    def _submit(self, tx: Tx, order: Order, fresh: Ids) -> Ids:
+    def _submit(self, tx: Tx, order: PlannedSubmit, fresh: Ids) -> Ids:
         key = self.work.orders[order.name]
         raw = tx.get(key)
         if raw is not None:
@@ -80,7 +80,7 @@ class Client:
     def _id(self) -> bytes:
         return new_id(int(self.node.clock.wall() * 1000), self.node.chance)
 
-    def _spec(self, call: Call, ids: Ids, future_id: bytes = b"", now_us: int = 0) -> Spec:
+    def _spec(self, call: PlannedCall, ids: Ids, future_id: bytes = b"", now_us: int = 0) -> Spec:
         return Spec(
             id=future_id or self._id(),
             name=call.name,

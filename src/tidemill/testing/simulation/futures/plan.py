@@ -12,7 +12,7 @@ import msgspec
 from tidemill.testing.simulation.swarm import Fault, Swarm
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedCall(msgspec.Struct, frozen=True, kw_only=True):
     """One future: what it needs, how long it takes, and what goes wrong with it by itself."""
 
     name: str
@@ -30,22 +30,22 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float = 0.0
 
 
-class Order(msgspec.Struct, frozen=True):
+class PlannedSubmit(msgspec.Struct, frozen=True):
     """A graph that is submitted in one transaction; inputs come before those that need them."""
 
     name: str
     after_s: float
-    calls: tuple[Call, ...]
+    calls: tuple[PlannedCall, ...]
 
 
-class Plan(msgspec.Struct, frozen=True):
+class FuturesPlan(msgspec.Struct, frozen=True):
     """The whole of the work."""
 
-    orders: tuple[Order, ...]
+    orders: tuple[PlannedSubmit, ...]
     slots: int = 2
 
     @property
-    def calls(self) -> dict[str, Call]:
+    def calls(self) -> dict[str, PlannedCall]:
         return {call.name: call for order in self.orders for call in order.calls}
 
     def values(self) -> dict[str, int]:
@@ -78,7 +78,7 @@ SHAPES = {
 }
 
 
-def draw(chance: random.Random, swarm: Swarm) -> Plan:
+def draw(chance: random.Random, swarm: Swarm) -> FuturesPlan:
     """The work of one seed: enough to last through the misfortunes, not more."""
     wild = chance.choice((0.0, 0.2, 0.5))  # how many of the calls have something of their own
     orders = []
@@ -89,12 +89,14 @@ def draw(chance: random.Random, swarm: Swarm) -> Plan:
             _draw_call(chance, swarm, names[place], tuple(names[one] for one in inputs), wild)
             for place, inputs in enumerate(shape)
         )
-        orders.append(Order(f"o{number}", swarm.chaos_s * chance.choice((0.0, 0.2, 0.6)), calls))
-    return Plan(tuple(orders), slots=chance.choice((1, 2, 3)))
+        orders.append(PlannedSubmit(f"o{number}", swarm.chaos_s * chance.choice((0.0, 0.2, 0.6)), calls))
+    return FuturesPlan(tuple(orders), slots=chance.choice((1, 2, 3)))
 
 
-def _draw_call(chance: random.Random, swarm: Swarm, name: str, inputs: tuple[str, ...], wild: float) -> Call:
-    call = Call(
+def _draw_call(
+    chance: random.Random, swarm: Swarm, name: str, inputs: tuple[str, ...], wild: float
+) -> PlannedCall:
+    call = PlannedCall(
         name=name,
         inputs=inputs,
         takes_s=swarm.ttl_s * chance.choice((0.005, 0.05, 0.2, 0.6)),

@@ -19,7 +19,7 @@ from tidemill.futures.protocol.rows import (
 from tidemill.futures.protocol.states import ENDED
 from tidemill.testing.futures_invariants import judge, scan_rows
 from tidemill.testing.futures_mirror import Mirror
-from tidemill.testing.simulation.futures.plan import Call
+from tidemill.testing.simulation.futures.plan import PlannedCall
 from tidemill.testing.simulation.rules import Act, Rule, Violation
 from tidemill.testing.simulation.store import RecordedCommit
 
@@ -150,7 +150,7 @@ class FutureRules(Rule):
         if wrong:
             raise Violation("; ".join(wrong))
 
-    def _is_planned(self, call: Call, row: AnyRow) -> bool:
+    def _is_planned(self, call: PlannedCall, row: AnyRow) -> bool:
         fails = call.raises > call.max_retries
         match row:
             case Realized():
@@ -169,5 +169,5 @@ class FutureRules(Rule):
                 return row.tally.rebuilds > MOST_REBUILDS or self._has_broken_input(call)
         return False
 
-    def _has_broken_input(self, call: Call) -> bool:
+    def _has_broken_input(self, call: PlannedCall) -> bool:
         return any(isinstance(self.mirror.futures[self.ids[one]], BROKEN) for one in call.inputs)

@@ -11,8 +11,8 @@ from tidemill.futures.protocol.rows import Claimed, Failed, Realized, Result
 from tidemill.store import Space
 from tidemill.testing.simulation import swarm as swarms
 from tidemill.testing.simulation.futures import plan as plans
-from tidemill.testing.simulation.futures.client import Client
-from tidemill.testing.simulation.futures.plan import Plan
+from tidemill.testing.simulation.futures.client import SimulatedClient
+from tidemill.testing.simulation.futures.plan import FuturesPlan
 from tidemill.testing.simulation.futures.rules import FutureRules
 from tidemill.testing.simulation.futures.worker import Worker
 from tidemill.testing.simulation.node import SimNode
@@ -27,7 +27,7 @@ CLUSTER = "sim"
 class FutureWork(Workload):
     """Workers and clients until every future has ended."""
 
-    def __init__(self, world: World, plan: Plan) -> None:
+    def __init__(self, world: World, plan: FuturesPlan) -> None:
         self.world = world
         self.store = world.store
         self.plan = plan
@@ -76,7 +76,7 @@ class FutureWork(Workload):
 
     def boot(self, node: SimNode) -> None:
         node.parts["worker"] = Worker(self, node)
-        node.parts["client"] = Client(self, node)
+        node.parts["client"] = SimulatedClient(self, node)
 
     def drain(self, node: SimNode, grace_s: float) -> None:
         self.worker(node).drain(grace_s)
@@ -134,7 +134,7 @@ def conditions(chance: random.Random) -> Swarm:
     )
 
 
-def futures_world(seed: int, swarm: Swarm | None = None, plan: Plan | None = None) -> World:
+def futures_world(seed: int, swarm: Swarm | None = None, plan: FuturesPlan | None = None) -> World:
     """Futures under the weather of a seed; both its conditions and its work can be given instead."""
     chance = random.Random(f"{seed}/futures")
     swarm = swarm if swarm is not None else conditions(chance)
