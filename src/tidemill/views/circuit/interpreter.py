@@ -93,7 +93,7 @@ def column_types(
 def struct_fields(struct: str) -> list[tuple[str, str]]:
     """The names and types of a struct's fields, from the text `struct<a:int,b:array<string>>`.
 
-    >>> fields("struct<c0:int,c1:struct<f:int,g:map<string,int>>,c2:decimal(10,2)>")
+    >>> struct_fields("struct<c0:int,c1:struct<f:int,g:map<string,int>>,c2:decimal(10,2)>")
     [('c0', 'int'), ('c1', 'struct<f:int,g:map<string,int>>'), ('c2', 'decimal(10,2)')]
     """
     inside = struct.removeprefix("struct<").removesuffix(">")
@@ -101,9 +101,9 @@ def struct_fields(struct: str) -> list[tuple[str, str]]:
 
 
 def split_list(text: str) -> list[str]:
-    """The parts of a list, at commas that stand inside of nothing.
+    """Split a list at its top-level commas.
 
-    >>> listed("string,map<string,decimal(4,2)>")
+    >>> split_list("string,map<string,decimal(4,2)>")
     ['string', 'map<string,decimal(4,2)>']
     """
     parts, depth, start = [], 0, 0

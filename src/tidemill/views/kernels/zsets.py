@@ -18,7 +18,7 @@ def union(tables: Sequence[pa.Table]) -> pa.Table:
 def net_rows(table: pa.Table) -> pa.Table:
     """The same Z-set with each row once, in an order that depends on its content alone.
 
-    >>> added_up(pa.table({"a": ["x", "y", "x"], "_w": [1, 1, -1]})).to_pylist()
+    >>> net_rows(pa.table({"a": ["x", "y", "x"], "_w": [1, 1, -1]})).to_pylist()
     [{'a': 'y', '_w': 1}]
     """
     table = table.combine_chunks()

@@ -19,7 +19,7 @@ Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 def split_rows(table: pa.Table, rows: int = BATCH_ROWS, size: int = BATCH_BYTES) -> Iterator[pa.Table]:
     """A table in pieces of at most so many rows and about so many bytes; a row is never cut.
 
-    >>> [piece.num_rows for piece in portions(pa.table({"a": ["x" * 100] * 10}), size=400)]
+    >>> [piece.num_rows for piece in split_rows(pa.table({"a": ["x" * 100] * 10}), size=400)]
     [3, 3, 3, 1]
     """
     count = table.num_rows
