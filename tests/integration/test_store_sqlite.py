@@ -376,7 +376,7 @@ def test_a_network_file_system_is_refused_before_anything_is_made(
     ("number", "kind", "hint"),
     [
         (b"%d" % (FORMAT + 1), StoreFormat, "upgrade"),
-        (b"%d" % (FORMAT - 1), StoreFormat, "release before"),
+        (b"%d" % (FORMAT - 1), StoreFormat, "previous release"),
         (b"nonsense", StoreCorrupt, "backup"),
     ],
 )

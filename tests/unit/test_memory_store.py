@@ -404,7 +404,7 @@ def test_an_outcome_that_cannot_be_learned_is_an_error_of_its_own() -> None:
 
 def test_conflicts_that_do_not_end_are_given_up() -> None:
     store, _ = faulty(between=[Conflict("always")] * 10_000)
-    with pytest.raises(StoreBusy, match="conflicts for 30 s on memory://"):
+    with pytest.raises(StoreBusy, match="transactions on memory:// conflicted for 30 s"):
         store.run(lambda tx: tx.set(b"k", b""))
     assert store.conflicts > 10
     clock = store.clock

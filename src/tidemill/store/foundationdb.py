@@ -85,7 +85,7 @@ class Mapping:
 
     def __init__(self, prefix: bytes) -> None:
         if not prefix or prefix[:1] == b"\xff":
-            raise BadUrl("a FoundationDB prefix that is empty or belongs to the cluster itself")
+            raise BadUrl("the FoundationDB prefix is empty or reserved for the cluster")
         self.prefix = prefix
 
     def raw(self, key: bytes) -> bytes:
@@ -252,9 +252,7 @@ class FoundationStore(RetryingStore):
 
     def run(self, fn: Callable[[Tx], T], *, mode: Mode = "serial") -> T:
         if getattr(self._active, "busy", False):
-            raise UsageError(
-                "store.run inside a transaction's function", hint="pass tx on to the inner function"
-            )
+            raise UsageError("store.run is called inside a transaction", hint="pass tx to the inner function")
         return super().run(fn, mode=mode)
 
     def _attempt(self, operation: RetriedCall[T]) -> T:
@@ -286,11 +284,11 @@ class FoundationStore(RetryingStore):
     def begin(self) -> Any:
         """A transaction of the cluster."""
         if self._closed:
-            raise UsageError("a store that was closed", hint="open it again")
+            raise UsageError("the store is closed", hint="open it again")
         if os.getpid() != self._pid:
             raise UsageError(
-                "FoundationDB's client does not survive a fork",
-                hint="open the store in the child, or spawn it",
+                "the client of FoundationDB does not work after a fork",
+                hint="open the store in the child process, or start it with spawn",
             )
         tr = self._db.create_transaction()
         tr.options.set_timeout(TIMEOUT_MS)
@@ -337,11 +335,11 @@ class FoundationStore(RetryingStore):
         except ValueError:
             number = None
         if not isinstance(number, int):
-            raise StoreCorrupt(f"the store under {self.mapping.prefix!r} names no format")
+            raise StoreCorrupt(f"the store under {self.mapping.prefix!r} has no format number")
         if number != FORMAT:
             newer = number > FORMAT
             raise StoreFormat(
-                f"a store of format {number}, where this release knows {FORMAT}",
+                f"the store has format {number}, but this release supports {FORMAT}",
                 hint=None if newer else "open it with the release that wrote it",
             )
 

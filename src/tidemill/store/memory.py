@@ -209,7 +209,7 @@ class MemoryStore(RetryingStore):
 
     def _attempt(self, operation: RetriedCall[T]) -> T:
         if getattr(self._active, "depth", 0) and self.faults is None:
-            raise UsageError("store.run inside a transaction", hint="pass tx on to the inner function")
+            raise UsageError("store.run is called inside a transaction", hint="pass tx to the inner function")
         if self.faults is not None:
             self.faults.before(self)
         with self._transaction(operation.mode) as tx:

@@ -28,15 +28,13 @@ def open_store(url: str, *, clock: Clock = SYSTEM, chance: random.Random | None 
     scheme = parts["scheme"].lower() if parts else ""
     if parts is None or (not parts["slashes"] and scheme not in _KNOWN):
         if redact(url) != url:  # libpq's other form, or a URL without its head: not the name of a file
-            raise BadUrl(f"the store's URL {redact(url)} cannot be understood")
+            raise BadUrl(f"the store's URL {redact(url)} is not valid")
         return _sqlite(url, url, clock, chance)
     if not parts["slashes"] or scheme not in _KNOWN:
-        raise BadUrl(f"the store's URL {redact(url)} cannot be understood")
+        raise BadUrl(f"the store's URL {redact(url)} is not valid")
     if scheme == "memory":
         if parts["rest"]:
-            raise BadUrl(
-                f"the store's URL {redact(url)} names a place in memory", hint="write memory:// alone"
-            )
+            raise BadUrl(f"the store's URL {redact(url)} has a path", hint="write memory:// without a path")
         return MemoryStore(clock=clock, chance=chance)
     if scheme == "sqlite":
         return _sqlite(url, _absolute_path(url, parts["rest"]), clock, chance)
@@ -56,7 +54,7 @@ def _absolute_path(url: str, rest: str) -> str:
 
 def _sqlite(url: str, path: str, clock: Clock, chance: random.Random | None) -> Store:
     if not path.strip("/") or "\0" in path:
-        raise BadUrl(f"the store's URL {redact(url)!r} names no file")
+        raise BadUrl(f"the store's URL {redact(url)!r} has no file name")
     from tidemill.store.sqlite import SqliteStore
 
     return SqliteStore(Path(path).expanduser(), clock=clock, chance=chance)
@@ -77,7 +75,7 @@ def _foundationdb(url: str, rest: str, clock: Clock, chance: random.Random | Non
     parameters = dict(parse_qsl(query, keep_blank_values=True))
     if (path and not path.startswith("/")) or "#" in rest or parameters.keys() - {"prefix"}:
         raise BadUrl(
-            f"the store's URL {redact(url)} cannot be understood",
+            f"the store's URL {redact(url)} is not valid",
             hint="write foundationdb:///etc/foundationdb/fdb.cluster?prefix=tidemill",
         )
     from tidemill.store.foundationdb import FoundationStore

@@ -85,7 +85,9 @@ class Tx(ABC):
     def get_many(self, keys: Sequence[bytes], *, lock: bool = False) -> list[bytes | None]:
         """The values under several keys, in their order."""
         if self.mode == "take" and not lock:
-            raise UsageError("a plain read in a take transaction", hint="read with lock=True, or use swap")
+            raise UsageError(
+                "a take transaction cannot read without a lock", hint="read with lock=True, or use swap"
+            )
         self._check_keys(keys)
         self._check_alive()
         return self._get_many(keys, lock)
@@ -95,9 +97,9 @@ class Tx(ABC):
     ) -> list[Row]:
         """Rows with lo <= key < hi in key order. `snapshot=True` reads without protecting what was read."""
         if self.mode == "take" and not snapshot:
-            raise UsageError("a plain range read inside a take transaction", hint="read with snapshot=True")
+            raise UsageError("a take transaction cannot lock a range", hint="read with snapshot=True")
         if limit is not None and limit < 0:
-            raise UsageError(f"a range of at most {limit} rows", hint="leave the limit out to read all rows")
+            raise UsageError(f"limit={limit}", hint="must be 0 or more; omit it to read all rows")
         self._check_bounds(lo, hi)
         self._check_alive()
         if lo >= hi or limit == 0:
@@ -132,7 +134,7 @@ class Tx(ABC):
     def add(self, key: bytes, amount: int) -> None:
         """Add to a counter (a signed 64-bit integer; absent is 0) without reading it: adds never conflict."""
         if not -(2**63) <= amount < 2**63:
-            raise UsageError(f"an addition of {amount:,}", hint="amounts are signed integers of 64 bits")
+            raise UsageError(f"the amount {amount:,} is too large", hint="use a signed 64-bit integer")
         self._count(key, b"12345678")
         self._add(key, amount)
 
@@ -192,40 +194,42 @@ class Tx(ABC):
             return
         if not all(keys) or max(keys) >= SYSTEM_PREFIX:
             raise UsageError(
-                "an empty key, or one of the store's own", hint="pack keys with tidemill.store.keys"
+                "the key is empty, or reserved for the store", hint="pack keys with tidemill.store.keys"
             )
         longest = max(map(len, keys))
         if longest > self.limits.key_bytes:
-            raise KeyTooLarge(f"a key of {longest:,} bytes")
+            raise KeyTooLarge(f"the key has {longest:,} bytes, more than {self.limits.key_bytes:,}")
 
     def _check_bounds(self, lo: bytes, hi: bytes) -> None:
         if not lo or lo >= SYSTEM_PREFIX or hi > SYSTEM_PREFIX:
-            raise UsageError("a range that is open below, or reaches into the store's own rows")
+            raise UsageError("the range starts at an empty key, or covers rows reserved for the store")
         longest = max(len(lo), len(hi))
-        # One more than a key: a pager goes on at key + b"\x00", also behind the longest key.
+        # One byte more than a key: a pager continues at key + b"\x00", also after the longest key.
         if longest > self.limits.key_bytes + 1:
-            raise KeyTooLarge(f"a bound of {longest:,} bytes")
+            raise KeyTooLarge(
+                f"the end of a range has {longest:,} bytes, more than {self.limits.key_bytes:,}"
+            )
 
     def _check_age(self) -> None:
-        """Asked once more by the backend before it commits: a function may swallow what it is told."""
+        """Check size and age; a backend calls it again before the commit: `fn` may catch the error."""
         if self._too_large is not None:
             raise self._too_large
         if self._clock.monotonic() - self._started > self.limits.transaction_s:
-            raise TransactionTooLong(f"a transaction that lasted more than {self.limits.transaction_s:g} s")
+            raise TransactionTooLong(f"the transaction took more than {self.limits.transaction_s:g} s")
 
     def _check_alive(self) -> None:
         if self._ended:
-            raise UsageError("a transaction that is over", hint="use tx inside its function only")
+            raise UsageError("the transaction has ended", hint="use tx only inside its function")
         self._check_age()
 
     def _end(self) -> None:
-        """Whatever is asked of this transaction from here on is refused; called when `fn` has returned."""
+        """Refuse all further calls; called when `fn` has returned."""
         self._ended = True
 
     def _count(self, key: bytes, value: bytes, *, watched: bool = True) -> None:
         self._check_keys((key,))
         if len(value) > self.limits.value_bytes:
-            raise ValueTooLarge(f"a value of {len(value):,} bytes")
+            raise ValueTooLarge(f"the value has {len(value):,} bytes, more than {self.limits.value_bytes:,}")
         self._count_writes(1, len(key) + len(value))
         if watched:
             self.touched.add(key)
@@ -234,7 +238,7 @@ class Tx(ABC):
         self._check_keys(keys)
         sizes = list(map(len, values))
         if sizes and max(sizes) > self.limits.value_bytes:
-            raise ValueTooLarge(f"a value of {max(sizes):,} bytes")
+            raise ValueTooLarge(f"the value has {max(sizes):,} bytes, more than {self.limits.value_bytes:,}")
         self._count_writes(len(keys), sum(map(len, keys)) + sum(sizes))
         if watched:
             self.touched.update(keys)
@@ -248,8 +252,8 @@ class Tx(ABC):
         if self.bytes_written > self.limits.transaction_bytes:
             raise self._overflow(f"{self.bytes_written:,} bytes")
 
-    def _overflow(self, much: str) -> TransactionTooLarge:
-        self._too_large = TransactionTooLarge(f"a transaction with {much}")
+    def _overflow(self, size: str) -> TransactionTooLarge:
+        self._too_large = TransactionTooLarge(f"the transaction has {size}")
         return self._too_large
 
     # --- what a backend implements

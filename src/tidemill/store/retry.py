@@ -105,7 +105,9 @@ class RetryingStore(Store):
                 self.conflicts += 1
                 pause_s = self.conflict_pause_s
                 if self.clock.monotonic() > give_up:
-                    raise StoreBusy(f"conflicts for {self.patience_s:g} s on {self.url}") from conflict
+                    raise StoreBusy(
+                        f"transactions on {self.url} conflicted for {self.patience_s:g} s"
+                    ) from conflict
             except Unreached as absent:
                 if self.clock.monotonic() > give_up:
                     raise StoreUnavailable(f"no answer from {self.url}: {absent}") from None

@@ -49,11 +49,11 @@ class Address:
         self.shown = redact(url)
         shape = _SHAPE.fullmatch(url)
         if shape is None or not all(_HOST.fullmatch(host) for host in shape["hosts"].split(",")):
-            raise self._bad("cannot be understood")
+            raise self._bad("is not valid")
         query = self._query(shape["query"] or "")
         self.schema = query.pop("schema", None)
         if self.schema is not None and not NAME.fullmatch(self.schema):
-            raise self._bad("names no possible schema")
+            raise self._bad("has an invalid schema name")
         plain = url.partition("?")[0] + ("?" + urlencode(query, quote_via=quote) if query else "")
         self.parameters = {**_DEFAULTS, **self._parsed(plain)}
 
@@ -65,7 +65,7 @@ class Address:
         for name, _ in parts:
             if name not in known:
                 named = f" {name}" if _PARAMETER_NAME.fullmatch(name) else ""
-                raise self._bad(f"has a parameter{named} that PostgreSQL does not know")
+                raise self._bad(f"has a parameter{named} that PostgreSQL does not have")
         return dict(parts)
 
     def _parsed(self, url: str) -> dict[str, str]:
@@ -74,7 +74,7 @@ class Address:
         except psycopg.Error:
             found = None  # its text may quote the secret
         if found is None:
-            raise self._bad("cannot be understood")
+            raise self._bad("is not valid")
         return {name: str(value) for name, value in found.items() if value is not None}
 
     def _bad(self, what: str) -> BadUrl:

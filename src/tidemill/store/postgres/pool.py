@@ -71,40 +71,40 @@ def connect(address: Address, *, opening: bool = False) -> PostgresConnection:
 
 
 def _absence(address: Address, text: str, *, opening: bool) -> Exception:
-    said = " ".join(text.split())
+    message = " ".join(text.split())
     for pattern, hint in _LASTING:
-        if re.search(pattern, said):
-            return StoreUnavailable(f"cannot connect to {address.shown}: {said}", hint=hint)
-    if opening and re.search(_UNKNOWN_HOST, said):
+        if re.search(pattern, message):
+            return StoreUnavailable(f"cannot connect to {address.shown}: {message}", hint=hint)
+    if opening and re.search(_UNKNOWN_HOST, message):
         return StoreUnavailable(
-            f"cannot connect to {address.shown}: {said}", hint="check the host in the URL"
+            f"cannot connect to {address.shown}: {message}", hint="check the host in the URL"
         )
-    return Unreached(said)
+    return Unreached(message)
 
 
 def verdict(error: ConnectionLost | StatementFailed) -> Exception:
-    """What a failed statement means for the attempt that sent it, when no COMMIT was among them."""
-    said = f"{error} (SQLSTATE {error.sqlstate})" if error.sqlstate else str(error)
+    """Return the error for a failed statement of a batch without COMMIT: retry, wait or give up."""
+    message = f"{error} (SQLSTATE {error.sqlstate})" if error.sqlstate else str(error)
     code = error.sqlstate
     if isinstance(error, ConnectionLost):
-        return Unreached(said)
+        return Unreached(message)
     if code in _CONFLICTS:
-        return Conflict(said)
+        return Conflict(message)
     if code == "53100":
-        return StoreFull(f"PostgreSQL has no space left: {said}")
+        return StoreFull(f"PostgreSQL has no space left: {message}")
     if code in _FLEETING or code.startswith(("08", "53", "57P")):
-        return Unreached(said)
+        return Unreached(message)
     if code == "42501":
         return StoreUnavailable(
-            f"PostgreSQL does not permit it: {said}",
+            f"PostgreSQL denied permission: {message}",
             hint="grant the user CREATE on the schema, or name another one in the URL: ?schema=tidemill",
         )
     if code in _CORRUPT:
         return StoreCorrupt(
-            f"the tables of the store are damaged: {said}",
-            hint="something changed or removed them; restore them from a backup of the database",
+            f"the tables of the store are damaged: {message}",
+            hint="restore the tables from a backup of the database",
         )
-    return StoreError(f"PostgreSQL refused a statement: {said}")
+    return StoreError(f"PostgreSQL refused a statement: {message}")
 
 
 class Pool:

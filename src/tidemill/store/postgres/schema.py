@@ -32,18 +32,23 @@ def open_tables(link: PostgresConnection, schema: str | None) -> Sql:
     """The statements for the tables in this schema (or the current one), which are there after the call."""
     name = schema or _value(link, "SELECT current_schema()::text")
     if name is None or not NAME.fullmatch(name):
-        raise StoreUnavailable("no schema to create tables in", hint="name one in the URL: ?schema=tidemill")
+        raise StoreUnavailable(
+            "there is no schema for the tables", hint="name one in the URL: ?schema=tidemill"
+        )
     sql = Sql(name)
     found = _format(link, sql)
     if found is None:
         _create(link, sql)
         found = _format(link, sql)
     if found is None or not found.isdigit():
-        raise StoreCorrupt(f"the table {sql.text('@meta')} names no format")
+        raise StoreCorrupt(f"the table {sql.text('@meta')} has no format number")
     if int(found) > FORMAT:
-        raise StoreFormat(f"a store of format {found}, where this release knows {FORMAT}")
+        raise StoreFormat(f"the store has format {found}, but this release supports {FORMAT}")
     if int(found) < FORMAT:
-        raise StoreFormat(f"a store of format {found}", hint="open it with the release that wrote it")
+        raise StoreFormat(
+            f"the store has format {found}, but this release supports {FORMAT}",
+            hint="open it with the release that wrote it",
+        )
     return sql
 
 
@@ -51,7 +56,7 @@ def settle_session(link: PostgresConnection) -> None:
     """Find out whether a pooler stands in between, and if none does, set up the session."""
     if link.server_version < OLDEST_SERVER:
         version = link.server_version // 10000
-        raise StoreUnavailable(f"PostgreSQL {version} is too old", hint="PostgreSQL 13 or newer is needed")
+        raise StoreUnavailable(f"PostgreSQL {version} is too old", hint="use PostgreSQL 13 or newer")
     (result,) = link.exchange([BoundStatement(PID)])
     link.pooled = number(result.get_value(0, 0)) != link.backend_pid
     if not link.pooled:

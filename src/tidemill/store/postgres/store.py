@@ -127,7 +127,7 @@ class PostgresStore(RetryingStore):
 
     def _local(self) -> _Here:
         if self._closed:
-            raise UsageError("a store that was closed", hint="open it again")
+            raise UsageError("the store is closed", hint="open it again")
         if self._here.pid != os.getpid():
             self._left_behind.append(self._here)
             self._here = _Here(self)
@@ -137,9 +137,7 @@ class PostgresStore(RetryingStore):
 
     def run(self, fn: Callable[[Tx], T], *, mode: Mode = "serial") -> T:
         if getattr(self._local().active, "busy", False):
-            raise UsageError(
-                "store.run inside a transaction's function", hint="pass tx on to the inner function"
-            )
+            raise UsageError("store.run is called inside a transaction", hint="pass tx to the inner function")
         return super().run(fn, mode=mode)
 
     def _attempt(self, operation: RetriedCall[T]) -> T:

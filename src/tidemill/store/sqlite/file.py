@@ -31,7 +31,7 @@ WAL_BYTES_KEPT = 64 * 1024 * 1024
 IDLE_READERS = 8
 NO_SPACE_BYTES = 64 * 1024  # a file system with less than this left is full, whatever SQLite calls it
 
-FORKED_HINT = "start processes with spawn or forkserver, or open the store after the fork only"
+FORKED_HINT = "start processes with spawn or forkserver, or open the store after the fork"
 
 
 class StoreFile:
@@ -47,7 +47,7 @@ class StoreFile:
         self._idle: list[sqlite3.Connection] = []
         self._room = IDLE_READERS  # none when the store is closed
         if _inode(path) in _inherited:  # of None, a file that is not there yet, nothing is inherited
-            raise UsageError(f"{path} was open in the process this one was forked from", hint=FORKED_HINT)
+            raise UsageError(f"the parent process of this fork has {path} open", hint=FORKED_HINT)
         _files.add(self)
         self.inode: tuple[int, int] | None = None  # known when the file has been created
 
@@ -150,7 +150,7 @@ class StoreFile:
 
     def check_process(self) -> None:
         if self.forked:
-            raise UsageError("a store that was opened before this process was forked", hint=FORKED_HINT)
+            raise UsageError("the store was opened before this process was forked", hint=FORKED_HINT)
 
     # --- errors
 

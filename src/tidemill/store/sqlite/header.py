@@ -56,7 +56,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
         """The head, which must be of this boot: another one means that another machine is at work here."""
         head = decoded(connection.execute(GET, (HEAD_KEY,)).fetchone())
         if head.boot != boot:
-            raise StoreLocation("another machine has taken this store while it was open here")
+            raise StoreLocation("another machine opened this store with adopt=True while it was open here")
         return head
 
     def now_us(self, boot_us: int) -> int:
@@ -140,11 +140,11 @@ def check_format(connection: sqlite3.Connection, file: StoreFile) -> None:
     except ValueError:
         raise StoreCorrupt(f"{file.path}: the format row cannot be read") from None
     if number > FORMAT:
-        raise StoreFormat(f"{file.path} has format {number}, and this release knows {FORMAT}")
+        raise StoreFormat(f"{file.path} has format {number}, but this release supports {FORMAT}")
     if number < FORMAT:
         raise StoreFormat(
-            f"{file.path} has format {number}, too old for this release, which knows {FORMAT}",
-            hint="open it with the release before this one first, which brings it up to date",
+            f"{file.path} has format {number}, but this release supports {FORMAT}",
+            hint="open it with the previous release first, which upgrades it",
         )
 
 

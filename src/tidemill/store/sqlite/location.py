@@ -72,7 +72,7 @@ def refuse_network(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -
     """Refuse a path on a file system that several machines may see."""
     kind = filesystem_of(str(path), parse_mounts(mountinfo.read_text(errors="replace")))
     if is_network(kind):
-        raise StoreLocation(f"{path} lies on a network file system ({kind})")
+        raise StoreLocation(f"{path} is on a network file system ({kind})")
 
 
 class MachineId(NamedTuple):
@@ -100,8 +100,8 @@ def refuse_other_machine(path: Path, owner: MachineId, here: MachineId) -> None:
     if owner.boot != here.boot and owner.id != here.id:
         raise StoreLocation(
             f"{path} belongs to another machine",
-            hint="if it was moved here for good, open it once with adopt=True; "
-            "for several machines use postgresql://",
+            hint="if you moved the file to this machine, open it once with adopt=True; "
+            "to share a store between machines use postgresql://",
         )
 
 

@@ -159,7 +159,7 @@ class SqliteStore(Store):
     def _check_usable(self) -> None:
         self._file.check_process()
         if getattr(self._inside, "active", False) or self._writer.is_inside:
-            raise UsageError("store.run inside a transaction", hint="pass tx on to the inner function")
+            raise UsageError("store.run is called inside a transaction", hint="pass tx to the inner function")
 
     # --- watching
 
@@ -218,7 +218,9 @@ class SqliteStore(Store):
         if self._file.forked:
             return  # nothing here is this process's
         if self._writer.is_inside:
-            raise UsageError("a store closed inside its own transaction")
+            raise UsageError(
+                "the store is closed inside its own transaction", hint="close it after the transaction"
+            )
         self._writer.close()
         self._watches.close()
         self._file.close()
