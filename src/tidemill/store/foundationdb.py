@@ -1,20 +1,19 @@
-"""The store on FoundationDB: the port was cut after it, so that almost everything is native.
+"""Keep the store in FoundationDB. The port follows its model, so almost every operation is native.
 
-Written against the documented binding (API version 730) and *not run* until the conformance suite has met a
-cluster: there is none on the machines that test us. `tests/conformance/test_store_foundationdb.py` runs it
-wherever a cluster file answers.
+This backend follows the documented binding (API version 730) but has *not run* against a cluster yet.
+`tests/conformance/test_store_foundationdb.py` runs the conformance suite wherever a cluster file works.
 
-- A key is the prefix of the store and the key of the port, byte for byte: other layers can read our tuples.
+- A key is the prefix of the store followed by the key of the port, so other layers can read our tuples.
 - Reads add conflict ranges, snapshot reads do not, blind writes never conflict, `add` is the atomic ADD, and
   `set_versioned` is a versionstamped key. Such a key makes its range unreadable until the commit, so these
-  writes are kept back until then.
-- `take` reads a window without protection and then protects just the rows it picks: two takers conflict only
-  over the same row. After a conflict it picks at random from a wider window.
-- Lease time is the read version, which advances by about a million per second and never goes back (STO-6).
-  It is not exact, and a recovery of the cluster makes it jump forward by up to about 100 s: leases then
-  expire early, which fencing makes safe. There is no wall clock in the cluster: `wall` is this machine's.
-- A commit whose outcome is unknown is settled by the operation's row. The attempt declares that it read the
-  row, without reading it; a fence that is written meanwhile makes the late commit a conflict.
+  writes are buffered until then.
+- `take` reads a window as a snapshot and then adds conflict ranges only for the rows it picks: two takers
+  conflict only over the same row. After a conflict it picks at random from a wider window.
+- Lease time is the read version, which advances by about a million per second and never goes back (STO-6). It
+  is not exact, and a recovery of the cluster makes it jump forward by up to about 100 s. Leases then expire
+  early, which is safe because every write is fenced. The cluster has no wall clock: `wall` is this machine's.
+- The operation's row settles a commit whose outcome is unknown. The attempt adds a read conflict on the row
+  without reading it, so a fence that another transaction writes makes the late commit fail.
 """
 
 import os

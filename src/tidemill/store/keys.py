@@ -1,8 +1,8 @@
-"""Keys: tuples packed into bytes so that the bytes sort as the tuples do.
+"""Pack tuples into bytes that sort like the tuples.
 
-The encoding is FoundationDB's tuple layer, byte for byte, for the types we use: None, bytes, str, int,
-float, bool, UUID, nested tuples and `Versionstamp`. One encoding on every backend means that a store can be
-copied from one to another row by row, and that a range of tuples is a range of bytes.
+The encoding is FoundationDB's tuple layer for the types we use: None, bytes, str, int, float, bool, UUID,
+nested tuples and `Versionstamp`. Every backend uses the same encoding, so a store can be copied from one
+backend to another row by row, and a range of tuples is a range of bytes.
 
 Order: None < bytes < str < nested tuple < int < float < bool < UUID < Versionstamp, then by value.
 """

@@ -1,13 +1,13 @@
-"""The store in memory: the reference the other backends are compared with, and the stage of simulation.
+"""Keep the store in memory: the reference for the other backends, and the store of simulations.
 
-It is optimistic, as FoundationDB is: a transaction reads a snapshot, buffers its writes, and is checked at
-its commit against what was committed since. Of everything the contract leaves open it chooses the
-*weakest* reading, so that code that passes here passes elsewhere:
+It is optimistic, like FoundationDB: a transaction reads a snapshot, buffers its writes, and is checked at its
+commit against the commits since. Wherever the contract leaves a choice, it makes the *weakest* one, so that
+code which works here works on every backend:
 
-- a plain read conflicts with commits of serial transactions only. A `take` transaction's write is seen by
-  a locked read alone, as on PostgreSQL, where SERIALIZABLE does not look at READ COMMITTED (STO-3);
+- a plain read conflicts only with commits of serial transactions. Only a locked read sees a conflict with a
+  `take` transaction, as on PostgreSQL, where SERIALIZABLE ignores READ COMMITTED (STO-3);
 - blind writes never conflict;
-- `faults`, when given, may delay, refuse or lose any commit (`tidemill.testing.simulation`).
+- `faults`, if given, may delay, refuse or lose any commit (`tidemill.testing.simulation`).
 """
 
 import random

@@ -1,4 +1,4 @@
-"""A store from its URL: the one place that knows which backend answers to which name."""
+"""Open a store by its URL. Only this module knows which backend belongs to which scheme."""
 
 import random
 import re

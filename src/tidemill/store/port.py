@@ -1,18 +1,19 @@
-"""The store: transactions over an ordered map of byte keys. All coordination goes through it.
+"""Define the store: transactions over an ordered map of byte keys, which every backend implements.
 
-Contract, the same on every backend (`tidemill.testing.StoreConformance` is its executable form):
+The contract is the same on every backend, and `tidemill.testing.StoreConformance` tests it:
 
-- `store.run(fn)` calls `fn(tx)` and commits what it wrote. Conflicts are retried, so `fn` may run several
-  times: it touches nothing but `tx` and returns a value.
-- `mode="serial"` is serialisable. `mode="take"` decides only on rows that it took, swapped or read under a
-  row lock; a plain read in it is refused, because on PostgreSQL such a transaction is READ COMMITTED. A row
-  that a `take` transaction writes is decided on by others only with `get(key, lock=True)` (STO-3).
-- A transaction reads its own writes. Rows of `set_versioned` get their key at the commit and are the one
-  exception.
-- A commit whose outcome is unknown is looked up by the operation's id and never applied twice (STO-5).
-- Limits are the same everywhere (STO-7), so that what passes on one backend passes on all of them.
+- `store.run(fn)` calls `fn(tx)` and commits its writes. Conflicts are retried, so `fn` may run several times:
+  it must use only `tx` and return a value.
+- `mode="serial"` is serialisable. `mode="take"` depends only on rows that it took, swapped or read under a
+  row lock. It refuses plain reads, because on PostgreSQL such a transaction is READ COMMITTED. Other
+  transactions read a row that a `take` transaction may write with `get(key, lock=True)` (STO-3).
+- A transaction reads its own writes. The only exception are rows of `set_versioned`, which get their keys at
+  the commit.
+- If the outcome of a commit is unknown, the operation's id settles it. A commit never takes effect twice
+  (STO-5).
+- All backends have the same limits (STO-7), so code that works on one backend works on all of them.
 
-All checks live here, above the backends; a backend implements the methods that begin with an underscore.
+All checks are in this module; a backend implements the methods that begin with an underscore.
 """
 
 import random

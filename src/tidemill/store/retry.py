@@ -1,16 +1,16 @@
-"""The retry loop of the backends whose transactions can conflict: memory, PostgreSQL, FoundationDB.
+"""Retry transactions that conflict, for the backends memory, PostgreSQL and FoundationDB.
 
 One call of `run` has one operation id, not one per attempt (STO-5). An attempt that writes also inserts
-`op/<minute>/<id>` with its own number, in the same transaction. When the outcome of a commit is unknown
-(the connection went away, the server restarted) that row is looked up before anything is repeated:
+`op/<minute>/<id>` with its own number, in the same transaction. If the outcome of a commit is unknown (the
+connection broke, the server restarted), the loop reads that row before it repeats anything:
 
-- found with number i: attempt i committed, and its result, which is still here in memory, is returned;
-- not found: nothing was committed, and nothing can be any more, because the look-up *fences* the lost
-  attempt: it inserts the row with number 0, so that a commit that is still on its way fails on that key.
-  The call goes on under a fresh id.
+- The row has the number i: attempt i committed. Its result is still in memory and is returned.
+- There is no row: nothing was committed, and nothing can be any more, because the lookup *fences* the lost
+  attempt. It inserts the row with number 0, so a commit that is still on its way fails on that key. The call
+  continues under a new id.
 
-The result itself need not be stored: whoever could ask for it is the caller of this very `run`, and it
-kept the result of each attempt. That leaves results free to be any Python value.
+Results are not stored: only the caller of this `run` needs them, and it keeps the result of each attempt. So
+a result may be any Python value.
 """
 
 import random

@@ -1,12 +1,12 @@
-"""Secrets in URLs: how a URL is shown, and how texts that others wrote are cleaned (STO-14).
+"""Keep secrets of URLs out of messages: show URLs without them, and clean texts of drivers (STO-14).
 
-A URL carries a password in its user part or in a parameter. Two things keep it out of errors and logs:
+A URL has a password in its user part or in a parameter. Two measures keep it out of errors and logs:
 
-- `redact` is the only form in which a URL is shown. It does not trust the URL to be well formed: what stands
-  between `//` and the last `@` is taken for a user part, because a password that should have been
-  percent-encoded and was not (`p@ss/word`) makes every parser cut it in the wrong place;
-- a driver's message may quote the password in whatever form it has it. `Scrubber` removes all of them, and
-  a driver's exception is never chained: only its cleaned text and its SQLSTATE go on.
+- A URL is only shown through `redact`. It does not expect a valid URL: everything between `//` and the last
+  `@` counts as the user part, because a password that was not percent-encoded (`p@ss/word`) makes every
+  parser cut it in the wrong place.
+- A driver's message may quote the password in any form. `Scrubber` removes all of them, and a driver's
+  exception is never chained: only its cleaned text and its SQLSTATE are kept.
 """
 
 import re

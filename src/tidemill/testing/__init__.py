@@ -1,7 +1,7 @@
-"""Tools for testing what is built on Tidemill, and backends written for it.
+"""Tools for testing code that uses Tidemill, and backends for it.
 
-The conformance suites need pytest and hypothesis, and the judge of views Spark, which nothing else here does:
-they are imported when they are asked for, and not before.
+The conformance tests need pytest and hypothesis, and the comparison of views needs Spark. They are imported
+when they are used.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""A clock that stands still until somebody waits or moves it: tests of hours that take no time.
+"""A clock that moves only when a test waits or advances it, so that tests of hours take no time.
 
 >>> clock = FakeClock()
 >>> clock.sleep(3600)

@@ -1,8 +1,8 @@
-"""What must hold of every future after every commit, checked against the stored rows and nothing else.
+"""Check the invariants of futures after every commit, from the stored rows alone.
 
-`scan_invariants(tx, keys)` reads a whole cluster's futures and says what is wrong with them. `judge` does the
-same for some futures of a mirror, so that a simulation can look at each commit by looking only at the futures
-it touched.
+`scan_invariants(tx, keys)` reads all futures of a cluster and returns the violations. `judge` does the same
+for some futures of a mirror, so that a simulation can check each commit by looking only at the futures it
+changed.
 """
 
 from collections import defaultdict

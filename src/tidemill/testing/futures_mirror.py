@@ -1,7 +1,7 @@
-"""The stored rows of futures, decoded and joined, and followed as they change.
+"""Decode and join the stored rows of futures, and follow their changes.
 
-Fed commit by commit, a mirror also sees the steps between them: the edges that were followed, and that epochs
-only grow (FUT-13). `tidemill.testing.futures_invariants` judges what it shows.
+A mirror that receives every commit also sees the steps between them: the transitions, and that epochs only
+grow (FUT-13). `tidemill.testing.futures_invariants` checks its content.
 """
 
 from collections import defaultdict

@@ -1,12 +1,12 @@
-"""The contract of the heap as a test class: whoever writes one runs it.
+"""Conformance tests for a heap, for authors of backends.
 
     class TestMyHeap(HeapConformance):
         @pytest.fixture
         def heap(self):
             return MyHeap(...)
 
-`heap` is empty for each test. `exact = False` for one that knows times to the minute only. The marks `rule`
-name the rules of docs/rules/triggers.md.
+`heap` is empty for each test. Set `exact = False` for a heap that stores times to the minute. The marks
+`rule` name the rules of docs/rules/triggers.md.
 """
 
 import random

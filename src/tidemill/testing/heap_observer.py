@@ -1,11 +1,11 @@
-"""Watches subscriptions, their items and their templates, and holds every move against the table (HEAP-5).
+"""Check every change of subscriptions, heap items and templates against the table of moves (HEAP-5).
 
     observer = HeapObserver(store, keys, heap)
     scheduler = Scheduler(replace(scope, store=observer.store), observer.heap)
 
-What goes through `observer.store` and `observer.heap` is looked at after every operation: each is one step of
-the protocol. A move that the table of 144 cells forbids, or a signal that leaves the heap while its row is
-scheduled (INV4), raises at once.
+The observer checks after every operation on `observer.store` and `observer.heap`; each operation is one step
+of the protocol. It raises at a move that the table of 144 cells forbids, and at a signal that leaves the heap
+while its row is scheduled (INV4).
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -2,13 +2,13 @@
 6).
 
 A state is (template or none) x (row absent, scheduled or waiting) x (on the heap or not). One operation
-touches the rows or the heap, never both, so that a move goes along one axis. `FIRST` is the design's own
-table, cell by cell. It does not close by itself: `AMENDED` says which cells hold otherwise, as what, and why.
-`check` is asked about every move that a test sees.
+changes the rows or the heap, never both, so a move goes along one axis. `FIRST` is the design's table, cell
+by cell. It has contradictions: `AMENDED` lists the cells that differ, what holds instead, and why. `check`
+checks every move that a test sees.
 
-**Which items count.** An id is a name with the epoch it was born with, so that a name that is used again is
-another id (INV1). It is on the heap while any item of it is there. Of a scheduled row the item of its own
-epoch is the signal, and that one never leaves (INV4); an older one is a leftover for the pruner.
+**Which items count.** An id is a name with the epoch in which it was created, so a name that is used again is
+a new id (INV1). An id is on the heap while any of its items is there. For a scheduled row, the item of its
+own epoch is the signal, and it never leaves the heap (INV4). The pruner removes older items.
 """
 
 from enum import StrEnum

@@ -1,10 +1,10 @@
-"""A TCP proxy that loses what it is told to: a request before it arrives, or an answer after it was given.
+"""A TCP proxy that drops chosen messages: a request before it arrives, or a response after it is sent.
 
     with LossyProxy("127.0.0.1", port) as proxy:
         client = connect(proxy.endpoint)
-        proxy.lose("answer", b"PUT ")        # the next PUT is done, and its client does not learn of it
+        proxy.lose("answer", b"PUT ")        # the next PUT takes effect, but its client gets no response
 
-The server is real, so what was lost has really happened, or really not.
+The server is real, so a request whose response is lost has really taken effect.
 """
 
 import contextlib

@@ -2,12 +2,13 @@
 
     python -m tidemill.testing.node --store sqlite:///tmp/x/store.db --cluster c --slots 4 --ttl-s 2
 
-It joins, stands for leader, and does the work that the store's plan asks for (`tidemill.testing.work`), each
-partition in a thread of its own. What happens is printed, one JSON object per line, with `t`, the machine's
-monotonic time in seconds, which all processes of a machine share. SIGTERM drains it, a second one ends it.
+It joins the cluster, takes part in elections, and does the work of the plan in the store
+(`tidemill.testing.work`), each partition in a separate thread. It prints one JSON object per event, with `t`,
+the machine's monotonic time in seconds, which all processes of a machine share. SIGTERM drains it, a second
+SIGTERM ends it.
 
-`--careless` makes it a bad holder on purpose: it never looks at its own deadline and does not stop when it is
-told that its lease is over. Only the store's fence is left then, and that must be enough.
+`--careless` makes it a bad lease holder on purpose: it ignores its deadline and does not stop when its lease
+is over. Then only the store's fence protects the data, and that must be enough.
 """
 
 import argparse

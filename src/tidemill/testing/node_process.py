@@ -1,7 +1,7 @@
-"""Nodes as child processes: started, listened to, killed, paused, continued, asked to stop.
+"""Start nodes as child processes; read their events, and kill, pause, continue or stop them.
 
-A process is told to end when its parent does, so that a test or a demo that is killed leaves nothing behind.
-Start them from the main thread: the kernel watches the thread that did.
+A child process ends when its parent does, so that a killed test or demo leaves nothing running. Start them
+from the main thread: the kernel watches the thread that started them.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The contract of the port of object storage as a test class: whoever writes a backend runs it.
+"""Conformance tests for object storage, for authors of backends.
 
     class TestMyObjects(ObjectsConformance):
         @pytest.fixture
@@ -9,11 +9,12 @@
         def objects_url(self, my_server):
             return f"my://{my_server.new_bucket()}"
 
-`objects` is a fresh, empty root for each test. `objects_url` is how another process opens it; without it the
-laws among processes are skipped. `etags_differ = False` where an etag is a digest of the body.
+`objects` is an empty root for each test. `objects_url` is the URL with which another process opens it;
+without it the tests with several processes are skipped. Set `etags_differ = False` if an etag is a digest of
+the body.
 
-Storage behind a network also runs `LostAnswerConformance`, with a fixture `lossy`: it loses requests and
-answers by a proxy in front of a real server. The marks `rule` name the rules of docs/rules/store.md.
+Storage over a network also runs `LostAnswerConformance`, with a fixture `lossy`: a proxy in front of a real
+server drops requests and responses. The marks `rule` name the rules of docs/rules/store.md.
 """
 
 from tidemill.testing.objects_laws.bodies import BodyLaws

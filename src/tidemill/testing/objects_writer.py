@@ -1,9 +1,9 @@
-"""What the other processes of the conformance suite do: `python -m tidemill.testing.objects_writer`.
+"""The other processes of the conformance tests: `python -m tidemill.testing.objects_writer`.
 
-    race N    wait for a line, create race/0 to race/N-1, say what each answered as JSON
-    write X   write objects of all sizes for ever, say each key when it was answered, until killed
+    race N    wait for a line, create race/0 to race/N-1, print the result of each as JSON
+    write X   write objects of all sizes until killed, print each key after its write is confirmed
 
-A body is its own proof: it begins with its writer, its length and its digest.
+A body proves itself: it begins with its writer, its length and its digest.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The contract of the store's port as a test class: whoever writes a backend runs it.
+"""Conformance tests for a store, for authors of backends.
 
     class TestMyStore(StoreConformance):
         @pytest.fixture
@@ -9,14 +9,14 @@
         def reopen(self, store):
             return MyStore(store.path)
 
-`store` is a fresh, empty store for each test; `reopen` is a second handle on the same data, or None where
-there can be none. Those that processes can share give, in `opens_elsewhere`, the Python source which opens
-the same data there; those whose clock can jump override `age`; `examples` is how many random programs are
-compared with the model. The marks `rule` name the rules of docs/rules/store.md; a project that runs pytest
-with `--strict-markers` registers that mark.
+`store` is an empty store for each test. `reopen` returns a second handle on the same data, or None if that is
+not possible. A store that processes can share returns, from `opens_elsewhere`, Python source that opens the
+same data in another process. A store whose clock can jump overrides `age`. `examples` is the number of random
+programs that are compared with the model. The marks `rule` name the rules of docs/rules/store.md; a project
+that runs pytest with `--strict-markers` must register that mark.
 
-The tests race threads against each other. What they assert holds for every interleaving: a failure is never
-"unlucky timing".
+Some tests race threads against each other. Their assertions hold for every interleaving: a failure is never
+caused by unlucky timing.
 """
 
 from tidemill.testing.store_laws.isolation import IsolationLaws

@@ -1,7 +1,7 @@
-"""Threads for tests: several that start together, and one that gets in between.
+"""Threads for tests: several that start together, and one that runs in between.
 
-A test that races threads must never hang, and must not pass because a thread died unseen: every wait here
-has an end, and what a thread raised is raised again where the test waits for it.
+A test that races threads must never hang, and must not pass because a thread died unnoticed. So every wait
+has a limit, and an exception in a thread is raised again where the test waits for it.
 """
 
 import threading

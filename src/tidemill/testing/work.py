@@ -1,13 +1,13 @@
 """Do work that can be checked afterwards: partitions of numbered units, each a fenced write to a history.
 
-The plan stands in the cluster's configuration, so that any node can lead and make the partitions from it
-(CLU-17). A node that takes a partition goes on where the last holder stopped. Every unit is one transaction:
-it reads the partition's row, is fenced by the partition's epoch, moves the progress on and appends to the
-history. `violations` then judges the history, in the order of its commits, by what was written in it alone:
+The plan is in the cluster's configuration, so that any node can lead and create the partitions (CLU-17). A
+node that takes a partition continues where the last holder stopped. Every unit is one transaction: it reads
+the partition's row, checks the partition's epoch, advances the progress and appends to the history.
+`violations` then checks the history, in the order of the commits:
 
-- no write under an epoch that the row had already left behind (the row's own epoch is written down, too);
-- in each partition epochs never fall, and one epoch has one node;
-- the units are there once each, in order, and behind them one end.
+- no write has an epoch older than that of the row (the row's epoch is recorded too);
+- in each partition epochs never decrease, and each epoch has one node;
+- each unit is there once, in order, followed by one end.
 """
 
 from collections import defaultdict

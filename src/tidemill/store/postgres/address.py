@@ -1,7 +1,7 @@
-"""Where a PostgreSQL store is: its URL, read strictly, with the secret kept apart.
+"""Parse the URL of a PostgreSQL store strictly, and keep its password out of messages.
 
-libpq would read the URL itself, but quotes what it does not understand, and a password that was not
-percent-encoded is exactly that. So the shape is checked here first, and no text of libpq's parser is shown.
+libpq could parse the URL itself, but its errors quote what it does not understand, and that may be a password
+which was not percent-encoded. So this module checks the shape first and shows no text of libpq's parser.
 """
 
 import re

@@ -1,12 +1,12 @@
-"""One connection to PostgreSQL, spoken to in batches: many statements, one round trip.
+"""One connection to PostgreSQL that sends statements in batches: many statements, one round trip.
 
-The connection is in libpq's pipeline mode all the time, and everything goes in binary: a value of the store
-is bytes here, on the wire and in the table, so that nothing is converted. `exchange` sends some statements
-and waits for all their answers; when one fails, the server skips the rest of the batch. A BEGIN, a question
-and a time stamp cost one round trip together, and so do the last writes and the COMMIT.
+The connection is always in libpq's pipeline mode, and all data is binary: a value of the store is bytes here,
+on the wire and in the table, so nothing is converted. `exchange` sends statements and waits for all results;
+if one fails, the server skips the rest of the batch. A BEGIN, a query and a time stamp cost one round trip
+together, and so do the last writes and the COMMIT.
 
-Why not psycopg's cursors: they convert each value, and their waiting has no end when the network swallows
-packets. Here a silence of `SILENCE_S` is the end of the link.
+psycopg's cursors convert each value, and wait without limit when the network drops packets. Here a connection
+that is silent for `SILENCE_S` counts as lost.
 """
 
 import select

@@ -1,24 +1,24 @@
-"""Lease time on PostgreSQL: the server's clock, kept from running backwards (STO-6).
+"""Lease time on PostgreSQL: the server's clock, prevented from running backwards (STO-6).
 
-`clock_timestamp()` is one clock for all nodes, but a clock that an operator can set, and another one after a
-fail-over. Three layers keep `now` from running backwards:
+`clock_timestamp()` is one clock for all nodes, but an operator can set it, and a fail-over brings another
+one. Three measures keep `now` from running backwards:
 
-1. within a process, the highest time that was handed out is a floor;
-2. across processes, the sequence `tidemill_lease_mark` is a floor. A transaction that asked for the time and
-   writes raises the mark to its time, rounded up to the next tick, before it commits. So whoever can see a
-   row that was written at time t gets a time of t or later. A sequence is read and set outside of
-   transactions: nobody waits for it, and SERIALIZABLE does not look at it. Rounding up means that the mark is
-   written once per tick and not once per commit, at the price that lease time may run up to a tick ahead;
-3. a clock that was set back by more than `STEP_US` would leave lease time standing at the mark until it has
-   caught up, and no lease would expire meanwhile. Then the difference goes into the sequence
-   `tidemill_lease_offset`, once for everybody, and lease time goes on from the mark at the usual pace.
+1. Within a process, the highest time returned so far is a lower bound.
+2. Across processes, the sequence `tidemill_lease_mark` is a lower bound. A transaction that read the time and
+   writes raises the mark to its time, rounded up to the next tick, before it commits. So every transaction
+   that can see a row written at time t gets a time of t or later. Sequences are read and set outside of
+   transactions: nothing waits for them, and SERIALIZABLE ignores them. Because of the rounding the mark is
+   written once per tick instead of once per commit; in return lease time may be up to a tick ahead.
+3. If the clock is set back by more than `STEP_US`, lease time would stand still at the mark, and no lease
+   would expire. Then the difference goes into the sequence `tidemill_lease_offset`, once for all processes,
+   and lease time continues from the mark at its normal speed.
 
-What it does not promise: a transaction that only read and whose process is not ours may have been given a
-time above the mark; after the server's clock was set back, our time can be below it. Nothing in the store
-depends on that time. A clock that is set forward makes leases expire early, which costs work and nothing
-else: every write is fenced.
+One case is not covered: a transaction that only reads, in another process, may have got a time above the
+mark. After the server's clock is set back, our time can be below it. Nothing in the store depends on that
+time. If the clock is set forward, leases expire early. That costs work and nothing else, because every write
+is fenced.
 
-`wall` is the server's clock as it is.
+`wall` is the server's clock without changes.
 """
 
 import threading

@@ -1,8 +1,8 @@
-"""Getting connections to PostgreSQL, keeping them, and telling its troubles apart.
+"""Open and reuse connections to PostgreSQL, and classify its errors.
 
-Connections are kept in a last-in-first-out stack: those in use stay warm, and a burst's surplus is found dead
-or idle at the bottom. A child after a fork gets a pool of its own and never touches its parent's connections:
-even closing one would say goodbye to the server on the parent's behalf.
+The pool is a last-in-first-out stack: connections in use stay warm, and the surplus of a burst becomes idle
+at the bottom. A forked child gets its own pool and never touches its parent's connections: closing one would
+end the session on the server, which the parent still uses.
 """
 
 import re

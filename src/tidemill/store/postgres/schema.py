@@ -1,13 +1,13 @@
-"""The tables of a PostgreSQL store: made once, refused when they are not of our format (STO-10).
+"""Create the tables of a PostgreSQL store, and refuse tables of another format (STO-10).
 
 tidemill_kv      the rows: k bytea primary key, v bytea
-tidemill_op      operation ids (STO-5), a table of their own: in the rows' index, each commit would insert
-                 into a page that serialisable readers have looked at, and the two would conflict
+tidemill_op      operation ids (STO-5), in a separate table: in the index of the rows, each commit would
+                 insert into a page that serialisable readers have read, and the two would conflict
 tidemill_meta    the format number
 tidemill_version, tidemill_lease_mark, tidemill_lease_offset
                  sequences: the order of `set_versioned`, and lease time (see `lease_clock`)
 tidemill_set, tidemill_add, tidemill_raise_mark, tidemill_rebase
-                 small functions: what must happen on the server in one step
+                 small functions for what must happen on the server in one step
 """
 
 import re

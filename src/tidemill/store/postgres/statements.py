@@ -1,12 +1,12 @@
-"""Every statement that is sent to the tables of a PostgreSQL store (`schema` has the tables).
+"""All statements that a PostgreSQL store sends (`schema` defines the tables).
 
-Statements that touch several rows get them as arrays sorted by key (unnested in the SELECT list, which is an
-eighth quicker than in FROM) and are planned as index look-ups in that order (SETTINGS), so that two
-transactions lock rows in the same order and rarely deadlock. Index scans also keep SERIALIZABLE's notes
-small: a sequential scan would note, and later conflict with, the whole table.
+Statements for several rows get them as arrays sorted by key (unnested in the SELECT list, which is an eighth
+faster than in FROM). They are planned as index lookups in that order (SETTINGS), so two transactions lock
+rows in the same order and rarely deadlock. Index scans also keep the predicate locks of SERIALIZABLE small: a
+sequential scan would lock, and later conflict with, the whole table.
 
-In the texts `@` stands for the schema and the prefix of our names: `@kv` is `"schema".tidemill_kv`. The words
-in capitals that are not SQL are in `Sql.text`.
+In the texts `@` is replaced by the schema and the prefix of our names: `@kv` is `"schema".tidemill_kv`. Words
+in capitals that are not SQL are defined in `Sql.text`.
 """
 
 import hashlib

@@ -1,17 +1,17 @@
-"""One transaction on PostgreSQL: writes are kept back and sent with the next question or the COMMIT.
+"""One transaction on PostgreSQL. Writes are buffered and sent with the next query or the COMMIT.
 
-`serial` is SERIALIZABLE, `take` is READ COMMITTED (STO-3). The order of effects is that of the calls:
+`serial` is SERIALIZABLE, `take` is READ COMMITTED (STO-3). Effects happen in the order of the calls:
 
-- `set`, `clear` and `add` are kept back, the last one per key; reads of those keys are answered from there.
-  A range, a take or a swap that touches one of them sends them first, in the same round trip;
-- `clear_range` is queued as it is called, and what it covers is dropped from what is kept back;
-- `set_versioned` rows get their keys at the end. Appenders of one prefix take turns under an advisory lock
-  from the moment they draw a number until they are committed: numbers sort as commits do, and a reader who
-  goes on behind the last number it saw misses nothing.
+- `set`, `clear` and `add` are buffered, the last one per key; reads of those keys use the buffer. A range, a
+  take or a swap that touches one of them sends the buffer first, in the same round trip;
+- `clear_range` is queued, and removes what it covers from the buffer;
+- rows of `set_versioned` get their keys at the end. Transactions that append to one prefix take turns under
+  an advisory lock from the moment they get a number until they commit. So numbers sort like commits, and a
+  reader that continues after the last number it saw misses nothing.
 
-A locked read of a row that is not there must keep others from inserting it, and PostgreSQL has no lock for
-what is not there. So it inserts the row and removes it again: until this transaction ends, whoever inserts
-the same key waits for us, in either isolation level.
+A locked read of a missing row must keep others from inserting it, and PostgreSQL cannot lock a row that does
+not exist. So the transaction inserts the row and deletes it again: until it ends, another transaction that
+inserts the same key waits, in either isolation level.
 """
 
 from collections.abc import Iterator, Sequence

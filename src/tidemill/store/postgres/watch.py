@@ -1,16 +1,16 @@
-"""Wake-ups through PostgreSQL: one side thread with one connection that both tells and hears (STO-8).
+"""Notify watchers through PostgreSQL: one thread with one connection sends and receives (STO-8).
 
-A commit tells its own process at once. Other processes are told by NOTIFY, which never is part of the commit:
-inside a transaction it takes a lock that all committers of the database queue for. The side thread gathers
-what was touched and sends it, at most once in `PAUSE_S`, or in `BUSY_PAUSE_S` where commits never end. The
-payload is the checksums of the keys, eight digits each, or `*` when there are too many.
+A commit notifies its own process directly. Other processes get a NOTIFY, which is never part of the commit:
+inside a transaction it takes a lock that all commits of the database wait for. The thread collects the
+changed keys and sends them, at most once in `PAUSE_S`, or in `BUSY_PAUSE_S` under constant load. The payload
+is the checksums of the keys, eight digits each, or `*` if there are too many.
 
-The thread listens only while somebody watches, and ends when there was nothing to do for `LINGER_S`. When its
-connection breaks, everybody who watches is woken, as something may have been missed; so they are when it
-is back. Until then, and behind a pooler, where a LISTEN may reach nobody, a wait ends after `POLL_S` at the
-latest: whoever waits then looks by himself. A wake-up that is lost costs that much, and nothing else.
+The thread listens only while there are watches, and ends after `LINGER_S` without work. When its connection
+breaks, and again when it is back, it wakes all watchers, because a notification may be lost. Without it, and
+with a connection pooler, which may drop LISTEN, a wait ends after `POLL_S` at the latest, and the caller
+checks the store. A lost notification costs this delay and nothing else.
 
-In passing the thread removes the operation rows that have expired.
+The thread also removes operation rows that have expired.
 """
 
 import random

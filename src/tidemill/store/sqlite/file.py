@@ -1,9 +1,9 @@
-"""The file of a SQLite store: its connections, its errors as ours, and what must never cross a fork.
+"""The file of a SQLite store: its connections, its errors, and its protection against forks.
 
-SQLite guards the file with POSIX locks, and these belong to a process, not to a handle: if anybody in this
-process opened and closed the file beside SQLite, every lock of the process would be gone, and a forked child
-inherits SQLite's memory of locks that it does not hold. So nothing here opens the file but SQLite, and a
-child of a fork is kept from both the inherited connections and the file (`_after_fork`).
+SQLite protects the file with POSIX locks, which belong to a process and not to a handle. If other code in
+this process opened and closed the file, the process would lose every lock. A forked child inherits SQLite's
+memory of locks that it does not hold. So only SQLite opens the file, and a forked child can use neither the
+inherited connections nor the file (`_after_fork`).
 """
 
 import ctypes

@@ -1,25 +1,25 @@
 """Group commit: many calls share one COMMIT (STO-5).
 
-While a commit waits for the disk the next calls queue up; then they go together: one BEGIN IMMEDIATE, each
-function in turn, one COMMIT, and only then is anybody answered. A function that raises is taken back alone;
-its error, too, is handed out after the commit, because it may have read what its neighbours wrote.
+While a commit waits for the disk, further calls queue up. Then they run together: one BEGIN IMMEDIATE, one
+function after the other, one COMMIT. Callers get their results only after the COMMIT. A function that raises
+is rolled back alone; its caller also gets the error after the commit, because the function may have read what
+others in the batch wrote.
 
-Batches are run by a thread of their own and never by a caller, because a caller may be interrupted (Ctrl-C)
-between any two lines, and would take the functions of others with it. Only when nobody else is about does a
-caller run its own function itself, which saves it two changes of thread, about as long as a commit on a fast
-disk.
+A separate thread runs the batches, because a caller may be interrupted (Ctrl-C) at any line and would abort
+the functions of others. If no other call is waiting, a caller runs its own function, which saves two thread
+switches, about as long as a commit on a fast disk.
 
-A COMMIT that fails leaves the outcome of its batch unknown. Each open store has one operation row, in which
-every batch writes its number: after the failure the connection is opened anew and the row is read.
+If a COMMIT fails, the outcome of its batch is unknown. Each open store has one operation row, in which every
+batch writes its number. After the failure the store opens a new connection and reads the row.
 
-- It has the number: the batch is committed. It is made durable by copying the log into the file, because a
-  log whose fsync failed proves nothing, and then answered. The results need not be stored: whoever could ask
-  for them is waiting here, and they are in memory.
-- It has not: the functions run again. That also makes sure: the next commit overwrites what the failed one
-  left in the log, which otherwise a crash might bring back to life. When not even that can be done, the
-  callers get `CommitUnknown`; a full disk is different, because nothing whole was left in the log.
+- The row has the number: the batch is committed. The store copies the log into the file to make the batch
+  durable, because a log whose fsync failed proves nothing, and then returns the results. Results are not
+  stored: their callers are waiting here, and the results are in memory.
+- The row has another number: the functions run again. Their commit also overwrites what the failed one left
+  in the log, which a crash might otherwise bring back. If that fails too, the callers get `CommitUnknown`. A
+  full disk is different, because nothing complete was left in the log.
 
-Rows of stores that have not committed for two hours are removed in passing.
+Operation rows of stores that have not committed for two hours are removed.
 """
 
 import copy

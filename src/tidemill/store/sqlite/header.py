@@ -1,15 +1,14 @@
-"""The store's own rows in a SQLite file: format, owner, and the head that every commit rewrites.
+"""The store's own rows in a SQLite file: format, owner, and the header that every commit rewrites.
 
-The head holds the number of the last commit and the clock. The number gives `set_versioned` its order and
-tells whether another process has committed (`Watches`). The clock is STO-6: lease time is
+The header has the number of the last commit and the clock. The number orders the keys of `set_versioned` and
+shows whether another process has committed (`Watches`). The clock implements STO-6. Lease time is
 
     base_us + (boot clock now - boot_us)
 
-which every process of one boot computes alike, from two numbers that do not change until the machine is
-booted again. Nothing beyond `ceiling_us` is ever handed out before a higher ceiling is committed; after a
-reboot the base becomes that ceiling, so time goes on from above everything anybody has seen. It begins at
-the wall clock of the day the file is made (rows copied from another store are then about right) and never
-looks at it again.
+Every process of one boot computes the same value, from two numbers that stay the same until the next boot. No
+time beyond `ceiling_us` is returned before a higher ceiling is committed. After a reboot the base becomes
+that ceiling, so time continues above every time returned before. It starts at the wall clock when the file is
+created (so rows copied from another store are about right) and does not use the wall clock afterwards.
 """
 
 import sqlite3

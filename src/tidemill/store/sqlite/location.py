@@ -1,10 +1,10 @@
-"""Where a SQLite store may live, and whose it is.
+"""Check where a SQLite store is, and which machine owns it.
 
-SQLite's locks and its shared memory work among the processes of one machine on a local disk, and nowhere
-else: on a network file system two machines corrupt the file without an error. So the type of the file
-system is looked at before the file is opened, and the file remembers the machine it belongs to. A machine
-that comes later is refused at the opening; one that pushed in by `adopt` is noticed by the other at its next
-transaction, because the boot id in the head row is no longer its own (`Head.read`).
+SQLite's locks and shared memory work only among the processes of one machine, on a local disk. On a network
+file system two machines corrupt the file without an error. So the type of the file system is checked before
+the file is opened, and the file records the machine that owns it. Another machine is refused when it opens
+the file. If it takes over with `adopt`, the old owner notices at its next transaction, because the boot id in
+the header row is no longer its own (`Header.read`).
 """
 
 import os

@@ -1,16 +1,16 @@
 """One attempt of one function on a SQLite connection.
 
 On a reading connection (`head` is None) the transaction is a snapshot, which is serialisable as long as
-nothing is written: the first write ends the attempt by `NeedsWriter`, and the writer runs the function again
-from its beginning. A `take` that finds nothing and a `swap` that does not match write nothing, so a worker
-that polls an empty queue never asks for the write lock.
+nothing is written. The first write ends the attempt with `NeedsWriter`, and the writer runs the function
+again from the start. A `take` that finds nothing and a `swap` that does not match write nothing, so a worker
+that polls an empty queue never needs the write lock.
 
-On the writing connection writes are kept in memory and go to SQLite together when the function has returned.
-A function that raises takes back its own writes and nobody else's (STO-5): mostly by forgetting them. Only
-what has to reach SQLite earlier, before a range read, goes into a savepoint, which is not free: SQLite keeps
-the old state of every page it touches.
+On the writing connection, writes are buffered and sent to SQLite together when the function has returned. If
+a function raises, only its own writes are undone (STO-5), mostly by dropping the buffer. Writes that must
+reach SQLite earlier, before a range read, go into a savepoint, which is not free: SQLite saves the old state
+of every page it changes.
 
-Statements carry many rows each. Python's `executemany` costs more for a row than SQLite does.
+Each statement carries many rows: Python's `executemany` costs more per row than SQLite does.
 """
 
 import sqlite3

@@ -1,10 +1,10 @@
-"""Being told of changes: at once, by this process and by others (STO-8).
+"""Notify watchers of changes, made by this process or by others (STO-8).
 
-Commits are numbered in the store's head. A commit of this process fires the watches of the keys it wrote.
-Another process rings a bell (`wakeups`) that names its commit and its keys; where a bell was lost, the
-number in the head tells that somebody committed, which fires every watch. One thread looks at the number,
-only while somebody waits; when a watch is made and when a wait begins the number is looked at as well, so a
-change between them is not missed.
+Commits are numbered in the store's header. A commit of this process fires the watches of its keys. Another
+process sends a wakeup (`wakeups`) with its commit number and its keys. If a wakeup is lost, the number in the
+header shows that another process committed, and every watch fires. One thread polls the number, only while a
+wait is running. The number is also checked when a watch is created and when a wait begins, so a change in
+between is not missed.
 """
 
 import random

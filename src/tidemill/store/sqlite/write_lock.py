@@ -1,10 +1,11 @@
-"""Waiting for the write lock, so that no process starves.
+"""Wait for the write lock so that no process starves.
 
-SQLite's own waiting naps for up to 100 ms at a time, while a busy process lets go of the lock for a fraction
-of a millisecond between two commits: it would keep the store to itself. Here a waiter asks about every
-millisecond, and says that it waits by a shared lock on a file beside the store; whoever has had its turn for
-a few milliseconds looks at that file, and lets the waiters go ahead for a moment. Both are hints; the lock
-that counts is SQLite's, and a killed waiter's hint is gone with it.
+SQLite's own wait sleeps for up to 100 ms at a time, while a busy process releases the lock for a fraction of
+a millisecond between two commits, and so would keep the store to itself. Here a waiting process tries about
+every millisecond, and shows that it waits by a shared lock on a file next to the store. A process that has
+held the lock for a few milliseconds checks that file and lets waiting processes go first for a moment. Both
+are only
+hints: SQLite's lock decides, and a killed process leaves no hint behind.
 """
 
 import fcntl

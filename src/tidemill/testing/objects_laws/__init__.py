@@ -1,1 +1,1 @@
-"""The laws of object storage, by subject. `tidemill.testing.objects_conformance` gathers them."""
+"""Tests of object storage, by subject; `tidemill.testing.objects_conformance` collects them."""

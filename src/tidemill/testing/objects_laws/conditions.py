@@ -1,4 +1,4 @@
-"""Test conditional writes: who created it, and who replaced what."""
+"""Test conditional writes: one writer creates an object, and a replacement needs the current etag."""
 
 import random
 from functools import partial

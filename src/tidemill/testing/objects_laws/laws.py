@@ -1,4 +1,4 @@
-"""What every law of object storage may use."""
+"""The base class of the tests of object storage."""
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Test listing: in key order, from behind any key, as much as is wanted."""
+"""Test listing: in the order of keys, after a given key, up to a limit."""
 
 import random
 from itertools import islice

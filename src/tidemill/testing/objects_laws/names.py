@@ -1,4 +1,4 @@
-"""Test keys: each comes back as it was given, or is refused; none leads anywhere else."""
+"""Test keys: each is returned unchanged or refused, and none leaves the root."""
 
 import contextlib
 from collections.abc import Callable

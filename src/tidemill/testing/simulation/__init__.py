@@ -1,7 +1,7 @@
-"""Simulation: many nodes in one thread on the memory store, one fake clock, one seed.
+"""Simulate many nodes in one thread, on the memory store, with one fake clock and one seed.
 
-A `World` has machines that boot nodes, a store whose calls can go wrong at three moments, a weather that
-decides when, and rules that look at every commit. Scenarios put workloads into it; `scenarios` names them.
+A `World` has machines that start nodes, a store whose calls can fail at three moments, a weather that decides
+when they fail, and rules that check every commit. Scenarios add workloads; `scenarios` lists them.
 
 >>> from tidemill.testing.simulation import simulate
 >>> report = simulate(seed=7)

@@ -1,4 +1,4 @@
-"""Clocks that are wrong in the ways clocks are: each node's runs at its own rate, and wall clocks jump."""
+"""Simulated clocks with errors: each node's clock has its own rate, and wall clocks jump."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""A simulated node: one life of a process, from its boot to its end."""
+"""A simulated node: one life of a process, from its start to its end."""
 
 import random
 from collections.abc import Callable

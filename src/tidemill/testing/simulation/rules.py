@@ -1,4 +1,4 @@
-"""What must hold: rules that look at every commit and every act, and workloads that must come to an end."""
+"""The base classes of rules, which check every commit and action, and of workloads, which must finish."""
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 

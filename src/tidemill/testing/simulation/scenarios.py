@@ -1,4 +1,4 @@
-"""The scenarios by name: each builds a world from a seed."""
+"""List the scenarios by name; each builds a world from a seed."""
 
 from collections.abc import Callable
 

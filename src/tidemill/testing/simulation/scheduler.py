@@ -1,16 +1,16 @@
-"""Many processes in one thread: a heap of what happens when, and actors that take turns.
+"""Run many simulated processes in one thread: a queue of events by time, and threads that take turns.
 
-An actor is something with a step, as a thread of a real process would be; its step says when the next one
-is due. Time is true time in whole microseconds and moves only from one event to the next, so a run is a
-function of what was put on the heap, and nothing else.
+A simulated thread has a step, like a thread of a real process; the step returns when the next one is due.
+Time is true time in whole microseconds and moves only from one event to the next. So a run depends only on
+the events, and on nothing else.
 
-A step may stop in its middle, inside a store call or a clock's `sleep`: `block` then runs the events of
-everybody else from *within* that step until its time is over, and returns. The interleavings are real, two
-transactions do overlap, and there is still only one thread and one order. What is stopped is either the one
-actor (its thread waits for an answer, the rest of its process goes on) or its whole process (`freeze`).
+A step may block in the middle, inside a store call or a clock's `sleep`. `block` then runs the events of all
+others from *within* that step until its time is over, and returns. The interleavings are real (two
+transactions do overlap), and there is still only one thread and one order. Either one simulated thread is
+blocked (it waits for a response, and the rest of its process continues) or its whole process (`freeze`).
 
-Blocks nest, so the last to stop is the first to go on: an outer step may go on later than it asked for,
-never sooner, which is what a busy machine does too. Below `DEPTH_LIMIT` a block only moves time on.
+Blocks nest, so the last one to block is the first to continue: an outer step may continue later than
+requested, never sooner, as on a busy machine. Below `DEPTH_LIMIT` a block only advances the time.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""The memory store on stage: every commit is told to the world, and a lost commit may still arrive later."""
+"""The store of a simulation: the world sees every commit, and a lost commit may take effect later."""
 
 import random
 from typing import TYPE_CHECKING, NamedTuple, TypeVar

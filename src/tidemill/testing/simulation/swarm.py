@@ -1,7 +1,7 @@
-"""What one seed's world is like: how large, how fast, and which misfortunes it knows.
+"""Choose the world of one seed: how large and how fast it is, and which faults it has.
 
-Each seed draws its own subset of the kinds of fault and its own rates. A world with every fault at once
-hides what only shows when, say, nothing but long pauses happen; over many seeds every subset has its turn.
+Each seed has its own subset of the kinds of fault and its own rates. A world with every fault at once hides
+problems that only show when, for example, only long pauses happen. Over many seeds every subset has its turn.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""What happened, in order: kept as plain tuples, made readable only when somebody reads it."""
+"""Record what happened, in order, as plain tuples that are formatted only when they are printed."""
 
 import hashlib
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""The misfortunes: those inside store calls, and those that come from outside.
+"""Cause the faults of a simulation: inside store calls, and from outside.
 
-Weather implements the `StoreFaults` port of the memory store and runs one thread. It takes all its choices
-from one source, in the order in which things happen, so the same seed has the same weather.
+Weather implements the `StoreFaults` port of the memory store and runs one thread. All its choices come from
+one random source, in the order of the events, so the same seed has the same weather.
 """
 
 import random

@@ -1,9 +1,8 @@
-"""A world: machines that boot nodes, one store, one weather, workloads, and the rules that must hold.
+"""A simulated world: machines that start nodes, one store, one weather, workloads, and rules.
 
-A run has two phases. In the first, misfortunes happen. Then the weather clears up, whatever is down boots
-again, and within `patience_s` everything must be finished and at rest: that is the liveness half. Every
-rule sees every commit and every act at the moment it happens, so a violation is found at the event that
-made it.
+A run has two phases. In the first, faults happen. Then the faults stop, all machines start again, and within
+`patience_s` all work must be finished: this tests liveness. Every rule sees every commit and every action
+when it happens, so a violation is found at the event that caused it.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""The laws of the store's port, a group to a file; `tidemill.testing.StoreConformance` is all of them."""
+"""Tests of the store, one group per file; `tidemill.testing.StoreConformance` collects them."""
 
 import pytest
 

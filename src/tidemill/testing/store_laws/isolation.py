@@ -1,7 +1,7 @@
-"""Test serialisability: what transactions that run at the same time may do to each other.
+"""Test isolation: what transactions that run at the same time may do to each other.
 
-Each scenario is a cycle: two transactions of which each reads what the other writes. In any serial order one
-of them would have seen the other; a backend that lets both pass unseen has lost something.
+Each scenario is a cycle: two transactions, each of which reads what the other writes. In any serial order one
+of them would see the other, so a backend that commits both has lost an update.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""What every group of laws shares: the hooks a backend's test class fills in, and a few words for tests."""
+"""The base class of the store's tests: the hooks that a backend implements, and helpers."""
 
 from typing import ClassVar
 

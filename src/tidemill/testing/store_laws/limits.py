@@ -1,4 +1,4 @@
-"""Test what is refused: keys, values and transactions that are too large, too many or too long."""
+"""Test the limits: keys, values and transactions that are too large, too many or too long."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Test the ordered map: what one transaction reads, writes and leaves behind."""
+"""Test the ordered map: what one transaction reads and writes."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings

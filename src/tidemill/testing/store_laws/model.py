@@ -1,7 +1,7 @@
 """Random programs of transactions, run on a store and on a plain dictionary.
 
-Every operation is a value that can apply itself to both and compare what they answer, so that a failing
-example prints as the program to type in.
+Every operation is a value that applies itself to both and compares the results, so a failing example prints
+as a program that can be typed in.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Test the two times: `now` for leases, which never runs backwards, and `wall` for people."""
+"""Test the two clocks: `now` for leases, which never runs backwards, and `wall` for people."""
 
 import threading
 

@@ -1,6 +1,6 @@
-"""Test watches: a hint that is never late when it comes, and never needed.
+"""Test watches: they are hints that arrive in time, and nothing depends on them.
 
-A watch may fire for nothing, so no test here says that one stays silent, but for a closed one.
+A watch may fire without a reason, so the tests expect silence only from a closed one.
 """
 
 import threading

@@ -1,1 +1,1 @@
-"""The cluster room on stage: members, leaders, partitions, locks and a queue, and the rules they live by."""
+"""Simulate the cluster: members, leaders, partitions, locks and a queue, and the rules they must keep."""

@@ -1,4 +1,4 @@
-"""Who believes that it holds a lease does hold it, whenever it has the chance to act (CLU-4)."""
+"""Check that a node which believes it holds a lease does hold it whenever it can act (CLU-4)."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING

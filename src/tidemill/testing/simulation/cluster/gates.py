@@ -1,4 +1,4 @@
-"""Who holds permits, by their own belief: never more at once than there are permits."""
+"""Check that nodes never believe that they hold more permits than there are."""
 
 from typing import TYPE_CHECKING
 

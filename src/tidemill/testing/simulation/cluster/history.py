@@ -1,9 +1,9 @@
-"""The history: what holders wrote under their leases, kept in the store in the order of the commits.
+"""Record what holders write under their leases, in the order of the commits, in the store.
 
-A writer appends a `Mark` in the very transaction that it fences. The rule then judges each mark by the rows
-as they were just before that commit, and by nothing the code under test says. A mark also carries a number
-that is new with every call of `store.run`: the same number twice means that a commit was applied twice, a
-number whose call reported failure means that a commit which was declared dead came back.
+A writer appends a `Mark` in the same transaction that it fences. The rule checks each mark against the rows
+just before that commit, and does not trust the code under test. A mark also has a number that is new with
+every call of `store.run`: the same number twice means that a commit took effect twice, and a number whose
+call reported a failure means that a commit which was declared dead took effect.
 """
 
 import msgspec

@@ -1,4 +1,4 @@
-"""What a lease's row may do from one commit to the next (CLU-3, CLU-6, CLU-7), whoever commits it."""
+"""Check how the row of a lease changes from one commit to the next (CLU-3, CLU-6, CLU-7)."""
 
 from tidemill.cluster import leases
 from tidemill.cluster.keys import ClusterKeys

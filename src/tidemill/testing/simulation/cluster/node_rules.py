@@ -1,4 +1,4 @@
-"""What the node list may do from one commit to the next (CLU-10, CLU-11, CLU-25)."""
+"""Check how the node list changes from one commit to the next (CLU-10, CLU-11, CLU-25)."""
 
 from tidemill.cluster import leases, nodes, partitions
 from tidemill.cluster.keys import ClusterKeys

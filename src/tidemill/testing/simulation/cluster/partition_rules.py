@@ -1,4 +1,4 @@
-"""What a partition's row may do from one commit to the next, and the index that says the same (CLU-14)."""
+"""Check how the row of a partition changes from one commit to the next, and its index (CLU-14)."""
 
 import msgspec
 

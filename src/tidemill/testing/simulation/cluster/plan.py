@@ -1,4 +1,4 @@
-"""What a simulated cluster has to do; kept in the store, so that any node can begin with nothing (CLU-17)."""
+"""The work of a simulated cluster, kept in the store so that any node can start with nothing (CLU-17)."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""One simulated process of a cluster: it reads the plan from the store, becomes a member, and works."""
+"""One simulated process of a cluster: it reads the plan from the store, joins the cluster, and works."""
 
 from functools import partial
 from typing import TYPE_CHECKING

@@ -1,7 +1,8 @@
-"""A queue in take mode: rows are taken and claimed in one transaction, completed by a fenced swap.
+"""A queue in take mode: rows are taken and claimed in one transaction, and completed by a fenced swap.
 
-It stands for whatever claims work from a pool (STO-3, STO-4). A claim hangs on the node that made it; when
-that node has left the list, the leader puts the row back. No row is ever lost, and none is done twice.
+It represents everything that claims work from a pool (STO-3, STO-4). A claim belongs to the node that made
+it; when that node has left the list, the leader returns the row to the queue. No row is lost, and none is
+processed twice.
 """
 
 from typing import TYPE_CHECKING

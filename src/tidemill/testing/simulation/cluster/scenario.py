@@ -1,4 +1,4 @@
-"""The cluster scenario: from a seed to a world."""
+"""The cluster scenario: build a world from a seed."""
 
 import random
 from functools import partial

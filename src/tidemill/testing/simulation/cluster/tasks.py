@@ -1,4 +1,4 @@
-"""The host of a simulated node, and its tasks: threads that work on partitions, some of them under a lock."""
+"""The host of a simulated node and its tasks: threads that work on partitions, some of them under a lock."""
 
 from contextlib import suppress
 from typing import TYPE_CHECKING

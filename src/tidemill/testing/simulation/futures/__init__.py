@@ -1,1 +1,1 @@
-"""Futures in simulation: workers that claim, complete, crash, pause and come back, on the cluster's stage."""
+"""Simulate futures: workers that claim, complete, crash, pause and return."""

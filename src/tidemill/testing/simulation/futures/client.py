@@ -1,7 +1,8 @@
-"""A simulated client: a thread of a node that submits orders, cancels, and looks at results.
+"""A simulated client: a thread of a node that submits graphs of calls, cancels some, and reads results.
 
-Every client tries every order. The row that says that an order was placed is written with it, so one of them
-wins; calls with an idempotency key are submitted by all of them, each time under another id.
+Every client tries to submit every graph. A row that marks the graph as submitted is written in the same
+transaction, so one of them wins. Calls with an idempotency key are submitted by all clients, each time under
+another id.
 """
 
 from functools import partial

@@ -1,7 +1,7 @@
-"""What clients ask for in a simulated cluster: graphs of calls whose values anybody can check.
+"""The work of clients in a simulated cluster: graphs of calls whose results can be checked.
 
-The value of a call is a function of its name and its inputs' values and of nothing else, so that a result is
-right or wrong however often, where and after whatever misfortune it was computed.
+The value of a call depends only on its name and on the values of its inputs. So a result can be checked, no
+matter how often, where and after which faults it was computed.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""What every commit may do to futures, judged by the stored rows alone and at the commit that did it."""
+"""Check what every commit does to futures, from the stored rows alone."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The futures scenario: from a seed to a world of workers and clients."""
+"""The futures scenario: build a world of workers and clients from a seed."""
 
 import random
 from collections import Counter
