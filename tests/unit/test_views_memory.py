@@ -71,16 +71,16 @@ def test_a_cache_without_a_folder_drops_what_was_used_longest_ago_and_reads_it_a
     rows = wide_rows(range(4_000))
     entry = written(objects, rows)
     cache = Cache(objects, None, memory_bytes=2 * BATCH_BYTES)
-    spine = Trace("t", WIDE, (entry,), cache)
+    trace = Trace("t", WIDE, (entry,), cache)
     hashes = rows["_h"].to_numpy()
     for part in np.array_split(hashes, 7):
-        assert spine.lookup(part).equals(rows.filter(pa.array(np.isin(hashes, part))))
+        assert trace.lookup(part).equals(rows.filter(pa.array(np.isin(hashes, part))))
         assert held(cache) <= 2 * BATCH_BYTES
-    assert pa.concat_tables(spine.scan(rows=100)).equals(rows)
+    assert pa.concat_tables(trace.scan(rows=100)).equals(rows)
     assert held(cache) <= 2 * BATCH_BYTES
     before = cache.fetched_bytes
-    spine.lookup(hashes[:1])
-    spine.lookup(hashes[:1])
+    trace.lookup(hashes[:1])
+    trace.lookup(hashes[:1])
     assert cache.fetched_bytes - before <= entry.length / 4, "the second time it was there"
 
 
@@ -111,9 +111,9 @@ assert size > 30_000_000, size
 limit = 120_000_000
 resource.setrlimit(resource.RLIMIT_AS, (2**38, resource.RLIM_INFINITY))
 cache = Cache(objects, folder, memory_bytes=limit // 4)
-spine = Spine("t", WIDE, (entry,), cache)
+trace = Trace("t", WIDE, (entry,), cache)
 for part in np.array_split(rows["_h"].to_numpy(), 5):
-    assert spine.lookup(part).num_rows == len(part)
+    assert trace.lookup(part).num_rows == len(part)
     assert cache._held_bytes <= limit // 4, cache._held_bytes
 assert cache.fetched_bytes > 0, "the whole file was too large to be mapped"
 """
@@ -153,7 +153,7 @@ def test_a_merge_of_wide_rows_is_cut_into_parts_that_memory_holds(
 ) -> None:
     rows = [wide_rows(range(n, 2_000, 20)) for n in range(20)]
     entries = [written(objects, some, f"runs-{n}") for n, some in enumerate(rows)]
-    spine = Trace("t", WIDE, entries, Cache(objects, None))
+    trace = Trace("t", WIDE, entries, Cache(objects, None))
     most = 4_000_000
     monkeypatch.setattr(spines, "_MERGE_BYTES", most)
     sizes: list[int] = []
@@ -163,7 +163,7 @@ def test_a_merge_of_wide_rows_is_cut_into_parts_that_memory_holds(
             sizes.append(table.nbytes)
             return super().add(layout, table, low, high)
 
-    merged = list(spine.merges(Watched(objects, "merged"), 100_000))
+    merged = list(trace.merges(Watched(objects, "merged"), 100_000))
     assert sum(one.entry.rows for one in merged if one.entry) == 2_000
     assert len(sizes) >= 5
     assert max(sizes) < 1.5 * most, "hashes are spread about evenly"
