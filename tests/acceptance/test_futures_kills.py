@@ -113,6 +113,7 @@ class Fleet:
         elif kind == "pause":
             if self.paused:
                 return
+            worker.ready()  # a worker that is paused before it has started never says who it is
             worker.signal(signal.SIGSTOP)
             if self.chance.random() < 0.5:
                 self.look.end_lease(worker)  # it has paused for too long, and does not know
