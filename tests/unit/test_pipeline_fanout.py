@@ -6,8 +6,7 @@ import tidemill as tm
 from tidemill.errors import DeclarationError
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.plan import templates
-from tidemill.runner.children import Child, Children
-from tidemill.runner.program import ArcProgram, Program
+from tidemill.runner.program import ArcProgram, Program, TemplateArc, TemplateArcs
 from tidemill.triggers.schedules import source
 
 
@@ -68,13 +67,13 @@ def test_two_children_never_write_one_table() -> None:
 def test_a_program_makes_a_child_once_and_none_for_names_that_are_not_its_own() -> None:
     made: list[str] = []
 
-    def make(name: str) -> Child | None:
+    def make(name: str) -> TemplateArc | None:
         made.append(name)
         if name.endswith("[gone]"):
             return None
-        return Child(ArcProgram(spec=None, function=print, where="here"))  # type: ignore[arg-type]
+        return TemplateArc(ArcProgram(spec=None, function=print, where="here"))  # type: ignore[arg-type]
 
-    children = Children(frozenset({"arc:shop/clean"}), make)
+    children = TemplateArcs(frozenset({"arc:shop/clean"}), make)
     program = Program(pipeline="shop", datasets={}, arcs={}, sources={}, groups={}, children=children)
     assert program.knows("arc:shop/clean[raw_a]")
     for name in ("arc:shop/clean", "arc:shop/cleaner[raw_a]", "arc:other/clean[raw_a]", "clean[raw_a"):

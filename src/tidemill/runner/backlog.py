@@ -70,7 +70,7 @@ class Backlog:
         """The subscriptions of the program, and those of its templates that no run has met yet."""
         names = [*self._program.arcs, *self._program.groups]
         rows = {name: subscriptions.read(tx, self._keys.triggers, name) for name in names}
-        for template in self._program.children.templates:
+        for template in self._program.template_arcs.templates:
             rows |= templates.children(tx, self._keys.triggers, template)
         return rows
 

@@ -22,8 +22,7 @@ from tidemill.pipeline.plan.sources import SourcePlanner
 from tidemill.pipeline.plan.stages import PlanStage, StageStatus
 from tidemill.pipeline.plan.views import ViewPlanner
 from tidemill.pipeline.source_line import errors_at
-from tidemill.runner.children import Children
-from tidemill.runner.program import Program
+from tidemill.runner.program import Program, TemplateArcs
 from tidemill.spark import schema
 from tidemill.spark.drift import effective
 from tidemill.views.circuit.explanation import CircuitExplanation
@@ -100,7 +99,7 @@ def make_plan(pipeline: "Pipeline") -> Plan:
         arcs=arcs,
         sources=sources,
         groups={group_id(pipeline.name, group.spec.name): group for group in groups},
-        children=Children(
+        template_arcs=TemplateArcs(
             frozenset(templates.template_id(pipeline, name) for name in pipeline.templates),
             partial(templates.make_child, pipeline),
         ),

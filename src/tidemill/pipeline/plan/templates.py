@@ -23,7 +23,7 @@ from tidemill.pipeline.plan.catalog import Catalog
 from tidemill.pipeline.plan.stages import PlanStage
 from tidemill.pipeline.plan.template_stages import DeclareTemplate, RemoveTemplate
 from tidemill.pipeline.source_line import errors_at
-from tidemill.runner.children import Child
+from tidemill.runner.program import TemplateArc
 from tidemill.spark.sessions import kept
 from tidemill.triggers import templates
 from tidemill.triggers.patterns import Pattern
@@ -181,7 +181,7 @@ def _tables_with_prefix(pipeline: "Pipeline", prefix: str) -> Iterator[Dataset]:
         after = page[-1].id
 
 
-def make_child(pipeline: "Pipeline", arc: str) -> Child | None:
+def make_child(pipeline: "Pipeline", arc: str) -> TemplateArc | None:
     """Plan and declare the arc of a table that was created after the plan; None if the table does not exist.
 
     Other runners may declare the same arc at the same time: equal declarations change nothing.
@@ -210,4 +210,4 @@ def make_child(pipeline: "Pipeline", arc: str) -> Child | None:
             crash.point("template.child.before")
             stage.apply(context, "")
         crash.point("template.child.after")
-    return Child(program, catalog.datasets)
+    return TemplateArc(program, catalog.datasets)
