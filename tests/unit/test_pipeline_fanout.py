@@ -74,7 +74,7 @@ def test_a_program_makes_a_child_once_and_none_for_names_that_are_not_its_own() 
         return TemplateArc(ArcProgram(spec=None, function=print, where="here"))  # type: ignore[arg-type]
 
     children = TemplateArcs(frozenset({"arc:shop/clean"}), make)
-    program = Program(pipeline="shop", datasets={}, arcs={}, sources={}, groups={}, children=children)
+    program = Program(pipeline="shop", datasets={}, arcs={}, sources={}, groups={}, template_arcs=children)
     assert program.knows("arc:shop/clean[raw_a]")
     for name in ("arc:shop/clean", "arc:shop/cleaner[raw_a]", "arc:other/clean[raw_a]", "clean[raw_a"):
         assert not program.knows(name)
