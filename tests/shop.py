@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import tidemill as tm
 from tests.orphans import unlisted
 from tests.servers.process import wait_until
-from tidemill.arcs import standings
+from tidemill.arcs import lot_status
 from tidemill.arcs.keys import ArcKeys
 from tidemill.lots import events, lots
 from tidemill.lots.keys import DatasetId
@@ -302,7 +302,7 @@ def _steps(shop: tm.Pipeline) -> list[tuple[int, int, int]]:
 
 def _standings(shop: tm.Pipeline, arc: str) -> list[tuple[object, ...]]:
     context, keys = shop.context, ArcKeys(shop.context.place.cluster)
-    found = context.store.run(lambda tx: standings.listed(tx, keys, f"arc:{shop.name}/{arc}", "", 1000))
+    found = context.store.run(lambda tx: lot_status.listed(tx, keys, f"arc:{shop.name}/{arc}", "", 1000))
     return [(one.lot, one.generation, one.state) for one in found]
 
 

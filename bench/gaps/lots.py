@@ -21,7 +21,7 @@ from bench.comparison import rounded
 from bench.report import Report, at_most
 from bench.side import ROOT
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.rows import AnyLot, Complete, Missing, Partial, Running
+from tidemill.arcs.rows import AnyLot, CompleteLot, MissingLot, PartialLot, RunningLot
 from tidemill.lots.datasets import Dataset
 from tidemill.lots.events import LotEvent
 from tidemill.lots.ids import LotId, Unit
@@ -132,9 +132,9 @@ def _unmade(number: int) -> AnyLot | None:
     if not _is_gap(number):
         return None
     kinds: Sequence[Callable[[], AnyLot | None]] = (
-        lambda: Running(attempt="a" * 26, node="runner-1", node_epoch=1, since=0),
-        lambda: Partial(attempt="a" * 26, failed=("000",), error="ValueError: no", at=0, tries=3),
-        lambda: Missing(error="there is no manifest", at=0, tries=1),
+        lambda: RunningLot(attempt="a" * 26, node="runner-1", node_epoch=1, since=0),
+        lambda: PartialLot(attempt="a" * 26, failed=("000",), error="ValueError: no", at=0, tries=3),
+        lambda: MissingLot(error="there is no manifest", at=0, tries=1),
         lambda: None,
     )
     return kinds[number // EVERY % len(kinds)]()
@@ -175,7 +175,7 @@ def _published(tx: Tx, keys: ArcKeys, table: DatasetId, page: Sequence[tuple[int
         rows.append((lots.event[(*table.parts, position)], msgspec.msgpack.encode(event)))
         if arc:
             inputs = (InputLot(dataset="input", version="1", lot=lot, generation=0),)
-            done = Complete(attempt=row.attempt, inputs=inputs, at=position, tries=1)
+            done = CompleteLot(attempt=row.attempt, inputs=inputs, at=position, tries=1)
             rows.append((keys.lot[arc, lot, 0], msgspec.msgpack.encode(done)))
     rows.append((lots.head[table.parts], msgspec.msgpack.encode(page[-1][0])))
     tx.set_many(rows, quiet=True)
@@ -184,7 +184,7 @@ def _published(tx: Tx, keys: ArcKeys, table: DatasetId, page: Sequence[tuple[int
 def _begun(tx: Tx, keys: ArcKeys, page: Sequence[tuple[str, AnyLot]]) -> None:
     for lot, row in page:
         tx.set(keys.lot[CLEAN, lot, 0], msgspec.msgpack.encode(row), quiet=True)
-        if isinstance(row, Running):
+        if isinstance(row, RunningLot):
             held = msgspec.msgpack.encode((row.node, row.node_epoch, ""))
             tx.set(keys.running[CLEAN, lot, 0], held, quiet=True)
         else:

@@ -15,7 +15,7 @@ from bench.report import Report, at_most
 from tidemill.arcs import declarations
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.work import Ended
+from tidemill.arcs.work import LotEnd
 from tidemill.clock import SYSTEM
 from tidemill.cluster import nodes
 from tidemill.cluster.nodes import Node
@@ -129,7 +129,7 @@ def per_lot_ms(report: Report, folder: Path, before: int, lots: int) -> float:
         began = time.perf_counter()
         totals = loop.run(watch=False)
         took = time.perf_counter() - began
-        assert totals.arcs[spec.id].ended == {Ended.COMPLETE: lots}, totals
+        assert totals.arcs[spec.id].ended == {LotEnd.COMPLETE: lots}, totals
         loop.end()
         worker.drain()
         presence.close()

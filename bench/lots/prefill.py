@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.rows import Complete
+from tidemill.arcs.rows import CompleteLot
 from tidemill.lots import layout, manifest
 from tidemill.lots.events import LotEvent
 from tidemill.lots.ids import AppendId
@@ -78,7 +78,7 @@ def _rows(tx: Tx, keys: ArcKeys, source: DatasetId, sink: DatasetId, arc: str, n
             tx.set(lots.lot[(*dataset.parts, lot)], msgspec.msgpack.encode(row), quiet=True)
             tx.set(lots.event[(*dataset.parts, number)], msgspec.msgpack.encode(event), quiet=True)
         attempt = attempt_id(sink.name, number)
-        done = Complete(attempt=attempt, inputs=inputs, at=0, tries=1)
+        done = CompleteLot(attempt=attempt, inputs=inputs, at=0, tries=1)
         tx.set(keys.lot[arc, lot, 0], msgspec.msgpack.encode(done), quiet=True)
         draft = Draft(id=attempt, author=arc, lot=lot, targets=(Target(sink, lot),), inputs=inputs)
         published = Published(draft=draft, positions=(number,), at=0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tidemill.arcs import asks, declarations
+from tidemill.arcs import declarations, lot_requests
 from tidemill.arcs import rows as arc_rows
 from tidemill.arcs.keys import ArcKeys
 from tidemill.cluster.keys import ClusterKeys
@@ -162,7 +162,7 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("arc-lot", (str, str, int)): _packed(arc_rows.AnyLot),
     ("arc-running", (str, str, int)): _packed(arc_rows.Holder),
     ("arc-trouble", (str, str, int)): TEXT,
-    ("arc-ask", (str, str, int)): _packed(asks._Row),
+    ("arc-ask", (str, str, int)): _packed(lot_requests._Row),
     ("arc-barrier", (str, str)): _INT,
     ("arc-grace", (str, int, str)): EMPTY,
     # sources

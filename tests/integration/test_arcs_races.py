@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.arcs_stage import LONG_US, ArcStage, LocalParts
-from tidemill.arcs import asks, standings
+from tidemill.arcs import lot_requests, lot_status
 from tidemill.arcs.declarations import ArcSpec
-from tidemill.arcs.work import ArcWork, Ended, Outcome
+from tidemill.arcs.work import ArcWork, LotEnd, LotOutcome
 from tidemill.cluster.nodes import Node
 from tidemill.errors import AttemptEnded, LeaseLost
 from tidemill.publish.parts import PartTask
@@ -76,7 +76,7 @@ def test_runners_and_producers_at_once_process_every_lot_once(stage: ArcStage) -
     while stage.page() or run_due(stage, arcs, node, worker):
         pass
     for ask in [stage.ask(stage.clean(), one.lot) for one in troubled(stage)]:
-        assert worker.work_off(arcs[ask.arc], ask).ended is Ended.COMPLETE
+        assert worker.make_requested(arcs[ask.arc], ask).ended is LotEnd.COMPLETE
     while stage.page() or run_due(stage, arcs, node, worker):
         pass
     stage.check()
@@ -94,9 +94,9 @@ def test_runners_and_producers_at_once_process_every_lot_once(stage: ArcStage) -
     assert left == []
 
 
-def run_due(stage: ArcStage, arcs: dict[str, ArcSpec], node: Node, worker: ArcWork) -> list[Outcome]:
+def run_due(stage: ArcStage, arcs: dict[str, ArcSpec], node: Node, worker: ArcWork) -> list[LotOutcome]:
     """What is due, if nobody is faster."""
-    found: list[Outcome] = []
+    found: list[LotOutcome] = []
     for due in stage.due():
         ticket = stage.store.run(
             lambda tx, due=due: runs.start(  # type: ignore[misc]
@@ -108,8 +108,8 @@ def run_due(stage: ArcStage, arcs: dict[str, ArcSpec], node: Node, worker: ArcWo
     return found
 
 
-def troubled(stage: ArcStage) -> list[standings.Standing]:
-    return stage.store.run(lambda tx: standings.troubled(tx, stage.keys, stage.clean().id))
+def troubled(stage: ArcStage) -> list[lot_status.LotStatus]:
+    return stage.store.run(lambda tx: lot_status.failed(tx, stage.keys, stage.clean().id))
 
 
 @pytest.mark.rule("LOT-14")
@@ -130,13 +130,13 @@ def test_while_one_node_works_the_other_may_begin_neither_the_lot_nor_one_too_ma
     racer.start()
     assert inside.wait(STUCK_S)
     try:
-        assert two.work(spec, lots[0]).ended is Ended.ELSEWHERE
-        assert two.work(spec, lots[1]).ended is Ended.FULL
-        assert two.work(stage.clean(max_concurrent=2), lots[1]).ended is Ended.COMPLETE
+        assert two.work(spec, lots[0]).ended is LotEnd.ELSEWHERE
+        assert two.work(spec, lots[1]).ended is LotEnd.FULL
+        assert two.work(stage.clean(max_concurrent=2), lots[1]).ended is LotEnd.COMPLETE
     finally:
         tried.set()
-    assert racer.outcome().ended is Ended.COMPLETE
-    assert two.work(spec, lots[0]).ended is Ended.DONE
+    assert racer.outcome().ended is LotEnd.COMPLETE
+    assert two.work(spec, lots[0]).ended is LotEnd.DONE
     assert len(stage.events(stage.cleaned)) == 2
 
 
@@ -168,9 +168,9 @@ def test_many_that_begin_at_one_moment_are_never_more_than_the_arc_may(stage: Ar
 
         def until_done() -> int:
             full = 0
-            while (outcome := worker.work(spec, lot)).ended is Ended.FULL:
+            while (outcome := worker.work(spec, lot)).ended is LotEnd.FULL:
                 full += 1
-            assert outcome.ended is Ended.COMPLETE
+            assert outcome.ended is LotEnd.COMPLETE
             return full
 
         return until_done
@@ -194,7 +194,7 @@ def test_of_many_adopters_of_one_attempt_one_publishes(stage: ArcStage) -> None:
         worker.work(spec, lot)
     stage.kill(dead)
 
-    def adopter(name: str) -> Ended | None:
+    def adopter(name: str) -> LotEnd | None:
         _, worker, _ = named(stage, name)
         try:
             return worker.work(spec, lot).ended
@@ -202,8 +202,8 @@ def test_of_many_adopters_of_one_attempt_one_publishes(stage: ArcStage) -> None:
             return None
 
     found = together(*(lambda n=n: adopter(f"a{n}") for n in range(4)))  # type: ignore[misc]
-    assert found.count(Ended.COMPLETE) == 1
-    assert set(found) <= {Ended.COMPLETE, Ended.ELSEWHERE, Ended.DONE}
+    assert found.count(LotEnd.COMPLETE) == 1
+    assert set(found) <= {LotEnd.COMPLETE, LotEnd.ELSEWHERE, LotEnd.DONE}
     (event,) = stage.events(stage.cleaned)
     assert event.attempt == port.ran[0][0]
     assert stage.rows(stage.cleaned, lot) == [1, 2, 3, 4, 5]
@@ -215,20 +215,20 @@ def test_a_retry_that_two_runners_see_is_made_once(stage: ArcStage) -> None:
     lot = stage.append([1, 2], [3])
     stage.parts.failing[3] = 1
     _, first, _ = named(stage, "first")
-    assert first.work(spec, lot).ended is Ended.PARTIAL
+    assert first.work(spec, lot).ended is LotEnd.PARTIAL
     stage.ask(spec, lot)
 
     def runner(name: str) -> list[str]:
         _, worker, port = named(stage, name)
-        page = stage.store.run(lambda tx: asks.asked(tx, stage.keys))
-        ended = [worker.work_off(spec, ask).ended for ask in page]
+        page = stage.store.run(lambda tx: lot_requests.pending(tx, stage.keys))
+        ended = [worker.make_requested(spec, ask).ended for ask in page]
         return [*ended, *(part for _, part in port.ran)]
 
     found = [one for each in together(lambda: runner("a"), lambda: runner("b")) for one in each]
-    assert found.count(Ended.COMPLETE) == 1
+    assert found.count(LotEnd.COMPLETE) == 1
     assert len([one for one in found if one.startswith("00")]) == 1  # the part that failed, once
     assert stage.rows(stage.cleaned, lot) == [1, 2, 3]
-    assert stage.store.run(lambda tx: asks.asked(tx, stage.keys)) == []
+    assert stage.store.run(lambda tx: lot_requests.pending(tx, stage.keys)) == []
 
 
 class Died(BaseException):

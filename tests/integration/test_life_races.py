@@ -8,12 +8,12 @@ import pytest
 
 from tests.unit.arcs_stage import LONG_US, LocalParts
 from tests.unit.life_stage import LifeStage
-from tidemill.arcs import asks, crowds
-from tidemill.arcs.asks import AskKind
-from tidemill.arcs.census import Census
+from tidemill.arcs import lot_requests, running_lots
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.gaps import Gaps
-from tidemill.arcs.work import ArcWork, Ended
+from tidemill.arcs.inventory import Census
+from tidemill.arcs.lot_requests import RequestKind
+from tidemill.arcs.work import ArcWork, LotEnd
 from tidemill.cluster.nodes import Node
 from tidemill.errors import LotConflict
 from tidemill.lots import lots as lot_rows
@@ -43,27 +43,29 @@ def test_runners_that_share_a_replay_make_each_lot_once_and_never_too_many_at_on
     for lot in made:
         first.work(spec, lot)
     for lot in made:
-        assert stage.enter(spec, lot, AskKind.REPLAY, "batch", 2) is not None
+        assert stage.enter(spec, lot, RequestKind.REPLAY, "batch", 2) is not None
     seen: list[int] = []
 
-    def runner(name: str) -> list[Ended]:
+    def runner(name: str) -> list[LotEnd]:
         node = stage.node(name, LONG_US)
         port = LocalParts(stage.objects, stage.parts.code, name)
         worker = stage.worker(node, parts=port)
         ended = []
         for _ in range(60):
-            page = stage.store.run(lambda tx: asks.workable(tx, stage.keys, [spec]))
+            page = stage.store.run(lambda tx: lot_requests.startable(tx, stage.keys, [spec]))
             for ask in page:
                 port.between = lambda _: seen.append(
-                    stage.store.run(lambda tx: crowds.crowd(tx, stage.keys, spec.id)).batches.get("batch", 0)
+                    stage.store.run(
+                        lambda tx: running_lots.running_lots(tx, stage.keys, spec.id)
+                    ).batches.get("batch", 0)
                 )
-                ended.append(worker.work_off(spec, ask).ended)
+                ended.append(worker.make_requested(spec, ask).ended)
         return ended
 
     found = [one for each in together(lambda: runner("a"), lambda: runner("b")) for one in each]
     rest = stage.work_off(spec, first)
-    assert (found + [one.ended for one in rest]).count(Ended.COMPLETE) == LOTS
-    assert set(found) <= {Ended.COMPLETE, Ended.DONE, Ended.ELSEWHERE, Ended.FULL}
+    assert (found + [one.ended for one in rest]).count(LotEnd.COMPLETE) == LOTS
+    assert set(found) <= {LotEnd.COMPLETE, LotEnd.DONE, LotEnd.ELSEWHERE, LotEnd.FULL}
     assert 1 <= max(seen) <= 2
     assert [row.generation for row in stage.rows_of(stage.cleaned)] == [1] * LOTS
     assert sorted(event.generation for event in stage.events(stage.cleaned)) == [0] * LOTS + [1] * LOTS

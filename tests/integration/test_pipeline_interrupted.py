@@ -52,7 +52,11 @@ def left_of(shop: tm.Pipeline) -> list[str]:
 
 
 def threads() -> set[str]:
-    return {one.name for one in threading.enumerate() if one.name.startswith(("line-", "hand", "projecting"))}
+    return {
+        one.name
+        for one in threading.enumerate()
+        if one.name.startswith(("run-", "future-", "claim-", "projections"))
+    }
 
 
 @pytest.mark.parametrize("where", ["arc", "view"])

@@ -15,11 +15,11 @@ import msgspec
 from tests.orphans import unlisted
 from tests.unit.lots_stage import Stage
 from tidemill import crash
-from tidemill.arcs import asks, standings
+from tidemill.arcs import lot_requests, lot_status
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.standings import Standing
-from tidemill.arcs.work import ArcWork, Outcome
+from tidemill.arcs.lot_status import LotStatus
+from tidemill.arcs.work import ArcWork, LotOutcome
 from tidemill.cluster.nodes import Node
 from tidemill.events import Event
 from tidemill.lots import lots
@@ -195,15 +195,15 @@ class ArcStage(Stage):
     def living(self, name: str = "n") -> Node:
         return self.node(name, LONG_US)
 
-    def standing(self, spec: ArcSpec, lot: str) -> Standing:
-        return self.run(standings.standing, self.keys, spec.id, lot)
+    def standing(self, spec: ArcSpec, lot: str) -> LotStatus:
+        return self.run(lot_status.status, self.keys, spec.id, lot)
 
-    def ask(self, spec: ArcSpec, lot: str) -> asks.Ask:
-        return self.run(asks.ask, self.keys, spec.id, lot)
+    def ask(self, spec: ArcSpec, lot: str) -> lot_requests.LotRequest:
+        return self.run(lot_requests.request_retry, self.keys, spec.id, lot)
 
-    def drain(self, spec: ArcSpec, worker: ArcWork, node: Node) -> list[Outcome]:
+    def drain(self, spec: ArcSpec, worker: ArcWork, node: Node) -> list[LotOutcome]:
         """Run an arc's subscription until there is nothing more for it."""
-        found: list[Outcome] = []
+        found: list[LotOutcome] = []
         while True:
             self.page_all()
             due = [one for one in self.due() if one.name == spec.id]

@@ -7,10 +7,10 @@ from typing import Any
 from tests.unit.arcs_stage import ArcStage
 from tests.unit.attempt_publisher import AttemptPublisher
 from tests.unit.lots_stage import FIVE_MINUTES
-from tidemill.arcs import asks
-from tidemill.arcs.asks import Ask, AskKind, Order
+from tidemill.arcs import lot_requests
 from tidemill.arcs.declarations import ArcSpec
-from tidemill.arcs.work import ArcWork, Outcome
+from tidemill.arcs.lot_requests import LotRequest, RequestKind, RequestOptions
+from tidemill.arcs.work import ArcWork, LotOutcome
 from tidemill.lots import lots as lot_rows
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import StoredObject
@@ -79,12 +79,14 @@ class LifeStage(ArcStage):
         (row,) = self.manifests.finish(hold, [part], {})
         return row
 
-    def enter(self, spec: ArcSpec, lot: str, kind: AskKind, batch: str = "b", at_once: int = 0) -> Ask | None:
-        return self.run(asks.enter, self.keys, spec.id, lot, Order(kind, batch, at_once))
+    def enter(
+        self, spec: ArcSpec, lot: str, kind: RequestKind, batch: str = "b", at_once: int = 0
+    ) -> LotRequest | None:
+        return self.run(lot_requests.request, self.keys, spec.id, lot, RequestOptions(kind, batch, at_once))
 
-    def work_off(self, spec: ArcSpec, worker: ArcWork) -> list[Outcome]:
+    def work_off(self, spec: ArcSpec, worker: ArcWork) -> list[LotOutcome]:
         """Everything that was asked for, one after the other."""
-        found: list[Outcome] = []
-        while page := self.run(asks.workable, self.keys, [spec]):
-            found += [worker.work_off(spec, one) for one in page]
+        found: list[LotOutcome] = []
+        while page := self.run(lot_requests.startable, self.keys, [spec]):
+            found += [worker.make_requested(spec, one) for one in page]
         return found

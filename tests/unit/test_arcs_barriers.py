@@ -6,9 +6,9 @@ import random
 import pytest
 
 from tests.unit.life_stage import LifeStage
-from tidemill.arcs import standings
-from tidemill.arcs.asks import AskKind
-from tidemill.arcs.work import Ended
+from tidemill.arcs import lot_status
+from tidemill.arcs.lot_requests import RequestKind
+from tidemill.arcs.work import LotEnd
 from tidemill.triggers.subscriptions import Waiting
 
 LOTS = [f"20230101PT5M{n:03}" for n in range(5)]
@@ -22,12 +22,12 @@ def test_a_lot_waits_until_every_source_has_closed_the_interval_and_does_not_spi
     stage.subscribe(spec.id, *spec.reads)
     for number, lot in enumerate(LOTS[:3]):
         stage.lot_of(stage.clicks, lot, number)
-    assert [one.ended for one in stage.drain(spec, worker, node)] == [Ended.WAITING] * 3
+    assert [one.ended for one in stage.drain(spec, worker, node)] == [LotEnd.WAITING] * 3
     assert isinstance(stage.row(spec.id), Waiting)  # woken by what it waits for, and by nothing else
-    assert stage.run(standings.listed, stage.keys, spec.id) == []  # neither missing nor partial
+    assert stage.run(lot_status.listed, stage.keys, spec.id) == []  # neither missing nor partial
     assert stage.parts.ran == []
     stage.lot_of(stage.rates, LOTS[1], 100)
-    assert [(one.lot, one.ended) for one in stage.drain(spec, worker, node)] == [(LOTS[1], Ended.COMPLETE)]
+    assert [(one.lot, one.ended) for one in stage.drain(spec, worker, node)] == [(LOTS[1], LotEnd.COMPLETE)]
     assert stage.rows(stage.joined, LOTS[1]) == [1, 100]
     stage.lot_of(stage.rates, LOTS[0], 200)
     stage.lot_of(stage.rates, LOTS[2])
@@ -67,8 +67,8 @@ def test_a_correction_of_one_source_makes_that_lot_again_and_does_not_wait_for_t
         stage.lot_of(stage.rates, lot, 2)
     stage.drain(spec, worker, node)
     stage.lot_of(stage.rates, LOTS[0], 20, generation=1)
-    again = [one for one in stage.drain(spec, worker, node) if one.ended is not Ended.DONE]
-    assert [(one.lot, one.ended, one.generation) for one in again] == [(LOTS[0], Ended.COMPLETE, 1)]
+    again = [one for one in stage.drain(spec, worker, node) if one.ended is not LotEnd.DONE]
+    assert [(one.lot, one.ended, one.generation) for one in again] == [(LOTS[0], LotEnd.COMPLETE, 1)]
     assert stage.rows(stage.joined, LOTS[0]) == [1, 20]
     assert stage.rows(stage.joined, LOTS[1]) == [1, 2]
 
@@ -80,10 +80,10 @@ def test_a_backfill_of_a_lot_that_waits_is_withdrawn_and_comes_with_its_last_sou
     stage.subscribe(spec.id, *spec.reads)
     stage.lot_of(stage.clicks, LOTS[0], 1)
     stage.drain(spec, worker, node)
-    ask = stage.enter(spec, LOTS[0], AskKind.BACKFILL)
-    assert worker.work_off(spec, ask).ended is Ended.WAITING
+    ask = stage.enter(spec, LOTS[0], RequestKind.BACKFILL)
+    assert worker.make_requested(spec, ask).ended is LotEnd.WAITING
     assert stage.work_off(spec, worker) == []
     stage.lot_of(stage.rates, LOTS[0], 2)
-    assert [one.ended for one in stage.drain(spec, worker, node)] == [Ended.COMPLETE]
+    assert [one.ended for one in stage.drain(spec, worker, node)] == [LotEnd.COMPLETE]
     # of no source at all: somebody named a lot that nobody has
-    assert worker.work(spec, LOTS[4]).ended is Ended.MISSING
+    assert worker.work(spec, LOTS[4]).ended is LotEnd.MISSING

@@ -19,9 +19,9 @@ import pytest
 from tests.unit.arcs_stage import ArcStage
 from tests.unit.attempt_publisher import AttemptPublisher
 from tidemill import crash
-from tidemill.arcs import asks, standings
+from tidemill.arcs import lot_requests, lot_status
 from tidemill.arcs.declarations import ArcSpec
-from tidemill.arcs.work import ArcWork, Ended
+from tidemill.arcs.work import ArcWork, LotEnd
 from tidemill.cluster.nodes import Node
 from tidemill.errors import AttemptEnded, LeaseLost
 from tidemill.objects.local import LocalObjects
@@ -87,13 +87,16 @@ class Scene:
         """Everything that is to be done now; False when there was nothing."""
         stage = self.stage
         done = [outcome for spec in self.arcs.values() for outcome in stage.drain(spec, worker, node)]
-        left = stage.run(standings.stale, stage.keys)[0]
+        left = stage.run(lot_status.stale, stage.keys)[0]
         done += [worker.work(self.arcs[one.arc], one.lot) for one in left]
         for arc in self.arcs:
-            for trouble in stage.run(standings.troubled, stage.keys, arc):
+            for trouble in stage.run(lot_status.failed, stage.keys, arc):
                 self.mend()
-                stage.run(asks.ask, stage.keys, arc, trouble.lot)
-        done += [worker.work_off(self.arcs[ask.arc], ask) for ask in stage.run(asks.asked, stage.keys)]
+                stage.run(lot_requests.request_retry, stage.keys, arc, trouble.lot)
+        done += [
+            worker.make_requested(self.arcs[ask.arc], ask)
+            for ask in stage.run(lot_requests.pending, stage.keys)
+        ]
         return bool(done)
 
     def mend(self) -> None:
@@ -133,16 +136,19 @@ class Scene:
                 for one in tables
             ],
             "arcs": [
-                [(one.lot, one.generation, one.state) for one in stage.run(standings.listed, stage.keys, arc)]
+                [
+                    (one.lot, one.generation, one.state)
+                    for one in stage.run(lot_status.listed, stage.keys, arc)
+                ]
                 for arc in self.arcs
             ],
             "progress": [stage.row(arc).tally.progress for arc in self.arcs],
-            "asked": stage.run(asks.asked, stage.keys),
+            "asked": stage.run(lot_requests.pending, stage.keys),
         }
 
 
 def rebuild_arc(stage: ArcStage, projections: Projections, spec: ArcSpec) -> None:
-    found = stage.run(standings.listed, stage.keys, spec.id)
+    found = stage.run(lot_status.listed, stage.keys, spec.id)
     states = {one.lot: one.state.value for one in found}
     projections.rebuild_arc(spec.pipeline, spec.version, spec.name, states)
 
@@ -321,9 +327,9 @@ def test_a_run_without_lots_and_a_retry_that_nobody_needs_may_be_repeated(side):
         worker.run(spec, nothing)
     if side == "before":
         assert worker.run(spec, nothing) == []
-    assert [one.ended for one in stage.drain(spec, worker, node)] == [Ended.COMPLETE]
-    ask = asks.Ask(arc=spec.id, lot=lot, generation=0, at=0)
+    assert [one.ended for one in stage.drain(spec, worker, node)] == [LotEnd.COMPLETE]
+    ask = lot_requests.LotRequest(arc=spec.id, lot=lot, generation=0, at=0)
     with crash.armed(f"arcs.withdraw.{side}"), pytest.raises(crash.Crashed):
-        worker.work_off(spec, ask)
-    assert worker.work_off(spec, ask).ended is Ended.DONE
+        worker.make_requested(spec, ask)
+    assert worker.make_requested(spec, ask).ended is LotEnd.DONE
     assert len(stage.events(stage.cleaned)) == 1

@@ -5,12 +5,12 @@ import pytest
 from tests.unit.arcs_stage import lapse
 from tests.unit.life_stage import LifeStage
 from tests.unit.lots_stage import FIVE_MINUTES, SECOND_US
-from tidemill.arcs import census as census_module
 from tidemill.arcs import gaps as gaps_module
-from tidemill.arcs.census import Census, Span
+from tidemill.arcs import inventory as census_module
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.gaps import Coverage, Gaps, GapState
-from tidemill.arcs.work import Ended
+from tidemill.arcs.inventory import Census, Span
+from tidemill.arcs.work import LotEnd
 from tidemill.lots import ids, staging
 from tidemill.lots.ids import LotId, Unit
 from tidemill.lots.keys import DatasetId
@@ -108,7 +108,7 @@ def test_several_attempts_at_one_lot_hide_no_gap_and_a_failed_replay_is_none():
     assert told(gaps(stage, stage.cleaned, spec)) == {second: ("absent", "cleaned", "absent")}
     worker.work(spec, second)
     stage.parts.failing[1] = 1
-    assert worker.work(spec, first, replay=True).ended is Ended.PARTIAL
+    assert worker.work(spec, first, replay=True).ended is LotEnd.PARTIAL
     found = gaps(stage, stage.cleaned, spec)
     assert (found.expected, found.complete, found.gaps) == (2, 2, ())
 

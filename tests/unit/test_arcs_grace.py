@@ -8,13 +8,13 @@ from tests.unit.life_stage import LifeStage
 from tests.unit.lots_stage import FIVE_MINUTES
 from tidemill import crash
 from tidemill.arcs import barriers, rows
-from tidemill.arcs.asks import AskKind
-from tidemill.arcs.census import Census
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.gaps import Gaps, GapState
-from tidemill.arcs.rows import Missing
+from tidemill.arcs.inventory import Census
+from tidemill.arcs.lot_requests import RequestKind
+from tidemill.arcs.rows import MissingLot
 from tidemill.arcs.states import ArcState
-from tidemill.arcs.work import ArcWork, Ended, Outcome
+from tidemill.arcs.work import ArcWork, LotEnd, LotOutcome
 from tidemill.cluster.nodes import Node
 from tidemill.errors import BadArc
 from tidemill.triggers.terms import AfterGrace
@@ -36,10 +36,10 @@ class GraceStage(LifeStage):
     def graced(self, then: AfterGrace, grace_s: float = GRACE_S, **changes: Any) -> ArcSpec:
         return self.join(grace_us=int(grace_s * 1e6), after_grace=then, **changes)
 
-    def everything(self, worker: ArcWork | None = None, node: Node | None = None) -> list[Outcome]:
+    def everything(self, worker: ArcWork | None = None, node: Node | None = None) -> list[LotOutcome]:
         """What a runner's turns do until there is nothing more to do at this moment."""
         worker, node = worker or self.hands, node or self.me
-        done: list[Outcome] = []
+        done: list[LotOutcome] = []
         while True:
             found = self.drain(self.spec, worker, node)
             found += [worker.work(self.spec, one.lot) for one in worker.left()]
@@ -54,15 +54,15 @@ class GraceStage(LifeStage):
 
     def waiting(self) -> dict[str, str]:
         """Lots that wait, with the words for it."""
-        found = self.run(barriers.awaiting, self.keys, self.spec)
+        found = self.run(barriers.awaited_lots, self.keys, self.spec)
         now = self.store.run(lambda tx: tx.now())
-        return {one.lot: barriers.words(one, self.spec, now) for one in found}
+        return {one.lot: barriers.explain(one, self.spec, now) for one in found}
 
     def made(self) -> dict[str, int]:
         return {row.lot: row.generation for row in self.rows_of(self.joined)}
 
 
-def ends(outcomes: list[Outcome]) -> list[tuple[str, Ended]]:
+def ends(outcomes: list[LotOutcome]) -> list[tuple[str, LotEnd]]:
     return [(one.lot, one.ended) for one in outcomes]
 
 
@@ -70,19 +70,19 @@ def ends(outcomes: list[Outcome]) -> list[tuple[str, Ended]]:
 def test_after_its_grace_a_lot_is_made_of_what_is_there_and_what_comes_late_makes_its_next_generation():
     stage = GraceStage(AfterGrace.PARTIAL)
     stage.lot_of(stage.clicks, LOTS[0], 1)
-    assert ends(stage.everything()) == [(LOTS[0], Ended.WAITING)]
+    assert ends(stage.everything()) == [(LOTS[0], LotEnd.WAITING)]
     assert stage.waiting() == {LOTS[0]: "waits for rates, 0 s so far; made of what is there in 10.0 min"}
     stage.clock.advance(GRACE_S - 1)
     assert stage.everything() == []
     assert stage.made() == {}
     stage.clock.advance(1)
-    assert ends(stage.everything()) == [(LOTS[0], Ended.COMPLETE)]
+    assert ends(stage.everything()) == [(LOTS[0], LotEnd.COMPLETE)]
     assert stage.rows(stage.joined, LOTS[0]) == [1]
     assert stage.waiting() == {}
     assert stage.everything() == []
 
     stage.lot_of(stage.rates, LOTS[0], 7)
-    assert ends(stage.everything()) == [(LOTS[0], Ended.COMPLETE)]
+    assert ends(stage.everything()) == [(LOTS[0], LotEnd.COMPLETE)]
     assert stage.made() == {LOTS[0]: 1}
     assert stage.rows(stage.joined, LOTS[0]) == [1, 7]
     row = stage.standing(stage.spec, LOTS[0]).row
@@ -91,7 +91,7 @@ def test_after_its_grace_a_lot_is_made_of_what_is_there_and_what_comes_late_make
     # one whose sources are all there in time is made at once, and once
     stage.lot_of(stage.rates, LOTS[1], 8)
     stage.lot_of(stage.clicks, LOTS[1], 2)
-    assert ends(stage.everything()) == [(LOTS[1], Ended.COMPLETE), (LOTS[1], Ended.DONE)]
+    assert ends(stage.everything()) == [(LOTS[1], LotEnd.COMPLETE), (LOTS[1], LotEnd.DONE)]
     stage.clock.advance(10 * GRACE_S)
     assert stage.everything() == []
     assert stage.made() == {LOTS[0]: 1, LOTS[1]: 0}
@@ -106,9 +106,9 @@ def test_a_lot_that_is_skipped_is_missing_and_made_only_when_somebody_asks_for_i
     stage.everything()
     stage.clock.advance(GRACE_S)
     stage.lot_of(stage.rates, LOTS[1], 9)  # at the last moment
-    assert set(ends(stage.everything())) == {(LOTS[0], Ended.MISSING), (LOTS[1], Ended.COMPLETE)}
+    assert set(ends(stage.everything())) == {(LOTS[0], LotEnd.MISSING), (LOTS[1], LotEnd.COMPLETE)}
     row = stage.standing(stage.spec, LOTS[0]).row
-    assert isinstance(row, Missing)
+    assert isinstance(row, MissingLot)
     assert row.skipped
     assert row.error == "skipped: rates had no such lot within its grace"
     gaps = Gaps(Census(stage.store, stage.keys, [stage.spec], late_s=0)).of(stage.joined).gaps
@@ -119,10 +119,10 @@ def test_a_lot_that_is_skipped_is_missing_and_made_only_when_somebody_asks_for_i
     # too late, and corrected besides: it stays skipped
     stage.lot_of(stage.rates, LOTS[0], 5)
     stage.lot_of(stage.clicks, LOTS[0], 3, generation=1)
-    assert {one.ended for one in stage.everything()} == {Ended.DONE}
+    assert {one.ended for one in stage.everything()} == {LotEnd.DONE}
     assert stage.made() == {LOTS[1]: 0}
-    assert stage.enter(stage.spec, LOTS[0], AskKind.BACKFILL) is not None
-    assert ends(stage.everything()) == [(LOTS[0], Ended.COMPLETE)]
+    assert stage.enter(stage.spec, LOTS[0], RequestKind.BACKFILL) is not None
+    assert ends(stage.everything()) == [(LOTS[0], LotEnd.COMPLETE)]
     assert stage.rows(stage.joined, LOTS[0]) == [3, 5]
 
 
@@ -139,7 +139,7 @@ def test_with_wait_nothing_follows_however_long_it_takes():
     assert [gap.cause.why for gap in gaps if gap.lot == LOTS[0]] == ["waits for rates, 6.9 d so far"]
     assert stage.run(barriers.next_at, stage.keys, stage.spec) is None
     stage.lot_of(stage.rates, LOTS[0], 5)
-    assert ends(stage.everything()) == [(LOTS[0], Ended.COMPLETE)]
+    assert ends(stage.everything()) == [(LOTS[0], LotEnd.COMPLETE)]
     assert stage.waiting() == {}
 
 
@@ -150,15 +150,15 @@ def test_a_grace_counts_from_the_first_source_even_if_nobody_looked_and_another_
     stage.clock.advance(GRACE_S + 5)  # the runner was away
     stage.lot_of(stage.clicks, LOTS[1], 2)
     assert set(ends(stage.everything())) == {
-        (LOTS[0], Ended.WAITING),
-        (LOTS[1], Ended.WAITING),
-        (LOTS[0], Ended.COMPLETE),
+        (LOTS[0], LotEnd.WAITING),
+        (LOTS[1], LotEnd.WAITING),
+        (LOTS[0], LotEnd.COMPLETE),
     }
     at = stage.store.run(lambda tx: tx.now())
     assert stage.run(barriers.next_at, stage.keys, stage.spec) == at + GRACE_S * 1_000_000
     stage.clock.advance(30)
     stage.spec = stage.graced(AfterGrace.PARTIAL, 20)  # declared anew
-    assert ends(stage.everything()) == [(LOTS[1], Ended.COMPLETE)]
+    assert ends(stage.everything()) == [(LOTS[1], LotEnd.COMPLETE)]
 
 
 @pytest.mark.rule("LOT-28")
@@ -174,10 +174,10 @@ def test_of_three_sources_each_that_comes_late_makes_a_generation_and_a_failed_o
     stage.parts.failing[1] = 1
     stage.everything()
     stage.clock.advance(GRACE_S)
-    assert ends(stage.everything()) == [(LOTS[0], Ended.PARTIAL)]
+    assert ends(stage.everything()) == [(LOTS[0], LotEnd.PARTIAL)]
     assert stage.everything() == []  # not again by itself
     stage.ask(stage.spec, LOTS[0])
-    assert ends(stage.everything()) == [(LOTS[0], Ended.COMPLETE)]
+    assert ends(stage.everything()) == [(LOTS[0], LotEnd.COMPLETE)]
     stage.lot_of(fees, LOTS[0], 4)
     stage.everything()
     assert stage.rows(stage.joined, LOTS[0]) == [1, 4]
@@ -235,11 +235,11 @@ def test_two_that_find_a_grace_over_make_one_generation_and_a_paused_arc_none():
     stage.everything()
     stage.clock.advance(GRACE_S)
     other = stage.worker(stage.living("other"))
-    answers: list[Outcome] = []
+    answers: list[LotOutcome] = []
     stage.parts.between = lambda task: answers.append(other.end_grace(stage.spec, LOTS[0]))
     first = stage.hands.end_grace(stage.spec, LOTS[0])
-    assert (first.ended, answers[0].ended) == (Ended.COMPLETE, Ended.ELSEWHERE)
-    assert stage.hands.end_grace(stage.spec, LOTS[0]).ended is Ended.DONE
+    assert (first.ended, answers[0].ended) == (LotEnd.COMPLETE, LotEnd.ELSEWHERE)
+    assert stage.hands.end_grace(stage.spec, LOTS[0]).ended is LotEnd.DONE
     assert [one.generation for one in stage.events(stage.joined)] == [0]
     assert stage.run(rows.newest, stage.keys, stage.spec.id, LOTS[0])[0] == 0
 

@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tidemill.arcs.line import Line, Turn
+from tidemill.arcs.lot_sequence import LotSequence, LotTurn
 from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost
 from tidemill.lots.events import LotEvent
@@ -15,10 +15,10 @@ from tidemill.triggers.runs import Ticket
 SOURCE = DatasetId("orders")
 
 
-def line_of(count: int) -> Line:
+def line_of(count: int) -> LotSequence:
     ticket = Ticket("arc:p/a", 1, 1, Node(id="n", epoch=1), {SOURCE: 10}, {SOURCE: 10 + count})
     page = [(SOURCE, LotEvent(11 + n, f"L{n}", 0, LotState.COMPLETE, "t", 0, 0)) for n in range(count)]
-    return Line(ticket, page)
+    return LotSequence(ticket, page)
 
 
 @pytest.mark.rule("LOT-27")
@@ -66,4 +66,4 @@ def test_a_run_that_stopped_before_its_end_is_not_ended_by_its_last_lot() -> Non
 
 
 def test_a_lot_in_no_line_waits_for_nobody() -> None:
-    assert Turn().ending() is None
+    assert LotTurn().ending() is None

@@ -4,12 +4,12 @@ import pytest
 
 from tests.unit.life_stage import LifeStage
 from tests.unit.lots_stage import SECOND_US
-from tidemill.arcs import asks, crowds
-from tidemill.arcs.asks import AskKind
-from tidemill.arcs.crowds import Crowd
-from tidemill.arcs.rows import Complete, Missing, Partial, Running
+from tidemill.arcs import lot_requests, running_lots
+from tidemill.arcs.lot_requests import RequestKind
+from tidemill.arcs.rows import CompleteLot, MissingLot, PartialLot, RunningLot
+from tidemill.arcs.running_lots import RunningLots
 from tidemill.arcs.states import ArcState
-from tidemill.arcs.work import Ended, Outcome
+from tidemill.arcs.work import LotEnd, LotOutcome
 from tidemill.errors import ArcLotConflict
 from tidemill.lots import lots as lot_rows
 from tidemill.triggers import subscriptions
@@ -22,33 +22,37 @@ def test_a_replay_is_the_next_generation_and_readers_have_the_one_before_until_i
     lot = stage.append([1, 2], [3])
     worker.work(spec, lot)
     before = stage.keys_under("data/name=cleaned/")
-    ask = stage.enter(spec, lot, AskKind.REPLAY)
-    assert (ask.generation, ask.order.kind) == (1, AskKind.REPLAY)
+    ask = stage.enter(spec, lot, RequestKind.REPLAY)
+    assert (ask.generation, ask.options.kind) == (1, RequestKind.REPLAY)
     seen = []
     stage.parts.between = lambda task: seen.append(stage.rows(stage.cleaned, lot))
-    done = worker.work_off(stage.clean(code="v2"), ask)
-    assert (done.ended, done.generation) == (Ended.COMPLETE, 1)
+    done = worker.make_requested(stage.clean(code="v2"), ask)
+    assert (done.ended, done.generation) == (LotEnd.COMPLETE, 1)
     assert seen == [[1, 2, 3]]  # while it ran, what was there stayed
     assert stage.rows(stage.cleaned, lot) == [10, 20, 30]
     stage.cleaner(stage.living("c"), keep_s=0).clean()
     assert set(before) <= set(stage.keys_under("data/name=cleaned/"))  # whoever pinned it still finds it
     assert stage.orphans() == []
-    assert stage.run(asks.asked, stage.keys) == []
+    assert stage.run(lot_requests.pending, stage.keys) == []
     old = stage.run(lot_rows.resolve, stage.lots, stage.cleaned, lot, 0)
     assert old.rows == 3
 
 
 @pytest.mark.rule("LOT-31")
 def test_what_each_kind_asks_for_follows_from_how_the_arc_stands_with_the_lot():
-    run = Running(attempt="a", node="n", node_epoch=1, since=0)
+    run = RunningLot(attempt="a", node="n", node_epoch=1, since=0)
     rows = {
         "none": None,
         "running": (1, run),
-        "partial": (1, Partial(attempt="a", failed=(), error="", at=0, tries=1)),
-        "missing": (0, Missing(error="", at=0, tries=1)),
-        "complete": (2, Complete(attempt="a", inputs=(), at=0, tries=1)),
+        "partial": (1, PartialLot(attempt="a", failed=(), error="", at=0, tries=1)),
+        "missing": (0, MissingLot(error="", at=0, tries=1)),
+        "complete": (2, CompleteLot(attempt="a", inputs=(), at=0, tries=1)),
     }
-    found = {(kind.value, name): asks.wanted(row, kind) for kind in AskKind for name, row in rows.items()}
+    found = {
+        (kind.value, name): lot_requests.requested_generation(row, kind)
+        for kind in RequestKind
+        for name, row in rows.items()
+    }
     assert {place: generation for place, generation in found.items() if generation is not None} == {
         ("retry", "partial"): 1,
         ("retry", "missing"): 0,
@@ -62,7 +66,7 @@ def test_what_each_kind_asks_for_follows_from_how_the_arc_stands_with_the_lot():
     stage = LifeStage()
     with pytest.raises(ArcLotConflict):
         stage.ask(stage.clean(), "A00000000000000001")
-    assert stage.enter(stage.clean(), "A00000000000000001", AskKind.REPLAY) is None
+    assert stage.enter(stage.clean(), "A00000000000000001", RequestKind.REPLAY) is None
 
 
 def test_a_replay_that_two_runners_have_read_is_made_once():
@@ -71,16 +75,16 @@ def test_a_replay_that_two_runners_have_read_is_made_once():
     one, other = stage.worker(stage.living("a")), stage.worker(stage.living("b"))
     lot = stage.append([1])
     one.work(spec, lot)
-    ask = stage.enter(spec, lot, AskKind.REPLAY)
-    assert stage.enter(spec, lot, AskKind.REPLAY, "another") == ask  # asking twice is asking once
-    assert one.work_off(spec, ask).ended is Ended.COMPLETE
-    assert other.work_off(spec, ask).ended is Ended.DONE  # the row it has read is gone
+    ask = stage.enter(spec, lot, RequestKind.REPLAY)
+    assert stage.enter(spec, lot, RequestKind.REPLAY, "another") == ask  # asking twice is asking once
+    assert one.make_requested(spec, ask).ended is LotEnd.COMPLETE
+    assert other.make_requested(spec, ask).ended is LotEnd.DONE  # the row it has read is gone
     assert [event.generation for event in stage.events(stage.cleaned)] == [0, 1]
     # one that an input's new generation overtook is not made on top of it
-    ask = stage.enter(spec, lot, AskKind.REPLAY)
+    ask = stage.enter(spec, lot, RequestKind.REPLAY)
     stage.correct(lot, 1, [5])
     assert one.work(spec, lot).generation == 2
-    assert other.work_off(spec, ask).ended is Ended.DONE
+    assert other.make_requested(spec, ask).ended is LotEnd.DONE
     assert [event.generation for event in stage.events(stage.cleaned)] == [0, 1, 2]
 
 
@@ -93,14 +97,14 @@ def test_a_replay_whose_input_cannot_be_read_is_told_and_the_lot_stays_what_it_w
     manifest = stage.rows_of(stage.orders)[0].manifest
     body, _ = stage.objects.get(manifest)
     stage.objects.delete(manifest)
-    failed = worker.work_off(spec, stage.enter(spec, lot, AskKind.REPLAY))
-    assert (failed.ended, failed.generation) == (Ended.MISSING, 1)
+    failed = worker.make_requested(spec, stage.enter(spec, lot, RequestKind.REPLAY))
+    assert (failed.ended, failed.generation) == (LotEnd.MISSING, 1)
     standing = stage.standing(spec, lot)
     assert (standing.state, standing.generation, standing.replaying) == (ArcState.COMPLETE, 0, True)
     assert stage.rows(stage.cleaned, lot) == [1]
-    assert stage.run(asks.asked, stage.keys) == []
+    assert stage.run(lot_requests.pending, stage.keys) == []
     stage.objects.put(manifest, body)
-    assert worker.work_off(spec, stage.ask(spec, lot)).generation == 1
+    assert worker.make_requested(spec, stage.ask(spec, lot)).generation == 1
 
 
 @pytest.mark.rule("LOT-31")
@@ -112,38 +116,38 @@ def test_a_batch_has_no_more_lots_under_way_than_was_asked_for_and_leaves_a_plac
     for lot in made:
         first.work(spec, lot)
     for lot in made:
-        stage.enter(spec, lot, AskKind.REPLAY, "batch", at_once=2)
-    page = stage.run(asks.workable, stage.keys, [spec])
+        stage.enter(spec, lot, RequestKind.REPLAY, "batch", at_once=2)
+    page = stage.run(lot_requests.startable, stage.keys, [spec])
     assert [one.lot for one in page] == made[:2]
-    late = stage.run(asks.asked, stage.keys)[2]
+    late = stage.run(lot_requests.pending, stage.keys)[2]
     most: list[dict[str, int]] = []
 
     def look(task) -> None:
-        most.append(stage.run(crowds.crowd, stage.keys, spec.id).batches)
+        most.append(stage.run(running_lots.running_lots, stage.keys, spec.id).batches)
         if len(most) == 1:  # within the first, the second; within that, one too many
             stage.parts.between = look
-            assert stage.worker(stage.living("b")).work_off(spec, page[1]).ended is Ended.COMPLETE
+            assert stage.worker(stage.living("b")).make_requested(spec, page[1]).ended is LotEnd.COMPLETE
         else:
-            assert stage.worker(stage.living("c")).work_off(spec, late).ended is Ended.FULL
-            assert stage.run(asks.workable, stage.keys, [spec]) == []
+            assert stage.worker(stage.living("c")).make_requested(spec, late).ended is LotEnd.FULL
+            assert stage.run(lot_requests.startable, stage.keys, [spec]) == []
 
     stage.parts.between = look
-    assert first.work_off(spec, page[0]).ended is Ended.COMPLETE
+    assert first.make_requested(spec, page[0]).ended is LotEnd.COMPLETE
     assert most == [{"batch": 1}, {"batch": 2}]
-    assert [one.ended for one in stage.work_off(spec, first)] == [Ended.COMPLETE] * 4
+    assert [one.ended for one in stage.work_off(spec, first)] == [LotEnd.COMPLETE] * 4
     assert [row.generation for row in stage.rows_of(stage.cleaned)] == [1] * 6
 
 
 @pytest.mark.parametrize(
     ("crowd", "live", "bulk"),
     [
-        (Crowd(), True, True),
-        (Crowd(awaited=True), True, True),
-        (Crowd(live=1, awaited=True), True, True),
-        (Crowd(batches={"x": 1}), True, True),
-        (Crowd(batches={"x": 1}, awaited=True), True, False),
-        (Crowd(live=1, batches={"x": 1}), False, False),
-        (Crowd(live=2), False, False),
+        (RunningLots(), True, True),
+        (RunningLots(awaited=True), True, True),
+        (RunningLots(live=1, awaited=True), True, True),
+        (RunningLots(batches={"x": 1}), True, True),
+        (RunningLots(batches={"x": 1}, awaited=True), True, False),
+        (RunningLots(live=1, batches={"x": 1}), False, False),
+        (RunningLots(live=2), False, False),
     ],
 )
 def test_of_two_places_one_is_left_to_what_arrives_as_long_as_something_has(crowd, live, bulk):
@@ -161,11 +165,11 @@ def test_what_arrives_goes_before_a_backfill_of_an_arc_that_takes_one_lot_at_a_t
     stage.run(subscriptions.pause, stage.triggers, spec.id)
     stage.run(subscriptions.resume, stage.triggers, stage.lots, spec.id, "none")  # they count as seen
     for lot in old:
-        stage.enter(spec, lot, AskKind.BACKFILL)
+        stage.enter(spec, lot, RequestKind.BACKFILL)
     new = stage.append([10])
     stage.page_all()
     worker = stage.worker(node)
-    assert stage.run(asks.workable, stage.keys, [spec]) == []
+    assert stage.run(lot_requests.startable, stage.keys, [spec]) == []
     assert [one.lot for one in stage.drain(spec, worker, node)] == [new]
     assert [one.lot for one in stage.work_off(spec, worker)] == old
     assert stage.table(stage.cleaned) == {new: [10], old[0]: [0], old[1]: [1], old[2]: [2]}
@@ -177,24 +181,24 @@ def test_a_run_that_finds_no_room_waits_and_never_counts_as_failed():
     stage.subscribe(spec.id, stage.orders, most_failures=2)
     lot = stage.append([1])
     stage.drain(spec, stage.worker(node), node)
-    ask = stage.enter(spec, lot, AskKind.REPLAY)
+    ask = stage.enter(spec, lot, RequestKind.REPLAY)
 
     def live(task) -> None:
         new = stage.append([2])
         for _ in range(5):
             stage.page_all()
-            assert [one.ended for one in run_once(stage, spec, node)] == [Ended.FULL]
+            assert [one.ended for one in run_once(stage, spec, node)] == [LotEnd.FULL]
             stage.clock.advance(2)
         assert stage.rows(stage.cleaned, new) is None
 
     stage.parts.between = live
-    assert stage.worker(stage.living("other")).work_off(spec, ask).ended is Ended.COMPLETE
+    assert stage.worker(stage.living("other")).make_requested(spec, ask).ended is LotEnd.COMPLETE
     row = stage.row(spec.id)
     assert (row.tally.failures, row.tally.dead) == (0, False)
-    assert [one.ended for one in stage.drain(spec, stage.worker(node), node)] == [Ended.COMPLETE]
+    assert [one.ended for one in stage.drain(spec, stage.worker(node), node)] == [LotEnd.COMPLETE]
 
 
-def run_once(stage: LifeStage, spec, node) -> list[Outcome]:
+def run_once(stage: LifeStage, spec, node) -> list[LotOutcome]:
     ticket = stage.start(node, spec.id)
     assert ticket is not None
     return stage.worker(node).run(spec, ticket)
@@ -210,10 +214,10 @@ def test_nothing_of_a_paused_arc_is_begun_and_what_was_asked_for_or_published_wa
     stage.drain(spec, worker, node)
     stage.run(subscriptions.pause, stage.triggers, spec.id)
     second = stage.append([2])
-    stage.enter(spec, first, AskKind.REPLAY)
+    stage.enter(spec, first, RequestKind.REPLAY)
     assert stage.drain(spec, worker, node) == []
-    assert stage.run(asks.workable, stage.keys, [spec]) == []
-    assert stage.run(asks.paused, stage.keys, spec.id)
+    assert stage.run(lot_requests.startable, stage.keys, [spec]) == []
+    assert stage.run(lot_requests.paused, stage.keys, spec.id)
     stage.run(subscriptions.resume, stage.triggers, stage.lots, spec.id)
     assert [one.lot for one in stage.drain(spec, worker, node)] == [second]
     assert [(one.lot, one.generation) for one in stage.work_off(spec, worker)] == [(first, 1)]
@@ -224,7 +228,7 @@ def test_the_batch_of_a_lot_stays_with_it_when_another_node_takes_it_over():
     spec = stage.clean()
     lot = stage.append([1])
     stage.worker(stage.living("z")).work(spec, lot)
-    ask = stage.enter(spec, lot, AskKind.REPLAY, "batch", 1)
+    ask = stage.enter(spec, lot, RequestKind.REPLAY, "batch", 1)
     dying = stage.worker(stage.node("dying", 10 * SECOND_US))
 
     class Died(BaseException):
@@ -235,16 +239,18 @@ def test_the_batch_of_a_lot_stays_with_it_when_another_node_takes_it_over():
 
     stage.parts.between = die
     with pytest.raises(Died):
-        dying.work_off(spec, ask)
-    assert stage.run(asks.left, stage.keys, spec.id, "batch") == {"waiting": 0, "running": 1}
+        dying.make_requested(spec, ask)
+    assert stage.run(lot_requests.remaining, stage.keys, spec.id, "batch") == {"waiting": 0, "running": 1}
     stage.clock.advance(20)
     heir = stage.worker(stage.living("heir"))
     assert [one.lot for one in heir.left()] == [lot]
-    stage.parts.between = lambda task: seen.append(stage.run(crowds.crowd, stage.keys, spec.id).batches)
+    stage.parts.between = lambda task: seen.append(
+        stage.run(running_lots.running_lots, stage.keys, spec.id).batches
+    )
     seen: list[dict[str, int]] = []
     assert heir.work(spec, lot).generation == 1
     assert seen == [{"batch": 1}]
-    assert stage.run(asks.left, stage.keys, spec.id, "batch") == {"waiting": 0, "running": 0}
+    assert stage.run(lot_requests.remaining, stage.keys, spec.id, "batch") == {"waiting": 0, "running": 0}
 
 
 def test_a_run_that_waits_for_its_cadence_keeps_no_place_and_one_that_is_due_soon_does():
@@ -254,16 +260,16 @@ def test_a_run_that_waits_for_its_cadence_keeps_no_place_and_one_that_is_due_soo
     stage.subscribe(spec.id, stage.orders, cadence_us=60 * SECOND_US)
     lot = stage.append([1])
     stage.drain(spec, worker, node)
-    stage.enter(spec, lot, AskKind.REPLAY)
+    stage.enter(spec, lot, RequestKind.REPLAY)
     stage.append([2])
     stage.page_all()
-    assert len(stage.run(asks.workable, stage.keys, [spec])) == 1
+    assert len(stage.run(lot_requests.startable, stage.keys, [spec])) == 1
     stage.clock.advance(57)
-    assert stage.run(asks.workable, stage.keys, [spec]) == []
+    assert stage.run(lot_requests.startable, stage.keys, [spec]) == []
 
 
 def test_a_retry_does_not_wait_behind_a_large_batch(monkeypatch):
-    monkeypatch.setattr(asks, "PAGE", 3)
+    monkeypatch.setattr(lot_requests, "PAGE", 3)
     stage = LifeStage()
     spec, worker = stage.clean(), stage.worker(stage.living())
     made = [stage.append([n]) for n in range(6)]
@@ -271,8 +277,8 @@ def test_a_retry_does_not_wait_behind_a_large_batch(monkeypatch):
     for lot in made:
         worker.work(spec, lot)
     for lot in made[:5]:
-        stage.enter(spec, lot, AskKind.REPLAY, at_once=1)
+        stage.enter(spec, lot, RequestKind.REPLAY, at_once=1)
     retry = stage.ask(spec, made[5])
-    assert stage.run(asks.workable, stage.keys, [spec]) == [retry]
-    assert worker.work_off(spec, retry).ended is Ended.COMPLETE
+    assert stage.run(lot_requests.startable, stage.keys, [spec]) == [retry]
+    assert worker.make_requested(spec, retry).ended is LotEnd.COMPLETE
     assert [one.lot for one in stage.work_off(spec, worker)] == made[:5]

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.unit.arcs_stage import ArcStage
-from tidemill.arcs.work import Ended
+from tidemill.arcs.work import LotEnd
 from tidemill.publish.parts import PartTask
 from tidemill.triggers import wakes
 
@@ -19,7 +19,7 @@ def test_a_correction_that_comes_while_a_retry_runs_is_not_passed_over(same_node
     second = worker if same_node else stage.worker(other)
     lot = stage.append([1, 2])
     stage.parts.failing[1] = 1
-    assert [one.ended for one in stage.drain(spec, worker, node)] == [Ended.PARTIAL]
+    assert [one.ended for one in stage.drain(spec, worker, node)] == [LotEnd.PARTIAL]
     asked = stage.ask(spec, lot)
 
     def corrected(_: PartTask) -> None:
@@ -29,10 +29,10 @@ def test_a_correction_that_comes_while_a_retry_runs_is_not_passed_over(same_node
         ticket = stage.start(node if same_node else other, spec.id)
         assert ticket is not None
         found = second.run(spec, ticket)
-        assert Ended.COMPLETE not in [one.ended for one in found if one.lot == lot]
+        assert LotEnd.COMPLETE not in [one.ended for one in found if one.lot == lot]
 
     stage.parts.between = corrected
-    assert worker.work_off(spec, asked).ended is Ended.COMPLETE
+    assert worker.make_requested(spec, asked).ended is LotEnd.COMPLETE
     stage.clock.advance(2)
     stage.drain(spec, worker, node)
     assert stage.rows(stage.cleaned, lot) == [7]

@@ -3,12 +3,12 @@
 import pytest
 
 from tests.unit.arcs_stage import ArcStage, lapse
-from tidemill.arcs import asks, standings
+from tidemill.arcs import lot_requests, lot_status
 from tidemill.arcs import lots as arc_lots
 from tidemill.arcs.events import ArcLotMissing
-from tidemill.arcs.rows import Complete, Missing, Partial, Running
+from tidemill.arcs.rows import CompleteLot, MissingLot, PartialLot, RunningLot
 from tidemill.arcs.states import ArcState
-from tidemill.arcs.work import Ended
+from tidemill.arcs.work import LotEnd
 from tidemill.errors import ArcLotConflict, ObjectUnavailable
 from tidemill.lots.manifest import ManifestState
 from tidemill.publish import attempts
@@ -26,14 +26,14 @@ def test_a_retry_runs_only_the_parts_that_failed_and_then_what_they_left_is_remo
     lot = stage.append([1, 2], [3, 4], [5, 6])
     stage.parts.failing[3] = 1
     first = stage.worker(stage.living("a")).work(spec, lot)
-    assert first.ended is Ended.PARTIAL
+    assert first.ended is LotEnd.PARTIAL
     assert len(first.failed) == 1
     assert "3 is bad" in first.error
     assert stage.rows(stage.cleaned, lot) is None
     standing = stage.standing(spec, lot)
-    assert isinstance(standing.row, Partial)
+    assert isinstance(standing.row, PartialLot)
     assert standing.row.failed == first.failed
-    assert stage.run(standings.troubled, stage.keys, spec.id)[0].row == standing.row
+    assert stage.run(lot_status.failed, stage.keys, spec.id)[0].row == standing.row
 
     # nothing of it is touched while a retry may reuse it, whatever the time
     before = stage.keys_under("data/")
@@ -45,16 +45,16 @@ def test_a_retry_runs_only_the_parts_that_failed_and_then_what_they_left_is_remo
     assert failed_data
 
     ask = stage.ask(spec, lot)
-    assert stage.run(asks.asked, stage.keys) == [ask] == [stage.ask(spec, lot)]
+    assert stage.run(lot_requests.pending, stage.keys) == [ask] == [stage.ask(spec, lot)]
     ran = len(stage.parts.ran)
     stage.parts.memory = None  # not even the port has to remember: finished parts have their manifests
-    done = stage.worker(stage.living("b")).work_off(spec, ask)
-    assert done.ended is Ended.COMPLETE
+    done = stage.worker(stage.living("b")).make_requested(spec, ask)
+    assert done.ended is LotEnd.COMPLETE
     assert stage.parts.ran[ran:] == [(first.attempt, first.failed[0])]
     assert done.attempt == first.attempt
-    assert stage.run(asks.asked, stage.keys) == []
+    assert stage.run(lot_requests.pending, stage.keys) == []
     assert stage.rows(stage.cleaned, lot) == [1, 2, 3, 4, 5, 6]
-    assert stage.run(standings.troubled, stage.keys, spec.id) == []
+    assert stage.run(lot_status.failed, stage.keys, spec.id) == []
     assert stage.orphans() != []
     cleaner.clean()
     stage.clock.advance(24 * 3600)
@@ -73,9 +73,9 @@ def test_a_retry_with_other_code_reuses_nothing_and_abandons_what_was_there():
     stage.parts.failing[3] = 1
     worker = stage.worker(node)
     first = worker.work(spec, lot)
-    assert first.ended is Ended.PARTIAL
+    assert first.ended is LotEnd.PARTIAL
     second = worker.work(stage.clean(code="v2"), lot)
-    assert second.ended is Ended.COMPLETE
+    assert second.ended is LotEnd.COMPLETE
     assert second.attempt != first.attempt
     assert stage.rows(stage.cleaned, lot) == [10, 20, 30, 40]
     assert isinstance(stage.run(attempts.read, stage.keys.publish, first.attempt), Abandoned)
@@ -95,7 +95,7 @@ def test_a_retry_after_an_input_was_published_again_reuses_nothing():
     first = worker.work(spec, lot)
     stage.correct(lot, 1, [9])
     second = worker.work(spec, lot)
-    assert (second.ended, second.generation) == (Ended.COMPLETE, 0)  # it was never published
+    assert (second.ended, second.generation) == (LotEnd.COMPLETE, 0)  # it was never published
     assert second.attempt != first.attempt
     assert stage.rows(stage.cleaned, lot) == [9]
     root = stage.manifests.load(stage.rows_of(stage.cleaned)[0].manifest)
@@ -110,17 +110,17 @@ def test_a_failed_replay_is_no_gap_the_lot_stays_what_it_was():
     worker.work(spec, lot)
     stage.parts.failing[3] = 1
     failed = worker.work(spec, lot, replay=True)
-    assert (failed.ended, failed.generation) == (Ended.PARTIAL, 1)
+    assert (failed.ended, failed.generation) == (LotEnd.PARTIAL, 1)
     standing = stage.standing(spec, lot)
     assert (standing.state, standing.generation, standing.replaying) == (ArcState.COMPLETE, 0, True)
     assert stage.rows(stage.cleaned, lot) == [1, 3]
-    (trouble,) = stage.run(standings.troubled, stage.keys, spec.id)
+    (trouble,) = stage.run(lot_status.failed, stage.keys, spec.id)
     assert (trouble.state, trouble.generation, trouble.replaying) == (ArcState.PARTIAL, 1, True)
-    done = worker.work_off(spec, stage.ask(spec, lot))
-    assert (done.ended, done.generation) == (Ended.COMPLETE, 1)
+    done = worker.make_requested(spec, stage.ask(spec, lot))
+    assert (done.ended, done.generation) == (LotEnd.COMPLETE, 1)
     standing = stage.standing(spec, lot)
     assert (standing.state, standing.generation, standing.replaying) == (ArcState.COMPLETE, 1, False)
-    assert stage.run(standings.listed, stage.keys, spec.id) == [standing]
+    assert stage.run(lot_status.listed, stage.keys, spec.id) == [standing]
 
 
 @pytest.mark.rule("LOT-11")
@@ -134,8 +134,8 @@ def test_a_partial_lot_that_is_cleaned_up_is_missing_and_can_be_retried():
     first = worker.work(spec, lot)
     stage.ask(spec, lot)
     gone = stage.run(arc_lots.clean, stage.keys, spec.id, lot)
-    assert isinstance(gone, Missing)
-    assert stage.run(asks.asked, stage.keys) == []
+    assert isinstance(gone, MissingLot)
+    assert stage.run(lot_requests.pending, stage.keys) == []
     assert stage.standing(spec, lot).state is ArcState.MISSING
     assert isinstance(stage.run(attempts.read, stage.keys.publish, first.attempt), Abandoned)
     stage.cleaner(node, keep_s=0).clean()
@@ -144,12 +144,12 @@ def test_a_partial_lot_that_is_cleaned_up_is_missing_and_can_be_retried():
     assert [stage.manifests.load(key).state for key in left] == [ManifestState.REMOVED] * 2
     with pytest.raises(ArcLotConflict):
         stage.run(arc_lots.clean, stage.keys, spec.id, lot)
-    second = worker.work_off(spec, stage.ask(spec, lot))
-    assert second.ended is Ended.COMPLETE
+    second = worker.make_requested(spec, stage.ask(spec, lot))
+    assert second.ended is LotEnd.COMPLETE
     assert second.attempt != first.attempt
     assert stage.rows(stage.cleaned, lot) == [1, 2, 3]
     row = stage.standing(spec, lot).row
-    assert isinstance(row, Complete)
+    assert isinstance(row, CompleteLot)
     assert row.tries == 2
 
 
@@ -163,14 +163,14 @@ def test_a_lot_whose_input_cannot_be_read_is_missing_and_a_run_passes_it():
     body, _ = stage.objects.get(manifest)
     stage.objects.put(manifest, body[:20])
     worker = stage.worker(node)
-    assert ended(stage.drain(spec, worker, node)) == [Ended.MISSING, Ended.COMPLETE]
+    assert ended(stage.drain(spec, worker, node)) == [LotEnd.MISSING, LotEnd.COMPLETE]
     row = stage.standing(spec, bad).row
-    assert isinstance(row, Missing)
+    assert isinstance(row, MissingLot)
     assert manifest in row.error
     assert isinstance(stage.row(spec.id), Waiting)
     assert [type(event) for event in stage.told if isinstance(event, ArcLotMissing)] == [ArcLotMissing]
     stage.objects.put(manifest, body)
-    assert worker.work_off(spec, stage.ask(spec, bad)).ended is Ended.COMPLETE
+    assert worker.make_requested(spec, stage.ask(spec, bad)).ended is LotEnd.COMPLETE
     assert stage.table(stage.cleaned) == {bad: [1], good: [2]}
     # at the end of a run, and for a lot that is partial, whose parts are kept
     stage.parts.failing[3] = 1
@@ -180,10 +180,10 @@ def test_a_lot_whose_input_cannot_be_read_is_missing_and_a_run_passes_it():
     manifest = stage.rows_of(stage.orders)[2].manifest
     body, _ = stage.objects.get(manifest)
     stage.objects.delete(manifest)
-    assert worker.work_off(spec, stage.ask(spec, partial)).ended is Ended.PARTIAL
+    assert worker.make_requested(spec, stage.ask(spec, partial)).ended is LotEnd.PARTIAL
     stage.objects.put(manifest, body)
-    assert worker.work_off(spec, stage.ask(spec, partial)).ended is Ended.COMPLETE
-    assert worker.work(spec, "A00000000000000099").ended is Ended.MISSING
+    assert worker.make_requested(spec, stage.ask(spec, partial)).ended is LotEnd.COMPLETE
+    assert worker.work(spec, "A00000000000000099").ended is LotEnd.MISSING
 
 
 @pytest.mark.rule("LOT-20")
@@ -202,7 +202,7 @@ def test_an_attempt_whose_objects_do_not_verify_is_abandoned_and_made_anew():
         stage.objects.delete(key) if damage == "gone" else stage.objects.put(key, body[: len(body) // 2])
         worker = stage.worker(stage.living("b"))
         done = worker.work(spec, lot)
-        assert done.ended is Ended.COMPLETE
+        assert done.ended is LotEnd.COMPLETE
         assert done.attempt != first.attempt
         assert isinstance(stage.run(attempts.read, stage.keys.publish, first.attempt), Abandoned)
         assert stage.rows(stage.cleaned, lot) == [1, 2, 3, 4]
@@ -218,9 +218,9 @@ def test_what_is_nobodys_fault_leaves_the_lot_running_and_the_same_node_goes_on(
     worker = stage.worker(node)
     with pytest.raises(ObjectUnavailable):
         worker.work(spec, lot)
-    assert isinstance(stage.standing(spec, lot).row, Running)
-    assert stage.worker(stage.living("m")).work(spec, lot).ended is Ended.ELSEWHERE
-    assert worker.work(spec, lot).ended is Ended.COMPLETE
+    assert isinstance(stage.standing(spec, lot).row, RunningLot)
+    assert stage.worker(stage.living("m")).work(spec, lot).ended is LotEnd.ELSEWHERE
+    assert worker.work(spec, lot).ended is LotEnd.COMPLETE
     assert [type(event) for event in stage.told if isinstance(event, AttemptAdopted)] == [AttemptAdopted]
     assert stage.rows(stage.odd, lot) == [1, 3]
 
@@ -241,17 +241,17 @@ def test_a_retry_that_ended_in_an_error_is_found_by_its_own_node_and_by_others_w
     stage.parts.between = break_off
     ask = stage.ask(spec, lot)
     with pytest.raises(ObjectUnavailable):
-        worker.work_off(spec, ask)
+        worker.make_requested(spec, ask)
     assert seen == [([], [])]
     assert [(one.arc, one.lot) for one in worker.left()] == [(spec.id, lot)]
     assert other.left() == []
     lapse(stage)
     assert [one.lot for one in other.left()] == [lot]
-    assert other.work(spec, lot).ended is Ended.COMPLETE
+    assert other.work(spec, lot).ended is LotEnd.COMPLETE
     assert other.left() == []
 
 
-def ended(outcomes) -> list[Ended]:
+def ended(outcomes) -> list[LotEnd]:
     return [one.ended for one in outcomes]
 
 

@@ -6,15 +6,15 @@ import msgspec
 import pytest
 
 from tests.unit.arcs_stage import ArcStage
-from tidemill.arcs import standings
-from tidemill.arcs.rows import AnyLot, Complete, Missing, Partial, Running
+from tidemill.arcs import lot_status
+from tidemill.arcs.rows import AnyLot, CompleteLot, MissingLot, PartialLot, RunningLot
 from tidemill.store import Tx
 
-DONE = Complete(attempt="a", inputs=(), at=1, tries=1)
+DONE = CompleteLot(attempt="a", inputs=(), at=1, tries=1)
 OTHERS = (
-    Running(attempt="a", node="n", node_epoch=1, since=1),
-    Partial(attempt="a", failed=("p",), error="no", at=1, tries=1),
-    Missing(error="no", at=1, tries=1),
+    RunningLot(attempt="a", node="n", node_epoch=1, since=1),
+    PartialLot(attempt="a", failed=("p",), error="no", at=1, tries=1),
+    MissingLot(error="no", at=1, tries=1),
 )
 
 
@@ -41,14 +41,14 @@ def test_pages_of_any_size_give_each_lot_as_it_stands(seed: int) -> None:
         for number in range(20)
     }
     arc = filled(stage, lots)
-    each = [stage.run(standings.standing, stage.keys, arc, lot) for lot in lots]
+    each = [stage.run(lot_status.status, stage.keys, arc, lot) for lot in lots]
     for one, rows in zip(each, lots.values(), strict=True):
         replaying = rows[-1] is not DONE and len(rows) > 1
         last = len(rows) - 1 - replaying
         assert (one.generation, one.row, one.replaying) == (last, rows[last], replaying)
     for size in (1, 2, 7, 20, 100):
-        found: list[standings.Standing] = []
-        while page := stage.run(standings.listed, stage.keys, arc, found[-1].lot if found else "", size):
+        found: list[lot_status.LotStatus] = []
+        while page := stage.run(lot_status.listed, stage.keys, arc, found[-1].lot if found else "", size):
             assert len(page) == min(size, len(lots) - len(found))
             found += page
         assert found == each
@@ -66,7 +66,7 @@ def test_the_lots_of_an_arc_are_read_many_at_a_time(monkeypatch: pytest.MonkeyPa
     def read(tx: Tx) -> int:
         with monkeypatch.context() as patch:
             patch.setattr(Tx, "range", noted)
-            return len(standings.listed(tx, stage.keys, arc, "", 150))
+            return len(lot_status.listed(tx, stage.keys, arc, "", 150))
 
     assert stage.store.run(read) == 150
     assert limits == [151, 2]  # the page, and what may be behind it of its last lot

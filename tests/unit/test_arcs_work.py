@@ -5,13 +5,13 @@ import pytest
 
 from tests.unit.arcs_stage import ArcStage, lapse
 from tests.unit.lots_stage import SECOND_US
-from tidemill.arcs import declarations, standings
+from tidemill.arcs import declarations, lot_status
 from tidemill.arcs import lots as arc_lots
 from tidemill.arcs.events import ArcLotBegan, ArcLotComplete, ArcLotPartial
-from tidemill.arcs.lots import Refused
-from tidemill.arcs.rows import Complete
+from tidemill.arcs.lots import BeginRefused
+from tidemill.arcs.rows import CompleteLot
 from tidemill.arcs.states import ArcState
-from tidemill.arcs.work import Ended
+from tidemill.arcs.work import LotEnd
 from tidemill.errors import ArcUnknown, LeaseLost, LotConflict
 from tidemill.lots.manifest import ManifestState
 from tidemill.lots.states import LotState
@@ -30,7 +30,7 @@ def test_one_run_takes_several_lots_with_a_state_each_and_publishes_every_sink_o
     made = [stage.append([1, 2, 3], [4, 5], [6]), stage.append([7]), stage.append([8], [10])]
     stage.parts.failing[7] = 1
     outcomes = stage.drain(spec, stage.worker(node), node)
-    assert ended(outcomes) == [Ended.COMPLETE, Ended.PARTIAL, Ended.COMPLETE]
+    assert ended(outcomes) == [LotEnd.COMPLETE, LotEnd.PARTIAL, LotEnd.COMPLETE]
     assert stage.row(spec.id).tally.fence == 1  # one run
     assert [stage.standing(spec, lot).state for lot in made] == ["complete", "partial", "complete"]
     assert stage.table(stage.cleaned) == {made[0]: [1, 2, 3, 4, 5, 6], made[2]: [8, 10]}
@@ -87,7 +87,7 @@ def test_a_lot_of_one_part_is_that_parts_manifest_and_an_empty_one_needs_no_part
     assert row.manifest.endswith(".1/manifest.json")
     assert len(stage.manifests.load(row.manifest).objects) == 2
     outcome = worker.work(spec, empty)
-    assert (outcome.ended, outcome.parts) == (Ended.COMPLETE, 0)
+    assert (outcome.ended, outcome.parts) == (LotEnd.COMPLETE, 0)
     assert [row.state for row in stage.rows_of(stage.cleaned)] == [LotState.COMPLETE, LotState.EMPTY]
     assert len(stage.parts.ran) == 1
     once = stage.append()
@@ -104,17 +104,17 @@ def test_a_complete_lot_is_not_processed_again_until_an_input_is_new_or_a_replay
     spec, node = stage.clean(), stage.living()
     lot = stage.append([1])
     worker = stage.worker(node)
-    assert worker.work(spec, lot).ended is Ended.COMPLETE
-    assert worker.work(spec, lot).ended is Ended.DONE
-    assert stage.worker(stage.living("m")).work(stage.clean(code="v2"), lot).ended is Ended.DONE
+    assert worker.work(spec, lot).ended is LotEnd.COMPLETE
+    assert worker.work(spec, lot).ended is LotEnd.DONE
+    assert stage.worker(stage.living("m")).work(stage.clean(code="v2"), lot).ended is LotEnd.DONE
     assert len(stage.parts.ran) == len(stage.events(stage.cleaned)) == 1
     stage.correct(lot, 1, [2, 3])
     again = worker.work(spec, lot)
-    assert (again.ended, again.generation) == (Ended.COMPLETE, 1)
+    assert (again.ended, again.generation) == (LotEnd.COMPLETE, 1)
     assert stage.rows(stage.cleaned, lot) == [2, 3]
-    assert worker.work(spec, lot).ended is Ended.DONE
+    assert worker.work(spec, lot).ended is LotEnd.DONE
     replayed = worker.work(stage.clean(code="v2"), lot, replay=True)
-    assert (replayed.ended, replayed.generation) == (Ended.COMPLETE, 2)
+    assert (replayed.ended, replayed.generation) == (LotEnd.COMPLETE, 2)
     assert stage.rows(stage.cleaned, lot) == [20, 30]
     assert [event.generation for event in stage.events(stage.cleaned)] == [0, 1, 2]
 
@@ -130,9 +130,9 @@ def test_a_running_lot_is_run_by_nobody_else_until_its_nodes_lease_is_over():
     def other(task) -> None:
         seen.append(stage.worker(second).work(spec, lot).ended)
         seen.append(slow.work(spec, lot).ended)  # another thread of the same node
-        assert stage.run(standings.stale, stage.keys)[0] == []
+        assert stage.run(lot_status.stale, stage.keys)[0] == []
         stage.clock.advance(11)
-        (left,) = stage.run(standings.stale, stage.keys)[0]
+        (left,) = stage.run(lot_status.stale, stage.keys)[0]
         assert (left.arc, left.lot, left.state) == (spec.id, lot, ArcState.RUNNING)
         seen.append(stage.worker(second).work(spec, lot).ended)
 
@@ -140,10 +140,10 @@ def test_a_running_lot_is_run_by_nobody_else_until_its_nodes_lease_is_over():
     stage.parts.between = other
     with pytest.raises(LeaseLost):
         slow.work(spec, lot)
-    assert seen == [Ended.ELSEWHERE, Ended.ELSEWHERE, Ended.COMPLETE]
+    assert seen == [LotEnd.ELSEWHERE, LotEnd.ELSEWHERE, LotEnd.COMPLETE]
     assert len(stage.events(stage.cleaned)) == 1
     row = stage.standing(spec, lot).row
-    assert isinstance(row, Complete)
+    assert isinstance(row, CompleteLot)
     assert row.tries == 1
 
 
@@ -167,9 +167,9 @@ def test_no_more_lots_are_worked_on_at_once_than_the_arc_may_on_all_nodes_togeth
         seen.append(two.work(spec, lots[1]).ended)
 
     stage.parts.between = deeper
-    assert one.work(spec, lots[0]).ended is Ended.COMPLETE
-    assert seen == [Ended.FULL, Ended.FULL, Ended.COMPLETE, Ended.COMPLETE]
-    assert one.work(spec, lots[2]).ended is Ended.COMPLETE
+    assert one.work(spec, lots[0]).ended is LotEnd.COMPLETE
+    assert seen == [LotEnd.FULL, LotEnd.FULL, LotEnd.COMPLETE, LotEnd.COMPLETE]
+    assert one.work(spec, lots[2]).ended is LotEnd.COMPLETE
 
 
 def test_a_node_that_is_gone_does_not_count_for_the_limit():
@@ -180,10 +180,10 @@ def test_a_node_that_is_gone_does_not_count_for_the_limit():
     with pytest.raises(Died):
         stage.worker(stage.node("dead")).work(spec, lots[0])
     worker = stage.worker(stage.living())
-    assert worker.work(spec, lots[1]).ended is Ended.FULL
+    assert worker.work(spec, lots[1]).ended is LotEnd.FULL
     lapse(stage)
-    assert worker.work(spec, lots[1]).ended is Ended.COMPLETE
-    assert worker.work(spec, lots[0]).ended is Ended.COMPLETE
+    assert worker.work(spec, lots[1]).ended is LotEnd.COMPLETE
+    assert worker.work(spec, lots[0]).ended is LotEnd.COMPLETE
 
 
 def test_a_run_that_finds_the_arc_full_ends_where_it_is_and_comes_back_later():
@@ -197,16 +197,16 @@ def test_a_run_that_finds_the_arc_full_ends_where_it_is_and_comes_back_later():
         stage.page_all()
         ticket = stage.start(stage.living("other"), spec.id)
         outcomes = stage.worker(ticket.node).run(spec, ticket)
-        assert ended(outcomes) == [Ended.FULL]
+        assert ended(outcomes) == [LotEnd.FULL]
 
     stage.parts.between = run_it
-    assert worker.work(spec, lots[1]).ended is Ended.COMPLETE
+    assert worker.work(spec, lots[1]).ended is LotEnd.COMPLETE
     row = stage.row(spec.id)
     assert isinstance(row, Scheduled)
     assert (row.tally.progress, row.tally.failures, row.run) == ((0,), 0, None)  # nobody failed
     assert stage.due() == []
     stage.clock.advance(1)
-    assert ended(stage.drain(spec, worker, node)) == [Ended.COMPLETE, Ended.DONE, Ended.COMPLETE]
+    assert ended(stage.drain(spec, worker, node)) == [LotEnd.COMPLETE, LotEnd.DONE, LotEnd.COMPLETE]
     assert isinstance(stage.row(spec.id), Waiting)
 
 
@@ -224,14 +224,14 @@ def test_a_run_takes_so_many_lots_at_most_and_keeps_what_it_did_when_the_arc_is_
 
     worker = stage.worker(node, emit=begin_another)
     stage.page_all()
-    assert ended(worker.run(spec, stage.start(node, spec.id), most=1)) == [Ended.COMPLETE]
+    assert ended(worker.run(spec, stage.start(node, spec.id), most=1)) == [LotEnd.COMPLETE]
     assert stage.row(spec.id).tally.progress == (1,)
     ticket = stage.start(node, spec.id)
-    assert ended(worker.run(spec, ticket)) == [Ended.COMPLETE, Ended.FULL]
+    assert ended(worker.run(spec, ticket)) == [LotEnd.COMPLETE, LotEnd.FULL]
     row = stage.row(spec.id)
     assert (row.tally.progress, row.tally.failures) == ((2,), 0)
     lapse(stage)
-    assert ended(stage.drain(spec, worker, node)) == [Ended.COMPLETE] * 3
+    assert ended(stage.drain(spec, worker, node)) == [LotEnd.COMPLETE] * 3
     assert len(stage.events(stage.cleaned)) == 5
 
 
@@ -241,7 +241,7 @@ def test_a_sink_that_somebody_else_publishes_leaves_the_lot_partial_and_says_why
     lot = stage.append([1])
     stage.add(stage.odd, lot, manifest="elsewhere")
     outcome = worker.work(spec, lot)
-    assert outcome.ended is Ended.PARTIAL
+    assert outcome.ended is LotEnd.PARTIAL
     assert LotConflict.hint in outcome.error
     assert stage.events(stage.cleaned) == []
 
@@ -257,7 +257,7 @@ def test_what_people_want_to_see_is_told():
     (failed,) = [event for event in stage.told if isinstance(event, PartEnded) and event.error]
     assert failed.error == "ValueError: 3 is bad"
     stage.told.clear()
-    worker.work_off(spec, stage.ask(spec, lot))
+    worker.make_requested(spec, stage.ask(spec, lot))
     kinds = [AttemptAdopted, ArcLotBegan, PartEnded, AttemptPublished, ArcLotComplete]
     assert [type(event) for event in stage.told] == kinds
     assert stage.told[-2].positions == {"cleaned@1": 1, "odd@1": 1}
@@ -285,30 +285,30 @@ def test_the_rows_of_every_state_say_what_they_may():
     (one,) = stage.run(attempts.resolved, stage.keys.publish, [(stage.orders, lot)])
     wanted = arc_lots.Wanted(spec=spec, lot=lot, inputs=(one,), parts=("p",))
     stale = msgspec.structs.replace(wanted, inputs=(msgspec.structs.replace(one, generation=7),))
-    assert stage.run(arc_lots.begin, stage.keys, node, stale, "t0") is Refused.CHANGED
+    assert stage.run(arc_lots.begin, stage.keys, node, stale, "t0") is BeginRefused.CHANGED
     began = stage.run(arc_lots.begin, stage.keys, node, wanted, "t1")
-    assert isinstance(began, arc_lots.Began)
+    assert isinstance(began, arc_lots.BegunLot)
     row = stage.run(attempts.read, stage.keys.publish, "t1")
     assert isinstance(row, Open)
     assert (row.parts, stage.run(attempts.parts, stage.keys.publish, "t1")) == (1, ["p"])
-    assert stage.run(arc_lots.begin, stage.keys, node, wanted, "t2") is Refused.RUNNING
+    assert stage.run(arc_lots.begin, stage.keys, node, wanted, "t2") is BeginRefused.RUNNING
     stage.run(arc_lots.fail, stage.keys, began.hold, ["p"], "why")
     with pytest.raises(LeaseLost):  # it was let go
         stage.run(arc_lots.fail, stage.keys, began.hold, [], "")
     with pytest.raises(LeaseLost):
         stage.run(arc_lots.renew, stage.keys, began, ["p"], "t3", "")
     adopted = stage.run(arc_lots.begin, stage.keys, node, wanted, "t4")
-    assert isinstance(adopted, arc_lots.Began)
+    assert isinstance(adopted, arc_lots.BegunLot)
     assert (adopted.opened.adopted, adopted.hold.epoch, adopted.tries) == (True, 2, 2)
     other = msgspec.structs.replace(wanted, parts=("p", "q"))  # another layout of its input
     stage.run(arc_lots.fail, stage.keys, adopted.hold, ["p"], "why")
     third = stage.run(arc_lots.begin, stage.keys, node, other, "t5")
-    assert isinstance(third, arc_lots.Began)
+    assert isinstance(third, arc_lots.BegunLot)
     assert third.hold.draft.id == "t5"
     assert [gone.draft.id for gone in third.opened.abandoned] == ["t1"]
 
 
-def ended(outcomes) -> list[Ended]:
+def ended(outcomes) -> list[LotEnd]:
     return [one.ended for one in outcomes]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.arcs_stage import ArcStage, lapse
 from tests.unit.lots_stage import SECOND_US
-from tidemill.arcs.work import Ended
+from tidemill.arcs.work import LotEnd
 from tidemill.errors import AttemptEnded, LeaseLost
 from tidemill.lots.manifest import ManifestState
 from tidemill.objects.memory import MemoryObjects
@@ -40,7 +40,7 @@ def test_a_part_that_goes_on_after_its_successor_published_shares_no_folder_with
         """While the part is before its last write, its node's time runs out and another node publishes."""
         mine = set(stage.keys_under("data/"))
         lapse(stage)
-        assert stage.worker(stage.living("second")).work(spec, lot).ended is Ended.COMPLETE
+        assert stage.worker(stage.living("second")).work(spec, lot).ended is LotEnd.COMPLETE
         by_others.update(set(stage.keys_under("data/")) - mine)
         stage.cleaner(stage.living("cleaner")).clean()  # once, before the zombie goes on
 
@@ -101,7 +101,7 @@ def test_a_manifest_that_lands_after_its_attempt_was_abandoned_is_no_lot_and_is_
     assert stage.events(stage.cleaned) == []
     assert stage.rows(stage.cleaned, lot) is None
 
-    assert stage.worker(stage.living("next")).work(spec, lot).ended is Ended.COMPLETE
+    assert stage.worker(stage.living("next")).work(spec, lot).ended is LotEnd.COMPLETE
     clean_for_a_day(stage)
     assert stage.orphans() == []
     left = [key for key in stage.keys_under("datasets/") if attempt_in(key) == abandoned[0]]
@@ -134,7 +134,7 @@ def test_of_two_adopters_of_one_attempt_one_publishes_and_the_other_changes_noth
     stage.parts.between = second
     with pytest.raises((LeaseLost, AttemptEnded)):
         stage.worker(stage.node("first", 10 * SECOND_US)).work(spec, lot)
-    assert [one.ended for one in outcomes] == [Ended.COMPLETE]
+    assert [one.ended for one in outcomes] == [LotEnd.COMPLETE]
     (event,) = stage.events(stage.cleaned)
     assert (
         event.attempt == outcomes[0].attempt == stage.parts.ran[0][0]
@@ -164,7 +164,7 @@ def test_two_cleaners_and_an_adopter_at_the_same_attempt():
     with pytest.raises((LeaseLost, AttemptEnded)):
         stage.worker(stage.node("slow")).work(spec, lot)
     done = stage.worker(stage.living("next")).work(spec, lot)
-    assert done.ended is Ended.COMPLETE
+    assert done.ended is LotEnd.COMPLETE
     assert stage.rows(stage.cleaned, lot) == [1, 2, 3, 4]
 
 

@@ -13,8 +13,8 @@ import pytest
 from tests.unit.life_stage import LifeStage
 from tests.unit.test_publish_corrections import remove, replace
 from tidemill import crash
-from tidemill.arcs import asks, rows, standings
-from tidemill.arcs.asks import AskKind
+from tidemill.arcs import lot_requests, lot_status, rows
+from tidemill.arcs.lot_requests import RequestKind
 from tidemill.cluster.nodes import Node
 from tidemill.lots.states import LotState
 from tidemill.publish.projections import Projections
@@ -71,11 +71,11 @@ class Scene:
         if row.state is not LotState.REMOVED:
             remove(stage, self.spurious)
         if stage.run(rows.read, stage.keys, self.clean.id, self.old, 1) is None:
-            self._ask(self.old, AskKind.REPLAY)
+            self._ask(self.old, RequestKind.REPLAY)
         if stage.run(rows.read, stage.keys, self.clean.id, self.passed, 0) is None:
-            self._ask(self.passed, AskKind.BACKFILL)
+            self._ask(self.passed, RequestKind.BACKFILL)
 
-    def _ask(self, lot: str, kind: AskKind) -> None:
+    def _ask(self, lot: str, kind: RequestKind) -> None:
         crash.point("ask.before")
         self.stage.enter(self.clean, lot, kind, "batch", 1)
         crash.point("ask.after")
@@ -85,8 +85,8 @@ class Scene:
         worker = stage.worker(node, projections=self.projections)
         done = [outcome for spec in self.specs.values() for outcome in stage.drain(spec, worker, node)]
         done += [worker.work(self.specs[one.arc], one.lot) for one in worker.left()]
-        for ask in stage.run(asks.workable, stage.keys, list(self.specs.values())):
-            done.append(worker.work_off(self.specs[ask.arc], ask))
+        for ask in stage.run(lot_requests.startable, stage.keys, list(self.specs.values())):
+            done.append(worker.make_requested(self.specs[ask.arc], ask))
             self.look()
         return bool(done)
 
@@ -106,10 +106,13 @@ class Scene:
                 sorted((row.lot, row.generation) for row in stage.rows_of(one)) for one in tables
             ],
             "arcs": [
-                [(one.lot, one.generation, one.state) for one in stage.run(standings.listed, stage.keys, arc)]
+                [
+                    (one.lot, one.generation, one.state)
+                    for one in stage.run(lot_status.listed, stage.keys, arc)
+                ]
                 for arc in self.specs
             ],
-            "asked": stage.run(asks.asked, stage.keys),
+            "asked": stage.run(lot_requests.pending, stage.keys),
             "progress": [stage.row(arc).tally.progress for arc in self.specs],
         }
 

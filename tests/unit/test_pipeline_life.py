@@ -11,9 +11,9 @@ import pytest
 import tidemill as tm
 from tests.unit.life_stage import LifeStage
 from tidemill import crash
-from tidemill.arcs import asks
-from tidemill.arcs.asks import AskKind
-from tidemill.arcs.work import Ended
+from tidemill.arcs import lot_requests as arc_requests
+from tidemill.arcs.lot_requests import RequestKind
+from tidemill.arcs.work import LotEnd
 from tidemill.cli import main
 from tidemill.clock import SYSTEM
 from tidemill.errors import (
@@ -89,9 +89,9 @@ class Scene:
             done = [
                 one for spec in self.specs.values() for one in self.stage.drain(spec, self.worker, self.node)
             ]
-            for ask in self.stage.run(asks.workable, self.stage.keys, list(self.specs.values())):
+            for ask in self.stage.run(arc_requests.startable, self.stage.keys, list(self.specs.values())):
                 spec = next(one for one in self.specs.values() if one.id == ask.arc)
-                done.append(self.worker.work_off(spec, ask))
+                done.append(self.worker.make_requested(spec, ask))
             if not done:
                 return found
             found += [(one.arc.partition("/")[2], one.lot, one.ended.value) for one in done]
@@ -182,7 +182,7 @@ def test_a_range_without_lots_and_lots_that_nothing_makes_are_clear_errors(scene
         scene.shop.backfill("cleaned", at_once=0)
     with pytest.raises(UsageError, match="range"):
         scene.shop.replay("cleaned", made, first=made[0])
-    assert scene.stage.run(asks.asked, scene.stage.keys) == []
+    assert scene.stage.run(arc_requests.pending, scene.stage.keys) == []
 
 
 def test_a_replay_of_what_was_never_made_says_so_and_a_blocked_lot_names_what_is_not_there(
@@ -232,7 +232,7 @@ def test_who_dies_while_asking_asks_again_and_nothing_is_made_twice(
     with crash.armed(f"lot_requests.submit.{side}", visit=2), pytest.raises(crash.Crashed):
         scene.shop.replay("sum", first=made[0])
     told: list[tuple[int, int]] = []
-    plan = lot_requests.plan(scene.shop, AskKind.REPLAY, "sum", first=made[0])
+    plan = lot_requests.plan(scene.shop, RequestKind.REPLAY, "sum", first=made[0])
     lot_requests.submit(scene.shop, plan, lambda done, of: told.append((done, of)))
     assert told == [(2, 5), (4, 5), (5, 5)]
     scene.catch_up()
@@ -416,10 +416,10 @@ def test_the_command_line_plans_and_asks_and_pauses(scene: Scene, capsys: pytest
     scene.catch_up()
     code, told = run(capsys, "replay", "summed", "--from", made[1], "--dry-run", "-f", file)
     assert (code, told["dry_run"], told["counts"]["remake"], told["batch"]) == (0, True, 2, "")
-    assert stage.run(asks.asked, stage.keys) == []
+    assert stage.run(arc_requests.pending, stage.keys) == []
     assert main(["replay", "summed", made[0], "--at-once", "1", "-f", file]) == 0
     assert "runners will make 1 lot, 1 in parallel" in capsys.readouterr().out
-    assert scene.catch_up() == [("sum", made[0], Ended.COMPLETE.value)]
+    assert scene.catch_up() == [("sum", made[0], LotEnd.COMPLETE.value)]
     assert main(["replay", "summed", "-f", file]) == 2
     capsys.readouterr()
     code, told = run(capsys, "backfill", "summed", "--from", "A00000000000000009", "-f", file)

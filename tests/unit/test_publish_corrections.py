@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.life_stage import LifeStage
 from tests.unit.lots_stage import FIVE_MINUTES
-from tidemill.arcs.work import Ended
+from tidemill.arcs.work import LotEnd
 from tidemill.errors import BadLotId, CorrectionRefused, LotConflict, LotUnknown
 from tidemill.lots import lots as lot_rows
 from tidemill.lots import staging
@@ -60,9 +60,9 @@ def test_a_corrected_lot_is_made_again_by_its_dependents_and_nothing_else_is():
     assert replace(stage, made[1], 30) == 4
     again = [one for spec in specs for one in stage.drain(spec, worker, node)]
     assert [(one.arc.partition("/")[2], one.lot, one.ended, one.generation) for one in again] == [
-        ("clean", made[1], Ended.COMPLETE, 1),
-        ("sum", made[1], Ended.COMPLETE, 1),
-        ("other", made[1], Ended.COMPLETE, 1),
+        ("clean", made[1], LotEnd.COMPLETE, 1),
+        ("sum", made[1], LotEnd.COMPLETE, 1),
+        ("other", made[1], LotEnd.COMPLETE, 1),
     ]
     assert len(stage.parts.ran) == ran + 2  # of an empty lot nothing is run
     assert stage.table(stage.cleaned) == {made[0]: [1, 2], made[1]: [30], made[2]: [5]}

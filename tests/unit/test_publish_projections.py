@@ -40,7 +40,7 @@ def test_an_arcs_state_is_one_name_for_each_lot_while_it_runs_and_after(stage, p
         names[0],
         names[1].replace("complete", "partial"),
     ]
-    worker.work_off(spec, stage.ask(spec, lots[1]))
+    worker.make_requested(spec, stage.ask(spec, lots[1]))
     assert [key for key in shown(stage) if key.endswith(".arc")] == names
 
 

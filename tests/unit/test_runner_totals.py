@@ -1,6 +1,6 @@
 """What a loop counts of its work does not grow with it."""
 
-from tidemill.arcs.work import Ended, Outcome
+from tidemill.arcs.work import LotEnd, LotOutcome
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.run_report import report_of
 from tidemill.runner.run_totals import MOST_ERRORS, RunTotals
@@ -8,9 +8,9 @@ from tidemill.runner.run_totals import MOST_ERRORS, RunTotals
 SINK = DatasetId("clean")
 
 
-def outcome(number: int, *, error: str = "") -> Outcome:
-    ended = Ended.PARTIAL if error else Ended.COMPLETE
-    return Outcome(arc="arc:p/a", lot=f"A{number:017}", ended=ended, rows={SINK: 2}, error=error)
+def outcome(number: int, *, error: str = "") -> LotOutcome:
+    ended = LotEnd.PARTIAL if error else LotEnd.COMPLETE
+    return LotOutcome(arc="arc:p/a", lot=f"A{number:017}", ended=ended, rows={SINK: 2}, error=error)
 
 
 def test_lots_are_counted_and_only_the_newest_errors_are_kept() -> None:
@@ -19,7 +19,7 @@ def test_lots_are_counted_and_only_the_newest_errors_are_kept() -> None:
     totals.add([outcome(number, error=f"e{number}") for number in range(3 * MOST_ERRORS)])
     totals.add([outcome(2 * MOST_ERRORS, error="again")])
     (arc,) = totals.arcs.values()
-    assert (arc.ended[Ended.COMPLETE], arc.rows["clean"]) == (5000, 2 * (5000 + 3 * MOST_ERRORS + 1))
+    assert (arc.ended[LotEnd.COMPLETE], arc.rows["clean"]) == (5000, 2 * (5000 + 3 * MOST_ERRORS + 1))
     assert len(arc.errors) == MOST_ERRORS
     assert list(arc.errors)[-1] == f"A{2 * MOST_ERRORS:017}", "the newest is the last"
     told = report_of("p", totals, 1.0)

@@ -18,10 +18,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from tidemill.arcs import asks, lots, rows
+from tidemill.arcs import lot_requests, lots, rows
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.rows import AnyLot, Missing
+from tidemill.arcs.rows import AnyLot, MissingLot
 from tidemill.lots import events
 from tidemill.lots import lots as published
 from tidemill.lots.keys import DatasetId
@@ -33,7 +33,7 @@ PAGE = 100
 _since = msgspec.msgpack.Decoder(int)
 
 
-class Awaiting(msgspec.Struct, frozen=True, kw_only=True):
+class AwaitedLot(msgspec.Struct, frozen=True, kw_only=True):
     """A lot that waits for its sources; times are of the store, in µs.
 
     - until: the end of its grace; None where nothing follows.
@@ -59,7 +59,7 @@ def is_over(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str, row: AnyLot | None) 
     """
     if spec.after_grace is not AfterGrace.PARTIAL:
         return False
-    if row is not None and not (isinstance(row, Missing) and not row.skipped):
+    if row is not None and not (isinstance(row, MissingLot) and not row.skipped):
         return True
     raw = tx.get(keys.barrier[spec.id, lot])
     return raw is not None and _since.decode(raw) + spec.grace_us <= tx.now()
@@ -71,7 +71,7 @@ def wait(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> bool:
     if not missing:
         return False
     last = rows.newest(tx, keys, spec.id, lot)
-    if last is not None and not (isinstance(last[1], Missing) and not last[1].skipped):
+    if last is not None and not (isinstance(last[1], MissingLot) and not last[1].skipped):
         return True  # it was made, or given up: nothing waits
     key = keys.barrier[spec.id, lot]
     if tx.get(key) is None:
@@ -121,18 +121,18 @@ def over(tx: Tx, keys: ArcKeys, specs: Iterable[ArcSpec]) -> list[tuple[ArcSpec,
     return [
         (spec, lot)
         for spec in specs
-        if not asks.parked(tx, keys, spec.id)
+        if not lot_requests.parked(tx, keys, spec.id)
         for lot in due(tx, keys, spec, spec.max_concurrent)
     ]
 
 
 def left_us(tx: Tx, keys: ArcKeys, specs: Iterable[ArcSpec]) -> dict[str, int]:
     """By arc, how long until the next of its graces is over; only arcs that run and have a lot that waits."""
-    ends = {spec.id: next_at(tx, keys, spec) for spec in specs if not asks.parked(tx, keys, spec.id)}
+    ends = {spec.id: next_at(tx, keys, spec) for spec in specs if not lot_requests.parked(tx, keys, spec.id)}
     return {arc: at - tx.now() for arc, at in ends.items() if at is not None}
 
 
-def awaiting(tx: Tx, keys: ArcKeys, spec: ArcSpec, limit: int = PAGE) -> list[Awaiting]:
+def awaited_lots(tx: Tx, keys: ArcKeys, spec: ArcSpec, limit: int = PAGE) -> list[AwaitedLot]:
     """A page of the lots that wait, longest first: for reports."""
     found = []
     for row in tx.range(*keys.grace.under(spec.id), limit=limit, snapshot=True):
@@ -140,7 +140,7 @@ def awaiting(tx: Tx, keys: ArcKeys, spec: ArcSpec, limit: int = PAGE) -> list[Aw
         assert isinstance(since, int)
         until = None if spec.after_grace is AfterGrace.WAIT else since + spec.grace_us
         found.append(
-            Awaiting(
+            AwaitedLot(
                 arc=spec.id,
                 lot=str(lot),
                 since=since,
@@ -151,7 +151,7 @@ def awaiting(tx: Tx, keys: ArcKeys, spec: ArcSpec, limit: int = PAGE) -> list[Aw
     return found
 
 
-def words(one: Awaiting, spec: ArcSpec, now: int) -> str:
+def explain(one: AwaitedLot, spec: ArcSpec, now: int) -> str:
     """Why a lot is not made yet, and what follows when."""
     missing = ", ".join(dataset.name for dataset in one.lacking)
     if not missing:
@@ -172,7 +172,7 @@ def _for(us: int) -> str:
     return f"{seconds:.0f} s"
 
 
-def skip(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> Missing | None:
+def skip(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> MissingLot | None:
     """Give up a lot whose grace is over; None when that is not so any more: a source closed it, or somebody
     was faster. To be called with the node's fence in the same transaction.
     """

@@ -1,6 +1,13 @@
 """What the arcs room tells."""
 
-from tidemill.events import Event
+from collections.abc import Mapping
+
+from tidemill.arcs.lots import BegunLot
+from tidemill.events import Emit, Event
+from tidemill.lots.keys import DatasetId
+from tidemill.publish.attempts import Draft
+from tidemill.publish.cleaner import abandoned_event
+from tidemill.publish.events import AttemptAdopted, AttemptOpened, AttemptPublished
 
 
 class ArcLotBegan(Event, frozen=True):
@@ -41,3 +48,63 @@ class ArcLotMissing(Event, frozen=True):
     lot: str
     generation: int
     error: str
+
+
+def report_begun(emit: Emit, began: BegunLot, parts: int) -> None:
+    """Emit that a lot began, with an opened or adopted attempt, and which attempts were abandoned for it."""
+    draft, hold = began.hold.draft, began.hold
+    for abandoned in began.opened.abandoned:
+        emit(abandoned_event(abandoned))
+    if began.opened.adopted:
+        emit(
+            AttemptAdopted(
+                attempt=draft.id,
+                author=draft.author,
+                lot=draft.lot,
+                generation=draft.generation,
+                node=hold.node.id,
+                epoch=hold.epoch,
+            )
+        )
+    else:
+        emit(
+            AttemptOpened(
+                attempt=draft.id,
+                author=draft.author,
+                lot=draft.lot,
+                generation=draft.generation,
+                node=hold.node.id,
+            )
+        )
+    emit(
+        ArcLotBegan(
+            arc=draft.author,
+            lot=draft.lot,
+            generation=draft.generation,
+            attempt=draft.id,
+            parts=parts,
+            tries=began.tries,
+        )
+    )
+
+
+def report_published(
+    emit: Emit, draft: Draft, positions: Mapping[DatasetId, int], rows: Mapping[DatasetId, int]
+) -> None:
+    """Emit that an attempt is the lot of its sinks, and that the arc's lot is complete."""
+    counts = {str(dataset): count for dataset, count in rows.items()}
+    emit(
+        AttemptPublished(
+            attempt=draft.id,
+            author=draft.author,
+            lot=draft.lot,
+            generation=draft.generation,
+            positions={str(dataset): position for dataset, position in positions.items()},
+            rows=counts,
+        )
+    )
+    emit(
+        ArcLotComplete(
+            arc=draft.author, lot=draft.lot, generation=draft.generation, attempt=draft.id, rows=counts
+        )
+    )

@@ -13,9 +13,9 @@ from functools import partial
 import msgspec
 
 from tidemill.arcs import barriers, rows
-from tidemill.arcs.census import Census
 from tidemill.arcs.declarations import ArcSpec
-from tidemill.arcs.rows import Missing, Partial, Running
+from tidemill.arcs.inventory import Census
+from tidemill.arcs.rows import MissingLot, PartialLot, RunningLot
 from tidemill.arcs.states import ArcState
 from tidemill.cluster import nodes
 from tidemill.lots.keys import DatasetId
@@ -158,9 +158,9 @@ class Gaps:
         if spec.id not in self._waiting:
             now = self._census.store.run(lambda tx: tx.now())
             found = self._census.store.run(
-                partial(barriers.awaiting, keys=self._census.keys, spec=spec, limit=MOST_TOLD)
+                partial(barriers.awaited_lots, keys=self._census.keys, spec=spec, limit=MOST_TOLD)
             )
-            self._waiting[spec.id] = {one.lot: barriers.words(one, spec, now) for one in found}
+            self._waiting[spec.id] = {one.lot: barriers.explain(one, spec, now) for one in found}
         return self._waiting[spec.id]
 
     def _line(self, spec: ArcSpec) -> _Line:
@@ -209,14 +209,14 @@ class Gaps:
 
     def _words(self, tx: Tx, row: rows.AnyLot) -> str:
         match row:
-            case Running():
+            case RunningLot():
                 entry = nodes.read(tx, self._census.keys.publish.cluster, row.node)
                 lives = entry is not None and entry.epoch == row.node_epoch and entry.expires_at > tx.now()
                 return f"on {row.node}" if lives else f"its node {row.node} is gone: a runner goes on with it"
-            case Partial():
+            case PartialLot():
                 failed = f"{len(row.failed)} parts failed: " if row.failed else ""
                 return failed + row.error
-            case Missing():
+            case MissingLot():
                 return row.error
             case _:
                 return ""

@@ -23,7 +23,7 @@ class ArcKeys:
         self.lot = Space(cluster, "arc-lot")
         self.running = Space(cluster, "arc-running")
         self.trouble = Space(cluster, "arc-trouble")
-        self.ask = Space(cluster, "arc-ask")
+        self.request = Space(cluster, "arc-ask")
         self.barrier = Space(cluster, "arc-barrier")
         self.grace = Space(cluster, "arc-grace")
-        self.bell = Space(cluster)["arc-bell"]
+        self.wakeup = Space(cluster)["arc-bell"]

@@ -13,10 +13,10 @@ from enum import StrEnum
 
 import msgspec
 
-from tidemill.arcs import crowds, rows
+from tidemill.arcs import rows, running_lots
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.rows import AnyLot, Complete, Missing, Partial, Running
+from tidemill.arcs.rows import AnyLot, CompleteLot, MissingLot, PartialLot, RunningLot
 from tidemill.arcs.states import ArcEdge, ArcState
 from tidemill.cluster import nodes
 from tidemill.cluster.nodes import Node
@@ -32,7 +32,7 @@ WORDS = 1000
 MOST_NAMED = 100
 
 
-class Refused(StrEnum):
+class BeginRefused(StrEnum):
     """Why a lot is not begun; none of these is an error."""
 
     RUNNING = "running"  # somebody works on it
@@ -59,7 +59,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     at_once: int = 0
 
 
-class Began(msgspec.Struct, frozen=True, kw_only=True):
+class BegunLot(msgspec.Struct, frozen=True, kw_only=True):
     """A lot that is ours to work on."""
 
     opened: Opened
@@ -78,7 +78,7 @@ def due(
     if last is None:
         return 0
     generation, row = last
-    if not isinstance(row, Complete):
+    if not isinstance(row, CompleteLot):
         return generation
     return generation + 1 if replay or row.inputs != tuple(inputs) else None
 
@@ -89,12 +89,12 @@ def overtaken(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> bool:
     One that is not begun yet is not: whoever begins it takes what is current.
     """
     last = rows.newest(tx, keys, spec.id, lot)
-    if last is None or isinstance(last[1], Missing):
+    if last is None or isinstance(last[1], MissingLot):
         return False
     row = last[1]
     try:
         current = present(tx, keys, spec, lot)
-        if isinstance(row, Complete):
+        if isinstance(row, CompleteLot):
             return row.inputs != current
         return attempts.read(tx, keys.publish, row.attempt).draft.inputs != current
     except AttemptUnknown:
@@ -113,7 +113,7 @@ def present(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> tuple[InputLot, .
 
 def begin(
     tx: Tx, keys: ArcKeys, node: Node, wanted: Wanted, attempt: str, *, idle: bool = False
-) -> Began | Refused:
+) -> BegunLot | BeginRefused:
     """Begin a lot, or take it over from a node that is gone, with an attempt at it: opened or adopted.
 
     - attempt: the id of a new one, if there has to be one.
@@ -122,16 +122,16 @@ def begin(
     spec, lot = wanted.spec, wanted.lot
     nodes.check(tx, keys.publish.cluster, node)
     if present(tx, keys, spec, lot) != wanted.inputs:
-        return Refused.CHANGED
+        return BeginRefused.CHANGED
     generation = due(tx, keys, spec.id, lot, wanted.inputs, replay=wanted.replay)
     if generation is None or not _is_asked(tx, keys, spec.id, lot, generation, wanted.generation):
-        return Refused.COMPLETE
+        return BeginRefused.COMPLETE
     row = rows.read(tx, keys, spec.id, lot, generation)
-    if isinstance(row, Running) and rows.is_held(tx, keys, row) and not (idle and rows.is_of(row, node)):
-        return Refused.RUNNING
-    others = crowds.crowd(tx, keys, spec.id, beside=(lot, generation))
+    if isinstance(row, RunningLot) and rows.is_held(tx, keys, row) and not (idle and rows.is_of(row, node)):
+        return BeginRefused.RUNNING
+    others = running_lots.running_lots(tx, keys, spec.id, besides=(lot, generation))
     if not others.has_room(spec.max_concurrent, wanted.batch, wanted.at_once):
-        return Refused.FULL
+        return BeginRefused.FULL
     draft = Draft(
         id=attempt,
         author=spec.id,
@@ -143,12 +143,12 @@ def begin(
     )
     opened = open_or_adopt(tx, keys.publish, node, draft, wanted.parts)
     if opened is None:
-        return Refused.RUNNING
-    tries = 1 if row is None else row.tries + (not isinstance(row, Running))
+        return BeginRefused.RUNNING
+    tries = 1 if row is None else row.tries + (not isinstance(row, RunningLot))
     _run(tx, keys, node, opened.hold, row, tries, wanted.batch)
     if spec.has_barrier:
         no_longer_awaited(tx, keys, spec.id, lot, begun=True)
-    return Began(opened=opened, tries=tries)
+    return BegunLot(opened=opened, tries=tries)
 
 
 def _targets(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str, generation: int) -> tuple[Target, ...]:
@@ -166,7 +166,7 @@ def _targets(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str, generation: int) ->
     return tuple(found)
 
 
-def renew(tx: Tx, keys: ArcKeys, began: Began, parts: Sequence[str], attempt: str, why: str) -> Began:
+def renew(tx: Tx, keys: ArcKeys, began: BegunLot, parts: Sequence[str], attempt: str, why: str) -> BegunLot:
     """Give up the attempt at a lot that is ours, and open another: what it left does not verify."""
     row = _ours(tx, keys, began.hold)
     gone = attempts.abandon(tx, keys.publish, began.hold, why)
@@ -174,7 +174,7 @@ def renew(tx: Tx, keys: ArcKeys, began: Began, parts: Sequence[str], attempt: st
     hold = attempts.begin(tx, keys.publish, began.hold.node, draft)
     attempts.list_parts(tx, keys.publish, hold, 0, parts, last=True)
     _run(tx, keys, began.hold.node, hold, row, row.tries)
-    return Began(opened=Opened(hold=hold, abandoned=(gone,)), tries=row.tries)
+    return BegunLot(opened=Opened(hold=hold, abandoned=(gone,)), tries=row.tries)
 
 
 def complete(tx: Tx, keys: ArcKeys, hold: Hold, *, barrier: bool = False) -> None:
@@ -183,16 +183,16 @@ def complete(tx: Tx, keys: ArcKeys, hold: Hold, *, barrier: bool = False) -> Non
     if barrier:
         no_longer_awaited(tx, keys, draft.author, draft.lot)
     row = _run_by(tx, keys, draft)
-    new = Complete(attempt=draft.id, inputs=draft.inputs, at=tx.now(), tries=row.tries)
+    new = CompleteLot(attempt=draft.id, inputs=draft.inputs, at=tx.now(), tries=row.tries)
     rows.write(tx, keys, draft.author, draft.lot, draft.generation, row, [ArcEdge.COMPLETE], new)
 
 
-def fail(tx: Tx, keys: ArcKeys, hold: Hold, failed: Sequence[str], error: str) -> Partial:
+def fail(tx: Tx, keys: ArcKeys, hold: Hold, failed: Sequence[str], error: str) -> PartialLot:
     """Running -> partial: the attempt is parked, so that a retry by any node goes on with it."""
     draft = hold.draft
     row = _ours(tx, keys, hold)
     attempts.park(tx, keys.publish, hold)
-    new = Partial(
+    new = PartialLot(
         attempt=draft.id,
         failed=tuple(failed[:MOST_NAMED]),
         error=error[:WORDS],
@@ -214,7 +214,7 @@ def miss(
     *,
     replay: bool = False,
     asked: int | None = None,
-) -> AnyLot | Refused:
+) -> AnyLot | BeginRefused:
     """It could not even be begun, say because an input cannot be read: begun and over in one step.
 
     Nothing was written, so the lot is missing; one that is partial stays so, with what a retry may reuse.
@@ -223,31 +223,31 @@ def miss(
     nodes.check(tx, keys.publish.cluster, node)
     generation = due(tx, keys, arc, lot, inputs, replay=replay)
     if generation is None or not _is_asked(tx, keys, arc, lot, generation, asked):
-        return Refused.COMPLETE
+        return BeginRefused.COMPLETE
     if spec.has_barrier:
         no_longer_awaited(tx, keys, arc, lot, begun=True)
     row = rows.read(tx, keys, arc, lot, generation)
-    if isinstance(row, Running) and rows.is_held(tx, keys, row) and row.node != node.id:
-        return Refused.RUNNING
-    tries = 1 if row is None else row.tries + (not isinstance(row, Running))
-    edges = [] if isinstance(row, Running) else [_beginning(row)]
-    if isinstance(row, Partial):
+    if isinstance(row, RunningLot) and rows.is_held(tx, keys, row) and row.node != node.id:
+        return BeginRefused.RUNNING
+    tries = 1 if row is None else row.tries + (not isinstance(row, RunningLot))
+    edges = [] if isinstance(row, RunningLot) else [_beginning(row)]
+    if isinstance(row, PartialLot):
         again = msgspec.structs.replace(row, error=error[:WORDS], at=tx.now(), tries=tries)
         return rows.write(tx, keys, arc, lot, generation, row, [*edges, ArcEdge.FAIL], again)
-    if isinstance(row, Running):
+    if isinstance(row, RunningLot):
         attempts.abandon_left(tx, keys.publish, row.attempt, error, node)
-    new = Missing(error=error[:WORDS], at=tx.now(), tries=tries)
+    new = MissingLot(error=error[:WORDS], at=tx.now(), tries=tries)
     return rows.write(tx, keys, arc, lot, generation, row, [*edges, ArcEdge.MISS], new)
 
 
-def skip(tx: Tx, keys: ArcKeys, arc: str, lot: str, why: str) -> Missing | None:
+def skip(tx: Tx, keys: ArcKeys, arc: str, lot: str, why: str) -> MissingLot | None:
     """It is given up before it began; None when it has begun, or was given up already."""
     last = rows.newest(tx, keys, arc, lot)
-    if last is not None and not (isinstance(last[1], Missing) and not last[1].skipped):
+    if last is not None and not (isinstance(last[1], MissingLot) and not last[1].skipped):
         return None
     generation, row = last or (0, None)
     tries = 1 if row is None else row.tries + 1
-    new = Missing(error=why[:WORDS], at=tx.now(), tries=tries, skipped=True)
+    new = MissingLot(error=why[:WORDS], at=tx.now(), tries=tries, skipped=True)
     rows.write(tx, keys, arc, lot, generation, row, [_beginning(row), ArcEdge.MISS], new)
     return new
 
@@ -262,16 +262,16 @@ def no_longer_awaited(tx: Tx, keys: ArcKeys, arc: str, lot: str, *, begun: bool 
         tx.clear(keys.barrier[arc, lot], quiet=True)
 
 
-def clean(tx: Tx, keys: ArcKeys, arc: str, lot: str, why: str = "cleaned up on request") -> Missing:
+def clean(tx: Tx, keys: ArcKeys, arc: str, lot: str, why: str = "cleaned up on request") -> MissingLot:
     """Partial -> missing: give up what its parts made; the cleaner removes it."""
     last = rows.newest(tx, keys, arc, lot)
-    if last is None or not isinstance(last[1], Partial):
+    if last is None or not isinstance(last[1], PartialLot):
         state = ArcState.NONE if last is None else last[1].state
         raise ArcLotConflict(f"lot {lot} of {arc} is {state.value}: there is nothing to clean up")
     generation, row = last
-    assert isinstance(row, Partial)
+    assert isinstance(row, PartialLot)
     attempts.abandon_left(tx, keys.publish, row.attempt, why)
-    new = Missing(error=row.error, at=tx.now(), tries=row.tries)
+    new = MissingLot(error=row.error, at=tx.now(), tries=row.tries)
     rows.write(tx, keys, arc, lot, generation, row, [ArcEdge.CLEAN], new)
     return new
 
@@ -283,15 +283,15 @@ def _run(
     tx: Tx, keys: ArcKeys, node: Node, hold: Hold, old: AnyLot | None, tries: int, batch: str = ""
 ) -> None:
     draft = hold.draft
-    new = Running(
+    new = RunningLot(
         attempt=draft.id,
         node=node.id,
         node_epoch=node.epoch,
         since=tx.now(),
         tries=tries,
-        batch=old.batch if isinstance(old, Running) else batch,
+        batch=old.batch if isinstance(old, RunningLot) else batch,
     )
-    edge = ArcEdge.TAKE_OVER if isinstance(old, Running) else _beginning(old)
+    edge = ArcEdge.TAKE_OVER if isinstance(old, RunningLot) else _beginning(old)
     rows.write(tx, keys, draft.author, draft.lot, draft.generation, old, [edge], new)
 
 
@@ -299,19 +299,19 @@ def _beginning(row: AnyLot | None) -> ArcEdge:
     return ArcEdge.BEGIN if row is None else ArcEdge.RETRY
 
 
-def _ours(tx: Tx, keys: ArcKeys, hold: Hold) -> Running:
+def _ours(tx: Tx, keys: ArcKeys, hold: Hold) -> RunningLot:
     """The fence: the lot runs, by the attempt that we hold."""
     attempts.check(tx, keys.publish, hold)
     return _run_by(tx, keys, hold.draft)
 
 
-def _run_by(tx: Tx, keys: ArcKeys, draft: Draft) -> Running:
+def _run_by(tx: Tx, keys: ArcKeys, draft: Draft) -> RunningLot:
     row = rows.read(tx, keys, draft.author, draft.lot, draft.generation)
-    if not isinstance(row, Running) or row.attempt != draft.id:
+    if not isinstance(row, RunningLot) or row.attempt != draft.id:
         raise LeaseLost(f"lot {draft.lot} of {draft.author} is not run by attempt {draft.id} any more")
     return row
 
 
 def _is_asked(tx: Tx, keys: ArcKeys, arc: str, lot: str, generation: int, asked: int | None) -> bool:
     """Is the generation that is due the one that a row asks for? Yes, if nobody acts for a row."""
-    return asked is None or (asked == generation and tx.get(keys.ask[arc, lot, generation]) is not None)
+    return asked is None or (asked == generation and tx.get(keys.request[arc, lot, generation]) is not None)

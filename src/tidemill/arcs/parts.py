@@ -18,7 +18,7 @@ from tidemill.lots.manifest import InputLot, StoredObject
 from tidemill.publish.parts import PartInput, PartTask
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class LotPart(msgspec.Struct, frozen=True, kw_only=True):
     """One part of a lot: its name in manifests, and what it reads."""
 
     name: str
@@ -30,7 +30,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         return sum(item.size for one in self.inputs for item in one.objects)
 
 
-def split(inputs: Sequence[PartInput], most: int) -> tuple[Part, ...]:
+def split(inputs: Sequence[PartInput], most: int) -> tuple[LotPart, ...]:
     """The parts of a lot, `most` at most. Several inputs belong together, and are one part."""
     groups = _groups(inputs[0].objects) if len(inputs) == 1 else []
     if len(groups) < 2 or most < 2:
@@ -61,13 +61,13 @@ def _dealt(groups: Sequence[list[StoredObject]], most: int) -> list[list[StoredO
     return [sorted(bin_, key=lambda item: item.uri) for bin_ in bins]
 
 
-def _part(ordinal: int, inputs: Sequence[PartInput]) -> Part:
+def _part(ordinal: int, inputs: Sequence[PartInput]) -> LotPart:
     named = [(*one.dataset.parts, [item.uri for item in one.objects]) for one in inputs]
-    return Part(name=f"{ordinal:03}-{_digest(named)[:12]}", inputs=tuple(inputs))
+    return LotPart(name=f"{ordinal:03}-{_digest(named)[:12]}", inputs=tuple(inputs))
 
 
 def tasks(
-    spec: ArcSpec, lot: str, generation: int, inputs: Sequence[InputLot], parts: Sequence[Part]
+    spec: ArcSpec, lot: str, generation: int, inputs: Sequence[InputLot], parts: Sequence[LotPart]
 ) -> list[PartTask]:
     """What is to be run for the parts of a lot. The attempt is filled in when there is one."""
     options = {**spec.options, **({"changes": spec.changes} if spec.changes else {})}

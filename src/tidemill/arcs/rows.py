@@ -15,7 +15,7 @@ from tidemill.lots.manifest import InputLot
 from tidemill.store import Tx
 
 
-class Running(msgspec.Struct, frozen=True, kw_only=True, tag="running"):
+class RunningLot(msgspec.Struct, frozen=True, kw_only=True, tag="running"):
     """A node works on it, as long as the node's epoch lasts."""
 
     attempt: str
@@ -30,7 +30,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True, tag="running"):
         return ArcState.RUNNING
 
 
-class Complete(msgspec.Struct, frozen=True, kw_only=True, tag="complete"):
+class CompleteLot(msgspec.Struct, frozen=True, kw_only=True, tag="complete"):
     """It is published, from these generations of its inputs."""
 
     attempt: str
@@ -43,7 +43,7 @@ class Complete(msgspec.Struct, frozen=True, kw_only=True, tag="complete"):
         return ArcState.COMPLETE
 
 
-class Partial(msgspec.Struct, frozen=True, kw_only=True, tag="partial"):
+class PartialLot(msgspec.Struct, frozen=True, kw_only=True, tag="partial"):
     """Parts of it failed; its attempt is kept for a retry."""
 
     attempt: str
@@ -57,7 +57,7 @@ class Partial(msgspec.Struct, frozen=True, kw_only=True, tag="partial"):
         return ArcState.PARTIAL
 
 
-class Missing(msgspec.Struct, frozen=True, kw_only=True, tag="missing", omit_defaults=True):
+class MissingLot(msgspec.Struct, frozen=True, kw_only=True, tag="missing", omit_defaults=True):
     """There is nothing of it; `skipped`: by its arc's own policy, so that only an order makes it."""
 
     error: str
@@ -70,8 +70,10 @@ class Missing(msgspec.Struct, frozen=True, kw_only=True, tag="missing", omit_def
         return ArcState.MISSING
 
 
-AnyLot = Running | Complete | Partial | Missing
-_decoder: msgspec.msgpack.Decoder[AnyLot] = msgspec.msgpack.Decoder(Running | Complete | Partial | Missing)
+AnyLot = RunningLot | CompleteLot | PartialLot | MissingLot
+_decoder: msgspec.msgpack.Decoder[AnyLot] = msgspec.msgpack.Decoder(
+    RunningLot | CompleteLot | PartialLot | MissingLot
+)
 
 
 class Holder(msgspec.Struct, frozen=True, array_like=True):
@@ -111,7 +113,7 @@ def decode_holder(raw: bytes) -> Holder:
     return _holders.decode(raw)
 
 
-def is_held(tx: Tx, keys: ArcKeys, row: Running) -> bool:
+def is_held(tx: Tx, keys: ArcKeys, row: RunningLot) -> bool:
     """Does the node that works on it still have the epoch in which it began?"""
     return lives(tx, keys, row.node, row.node_epoch)
 
@@ -122,7 +124,7 @@ def lives(tx: Tx, keys: ArcKeys, node: str, epoch: int) -> bool:
     return entry is not None and entry.epoch == epoch and entry.expires_at > tx.now()
 
 
-def is_of(row: Running, node: Node) -> bool:
+def is_of(row: RunningLot, node: Node) -> bool:
     """Is it this very life of the node that works on it, or did?"""
     return (row.node, row.node_epoch) == (node.id, node.epoch)
 
@@ -144,15 +146,15 @@ def write(
     assert state is new.state
     place = (arc, lot, generation)
     tx.set(keys.lot[place], msgspec.msgpack.encode(new), quiet=True)
-    if isinstance(new, Running):
+    if isinstance(new, RunningLot):
         holder = Holder(new.node, new.node_epoch, new.batch)
         tx.set(keys.running[place], msgspec.msgpack.encode(holder), quiet=True)
-    elif isinstance(old, Running):
+    elif isinstance(old, RunningLot):
         tx.clear(keys.running[place], quiet=True)
-    if isinstance(new, Partial | Missing):
+    if isinstance(new, PartialLot | MissingLot):
         tx.set(keys.trouble[place], new.state.value.encode(), quiet=True)
-    elif isinstance(old, Partial | Missing):
+    elif isinstance(old, PartialLot | MissingLot):
         tx.clear(keys.trouble[place], quiet=True)
-    if not isinstance(old, Running):  # it begins: what was asked for is done with, however it ends
-        tx.clear(keys.ask[place], quiet=True)
+    if not isinstance(old, RunningLot):  # it begins: what was asked for is done with, however it ends
+        tx.clear(keys.request[place], quiet=True)
     return new

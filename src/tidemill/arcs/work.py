@@ -1,15 +1,17 @@
-"""One lot of an arc, from its input's event to its publication (LOT-20).
+"""The work of arcs: make one lot, from its input's event to its publication, or the lots of a run (LOT-20).
 
-    plan     the input lots' generations, their objects, and the parts these make
-    begin    one transaction: the lot runs, an attempt is opened or adopted, its parts are listed
-    make     intents, parts through the port, manifests
-    publish  one transaction: the attempt is the lot of every sink, the arc's lot complete, the run finished
-    or fail  one transaction: the lot partial, the attempt parked, the run finished: progress passes the lot
+    plan      the generations of the input lots, their objects, and the parts to make
+    begin     one transaction: the lot runs, an attempt is opened or adopted, its parts are listed
+    assemble  intents, parts through the port, manifests
+    publish   one transaction: the attempt is the lot of every sink, the arc's lot is complete, the run is
+              finished
+    or fail   one transaction: the lot is partial, the attempt is parked, the run is finished: progress passes
+              the lot
 
-A process may die anywhere. Whoever comes next finds the lot running by a node that is gone, or by itself in
-an earlier life, takes it over and adopts the attempt: parts that have their manifests are not made again.
-What fails for reasons that are nobody's fault (storage that does not answer, a lost lease) leaves the lot
-running, and is raised: the runner tries again.
+A process may die at any point. The next node finds the lot running by a node that is gone, or by an earlier
+epoch of itself. It takes the lot over and adopts the attempt: parts that have their manifests are not made
+again. Errors that are not the lot's (storage that does not answer, a lost lease) leave the lot running and
+are raised: the runner tries again.
 """
 
 import threading
@@ -20,15 +22,15 @@ from enum import StrEnum
 
 import msgspec
 
-from tidemill.arcs import asks, barriers, lots, parts, planning, rows, standings, telling
-from tidemill.arcs.asks import Ask, AskKind
+from tidemill.arcs import barriers, lot_plan, lot_requests, lot_status, lots, parts, rows
 from tidemill.arcs.declarations import ArcSpec
-from tidemill.arcs.events import ArcLotMissing, ArcLotPartial
+from tidemill.arcs.events import ArcLotMissing, ArcLotPartial, report_begun, report_published
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.line import Line, Turn
-from tidemill.arcs.lots import Began, Refused
-from tidemill.arcs.planning import Ordered, Plan
-from tidemill.arcs.standings import Standing
+from tidemill.arcs.lot_plan import LotPlan, MakeOptions
+from tidemill.arcs.lot_requests import LotRequest, RequestKind
+from tidemill.arcs.lot_sequence import LotSequence, LotTurn
+from tidemill.arcs.lot_status import LotStatus
+from tidemill.arcs.lots import BeginRefused, BegunLot
 from tidemill.arcs.states import ArcState, PartState, part_state, rollup
 from tidemill.cluster import nodes
 from tidemill.errors import AttemptDamaged, LotConflict, ManifestUnreadable, ObjectMissing
@@ -48,34 +50,34 @@ from tidemill.triggers.runs import Ticket
 from tidemill.triggers.terms import AfterGrace
 
 ROUNDS = 10
-"""Of planning anew because an input was published again meanwhile."""
+"""How often a lot is planned again because an input was published meanwhile."""
 
 MOST_LOTS = 100
-"""Of one run: each has its own state, and the last one ends the run (LOT-27)."""
+"""Lots of one run: each has its own state, and the last one ends the run (LOT-27)."""
 
 FULL_BACKOFF_S = 1.0
 
 
-class Ended(StrEnum):
+class LotEnd(StrEnum):
     """How the work on a lot ended."""
 
     COMPLETE = "complete"
     PARTIAL = "partial"
     MISSING = "missing"
     DONE = "done"  # it was complete already
-    ELSEWHERE = "elsewhere"  # somebody else works on it
+    ELSEWHERE = "elsewhere"  # another node works on it
     WAITING = (
         "waiting"  # for a source that has not closed it: its event, or the end of a grace, brings it back
     )
     FULL = "full"  # the arc works on as many lots as it may: try again later
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a lot; `failed` names parts."""
+class LotOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How the work on a lot ended; `failed` names parts."""
 
     arc: str
     lot: str
-    ended: Ended
+    ended: LotEnd
     generation: int = 0
     attempt: str = ""
     positions: dict[DatasetId, int] = {}
@@ -86,10 +88,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArcWork:
-    """Works on lots of arcs, for one life of one node. Several threads may use it at once.
+    """Makes lots of arcs, as one node. Several threads may use it at once.
 
-    - parts: where parts run; see `tidemill.publish.parts`.
-    - projections: shows states as names in object storage; left out, they are rebuilt on demand.
+    Args:
+        scope: the node.
+        parts: runs parts; see `tidemill.publish.parts`.
+        projections: shows states as names in object storage; without it they are rebuilt on demand.
     """
 
     def __init__(self, scope: Scope, parts: Parts, *, projections: Showing | None = None) -> None:
@@ -104,15 +108,15 @@ class ArcWork:
 
     # --- several lots
 
-    def run(self, spec: ArcSpec, ticket: Ticket, *, most: int = MOST_LOTS) -> list[Outcome]:
-        """What a started subscription has not seen yet, in the order of the events (LOT-27).
+    def run(self, spec: ArcSpec, ticket: Ticket, *, most: int = MOST_LOTS) -> list[LotOutcome]:
+        """Make the lots that a started subscription has not seen yet, in the order of their events (LOT-27).
 
-        As many lots as the arc may have under way are made beside each other; each ends behind those before
-        it, so that its sinks have them in the order of the input whatever each of them took.
+        As many lots as the arc allows are made at the same time. Each ends after those before it, so the
+        sinks get them in the order of the input.
 
         The last lot ends the run, in the transaction that ends the lot. A lot that fails is passed. When the
-        arc may not work on more lots, the run ends where it is, and is tried again a little later. What is
-        raised leaves the run as it is: the caller fails it, or lets it lapse.
+        arc may not make more lots, the run ends early, and starts again a little later. An error leaves the
+        run as it is: the caller fails it, or lets it lapse.
         """
         page = self._events(spec, ticket, most)
         if not page:
@@ -120,37 +124,37 @@ class ArcWork:
                 "arcs.finish", lambda tx: self._finish(tx, Ending(ticket, dict(ticket.progress)))
             )
             return []
-        line = Line(ticket, page)
+        sequence = LotSequence(ticket, page)
         with ThreadPoolExecutor(min(spec.max_concurrent, len(page)), thread_name_prefix="lots") as pool:
-            lots_ = [pool.submit(self._in_line, spec, line, number) for number in range(len(page))]
-        if line.broken is not None:
-            raise line.broken
-        found = [one.result() for one in lots_]
-        if line.stopped_at is not None:
-            reached = line.progress_before(line.stopped_at)
+            made = [pool.submit(self._make_in_order, spec, sequence, number) for number in range(len(page))]
+        if sequence.broken is not None:
+            raise sequence.broken
+        outcomes = [future.result() for future in made]
+        if sequence.stopped_at is not None:
+            reached = sequence.progress_before(sequence.stopped_at)
             self._scope.step("arcs.give-up", lambda tx: self._stop(tx, ticket, reached))
-        return [one for one in found if one is not None]
+        return [outcome for outcome in outcomes if outcome is not None]
 
-    def _in_line(self, spec: ArcSpec, line: Line, number: int) -> Outcome | None:
-        """One lot of a run. It is made beside the others, and ends behind those before it."""
-        with line.place(number) as turn:
-            if line.stopped_at is not None or line.broken is not None:
+    def _make_in_order(self, spec: ArcSpec, sequence: LotSequence, number: int) -> LotOutcome | None:
+        """Make one lot of a run, which ends after those before it."""
+        with sequence.place(number) as turn:
+            if sequence.stopped_at is not None or sequence.broken is not None:
                 return None
-            outcome = self._work_on(spec, line.lot(number), turn, Ordered())
-            if outcome.ended is Ended.FULL:
-                line.stop(number)
+            outcome = self._make(spec, sequence.lot(number), turn, MakeOptions())
+            if outcome.ended is LotEnd.FULL:
+                sequence.stop(number)
             return outcome
 
     def _events(
         self, spec: ArcSpec, ticket: Ticket, most: int
     ) -> list[tuple[DatasetId, lot_events.LotEvent]]:
         def page(tx: Tx) -> list[tuple[DatasetId, lot_events.LotEvent]]:
-            found = []
+            events = []
             for source in spec.reads:
                 after, head = ticket.progress[source], ticket.heads[source]
                 rows = lot_events.read(tx, self._keys.publish.lots, source, after, min(most, head - after))
-                found += [(source, row) for row in rows]
-            return found
+                events += [(source, row) for row in rows]
+            return events
 
         return self._scope.store.run(page)[:most]
 
@@ -162,96 +166,98 @@ class ArcWork:
         else:
             self._finish(tx, Ending(ticket, progress))
 
-    def work_off(self, spec: ArcSpec, asked: Ask) -> Outcome:
-        """Make what was asked for. A lot that was made meanwhile is not made again."""
-        ordered = Ordered(
-            replay=asked.order.kind is AskKind.REPLAY,
-            generation=asked.generation,
-            batch=asked.order.batch,
-            at_once=asked.order.at_once,
+    def make_requested(self, spec: ArcSpec, request: LotRequest) -> LotOutcome:
+        """Make a requested lot, unless it was made meanwhile."""
+        options = MakeOptions(
+            replay=request.options.kind is RequestKind.REPLAY,
+            generation=request.generation,
+            batch=request.options.batch,
+            at_once=request.options.at_once,
         )
-        outcome = self._work_on(spec, asked.lot, Turn(), ordered)
-        if outcome.ended in (Ended.DONE, Ended.WAITING):
-            self._scope.step("arcs.withdraw", lambda tx: asks.withdraw(tx, self._keys, asked))
+        outcome = self._make(spec, request.lot, LotTurn(), options)
+        if outcome.ended in (LotEnd.DONE, LotEnd.WAITING):
+            self._scope.step("arcs.withdraw", lambda tx: lot_requests.withdraw(tx, self._keys, request))
         return outcome
 
-    def end_grace(self, spec: ArcSpec, lot: str) -> Outcome:
-        """Do what follows for a lot whose grace is over (LOT-28): make it of what is there, or give it up.
+    def end_grace(self, spec: ArcSpec, lot: str) -> LotOutcome:
+        """Make a lot whose grace is over from the sources that have it, or give it up (LOT-28).
 
-        Nothing, when its last source has closed it meanwhile, or somebody was faster.
+        Nothing happens when its last source has closed it meanwhile, or another node was faster.
         """
         if spec.after_grace is AfterGrace.PARTIAL:
-            return self._work_on(spec, lot, Turn(), Ordered())
+            return self._make(spec, lot, LotTurn(), MakeOptions())
 
-        def step(tx: Tx) -> rows.Missing | None:
+        def step(tx: Tx) -> rows.MissingLot | None:
             nodes.check(tx, self._keys.publish.cluster, self._scope.node)
             return barriers.skip(tx, self._keys, spec, lot)
 
         row = self._scope.step("arcs.skip", step)
         if row is None:
-            return Outcome(arc=spec.id, lot=lot, ended=Ended.DONE)
+            return LotOutcome(arc=spec.id, lot=lot, ended=LotEnd.DONE)
         self._scope.emit(ArcLotMissing(arc=spec.id, lot=lot, generation=0, error=row.error))
         self._show(spec, lot)
-        return Outcome(arc=spec.id, lot=lot, ended=Ended.MISSING, error=row.error)
+        return LotOutcome(arc=spec.id, lot=lot, ended=LotEnd.MISSING, error=row.error)
 
-    def left(self) -> list[Standing]:
-        """Running lots on which nobody works: their node is gone, or it is this one, and the work ended in an
-        error. Lots of a subscription's run are met again by its next run; this finds all others, such as
-        retries. To be looked at now and then, and worked on as any lot.
+    def left(self) -> list[LotStatus]:
+        """Return running lots that no node works on: their node is gone, or an error ended our work on them.
+
+        The next run of a subscription meets its own lots again. This finds all others, such as retries.
         """
-        found: list[Standing] = []
+        left: list[LotStatus] = []
         after: bytes | None = None
         while True:
             page, after = self._scope.store.run(
-                lambda tx, after=after: standings.stale(tx, self._keys, after, node=self._scope.node)  # type: ignore[misc]
+                lambda tx, after=after: lot_status.stale(tx, self._keys, after, node=self._scope.node)  # type: ignore[misc]
             )
             with self._lock:
-                found += [one for one in page if (one.arc, one.lot) not in self._busy]
+                left += [status for status in page if (status.arc, status.lot) not in self._busy]
             if after is None:
-                return found
+                return left
 
     # --- one lot
 
-    def work(self, spec: ArcSpec, lot: str, *, ending: Ending | None = None, replay: bool = False) -> Outcome:
-        """One lot, from its inputs as they are now to the end.
+    def work(
+        self, spec: ArcSpec, lot: str, *, ending: Ending | None = None, replay: bool = False
+    ) -> LotOutcome:
+        """Make one lot from its current inputs.
 
         - ending: the run that this lot is the last of; it is finished with the lot unless that is `FULL`.
-        - replay: make it once more although it is complete, as its next generation.
+        - replay: make it again although it is complete, as its next generation.
         """
-        return self._work_on(spec, lot, Turn(ending), Ordered(replay=replay))
+        return self._make(spec, lot, LotTurn(ending), MakeOptions(replay=replay))
 
-    def _work_on(self, spec: ArcSpec, lot: str, turn: Turn, order: Ordered) -> Outcome:
+    def _make(self, spec: ArcSpec, lot: str, turn: LotTurn, options: MakeOptions) -> LotOutcome:
         with self._alone(spec.id, lot) as alone:
             if not alone:
                 return self._elsewhere(spec, lot, turn)
-            began: Began | Refused = Refused.CHANGED
+            began: BegunLot | BeginRefused = BeginRefused.CHANGED
             for _ in range(ROUNDS):
                 inputs = self._scope.store.run(
-                    lambda tx: planning.inputs(tx, self._keys, spec, lot, replay=order.replay)
+                    lambda tx: lot_plan.inputs(tx, self._keys, spec, lot, replay=options.replay)
                 )
-                if inputs.done or (inputs.skipped and order.generation is None):
-                    return self._passed(spec, lot, Ended.DONE, turn)
+                if inputs.done or (inputs.skipped and options.generation is None):
+                    return self._passed(spec, lot, LotEnd.DONE, turn)
                 if inputs.rows and not inputs.enough:
                     if self._scope.step("arcs.wait", lambda tx: barriers.wait(tx, self._keys, spec, lot)):
-                        return self._passed(spec, lot, Ended.WAITING, turn)
-                    continue  # the last source has closed it meanwhile
+                        return self._passed(spec, lot, LotEnd.WAITING, turn)
+                    continue  # the last source has published it meanwhile
                 if not inputs.rows:
                     why = f"there is no lot {lot} of {', '.join(map(str, inputs.lacking))}"
-                    return self._missed(spec, lot, (), why, turn, order)
+                    return self._missed(spec, lot, (), why, turn, options)
                 try:
-                    plan = planning.plan(self._manifests, spec, lot, inputs, order=order)
+                    plan = lot_plan.plan(self._manifests, spec, lot, inputs, options=options)
                 except (ManifestUnreadable, ObjectMissing) as error:
-                    return self._missed(spec, lot, inputs.lots, str(error), turn, order)
+                    return self._missed(spec, lot, inputs.lots, str(error), turn, options)
                 began = self._begin(plan)
-                if began is not Refused.CHANGED:
+                if began is not BeginRefused.CHANGED:
                     break
-            if isinstance(began, Refused):
+            if isinstance(began, BeginRefused):
                 return self._refused(spec, lot, began, turn)
-            return self._make(plan, began, turn)
+            return self._assemble(plan, began, turn)
 
     @contextmanager
     def _alone(self, arc: str, lot: str) -> Iterator[bool]:
-        """Two threads of a node never work on one lot; whoever is alone may take over what the node left."""
+        """Ensure that two threads of a node never work on one lot; yield whether this thread may."""
         key = (arc, lot)
         with self._lock:
             free = key not in self._busy
@@ -263,18 +269,18 @@ class ArcWork:
                 with self._lock:
                     self._busy.discard(key)
 
-    def _begin(self, plan: Plan) -> Began | Refused:
+    def _begin(self, plan: LotPlan) -> BegunLot | BeginRefused:
         attempt = self._scope.new_attempt()
         wanted = plan.wanted
         began = self._scope.step(
             "arcs.begin", lambda tx: lots.begin(tx, self._keys, self._scope.node, wanted, attempt, idle=True)
         )
-        if isinstance(began, Began):
-            telling.begun(self._scope.emit, began, len(plan.parts))
+        if isinstance(began, BegunLot):
+            report_begun(self._scope.emit, began, len(plan.parts))
             self._show(wanted.spec, wanted.lot)
         return began
 
-    def _make(self, plan: Plan, began: Began, turn: Turn) -> Outcome:
+    def _assemble(self, plan: LotPlan, began: BegunLot, turn: LotTurn) -> LotOutcome:
         wanted = plan.wanted
         spec, lot = wanted.spec, wanted.lot
         generation = began.hold.draft.generation
@@ -297,21 +303,21 @@ class ArcWork:
         why = f"part {first.task.part}: {first.kind}: {first.message}"
         return self._fail(spec, began, tuple(end.task.part for end in made.failed), why, turn)
 
-    def _rolled_up(self, plan: Plan, made: Assembled) -> ArcState:
-        """What the parts' manifests make of the lot (LOT-13)."""
+    def _rolled_up(self, plan: LotPlan, made: Assembled) -> ArcState:
+        """Return the state of the lot that follows from its parts (LOT-13)."""
         states = [part_state(state) for part in made.parts for state in part.states]
         sinks = len(plan.wanted.spec.sinks)
         return rollup(states + [PartState.PARTIAL] * (len(made.failed) * sinks))
 
-    def _renew(self, began: Began, names: Sequence[str], why: str) -> Began:
+    def _renew(self, began: BegunLot, names: Sequence[str], why: str) -> BegunLot:
         attempt = self._scope.new_attempt()
         renewed = self._scope.step(
             "arcs.renew", lambda tx: lots.renew(tx, self._keys, began, names, attempt, why)
         )
-        telling.begun(self._scope.emit, renewed, len(names))
+        report_begun(self._scope.emit, renewed, len(names))
         return renewed
 
-    def _publish(self, plan: Plan, began: Began, made: Assembled, turn: Turn) -> Outcome:
+    def _publish(self, plan: LotPlan, began: BegunLot, made: Assembled, turn: LotTurn) -> LotOutcome:
         hold, spec = began.hold, plan.wanted.spec
         ending = turn.ending()
         published = self._publisher.publish(
@@ -327,12 +333,12 @@ class ArcWork:
             if position
         }
         rows = {row.dataset: row.rows for row in made.rows}
-        telling.published(self._scope.emit, draft, positions, rows)
+        report_published(self._scope.emit, draft, positions, rows)
         self._show(spec, draft.lot, *positions)
-        return Outcome(
+        return LotOutcome(
             arc=spec.id,
             lot=draft.lot,
-            ended=Ended.COMPLETE,
+            ended=LotEnd.COMPLETE,
             generation=draft.generation,
             attempt=draft.id,
             positions=positions,
@@ -340,7 +346,9 @@ class ArcWork:
             parts=len(plan.parts),
         )
 
-    def _fail(self, spec: ArcSpec, began: Began, failed: tuple[str, ...], error: str, turn: Turn) -> Outcome:
+    def _fail(
+        self, spec: ArcSpec, began: BegunLot, failed: tuple[str, ...], error: str, turn: LotTurn
+    ) -> LotOutcome:
         draft = began.hold.draft
         ending = turn.ending()
 
@@ -355,10 +363,10 @@ class ArcWork:
             )
         )
         self._show(spec, draft.lot)
-        return Outcome(
+        return LotOutcome(
             arc=spec.id,
             lot=draft.lot,
-            ended=Ended.PARTIAL,
+            ended=LotEnd.PARTIAL,
             generation=draft.generation,
             attempt=draft.id,
             failed=failed,
@@ -371,12 +379,12 @@ class ArcWork:
         lot: str,
         inputs: Sequence[InputLot],
         error: str,
-        turn: Turn,
-        order: Ordered,
-    ) -> Outcome:
+        turn: LotTurn,
+        options: MakeOptions,
+    ) -> LotOutcome:
         ending = turn.ending()
 
-        def both(tx: Tx) -> rows.AnyLot | Refused:
+        def both(tx: Tx) -> rows.AnyLot | BeginRefused:
             answer = lots.miss(
                 tx,
                 self._keys,
@@ -385,16 +393,16 @@ class ArcWork:
                 lot,
                 inputs,
                 error,
-                replay=order.replay,
-                asked=order.generation,
+                replay=options.replay,
+                asked=options.generation,
             )
             self._finish(tx, ending)
             return answer
 
         answer = self._scope.step("arcs.miss", both)
-        if isinstance(answer, Refused):
-            ended = Ended.DONE if answer is Refused.COMPLETE else Ended.ELSEWHERE
-            return Outcome(arc=spec.id, lot=lot, ended=ended)
+        if isinstance(answer, BeginRefused):
+            ended = LotEnd.DONE if answer is BeginRefused.COMPLETE else LotEnd.ELSEWHERE
+            return LotOutcome(arc=spec.id, lot=lot, ended=ended)
         self._show(spec, lot)
         standing = self._scope.store.run(lambda tx: rows.newest(tx, self._keys, spec.id, lot))
         generation = 0 if standing is None else standing[0]
@@ -404,30 +412,31 @@ class ArcWork:
             )
         else:
             self._scope.emit(ArcLotMissing(arc=spec.id, lot=lot, generation=generation, error=error))
-        ended = Ended(answer.state.value)
-        return Outcome(arc=spec.id, lot=lot, ended=ended, generation=generation, error=error)
+        ended = LotEnd(answer.state.value)
+        return LotOutcome(arc=spec.id, lot=lot, ended=ended, generation=generation, error=error)
 
-    def _refused(self, spec: ArcSpec, lot: str, why: Refused, turn: Turn) -> Outcome:
-        if why in (Refused.FULL, Refused.CHANGED):
-            return Outcome(arc=spec.id, lot=lot, ended=Ended.FULL)
-        if why is Refused.RUNNING:
+    def _refused(self, spec: ArcSpec, lot: str, why: BeginRefused, turn: LotTurn) -> LotOutcome:
+        if why in (BeginRefused.FULL, BeginRefused.CHANGED):
+            return LotOutcome(arc=spec.id, lot=lot, ended=LotEnd.FULL)
+        if why is BeginRefused.RUNNING:
             return self._elsewhere(spec, lot, turn)
-        return self._passed(spec, lot, Ended.DONE, turn)
+        return self._passed(spec, lot, LotEnd.DONE, turn)
 
-    def _elsewhere(self, spec: ArcSpec, lot: str, turn: Turn) -> Outcome:
-        """Somebody else works on the lot. It is passed, unless they make it from what its inputs were before:
-        then nobody would make it from what they are, so it is tried again later.
+    def _elsewhere(self, spec: ArcSpec, lot: str, turn: LotTurn) -> LotOutcome:
+        """Pass a lot that another node works on, unless that node makes it from older inputs.
+
+        Then no node would make it from the current inputs, so it is tried again later.
         """
         if self._scope.store.run(lambda tx: lots.overtaken(tx, self._keys, spec, lot)):
-            return Outcome(arc=spec.id, lot=lot, ended=Ended.FULL)
-        return self._passed(spec, lot, Ended.ELSEWHERE, turn)
+            return LotOutcome(arc=spec.id, lot=lot, ended=LotEnd.FULL)
+        return self._passed(spec, lot, LotEnd.ELSEWHERE, turn)
 
-    def _passed(self, spec: ArcSpec, lot: str, ended: Ended, turn: Turn) -> Outcome:
-        """The lot needs nothing of us: done, or in the hands of somebody whose lease says so."""
+    def _passed(self, spec: ArcSpec, lot: str, ended: LotEnd, turn: LotTurn) -> LotOutcome:
+        """Pass a lot that needs no work from us: it is done, or another node holds its lease."""
         ending = turn.ending()
         if ending is not None:
             self._scope.step("arcs.pass", lambda tx: self._finish(tx, ending))
-        return Outcome(arc=spec.id, lot=lot, ended=ended)
+        return LotOutcome(arc=spec.id, lot=lot, ended=ended)
 
     # --- steps
 
@@ -446,5 +455,5 @@ class ArcWork:
             spec.version,
             spec.name,
             lot,
-            lambda tx: standings.standing(tx, self._keys, spec.id, lot).state.value,
+            lambda tx: lot_status.status(tx, self._keys, spec.id, lot).state.value,
         )

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from tidemill.arcs.asks import AskKind
+from tidemill.arcs.lot_requests import RequestKind
 from tidemill.cli.output import CommandOutput, json_option
 from tidemill.cli.pipeline import find, pipeline_option
 from tidemill.pipeline import lot_requests
@@ -60,7 +60,7 @@ def backfill_command(output: CommandOutput, /, **options: Any) -> int:
     Name the LOTs, or give a range with --from and --to. Runners make them after lots that newly arrived. The
     exit code is 1 if some lots cannot be made.
     """
-    return _request(output, AskKind.BACKFILL, **options)
+    return _request(output, RequestKind.BACKFILL, **options)
 
 
 @click.command("replay")
@@ -72,12 +72,12 @@ def replay_command(output: CommandOutput, /, **options: Any) -> int:
     Name the LOTs, or give a range with --from and --to. Readers see the old rows until the new generation of
     a lot is published. Tables and views downstream follow.
     """
-    return _request(output, AskKind.REPLAY, **options)
+    return _request(output, RequestKind.REPLAY, **options)
 
 
 def _request(
     output: CommandOutput,
-    kind: AskKind,
+    kind: RequestKind,
     *,
     table: str,
     lots: tuple[str, ...],
@@ -88,7 +88,7 @@ def _request(
     dry_run: bool,
     wait: bool,
 ) -> int:
-    if not lots and first is None and last is None and kind is AskKind.REPLAY:
+    if not lots and first is None and last is None and kind is RequestKind.REPLAY:
         raise click.UsageError("name lots, or a range: --from LOT --to LOT")
     with find(file) as pipeline:
         plan = lot_requests.plan(pipeline, kind, table, lots or None, first=first, last=last, at_once=at_once)

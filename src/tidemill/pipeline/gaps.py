@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tidemill.arcs.census import ALL, LATE_S, Census
 from tidemill.arcs.gaps import Cause, Coverage, Gap, Gaps, GapState
+from tidemill.arcs.inventory import ALL, LATE_S, Census
 from tidemill.arcs.keys import ArcKeys
 from tidemill.errors import DeclarationError
 from tidemill.pipeline import graph

@@ -5,8 +5,8 @@ from datetime import UTC, date, datetime, time
 from typing import TYPE_CHECKING
 
 from tidemill.arcs import declarations
-from tidemill.arcs.census import Span
 from tidemill.arcs.declarations import ArcSpec
+from tidemill.arcs.inventory import Span
 from tidemill.errors import BadLotId, UsageError
 from tidemill.lots import datasets, ids
 from tidemill.lots.ids import AppendId, LotId, Unit

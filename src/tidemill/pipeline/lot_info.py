@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from tidemill.arcs import barriers, standings
+from tidemill.arcs import barriers, lot_status
 from tidemill.arcs import declarations as arc_rows
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.rows import Missing, Partial, Running
-from tidemill.arcs.standings import Standing
+from tidemill.arcs.lot_status import LotStatus
+from tidemill.arcs.rows import MissingLot, PartialLot, RunningLot
 from tidemill.errors import ArcUnknown
 from tidemill.lots import events, lots
 from tidemill.lots.lots import LotRow
@@ -83,22 +83,22 @@ def waiting_lots(pipeline: "Pipeline", arc: str, limit: int = PAGE) -> dict[str,
             spec = arc_rows.read(tx, keys, name)
         except ArcUnknown:
             return {}
-        waiting = barriers.awaiting(tx, keys, spec, limit) if spec.has_barrier else []
-        return {lot.lot: barriers.words(lot, spec, tx.now()) for lot in waiting}
+        waiting = barriers.awaited_lots(tx, keys, spec, limit) if spec.has_barrier else []
+        return {lot.lot: barriers.explain(lot, spec, tx.now()) for lot in waiting}
 
     return pipeline.context.store.run(read)
 
 
-def unpublished(lot: Standing) -> LotInfo:
+def unpublished(lot: LotStatus) -> LotInfo:
     """Return the state of a lot that an arc has not published."""
     row = lot.row
     match row:
-        case Running():
+        case RunningLot():
             return LotInfo(lot=lot.lot, state="running", generation=lot.generation, note=f"on {row.node}")
-        case Partial():
+        case PartialLot():
             failed = f"{len(row.failed)} parts failed: " if row.failed else ""
             return LotInfo(lot=lot.lot, state="partial", generation=lot.generation, note=failed + row.error)
-        case Missing():
+        case MissingLot():
             return LotInfo(lot=lot.lot, state="missing", generation=lot.generation, note=row.error)
         case _:
             return LotInfo(lot=lot.lot, state="waiting", generation=lot.generation)
@@ -117,12 +117,12 @@ def _rows(pipeline: "Pipeline", name: str) -> Iterator[LotRow]:
         after = page[-1].lot
 
 
-def _standings(pipeline: "Pipeline", arc: str) -> Iterator[Standing]:
+def _standings(pipeline: "Pipeline", arc: str) -> Iterator[LotStatus]:
     context, keys = pipeline.context, ArcKeys(pipeline.context.place.cluster)
     after = ""
     while True:
         page = context.store.run(
-            lambda tx, after=after: standings.listed(tx, keys, arc, after, PAGE)  # type: ignore[misc]
+            lambda tx, after=after: lot_status.listed(tx, keys, arc, after, PAGE)  # type: ignore[misc]
         )
         yield from page
         if len(page) < PAGE:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tidemill import crash
-from tidemill.arcs import asks
-from tidemill.arcs.asks import AskKind, Order
-from tidemill.arcs.census import Census, Span
+from tidemill.arcs import lot_requests
+from tidemill.arcs.inventory import Census, Span
 from tidemill.arcs.keys import ArcKeys
+from tidemill.arcs.lot_requests import RequestKind, RequestOptions
 from tidemill.arcs.states import ArcState
 from tidemill.errors import LotUnknown, NoLots, UsageError
 from tidemill.lots.keys import DatasetId
@@ -64,7 +64,7 @@ class PlannedLot(msgspec.Struct, frozen=True):
 class LotRequestPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The lots that a backfill or a replay requests. `batch` is empty for a dry run.
 
-    >>> from tidemill.arcs.asks import AskKind
+    >>> from tidemill.arcs.lot_requests import AskKind
     >>> lots = (PlannedLot("clean", "20260131PT1H014", LotAction.MAKE),)
     >>> print(LotRequestPlan(kind=AskKind.BACKFILL, arc="clean", lots=lots, at_once=4, downstream=()))
     backfill of clean: 1 make, 4 in parallel
@@ -73,7 +73,7 @@ class LotRequestPlan(msgspec.Struct, frozen=True, kw_only=True):
     - downstream: the tables and views that follow.
     """
 
-    kind: AskKind
+    kind: RequestKind
     arc: str
     lots: tuple[PlannedLot, ...]
     at_once: int
@@ -104,7 +104,7 @@ class LotRequestPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan(
     pipeline: "Pipeline",
-    kind: AskKind,
+    kind: RequestKind,
     name: str,
     lots: Iterable[str] | None = None,
     *,
@@ -141,7 +141,7 @@ def plan(
 
 
 class _Planner:
-    def __init__(self, pipeline: "Pipeline", kind: AskKind, span: Span) -> None:
+    def __init__(self, pipeline: "Pipeline", kind: RequestKind, span: Span) -> None:
         context = pipeline.context
         self._kind = kind
         self._span = span
@@ -163,7 +163,9 @@ class _Planner:
             raise self._no_lots(table)
         planned: dict[tuple[str, str], PlannedLot] = {}
         for lot in sorted(known) if named is None else named:
-            steps = self._replay(table, lot) if self._kind is AskKind.REPLAY else self._backfill(table, lot)
+            steps = (
+                self._replay(table, lot) if self._kind is RequestKind.REPLAY else self._backfill(table, lot)
+            )
             for step in steps:
                 planned.setdefault((step.arc, step.lot), step)
         return list(planned.values())
@@ -223,14 +225,14 @@ def submit(pipeline: "Pipeline", planned: LotRequestPlan, report: Report = ignor
     """
     context = pipeline.context
     keys, batch = ArcKeys(context.place.cluster), context.scope.new_attempt()
-    order = Order(planned.kind, batch, planned.at_once)
+    order = RequestOptions(planned.kind, batch, planned.at_once)
     requested = planned.requested
     for first in range(0, len(requested), PAGE):
         page = requested[first : first + PAGE]
 
         def step(tx: Tx, page: Sequence[PlannedLot] = page) -> None:
             for lot in page:
-                asks.enter(tx, keys, graph.arc_id(pipeline, lot.arc), lot.lot, order)
+                lot_requests.request(tx, keys, graph.arc_id(pipeline, lot.arc), lot.lot, order)
 
         crash.point("lot_requests.submit.before")
         context.store.run(step)
@@ -244,7 +246,10 @@ def remaining(pipeline: "Pipeline", planned: LotRequestPlan) -> int:
     keys, arcs = ArcKeys(pipeline.context.place.cluster), {lot.arc for lot in planned.requested}
 
     def read(tx: Tx) -> int:
-        counts = [asks.left(tx, keys, graph.arc_id(pipeline, arc), planned.batch) for arc in sorted(arcs)]
+        counts = [
+            lot_requests.remaining(tx, keys, graph.arc_id(pipeline, arc), planned.batch)
+            for arc in sorted(arcs)
+        ]
         return sum(count["waiting"] + count["running"] for count in counts)
 
     return pipeline.context.store.run(read)
@@ -273,7 +278,11 @@ def retry(pipeline: "Pipeline", arc: str | None = None, lots: Sequence[str] = ()
         names = named[name] or _failed_lots(pipeline, keys, name)
         for first in range(0, len(names), PAGE):
             page = names[first : first + PAGE]
-            context.store.run(lambda tx, page=page, id_=id_: [asks.ask(tx, keys, id_, lot) for lot in page])  # type: ignore[misc]
+            context.store.run(
+                lambda tx, page=page, id_=id_: [  # type: ignore[misc]
+                    lot_requests.request_retry(tx, keys, id_, lot) for lot in page
+                ]
+            )
             requested += [(name, lot) for lot in page]
         context.store.run(partial(_revive, keys=keys, name=id_))
     return requested

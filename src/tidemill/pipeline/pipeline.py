@@ -254,11 +254,11 @@ class Pipeline(Registry):
         at_once: int | None,
         dry_run: bool,
     ) -> "LotRequestPlan":
-        from tidemill.arcs.asks import AskKind
+        from tidemill.arcs.lot_requests import RequestKind
         from tidemill.pipeline import lot_requests
 
         name = self._name_of(table)
-        plan = lot_requests.plan(self, AskKind(kind), name, lots, first=first, last=last, at_once=at_once)
+        plan = lot_requests.plan(self, RequestKind(kind), name, lots, first=first, last=last, at_once=at_once)
         return plan if dry_run else lot_requests.submit(self, plan)
 
     def retry(self, table: Readable | None = None, lots: Sequence[str] = ()) -> list[tuple[str, str]]:

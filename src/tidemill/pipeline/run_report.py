@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tidemill.arcs.work import Ended
+from tidemill.arcs.work import LotEnd
 from tidemill.runner.run_totals import RunTotals
 
 
@@ -77,9 +77,9 @@ def report_of(pipeline: str, totals: RunTotals, seconds: float) -> Report:
     arcs = [
         ArcReport(
             arc=name.partition("/")[2],
-            complete=arc.ended[Ended.COMPLETE],
-            partial=arc.ended[Ended.PARTIAL],
-            missing=arc.ended[Ended.MISSING],
+            complete=arc.ended[LotEnd.COMPLETE],
+            partial=arc.ended[LotEnd.PARTIAL],
+            missing=arc.ended[LotEnd.MISSING],
             rows=dict(arc.rows),
             errors=dict(arc.errors),
         )

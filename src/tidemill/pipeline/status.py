@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from tidemill.arcs import standings
+from tidemill.arcs import lot_status
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.rows import Missing, Partial
+from tidemill.arcs.rows import MissingLot, PartialLot
 from tidemill.errors import DatasetUnknown, GroupUnknown, UsageError
 from tidemill.lots import datasets, events
 from tidemill.lots.keys import DatasetId
@@ -182,11 +182,11 @@ def _arc_run(pipeline: "Pipeline", name: str) -> RunInfo:
     keys, arc = ArcKeys(pipeline.context.place.cluster), graph.arc_id(pipeline, name)
 
     def read(tx: Tx) -> RunInfo:
-        failed = standings.troubled(tx, keys, arc, 1000)
+        failed = lot_status.failed(tx, keys, arc, 1000)
         return msgspec.structs.replace(
             _subscription(tx, pipeline, arc),
-            partial=sum(isinstance(lot.row, Partial) for lot in failed),
-            missing=sum(isinstance(lot.row, Missing) for lot in failed),
+            partial=sum(isinstance(lot.row, PartialLot) for lot in failed),
+            missing=sum(isinstance(lot.row, MissingLot) for lot in failed),
             notes=tuple(f"{lot.lot}: {unpublished(lot).note}" for lot in failed[:MAX_NOTES]),
         )
 

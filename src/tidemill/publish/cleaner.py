@@ -112,7 +112,7 @@ class Cleaner:
             except AttemptUnknown:
                 continue  # it ended meanwhile, and was forgotten
             if lost is not None:
-                self._scope.emit(told(lost))
+                self._scope.emit(abandoned_event(lost))
         self._after = page[-1] if len(page) == limit else ""
         return bool(self._after)
 
@@ -242,8 +242,8 @@ class Cleaner:
 _WRITTEN = (ManifestState.PARTIAL, ManifestState.COMPLETE, ManifestState.EMPTY)
 
 
-def told(abandoned: Abandoned) -> AttemptAbandoned:
-    """What is told of an attempt that was given up."""
+def abandoned_event(abandoned: Abandoned) -> AttemptAbandoned:
+    """Return the event of an attempt that was abandoned."""
     draft = abandoned.draft
     return AttemptAbandoned(
         attempt=draft.id, author=draft.author, lot=draft.lot, generation=draft.generation, why=abandoned.why

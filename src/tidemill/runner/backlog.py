@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from tidemill.arcs import asks, barriers
+from tidemill.arcs import barriers, lot_requests
 from tidemill.arcs.keys import ArcKeys
 from tidemill.runner import upkeep
 from tidemill.runner.loop_state import LoopState
@@ -85,7 +85,8 @@ class Backlog:
     def _requested(self, tx: Tx) -> bool:
         """Whether lots are requested that some runner is to make."""
         return any(
-            asks.asked(tx, self._arc_keys, limit=1, arc=name) and not asks.paused(tx, self._arc_keys, name)
+            lot_requests.pending(tx, self._arc_keys, limit=1, arc=name)
+            and not lot_requests.paused(tx, self._arc_keys, name)
             for name in self._program.all_arcs()
             if self._state.is_patient(name)
         )

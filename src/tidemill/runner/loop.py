@@ -25,6 +25,7 @@ from tidemill.runner.run_totals import RunTotals
 from tidemill.scope import Scope
 from tidemill.triggers import runs
 from tidemill.triggers.events import RunLapsed
+from tidemill.triggers.keys import TriggerKeys
 from tidemill.views.steps.keys import StepKeys
 
 PAUSE_S = 0.5
@@ -80,9 +81,10 @@ class Loop:
         state, threads = self.state, self.state.threads
         state.watching = watch
         state.stop = stop or state.stop
-        keys = StepKeys(self._scope.cluster).triggers, ArcKeys(self._scope.cluster)
-        with self._scope.store.watch([layout.bell for layout in keys]) as bell:
-            unsubscribe = bell.notify(threads.wakeup.set)
+        cluster = self._scope.cluster
+        wakeups = [TriggerKeys(cluster).wakeup, ArcKeys(cluster).wakeup]
+        with self._scope.store.watch(wakeups) as watching:
+            unsubscribe = watching.notify(threads.wakeup.set)
             try:
                 while not state.stop.is_set():
                     threads.wakeup.clear()

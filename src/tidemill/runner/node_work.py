@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from tidemill.arcs import asks, barriers
-from tidemill.arcs.asks import Ask
+from tidemill.arcs import barriers, lot_requests
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.work import FULL_BACKOFF_S, ArcWork, Ended, Outcome
+from tidemill.arcs.lot_requests import LotRequest
+from tidemill.arcs.work import FULL_BACKOFF_S, ArcWork, LotEnd, LotOutcome
 from tidemill.clock import backoff
 from tidemill.cluster.keeper import Keeper
 from tidemill.errors import LeaseLost, ObjectError, StoreError
@@ -39,7 +39,7 @@ from tidemill.views.steps.stepper import Compute, GroupStep
 
 RESUME_EVERY_S = 2.0
 
-IDLE = frozenset({Ended.DONE, Ended.ELSEWHERE, Ended.FULL, Ended.WAITING})
+IDLE = frozenset({LotEnd.DONE, LotEnd.ELSEWHERE, LotEnd.FULL, LotEnd.WAITING})
 """Ends of work on a lot in which nothing was made."""
 
 
@@ -206,15 +206,15 @@ class NodeWork:
         now, did, arcs = self._scope.clock.monotonic(), False, self._program.all_arcs()
         for request in self._workable():
             if now >= self._retry_at.get(request.arc, 0.0):
-                make = partial(self._arcs.work_off, arcs[request.arc].spec, request)
+                make = partial(self._arcs.make_requested, arcs[request.arc].spec, request)
                 job = partial(self._make_lot, request.arc, request.lot, make)
                 did |= self._threads.start(f"{request.arc} {request.lot}", job, spare=SPARE)
         return did
 
-    def _workable(self) -> list[Ask]:
+    def _workable(self) -> list[LotRequest]:
         """Lots that were requested and can start, of arcs that have not failed too often."""
         specs = [arc.spec for name, arc in self._program.all_arcs().items() if self._state.is_patient(name)]
-        return self._scope.store.run(lambda tx: asks.workable(tx, self._arc_keys, specs))
+        return self._scope.store.run(lambda tx: lot_requests.startable(tx, self._arc_keys, specs))
 
     def _end_graces(self) -> bool:
         """Start lots that have waited long enough for their last source.
@@ -232,11 +232,11 @@ class NodeWork:
                 did |= self._threads.start(f"{spec.id} {lot}", partial(self._make_lot, spec.id, lot, make))
         return did
 
-    def _make_lot(self, arc: str, lot: str, make: Callable[[], Outcome]) -> None:
+    def _make_lot(self, arc: str, lot: str, make: Callable[[], LotOutcome]) -> None:
         """Make a lot that was requested, or whose grace is over."""
         try:
             outcome = make()
-            if outcome.ended in (Ended.ELSEWHERE, Ended.FULL):  # other nodes work on it: not at once again
+            if outcome.ended in (LotEnd.ELSEWHERE, LotEnd.FULL):  # other nodes work on it: not at once again
                 self._retry_at[arc] = self._scope.clock.monotonic() + FULL_BACKOFF_S
             elif outcome.ended not in IDLE:
                 self._totals.add([outcome])
@@ -268,7 +268,7 @@ class NodeWork:
             outcome = self._arcs.work(program.spec, lot)
             if outcome.ended not in IDLE:
                 self._totals.add([outcome])
-            if (arc, lot) in self._totals.unfinished and outcome.ended is not Ended.FULL:
+            if (arc, lot) in self._totals.unfinished and outcome.ended is not LotEnd.FULL:
                 self._totals.unfinished.discard((arc, lot))
                 self._totals.failures.pop(arc, None)
         except LeaseLost:

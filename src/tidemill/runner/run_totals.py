@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tidemill.arcs.work import Ended, Outcome
+from tidemill.arcs.work import LotEnd, LotOutcome
 
 MOST_ERRORS = 100
 """Errors that are kept of one arc: the newest."""
@@ -19,11 +19,11 @@ MOST_ERRORS = 100
 class ArcTotals:
     """How the lots of one arc ended."""
 
-    ended: Counter[Ended] = field(default_factory=Counter)
+    ended: Counter[LotEnd] = field(default_factory=Counter)
     rows: Counter[str] = field(default_factory=Counter)
     errors: dict[str, str] = field(default_factory=dict)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: LotOutcome) -> None:
         self.ended[outcome.ended] += 1
         self.rows.update({dataset.name: rows for dataset, rows in outcome.rows.items()})
         if outcome.error:
@@ -58,7 +58,7 @@ class RunTotals:
     closed: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def add(self, outcomes: Iterable[Outcome]) -> None:
+    def add(self, outcomes: Iterable[LotOutcome]) -> None:
         """Count how lots ended."""
         with self._lock:
             for outcome in outcomes:

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from tidemill.arcs import declarations, standings
+from tidemill.arcs import declarations, lot_status
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
 from tidemill.errors import ArcUnknown, LeaseLost, StoreError
@@ -153,4 +153,4 @@ class AttemptLeftovers:
 
 
 def _state(tx: Tx, keys: ArcKeys, arc: str, lot: str) -> str:
-    return standings.standing(tx, keys, arc, lot).state.value
+    return lot_status.status(tx, keys, arc, lot).state.value

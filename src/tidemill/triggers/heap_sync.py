@@ -81,7 +81,7 @@ def begin_rebuild(tx: Tx, keys: TriggerKeys) -> None:
     """Request a rebuild: the schedulers push every scheduled row again, and agree on a heap again."""
     tx.set(keys.heap_rebuild, b"")
     tx.clear(keys.heap_form)
-    tx.hint(keys.bell)
+    tx.hint(keys.wakeup)
 
 
 def rebuild(tx: Tx, keys: TriggerKeys, limit: int = PAGE) -> bool:

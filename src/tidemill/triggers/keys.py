@@ -38,7 +38,7 @@ class TriggerKeys:
         self.wake = Space(cluster, "wake")
         self.waking = Space(cluster, "waking")
         self.round = Space(cluster)["wake-round"]
-        self.bell = Space(cluster)["wake-bell"]
+        self.wakeup = Space(cluster)["wake-bell"]
         self.template = Space(cluster, "template")
         self.templating = Space(cluster, "templating")
         self.heap_form = Space(cluster)["heap-form"]

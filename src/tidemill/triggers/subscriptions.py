@@ -151,7 +151,7 @@ def place(tx: Tx, keys: TriggerKeys, name: str, old: AnyRow | None, new: AnyRow)
         if new.tally.ready and not (isinstance(old, Scheduled) and old.tally.epoch == new.tally.epoch):
             owe(tx, keys, name, new)
         if not running:
-            tx.hint(keys.bell)
+            tx.hint(keys.wakeup)
 
 
 def owe(tx: Tx, keys: TriggerKeys, name: str, row: "Scheduled") -> None:

@@ -94,7 +94,7 @@ def declare(tx: Tx, keys: TriggerKeys, template: Template) -> Template:
     check_circles(template, listed(tx, keys, limit=MOST))
     tx.set(keys.template[template.name], msgspec.msgpack.encode(template), quiet=True)
     tx.set(keys.templating[template.name], b"", quiet=True)
-    tx.hint(keys.bell)
+    tx.hint(keys.wakeup)
     return template
 
 

@@ -34,7 +34,7 @@ MARKS = 100
 def wake(tx: Tx, keys: TriggerKeys, dataset: DatasetId) -> None:
     """Something was published here, in this transaction."""
     tx.set(keys.wake[dataset.parts], b"", quiet=True)
-    tx.hint(keys.bell)
+    tx.hint(keys.wakeup)
 
 
 def page_wakes(tx: Tx, keys: TriggerKeys, lots: LotKeys, limit: int = PAGE) -> bool:

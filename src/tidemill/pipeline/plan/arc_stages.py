@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tidemill.arcs import asks, standings
 from tidemill.arcs import declarations as arc_rows
+from tidemill.arcs import lot_requests, lot_status
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
 from tidemill.errors import ArcUnknown, AttemptUnknown, DeclarationError, SubscriptionChanged
@@ -131,8 +131,8 @@ def _retry_failed(store: Store, keys: ArcKeys, arc: str) -> None:
     """Request a retry of the lots that failed, because the code of the arc changed."""
 
     def step(tx: Tx) -> None:
-        for lot in standings.troubled(tx, keys, arc, MAX_RETRIED):
-            asks.ask(tx, keys, arc, lot.lot)
+        for lot in lot_status.failed(tx, keys, arc, MAX_RETRIED):
+            lot_requests.request_retry(tx, keys, arc, lot.lot)
 
     store.run(step)
 

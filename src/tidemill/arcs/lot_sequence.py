@@ -16,7 +16,7 @@ from tidemill.publish.transaction import Ending
 from tidemill.triggers.runs import Ticket
 
 
-class Turn:
+class LotTurn:
     """When a lot may end, and what ends with it. This one is of a lot that stands in no line."""
 
     def __init__(self, ending: Ending | None = None) -> None:
@@ -27,7 +27,7 @@ class Turn:
         return self._ending
 
 
-class Line:
+class LotSequence:
     """The lots of one run, in the order of their events."""
 
     def __init__(self, ticket: Ticket, page: Sequence[tuple[DatasetId, LotEvent]]) -> None:
@@ -56,7 +56,7 @@ class Line:
             self.stopped_at = number if self.stopped_at is None else min(number, self.stopped_at)
 
     @contextmanager
-    def place(self, number: int) -> Iterator[Turn]:
+    def place(self, number: int) -> Iterator[LotTurn]:
         """A lot's place, until it has ended in any way."""
         try:
             yield _Place(self, number)
@@ -83,8 +83,8 @@ class Line:
         return Ending(self._ticket, self.progress_before(len(self._page)))
 
 
-class _Place(Turn):
-    def __init__(self, line: Line, number: int) -> None:
+class _Place(LotTurn):
+    def __init__(self, line: LotSequence, number: int) -> None:
         super().__init__()
         self._line = line
         self._number = number

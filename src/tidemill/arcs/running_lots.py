@@ -1,4 +1,4 @@
-"""How many lots of an arc are under way, and whether there is room for one more."""
+"""The running lots of an arc: how many there are, and whether one more may begin."""
 
 import msgspec
 
@@ -10,13 +10,15 @@ from tidemill.triggers.subscriptions import Scheduled
 
 MOST_RUNNING = 1000
 SOON_US = 5_000_000
-"""A run that is due within this has a place kept for it; one that waits for its cadence has not."""
+"""A run that is due within this time has a place kept for it; one that waits for its cadence has not."""
 
 
-class Crowd(msgspec.Struct, frozen=True, kw_only=True):
-    """What living nodes work on of one arc: lots of its subscription and retries, and lots of batches.
+class RunningLots(msgspec.Struct, frozen=True, kw_only=True):
+    """Count the lots of one arc that live nodes work on.
 
-    `awaited`: the subscription has something to run for, now or soon.
+    - live: lots of its subscription, and retries.
+    - batches: lots of replays and backfills, by batch.
+    - awaited: whether the subscription has something to run for, now or soon.
     """
 
     live: int = 0
@@ -24,7 +26,7 @@ class Crowd(msgspec.Struct, frozen=True, kw_only=True):
     awaited: bool = False
 
     def has_room(self, most: int, batch: str = "", at_once: int = 0) -> bool:
-        """May one more lot be begun? A batch leaves one place to what arrives, if anything has."""
+        """Whether one more lot may begin. A batch leaves one place to what arrives, if anything has."""
         bulk = sum(self.batches.values())
         if not batch:
             return self.live + bulk < most
@@ -32,19 +34,19 @@ class Crowd(msgspec.Struct, frozen=True, kw_only=True):
             return False
         return bulk + max(self.live, int(self.awaited)) < most
 
-    def joined(self, batch: str) -> "Crowd":
-        """With one more lot."""
+    def joined(self, batch: str) -> "RunningLots":
+        """Return the counts with one more lot."""
         if not batch:
             return msgspec.structs.replace(self, live=self.live + 1)
         return msgspec.structs.replace(self, batches=self.batches | {batch: self.batches.get(batch, 0) + 1})
 
 
-def crowd(tx: Tx, keys: ArcKeys, arc: str, *, beside: tuple[str, int] | None = None) -> Crowd:
-    """What living nodes work on of an arc, as this transaction sees it; all but one lot, if it is given."""
+def running_lots(tx: Tx, keys: ArcKeys, arc: str, *, besides: tuple[str, int] | None = None) -> RunningLots:
+    """Count the lots of an arc that live nodes work on, without the lot `besides`, if it is given."""
     live, batches = 0, dict[str, int]()
     for row in tx.range(*keys.running.under(arc), limit=MOST_RUNNING):
         holder = rows.decode_holder(row.value)
-        if keys.running.unpack(row.key)[1:] == beside:
+        if keys.running.unpack(row.key)[1:] == besides:
             continue
         if not rows.lives(tx, keys, holder.node, holder.node_epoch):
             continue
@@ -54,4 +56,4 @@ def crowd(tx: Tx, keys: ArcKeys, arc: str, *, beside: tuple[str, int] | None = N
             live += 1
     own = subscriptions.read(tx, keys.publish.triggers, arc)
     awaited = isinstance(own, Scheduled) and not own.tally.parked and own.next_run <= tx.now() + SOON_US
-    return Crowd(live=live, batches=batches, awaited=awaited)
+    return RunningLots(live=live, batches=batches, awaited=awaited)

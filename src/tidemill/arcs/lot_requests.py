@@ -1,0 +1,188 @@
+"""Lot requests: lots that users ask an arc to make, besides those its subscription makes (LOT-31).
+
+There is one queue for all kinds, with one row per lot. Any runner works on it:
+
+- retry: try a partial or missing lot again. The subscription has passed the lot when it failed, so that later
+  lots do not wait for it.
+- backfill: make a lot that was never made, or that failed.
+- replay: make a lot again, as its next generation; readers have the one before until then.
+
+A row names the requested generation, and is removed when that generation begins, by any node. From then on
+the lease of the running lot says which node continues it. `lots.begin` refuses to act for a row that is gone,
+so when two runners have read one row, one of them makes the lot.
+
+Replays and backfills are throttled: a batch by its own option, all requests of an arc by `max_concurrent`.
+One place of that is kept for what arrives, while anything has.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from tidemill.arcs import rows, running_lots
+from tidemill.arcs.declarations import ArcSpec
+from tidemill.arcs.keys import ArcKeys
+from tidemill.arcs.rows import AnyLot, CompleteLot, MissingLot, PartialLot
+from tidemill.arcs.running_lots import RunningLots
+from tidemill.arcs.states import ArcState
+from tidemill.errors import ArcLotConflict
+from tidemill.store import Tx
+from tidemill.triggers import subscriptions
+
+PAGE = 100
+
+
+class RequestKind(StrEnum):
+    """What is requested."""
+
+    RETRY = "retry"
+    BACKFILL = "backfill"
+    REPLAY = "replay"
+
+
+class RequestOptions(msgspec.Struct, frozen=True, array_like=True):
+    """The kind of a request, its batch, and how many lots of the batch may run at once (0: any)."""
+
+    kind: RequestKind = RequestKind.RETRY
+    batch: str = ""
+    at_once: int = 0
+
+
+class LotRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to make one generation of a lot of an arc."""
+
+    arc: str
+    lot: str
+    generation: int
+    at: int  # store time, µs
+    options: RequestOptions = RequestOptions()
+
+
+class _Row(msgspec.Struct, frozen=True, array_like=True):
+    at: int
+    options: RequestOptions
+
+
+_row = msgspec.msgpack.Decoder(_Row)
+
+
+def request_retry(tx: Tx, keys: ArcKeys, arc: str, lot: str) -> LotRequest:
+    """Request a retry; `ArcLotConflict` for a lot that is neither partial nor missing. May be repeated."""
+    requested = request(tx, keys, arc, lot, RequestOptions())
+    if requested is None:
+        last = rows.newest(tx, keys, arc, lot)
+        state = ArcState.NONE if last is None else last[1].state
+        raise ArcLotConflict(f"lot {lot} of {arc} is {state.value}: there is nothing to retry")
+    return requested
+
+
+def request(tx: Tx, keys: ArcKeys, arc: str, lot: str, options: RequestOptions) -> LotRequest | None:
+    """Request a lot; None when there is nothing of this kind to do for it. May be repeated."""
+    generation = requested_generation(rows.newest(tx, keys, arc, lot), options.kind)
+    if generation is None:
+        return None
+    key = keys.request[arc, lot, generation]
+    raw = tx.get(key)
+    row = _Row(tx.now(), options) if raw is None else _row.decode(raw)
+    if raw is None:
+        tx.set(key, msgspec.msgpack.encode(row), quiet=True)
+        tx.hint(keys.wakeup)
+    return LotRequest(arc=arc, lot=lot, generation=generation, at=row.at, options=row.options)
+
+
+def requested_generation(last: tuple[int, AnyLot] | None, kind: RequestKind) -> int | None:
+    """Return the generation that a request of this kind is for, by the newest row; None if there is none.
+
+    A running lot is being made from the current inputs, so it needs no request.
+    """
+    if last is None:
+        return 0 if kind is RequestKind.BACKFILL else None
+    generation, row = last
+    if isinstance(row, PartialLot | MissingLot):
+        return generation
+    return generation + 1 if isinstance(row, CompleteLot) and kind is RequestKind.REPLAY else None
+
+
+def pending(
+    tx: Tx, keys: ArcKeys, after: LotRequest | None = None, limit: int = PAGE, *, arc: str | None = None
+) -> list[LotRequest]:
+    """Return a page of requests, by arc and lot; of one arc, if it is given."""
+    lo, hi = keys.request.all() if arc is None else keys.request.under(arc)
+    if after is not None:
+        lo = keys.request[after.arc, after.lot, after.generation] + b"\x00"
+    requests = []
+    for row in tx.range(lo, hi, limit=limit, snapshot=True):
+        of, lot, generation = keys.request.unpack(row.key)
+        assert isinstance(generation, int)
+        kept = _row.decode(row.value)
+        requests.append(
+            LotRequest(arc=str(of), lot=str(lot), generation=generation, at=kept.at, options=kept.options)
+        )
+    return requests
+
+
+def startable(tx: Tx, keys: ArcKeys, specs: Iterable[ArcSpec]) -> list[LotRequest]:
+    """Return the requests of these arcs that may begin now, as many of each arc as it may run.
+
+    This is a hint: `lots.begin` decides. Paused arcs have none.
+    """
+    if not tx.range(*keys.request.all(), limit=1, snapshot=True):
+        return []
+    requests: list[LotRequest] = []
+    for spec in specs:
+        page = pending(tx, keys, arc=spec.id, limit=PAGE)
+        if page and not paused(tx, keys, spec.id):
+            if len(page) == PAGE:
+                page = list(dict.fromkeys([*_retries(tx, keys, spec.id), *page]))
+            requests += fitting(page, spec, running_lots.running_lots(tx, keys, spec.id))
+    return requests
+
+
+def _retries(tx: Tx, keys: ArcKeys, arc: str) -> list[LotRequest]:
+    """Return requested retries, found by the lots that failed: they do not wait for a large batch."""
+    failed = [keys.trouble.unpack(row.key) for row in tx.range(*keys.trouble.under(arc), limit=PAGE)]
+    found = []
+    for (_, lot, generation), raw in zip(
+        failed, tx.get_many([keys.request[place] for place in failed]), strict=True
+    ):
+        assert isinstance(generation, int)
+        row = None if raw is None else _row.decode(raw)
+        if row is not None and not row.options.batch:
+            found.append(
+                LotRequest(arc=arc, lot=str(lot), generation=generation, at=row.at, options=row.options)
+            )
+    return found
+
+
+def paused(tx: Tx, keys: ArcKeys, arc: str) -> bool:
+    """Whether this arc is paused. Then none of its lots begins, and its requests stay."""
+    row = subscriptions.read(tx, keys.publish.triggers, arc)
+    return row is not None and row.tally.paused
+
+
+def parked(tx: Tx, keys: ArcKeys, arc: str) -> bool:
+    """Whether this arc does not run by itself: it is paused, dead, or no longer declared."""
+    row = subscriptions.read(tx, keys.publish.triggers, arc)
+    return row is None or row.tally.parked
+
+
+def fitting(page: Sequence[LotRequest], spec: ArcSpec, running: RunningLots) -> list[LotRequest]:
+    """Return those requests of a page that there is room for, besides what runs, if each of them begins."""
+    fit = []
+    for requested in page:
+        if running.has_room(spec.max_concurrent, requested.options.batch, requested.options.at_once):
+            fit.append(requested)
+            running = running.joined(requested.options.batch)
+    return fit
+
+
+def withdraw(tx: Tx, keys: ArcKeys, requested: LotRequest) -> None:
+    """Remove a request."""
+    tx.clear(keys.request[requested.arc, requested.lot, requested.generation], quiet=True)
+
+
+def remaining(tx: Tx, keys: ArcKeys, arc: str, batch: str, limit: int = 10_000) -> Mapping[str, int]:
+    """Count the lots of a batch that wait, among the first requests, and those that run: for progress."""
+    waiting = sum(row.options.batch == batch for row in pending(tx, keys, limit=limit, arc=arc))
+    return {"waiting": waiting, "running": running_lots.running_lots(tx, keys, arc).batches.get(batch, 0)}
