@@ -19,7 +19,7 @@ from tests.worker_tasks import note
 from tidemill.clock import SYSTEM
 from tidemill.cluster.leases import LeaseTiming
 from tidemill.events import Event
-from tidemill.futures.home import Place
+from tidemill.futures.home import ClusterAddress
 from tidemill.futures.values.signatures import ClusterKey
 from tidemill.objects import open_objects
 from tidemill.publish.parts import PartDone
@@ -113,9 +113,9 @@ if __name__ == "__main__":
     leases.lengthen()
     given = msgspec.json.decode(sys.argv[1], type=Settings)
     place = (
-        Place.of_home(given.home)
+        ClusterAddress.of_home(given.home)
         if given.home
-        else Place(store=given.store, objects=given.objects, key=ClusterKey(b"k" * 32))
+        else ClusterAddress(store=given.store, objects=given.objects, key=ClusterKey(b"k" * 32))
     )
     sys.exit(
         run_runner(

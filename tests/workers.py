@@ -22,7 +22,7 @@ from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
 from tidemill.futures.client.future import Future
-from tidemill.futures.home import Place
+from tidemill.futures.home import ClusterAddress
 from tidemill.futures.protocol import rows
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.rows import AnyRow, Claimed, Failure
@@ -152,7 +152,7 @@ class Look:
     """The tests' own look into a cluster's store, and their hand in it."""
 
     def __init__(self, home: Path) -> None:
-        place = Place.of_home(home)
+        place = ClusterAddress.of_home(home)
         self.store = open_store(place.store)
         self.keys = FutureKeys(place.cluster)
         self.cluster = ClusterKeys(place.cluster)

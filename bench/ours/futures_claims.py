@@ -16,7 +16,7 @@ from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
 from tidemill.futures.protocol import claim, finish, submit
 from tidemill.futures.protocol.claim import Claim
-from tidemill.futures.protocol.finish import Done
+from tidemill.futures.protocol.finish import Completion
 from tidemill.futures.protocol.keys import FutureKeys, new_id
 from tidemill.futures.protocol.lanes import Capacity
 from tidemill.futures.protocol.rows import Blob, Location, Result, Spec
@@ -54,7 +54,7 @@ class Claims:
             claims = self._store.run(lambda tx: self._claim(tx, batch), mode="take")
             seconds += time.perf_counter() - began
             assert len(claims) == batch
-            done = [Done(one, _spec(one.id), RESULT) for one in claims]
+            done = [Completion(one, _spec(one.id), RESULT) for one in claims]
             made = self._store.run(
                 lambda tx, done=done: finish.realize_many(tx, self._keys, self._cluster, self._node, done),  # type: ignore[misc]
                 mode="take",

@@ -14,7 +14,7 @@ from tests.integration.test_runner_processes import RunnerProcess
 from tests.runner_parts import part
 from tests.scopes import scope_of
 from tests.workers import wait
-from tidemill.futures.home import Place
+from tidemill.futures.home import ClusterAddress
 from tidemill.publish.parts import PartDone
 from tidemill.runner.part_futures import PartFutures
 from tidemill.testing.threads import STUCK_S
@@ -24,7 +24,7 @@ PARTS, KILLS, SEED = 80, 16, 11
 
 @pytest.mark.crash
 def test_every_part_is_made_once_whatever_is_killed(tmp_path: Path) -> None:
-    place = Place.of_home(tmp_path / "home")
+    place = ClusterAddress.of_home(tmp_path / "home")
     key = place.key
     stage = Stage(place.store, tmp_path)
     chance = random.Random(SEED)

@@ -31,7 +31,7 @@ from tidemill.futures.protocol import (
     unschedulable,
 )
 from tidemill.futures.protocol.claim import Claim
-from tidemill.futures.protocol.finish import Done
+from tidemill.futures.protocol.finish import Completion
 from tidemill.futures.protocol.keys import FutureKeys, new_id
 from tidemill.futures.protocol.lanes import Capacity, how_many
 from tidemill.futures.protocol.rows import (
@@ -308,7 +308,7 @@ class FutureMachine(RuleBasedStateMachine):
             "segment": Location(kind="segment", name="s", node=node.id, node_epoch=node.epoch),
             "object": Location(kind="object", name=f"o{next(numbers)}"),
         }[kind]
-        done = Done(got, spec, Result(got.epoch, 0, 1, location, b"x"))
+        done = Completion(got, spec, Result(got.epoch, 0, 1, location, b"x"))
         if not self.usable(got):
             self.refused(lambda: self.there(finish.realize, node, done))
             self.refused(lambda: self.there(finish.realize_many, node, [done], mode="take"))

@@ -18,7 +18,7 @@ from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost
 from tidemill.futures.protocol import cancel, claim, depend, finish, reap, results, retries, submit
-from tidemill.futures.protocol.finish import Done
+from tidemill.futures.protocol.finish import Completion
 from tidemill.futures.protocol.keys import FutureKeys, new_id
 from tidemill.futures.protocol.lanes import Capacity
 from tidemill.futures.protocol.rows import Blob, Failure, Location, Realized, Result, Spec, Unclaimed
@@ -112,7 +112,7 @@ class Crowd:
                 spec = self.store.run(lambda tx, got=got: submit.edges.must_read_spec(tx, KEYS, got.id))
                 kind = chance.choice(("inline", "segment"))
                 location = Location(kind=kind, name="s", node=node.id if kind == "segment" else "")
-                done = Done(got, spec, Result(got.epoch, 0, 1, location, b"x"))
+                done = Completion(got, spec, Result(got.epoch, 0, 1, location, b"x"))
                 match chance.choice(("fast", "fast", "slow", "fail", "back", "block")):
                     case "fast":
                         made = self.there(finish.realize_many, node, [done], mode="take")[0]

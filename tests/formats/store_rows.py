@@ -15,7 +15,7 @@ from tidemill.arcs.keys import ArcKeys
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leases import Lease
 from tidemill.cluster.nodes import Node
-from tidemill.cluster.partitions import Map, Partition, Standing
+from tidemill.cluster.partitions import Partition, PartitionMap, PartitionSummary
 from tidemill.futures.protocol import actors, inbox, limits
 from tidemill.futures.protocol import rows as future_rows
 from tidemill.futures.protocol.keys import FutureKeys
@@ -83,15 +83,15 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("node-expiry", (int, str)): EMPTY,
     ("node-version", ()): COUNTER,
     ("part", (str, str)): _packed(Partition),
-    ("part-expiry", (str, int, str)): _packed(Standing),
+    ("part-expiry", (str, int, str)): _packed(PartitionSummary),
     ("part-floor", (str,)): _INT,
-    ("map", (str,)): _packed(Map),
+    ("map", (str,)): _packed(PartitionMap),
     # futures
     ("spec", (bytes,)): _packed(future_rows.Spec),
     ("future", (bytes,)): _packed(future_rows.AnyRow),
     ("lane", (str, str, int)): EMPTY,
-    ("ready", (str, str, int, int, bytes)): _packed(future_rows.Ask),
-    ("assigned", (str, int, int, int, bytes)): _packed(future_rows.Ask),
+    ("ready", (str, str, int, int, bytes)): _packed(future_rows.LaneEntry),
+    ("assigned", (str, int, int, int, bytes)): _packed(future_rows.LaneEntry),
     ("own", (str, bytes)): EMPTY,
     ("dep", (bytes, bytes)): RAW,
     ("cursor", (bytes,)): KEY,
@@ -110,7 +110,7 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("garbage", (str,)): EMPTY,
     ("loose", (bytes,)): KEY,
     ("task", (str, str)): FUTURE_ID,
-    ("actor", (bytes,)): _packed(actors.Actor),
+    ("actor", (bytes,)): _packed(actors.ActorRow),
     ("hosted", (str, bytes)): EMPTY,
     ("call", (bytes, int)): FUTURE_ID,
     ("status", (bytes,)): TEXT,

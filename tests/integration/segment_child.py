@@ -14,9 +14,9 @@ import msgspec
 from tidemill import crash
 from tidemill.futures.protocol.rows import Result
 from tidemill.futures.values import layout, pickling
-from tidemill.futures.values.flight import Certificate, Fetcher, Server
-from tidemill.futures.values.result_storage import Values
-from tidemill.futures.values.segment_writer import Writer
+from tidemill.futures.values.flight import SegmentFetcher, SegmentServer, TlsCertificate
+from tidemill.futures.values.result_storage import ResultStorage
+from tidemill.futures.values.segment_writer import SegmentWriter
 from tidemill.futures.values.segments import Segments, map_segment, sweep
 from tidemill.futures.values.signatures import ClusterKey, Signer
 
@@ -36,14 +36,16 @@ def array(size: int) -> Any:
 
 def store(folder: str, size: str) -> None:
     """A child of a worker: compute an array, store it, tell the result, end."""
-    values = Values(Signer(ClusterKey(SECRET)), node="n", node_epoch=1, writer=Writer(Path(folder)))
+    values = ResultStorage(
+        Signer(ClusterKey(SECRET)), node="n", node_epoch=1, writer=SegmentWriter(Path(folder))
+    )
     result = values.store(array(int(size)), b"i" * 16, 1)
     say(result=msgspec.json.encode(result).decode(), pid=os.getpid())
 
 
 def load(root: str, encoded: str) -> None:
     """Another process of the host: read the array, and tell where its memory is."""
-    values = Values(Signer(ClusterKey(SECRET)), root=Path(root))
+    values = ResultStorage(Signer(ClusterKey(SECRET)), root=Path(root))
     result = msgspec.json.decode(encoded, type=Result)
     value = values.load(result, b"i" * 16)
     start, pages = value.ctypes.data, Path("/proc/self/maps").read_text().splitlines()
@@ -82,14 +84,16 @@ def supervise(root: str, boot: str) -> None:
 def serve(root: str, size: str, chain: str = "", key: str = "") -> None:
     """A supervisor that serves one result, until its standard input ends."""
     signer = Signer(ClusterKey(SECRET))
-    certificate = Certificate(Path(chain), Path(key)) if chain else None
+    certificate = TlsCertificate(Path(chain), Path(key)) if chain else None
     with (
         Segments.open("server", quota_bytes=10**9, root=Path(root)) as segments,
-        Server(
+        SegmentServer(
             segments.map, signer, certificate=certificate, advertise="localhost" if chain else ""
         ) as server,
     ):
-        values = Values(signer, node="n", node_epoch=1, address=server.address, writer=segments.writer())
+        values = ResultStorage(
+            signer, node="n", node_epoch=1, address=server.address, writer=segments.writer()
+        )
         result = values.store(array(int(size)), b"i" * 16, 1)
         say(result=msgspec.json.encode(result).decode())
         for line in sys.stdin:
@@ -109,7 +113,7 @@ def clone(root: str, encoded: str) -> None:
     )
     with Segments.open("clone", quota_bytes=10**9, root=Path(root)) as segments:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        values = Values(signer, writer=segments.writer(), fetcher=Fetcher(signer))
+        values = ResultStorage(signer, writer=segments.writer(), fetcher=SegmentFetcher(signer))
         copy = values.clone(result, b"i" * 16)
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         say(size=copy.size, grown_kb=grown)
@@ -152,9 +156,9 @@ def kills(root: str, times: str) -> None:
 
 def reserve(folder: str, size: str, times: str) -> None:
     """Reserve again and again; how often was there room?"""
-    from tidemill.futures.values.segment_writer import LEDGER, Ledger
+    from tidemill.futures.values.segment_writer import LEDGER, ByteCounters
 
-    ledger = Ledger(Path(folder) / LEDGER)
+    ledger = ByteCounters(Path(folder) / LEDGER)
     sys.stdin.readline()
     say(granted=sum(ledger.reserve(int(size)) for _ in range(int(times))))
 

@@ -24,8 +24,8 @@ from tests.integration.segment_child import SECRET
 from tidemill.errors import CopyCorrupt, CopyGone, FetchFailed, FetchRefused, TidemillError, UsageError
 from tidemill.futures.protocol.rows import Location, Result
 from tidemill.futures.values import result_storage as values_module
-from tidemill.futures.values.flight import Certificate, Fetcher, Server, is_loopback
-from tidemill.futures.values.result_storage import Values
+from tidemill.futures.values.flight import SegmentFetcher, SegmentServer, TlsCertificate, is_loopback
+from tidemill.futures.values.result_storage import ResultStorage
 from tidemill.futures.values.segments import Segments
 from tidemill.futures.values.signatures import ClusterKey, Signer
 from tidemill.testing.threads import STUCK_S
@@ -37,8 +37,8 @@ MEGABYTE = 1_000_000
 
 
 @pytest.fixture
-def fetcher() -> Iterator[Fetcher]:
-    fetcher = Fetcher(SIGNER, patience_s=STUCK_S)
+def fetcher() -> Iterator[SegmentFetcher]:
+    fetcher = SegmentFetcher(SIGNER, patience_s=STUCK_S)
     yield fetcher
     fetcher.close()
 
@@ -63,9 +63,9 @@ def serving(tmp_path: Path, size: int, *more: object) -> tuple[Process, Result]:
 @pytest.mark.rule("FUT-29")
 @pytest.mark.usefixtures("elsewhere")
 def test_a_result_of_another_host_is_fetched_cloned_and_gone_when_it_was_deleted(
-    tmp_path: Path, fetcher: Fetcher, segments: Segments
+    tmp_path: Path, fetcher: SegmentFetcher, segments: Segments
 ) -> None:
-    values = Values(SIGNER, node="here", node_epoch=2, writer=segments.writer(), fetcher=fetcher)
+    values = ResultStorage(SIGNER, node="here", node_epoch=2, writer=segments.writer(), fetcher=fetcher)
     process, result = serving(tmp_path, 5 * MEGABYTE + 8)
     with process:
         value = values.load(result, ID)
@@ -92,7 +92,7 @@ def test_a_result_of_another_host_is_fetched_cloned_and_gone_when_it_was_deleted
 
 @pytest.mark.usefixtures("elsewhere")
 def test_a_node_killed_in_the_middle_of_a_transfer_is_an_error_and_never_a_short_result(
-    tmp_path: Path, fetcher: Fetcher, segments: Segments
+    tmp_path: Path, fetcher: SegmentFetcher, segments: Segments
 ) -> None:
     process, result = serving(tmp_path, 60 * MEGABYTE)
     came = 0
@@ -110,16 +110,16 @@ def test_a_node_killed_in_the_middle_of_a_transfer_is_an_error_and_never_a_short
 
 @pytest.mark.usefixtures("elsewhere")
 def test_a_node_that_was_started_again_at_its_address_is_reached(
-    tmp_path: Path, fetcher: Fetcher, segments: Segments
+    tmp_path: Path, fetcher: SegmentFetcher, segments: Segments
 ) -> None:
     name = segments.writer().write("ab", 1, _image(100_000))
     size = (segments.folder / name).stat().st_size
-    with Server(segments.map, SIGNER) as server:
+    with SegmentServer(segments.map, SIGNER) as server:
         location = Location("segment", f"mine/{name}", address=server.address)
         assert fetched(fetcher, location, size)
     with pytest.raises(FetchFailed):
         fetched(fetcher, location, size)
-    with Server(segments.map, SIGNER, port=int(location.address.rpartition(":")[2])):
+    with SegmentServer(segments.map, SIGNER, port=int(location.address.rpartition(":")[2])):
         assert fetched(fetcher, location, size) == (segments.folder / name).read_bytes()
 
 
@@ -129,27 +129,27 @@ def _image(size: int) -> Any:
     return layout.plan(pickling.dump(b"x" * size))
 
 
-def fetched(fetcher: Fetcher, location: Location, size: int) -> bytes:
+def fetched(fetcher: SegmentFetcher, location: Location, size: int) -> bytes:
     out = bytearray()
     fetcher.fetch(location, size, out.extend)
     return bytes(out)
 
 
 @pytest.fixture
-def served(segments: Segments) -> Iterator[tuple[Server, Location, int]]:
+def served(segments: Segments) -> Iterator[tuple[SegmentServer, Location, int]]:
     name = segments.writer().write("ab", 1, _image(3 * MEGABYTE))
-    with Server(segments.map, SIGNER) as server:
+    with SegmentServer(segments.map, SIGNER) as server:
         location = Location("segment", f"mine/{name}", address=server.address)
         yield server, location, (segments.folder / name).stat().st_size
 
 
-Served = tuple[Server, Location, int]
+Served = tuple[SegmentServer, Location, int]
 
 
 @pytest.mark.rule("FUT-59")
 def test_a_client_without_the_key_gets_nothing(served: Served) -> None:
     server, location, size = served
-    stranger = Fetcher(Signer(ClusterKey.new()))
+    stranger = SegmentFetcher(Signer(ClusterKey.new()))
     with pytest.raises(FetchRefused, match="has not this cluster's key"):
         fetched(stranger, location, size)
     stranger.close()
@@ -203,7 +203,7 @@ def test_the_key_is_never_on_the_wire(served: Served) -> None:
     server, location, size = served
     seen = bytearray()
     with Relay(server.address, seen.extend) as relay:
-        fetcher = Fetcher(SIGNER)
+        fetcher = SegmentFetcher(SIGNER)
         assert len(fetched(fetcher, msgspec.structs.replace(location, address=relay.address), size)) == size
         fetcher.close()
     assert location.name.encode() in seen
@@ -335,7 +335,7 @@ def odd(liar: Liar) -> Iterator[Any]:
 
 
 def told_by(tell: Tell, signer: Signer = SIGNER) -> bytes:
-    fetcher = Fetcher(SIGNER, patience_s=STUCK_S)
+    fetcher = SegmentFetcher(SIGNER, patience_s=STUCK_S)
     with Liar(tell, signer) as liar:
         try:
             return fetched(fetcher, Location("segment", "boot/ab.1.1.1", address=liar.address), len(BODY))
@@ -387,7 +387,7 @@ def test_a_server_without_the_key_is_not_asked_for_anything() -> None:
     ],
 )
 def test_an_address_that_does_not_do_is_told(
-    fetcher: Fetcher, address: str, error: type[TidemillError]
+    fetcher: SegmentFetcher, address: str, error: type[TidemillError]
 ) -> None:
     with pytest.raises(error):
         fetched(fetcher, Location("segment", "boot/ab.1.1.1", address=address), 10)
@@ -396,7 +396,7 @@ def test_an_address_that_does_not_do_is_told(
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
 def test_without_a_certificate_nothing_is_served_to_other_hosts(segments: Segments, host: str) -> None:
     with pytest.raises(UsageError, match="over TLS only"):
-        Server(segments.map, SIGNER, host=host)
+        SegmentServer(segments.map, SIGNER, host=host)
 
 
 def test_which_hosts_are_this_one() -> None:
@@ -406,10 +406,10 @@ def test_which_hosts_are_this_one() -> None:
 
 def test_a_place_that_cannot_be_listened_at_is_told(segments: Segments, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
-        Server(segments.map, SIGNER, certificate=Certificate(tmp_path / "none", tmp_path / "none"))
+        SegmentServer(segments.map, SIGNER, certificate=TlsCertificate(tmp_path / "none", tmp_path / "none"))
     (tmp_path / "bad").write_text("no certificate")
     with pytest.raises(UsageError, match="cannot be served"):
-        Server(segments.map, SIGNER, certificate=Certificate(tmp_path / "bad", tmp_path / "bad"))
+        SegmentServer(segments.map, SIGNER, certificate=TlsCertificate(tmp_path / "bad", tmp_path / "bad"))
 
 
 def test_transfers_that_are_dropped_give_their_place_back(served: Served) -> None:
@@ -418,7 +418,7 @@ def test_transfers_that_are_dropped_give_their_place_back(served: Served) -> Non
     def stop(piece: memoryview) -> None:
         raise KeyboardInterrupt
 
-    fetcher = Fetcher(SIGNER)
+    fetcher = SegmentFetcher(SIGNER)
     for _ in range(70):  # more than may run at once
         with pytest.raises(KeyboardInterrupt):
             fetcher.fetch(location, size, stop)
@@ -427,7 +427,7 @@ def test_transfers_that_are_dropped_give_their_place_back(served: Served) -> Non
 
 
 @pytest.fixture
-def certificate(tmp_path: Path) -> Certificate:
+def certificate(tmp_path: Path) -> TlsCertificate:
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("openssl makes the certificate, and is not installed")
@@ -442,20 +442,20 @@ def certificate(tmp_path: Path) -> Certificate:
         capture_output=True,
         timeout=STUCK_S,
     )
-    return Certificate(chain, key)
+    return TlsCertificate(chain, key)
 
 
 @pytest.mark.rule("FUT-29")
 @pytest.mark.usefixtures("elsewhere")
-def test_between_hosts_it_goes_encrypted(tmp_path: Path, certificate: Certificate) -> None:
+def test_between_hosts_it_goes_encrypted(tmp_path: Path, certificate: TlsCertificate) -> None:
     process, result = serving(tmp_path, 3 * MEGABYTE, certificate.chain, certificate.key)
     assert result.location.address.startswith("grpc+tls://localhost:")
-    trusting = Fetcher(SIGNER, roots=certificate.chain, patience_s=STUCK_S)
-    strange = Fetcher(SIGNER, patience_s=5.0)
+    trusting = SegmentFetcher(SIGNER, roots=certificate.chain, patience_s=STUCK_S)
+    strange = SegmentFetcher(SIGNER, patience_s=5.0)
     with process:
-        assert (Values(SIGNER, fetcher=trusting).load(result, ID) == np.arange(375_000)).all()
+        assert (ResultStorage(SIGNER, fetcher=trusting).load(result, ID) == np.arange(375_000)).all()
         with pytest.raises(FetchFailed):  # nobody we trust has signed its certificate
-            Values(SIGNER, fetcher=strange).load(result, ID)
+            ResultStorage(SIGNER, fetcher=strange).load(result, ID)
         plain = msgspec.structs.replace(
             result.location, address=result.location.address.replace("grpc+tls", "grpc+tcp")
         )

@@ -15,8 +15,8 @@ from tests.integration.segment_child import SECRET
 from tidemill.errors import CopyCorrupt, CopyGone, SegmentsFull, UsageError
 from tidemill.futures.protocol.rows import Result
 from tidemill.futures.values import layout, pickling
-from tidemill.futures.values.result_storage import Values
-from tidemill.futures.values.segment_writer import Draft, Writer
+from tidemill.futures.values.result_storage import ResultStorage
+from tidemill.futures.values.segment_writer import SegmentDraft, SegmentWriter
 from tidemill.futures.values.segments import Segments, default_root, host_id, map_segment, sweep
 from tidemill.futures.values.signatures import ClusterKey, Signer
 
@@ -36,7 +36,7 @@ def segments(root: Path) -> Iterator[Segments]:
         yield segments
 
 
-def image(size: int) -> layout.Image:
+def image(size: int) -> layout.ValueLayout:
     return layout.plan(pickling.dump(b"x" * size))
 
 
@@ -65,7 +65,9 @@ def test_a_result_outlives_its_process_and_is_read_by_others_without_a_copy(
 
 @pytest.mark.rule("FUT-29")
 def test_a_segment_is_named_by_its_boot_and_sealed(segments: Segments) -> None:
-    result = Values(Signer(ClusterKey(SECRET)), writer=segments.writer()).store(np.arange(9_999), ID, 3)
+    result = ResultStorage(Signer(ClusterKey(SECRET)), writer=segments.writer()).store(
+        np.arange(9_999), ID, 3
+    )
     boot, _, name = result.location.name.partition("/")
     assert (boot, result.location.host) == ("boot", host_id())
     assert segments.names() == {name}
@@ -255,7 +257,7 @@ def test_what_memory_has_no_room_for_goes_to_disk(tmp_path: Path, root: Path) ->
     spill = tmp_path / "disk"
     signer = Signer(ClusterKey(SECRET))
     with Segments.open("boot", quota_bytes=MEGABYTE, root=root, spill=spill) as segments:
-        values = Values(signer, writer=segments.writer())
+        values = ResultStorage(signer, writer=segments.writer())
         arrays = [np.full(100_000, n) for n in range(3)]
         results = [values.store(array, ID, n) for n, array in enumerate(arrays)]
         assert len(list((spill / "boot").glob("*.*.*.*"))) == 2
@@ -323,7 +325,7 @@ def test_a_full_disk_is_a_typed_error_and_leaves_nothing(
 
 def test_a_child_whose_node_has_ended_is_told(root: Path) -> None:
     with Segments.open("boot", quota_bytes=MEGABYTE, root=root) as segments:
-        writer = Writer(segments.folder)
+        writer = SegmentWriter(segments.folder)
     with pytest.raises(SegmentsFull, match="is gone"):
         writer.write("ab", 1, image(1000))
 
@@ -354,7 +356,7 @@ def test_a_short_write_goes_on_where_it_stopped(segments: Segments, monkeypatch:
 
 def test_an_abandoned_draft_leaves_nothing(segments: Segments) -> None:
     draft = segments.writer().begin("ab", 1, 1000)
-    assert isinstance(draft, Draft)
+    assert isinstance(draft, SegmentDraft)
     draft.abandon()
     draft.abandon()
     assert segments.used_bytes == 0

@@ -23,7 +23,7 @@ from tests.scopes import scope_of
 from tests.workers import WorkerProcess, wait
 from tidemill.cluster import nodes
 from tidemill.futures.client.client import connect
-from tidemill.futures.home import Place
+from tidemill.futures.home import ClusterAddress
 from tidemill.futures.protocol.rows import Claimed, Quarantined, Realized, Unclaimed
 from tidemill.publish.parts import PartDone, PartFailed
 from tidemill.runner.part_futures import PartFutures
@@ -125,7 +125,9 @@ def test_a_killed_child_is_replaced_and_what_it_held_is_done_once_more_at_once(s
 
 def test_a_part_that_kills_every_child_is_set_aside_and_the_part_beside_it_is_not(home: Stage) -> None:
     folder = home.folder / "home"
-    parts = PartFutures(scope_of(home.store, "default"), Place.of_home(folder).key, runner_parts.make)
+    parts = PartFutures(
+        scope_of(home.store, "default"), ClusterAddress.of_home(folder).key, runner_parts.make
+    )
     with RunnerProcess(home, home=str(folder), ttl_s=600.0, most_pause_s=0.1) as runner:
         tasks = [part("deadly", home.folder, exit="never"), part("slow", home.folder, slow="0.3")]
         ends = {end.task.part: end for end in parts.run(tasks)}
@@ -243,7 +245,7 @@ def test_children_that_die_young_are_started_again_after_pauses(home: Stage) -> 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Stage]:
-    place = Place.of_home(tmp_path / "home")
+    place = ClusterAddress.of_home(tmp_path / "home")
     place.key  # noqa: B018 - makes the home
     stage = Stage(place.store, tmp_path)
     yield stage
@@ -272,7 +274,9 @@ def test_a_new_life_of_a_killed_runner_has_its_name_and_a_higher_epoch(home: Sta
 def test_what_a_killed_runner_held_in_a_home_goes_on_at_once_and_workers_leave_it_alone(home: Stage) -> None:
     folder = home.folder / "home"
     task = part(0, home.folder, go="go")
-    parts = PartFutures(scope_of(home.store, "default"), Place.of_home(folder).key, runner_parts.make)
+    parts = PartFutures(
+        scope_of(home.store, "default"), ClusterAddress.of_home(folder).key, runner_parts.make
+    )
     with WorkerProcess(folder) as worker, connect(home=folder) as client:
         worker.ready()
         waiting = InThread(parts, [task])

@@ -22,9 +22,9 @@ from tidemill.futures.values import calls
 from tidemill.futures.values.blobs import Blobs
 from tidemill.futures.values.signatures import ClusterKey, Signer, sign_spec
 from tidemill.futures.worker import memory
-from tidemill.futures.worker.children import Child, Children, End
-from tidemill.futures.worker.jobs import Job
-from tidemill.futures.worker.wire import Done, Hello, Recalled, Up
+from tidemill.futures.worker.children import ChildExit, WorkerChild, WorkerChildren
+from tidemill.futures.worker.jobs import FutureJob
+from tidemill.futures.worker.wire import ChildHello, Recalled, TaskDone, Up
 from tidemill.futures.worker.zygote import Zygote
 from tidemill.store import open_store
 
@@ -36,15 +36,15 @@ class Nest:
 
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
-        self.children = Children(self.selector, Zygote(), SYSTEM, random.Random())
+        self.children = WorkerChildren(self.selector, Zygote(), SYSTEM, random.Random())
         self.signer = Signer(KEY)
         self.blobs = Blobs(open_store("memory://"), FutureKeys("c"), self.signer, None)
-        self.said: dict[Child, list[Up]] = {}
-        self.ends: dict[Child, End] = {}
+        self.said: dict[WorkerChild, list[Up]] = {}
+        self.ends: dict[WorkerChild, ChildExit] = {}
         self.turn_until(lambda: self.children.zygote.ready)
 
-    def start(self) -> Child:
-        child = self.children.start(Hello("c", "memory://", "", KEY.secret, "node", 1, "", ""))
+    def start(self) -> WorkerChild:
+        child = self.children.start(ChildHello("c", "memory://", "", KEY.secret, "node", 1, "", ""))
         self.said[child] = []
         self.turn_until(lambda: bool(self.said[child]))  # it says that it is ready
         return child
@@ -57,7 +57,7 @@ class Nest:
                 messages, gone = key.data.receive()
                 self.said[key.data] += messages
                 for message in messages:
-                    if isinstance(message, Done):
+                    if isinstance(message, TaskDone):
                         key.data.jobs.pop(message.number)
                 if gone:
                     self.ends[key.data] = self.children.bury(key.data)
@@ -65,7 +65,7 @@ class Nest:
     def turn_until(self, ready: Callable[[], bool]) -> None:
         wait(lambda: bool(self.turn() or ready()), "a child did as expected")
 
-    def job(self, function: Callable[..., Any], *args: Any) -> Job:
+    def job(self, function: Callable[..., Any], *args: Any) -> FutureJob:
         content = calls.dump_code(function)
         future_id = os.urandom(16)  # noqa: TID251 - any will do
         spec = Spec(
@@ -76,9 +76,9 @@ class Nest:
         )
         spec = sign_spec(self.signer, spec)
         row = Claimed(holder="node", node_epoch=1, claimed_at=0)
-        return Job(Claim(future_id, row, b""), spec, rows.encode(spec), spec.needs, (), content)
+        return FutureJob(Claim(future_id, row, b""), spec, rows.encode(spec), spec.needs, (), content)
 
-    def give(self, child: Child, *jobs: Job) -> None:
+    def give(self, child: WorkerChild, *jobs: FutureJob) -> None:
         for job in jobs:
             child.take(job)
         child.give(jobs)
@@ -138,8 +138,8 @@ def test_what_was_sent_ahead_is_given_back_while_a_task_runs(nest: Nest, tmp_pat
     assert nest.said[child][-1] == Recalled(jobs[1].number, jobs[2].number + 1)
     (tmp_path / "go").touch()
     nest.give(child, nest.job(tasks.add, 40))
-    nest.turn_until(lambda: sum(isinstance(one, Done) for one in nest.said[child]) == 2)
-    assert [one.number for one in nest.said[child] if isinstance(one, Done)] == [1, 4]  # never 2 and 3
+    nest.turn_until(lambda: sum(isinstance(one, TaskDone) for one in nest.said[child]) == 2)
+    assert [one.number for one in nest.said[child] if isinstance(one, TaskDone)] == [1, 4]  # never 2 and 3
 
 
 def test_what_a_task_started_ends_with_it_and_leaves_no_zombie(nest: Nest, tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from tests.integration.test_worker_store import Unreliable, client, look, place,
 from tests.workers import Look, wait
 from tidemill.clock import SYSTEM
 from tidemill.futures.client.client import Client
-from tidemill.futures.home import Place
-from tidemill.futures.worker.children import Child
-from tidemill.futures.worker.supervisor import Supervisor
+from tidemill.futures.home import ClusterAddress
+from tidemill.futures.worker.children import WorkerChild
+from tidemill.futures.worker.supervisor import WorkerSupervisor
 from tidemill.testing.threads import STUCK_S
 
 __all__ = ["client", "look", "place", "store"]  # fixtures
@@ -23,7 +23,7 @@ __all__ = ["client", "look", "place", "store"]  # fixtures
 TIMEOUT_S = 3600.0
 
 
-def silence(supervisor: Supervisor, seconds: float) -> Child:
+def silence(supervisor: WorkerSupervisor, seconds: float) -> WorkerChild:
     """Let the running task have been silent for so long, and the worker look at it."""
     (child,) = (child for child in supervisor.pool.children.all if child.page.running)
     child.page.progress(int((SYSTEM.monotonic() - seconds) * 1e6))
@@ -36,7 +36,7 @@ def silence(supervisor: Supervisor, seconds: float) -> Child:
 
 @pytest.mark.rule("FUT-40")
 def test_a_task_without_progress_is_killed_and_tried_again(
-    client: Client, store: Unreliable, place: Place, look: Look, tmp_path: Path
+    client: Client, store: Unreliable, place: ClusterAddress, look: Look, tmp_path: Path
 ) -> None:
     with supervising(store, place) as supervisor:
         future = client.submit(tasks.hangs, str(tmp_path), progress_timeout=TIMEOUT_S)
@@ -50,7 +50,7 @@ def test_a_task_without_progress_is_killed_and_tried_again(
 
 @pytest.mark.rule("FUT-40", "FUT-56")
 def test_a_task_that_says_that_it_makes_progress_is_left_alone(
-    client: Client, store: Unreliable, place: Place, look: Look, tmp_path: Path
+    client: Client, store: Unreliable, place: ClusterAddress, look: Look, tmp_path: Path
 ) -> None:
     with supervising(store, place) as supervisor:
         future = client.submit(tasks.makes_progress, str(tmp_path), 3, progress_timeout=TIMEOUT_S)

@@ -13,12 +13,12 @@ from tests.workers import TTL_S, Look, wait
 from tidemill.cluster.leases import LeaseTiming
 from tidemill.errors import CommitUnknown, StoreUnavailable
 from tidemill.futures.client.client import Client, connect
-from tidemill.futures.home import Place
+from tidemill.futures.home import ClusterAddress
 from tidemill.futures.protocol.lanes import Capacity
 from tidemill.futures.protocol.rows import Realized
-from tidemill.futures.worker.settings import Settings
-from tidemill.futures.worker.supervisor import Supervisor
-from tidemill.futures.worker.wire import Hello
+from tidemill.futures.worker.settings import WorkerSettings
+from tidemill.futures.worker.supervisor import WorkerSupervisor
+from tidemill.futures.worker.wire import ChildHello
 from tidemill.store import Mode, Store, Tx, Watch, open_store
 from tidemill.testing.threads import STUCK_S
 
@@ -64,11 +64,11 @@ class Unreliable(Store):
 
 
 @contextmanager
-def supervising(store: Unreliable, place: Place, *, slots: int = 1) -> Iterator[Supervisor]:
-    hello = Hello(place.cluster, place.store, place.objects, place.key.secret, "n" * 24, 0, "", "")
+def supervising(store: Unreliable, place: ClusterAddress, *, slots: int = 1) -> Iterator[WorkerSupervisor]:
+    hello = ChildHello(place.cluster, place.store, place.objects, place.key.secret, "n" * 24, 0, "", "")
     total = Capacity(cpu=4, ram=10**9)
-    settings = Settings(slots=slots, total=total, timing=LeaseTiming(TTL_S), cancel_grace_s=0.5)
-    supervisor = Supervisor(store, hello, settings)
+    settings = WorkerSettings(slots=slots, total=total, timing=LeaseTiming(TTL_S), cancel_grace_s=0.5)
+    supervisor = WorkerSupervisor(store, hello, settings)
     thread = threading.Thread(target=supervisor.run)
     thread.start()
     try:
@@ -81,30 +81,30 @@ def supervising(store: Unreliable, place: Place, *, slots: int = 1) -> Iterator[
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place.of_home(tmp_path / "home")
+def place(tmp_path: Path) -> ClusterAddress:
+    return ClusterAddress.of_home(tmp_path / "home")
 
 
 @pytest.fixture
-def store(place: Place) -> Iterator[Unreliable]:
+def store(place: ClusterAddress) -> Iterator[Unreliable]:
     with Unreliable(open_store(place.store)) as store:
         yield store
 
 
 @pytest.fixture
-def client(place: Place) -> Iterator[Client]:
+def client(place: ClusterAddress) -> Iterator[Client]:
     with connect(home=place.home) as client:
         yield client
 
 
 @pytest.fixture
-def look(place: Place) -> Iterator[Look]:
+def look(place: ClusterAddress) -> Iterator[Look]:
     with Look(Path(place.home)) as look:
         yield look
 
 
 @pytest.mark.rule("STO-8")
-def test_a_worker_needs_no_wake_up(client: Client, store: Unreliable, place: Place) -> None:
+def test_a_worker_needs_no_wake_up(client: Client, store: Unreliable, place: ClusterAddress) -> None:
     store.deaf = True
     with supervising(store, place, slots=2):
         assert client.gather(client.map(tasks.add, range(50)), timeout=STUCK_S) == list(range(1, 51))
@@ -115,7 +115,7 @@ def test_a_worker_needs_no_wake_up(client: Client, store: Unreliable, place: Pla
 
 
 def test_results_are_kept_while_the_store_is_away(
-    client: Client, store: Unreliable, place: Place, look: Look, tmp_path: Path
+    client: Client, store: Unreliable, place: ClusterAddress, look: Look, tmp_path: Path
 ) -> None:
     with supervising(store, place) as supervisor:
         future = client.submit(tasks.waits_for, str(tmp_path), "go")
@@ -131,7 +131,7 @@ def test_results_are_kept_while_the_store_is_away(
 
 @pytest.mark.rule("FUT-54", "FUT-38")
 def test_a_commit_whose_outcome_is_unknown_has_no_double_effect(
-    client: Client, store: Unreliable, place: Place, look: Look, tmp_path: Path
+    client: Client, store: Unreliable, place: ClusterAddress, look: Look, tmp_path: Path
 ) -> None:
     """First a claim that was made and not confirmed: it is found and given back. Then a result: it stands."""
     with supervising(store, place) as supervisor:
@@ -159,7 +159,7 @@ def test_a_commit_whose_outcome_is_unknown_has_no_double_effect(
 
 
 def test_results_that_are_together_too_large_for_a_transaction_are_written_in_several(
-    client: Client, store: Unreliable, place: Place
+    client: Client, store: Unreliable, place: ClusterAddress
 ) -> None:
     with supervising(store, place, slots=2):
         client.gather(client.map(tasks.add, range(200)), timeout=STUCK_S)  # short: sent ahead from now on

@@ -16,9 +16,9 @@ from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
 from tidemill.futures.protocol import cancel, claim, depend, edges, finish, reap, results, rows, submit
 from tidemill.futures.protocol.claim import Claim
-from tidemill.futures.protocol.finish import Done
+from tidemill.futures.protocol.finish import Completion
 from tidemill.futures.protocol.keys import FutureKeys
-from tidemill.futures.protocol.rows import AnyRow, Claimed, Realized, Spec, Tally
+from tidemill.futures.protocol.rows import AnyRow, AttemptCounts, Claimed, Realized, Spec
 from tidemill.futures.protocol.states import FutureEdge
 from tidemill.futures.worker import ledger
 from tidemill.store import Row, Tx
@@ -48,7 +48,7 @@ def a_completion_without_the_fence(patch: pytest.MonkeyPatch) -> None:
     """Whoever has a result writes it, whatever became of its claim and its lease."""
 
     def realize_many(
-        tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, items: Sequence[Done]
+        tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, items: Sequence[Completion]
     ) -> list[bool]:
         made = []
         for item in items:
@@ -233,7 +233,7 @@ def a_loss_reported_without_its_version(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def a_reconstruction_that_counts_as_an_attempt(patch: pytest.MonkeyPatch) -> None:
-    def bump(tally: Tally, **changes: Any) -> Tally:
+    def bump(tally: AttemptCounts, **changes: Any) -> AttemptCounts:
         if "rebuilds" in changes:
             changes["exceptions"] = tally.exceptions + 1
         return edges.bump(tally, **changes)

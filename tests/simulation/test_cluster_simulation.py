@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from tidemill.testing.simulation import Fault, SimulationReport, Swarm, Violation, World, simulate
-from tidemill.testing.simulation.cluster.plan import ClusterPlan, Gate, Piece
+from tidemill.testing.simulation.cluster.plan import ClusterPlan, Gate, PlannedPiece
 from tidemill.testing.simulation.cluster.scenario import ClusterWork, cluster_world
 
 SEEDS = 2000
@@ -50,7 +50,7 @@ PLAN = ClusterPlan(
     rounds=3,
     gates=[Gate("s0", 1), Gate("s1", 2)],
     pieces={
-        f"{group}/{part}": Piece(round=0, steps=6, step_s=0.6, gate=gate)
+        f"{group}/{part}": PlannedPiece(round=0, steps=6, step_s=0.6, gate=gate)
         for group, part, gate in [
             ("g0", "p0", 0),
             ("g0", "p1", 0),

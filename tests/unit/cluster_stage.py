@@ -15,7 +15,7 @@ from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leases import LeaseTiming
 from tidemill.cluster.member import Member
 from tidemill.cluster.nodes import Node
-from tidemill.cluster.partitions import Map, Partition
+from tidemill.cluster.partitions import Partition, PartitionMap
 from tidemill.errors import LeaseLost, StoreUnavailable
 from tidemill.events import Event
 from tidemill.store import Tx
@@ -161,7 +161,7 @@ class Stage:
 
     def make_partitions(self, count: int, *, group: str = GROUP, payload: bytes = b"") -> None:
         names = {f"p{number:03d}": payload for number in range(count)}
-        made_from = Map(node_version=0, leader_epoch=0, count=count)
+        made_from = PartitionMap(node_version=0, leader_epoch=0, count=count)
         self.store.run(lambda tx: partitions.create(tx, self.keys, group, names, made_from))
 
     def parts(self, group: str = GROUP) -> list[Partition]:

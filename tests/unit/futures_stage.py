@@ -17,7 +17,7 @@ from tidemill.cluster.nodes import Node
 from tidemill.events import Event
 from tidemill.futures.protocol import claim, depend, edges, finish, results, rows, submit
 from tidemill.futures.protocol.claim import Claim
-from tidemill.futures.protocol.finish import Done
+from tidemill.futures.protocol.finish import Completion
 from tidemill.futures.protocol.keys import FutureKeys, new_id
 from tidemill.futures.protocol.lanes import Capacity
 from tidemill.futures.protocol.leader_duties import future_duties, reap_one
@@ -176,8 +176,8 @@ class Stage:
             location = Location(kind=kind, name=f"obj-{claim.id.hex()}-{claim.epoch}")
         return Result(version=claim.epoch, at=0, size=size, location=location, head=b"value")
 
-    def done(self, claim: Claim, node: Node, *, kind: str = "inline") -> Done:
-        return Done(claim, self.spec_of(claim.id), self.result(claim, node, kind=kind))
+    def done(self, claim: Claim, node: Node, *, kind: str = "inline") -> Completion:
+        return Completion(claim, self.spec_of(claim.id), self.result(claim, node, kind=kind))
 
     def realize(self, node: Node, claim: Claim, *, kind: str = "inline") -> Realized:
         """By the serial way."""

@@ -19,9 +19,9 @@ from tidemill.futures.client.connection import Connection
 from tidemill.futures.client.lineage import DEEPEST, Lineage
 from tidemill.futures.client.options import Options
 from tidemill.futures.client.submission import _Slot
-from tidemill.futures.home import Place
+from tidemill.futures.home import ClusterAddress
 from tidemill.futures.protocol import claim
-from tidemill.futures.values.result_storage import Values
+from tidemill.futures.values.result_storage import ResultStorage
 from tidemill.futures.values.signatures import ClusterKey, Signer
 from tidemill.objects.memory import MemoryObjects
 from tidemill.store import open_store
@@ -39,9 +39,9 @@ def clock() -> FakeClock:
 @pytest.fixture
 def client(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     monkeypatch.setattr(Connection, "_run", lambda self: None)  # its thread would move the fake clock on
-    place = Place(store="memory://", objects="memory://", key=KEY)
+    place = ClusterAddress(store="memory://", objects="memory://", key=KEY)
     store, objects = open_store("memory://", clock=clock), MemoryObjects(clock)
-    values = Values(Signer(KEY), objects=objects)
+    values = ResultStorage(Signer(KEY), objects=objects)
     link = Connection(place, store, objects, "me", values, own=False, clock=clock, chance=random.Random(3))
     client = Client(link)
     yield client
@@ -157,7 +157,7 @@ def test_a_long_chain_and_a_wide_fan_are_cut(client: Client) -> None:
 
 
 def test_a_place_is_pickled_without_its_secrets() -> None:
-    place = Place(store="postgresql://ann:tide@db/shop", objects="s3://KEY:SECRET@bucket/x", key=KEY)
+    place = ClusterAddress(store="postgresql://ann:tide@db/shop", objects="s3://KEY:SECRET@bucket/x", key=KEY)
     stream = pickle.dumps(place)
     assert b"tide@" not in stream
     assert b"SECRET" not in stream
@@ -169,7 +169,7 @@ def test_a_place_is_pickled_without_its_secrets() -> None:
 
 
 def test_a_home_is_three_things_in_a_folder(tmp_path: Path) -> None:
-    place = Place.of_home(tmp_path / "a home?", cluster="c")
+    place = ClusterAddress.of_home(tmp_path / "a home?", cluster="c")
     assert place.store.endswith("/a%20home%3F/store.db")
     assert not (tmp_path / "a home?").exists()
     key = place.key
@@ -177,13 +177,13 @@ def test_a_home_is_three_things_in_a_folder(tmp_path: Path) -> None:
     arrived = pickle.loads(pickle.dumps(place))
     assert arrived.can_be_opened
     assert arrived.key.secret == key.secret
-    assert Place.of(home=tmp_path / "a home?", cluster="c") == place
+    assert ClusterAddress.of(home=tmp_path / "a home?", cluster="c") == place
     with open_store(place.store):
         assert (tmp_path / "a home?" / "store.db").exists()
 
 
 def test_a_handle_of_a_place_that_cannot_be_opened_says_what_to_do(client: Client) -> None:
-    secret = Place(store="postgresql://ann:tide@db/shop", objects="", key=KEY)
+    secret = ClusterAddress(store="postgresql://ann:tide@db/shop", objects="", key=KEY)
     client._link.place = secret
     stream = pickle.dumps(Future[Any](client, b"\x01" * 16))
     with pytest.raises(UsageError, match="not connected to") as caught:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tidemill.errors import FutureTimeout
-from tidemill.futures.client.completions import LOOK_AFTER_S, WINDOW, Waiting
+from tidemill.futures.client.completions import LOOK_AFTER_S, WINDOW, Completions
 from tidemill.futures.protocol import rows
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.rows import AnyRow, Cancelled, Unclaimed
@@ -29,7 +29,7 @@ class Stage:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.store: Store = open_store("memory://", clock=self.clock)
-        self.waiting = Waiting(self.store, KEYS, self.clock)
+        self.waiting = Completions(self.store, KEYS, self.clock)
         self.read_rows = 0
         real = self.waiting.read_keys
 
@@ -118,7 +118,7 @@ def test_while_nothing_ends_somebody_is_asked_to_look_after_the_oldest(stage: St
 
 def test_a_change_wakes_whoever_waits() -> None:
     store = open_store("memory://")
-    waiting = Waiting(store, KEYS, store.clock)
+    waiting = Completions(store, KEYS, store.clock)
     (one,) = ids(1)
     store.run(lambda tx: tx.set(KEYS.future[one], rows.encode(WAITS)))
     found: list[Any] = []

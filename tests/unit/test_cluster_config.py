@@ -7,7 +7,7 @@ from tidemill.cluster import config, nodes, partitions
 from tidemill.cluster.config import Value
 from tidemill.cluster.leader import Tenure
 from tidemill.cluster.member import Member
-from tidemill.cluster.partitions import Map
+from tidemill.cluster.partitions import PartitionMap
 from tidemill.cluster.states import PartitionState
 from tidemill.store import Tx
 
@@ -53,7 +53,7 @@ def plan_from_config(stage: Stage) -> dict[str, object]:
         def step(tx: Tx) -> None:
             count = config.get(tx, stage.keys, "count")
             assert isinstance(count, int)
-            made_from = Map(nodes.version(tx, stage.keys), tenure.epoch, count)
+            made_from = PartitionMap(nodes.version(tx, stage.keys), tenure.epoch, count)
             payloads = {f"p{n:03d}": b"work" for n in range(count)}
             partitions.create(tx, stage.keys, GROUP, payloads, made_from)
 

@@ -7,7 +7,7 @@ from tidemill.cluster import nodes, partitions
 from tidemill.cluster.events import PartitionLost
 from tidemill.cluster.keeper import Held, Keeper
 from tidemill.cluster.leases import LeaseTiming
-from tidemill.cluster.partitions import Map, Partition
+from tidemill.cluster.partitions import Partition, PartitionMap
 from tidemill.cluster.states import MemberState
 from tidemill.errors import CommitUnknown, LeaseLost, StoreUnavailable
 from tidemill.store import Tx
@@ -35,7 +35,7 @@ def test_a_holder_of_a_partitions_former_life_is_refused_in_its_next_one(stage: 
 
     def remove_and_make_again(tx: Tx) -> None:
         assert partitions.remove_done(tx, stage.keys, GROUP, 10) == ["p000"]
-        partitions.create(tx, stage.keys, GROUP, {"p000": b""}, Map(1, 1, 1))
+        partitions.create(tx, stage.keys, GROUP, {"p000": b""}, PartitionMap(1, 1, 1))
 
     stage.store.run(remove_and_make_again)
     seen = [stage.parts()[0].epoch]

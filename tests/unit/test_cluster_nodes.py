@@ -8,7 +8,7 @@ from tidemill.cluster import nodes, partitions
 from tidemill.cluster.events import NodeJoined, NodeLost, NodesCleaned
 from tidemill.cluster.member import Member
 from tidemill.cluster.nodes import PROTOCOL, Node
-from tidemill.cluster.partitions import Map
+from tidemill.cluster.partitions import PartitionMap
 from tidemill.cluster.states import MemberState
 from tidemill.errors import ProtocolMismatch
 from tidemill.testing.fake_clock import ShiftedClock
@@ -206,22 +206,24 @@ def test_a_partition_map_names_the_node_list_it_was_made_from(stage: Stage) -> N
 
     def make(ids: list[str]) -> None:
         def step(tx: object) -> None:
-            made_from = Map(nodes.version(tx, stage.keys), leader_epoch=7, count=len(ids))  # type: ignore[arg-type]
+            made_from = PartitionMap(nodes.version(tx, stage.keys), leader_epoch=7, count=len(ids))  # type: ignore[arg-type]
             partitions.create(tx, stage.keys, "g", dict.fromkeys(ids, b""), made_from)  # type: ignore[arg-type]
 
         stage.store.run(step)
 
-    def made_from() -> Map | None:
+    def made_from() -> PartitionMap | None:
         return stage.store.run(lambda tx: partitions.map_of(tx, stage.keys, "g"))
 
     assert made_from() is None
     make(["p1"])
-    assert made_from() == Map(node_version=1, leader_epoch=7, count=1)
+    assert made_from() == PartitionMap(node_version=1, leader_epoch=7, count=1)
     joined(stage, "n2")
-    assert made_from() == Map(node_version=1, leader_epoch=7, count=1), "and so it can be seen to be old"
+    assert made_from() == PartitionMap(node_version=1, leader_epoch=7, count=1), (
+        "and so it can be seen to be old"
+    )
     assert version(stage) == 2
     make(["p1", "p2"])
-    assert made_from() == Map(node_version=2, leader_epoch=7, count=2)
+    assert made_from() == PartitionMap(node_version=2, leader_epoch=7, count=2)
     assert [part.id for part in stage.parts()] == ["p1", "p2"]
 
 

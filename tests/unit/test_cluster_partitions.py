@@ -9,7 +9,7 @@ from tests.unit.cluster_stage import GROUP, RecordingHost, Stage, is_lost
 from tidemill.cluster import partitions
 from tidemill.cluster.events import PartitionDone, PartitionHandedBack, PartitionLost, PartitionTaken
 from tidemill.cluster.holdings import HeldPartition
-from tidemill.cluster.partitions import Map, Partition, Standing
+from tidemill.cluster.partitions import Partition, PartitionMap, PartitionSummary
 from tidemill.cluster.states import PartitionState
 from tidemill.errors import LeaseLost, StoreUnavailable
 from tidemill.store import Row, Tx
@@ -27,7 +27,7 @@ def take(stage: Stage, name: str, holder: str) -> Partition:
     return part
 
 
-def standings(stage: Stage) -> list[Standing]:
+def standings(stage: Stage) -> list[PartitionSummary]:
     return stage.store.run(lambda tx: partitions.standings(tx, stage.keys, GROUP))
 
 
@@ -47,7 +47,7 @@ def test_one_read_gives_every_partitions_expiry_in_order_and_no_payload(stage: S
         stage.clock.advance(1.0)
     reads: list[list[Row]] = []
 
-    def look(tx: Tx) -> list[Standing]:
+    def look(tx: Tx) -> list[PartitionSummary]:
         ranged = tx.range
 
         def counted(*bounds: bytes, **options: bool) -> list[Row]:
@@ -165,7 +165,9 @@ def test_partitions_that_are_there_are_not_made_again(stage: Stage) -> None:
     stage.store.run(lambda tx: partitions.complete(tx, stage.keys, part))
     before = stage.parts()
     payloads = {"p000": b"new", "p001": b"new", "p002": b""}
-    made = stage.store.run(lambda tx: partitions.create(tx, stage.keys, GROUP, payloads, Map(1, 1, 3)))
+    made = stage.store.run(
+        lambda tx: partitions.create(tx, stage.keys, GROUP, payloads, PartitionMap(1, 1, 3))
+    )
     assert made == ["p002"]
     assert stage.parts()[:2] == before
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.cluster.nodes import Node
-from tidemill.cluster.partitions import Standing
-from tidemill.cluster.shares import Ask, Choice, Rest, Share, Take, choose, fair_share
+from tidemill.cluster.partitions import PartitionSummary
+from tidemill.cluster.shares import AskHolder, Choice, Share, TakePartition, WaitForChange, choose, fair_share
 
 NOW_US = 1_000_000_000
 TTL_S = 15.0
@@ -27,8 +27,8 @@ def part(
     free_for_us: int = 0,
     wanted_by: str = "",
     wanted_for_us: int = 0,
-) -> Standing:
-    return Standing(
+) -> PartitionSummary:
+    return PartitionSummary(
         name,
         holder,
         NOW_US + left_us if holder else 0,
@@ -38,7 +38,9 @@ def part(
     )
 
 
-def chosen(standings: list[Standing], nodes: list[Node], me: str = "a", free_slots: int = 4) -> Choice:
+def chosen(
+    standings: list[PartitionSummary], nodes: list[Node], me: str = "a", free_slots: int = 4
+) -> Choice:
     return choose(
         standings,
         nodes,
@@ -52,78 +54,78 @@ def chosen(standings: list[Standing], nodes: list[Node], me: str = "a", free_slo
 
 
 A, B, C = node("a"), node("b"), node("c")
-CASES: dict[str, tuple[list[Standing], list[Node], Choice]] = {
-    "free ones are taken": ([part("p1"), part("p2")], [A, B], Take("p1")),
+CASES: dict[str, tuple[list[PartitionSummary], list[Node], Choice]] = {
+    "free ones are taken": ([part("p1"), part("p2")], [A, B], TakePartition("p1")),
     "an expired one comes before a free one": (
         [part("p1"), part("p2", "b", left_us=0)],
         [A, B],
-        Take("p2"),
+        TakePartition("p2"),
     ),
     "an expired one is taken even above the share": (
         [part("p1", "a"), part("p2", "a"), part("p3", "b", left_us=-1)],
         [A, B],
-        Take("p3"),
+        TakePartition("p3"),
     ),
     "an expired one comes before balance": (
         [part("p1", "b"), part("p2", "b"), part("p3", "b"), part("p4", "dead", left_us=-5)],
         [A, B],
-        Take("p4"),
+        TakePartition("p4"),
     ),
-    "our own expired one is like any other": ([part("p1", "a", left_us=0)], [A], Take("p1")),
+    "our own expired one is like any other": ([part("p1", "a", left_us=0)], [A], TakePartition("p1")),
     "above the share free ones are left to others": (
         [part("p1", "a"), part("p2", "a"), part("p3"), part("p4")],
         [A, B],
-        Rest(0.0),
+        WaitForChange(0.0),
     ),
     "what stays free for a ttl is anybody's": (
         [part("p1", "a"), part("p2", "a"), part("p3", free_for_us=TTL_US), part("p4")],
         [A, B],
-        Take("p3"),
+        TakePartition("p3"),
     ),
     "the fullest is asked": (
         [part(f"p{n}", "b") for n in range(3)] + [part(f"q{n}", "c") for n in range(6)],
         [A, B, C],
-        Ask("q0"),
+        AskHolder("q0"),
     ),
     "one steal at a time": (
         [part("p1", "b", wanted_by="c"), part("p2", "b"), part("p3", "b")],
         [A, B, C],
-        Rest(0.0),
+        WaitForChange(0.0),
     ),
     "a request nobody followed up for two ttls does not count": (
         [part("p1", "b", wanted_by="c", wanted_for_us=2 * TTL_US), part("p2", "b"), part("p3", "b")],
         [A, B, C],
-        Ask("p1"),
+        AskHolder("p1"),
     ),
     "a holder that does not let go keeps it while its time runs": (
         [part("p1", "b"), part("p2", "b", wanted_by="a", wanted_for_us=TTL_US), part("p3", "b")],
         [A, B],
-        Rest(0.0),
+        WaitForChange(0.0),
     ),
     "and then it is the asker's": (
         [part("p1", "b"), part("p2", "b", left_us=0, wanted_by="a", wanted_for_us=TTL_US), part("p3", "b")],
         [A, B],
-        Take("p2"),
+        TakePartition("p2"),
     ),
     "an expired one that another asked for is left to it for a moment": (
         [part("p1", "b", left_us=0, wanted_by="b"), part("p2", "b")],
         [A, B],
-        Rest(0.0),
+        WaitForChange(0.0),
     ),
     "and then it is anybody's": (
         [part("p1", "b", left_us=-TTL_US // 2, wanted_by="b"), part("p2", "b")],
         [A, B],
-        Take("p1"),
+        TakePartition("p1"),
     ),
     "nothing is stolen for a difference of one": (
         [part("p1", "a"), part("p2", "b"), part("p3", "b")],
         [A, B],
-        Rest(0.0),
+        WaitForChange(0.0),
     ),
     "what was handed back for another is left to it for a moment": (
         [part("p1", "a"), part("p2", "b"), part("p3", wanted_by="b"), part("p4", "b")],
         [A, B],
-        Rest(0.0),
+        WaitForChange(0.0),
     ),
     "and then it is like any other": (
         [
@@ -133,35 +135,35 @@ CASES: dict[str, tuple[list[Standing], list[Node], Choice]] = {
             part("p4", "b"),
         ],
         [A, B],
-        Take("p3"),
+        TakePartition("p3"),
     ),
     "what was handed back for us comes first": (
         [part("p1"), part("p2", "b"), part("p3", wanted_by="a")],
         [A, B],
-        Take("p3"),
+        TakePartition("p3"),
     ),
-    "a difference of two is moved": ([part("p1", "b"), part("p2", "b")], [A, B], Ask("p1")),
+    "a difference of two is moved": ([part("p1", "b"), part("p2", "b")], [A, B], AskHolder("p1")),
     "a node that drains is not asked: it hands back by itself": (
         [part("p1", "a"), part("p2", "b"), part("p3", "b"), part("p4", "b")],
         [A, node("b", draining=True)],
-        Rest(0.0),
+        WaitForChange(0.0),
     ),
     "a dead holder is waited for": (
         [part("p1", "dead"), part("p2", "dead"), part("p3", "dead")],
         [A, B],
-        Rest(0.0),
+        WaitForChange(0.0),
     ),
     "slots count: a small node has its share": (
         [part(f"p{n}", "big") for n in range(7)] + [part("q", "a")],
         [node("a", 1), node("big", 7)],
-        Rest(0.0),
+        WaitForChange(0.0),
     ),
     "slots count: a large one far below its share takes from many small ones": (
         [part(f"p{n}", f"s{n}") for n in range(6)],
         [node("a", 4), *(node(f"s{n}", 1) for n in range(8))],
-        Ask("p5"),
+        AskHolder("p5"),
     ),
-    "there is nothing": ([], [A, B], Rest(0.0)),
+    "there is nothing": ([], [A, B], WaitForChange(0.0)),
 }
 
 
@@ -170,8 +172,8 @@ CASES: dict[str, tuple[list[Standing], list[Node], Choice]] = {
 def test_a_node_chooses(case: str) -> None:
     standings, nodes, expected = CASES[case]
     choice = chosen(standings, nodes)
-    if isinstance(expected, Rest):
-        assert isinstance(choice, Rest)
+    if isinstance(expected, WaitForChange):
+        assert isinstance(choice, WaitForChange)
         assert choice.wait_s > 1.0, "and does not ask again at once"
     else:
         assert choice == expected
@@ -179,14 +181,14 @@ def test_a_node_chooses(case: str) -> None:
 
 @pytest.mark.rule("CLU-13")
 def test_a_node_without_a_free_slot_takes_nothing() -> None:
-    assert chosen([part("p1"), part("p2", "b", left_us=-1)], [A, B], free_slots=0) == Rest(TTL_S)
+    assert chosen([part("p1"), part("p2", "b", left_us=-1)], [A, B], free_slots=0) == WaitForChange(TTL_S)
 
 
 @pytest.mark.rule("CLU-13")
 def test_where_a_node_begins_follows_from_its_rank_and_their_number() -> None:
     parts = [part(f"p{n}") for n in range(9)]
     firsts = {one.id: chosen(parts, [C, A, B], me=one.id) for one in (A, B, C)}
-    assert firsts == {"a": Take("p0"), "b": Take("p3"), "c": Take("p6")}
+    assert firsts == {"a": TakePartition("p0"), "b": TakePartition("p3"), "c": TakePartition("p6")}
 
 
 @pytest.mark.rule("CLU-5")
@@ -204,7 +206,7 @@ def test_with_nothing_to_do_a_node_rests_until_a_lease_can_be_over_and_a_little_
             pause_s=0.2,
             chance=random.Random(seed),
         )
-        assert isinstance(rest, Rest)
+        assert isinstance(rest, WaitForChange)
         assert 4.0 <= rest.wait_s <= 4.2
         waits.add(rest.wait_s)
     assert len(waits) == 20
@@ -253,11 +255,13 @@ class Play:
             self.act(one)
         for name, standing in list(self.parts.items()):
             if standing.holder and standing.wanted_by:
-                self.parts[name] = Standing(name, "", 0, self.now_us, standing.wanted_by, standing.wanted_at)
+                self.parts[name] = PartitionSummary(
+                    name, "", 0, self.now_us, standing.wanted_by, standing.wanted_at
+                )
         self.now_us += 3_000_000
         for name, standing in list(self.parts.items()):
             if standing.holder in self.alive:  # renewed
-                self.parts[name] = Standing(name, standing.holder, self.now_us + TTL_US, 0, "", 0)
+                self.parts[name] = PartitionSummary(name, standing.holder, self.now_us + TTL_US, 0, "", 0)
 
     def act(self, one: Node) -> None:
         free_slots = one.slots - self.held(one.id)
@@ -274,21 +278,23 @@ class Play:
         )
         expired = {each.id for each in standings if each.holder and each.expires_at <= self.now_us}
         if expired and free_slots:
-            assert isinstance(choice, Take), "expired before balance"
+            assert isinstance(choice, TakePartition), "expired before balance"
             assert choice.id in expired
-        if isinstance(choice, Rest):
+        if isinstance(choice, WaitForChange):
             return
         self.acts += 1
         old = self.parts[choice.id]
-        if isinstance(choice, Take):
+        if isinstance(choice, TakePartition):
             assert free_slots > 0
             assert not old.holder or choice.id in expired, "nothing is taken from a holder in its time"
-            self.parts[choice.id] = Standing(choice.id, one.id, self.now_us + TTL_US, 0, "", 0)
+            self.parts[choice.id] = PartitionSummary(choice.id, one.id, self.now_us + TTL_US, 0, "", 0)
         else:
             self.steals += 1
             assert not any(each.wanted_by for each in standings), "one at a time"
             assert old.holder not in ("", one.id)
-            self.parts[choice.id] = Standing(choice.id, old.holder, old.expires_at, 0, one.id, self.now_us)
+            self.parts[choice.id] = PartitionSummary(
+                choice.id, old.holder, old.expires_at, 0, one.id, self.now_us
+            )
 
 
 @st.composite

@@ -17,7 +17,7 @@ from tidemill.cluster.leader import Tenure
 from tidemill.cluster.leases import Lease, read
 from tidemill.cluster.member import Member
 from tidemill.cluster.nodes import Node
-from tidemill.cluster.partitions import Map
+from tidemill.cluster.partitions import PartitionMap
 from tidemill.cluster.states import MemberState, PartitionState
 from tidemill.errors import StoreLocation
 from tidemill.store import Store, Tx
@@ -44,7 +44,7 @@ def member(store: Store, clock: FakeClock, name: str, *, slots: int = 4) -> tupl
 
     def make(tenure: Tenure) -> float:
         def step(tx: Tx) -> None:
-            made_from = Map(nodes.version(tx, KEYS), tenure.epoch, 4)
+            made_from = PartitionMap(nodes.version(tx, KEYS), tenure.epoch, 4)
             partitions.create(tx, KEYS, GROUP, {f"p{n}": b"" for n in range(4)}, made_from)
 
         tenure.run(step)

@@ -53,7 +53,7 @@ def test_calls_made_before_the_actor_is_born_wait_for_it(stage: Stage) -> None:
     row = stage.row(first)
     assert isinstance(row, Unclaimed)
     assert (row.assigned, row.hard) == ("home", True)
-    assert stage.store.run(lambda tx: actors.read(tx, stage.keys, actor)) == actors.Actor(
+    assert stage.store.run(lambda tx: actors.read(tx, stage.keys, actor)) == actors.ActorRow(
         id=actor, node="home", node_epoch=home.epoch, next_ordinal=2
     )
 

@@ -8,7 +8,7 @@ from tidemill.errors import BadSignature, BlobMissing, CannotSerialize
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.rows import Blob, Spec
 from tidemill.futures.values import calls, pickling
-from tidemill.futures.values.blobs import IN_SPEC_BYTES, IN_STORE_BYTES, Blobs, Functions
+from tidemill.futures.values.blobs import IN_SPEC_BYTES, IN_STORE_BYTES, Blobs, FunctionCache
 from tidemill.futures.values.signatures import ClusterKey, Signer, check_spec, sign_spec
 from tidemill.objects import Objects, open_objects
 from tidemill.store import LIMITS, Store, open_store
@@ -136,7 +136,7 @@ def test_forged_code_is_never_unpickled(blobs: Blobs, store: Store, objects: Obj
             store.run(lambda tx, digest=digest: tx.set(KEYS.code[digest], bomb))
         for content in (b"", bomb):
             with pytest.raises(BadSignature):
-                Functions(blobs).get(digest, content)
+                FunctionCache(blobs).get(digest, content)
     assert exploded == []
 
 
@@ -168,7 +168,7 @@ def test_another_key_makes_other_names(store: Store, objects: Objects) -> None:
 
 
 def test_a_worker_loads_a_function_once(blobs: Blobs, store: Store) -> None:
-    functions = Functions(blobs, limit=2)
+    functions = FunctionCache(blobs, limit=2)
     digests = [blobs.store_code(calls.dump_code(lambda n=n: n)) for n in range(3)]
     first = functions.get(digests[0])
     assert [functions.get(digest)() for digest in digests[:2]] == [0, 1]

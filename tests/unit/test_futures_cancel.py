@@ -48,7 +48,7 @@ def test_what_runs_is_marked_its_node_is_told_and_says_when_it_has_ended(stage: 
     marked = stage.here(cancel.cancel, future)
     assert isinstance(marked, Claimed)
     assert marked.cancel == "cancelled"
-    assert stage.here(inbox.take, "w", mode="take") == [inbox.End(future, got.epoch, "cancelled")]
+    assert stage.here(inbox.take, "w", mode="take") == [inbox.EndTask(future, got.epoch, "cancelled")]
     stage.here(cancel.cancel, future)
     assert stage.here(inbox.take, "w", mode="take") == []  # once is enough
     assert isinstance(stage.there(finish.cancelled, worker, got), Cancelled)
@@ -119,7 +119,7 @@ class TestDeadlines:
         got = stage.claim_one(worker)
         stage.clock.advance(6)
         stage.round("end by deadline")
-        assert stage.here(inbox.take, "w", mode="take") == [inbox.End(future, got.epoch, "deadline")]
+        assert stage.here(inbox.take, "w", mode="take") == [inbox.EndTask(future, got.epoch, "deadline")]
         stage.there(finish.cancelled, worker, got, Failure(kind="x", traceback="where it was"))
         row = stage.row(future)
         assert isinstance(row, Failed)

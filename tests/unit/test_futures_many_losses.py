@@ -6,7 +6,7 @@ from tests.unit.futures_stage import Stage
 from tidemill.futures.protocol import rows
 from tidemill.futures.protocol.rows import Blocked, Realized, Unclaimed
 from tidemill.futures.protocol.submit import MOST_INPUTS
-from tidemill.futures.worker.jobs import Job
+from tidemill.futures.worker.jobs import FutureJob
 from tidemill.futures.worker.ledger import Ledger
 from tidemill.futures.worker.wire import Loss
 from tidemill.store import LIMITS
@@ -21,7 +21,7 @@ def test_hundreds_of_inputs_lost_with_one_node_are_reported_in_transactions_that
         stage.realize_fast(holder, *got, kind="segment")
     use = stage.submit(*data)
     spec = stage.spec_of(use)
-    job = Job(stage.claim_one(worker, use), spec, rows.encode(spec), spec.needs, (), b"")
+    job = FutureJob(stage.claim_one(worker, use), spec, rows.encode(spec), spec.needs, (), b"")
     stage.kill(holder, alive=[worker])
     stage.writes.clear()
     versions = {one: row.result.version for one in data if isinstance(row := stage.row(one), Realized)}

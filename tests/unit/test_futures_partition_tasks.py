@@ -11,8 +11,8 @@ from tidemill.futures.protocol import cancel, finish
 from tidemill.futures.protocol.partition_tasks import (
     PAGE,
     STATE_OF,
-    Finding,
-    TaskState,
+    PartitionTaskState,
+    WorkFinder,
     create,
     failure_of,
     remove_done,
@@ -60,7 +60,7 @@ class Files:
 @pytest.mark.rule("CLU-15")
 def test_every_state_of_a_future_is_a_state_of_its_partition():
     assert STATE_OF.keys() == set(FutureState)
-    assert set(STATE_OF.values()) == set(TaskState)
+    assert set(STATE_OF.values()) == set(PartitionTaskState)
 
 
 @pytest.mark.rule("CLU-15")
@@ -68,13 +68,13 @@ def test_a_partition_is_outstanding_in_progress_failed_quarantined_or_done_and_c
     worker = stage.worker("w")
     specs = {name: stage.spec(name, max_retries=1) for name in ("good", "bad", "poison")}
     stage.there(create, GROUP, specs, 1)
-    assert {task.state for task in tasks(stage).values()} == {TaskState.OUTSTANDING}
+    assert {task.state for task in tasks(stage).values()} == {PartitionTaskState.OUTSTANDING}
     for round_ in range(3):
         stage.clock.advance(5)
         worker = stage.beat(worker)
         for one in stage.claim(worker):
             name = stage.spec_of(one.id).name
-            assert tasks(stage)[name].state is TaskState.IN_PROGRESS
+            assert tasks(stage)[name].state is PartitionTaskState.IN_PROGRESS
             assert tasks(stage)[name].holder == worker.id
             if name == "good":
                 stage.realize(worker, one)
@@ -82,9 +82,9 @@ def test_a_partition_is_outstanding_in_progress_failed_quarantined_or_done_and_c
                 kind = "exception" if name == "bad" else "crash"
                 stage.there(finish.fail, worker, one, Failure(kind=kind, message=f"no {round_}"), jitter=0.0)
     found = tasks(stage)
-    assert found["good"].state is TaskState.DONE
-    assert (found["bad"].state, found["bad"].attempts) == (TaskState.FAILED, 2)
-    assert (found["poison"].state, found["poison"].attempts) == (TaskState.QUARANTINED, 3)
+    assert found["good"].state is PartitionTaskState.DONE
+    assert (found["bad"].state, found["bad"].attempts) == (PartitionTaskState.FAILED, 2)
+    assert (found["poison"].state, found["poison"].attempts) == (PartitionTaskState.QUARANTINED, 3)
     failure = stage.here(failure_of, found["bad"])
     assert failure is not None
     assert (failure.node, failure.message) == (worker.id, "no 1")
@@ -95,14 +95,15 @@ def test_no_more_is_made_than_idle_workers_can_take_and_what_is_done_is_removed(
     worker = stage.worker("w")
     worker = stage.beat(worker, slots=3)
     files = Files(stage, 8)
-    duty = Finding(stage.keys, stage.cluster, GROUP, files.find, settled=files.keep)
+    duty = WorkFinder(stage.keys, stage.cluster, GROUP, files.find, settled=files.keep)
     tenure = lead(stage)
     seen = []
     for _ in range(6):
         duty(tenure)
         assert (
             sum(
-                task.state in (TaskState.OUTSTANDING, TaskState.IN_PROGRESS) for task in tasks(stage).values()
+                task.state in (PartitionTaskState.OUTSTANDING, PartitionTaskState.IN_PROGRESS)
+                for task in tasks(stage).values()
             )
             <= 3
         )
@@ -119,7 +120,7 @@ def test_no_more_is_made_than_idle_workers_can_take_and_what_is_done_is_removed(
 @pytest.mark.rule("CLU-12")
 def test_without_workers_or_with_busy_ones_nothing_is_looked_for(stage):
     files = Files(stage, 4)
-    duty = Finding(stage.keys, stage.cluster, GROUP, files.find)
+    duty = WorkFinder(stage.keys, stage.cluster, GROUP, files.find)
     tenure = lead(stage)
     duty(tenure)
     assert files.asked == []
@@ -138,7 +139,7 @@ def test_a_deposed_leader_makes_and_removes_nothing(stage):
     stage.store.run(lambda tx: leases.release(tx, stage.cluster.leader, old.held.lease))
     lead(stage, "another")
     with pytest.raises(NotLeader):
-        Finding(stage.keys, stage.cluster, GROUP, files.find)(old)
+        WorkFinder(stage.keys, stage.cluster, GROUP, files.find)(old)
     assert tasks(stage) == {}
 
 
@@ -177,13 +178,13 @@ def test_a_partition_that_went_on_is_not_removed_and_its_future_stays_pinned(sta
 def test_a_cancelled_or_deleted_task_is_a_failed_partition(stage):
     stage.there(create, GROUP, {"a": stage.spec()}, 1)
     stage.here(cancel.cancel, tasks(stage)["a"].future)
-    assert tasks(stage)["a"].state is TaskState.FAILED
+    assert tasks(stage)["a"].state is PartitionTaskState.FAILED
 
 
 def test_more_than_a_page_is_made_in_several_transactions(stage):
     stage.beat(stage.worker("w"), slots=3 * PAGE)
     files = Files(stage, 2 * PAGE + 1)
-    Finding(stage.keys, stage.cluster, GROUP, files.find)(lead(stage))
+    WorkFinder(stage.keys, stage.cluster, GROUP, files.find)(lead(stage))
     found = stage.here(standing, GROUP, limit=1_000)
     assert len(found) == 2 * PAGE + 1
     assert [task.id for task in stage.here(standing, GROUP, after=found[-2].id)] == [found[-1].id]

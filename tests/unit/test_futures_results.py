@@ -182,7 +182,7 @@ class TestCopies:
         assert stage.there(results.transfer, two, future, copied(stage, two, future))
         assert realized(stage, future).result.location.node == "two"
         assert realized(stage, future).result.size == 3
-        assert commands(stage, "one") == [inbox.Free(future, "seg-1")]
+        assert commands(stage, "one") == [inbox.FreeSegment(future, "seg-1")]
         stage.kill(one, alive=[two])
         version = realized(stage, future).result.version
         assert isinstance(stage.there(results.lose, future, version), Realized)
@@ -218,7 +218,7 @@ class TestCopies:
         assert stage.here(results.delete_results, ids) == 3
         assert stage.here(results.delete_results, ids[:1]) == 0
         assert [realized(stage, one).result.location.kind for one in ids[:3]] == ["freed"] * 3
-        assert commands(stage, "w") == [inbox.Free(ids[1], "seg-1")]
+        assert commands(stage, "w") == [inbox.FreeSegment(ids[1], "seg-1")]
         garbage = stage.store.run(lambda tx: tx.range(*stage.keys.garbage.all()))
         assert [stage.keys.garbage.unpack(row.key) for row in garbage] == [(f"obj-{ids[2].hex()}-1",)]
         version = realized(stage, ids[0]).result.version
@@ -239,7 +239,7 @@ class TestKeeping:
         stage.make(worker, future, kind="segment")
         stage.here(results.release, "client", [future])
         assert self.kind(stage, future) == "freed"
-        assert commands(stage, "w") == [inbox.Free(future, "seg-1")]
+        assert commands(stage, "w") == [inbox.FreeSegment(future, "seg-1")]
 
     @pytest.mark.rule("FUT-34")
     def test_a_result_is_kept_while_a_dependent_has_not_ended(self, stage: Stage) -> None:

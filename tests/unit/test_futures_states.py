@@ -9,6 +9,7 @@ from tidemill.errors import IllegalTransition
 from tidemill.futures.protocol import edges
 from tidemill.futures.protocol.rows import (
     AnyRow,
+    AttemptCounts,
     Blocked,
     Cancelled,
     Claimed,
@@ -17,7 +18,6 @@ from tidemill.futures.protocol.rows import (
     Quarantined,
     Realized,
     Result,
-    Tally,
     Unclaimed,
     Unsatisfiable,
 )
@@ -34,7 +34,7 @@ from tidemill.futures.protocol.states import (
     step,
 )
 
-TALLY = Tally(epoch=3)
+TALLY = AttemptCounts(epoch=3)
 
 ROWS: dict[FutureState, Callable[[], AnyRow]] = {
     FutureState.BLOCKED: lambda: Blocked(tally=TALLY, waits_on=1),

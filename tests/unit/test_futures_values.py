@@ -24,7 +24,7 @@ from tidemill.errors import (
 )
 from tidemill.futures.protocol.rows import Location, Result
 from tidemill.futures.values import layout, pickling
-from tidemill.futures.values.result_storage import INLINE_BYTES, Values, size_in_bytes
+from tidemill.futures.values.result_storage import INLINE_BYTES, ResultStorage, size_in_bytes
 from tidemill.futures.values.segments import Segments
 from tidemill.futures.values.signatures import ClusterKey, Signer
 from tidemill.objects import Objects, open_objects
@@ -46,8 +46,10 @@ def segments(tmp_path: Path) -> Iterator[Segments]:
 
 
 @pytest.fixture
-def values(segments: Segments, objects: Objects) -> Values:
-    return Values(SIGNER, node="n", node_epoch=3, address="", writer=segments.writer(), objects=objects)
+def values(segments: Segments, objects: Objects) -> ResultStorage:
+    return ResultStorage(
+        SIGNER, node="n", node_epoch=3, address="", writer=segments.writer(), objects=objects
+    )
 
 
 def replace(result: Result, **changes: Any) -> Result:
@@ -59,7 +61,7 @@ def at(result: Result, **changes: Any) -> Result:
 
 
 @pytest.mark.rule("FUT-28", "FUT-29")
-def test_a_result_says_where_it_is_how_large_and_whose(values: Values, segments: Segments) -> None:
+def test_a_result_says_where_it_is_how_large_and_whose(values: ResultStorage, segments: Segments) -> None:
     small = values.store([1, "two"], ID, 7)
     assert small.location == Location("inline")
     assert small.version == 7
@@ -76,7 +78,7 @@ def test_a_result_says_where_it_is_how_large_and_whose(values: Values, segments:
 @given(value=plain | arrays() | arrow(), large=st.booleans(), durable=st.booleans())
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_value_comes_back_from_everywhere(
-    values: Values, value: object, large: bool, durable: bool
+    values: ResultStorage, value: object, large: bool, durable: bool
 ) -> None:
     value = [value, LARGE] if large else value
     result = values.store(value, ID, 1, durable=durable)
@@ -89,7 +91,7 @@ def test_every_value_comes_back_from_everywhere(
         assert same(values.load(copy, ID), value)
 
 
-def test_just_up_to_the_limit_it_is_in_the_row(values: Values) -> None:
+def test_just_up_to_the_limit_it_is_in_the_row(values: ResultStorage) -> None:
     def kind(size: int) -> str:
         return values.store("x" * size, ID, 1).location.kind
 
@@ -98,15 +100,15 @@ def test_just_up_to_the_limit_it_is_in_the_row(values: Values) -> None:
     assert len(values.store("x" * (INLINE_BYTES - 100), ID, 1).head) < INLINE_BYTES + 100
 
 
-def test_a_value_of_many_objects_and_no_buffers_is_a_segment_too(values: Values) -> None:
+def test_a_value_of_many_objects_and_no_buffers_is_a_segment_too(values: ResultStorage) -> None:
     value = {str(n): [n, None] for n in range(20_000)}
     result = values.store(value, ID, 1)
     assert result.location.kind == "segment"
     assert values.load(result, ID) == value
 
 
-def test_a_client_without_segments_stores_objects(objects: Objects, values: Values) -> None:
-    client = Values(SIGNER, objects=objects)
+def test_a_client_without_segments_stores_objects(objects: Objects, values: ResultStorage) -> None:
+    client = ResultStorage(SIGNER, objects=objects)
     result = client.store(LARGE, ID, 0)
     assert result.location.kind == "object"
     assert (values.load(result, ID) == LARGE).all()
@@ -118,14 +120,14 @@ def test_a_client_without_segments_stores_objects(objects: Objects, values: Valu
 
 
 def test_with_nowhere_to_go_it_is_told_what_to_do(objects: Objects) -> None:
-    nowhere = Values(SIGNER)
+    nowhere = ResultStorage(SIGNER)
     with pytest.raises(CannotSerialize, match="nowhere to store it") as caught:
         nowhere.store(LARGE, ID, 0)
     assert "durable" in caught.value.hint
     with pytest.raises(FetchFailed, match="object storage"):
-        nowhere.load(Values(SIGNER, objects=objects).store(LARGE, ID, 0), ID)
+        nowhere.load(ResultStorage(SIGNER, objects=objects).store(LARGE, ID, 0), ID)
     with pytest.raises(UsageError):
-        nowhere.clone(Values(SIGNER, objects=objects).store(LARGE, ID, 0), ID)
+        nowhere.clone(ResultStorage(SIGNER, objects=objects).store(LARGE, ID, 0), ID)
     inline = nowhere.store(1, ID, 0)
     assert nowhere.clone(inline, ID) is inline
     for kind, error in (("actor", UsageError), ("freed", CopyGone)):
@@ -136,21 +138,21 @@ def test_with_nowhere_to_go_it_is_told_what_to_do(objects: Objects) -> None:
 def test_a_node_that_is_full_stores_objects_if_there_are_any(segments: Segments, objects: Objects) -> None:
     segments.set_quota(100_000)
     with pytest.raises(SegmentsFull):
-        Values(SIGNER, writer=segments.writer()).store(LARGE, ID, 1)
-    full = Values(SIGNER, writer=segments.writer(), objects=objects)
+        ResultStorage(SIGNER, writer=segments.writer()).store(LARGE, ID, 1)
+    full = ResultStorage(SIGNER, writer=segments.writer(), objects=objects)
     result = full.store(LARGE, ID, 1)
     assert result.location.kind == "object"
     assert segments.used_bytes == 0
 
 
-def test_a_result_that_cannot_be_stored_says_why(values: Values, segments: Segments) -> None:
+def test_a_result_that_cannot_be_stored_says_why(values: ResultStorage, segments: Segments) -> None:
     with pytest.raises(CannotSerialize, match=r"the result\['gen'\] is a generator"):
         values.store({"gen": (n for n in "ab"), "large": LARGE}, ID, 1)
     assert segments.used_bytes == 0
 
 
 def test_a_result_that_is_gone_is_told_from_one_that_cannot_be_reached(
-    values: Values, segments: Segments, monkeypatch: pytest.MonkeyPatch
+    values: ResultStorage, segments: Segments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = values.store(LARGE, ID, 1)
     assert segments.delete(result.location.name)
@@ -162,9 +164,9 @@ def test_a_result_that_is_gone_is_told_from_one_that_cannot_be_reached(
 
 @pytest.mark.rule("FUT-59")
 @pytest.mark.parametrize("kind", ["inline", "segment", "object"])
-def test_a_forged_result_is_never_unpickled(values: Values, segments: Segments, kind: str) -> None:
+def test_a_forged_result_is_never_unpickled(values: ResultStorage, segments: Segments, kind: str) -> None:
     bomb = Bomb("result", 0 if kind == "inline" else 100_000)
-    forger = Values(Signer(ClusterKey.new()), writer=segments.writer(), objects=values._objects)
+    forger = ResultStorage(Signer(ClusterKey.new()), writer=segments.writer(), objects=values._objects)
     forged = forger.store(Bomb("forged", len(bomb.padding)), b"k" * 16, 1, durable=kind == "object")
     assert forged.location.kind == kind
     genuine = values.store(bomb, ID, 1, durable=kind == "object")
@@ -191,7 +193,7 @@ def test_a_forged_result_is_never_unpickled(values: Values, segments: Segments, 
     assert [exploded.pop()] == ["result"], "a genuine one is, so that this would tell"
 
 
-def test_a_result_put_in_the_place_of_another_is_refused(values: Values) -> None:
+def test_a_result_put_in_the_place_of_another_is_refused(values: ResultStorage) -> None:
     one, two = values.store(LARGE, ID, 1), values.store(LARGE * 2, ID, 2)
     with pytest.raises(BadSignature):
         values.load(at(one, name=two.location.name), ID)
@@ -247,7 +249,7 @@ def spoil(kind: str, body: bytearray) -> bytearray:
 )
 @pytest.mark.parametrize("place", ["segment", "object"])
 def test_a_copy_that_was_damaged_is_told_and_not_unpickled(
-    values: Values, segments: Segments, objects: Objects, place: str, kind: str
+    values: ResultStorage, segments: Segments, objects: Objects, place: str, kind: str
 ) -> None:
     result = values.store(Bomb("damaged", 100_000), ID, 1, durable=place == "object")
     if place == "object":
@@ -262,7 +264,7 @@ def test_a_copy_that_was_damaged_is_told_and_not_unpickled(
     assert exploded == []
 
 
-def test_data_that_was_damaged_in_object_storage_is_told(values: Values, objects: Objects) -> None:
+def test_data_that_was_damaged_in_object_storage_is_told(values: ResultStorage, objects: Objects) -> None:
     result = values.store(LARGE, ID, 1, durable=True)
     body = bytearray(objects.get(result.location.name)[0])
     body[-1] ^= 1
@@ -274,16 +276,16 @@ def test_data_that_was_damaged_in_object_storage_is_told(values: Values, objects
 def test_a_head_that_lies_about_what_follows_is_told() -> None:
     dumped = pickling.dump(LARGE)
     image = layout.joined(layout.plan(dumped))
-    head = msgspec.msgpack.decode(layout.read_head(memoryview(image)), type=layout.Head)
+    head = msgspec.msgpack.decode(layout.read_head(memoryview(image)), type=layout.LayoutHead)
     assert head.sizes == (LARGE.nbytes,)
-    lying = layout.plan(pickling.Dumped(dumped.stream, (pickling.Part(0, memoryview(bytes(10))),)))
+    lying = layout.plan(pickling.Dumped(dumped.stream, (pickling.PicklePart(0, memoryview(bytes(10))),)))
     with pytest.raises(CopyCorrupt):
         layout.load(memoryview(layout.joined(lying) + b"x"), lambda head: None, what="it")
 
 
 @pytest.mark.rule("FUT-22")
 def test_a_result_that_this_process_cannot_load_is_told(
-    values: Values, monkeypatch: pytest.MonkeyPatch
+    values: ResultStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for padding in (b"", bytes(100_000)):
         result = values.store((lambda: 1, padding), ID, 1)
@@ -295,7 +297,7 @@ def test_a_result_that_this_process_cannot_load_is_told(
 
 
 def test_values_stay_when_their_segment_is_deleted_and_go_with_their_last_user(
-    values: Values, segments: Segments
+    values: ResultStorage, segments: Segments
 ) -> None:
     result = values.store([LARGE, LARGE + 1], ID, 1)
     one, two = values.load(result, ID)
@@ -312,7 +314,7 @@ def test_values_stay_when_their_segment_is_deleted_and_go_with_their_last_user(
     assert not mapped()
 
 
-def test_hundreds_of_results_need_no_descriptors(values: Values) -> None:
+def test_hundreds_of_results_need_no_descriptors(values: ResultStorage) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     held = [values.load(values.store(LARGE[:3_000], ID, n), ID) for n in range(300)]
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2

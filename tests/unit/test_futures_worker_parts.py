@@ -13,18 +13,18 @@ from tidemill.futures.protocol.claim import Claim
 from tidemill.futures.protocol.lanes import Capacity
 from tidemill.futures.protocol.rows import Blob, Claimed, Failure, Location, Needs, Result, Spec
 from tidemill.futures.worker import memory, wire
-from tidemill.futures.worker.children import Child
-from tidemill.futures.worker.jobs import Job
+from tidemill.futures.worker.children import WorkerChild
+from tidemill.futures.worker.jobs import FutureJob
 from tidemill.futures.worker.placement import NOTHING, Placement, settle
-from tidemill.futures.worker.wakeup import Wakeup
-from tidemill.futures.worker.wire import Broken, Done, Page, Recalled, Up, Waiting
+from tidemill.futures.worker.wakeup import LoopWakeup
+from tidemill.futures.worker.wire import Recalled, SharedPage, TaskBroken, TaskDone, TaskWaiting, Up
 
 # --- wire
 
 MESSAGES: list[Up] = [
-    Done(7, Result(3, 0, 10, Location("inline"), b"head", b"signature"), 1_500),
-    Broken(8, Failure(kind="exception", message="x" * 1_000), 10),
-    Waiting(9, (b"a" * 16, b"b" * 16)),
+    TaskDone(7, Result(3, 0, 10, Location("inline"), b"head", b"signature"), 1_500),
+    TaskBroken(8, Failure(kind="exception", message="x" * 1_000), 10),
+    TaskWaiting(9, (b"a" * 16, b"b" * 16)),
     Recalled(10, 20),
 ]
 
@@ -40,8 +40,8 @@ def test_frames_come_whole_however_the_stream_is_cut(cuts: list[int]) -> None:
 
 
 def test_a_page_tells_what_runs_since_when_and_when_it_last_made_progress() -> None:
-    fd = Page.make()
-    child, supervisor = Page(fd), Page(fd)
+    fd = SharedPage.make()
+    child, supervisor = SharedPage(fd), SharedPage(fd)
     os.close(fd)
     child.begin(5, 1_000)
     assert (supervisor.running, supervisor.began_us, supervisor.progress_us) == (5, 1_000, 1_000)
@@ -54,7 +54,7 @@ def test_a_page_tells_what_runs_since_when_and_when_it_last_made_progress() -> N
 
 
 def test_a_wakeup_is_heard_once_and_after_each_hush_again() -> None:
-    wakeup = Wakeup()
+    wakeup = LoopWakeup()
 
     def readable() -> bool:
         return bool(select.select([wakeup.reader], [], [], 0)[0])
@@ -122,7 +122,7 @@ def test_without_a_control_group_memory_is_the_machines(tmp_path: Path) -> None:
 # --- placement
 
 
-class FakeChild(Child):
+class FakeChild(WorkerChild):
     """A child without its process."""
 
     def __init__(self, number: int) -> None:
@@ -142,14 +142,14 @@ class FakeChild(Child):
         self.resumed.append(number)
 
 
-def job(needs: Needs = NOTHING, **changes: object) -> Job:
+def job(needs: Needs = NOTHING, **changes: object) -> FutureJob:
     future_id = os.urandom(16)  # noqa: TID251 - any will do
     row = Claimed(holder="n", node_epoch=1, claimed_at=0)
     spec = Spec(id=future_id, name="f", code=b"c", args=Blob(b""), needs=needs, **changes)  # type: ignore[arg-type]
-    return Job(Claim(future_id, row, b""), spec, b"", needs, (), b"")
+    return FutureJob(Claim(future_id, row, b""), spec, b"", needs, (), b"")
 
 
-def given_to(child: Child, one: Job) -> None:
+def given_to(child: WorkerChild, one: FutureJob) -> None:
     child.take(one)
     settle(child)
 
@@ -234,7 +234,7 @@ def test_long_tasks_are_remembered_until_short_ones_are_seen_again() -> None:
 # --- the order of an actor's calls
 
 
-def call(ordinal: int, *, retries: int = 0) -> Job:
+def call(ordinal: int, *, retries: int = 0) -> FutureJob:
     return job(actor=b"a" * 16, ordinal=ordinal, max_retries=retries)
 
 

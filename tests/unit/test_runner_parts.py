@@ -10,7 +10,7 @@ from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leases import LeaseTiming
 from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost, UsageError
-from tidemill.futures.home import Place
+from tidemill.futures.home import ClusterAddress
 from tidemill.futures.values.signatures import ClusterKey
 from tidemill.futures.worker.worker import WorkerOptions
 from tidemill.publish.parts import PartPlace
@@ -25,7 +25,7 @@ CHANCE = random.Random(7)
 
 
 def test_the_first_free_slot_is_taken_and_every_life_of_it_has_later_epochs(tmp_path: Path) -> None:
-    place = Place.of_home(tmp_path)
+    place = ClusterAddress.of_home(tmp_path)
     with slot(place, CHANCE) as first, slot(place, CHANCE) as second:
         assert (first.node_id, second.node_id) == ("runner-0", "runner-1")
     with slot(place, CHANCE) as again:
@@ -36,12 +36,12 @@ def test_the_first_free_slot_is_taken_and_every_life_of_it_has_later_epochs(tmp_
 def test_a_slot_file_that_holds_nonsense_counts_from_the_beginning(tmp_path: Path) -> None:
     (tmp_path / "runners").mkdir()
     (tmp_path / "runners" / "0.lock").write_bytes(b"what\n")
-    with slot(Place.of_home(tmp_path), CHANCE) as first:
+    with slot(ClusterAddress.of_home(tmp_path), CHANCE) as first:
         assert first.epoch == LIFE
 
 
 def test_elsewhere_every_runner_has_a_name_of_its_own() -> None:
-    place = Place(store="memory://", objects="", key=ClusterKey(b"k" * 32))
+    place = ClusterAddress(store="memory://", objects="", key=ClusterKey(b"k" * 32))
     with slot(place, CHANCE) as first, slot(place, CHANCE) as second:
         assert first.node_id != second.node_id
         assert first.epoch == 0

@@ -13,7 +13,7 @@ from tidemill.cli.where import ClusterLocation, where_options
 from tidemill.errors import TidemillError
 from tidemill.futures.client import queries
 from tidemill.futures.client.lineage import STYLES, Lineage, trace
-from tidemill.futures.client.queries import Listed, Shown
+from tidemill.futures.client.queries import FutureDetails, FutureSummary
 from tidemill.futures.protocol import cancel, requeue
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.satisfy import in_units, said
@@ -153,7 +153,7 @@ def _where(home: str | None, store: str | None, cluster: str) -> ClusterLocation
 # --- text output
 
 
-def _table(futures: Sequence[Listed]) -> Table:
+def _table(futures: Sequence[FutureSummary]) -> Table:
     lines = [
         {
             "id": Text(future.id[:ID_DIGITS]),
@@ -183,7 +183,7 @@ def _age(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def _page(seen: Shown, tree: Lineage) -> Group:
+def _page(seen: FutureDetails, tree: Lineage) -> Group:
     spec, row, tally = seen.spec, seen.row, seen.row.tally
     facts = Table(box=None, show_header=False, pad_edge=False)
     facts.add_column(style="bold")
@@ -208,7 +208,7 @@ def _page(seen: Shown, tree: Lineage) -> Group:
     return Group(*parts)  # type: ignore[arg-type] # all are renderables of rich
 
 
-def _facts(seen: Shown) -> dict[str, object]:
+def _facts(seen: FutureDetails) -> dict[str, object]:
     spec, row = seen.spec, seen.row
     result = getattr(row, "result", None)
     return {
@@ -231,7 +231,7 @@ def _facts(seen: Shown) -> dict[str, object]:
     }
 
 
-def _result(seen: Shown, tree: Lineage) -> dict[str, object]:
+def _result(seen: FutureDetails, tree: Lineage) -> dict[str, object]:
     """Return the future as JSON, without code, arguments and pickled data."""
     failure = seen.failure
     return {

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tidemill.futures.home import CLUSTER, STORE, Place
+from tidemill.futures.home import CLUSTER, STORE, ClusterAddress
 from tidemill.store import Store, open_store
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -20,7 +20,7 @@ class ClusterLocation:
             raise click.UsageError("pass --home FOLDER or --store URL")
         if home is not None and not (Path(home).expanduser() / STORE).exists():
             raise click.UsageError(f"{home} is not the home of a cluster")
-        self._url = store if store is not None else Place.of_home(home or "").store
+        self._url = store if store is not None else ClusterAddress.of_home(home or "").store
         self.cluster = cluster
 
     def open(self) -> Store:

@@ -12,7 +12,7 @@ import msgspec
 from tidemill.cli.output import CommandOutput, json_option
 from tidemill.errors import UsageError
 from tidemill.events import Event
-from tidemill.futures.home import CLUSTER, Place
+from tidemill.futures.home import CLUSTER, ClusterAddress
 from tidemill.futures.worker.zygote import Zygote
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     key_file: str | None
     cluster: str
 
-    def place(self) -> Place:
+    def place(self) -> ClusterAddress:
         """Where the cluster is. A home has its own store and objects."""
-        return Place.of(
+        return ClusterAddress.of(
             home=self.home,
             store=None if self.home is not None else self.store,
             objects=None if self.home is not None else self.objects,
@@ -261,14 +261,14 @@ def worker(
     place = cluster.place()
     zygote = Zygote()  # it imports while we do
     from tidemill.cluster.leases import LeaseTiming
-    from tidemill.futures.worker.settings import Settings
+    from tidemill.futures.worker.settings import WorkerSettings
     from tidemill.futures.worker.worker import WorkerOptions, run_worker
 
     options = WorkerOptions(
         **msgspec.structs.asdict(capacity),
         serving=serving.serving(),
         with_parent=with_parent,
-        settings=Settings(
+        settings=WorkerSettings(
             grace_s=times.grace_s,
             cancel_grace_s=times.cancel_grace_s,
             max_waiting=times.max_waiting,

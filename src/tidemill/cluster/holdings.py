@@ -11,7 +11,7 @@ from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.membership import Membership
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.partitions import Partition
-from tidemill.cluster.shares import Ask, Choice, Take
+from tidemill.cluster.shares import AskHolder, Choice, TakePartition
 from tidemill.errors import CommitUnknown, LeaseLost, StoreError
 from tidemill.events import Emit
 from tidemill.store import Store, Tx
@@ -188,7 +188,7 @@ class Holdings:
     def _take_in(self, group: str) -> tuple[bool, float]:
         """Whether there was something to do in a group, and the seconds until there may be more."""
         choice = self.store.run(lambda tx: self._choose(tx, group))
-        if isinstance(choice, Take):
+        if isinstance(choice, TakePartition):
             sent = self.clock.monotonic()
             part = self.store.run(
                 lambda tx: partitions.take(tx, self.keys, group, choice.id, self.node.id, self.timing.ttl_us)
@@ -196,7 +196,7 @@ class Holdings:
             if part is not None:
                 self._begin(part, sent)
             return True, self.pause_s * self.chance.random()
-        if isinstance(choice, Ask):
+        if isinstance(choice, AskHolder):
             self.store.run(
                 lambda tx: partitions.ask(
                     tx,

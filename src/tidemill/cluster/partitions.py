@@ -29,7 +29,7 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     handed_on: int = 0  # how often a holder ended without completing it
 
 
-class Map(msgspec.Struct, frozen=True):
+class PartitionMap(msgspec.Struct, frozen=True):
     """From which node list, and by which leader, a group's partitions were computed (CLU-16)."""
 
     node_version: int
@@ -61,7 +61,7 @@ def is_expired(part: Partition, now_us: int) -> bool:
     return part.state is PartitionState.IN_PROGRESS and part.expires_at <= now_us
 
 
-class Standing(msgspec.Struct, frozen=True, array_like=True):
+class PartitionSummary(msgspec.Struct, frozen=True, array_like=True):
     """What the index of expiries says of a partition: enough to choose by, in one read (CLU-14)."""
 
     id: str
@@ -72,13 +72,15 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     wanted_at: int
 
 
-def standings(tx: Tx, keys: ClusterKeys, group: str) -> list[Standing]:
+def standings(tx: Tx, keys: ClusterKeys, group: str) -> list[PartitionSummary]:
     """Every partition of a group that is not done, by expiry: one range read, no payloads."""
     rows = tx.range(*keys.part_expiry.under(group), snapshot=True)
-    return [msgspec.msgpack.decode(row.value, type=Standing) for row in rows]
+    return [msgspec.msgpack.decode(row.value, type=PartitionSummary) for row in rows]
 
 
-def create(tx: Tx, keys: ClusterKeys, group: str, payloads: dict[str, bytes], made_from: Map) -> list[str]:
+def create(
+    tx: Tx, keys: ClusterKeys, group: str, payloads: dict[str, bytes], made_from: PartitionMap
+) -> list[str]:
     """Make the partitions that are not there yet, and name the node list they stand for.
 
     Called by the leader in its transaction, in pages of a hundred or fewer. Returns the new ids.
@@ -94,10 +96,10 @@ def create(tx: Tx, keys: ClusterKeys, group: str, payloads: dict[str, bytes], ma
     return made
 
 
-def map_of(tx: Tx, keys: ClusterKeys, group: str) -> Map | None:
+def map_of(tx: Tx, keys: ClusterKeys, group: str) -> PartitionMap | None:
     """The group's map row."""
     raw = tx.get(keys.map[group])
-    return None if raw is None else msgspec.msgpack.decode(raw, type=Map)
+    return None if raw is None else msgspec.msgpack.decode(raw, type=PartitionMap)
 
 
 def take(tx: Tx, keys: ClusterKeys, group: str, part_id: str, holder: str, ttl_us: int) -> Partition | None:
@@ -241,5 +243,7 @@ def _write(tx: Tx, keys: ClusterKeys, old: Partition | None, new: Partition) -> 
         tx.clear(keys.part_expiry[old.group, old.expires_at, old.id])
     tx.set(keys.part[new.group, new.id], msgspec.msgpack.encode(new))
     if new.state is not PartitionState.DONE:
-        standing = Standing(new.id, new.holder, new.expires_at, new.free_since, new.wanted_by, new.wanted_at)
+        standing = PartitionSummary(
+            new.id, new.holder, new.expires_at, new.free_since, new.wanted_by, new.wanted_at
+        )
         tx.set(keys.part_expiry[new.group, new.expires_at, new.id], msgspec.msgpack.encode(standing))

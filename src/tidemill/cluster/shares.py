@@ -21,30 +21,30 @@ from typing import NamedTuple
 import msgspec
 
 from tidemill.cluster.nodes import Node
-from tidemill.cluster.partitions import Standing
+from tidemill.cluster.partitions import PartitionSummary
 
 STALE_TTLS = 2  # a request as old as that no longer keeps others from asking
 
 
-class Take(msgspec.Struct, frozen=True):
+class TakePartition(msgspec.Struct, frozen=True):
     """Try to become the holder of this partition."""
 
     id: str
 
 
-class Ask(msgspec.Struct, frozen=True):
+class AskHolder(msgspec.Struct, frozen=True):
     """Ask its holder for this partition."""
 
     id: str
 
 
-class Rest(msgspec.Struct, frozen=True):
+class WaitForChange(msgspec.Struct, frozen=True):
     """There is nothing to do before `wait_s` is over."""
 
     wait_s: float
 
 
-Choice = Take | Ask | Rest
+Choice = TakePartition | AskHolder | WaitForChange
 
 
 class Share(NamedTuple):
@@ -65,7 +65,7 @@ def fair_share(nodes: list[Node], node_id: str, partitions: int) -> Share:
 
 
 def choose(
-    standings: list[Standing],
+    standings: list[PartitionSummary],
     nodes: list[Node],
     node_id: str,
     *,
@@ -77,39 +77,41 @@ def choose(
 ) -> Choice:
     """What to do next. `nodes` are the live ones; `standings` every partition that is not done."""
     if free_slots <= 0:
-        return Rest(ttl_s)
+        return WaitForChange(ttl_s)
     ttl_us = int(ttl_s * 1_000_000)
     ordered = _from_own_place(sorted(standings, key=lambda one: one.id), nodes, node_id)
     kept_us = ttl_us * 2 // 5  # for whoever asked for it: two rounds of a node that looks
 
-    def nobodys(one: Standing, since_us: int) -> bool:
+    def nobodys(one: PartitionSummary, since_us: int) -> bool:
         return since_us <= now_us and (one.wanted_by in ("", node_id) or since_us + kept_us <= now_us)
 
     expired = [one for one in ordered if one.holder and nobodys(one, one.expires_at)]
     if expired:
-        return Take(expired[0].id)
+        return TakePartition(expired[0].id)
     mine = sum(one.holder == node_id for one in standings)
     share = fair_share(nodes, node_id, len(standings))
     free = [one for one in ordered if not one.holder and nobodys(one, one.free_since)]
     free.sort(key=lambda one: one.wanted_by != node_id)
     left_over = [one for one in free if one.free_since + ttl_us <= now_us]
     if free and mine < share.most:
-        return Take(free[0].id)
+        return TakePartition(free[0].id)
     if left_over:
-        return Take(left_over[0].id)
+        return TakePartition(left_over[0].id)
     if mine < share.most:
         asked = any(one.wanted_by and one.wanted_at + STALE_TTLS * ttl_us > now_us for one in standings)
         excess = None if asked else _excess(ordered, nodes, node_id, below_least=mine < share.least)
         if excess is not None:
-            return Ask(excess.id)
+            return AskHolder(excess.id)
     next_expiry = min((one.expires_at for one in standings if one.holder), default=now_us + ttl_us)
     wait_s = min(ttl_s, max(0.0, (next_expiry - now_us) / 1_000_000))
     if any(one.expires_at <= now_us for one in standings):  # left to others, but perhaps not for long
         wait_s = ttl_s / 5
-    return Rest(wait_s + pause_s * chance.random())
+    return WaitForChange(wait_s + pause_s * chance.random())
 
 
-def _from_own_place(standings: list[Standing], nodes: list[Node], node_id: str) -> list[Standing]:
+def _from_own_place(
+    standings: list[PartitionSummary], nodes: list[Node], node_id: str
+) -> list[PartitionSummary]:
     ids = sorted(node.id for node in nodes)
     if not standings or node_id not in ids:
         return standings
@@ -118,13 +120,13 @@ def _from_own_place(standings: list[Standing], nodes: list[Node], node_id: str) 
 
 
 def _excess(
-    standings: list[Standing], nodes: list[Node], node_id: str, *, below_least: bool
-) -> Standing | None:
+    standings: list[PartitionSummary], nodes: list[Node], node_id: str, *, below_least: bool
+) -> PartitionSummary | None:
     """A partition of the fullest node that has more than its share, when there is one.
 
     One that drains is not asked: it hands back by itself what it does not finish in its grace (CLU-25).
     """
-    held: dict[str, list[Standing]] = {}
+    held: dict[str, list[PartitionSummary]] = {}
     for one in standings:
         held.setdefault(one.holder, []).append(one)
     slots = {node.id: max(1, node.slots) for node in nodes if node.id != node_id and not node.draining}

@@ -3,9 +3,9 @@
 A *home* is a folder that has all of it: `store.db`, `objects/` and `cluster.key` (mode 0600, made with the
 home). Any other store is named by its URL, and its key must be given (FUT-59).
 
-A `Place` can be pickled, so that a handle or a client finds its cluster again in another process; neither
-the key nor the password of a URL goes with it. In a home both are found there; elsewhere the other process
-has to be connected already, or to be given them by its own environment.
+A `ClusterAddress` can be pickled, so that a handle or a client finds its cluster again in another process.
+Neither the key nor the password of a URL is part of the pickle. A home contains both. Elsewhere the other
+process must be connected already, or get them from its own environment.
 """
 
 import os
@@ -25,7 +25,7 @@ STORE, OBJECTS = "store.db", "objects"
 CLUSTER = "default"
 
 
-class Place:
+class ClusterAddress:
     """One cluster's store, objects, name and key. `home` is empty unless it is a home."""
 
     __slots__ = ("_key", "cluster", "home", "objects", "store")
@@ -50,7 +50,7 @@ class Place:
         self._key = key
 
     @classmethod
-    def of_home(cls, home: str | os.PathLike[str], cluster: str = CLUSTER) -> "Place":
+    def of_home(cls, home: str | os.PathLike[str], cluster: str = CLUSTER) -> "ClusterAddress":
         """A home; made when it is not there."""
         folder = Path(home).expanduser().resolve()
         if folder.exists() and not folder.is_dir():
@@ -74,7 +74,7 @@ class Place:
         cluster: str = CLUSTER,
         key_file: str | os.PathLike[str] | None = None,
         environ: Mapping[str, str] = os.environ,
-    ) -> "Place":
+    ) -> "ClusterAddress":
         """A place from what a user says: a home, or a store with its objects.
 
         Args:
@@ -125,7 +125,7 @@ class Place:
         return HIDDEN not in self.store and BLOT not in self.objects
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Place) and self.identity == other.identity
+        return isinstance(other, ClusterAddress) and self.identity == other.identity
 
     def __hash__(self) -> int:
         return hash(self.identity)
@@ -137,5 +137,5 @@ class Place:
         return f"<Place {self.home or redact_store(self.store)} cluster {self.cluster!r}>"
 
 
-def _arrived(store: str, objects: str, cluster: str, home: str) -> Place:
-    return Place(store=store, objects=objects, cluster=cluster, home=home)
+def _arrived(store: str, objects: str, cluster: str, home: str) -> ClusterAddress:
+    return ClusterAddress(store=store, objects=objects, cluster=cluster, home=home)

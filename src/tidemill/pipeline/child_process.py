@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from tidemill.errors import PipelineNotFound, TidemillError
-from tidemill.futures.home import Place
+from tidemill.futures.home import ClusterAddress
 from tidemill.futures.values.signatures import ClusterKey
 from tidemill.pipeline import pipeline_file
 from tidemill.runner.child import ChildContext
@@ -30,8 +30,8 @@ class PipelineInfo(msgspec.Struct, frozen=True, kw_only=True):
     secret: bytes
 
     @property
-    def place(self) -> Place:
-        return Place(
+    def place(self) -> ClusterAddress:
+        return ClusterAddress(
             store=self.store,
             objects=self.objects,
             cluster=self.cluster,

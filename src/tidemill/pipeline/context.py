@@ -13,7 +13,7 @@ from tidemill.cluster.nodes import Node
 from tidemill.errors import StoreUnavailable, UsageError
 from tidemill.events import Emit, ignore
 from tidemill.futures.client.connection import Connection
-from tidemill.futures.home import Place
+from tidemill.futures.home import ClusterAddress
 from tidemill.objects import Objects
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.publisher import Publisher
@@ -56,7 +56,7 @@ class PipelineContext:
     """
 
     def __init__(
-        self, place: Place, spark: "SparkOption", *, app: str, clock: Clock, chance: random.Random
+        self, place: ClusterAddress, spark: "SparkOption", *, app: str, clock: Clock, chance: random.Random
     ) -> None:
         self.place = place
         self.clock = clock

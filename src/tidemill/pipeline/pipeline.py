@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from tidemill.clock import SYSTEM, Clock
 from tidemill.errors import DeclarationError
 from tidemill.events import Emit, ignore
-from tidemill.futures.home import CLUSTER, Place
+from tidemill.futures.home import CLUSTER, ClusterAddress
 from tidemill.lots import checks as expectations
 from tidemill.lots.checks import quarantine_of
 from tidemill.lots.keys import DatasetId
@@ -85,7 +85,7 @@ class Pipeline(Registry):
             home = f"{name}-home"
         if home is not None:
             home = self.base / Path(home).expanduser()
-        self._place: Callable[[], Place] = lambda: Place.of(
+        self._place: Callable[[], ClusterAddress] = lambda: ClusterAddress.of(
             home=home, store=store, objects=objects, cluster=cluster, key_file=key_file
         )
         self._spark = spark

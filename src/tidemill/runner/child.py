@@ -1,8 +1,8 @@
 """The child process of a runner: it holds the Spark session and runs user code.
 
-The supervisor writes to the child's standard input: first a `Hello`, later `Drain`. When that pipe is closed
-the supervisor is dead, and the child dies too. The child acts under an epoch of the node that no other child
-has. When that epoch is over the store refuses its writes, and the supervisor kills it. The child calls
+The supervisor writes to the child's standard input: first a `RunnerHello`, later `Drain`. When that pipe is
+closed the supervisor is dead, and the child dies too. The child acts under an epoch of the node that no other
+child has. When that epoch is over the store refuses its writes, and the supervisor kills it. The child calls
 `main`, a function named as `module:function`, with a `ChildContext`; its return value is the exit code.
 
 Before it ends, the child writes its exit code to a pipe. A child that ends without that has died, even if its
@@ -26,7 +26,7 @@ from tidemill.clock import SYSTEM, Clock
 from tidemill.cluster.leases import DEFAULT_TIMING, LeaseTiming
 from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost, TidemillError, UsageError
-from tidemill.futures.home import Place
+from tidemill.futures.home import ClusterAddress
 from tidemill.futures.values.signatures import ClusterKey
 from tidemill.futures.worker.processes import PR_SET_NAME, PR_SET_PDEATHSIG, prctl
 from tidemill.runner.presence import GivenPresence
@@ -39,7 +39,7 @@ RESTART = 75
 MOST_HELLO_BYTES = 16_000_000
 
 
-class Hello(msgspec.Struct, frozen=True, kw_only=True):
+class RunnerHello(msgspec.Struct, frozen=True, kw_only=True):
     """The first message to a child."""
 
     main: str
@@ -72,8 +72,8 @@ class ChildContext:
     - draining: set when the function should end, within `grace_s`.
     """
 
-    def __init__(self, hello: Hello, store: Store, clock: Clock = SYSTEM) -> None:
-        self.place = Place(
+    def __init__(self, hello: RunnerHello, store: Store, clock: Clock = SYSTEM) -> None:
+        self.place = ClusterAddress(
             store=hello.store,
             objects=hello.objects,
             cluster=hello.cluster,
@@ -108,7 +108,7 @@ def main() -> int:
     os.dup2(nothing, 0)  # processes that user code starts must not read our messages
     os.close(nothing)
     line, rest = _first_line(messages)
-    hello = msgspec.json.decode(line, type=Hello)
+    hello = msgspec.json.decode(line, type=RunnerHello)
     if os.getppid() != hello.parent:
         return RESTART  # the supervisor died before we asked to die with it
     sys.path[:] = hello.path or sys.path

@@ -11,10 +11,10 @@ from typing import Any
 from tidemill.crash import Crashed
 from tidemill.errors import FutureCancelled, LeaseLost, UsageError
 from tidemill.futures.values.signatures import ClusterKey
-from tidemill.futures.worker.jobs import Job
+from tidemill.futures.worker.jobs import FutureJob
 from tidemill.futures.worker.task import Outcome, TaskRunner
-from tidemill.futures.worker.task_context import Site
-from tidemill.futures.worker.wire import Broken, Hello, Task
+from tidemill.futures.worker.task_context import WorkerSite
+from tidemill.futures.worker.wire import ChildHello, TaskBroken, TaskMessage
 from tidemill.publish.parts import PartPlace
 from tidemill.scope import Scope
 
@@ -22,7 +22,7 @@ from tidemill.scope import Scope
 class FutureRun:
     """A claimed future while a thread runs it."""
 
-    def __init__(self, job: Job, tools: object) -> None:
+    def __init__(self, job: FutureJob, tools: object) -> None:
         self.job = job
         self.tools = tools
         self.place = PartPlace(job.id.hex(), job.claim.epoch)
@@ -73,10 +73,10 @@ def tag_of(place: PartPlace) -> str:
     return f"tidemill-{place.task}-{place.epoch}"
 
 
-class _Site(Site):
+class _Site(WorkerSite):
     """A site in the process of the runner itself, which has opened everything already."""
 
-    def __init__(self, hello: Hello, scope: Scope) -> None:
+    def __init__(self, hello: ChildHello, scope: Scope) -> None:
         super().__init__(hello, clock=scope.clock)
         self._store = scope.store
         self._objects = scope.objects
@@ -92,7 +92,7 @@ class FutureRunner(TaskRunner):
     """
 
     def __init__(self, scope: Scope, key: ClusterKey, node_id: str) -> None:
-        hello = Hello(
+        hello = ChildHello(
             cluster=scope.cluster,
             store="",
             objects="here",
@@ -107,14 +107,14 @@ class FutureRunner(TaskRunner):
     def run_future(self, run: FutureRun) -> Outcome:
         """Run one future to its outcome. Raises only what counts as the death of this process."""
         job = run.job
-        task = Task(0, job.claim.epoch, job.spec_raw, job.inputs, job.code)
+        task = TaskMessage(0, job.claim.epoch, job.spec_raw, job.inputs, job.code)
         token = _run.set(run)
         try:
             return self.run(task, lambda _: None)
         finally:
             _run.reset(token)
 
-    def _broken(self, task: Task, error: BaseException, kind: str, took_us: int) -> Broken:
+    def _broken(self, task: TaskMessage, error: BaseException, kind: str, took_us: int) -> TaskBroken:
         if isinstance(error, Crashed):
             raise error  # a crash point counts as the death of the process
         return super()._broken(task, error, kind, took_us)

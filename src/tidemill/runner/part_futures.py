@@ -17,10 +17,10 @@ from urllib.parse import quote
 
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.errors import AttemptUnknown, FutureTimeout, ObjectError, StoreError
-from tidemill.futures.client.completions import Waiting
+from tidemill.futures.client.completions import Completions
 from tidemill.futures.client.options import Options
 from tidemill.futures.client.outcomes import Outcomes
-from tidemill.futures.client.submission import NOTHING, Submissions
+from tidemill.futures.client.submission import NOTHING, SubmissionFactory
 from tidemill.futures.protocol import cancel, edges, reap, requeue, results, rows, submit, sweep
 from tidemill.futures.protocol.keys import FutureKeys, args_object
 from tidemill.futures.protocol.lanes import RUNNERS
@@ -37,7 +37,7 @@ from tidemill.futures.protocol.rows import (
 )
 from tidemill.futures.protocol.states import ENDED
 from tidemill.futures.values.blobs import Blobs
-from tidemill.futures.values.result_storage import Values
+from tidemill.futures.values.result_storage import ResultStorage
 from tidemill.futures.values.signatures import ClusterKey, Signer
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Open
@@ -90,11 +90,11 @@ class PartFutures:
         self._keys = FutureKeys(scope.cluster)
         self._own = RunnerKeys(scope.cluster)
         self._publish = PublishKeys(scope.cluster)
-        self._waiting = Waiting(store, self._keys, clock)
-        self._submissions = Submissions(
+        self._waiting = Completions(store, self._keys, clock)
+        self._submissions = SubmissionFactory(
             Blobs(store, self._keys, signer, objects), signer, owner="", clock=clock, chance=chance
         )
-        values, cluster = Values(signer, objects=objects), ClusterKeys(scope.cluster)
+        values, cluster = ResultStorage(signer, objects=objects), ClusterKeys(scope.cluster)
         self._outcomes = Outcomes(store, self._keys, cluster, signer, values, clock, chance)
 
     # --- running

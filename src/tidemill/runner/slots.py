@@ -21,7 +21,7 @@ import msgspec
 
 from tidemill.cluster.member import random_id
 from tidemill.errors import UsageError
-from tidemill.futures.home import Place
+from tidemill.futures.home import ClusterAddress
 
 FOLDER = "runners"
 MOST_RUNNERS = 1_000
@@ -37,7 +37,7 @@ class Slot(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def slot(place: Place, chance: random.Random) -> Iterator[Slot]:
+def slot(place: ClusterAddress, chance: random.Random) -> Iterator[Slot]:
     """A slot of the place's home while inside; a random name where there is no home."""
     if not place.home:
         yield Slot(f"runner-{random_id(chance)}")

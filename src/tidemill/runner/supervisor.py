@@ -25,12 +25,12 @@ from tidemill.cluster.leases import DEFAULT_TIMING, LeaseTiming
 from tidemill.cluster.nodes import Node
 from tidemill.errors import RunnerDied
 from tidemill.events import Emit, Event, ignore
-from tidemill.futures.home import Place
+from tidemill.futures.home import ClusterAddress
 from tidemill.futures.worker.events import ChildEnded
 from tidemill.futures.worker.processes import RestartPause, SupervisedProcess, drained_by_signals
-from tidemill.futures.worker.wakeup import Wakeup
+from tidemill.futures.worker.wakeup import LoopWakeup
 from tidemill.objects import open_objects
-from tidemill.runner.child import RESTART, Drain, Hello
+from tidemill.runner.child import RESTART, Drain, RunnerHello
 from tidemill.runner.presence import OwnPresence
 from tidemill.runner.slots import slot
 from tidemill.store import open_store
@@ -69,7 +69,7 @@ class ChildStarted(Event, frozen=True):
 
 
 def run_runner(
-    place: Place,
+    place: ClusterAddress,
     main: str,
     arguments: Mapping[str, Any],
     options: RunnerOptions,
@@ -108,7 +108,7 @@ def run_runner(
             emit=emit,
             timing=options.timing,
         )
-        supervisor = Supervisor(place, main, arguments, options, presence, clock, chance, emit)
+        supervisor = RunnerSupervisor(place, main, arguments, options, presence, clock, chance, emit)
         with drained_by_signals(supervisor, supervisor.wakeup):
             presence.start()
             try:
@@ -121,7 +121,7 @@ def run_runner(
 class SparkChild(SupervisedProcess):
     """The child process of a runner, which holds the Spark session."""
 
-    def __init__(self, hello: Hello, *, life: int) -> None:
+    def __init__(self, hello: RunnerHello, *, life: int) -> None:
         super().__init__()
         self.node = hello.node
         self._ended, their_end = os.pipe()
@@ -142,7 +142,7 @@ class SparkChild(SupervisedProcess):
         self.send(msgspec.structs.replace(hello, ended=their_end))
         self.pidfd = os.pidfd_open(self.pid)
 
-    def send(self, message: Hello | Drain) -> None:
+    def send(self, message: RunnerHello | Drain) -> None:
         """Write one line to its standard input; a dead child reads nothing."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
@@ -162,12 +162,12 @@ class SparkChild(SupervisedProcess):
         return code if last_word else None
 
 
-class Supervisor:
+class RunnerSupervisor:
     """One runner; see `run_runner`."""
 
     def __init__(
         self,
-        place: Place,
+        place: ClusterAddress,
         main: str,
         arguments: Mapping[str, Any],
         options: RunnerOptions,
@@ -184,7 +184,7 @@ class Supervisor:
         self.clock = clock
         self.chance = chance
         self.emit = emit
-        self.wakeup = Wakeup()
+        self.wakeup = LoopWakeup()
         self.drain_by: float | None = None
         self._told = False
         self._pause = RestartPause(clock, chance, most_s=options.most_pause_s)
@@ -223,7 +223,7 @@ class Supervisor:
 
     def _start(self, node: Node) -> SparkChild:
         place = self.place
-        hello = Hello(
+        hello = RunnerHello(
             main=self.main,
             arguments=self.arguments,
             store=place.store,

@@ -14,10 +14,10 @@ from tidemill.clock import Clock
 from tidemill.cluster.nodes import Node
 from tidemill.futures.protocol.lanes import Capacity
 from tidemill.futures.worker.claim_loop import Executor
-from tidemill.futures.worker.jobs import ClaimRequest, Job
+from tidemill.futures.worker.jobs import ClaimRequest, FutureJob
 from tidemill.futures.worker.ledger import Ledger
 from tidemill.futures.worker.task import Outcome
-from tidemill.futures.worker.wire import Broken, Done, Missing
+from tidemill.futures.worker.wire import InputsMissing, TaskBroken, TaskDone
 from tidemill.runner.future_run import FutureRun, FutureRunner
 from tidemill.runner.suspects import Suspects
 
@@ -132,13 +132,13 @@ class WorkerThreads(Executor):
             if not run.stopped and run.job.id in self._ledger.jobs:
                 self._report(run.job, outcome)
 
-    def _report(self, job: Job, outcome: Outcome) -> None:
+    def _report(self, job: FutureJob, outcome: Outcome) -> None:
         match outcome:
-            case Done():
+            case TaskDone():
                 self._ledger.finished(job, outcome.result)
-            case Broken():
+            case TaskBroken():
                 self._ledger.failed(job, outcome.failure, ram_used=outcome.ram_used)
-            case Missing():
+            case InputsMissing():
                 self._ledger.block(job, [loss.id for loss in outcome.losses], outcome.losses)
 
     def interrupt_ended(self) -> None:
@@ -160,13 +160,13 @@ class WorkerThreads(Executor):
             else None
         )
 
-    def start(self, jobs: Sequence[Job]) -> None:
+    def start(self, jobs: Sequence[FutureJob]) -> None:
         for job in jobs:
             run = FutureRun(job, self._tools)
             self._runs[id(run)] = run
             self._queue.put(run)
 
-    def interrupt(self, job: Job) -> None:
+    def interrupt(self, job: FutureJob) -> None:
         """`interrupt_ended` does it: `job.ending` is set."""
 
     def drain(self, by: float) -> None:

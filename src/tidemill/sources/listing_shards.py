@@ -15,7 +15,7 @@ import msgspec
 
 from tidemill.cluster import partitions
 from tidemill.cluster.leases import SECOND_US, TTL_S
-from tidemill.cluster.partitions import Map, Partition
+from tidemill.cluster.partitions import Partition, PartitionMap
 from tidemill.scope import Scope
 from tidemill.sources.discovery import DiscoveryResult, FileDiscovery
 from tidemill.sources.events import ListingShardDone, ListingSharded
@@ -203,7 +203,7 @@ def replace(
             tx.clear_range(*space.under(old))
         tx.clear_range(*keys.shard_listed.under(source))
     payloads = {f"{number:03}": msgspec.msgpack.encode(shard) for number, shard in enumerate(shards)}
-    made_from = Map(node_version=0, leader_epoch=0, count=len(shards))
+    made_from = PartitionMap(node_version=0, leader_epoch=0, count=len(shards))
     partitions.create(tx, keys.publish.cluster, group(source, layout.generation), payloads, made_from)
     tx.set(keys.shard_layout[source], msgspec.msgpack.encode(layout))
     return layout

@@ -15,8 +15,8 @@ import msgspec
 from tidemill.cluster import partitions, shares
 from tidemill.cluster.leases import SECOND_US, TTL_S
 from tidemill.cluster.nodes import Node
-from tidemill.cluster.partitions import Map, Partition, Standing
-from tidemill.cluster.shares import Ask, Take
+from tidemill.cluster.partitions import Partition, PartitionMap, PartitionSummary
+from tidemill.cluster.shares import AskHolder, TakePartition
 from tidemill.errors import LeaseLost
 from tidemill.scope import Scope
 from tidemill.sources.keys import SourceKeys
@@ -86,7 +86,7 @@ class TopicPartitions:
                 pause_s=0.0,
                 chance=scope.chance,
             )
-            if isinstance(choice, Take):
+            if isinstance(choice, TakePartition):
                 part = scope.step(
                     "sources.take-partition",
                     lambda tx, name=choice.id: self._take(tx, name),  # type: ignore[misc]
@@ -95,7 +95,7 @@ class TopicPartitions:
                     return  # another node was faster
                 self.held[part.id] = part
                 standings, nodes, now = scope.store.run(self._read)
-            elif isinstance(choice, Ask):
+            elif isinstance(choice, AskHolder):
                 scope.step(
                     "sources.ask",
                     lambda tx, name=choice.id: self._ask(tx, name),  # type: ignore[misc]
@@ -104,7 +104,7 @@ class TopicPartitions:
             else:
                 return
 
-    def _is_requested(self, standings: Sequence[Standing]) -> bool:
+    def _is_requested(self, standings: Sequence[PartitionSummary]) -> bool:
         return any(
             standing.id in self.held and standing.wanted_by not in ("", self.holder) for standing in standings
         )
@@ -136,7 +136,7 @@ class TopicPartitions:
 
     def _create(self, tx: Tx, names: Sequence[str]) -> None:
         cluster = self._keys.publish.cluster
-        partitions.create(tx, cluster, self.group, dict.fromkeys(names, b""), Map(0, 0, len(names)))
+        partitions.create(tx, cluster, self.group, dict.fromkeys(names, b""), PartitionMap(0, 0, len(names)))
 
     def _renew(self, tx: Tx) -> dict[str, Partition]:
         """Report, hand back what we held under earlier epochs, and renew our partitions; return them."""
@@ -169,7 +169,7 @@ class TopicPartitions:
         except LeaseLost:
             return  # it has expired
 
-    def _read(self, tx: Tx) -> tuple[list[Standing], list[Node], int]:
+    def _read(self, tx: Tx) -> tuple[list[PartitionSummary], list[Node], int]:
         now, since = tx.now(), tx.now() - int(self._ttl_s * SECOND_US)
         nodes = []
         for row in tx.range(*self._keys.member.under(self._source), snapshot=True):

@@ -40,7 +40,7 @@ class Mirror:
         self.lanes: set[bytes] = set()
         self.running: dict[str, int] = {}
         self.names: dict[str, bytes] = {}  # idempotency key -> id
-        self.actors: dict[bytes, actors.Actor] = {}
+        self.actors: dict[bytes, actors.ActorRow] = {}
         self.hosted: set[tuple[str, bytes]] = set()
         self.steps: list[str] = []  # what was wrong in the steps since it was last asked
         self._followed: dict[bytes, tuple[Space, Callable[[bytes, Parts, Value], set[bytes]]]] = {

@@ -17,7 +17,7 @@ import msgspec
 
 from tidemill.cluster import config, nodes, partitions
 from tidemill.cluster.keys import ClusterKeys
-from tidemill.cluster.partitions import Map, Partition
+from tidemill.cluster.partitions import Partition, PartitionMap
 from tidemill.store import Space, Store, Tx
 
 PAGE = 100
@@ -75,7 +75,7 @@ class PartitionWork:
         first = before.count if before is not None else 0
         ids = range(first, min(first + PAGE, plan.partitions))
         if ids:
-            made_from = Map(nodes.version(tx, self.keys), leader_epoch, ids[-1] + 1)
+            made_from = PartitionMap(nodes.version(tx, self.keys), leader_epoch, ids[-1] + 1)
             payloads = {f"{number:05d}": b"" for number in ids}
             partitions.create(tx, self.keys, self.group, payloads, made_from)
         return first + len(ids) == plan.partitions

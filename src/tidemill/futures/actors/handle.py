@@ -16,7 +16,7 @@ from tidemill.errors import UsageError
 
 if TYPE_CHECKING:
     from tidemill.futures.client.future import Future
-    from tidemill.futures.home import Place
+    from tidemill.futures.home import ClusterAddress
 
 
 class Method:
@@ -97,7 +97,7 @@ class ActorHandle:
         return f"<Actor {name} {self.id.hex()} {'alive' if state == 'realized' else state}>"
 
 
-def _arrived(place: "Place", actor_id: bytes) -> ActorHandle:
+def _arrived(place: "ClusterAddress", actor_id: bytes) -> ActorHandle:
     from tidemill.futures.client.client import client_of
 
     return ActorHandle(client_of(place).future(actor_id))

@@ -8,8 +8,8 @@ it is blocked by an input, and then those behind it wait.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tidemill.futures.worker.children import Child
-    from tidemill.futures.worker.jobs import Job
+    from tidemill.futures.worker.children import WorkerChild
+    from tidemill.futures.worker.jobs import FutureJob
 
 LOOK_EVERY_S = 0.1
 """How often the store is asked whether the call we wait for has ended."""
@@ -18,33 +18,33 @@ LOOK_EVERY_S = 0.1
 class HostedActor:
     """One actor of this node."""
 
-    def __init__(self, actor_id: bytes, child: "Child") -> None:
+    def __init__(self, actor_id: bytes, child: "WorkerChild") -> None:
         self.id = actor_id
         self.child = child
         self.next = 1  # the ordinal of the next call
-        self.pending: dict[int, Job] = {}
+        self.pending: dict[int, FutureJob] = {}
         self.holding = 0  # a call that may be tried again: nothing overtakes it
         self.look_at = 0.0
 
-    def add(self, job: "Job") -> None:
+    def add(self, job: "FutureJob") -> None:
         """A call that was claimed."""
         self.pending[job.spec.ordinal] = job
 
-    def ready(self) -> "Job | None":
+    def ready(self) -> "FutureJob | None":
         """The next call, if it is here and nothing holds it back."""
         if self.holding:
             return None
         late = min(self.pending, default=self.next)
         return self.pending.get(min(late, self.next))
 
-    def begin(self, job: "Job") -> None:
+    def begin(self, job: "FutureJob") -> None:
         """The call is sent to the actor."""
         del self.pending[job.spec.ordinal]
         self.next = max(self.next, job.spec.ordinal + 1)
         if job.spec.max_retries:
             self.holding = job.spec.ordinal
 
-    def ended(self, job: "Job", *, again: bool) -> None:
+    def ended(self, job: "FutureJob", *, again: bool) -> None:
         """A call's attempt is over; `again` when the same call comes back."""
         if self.holding == job.spec.ordinal:
             self.holding = 0
@@ -57,25 +57,25 @@ class HostedActor:
         return bool(self.pending) and not self.holding and self.ready() is None
 
 
-class Hosting:
+class HostedActors:
     """All actors of this node."""
 
     def __init__(self) -> None:
         self.actors: dict[bytes, HostedActor] = {}
 
-    def of(self, child: "Child") -> HostedActor | None:
+    def of(self, child: "WorkerChild") -> HostedActor | None:
         return self.actors.get(child.actor) if child.actor else None
 
-    def host(self, actor_id: bytes, child: "Child") -> None:
+    def host(self, actor_id: bytes, child: "WorkerChild") -> None:
         """A child is going to be this actor."""
         self.actors[actor_id] = HostedActor(actor_id, child)
 
-    def remove(self, actor_id: bytes) -> "list[Job]":
+    def remove(self, actor_id: bytes) -> "list[FutureJob]":
         """The actor is gone; the calls that waited for it."""
         actor = self.actors.pop(actor_id, None)
         return list(actor.pending.values()) if actor is not None else []
 
-    def withdraw(self, job: "Job") -> bool:
+    def withdraw(self, job: "FutureJob") -> bool:
         """Take a call off those that wait for their turn; False when it is not among them."""
         actor = self.actors.get(job.spec.actor)
         if actor is None or actor.pending.get(job.spec.ordinal) is not job:

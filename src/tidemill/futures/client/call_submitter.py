@@ -9,11 +9,11 @@ from tidemill.errors import UsageError
 from tidemill.futures.client.connection import Connection
 from tidemill.futures.client.future import Future
 from tidemill.futures.client.options import Options
-from tidemill.futures.client.submission import NOTHING, Code, Submission
+from tidemill.futures.client.submission import NOTHING, StoredFunction, Submission
 from tidemill.futures.protocol import bulk
 
 
-class Submitting:
+class CallSubmitter:
     """Submits for one client.
 
     Args:
@@ -50,7 +50,11 @@ class Submitting:
         return futures
 
     def _mapped(
-        self, function: Callable[..., Any], code: Code, iterables: Sequence[Iterable[Any]], options: Options
+        self,
+        function: Callable[..., Any],
+        code: StoredFunction,
+        iterables: Sequence[Iterable[Any]],
+        options: Options,
     ) -> Iterator[Submission]:
         submissions = self._link.submissions
         ids: list[bytes] = []

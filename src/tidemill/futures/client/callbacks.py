@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from tidemill.errors import FutureTimeout, StoreError, UsageError
-from tidemill.futures.client.completions import Waiting
+from tidemill.futures.client.completions import Completions
 
 LOOK_S = 0.05
 """How long at most a new callback waits for its future to be watched along with the others."""
@@ -22,7 +22,7 @@ Call = Callable[[], object]
 class Callbacks:
     """Calls functions when futures have ended."""
 
-    def __init__(self, waiting: Waiting) -> None:
+    def __init__(self, waiting: Completions) -> None:
         self._waiting = waiting
         self._lock = threading.Lock()
         self._calls: dict[bytes, list[Call]] = {}

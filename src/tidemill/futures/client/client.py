@@ -20,12 +20,12 @@ from typing import Any, Self, TypeVar, Unpack
 
 from tidemill.errors import FutureError, FutureUnknown, StoreError, UsageError
 from tidemill.futures.actors.handle import ActorHandle
-from tidemill.futures.client.call_submitter import Submitting
+from tidemill.futures.client.call_submitter import CallSubmitter
 from tidemill.futures.client.callbacks import Callbacks
 from tidemill.futures.client.connection import Connection
 from tidemill.futures.client.future import Future
 from tidemill.futures.client.gather import listed
-from tidemill.futures.client.handle_counts import Handles
+from tidemill.futures.client.handle_counts import HandleCounts
 from tidemill.futures.client.lineage import Lineage, trace
 from tidemill.futures.client.local_worker import LocalWorker
 from tidemill.futures.client.options import (
@@ -39,9 +39,9 @@ from tidemill.futures.client.options import (
     text,
     whole,
 )
-from tidemill.futures.client.result_waiter import Awaiting
-from tidemill.futures.client.value_placement import Putting
-from tidemill.futures.home import CLUSTER, Place
+from tidemill.futures.client.result_waiter import ResultWaiter
+from tidemill.futures.client.value_placement import ValuePlacement
+from tidemill.futures.home import CLUSTER, ClusterAddress
 from tidemill.futures.protocol import cancel, limits, results
 from tidemill.futures.protocol.rows import AnyRow
 from tidemill.futures.protocol.states import ENDED
@@ -85,7 +85,7 @@ def connect(
     task = task_context.current()
     if task is not None and home is None and store is None:
         return _task_client(task)
-    place = Place.of(home=home, store=store, objects=objects, cluster=cluster, key_file=key_file)
+    place = ClusterAddress.of(home=home, store=store, objects=objects, cluster=cluster, key_file=key_file)
     if task is not None and place.identity == _task_client(task).place.identity:
         return _task_client(task)
     client = Client(Connection.open(place))
@@ -110,9 +110,9 @@ class Client:
     def __init__(self, connection: Connection) -> None:
         self._link = connection
         self._callbacks = Callbacks(connection.waiting)
-        self.submitting = Submitting(connection, lambda one: Future(self, one))
-        self.putting = Putting(connection)
-        self.awaiting = Awaiting(connection, lambda one: ActorHandle(self.future(one)))
+        self.submitting = CallSubmitter(connection, lambda one: Future(self, one))
+        self.putting = ValuePlacement(connection)
+        self.awaiting = ResultWaiter(connection, lambda one: ActorHandle(self.future(one)))
         self._workers: list[LocalWorker] = []
         connection.waiting.look_after = self._look_after
         self._closing = threading.Lock()
@@ -120,7 +120,7 @@ class Client:
         _all.add(self)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ClusterAddress:
         """Where the cluster is."""
         return self._link.place
 
@@ -130,7 +130,7 @@ class Client:
         return self._link.owner
 
     @property
-    def handles(self) -> Handles:
+    def handles(self) -> HandleCounts:
         """The count of this client's handles."""
         return self._link.handles
 
@@ -452,7 +452,7 @@ def _task_client(task: task_context.TaskContext) -> Client:
     return known
 
 
-def client_of(place: Place) -> Client:
+def client_of(place: ClusterAddress) -> Client:
     """This process's client for a place: that of its task, one that is open, or a new one."""
     task = task_context.current()
     found = _open.get(place.identity)

@@ -32,14 +32,14 @@ LOOK_AFTER_S, LOOK_AFTER = 5.0, 3
 """How long nothing may end before some of the oldest are looked after, and how many."""
 
 
-class Ended(NamedTuple):
+class EndedFuture(NamedTuple):
     """A future that has ended; `row` is None when there is no such future (any more)."""
 
     id: bytes
     row: AnyRow | None
 
 
-class Waiting:
+class Completions:
     """Waits for futures of one cluster.
 
     Args:
@@ -72,7 +72,7 @@ class Waiting:
 
         return [None if raw is None else rows.decode_row(raw) for raw in self.store.run(read_rows)]
 
-    def ended(self, ids: Iterable[bytes], timeout_s: float | None = None) -> Iterator[list[Ended]]:
+    def ended(self, ids: Iterable[bytes], timeout_s: float | None = None) -> Iterator[list[EndedFuture]]:
         """Those that have ended, in the order in which it is noticed; `FutureTimeout` when the time is over.
 
         Every future is given once. The iterator may be left at any time.
@@ -83,7 +83,7 @@ class Waiting:
 class _Wait:
     """One wait: what is outstanding, and the window of it that is watched."""
 
-    def __init__(self, waiting: Waiting, outstanding: dict[bytes, None], timeout_s: float | None) -> None:
+    def __init__(self, waiting: Completions, outstanding: dict[bytes, None], timeout_s: float | None) -> None:
         self._all = waiting
         self._clock = waiting.clock
         self._outstanding = outstanding
@@ -96,7 +96,7 @@ class _Wait:
         self._poll_s = FIRST_POLL_S
         self._per_s = 0.0  # how many ended lately
 
-    def __iter__(self) -> Iterator[list[Ended]]:
+    def __iter__(self) -> Iterator[list[EndedFuture]]:
         try:
             while self._outstanding:
                 self._move_window()
@@ -125,13 +125,13 @@ class _Wait:
         self._window = {one: space[one] for one in itertools.islice(self._outstanding, wanted)}
         self._watch = self._all.store.watch(self._window.values())
 
-    def _look(self) -> list[Ended]:
+    def _look(self) -> list[EndedFuture]:
         ended = []
         for one, row in zip(
             list(self._window), self._all.read_keys(list(self._window.values())), strict=True
         ):
             if row is None or row.state in ENDED:
-                ended.append(Ended(one, row))
+                ended.append(EndedFuture(one, row))
                 del self._window[one], self._outstanding[one]
         now = self._clock.monotonic()
         if ended:

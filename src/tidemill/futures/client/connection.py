@@ -22,18 +22,18 @@ from tidemill.cluster.nodes import Node
 from tidemill.cluster.states import MemberState
 from tidemill.errors import StoreError, StoreUnavailable
 from tidemill.events import Event
-from tidemill.futures.client.completions import Waiting
-from tidemill.futures.client.handle_counts import Handles
+from tidemill.futures.client.completions import Completions
+from tidemill.futures.client.handle_counts import HandleCounts
 from tidemill.futures.client.outcomes import Outcomes
-from tidemill.futures.client.submission import Submissions, Submitter
-from tidemill.futures.home import Place
+from tidemill.futures.client.submission import SubmissionFactory, SubmissionWriter
+from tidemill.futures.home import ClusterAddress
 from tidemill.futures.protocol import leader_duties
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.values.blobs import Blobs
-from tidemill.futures.values.flight import Fetcher
-from tidemill.futures.values.result_storage import Values
+from tidemill.futures.values.flight import SegmentFetcher
+from tidemill.futures.values.result_storage import ResultStorage
 from tidemill.futures.values.signatures import ClusterKey, Signer
-from tidemill.futures.worker.task_context import Site
+from tidemill.futures.worker.task_context import WorkerSite
 from tidemill.objects import Objects, open_objects
 from tidemill.store import Store, open_store
 
@@ -57,11 +57,11 @@ class Connection:
 
     def __init__(
         self,
-        place: Place,
+        place: ClusterAddress,
         store: Store,
         objects: Objects | None,
         owner: str,
-        values: Values,
+        values: ResultStorage,
         *,
         own: bool,
         clock: Clock = SYSTEM,
@@ -79,10 +79,10 @@ class Connection:
         self.cluster = ClusterKeys(place.cluster)
         self.signer = Signer(place.key)
         self.blobs = Blobs(store, self.keys, self.signer, objects)
-        self.waiting = Waiting(store, self.keys, clock)
-        self.handles = Handles(store, self.keys, owner, self.waiting, clock)
-        self.submissions = Submissions(self.blobs, self.signer, owner, clock, chance)
-        self.submitter = Submitter(store, self.keys, self.cluster, self.signer)
+        self.waiting = Completions(store, self.keys, clock)
+        self.handles = HandleCounts(store, self.keys, owner, self.waiting, clock)
+        self.submissions = SubmissionFactory(self.blobs, self.signer, owner, clock, chance)
+        self.submitter = SubmissionWriter(store, self.keys, self.cluster, self.signer)
         self.outcomes = Outcomes(store, self.keys, self.cluster, self.signer, values, clock, chance)
         self.membership = self._joined() if own else None
         self._over = threading.Event()
@@ -92,7 +92,7 @@ class Connection:
 
     @classmethod
     def open(
-        cls, place: Place, *, clock: Clock = SYSTEM, chance: random.Random | None = None
+        cls, place: ClusterAddress, *, clock: Clock = SYSTEM, chance: random.Random | None = None
     ) -> "Connection":
         """Open the store and the objects of a place, and join its node list."""
         chance = chance if chance is not None else random.Random()
@@ -100,7 +100,7 @@ class Connection:
         with contextlib.ExitStack() as stack:
             store = stack.enter_context(open_store(place.store, clock=clock))
             objects = open_objects(place.objects, clock=clock) if place.objects else None
-            values = Values(signer, objects=objects, fetcher=Fetcher(signer))
+            values = ResultStorage(signer, objects=objects, fetcher=SegmentFetcher(signer))
             connection = cls(
                 place, store, objects, random_id(chance), values, own=True, clock=clock, chance=chance
             )
@@ -108,10 +108,10 @@ class Connection:
         return connection
 
     @classmethod
-    def of_task(cls, site: Site) -> "Connection":
+    def of_task(cls, site: WorkerSite) -> "Connection":
         """The connection of a task's process: what it has opened, in the name of its worker."""
         hello = site.hello
-        place = Place(
+        place = ClusterAddress(
             store=hello.store, objects=hello.objects, cluster=hello.cluster, key=ClusterKey(hello.secret)
         )
         objects = site.objects if site.has_objects else None

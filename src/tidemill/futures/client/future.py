@@ -17,7 +17,7 @@ from tidemill.futures.values.pickling import Handle
 if TYPE_CHECKING:
     from tidemill.futures.client.client import Client
     from tidemill.futures.client.lineage import Lineage
-    from tidemill.futures.home import Place
+    from tidemill.futures.home import ClusterAddress
 
 T = TypeVar("T")
 
@@ -141,7 +141,7 @@ COLOURS = {
 }
 
 
-def _arrived(place: "Place", future_id: bytes) -> "Future[Any]":
+def _arrived(place: "ClusterAddress", future_id: bytes) -> "Future[Any]":
     """A handle from another process: of the client that this process has for its cluster."""
     from tidemill.futures.client.client import client_of
 

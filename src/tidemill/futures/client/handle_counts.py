@@ -16,7 +16,7 @@ from itertools import islice
 
 from tidemill.clock import Clock
 from tidemill.errors import StoreError
-from tidemill.futures.client.completions import Waiting
+from tidemill.futures.client.completions import Completions
 from tidemill.futures.protocol import results
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.rows import AnyRow, Realized
@@ -28,7 +28,7 @@ UNENDED_S = 30.0
 READ_PAGE, READ_PAGES, RELEASE_PAGE, HOLD_PAGE = 500, 4, 50, 100
 
 
-class Handles:
+class HandleCounts:
     """The handles that one client has.
 
     Args:
@@ -39,7 +39,9 @@ class Handles:
         clock: of the client.
     """
 
-    def __init__(self, store: Store, keys: FutureKeys, owner: str, waiting: Waiting, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, keys: FutureKeys, owner: str, waiting: Completions, clock: Clock
+    ) -> None:
         self.store = store
         self.keys = keys
         self.owner = owner

@@ -15,7 +15,7 @@ from tidemill.clock import Clock
 from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.errors import FutureError
-from tidemill.futures.home import Place
+from tidemill.futures.home import ClusterAddress
 from tidemill.futures.values.signatures import ENVIRONMENT, ENVIRONMENT_FILE
 from tidemill.store import Store, Tx
 
@@ -35,7 +35,7 @@ class LocalWorker:
         options: more options of `tidemill worker`.
     """
 
-    def __init__(self, place: Place, slots: int, clock: Clock, options: Sequence[str] = ()) -> None:
+    def __init__(self, place: ClusterAddress, slots: int, clock: Clock, options: Sequence[str] = ()) -> None:
         self._clock = clock
         self._place = place
         where = ["--home", place.home] if place.home else ["--store", place.store, "--objects", place.objects]

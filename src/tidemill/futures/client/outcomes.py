@@ -34,7 +34,7 @@ from tidemill.futures.protocol import results, rows
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.rows import AnyRow, Cancelled, Failed, Failure, Quarantined, Realized
 from tidemill.futures.values import failures
-from tidemill.futures.values.result_storage import Values
+from tidemill.futures.values.result_storage import ResultStorage
 from tidemill.futures.values.signatures import Signer
 from tidemill.store import Store, Tx
 
@@ -78,7 +78,7 @@ class Outcomes:
         keys: FutureKeys,
         cluster: ClusterKeys,
         signer: Signer,
-        values: Values,
+        values: ResultStorage,
         clock: Clock,
         chance: random.Random,
     ) -> None:

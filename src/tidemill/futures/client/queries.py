@@ -14,6 +14,7 @@ from tidemill.futures.protocol import rows
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.rows import (
     AnyRow,
+    AttemptCounts,
     Blocked,
     Cancelled,
     Claimed,
@@ -22,7 +23,6 @@ from tidemill.futures.protocol.rows import (
     Quarantined,
     Realized,
     Spec,
-    Tally,
     Unclaimed,
     Unsatisfiable,
 )
@@ -31,7 +31,7 @@ from tidemill.store import Store, Tx
 PAGE = 500
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
+class FutureSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One future of a list. Times are store time, `age_s` counts from the submission."""
 
     id: str
@@ -45,7 +45,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
+class FutureDetails(msgspec.Struct, frozen=True, kw_only=True):
     """All that is known of one future."""
 
     spec: Spec
@@ -62,7 +62,7 @@ def listed(
     states: Collection[str] = (),
     name: str = "",
     limit: int = 50,
-) -> list[Listed]:
+) -> list[FutureSummary]:
     """The newest futures that match, newest first.
 
     Args:
@@ -72,7 +72,7 @@ def listed(
         name: a part of the function's name, or a pattern with `*`.
         limit: at most so many.
     """
-    found: list[Listed] = []
+    found: list[FutureSummary] = []
     pattern = name if "*" in name else f"*{name}*"
     for page in _pages(store, keys):
         for future_id, row, spec, error, now_us in page:
@@ -111,8 +111,8 @@ def _page(tx: Tx, keys: FutureKeys, lo: bytes, hi: bytes) -> tuple[list[_Seen], 
     return page, found[-1].key if len(found) == PAGE else lo
 
 
-def _listed(future_id: bytes, row: AnyRow, spec: Spec, failure: Failure | None, now_us: int) -> Listed:
-    return Listed(
+def _listed(future_id: bytes, row: AnyRow, spec: Spec, failure: Failure | None, now_us: int) -> FutureSummary:
+    return FutureSummary(
         id=future_id.hex(),
         name=spec.name,
         state=row.state.value,
@@ -125,7 +125,7 @@ def _listed(future_id: bytes, row: AnyRow, spec: Spec, failure: Failure | None, 
     )
 
 
-def tries(tally: Tally) -> int:
+def tries(tally: AttemptCounts) -> int:
     """How many attempts have gone wrong, in whatever way."""
     return tally.exceptions + tally.crashes + tally.ooms + tally.strange + tally.reaps
 
@@ -155,15 +155,15 @@ def _detail(row: AnyRow, failure: Failure | None) -> str:
     return ""
 
 
-def shown(store: Store, keys: FutureKeys, future_id: bytes) -> Shown:
+def shown(store: Store, keys: FutureKeys, future_id: bytes) -> FutureDetails:
     """One future with all that is known of it; `FutureUnknown` when there is none."""
 
-    def read(tx: Tx) -> Shown:
+    def read(tx: Tx) -> FutureDetails:
         spec, row, error = tx.get_many([keys.spec[future_id], keys.future[future_id], keys.error[future_id]])
         if spec is None or row is None:
             raise FutureUnknown(f"there is no future {future_id.hex()}, or no longer")
         found = rows.decode_spec(spec)
-        return Shown(
+        return FutureDetails(
             spec=found,
             row=rows.decode_row(row),
             failure=rows.decode_failure(error) if error is not None else None,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tidemill.errors import FutureTimeout
-from tidemill.futures.client.completions import Ended
+from tidemill.futures.client.completions import EndedFuture
 from tidemill.futures.client.connection import Connection
 from tidemill.futures.client.future import Future
 from tidemill.futures.client.options import timeout as checked
@@ -20,7 +20,7 @@ NAMED = 300
 """How many of the futures that a task awaits are named to its supervisor."""
 
 
-class Awaiting:
+class ResultWaiter:
     """Waits and loads for one client.
 
     Args:
@@ -90,7 +90,9 @@ class Awaiting:
             return True, self._actor(future_id)
         return self._link.outcomes.value(future_id, row)
 
-    def _ended(self, ids: Sequence[bytes], until: "_Until", *, together: bool = False) -> Iterator[Ended]:
+    def _ended(
+        self, ids: Sequence[bytes], until: "_Until", *, together: bool = False
+    ) -> Iterator[EndedFuture]:
         """Those that ended, one by one. A task gives its slot back only if it has to wait at all.
 
         `together`: nobody looks at the first before the last has ended, unless one has failed; so a task asks
@@ -104,7 +106,7 @@ class Awaiting:
             return
         left = dict.fromkeys(ids)
         first = list(left)[:NAMED]
-        found = [Ended(one, row) for one, row in zip(first, waiting.read(first), strict=True)]
+        found = [EndedFuture(one, row) for one, row in zip(first, waiting.read(first), strict=True)]
         found = [one for one in found if one.row is None or one.row.state in ENDED]
         while True:
             for one in found:

@@ -37,7 +37,7 @@ Kwargs = Mapping[str, object]
 NOTHING: Kwargs = {}
 
 
-class Code(NamedTuple):
+class StoredFunction(NamedTuple):
     """A function that is stored: its digest, what people call it, and itself."""
 
     digest: bytes
@@ -53,7 +53,7 @@ class Submission(msgspec.Struct, frozen=True):
     actor: bytes = b""
 
 
-class Submissions:
+class SubmissionFactory:
     """Makes submissions of calls.
 
     Args:
@@ -74,10 +74,10 @@ class Submissions:
             weakref.WeakKeyDictionary()
         )
 
-    def code(self, function: Callable[..., object]) -> Code:
+    def code(self, function: Callable[..., object]) -> StoredFunction:
         """Store a function, unless this very code is stored already."""
         content = calls.dump_code(function)
-        return Code(self._blobs.store_code(content), calls.name_of(function), function)
+        return StoredFunction(self._blobs.store_code(content), calls.name_of(function), function)
 
     def new_ids(self, count: int) -> list[bytes]:
         """Ids for a batch, in order: of those entered together the first one goes first."""
@@ -86,7 +86,7 @@ class Submissions:
 
     def make(
         self,
-        code: Code,
+        code: StoredFunction,
         args: Sequence[object],
         kwargs: Kwargs,
         options: Options,
@@ -172,7 +172,7 @@ class _Slot:
         return bool(self.id) or self.error is not None
 
 
-class Submitter:
+class SubmissionWriter:
     """Enters submissions into the store.
 
     Args:

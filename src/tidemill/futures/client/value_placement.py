@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 VERSION = 1
 
 
-class Putting:
+class ValuePlacement:
     """Places values for one client."""
 
     def __init__(self, link: "Connection") -> None:
@@ -119,7 +119,7 @@ class Putting:
         link = self._link
         link.values.delete_object(result)
         if result.location.kind == "segment":
-            free = inbox.Free(future_id, result.location.name)
+            free = inbox.FreeSegment(future_id, result.location.name)
             link.store.run(lambda tx: inbox.post(tx, link.keys, result.location.node, free))
 
 

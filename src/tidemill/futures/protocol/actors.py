@@ -28,7 +28,7 @@ from tidemill.futures.protocol.states import ActorEdge, ActorState, FutureEdge, 
 from tidemill.store import Tx
 
 
-class Actor(msgspec.Struct, frozen=True, kw_only=True):
+class ActorRow(msgspec.Struct, frozen=True, kw_only=True):
     """An actor's row. `node` is empty until it is born."""
 
     id: bytes
@@ -39,7 +39,7 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure | None = None
 
 
-class Call(msgspec.Struct, frozen=True):
+class ActorCall(msgspec.Struct, frozen=True):
     """One call in its order; `row` is None when it was swept."""
 
     ordinal: int
@@ -56,21 +56,21 @@ def unsigned(spec: Spec) -> Spec:
     return spec
 
 
-_decoder = msgspec.msgpack.Decoder(Actor)
+_decoder = msgspec.msgpack.Decoder(ActorRow)
 
 
-def decode(raw: bytes) -> Actor:
+def decode(raw: bytes) -> ActorRow:
     """An actor's row from its stored bytes."""
     return _decoder.decode(raw)
 
 
-def read(tx: Tx, keys: FutureKeys, actor_id: bytes) -> Actor | None:
+def read(tx: Tx, keys: FutureKeys, actor_id: bytes) -> ActorRow | None:
     """An actor's row."""
     raw = tx.get(keys.actor[actor_id], lock=tx.mode == "take")
     return None if raw is None else decode(raw)
 
 
-def _write(tx: Tx, keys: FutureKeys, actor: Actor) -> None:
+def _write(tx: Tx, keys: FutureKeys, actor: ActorRow) -> None:
     tx.set(keys.actor[actor.id], msgspec.msgpack.encode(actor))
 
 
@@ -80,7 +80,7 @@ def create(tx: Tx, keys: FutureKeys, spec: Spec, *, sign: Sign = unsigned) -> by
     if known is not None:
         return known
     spec = msgspec.structs.replace(spec, actor=spec.id, ordinal=0, reconstruct=False)
-    _write(tx, keys, Actor(id=spec.id))
+    _write(tx, keys, ActorRow(id=spec.id))
     return submit.submit_one(tx, keys, sign(spec))
 
 
@@ -123,20 +123,20 @@ def call(
     return ids
 
 
-def calls(tx: Tx, keys: FutureKeys, actor_id: bytes, ordinal: int, limit: int = 20) -> list[Call]:
+def calls(tx: Tx, keys: FutureKeys, actor_id: bytes, ordinal: int, limit: int = 20) -> list[ActorCall]:
     """The calls from this ordinal on: how a node learns that the next one it waits for has ended."""
     lo, hi = keys.call[actor_id, ordinal], keys.call.under(actor_id)[1]
     found = tx.range(lo, hi, limit=limit, snapshot=tx.mode == "take")
     states = edges.read_many(tx, keys, [row.value for row in found])
     return [
-        Call(int(keys.call.unpack(row.key)[1]), row.value, state)  # type: ignore[arg-type]
+        ActorCall(int(keys.call.unpack(row.key)[1]), row.value, state)  # type: ignore[arg-type]
         for row, state in zip(found, states, strict=True)
     ]
 
 
 def born(tx: Tx, keys: FutureKeys, spec: Spec, result: Result) -> None:
     """The creation is realised: the actor has a home. Called by `finish.realize`."""
-    actor = read(tx, keys, spec.id) or Actor(id=spec.id)
+    actor = read(tx, keys, spec.id) or ActorRow(id=spec.id)
     node, epoch = result.location.node, result.location.node_epoch
     _write(tx, keys, msgspec.structs.replace(actor, node=node, node_epoch=epoch))
     tx.set(keys.hosted[node, spec.id], b"")

@@ -48,7 +48,7 @@ def _enter_alike(tx: Tx, keys: FutureKeys, group: list[Spec]) -> None:
     if not others:
         return
     now = tx.now()
-    row = submit.unclaimed(tx, keys, msgspec.structs.replace(first, submitted_at=now), rows.Tally())
+    row = submit.unclaimed(tx, keys, msgspec.structs.replace(first, submitted_at=now), rows.AttemptCounts())
     assert isinstance(row, Unclaimed)
     assert row.state in INITIAL
     raw, ask = rows.encode(row), edges.ready_value(first, row.tally)

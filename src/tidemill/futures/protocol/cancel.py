@@ -10,7 +10,7 @@ import msgspec
 from tidemill.errors import FutureUnknown
 from tidemill.futures.protocol import depend, edges, inbox
 from tidemill.futures.protocol.keys import FutureKeys
-from tidemill.futures.protocol.reap import Page
+from tidemill.futures.protocol.reap import ReapPage
 from tidemill.futures.protocol.rows import AnyRow, Cancelled, Claimed, Failed, Failure, Spec
 from tidemill.futures.protocol.states import ENDED, FutureEdge
 from tidemill.store import Tx
@@ -40,11 +40,11 @@ def _mark(tx: Tx, keys: FutureKeys, spec: Spec, row: Claimed, why: str) -> Claim
         return row
     marked = msgspec.structs.replace(row, cancel=why)
     edges.rewrite(tx, keys, spec, row, marked)
-    inbox.post(tx, keys, row.holder, inbox.End(spec.id, row.tally.epoch, why))
+    inbox.post(tx, keys, row.holder, inbox.EndTask(spec.id, row.tally.epoch, why))
     return marked
 
 
-def deadline_page(tx: Tx, keys: FutureKeys, *, limit: int = PAGE) -> Page:
+def deadline_page(tx: Tx, keys: FutureKeys, *, limit: int = PAGE) -> ReapPage:
     """End a page of futures whose deadline has passed, earliest first."""
     lo = keys.deadline.prefix + b"\x00"
     found = tx.range(lo, keys.deadline[tx.now() + 1], limit=limit)
@@ -62,7 +62,7 @@ def deadline_page(tx: Tx, keys: FutureKeys, *, limit: int = PAGE) -> Page:
         failed = Failed(tally=edges.bump(row.tally), at=tx.now(), kind="deadline")
         failure = msgspec.structs.replace(failure, at=tx.now())
         moved.append((future_id, depend.end(tx, keys, spec, row, FutureEdge.FAIL, failed, failure)))
-    return Page(moved, len(found) == limit)
+    return ReapPage(moved, len(found) == limit)
 
 
 def until_next(tx: Tx, keys: FutureKeys) -> int:

@@ -25,6 +25,7 @@ from tidemill.futures.protocol.edges import Path
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.rows import (
     AnyRow,
+    AttemptCounts,
     Blocked,
     Cancelled,
     Claimed,
@@ -33,7 +34,6 @@ from tidemill.futures.protocol.rows import (
     Quarantined,
     Realized,
     Spec,
-    Tally,
     Unclaimed,
 )
 from tidemill.futures.protocol.states import ENDED, FutureEdge
@@ -229,7 +229,7 @@ def back(tx: Tx, keys: FutureKeys, spec: Spec, old: Claimed, edge: FutureEdge, n
 
 
 def again(
-    tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, edge: tuple[FutureEdge, ...], tally: Tally
+    tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, edge: tuple[FutureEdge, ...], tally: AttemptCounts
 ) -> AnyRow | Failure:
     """Send a future back to be computed: unclaimed, or blocked while an input is missing.
 

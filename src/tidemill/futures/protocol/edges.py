@@ -21,12 +21,12 @@ from tidemill.futures.protocol import lanes, rows
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.rows import (
     AnyRow,
-    Ask,
+    AttemptCounts,
     Claimed,
     Failure,
+    LaneEntry,
     Needs,
     Spec,
-    Tally,
     Unclaimed,
     Unsatisfiable,
 )
@@ -73,7 +73,7 @@ def must_read_spec(tx: Tx, keys: FutureKeys, future_id: bytes) -> Spec:
     return spec
 
 
-def needs_of(spec: Spec, tally: Tally) -> Needs:
+def needs_of(spec: Spec, tally: AttemptCounts) -> Needs:
     """What the future asks for now."""
     return lanes.with_ram(spec.needs, tally.ram)
 
@@ -86,9 +86,9 @@ def ready_key(keys: FutureKeys, spec: Spec, row: Unclaimed) -> bytes:
     return keys.ready[(*lane.key, row.ready_at, spec.id)]
 
 
-def ready_value(spec: Spec, tally: Tally) -> bytes:
+def ready_value(spec: Spec, tally: AttemptCounts) -> bytes:
     """What a worker must know to choose without reading more: the exact needs, and the queue."""
-    return rows.encode(Ask(needs_of(spec, tally), spec.queue))
+    return rows.encode(LaneEntry(needs_of(spec, tally), spec.queue))
 
 
 def enter(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow) -> None:
@@ -151,7 +151,7 @@ def rewrite(tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, new: AnyRow) -> N
         tx.set(keys.future[spec.id], rows.encode(new))
 
 
-def bump(tally: Tally, **changes: object) -> Tally:
+def bump(tally: AttemptCounts, **changes: object) -> AttemptCounts:
     """The tally with the next epoch: whoever acted under the old one is refused from now on (FUT-13)."""
     return msgspec.structs.replace(tally, epoch=tally.epoch + 1, **changes)
 

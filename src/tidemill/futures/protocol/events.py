@@ -18,7 +18,7 @@ class AssignmentsRerouted(Event, frozen=True):
     why: str
 
 
-class ResultLost(Event, frozen=True):
+class ResultLossFound(Event, frozen=True):
     """A result is gone: the future is computed again, or failed."""
 
     id: str

@@ -35,7 +35,7 @@ from tidemill.futures.protocol.states import FutureEdge, FutureState, step
 from tidemill.store import Swap, Tx
 
 
-class Done(msgspec.Struct, frozen=True):
+class Completion(msgspec.Struct, frozen=True):
     """A finished task: its claim, its spec and what it made. `result.version` is the claim's epoch."""
 
     claim: Claim
@@ -44,7 +44,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 def realize_many(
-    tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, items: Sequence[Done]
+    tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, items: Sequence[Completion]
 ) -> list[bool]:
     """Realise several futures in a `take` transaction; False for those that `realize` must decide on.
 
@@ -69,7 +69,7 @@ def realize_many(
     return [item.claim.id in made for item in items]
 
 
-def realize(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, done: Done) -> Realized:
+def realize(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, done: Completion) -> Realized:
     """Realise one future and wake the first page of its dependents; `LeaseLost` when the claim is over."""
     row = _ours(tx, keys, cluster, node, done.claim)
     new = _realized(tx, row, done.result)

@@ -11,7 +11,7 @@ from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.store import Tx
 
 
-class End(msgspec.Struct, frozen=True, tag="end"):
+class EndTask(msgspec.Struct, frozen=True, tag="end"):
     """End a task: ask it to stop, kill it after a grace, then `finish.cancelled`."""
 
     id: bytes
@@ -19,14 +19,14 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     why: str  # "cancelled" or "deadline"
 
 
-class Free(msgspec.Struct, frozen=True, tag="free"):
+class FreeSegment(msgspec.Struct, frozen=True, tag="free"):
     """Delete a result's segment."""
 
     id: bytes
     name: str
 
 
-Command = End | Free
+Command = EndTask | FreeSegment
 
 _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 

@@ -26,7 +26,7 @@ from tidemill.futures.protocol.events import (
     FuturesSwept,
 )
 from tidemill.futures.protocol.keys import FutureKeys
-from tidemill.futures.protocol.reap import Page
+from tidemill.futures.protocol.reap import ReapPage
 from tidemill.futures.protocol.rows import AnyRow, Blocked
 from tidemill.store import Store, Tx
 
@@ -171,7 +171,7 @@ class Rounds:
 
     # --- pages
 
-    def _repeat(self, tenure: Tenure, page: Callable[[Tx], Page], event: Callable[..., Event]) -> bool:
+    def _repeat(self, tenure: Tenure, page: Callable[[Tx], ReapPage], event: Callable[..., Event]) -> bool:
         """Page after page of what removes itself from the range that is read; True when more is left."""
         for _ in range(PAGES):
             done = tenure.run(page)
@@ -181,7 +181,7 @@ class Rounds:
         return True
 
     def _walk(
-        self, tenure: Tenure, page: Callable[..., tuple[Page, bytes]], event: Callable[..., Event]
+        self, tenure: Tenure, page: Callable[..., tuple[ReapPage, bytes]], event: Callable[..., Event]
     ) -> bool:
         """Page after page of a range that stays as it is; True when more is left, for the next round.
 

@@ -1,13 +1,13 @@
-"""Partitions whose work is a future: found by the leader, run by whoever claims it (CLU-12, CLU-15).
+"""Partitions whose work is a future: created by the leader, run by any worker (CLU-12, CLU-15).
 
-The leader finds pieces of work (files of a bucket, windows of a source) and makes a partition of each: a row
-(group, id) that names a durable future. There is no second way to run a function: the partition's lease is
-the future's claim, its attempts and its end are the future's, and `TaskState` is what they are called here.
-The row pins its future: it is not swept before the partition is settled.
+The leader finds pieces of work, such as files of a bucket, and creates a partition for each: a row (group,
+id) that names a durable future. The partition's lease is the claim on that future. Its attempts and its end
+are those of the future; `PartitionTaskState` gives them names. The row pins the future, so that it is not
+swept before the partition is removed.
 
-A round creates no more than the idle slots of the live workers can take, so that what is found waits where it
-was found and not in the store; and it removes what is done. Both are steps of one fenced leader's transaction
-each: a deposed leader creates nothing. An id that has a row already makes nothing, whoever asks.
+A round creates no more partitions than the idle slots of the live workers can take. Further work stays where
+it was found instead of filling the store. A round also removes completed partitions. Both are fenced
+transactions of the leader: a deposed leader creates nothing. An id that has a row is not created again.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ PAGE = 50
 PIN = "partition"
 
 
-class TaskState(StrEnum):
+class PartitionTaskState(StrEnum):
     """What a partition's future means for the partition (CLU-15)."""
 
     OUTSTANDING = "outstanding"
@@ -39,18 +39,18 @@ class TaskState(StrEnum):
     QUARANTINED = "quarantined"
 
 
-STATE_OF: dict[FutureState, TaskState] = {
-    FutureState.BLOCKED: TaskState.OUTSTANDING,
-    FutureState.UNCLAIMED: TaskState.OUTSTANDING,
-    FutureState.UNSATISFIABLE: TaskState.OUTSTANDING,
-    FutureState.CLAIMED: TaskState.IN_PROGRESS,
-    FutureState.REALIZED: TaskState.DONE,
-    FutureState.FAILED: TaskState.FAILED,
-    FutureState.CANCELLED: TaskState.FAILED,
-    FutureState.QUARANTINED: TaskState.QUARANTINED,
+STATE_OF: dict[FutureState, PartitionTaskState] = {
+    FutureState.BLOCKED: PartitionTaskState.OUTSTANDING,
+    FutureState.UNCLAIMED: PartitionTaskState.OUTSTANDING,
+    FutureState.UNSATISFIABLE: PartitionTaskState.OUTSTANDING,
+    FutureState.CLAIMED: PartitionTaskState.IN_PROGRESS,
+    FutureState.REALIZED: PartitionTaskState.DONE,
+    FutureState.FAILED: PartitionTaskState.FAILED,
+    FutureState.CANCELLED: PartitionTaskState.FAILED,
+    FutureState.QUARANTINED: PartitionTaskState.QUARANTINED,
 }
 
-OPEN = frozenset({TaskState.OUTSTANDING, TaskState.IN_PROGRESS})
+OPEN = frozenset({PartitionTaskState.OUTSTANDING, PartitionTaskState.IN_PROGRESS})
 
 
 class PartitionTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class PartitionTask(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     id: str
     future: bytes
-    state: TaskState
+    state: PartitionTaskState
     holder: str = ""
     attempts: int = 0  # exceptions, crashes, out-of-memories and dead nodes so far
 
@@ -84,7 +84,7 @@ def create(
             tx.set(key, future)
             tx.set(keys.pin[future, PIN], b"")
             made.append(part_id)
-    made_from = partitions.Map(nodes.version(tx, cluster), leader_epoch, len(made))
+    made_from = partitions.PartitionMap(nodes.version(tx, cluster), leader_epoch, len(made))
     tx.set(cluster.map[group], msgspec.msgpack.encode(made_from))
     return made
 
@@ -104,7 +104,7 @@ def standing(
 
 def _task(group: str, part_id: str, future: bytes, row: AnyRow | None) -> PartitionTask:
     if row is None:  # somebody deleted the future: what became of it is not known
-        return PartitionTask(group=group, id=part_id, future=future, state=TaskState.FAILED)
+        return PartitionTask(group=group, id=part_id, future=future, state=PartitionTaskState.FAILED)
     tally = row.tally
     return PartitionTask(
         group=group,
@@ -127,7 +127,7 @@ def remove_done(tx: Tx, keys: FutureKeys, done: list[PartitionTask]) -> list[str
     """Drop completed partitions, if they still are; failed and quarantined ones stay for people to see."""
     removed = []
     for task, row in zip(done, edges.read_many(tx, keys, [task.future for task in done]), strict=True):
-        if row is not None and STATE_OF[row.state] is TaskState.DONE:
+        if row is not None and STATE_OF[row.state] is PartitionTaskState.DONE:
             tx.clear(keys.task[task.group, task.id])
             tx.clear(keys.pin[task.future, PIN])
             removed.append(task.id)
@@ -141,7 +141,7 @@ Settled = Callable[[Tx, list[PartitionTask]], None]
 """Called in the transaction that removes completed partitions, to keep what must outlive them."""
 
 
-class Finding:
+class WorkFinder:
     """A leader's duty: find work, make partitions of it as far as workers are idle, remove what is done."""
 
     def __init__(
@@ -183,7 +183,7 @@ class Finding:
             if not page:
                 return open_tasks
             open_tasks += sum(task.state in OPEN for task in page)
-            done = [task for task in page if task.state is TaskState.DONE]
+            done = [task for task in page if task.state is PartitionTaskState.DONE]
             if done:
                 tenure.run(partial(self._remove, done=done))
             after = page[-1].id

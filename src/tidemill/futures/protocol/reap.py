@@ -28,7 +28,7 @@ ROOM_WRITES = 300
 hundreds of them."""
 
 
-class Page(msgspec.Struct, frozen=True):
+class ReapPage(msgspec.Struct, frozen=True):
     """What one transaction did: the futures it moved and what they became; is there more of the same?"""
 
     moved: list[tuple[bytes, AnyRow]] = []
@@ -64,7 +64,7 @@ def _stands(node: Node | None, now_us: int) -> bool:
 
 def reap_page(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node_id: str, *, after: bytes = b"", limit: int = PAGE
-) -> tuple[Page, bytes]:
+) -> tuple[ReapPage, bytes]:
     """Take a page of claims from a dead node, or from an earlier epoch of a live one.
 
     Returns the page and where the next one begins: a live node's claims are walked through, not removed.
@@ -85,7 +85,7 @@ def reap_page(
             moved.append((future_id, reap(tx, keys, future_id, state)))
         done += 1
     more = done < len(found) or len(found) == limit
-    return Page(moved, more), found[done - 1].key if done else after
+    return ReapPage(moved, more), found[done - 1].key if done else after
 
 
 def reap(tx: Tx, keys: FutureKeys, future_id: bytes, row: Claimed) -> AnyRow:
@@ -112,7 +112,7 @@ def _fail_bound(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow, node_id: str)
     return depend.end(tx, keys, spec, row, FutureEdge.FAIL, failed, failure)
 
 
-def bury_page(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node_id: str, *, limit: int = 5) -> Page:
+def bury_page(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node_id: str, *, limit: int = 5) -> ReapPage:
     """The actors of a dead node, or of an earlier epoch of a live one, are dead (FUT-47)."""
     node = nodes.read(tx, cluster, node_id)
     alive_epoch = node.epoch if node is not None and _stands(node, tx.now()) else 0
@@ -132,32 +132,34 @@ def bury_page(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node_id: str, *, l
         row_now = edges.read(tx, keys, actor_id)
         if row_now is not None:
             moved.append((actor_id, row_now))
-    return Page(moved, len(gone) > limit)
+    return ReapPage(moved, len(gone) > limit)
 
 
-def reroute_page(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node_id: str, *, limit: int = PAGE) -> Page:
+def reroute_page(
+    tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node_id: str, *, limit: int = PAGE
+) -> ReapPage:
     """A dead node's assignments: soft ones to the pool, hard ones fail (FUT-60)."""
     node = nodes.read(tx, cluster, node_id)
     if _stands(node, tx.now()):
-        return Page()
+        return ReapPage()
     found = tx.range(*keys.assigned.under(node_id), limit=limit)
     inbox.clear(tx, keys, node_id)
     moved = _reroute(tx, keys, [_assigned_id(keys, row.key) for row in found], node_id)
     for row in found:
         tx.clear(row.key)
-    return Page(moved, len(found) == limit)
+    return ReapPage(moved, len(found) == limit)
 
 
 def unstick_page(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node_id: str, busy_us: int, *, limit: int = PAGE
-) -> Page:
+) -> ReapPage:
     """A live node's soft assignments that it has not got round to go to the pool (FUT-60).
 
     At once when the node is leaving, or could never run them.
     """
     node = nodes.read(tx, cluster, node_id)
     if node is None or not _stands(node, tx.now()):
-        return Page()
+        return ReapPage()
     late = tx.now() - (0 if node.draining else busy_us)
     ids: list[bytes] = []
     lo, hi = keys.assigned.under(node_id, edges.SOFT)
@@ -173,19 +175,19 @@ def unstick_page(
             for row in tx.range(within + b"\x00", until, limit=limit - len(ids), snapshot=True)
         ]
         lo = within + b"\xff"
-    return Page(_reroute(tx, keys, ids, node_id), len(ids) == limit)
+    return ReapPage(_reroute(tx, keys, ids, node_id), len(ids) == limit)
 
 
 def misfit_page(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node_id: str, *, after: bytes = b"", limit: int = PAGE
-) -> tuple[Page, bytes]:
+) -> tuple[ReapPage, bytes]:
     """Assignments that are larger than their whole node: bound ones fail, others go to the pool.
 
     Returns the page and where the next one begins; those that fit stay where they are.
     """
     node = nodes.read(tx, cluster, node_id)
     if node is None or not _stands(node, tx.now()):
-        return Page(), after
+        return ReapPage(), after
     total = Capacity.of_node(node.total)
     lo, hi = keys.assigned.under(node_id)
     found = tx.range(max(lo, after + b"\x00"), hi, limit=limit, snapshot=True)
@@ -198,7 +200,7 @@ def misfit_page(
     for future_id, state in zip(ids, edges.read_many(tx, keys, ids), strict=True):
         if isinstance(state, Unclaimed) and state.assigned == node_id:
             moved.append((future_id, _misfit(tx, keys, future_id, state)))
-    return Page(moved, len(found) == limit), found[-1].key if found else after
+    return ReapPage(moved, len(found) == limit), found[-1].key if found else after
 
 
 def _misfit(tx: Tx, keys: FutureKeys, future_id: bytes, row: Unclaimed) -> AnyRow:
@@ -239,7 +241,7 @@ def _to_pool(tx: Tx, keys: FutureKeys, spec: Spec, row: Unclaimed) -> Unclaimed:
 # --- a restarted worker, and a client without a leader
 
 
-def reclaim(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, *, limit: int = PAGE) -> Page:
+def reclaim(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, *, limit: int = PAGE) -> ReapPage:
     """A worker that has just joined gives back what earlier boots at its address still hold (FUT-39, FUT-48).
 
     Only to be called by a worker that serves at its address, so that no other process can: the earlier ones
@@ -255,7 +257,7 @@ def reclaim(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, *, limit
         ids = [one for row in found if isinstance(one := keys.own.unpack(row.key)[1], bytes)]
         for future_id, row in zip(ids, edges.read_many(tx, keys, ids), strict=True):
             if tx.writes > ROOM_WRITES:
-                return Page(moved, more=True)
+                return ReapPage(moved, more=True)
             if isinstance(row, Claimed) and row.holder == old.id:
                 hard = edges.must_read_spec(tx, keys, future_id).hard
                 give = reap if hard else finish.give_back
@@ -263,9 +265,9 @@ def reclaim(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, *, limit
             else:
                 tx.clear(keys.own[old.id, future_id])
         if len(found) == left:
-            return Page(moved, more=True)
+            return ReapPage(moved, more=True)
         nodes.leave(tx, cluster, old)
-    return Page(moved)
+    return ReapPage(moved)
 
 
 def reap_one(

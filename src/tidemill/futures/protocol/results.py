@@ -179,7 +179,7 @@ def _free(tx: Tx, keys: FutureKeys, future_id: bytes, copy: Result) -> None:
     if copy.location.kind == "object":
         tx.set(keys.garbage[copy.location.name], b"")
     elif copy.location.kind == "segment":
-        inbox.post(tx, keys, copy.location.node, inbox.Free(future_id, copy.location.name))
+        inbox.post(tx, keys, copy.location.node, inbox.FreeSegment(future_id, copy.location.name))
 
 
 # --- who keeps a result

@@ -19,13 +19,13 @@ from tidemill.futures.protocol import edges, lanes, submit
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.lanes import Capacity
 from tidemill.futures.protocol.rows import (
+    AttemptCounts,
     Claimed,
     Failed,
     Failure,
     Needs,
     Quarantined,
     Spec,
-    Tally,
     Unclaimed,
 )
 from tidemill.futures.protocol.states import FutureEdge
@@ -40,7 +40,7 @@ MOST_PAUSE_US = 60_000_000
 LEAST_RAM = 64 * 1024 * 1024  # what is doubled for a task that asked for no ram and told of none
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class RetryDecision(msgspec.Struct, frozen=True):
     """Where a failed attempt leads."""
 
     edge: FutureEdge
@@ -58,7 +58,7 @@ def judge(
     *,
     jitter: float,
     ram_used: int,
-) -> Verdict:
+) -> RetryDecision:
     """The edge and the new row for a failed attempt; the epoch grows in any case (FUT-13)."""
     tally = row.tally
     match failure.kind:
@@ -71,7 +71,7 @@ def judge(
         case "crash" | "hang":
             tally = edges.bump(tally, crashes=tally.crashes + 1)
             if tally.crashes >= MOST_CRASHES:
-                return Verdict(FutureEdge.QUARANTINE, Quarantined(tally=tally, at=tx.now()))
+                return RetryDecision(FutureEdge.QUARANTINE, Quarantined(tally=tally, at=tx.now()))
             ready_at = tx.now() + pause_us(tally.crashes, jitter)
             return _again(submit.unclaimed(tx, keys, spec, tally, ready_at=ready_at))
         case "oom":
@@ -92,10 +92,10 @@ def _out_of_memory(
     cluster: ClusterKeys,
     node: Node,
     spec: Spec,
-    tally: Tally,
+    tally: AttemptCounts,
     failure: Failure,
     ram_used: int,
-) -> Verdict:
+) -> RetryDecision:
     tally = edges.bump(tally, ooms=tally.ooms + 1)
     if tally.ooms >= MOST_OOMS:
         return _failed(tx, tally, failure)
@@ -133,9 +133,9 @@ def another(tx: Tx, cluster: ClusterKeys, than: str, needs: Needs) -> str:
     return max(fit, key=lambda node: (Capacity.of_node(node.free).ram, node.id)).id if fit else ""
 
 
-def _again(row: Unclaimed) -> Verdict:
-    return Verdict(FutureEdge.RETRY, row)
+def _again(row: Unclaimed) -> RetryDecision:
+    return RetryDecision(FutureEdge.RETRY, row)
 
 
-def _failed(tx: Tx, tally: Tally, failure: Failure) -> Verdict:
-    return Verdict(FutureEdge.FAIL, Failed(tally=tally, at=tx.now(), kind=failure.kind))
+def _failed(tx: Tx, tally: AttemptCounts, failure: Failure) -> RetryDecision:
+    return RetryDecision(FutureEdge.FAIL, Failed(tally=tally, at=tx.now(), kind=failure.kind))

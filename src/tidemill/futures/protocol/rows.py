@@ -29,7 +29,7 @@ class Needs(msgspec.Struct, frozen=True, array_like=True):
     named: tuple[str, ...] = ()
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True):
+class LaneEntry(msgspec.Struct, frozen=True, array_like=True):
     """The value of an index row: what a worker must know to choose without reading more."""
 
     needs: Needs
@@ -101,7 +101,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     upstream: tuple[str, ...] = ()  # the chain of causes, nearest first (FUT-46)
 
 
-class Tally(msgspec.Struct, frozen=True, array_like=True):
+class AttemptCounts(msgspec.Struct, frozen=True, array_like=True):
     """What a future has been through; every state keeps it. Each kind of failure has its count (FUT-20)."""
 
     epoch: int = 0  # grows with every claim, relinquish, reap and resubmit (FUT-13)
@@ -116,14 +116,14 @@ class Tally(msgspec.Struct, frozen=True, array_like=True):
     released: bool = False  # no handle of the owner is left
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag_field="state"):
+class StateRow(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag_field="state"):
     """The base of the state rows."""
 
     state: ClassVar[FutureState]
-    tally: Tally = Tally()
+    tally: AttemptCounts = AttemptCounts()
 
 
-class Blocked(Row, frozen=True, array_like=True, kw_only=True, tag=0):
+class Blocked(StateRow, frozen=True, array_like=True, kw_only=True, tag=0):
     """Waits for inputs; `extra` are those it waits for only now, because its task asked for them."""
 
     state = FutureState.BLOCKED
@@ -131,7 +131,7 @@ class Blocked(Row, frozen=True, array_like=True, kw_only=True, tag=0):
     extra: tuple[bytes, ...] = ()
 
 
-class Unclaimed(Row, frozen=True, array_like=True, kw_only=True, tag=1):
+class Unclaimed(StateRow, frozen=True, array_like=True, kw_only=True, tag=1):
     """In the pool's lane, or in a node's assignments; `ready_at` is part of its key there."""
 
     state = FutureState.UNCLAIMED
@@ -140,7 +140,7 @@ class Unclaimed(Row, frozen=True, array_like=True, kw_only=True, tag=1):
     hard: bool = False
 
 
-class Claimed(Row, frozen=True, array_like=True, kw_only=True, tag=2):
+class Claimed(StateRow, frozen=True, array_like=True, kw_only=True, tag=2):
     """A node works on it."""
 
     state = FutureState.CLAIMED
@@ -151,7 +151,7 @@ class Claimed(Row, frozen=True, array_like=True, kw_only=True, tag=2):
     limited: bool = False  # counts against its queue's limit
 
 
-class Realized(Row, frozen=True, array_like=True, kw_only=True, tag=3):
+class Realized(StateRow, frozen=True, array_like=True, kw_only=True, tag=3):
     """Has a result; `result` is the latest one (FUT-18)."""
 
     state = FutureState.REALIZED
@@ -159,7 +159,7 @@ class Realized(Row, frozen=True, array_like=True, kw_only=True, tag=3):
     at: int
 
 
-class Failed(Row, frozen=True, array_like=True, kw_only=True, tag=4):
+class Failed(StateRow, frozen=True, array_like=True, kw_only=True, tag=4):
     """Never has a result; the reason is the future's error row."""
 
     state = FutureState.FAILED
@@ -167,21 +167,21 @@ class Failed(Row, frozen=True, array_like=True, kw_only=True, tag=4):
     kind: str
 
 
-class Cancelled(Row, frozen=True, array_like=True, kw_only=True, tag=5):
+class Cancelled(StateRow, frozen=True, array_like=True, kw_only=True, tag=5):
     """Somebody asked for its end."""
 
     state = FutureState.CANCELLED
     at: int
 
 
-class Quarantined(Row, frozen=True, array_like=True, kw_only=True, tag=6):
+class Quarantined(StateRow, frozen=True, array_like=True, kw_only=True, tag=6):
     """Killed its workers; waits for a person."""
 
     state = FutureState.QUARANTINED
     at: int
 
 
-class Unsatisfiable(Row, frozen=True, array_like=True, kw_only=True, tag=7):
+class Unsatisfiable(StateRow, frozen=True, array_like=True, kw_only=True, tag=7):
     """No live node can run it; looked at again when a node joins."""
 
     state = FutureState.UNSATISFIABLE
@@ -208,7 +208,7 @@ KINDS = (
 _row: msgspec.msgpack.Decoder[AnyRow] = msgspec.msgpack.Decoder(AnyRow)
 _spec = msgspec.msgpack.Decoder(Spec)
 _failure = msgspec.msgpack.Decoder(Failure)
-_ask = msgspec.msgpack.Decoder(Ask)
+_ask = msgspec.msgpack.Decoder(LaneEntry)
 _result = msgspec.msgpack.Decoder(Result)
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -233,7 +233,7 @@ def decode_failure(raw: bytes) -> Failure:
     return _failure.decode(raw)
 
 
-def decode_ask(raw: bytes) -> Ask:
+def decode_ask(raw: bytes) -> LaneEntry:
     """The value of an index row."""
     return _ask.decode(raw)
 

@@ -9,6 +9,7 @@ from tidemill.futures.protocol import edges, rows
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.rows import (
     AnyRow,
+    AttemptCounts,
     Blocked,
     Cancelled,
     Failed,
@@ -17,7 +18,6 @@ from tidemill.futures.protocol.rows import (
     Realized,
     Result,
     Spec,
-    Tally,
     Unclaimed,
 )
 from tidemill.futures.protocol.states import ENDED
@@ -80,7 +80,7 @@ def submit_one(tx: Tx, keys: FutureKeys, spec: Spec) -> bytes:
     elif missing:
         edges.enter(tx, keys, spec, Blocked(waits_on=missing))
     else:
-        edges.enter(tx, keys, spec, unclaimed(tx, keys, spec, Tally()))
+        edges.enter(tx, keys, spec, unclaimed(tx, keys, spec, AttemptCounts()))
     return spec.id
 
 
@@ -164,7 +164,7 @@ def unclaimed(
     tx: Tx,
     keys: FutureKeys,
     spec: Spec,
-    tally: Tally,
+    tally: AttemptCounts,
     *,
     ready_at: int | None = None,
     node: str | None = None,

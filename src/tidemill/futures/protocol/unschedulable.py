@@ -11,7 +11,7 @@ from tidemill.futures.protocol import depend, edges, lanes, retries, rows, satis
 from tidemill.futures.protocol.claim import read_lanes
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.lanes import Capacity, Lane
-from tidemill.futures.protocol.reap import Page
+from tidemill.futures.protocol.reap import ReapPage
 from tidemill.futures.protocol.rows import AnyRow, Failed, Failure, Needs, Unclaimed, Unsatisfiable
 from tidemill.futures.protocol.states import FutureEdge
 from tidemill.store import Tx, unpack
@@ -39,11 +39,11 @@ def unsafe(tx: Tx, keys: FutureKeys, cluster: ClusterKeys) -> list[Lane]:
 
 def strand_page(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, lane: Lane, *, after: bytes = b"", limit: int = PAGE
-) -> tuple[Page, bytes]:
+) -> tuple[ReapPage, bytes]:
     """Set aside what nobody can run in a page of a lane; returns the page, and where the next one begins."""
     totals = retries.totals(tx, cluster)
     if is_safe(lane, totals):
-        return Page(), after
+        return ReapPage(), after
     lo, hi = keys.ready[lane.key] + b"\x00", keys.ready[lane.key] + b"\xff"
     found = tx.range(max(lo, after + b"\x00"), hi, limit=limit, snapshot=True)
     ids = [
@@ -62,12 +62,12 @@ def strand_page(
             new = Unsatisfiable(tally=edges.bump(row.tally), since=tx.now())
             edges.move(tx, keys, spec, row, FutureEdge.STRAND, new)
             moved.append((future_id, new))
-    return Page(moved, len(found) == limit), found[-1].key if found else after
+    return ReapPage(moved, len(found) == limit), found[-1].key if found else after
 
 
 def satisfy_page(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, *, after: bytes = b"", limit: int = PAGE // 2
-) -> tuple[Page, bytes]:
+) -> tuple[ReapPage, bytes]:
     """Look at a page of those set aside: a node has joined that can run them, or their grace is over."""
     totals = retries.totals(tx, cluster)
     lo, hi = keys.stranded.all()
@@ -83,7 +83,7 @@ def satisfy_page(
         done += 1
         if tx.writes > 600:
             break
-    return Page(moved, len(found) == limit or done < len(found)), found[done - 1].key if done else after
+    return ReapPage(moved, len(found) == limit or done < len(found)), found[done - 1].key if done else after
 
 
 def _look(

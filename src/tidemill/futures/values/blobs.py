@@ -128,7 +128,7 @@ class Blobs:
             raise BlobMissing(f"{what} is not there: {name} does not exist") from None
 
 
-class Functions:
+class FunctionCache:
     """The functions that a worker has loaded, by digest; the least recently used ones go first."""
 
     def __init__(self, blobs: Blobs, limit: int = 256) -> None:

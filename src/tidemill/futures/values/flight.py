@@ -10,7 +10,7 @@ Connections between hosts are encrypted: without a certificate the server listen
 alone, and the client talks plainly to nobody else. Memory is bounded on both sides: the server sends slices
 of the mapped file, the client writes each to where it shall lie, and more than was promised ends the fetch.
 
-pyarrow is imported by who makes a `Server` or fetches: most processes do neither.
+pyarrow is imported by who makes a `SegmentServer` or fetches: most processes do neither.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ _PLAIN, _TLS = "grpc+tcp", "grpc+tls"
 _OPTIONS = [("grpc.enable_http_proxy", 0)]  # nodes talk to each other, whatever the environment says
 
 
-class Certificate(NamedTuple):
+class TlsCertificate(NamedTuple):
     """Files in PEM form: the chain, and its private key."""
 
     chain: Path
@@ -72,7 +72,7 @@ def _address(scheme: str, host: str, port: int) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-class Server:
+class SegmentServer:
     """Serves the segments of a supervisor, in threads of its own, from when it is made until `close`.
 
     Args:
@@ -91,7 +91,7 @@ class Server:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        certificate: Certificate | None = None,
+        certificate: TlsCertificate | None = None,
         advertise: str = "",
     ) -> None:
         if certificate is None and not is_loopback(host):
@@ -109,14 +109,14 @@ class Server:
         """Stop; transfers under way end first."""
         self._server.shutdown()
 
-    def __enter__(self) -> "Server":
+    def __enter__(self) -> "SegmentServer":
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
 
-def _certificates(certificate: Certificate | None) -> list[tuple[bytes, bytes]] | None:
+def _certificates(certificate: TlsCertificate | None) -> list[tuple[bytes, bytes]] | None:
     if certificate is None:
         return None
     try:
@@ -239,7 +239,7 @@ class _Started:
         return next(self._items)
 
 
-class Fetcher:
+class SegmentFetcher:
     """Fetches segments from other nodes. Safe to share between threads; keeps a connection for each node.
 
     Args:

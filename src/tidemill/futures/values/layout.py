@@ -20,7 +20,7 @@ import msgspec
 
 from tidemill.errors import CopyCorrupt
 from tidemill.futures.values import pickling
-from tidemill.futures.values.pickling import Dumped, Part
+from tidemill.futures.values.pickling import Dumped, PicklePart
 
 ALIGN = 64
 FORMAT = 1
@@ -32,7 +32,7 @@ _ZEROS = memoryview(bytes(ALIGN))
 assert _PREFIX.size == ALIGN
 
 
-class Head(msgspec.Struct, frozen=True, array_like=True):
+class LayoutHead(msgspec.Struct, frozen=True, array_like=True):
     """What there is behind the head."""
 
     python: str
@@ -44,7 +44,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     label: bytes = b""  # whose it is: two values may have equal streams and differ in their parts alone
 
 
-class Image(NamedTuple):
+class ValueLayout(NamedTuple):
     """An image that is yet to be written: its pieces still are the value's own memory."""
 
     head: bytes
@@ -52,11 +52,11 @@ class Image(NamedTuple):
     pieces: tuple[memoryview, ...]  # joined they are the image, padding included
 
 
-_head = msgspec.msgpack.Decoder(Head)
+_head = msgspec.msgpack.Decoder(LayoutHead)
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def plan(dumped: Dumped, label: bytes = b"", *, digest_parts: bool = False) -> Image:
+def plan(dumped: Dumped, label: bytes = b"", *, digest_parts: bool = False) -> ValueLayout:
     """Lay a value out; copies nothing.
 
     Args:
@@ -66,7 +66,7 @@ def plan(dumped: Dumped, label: bytes = b"", *, digest_parts: bool = False) -> I
     """
     views = [part.view.cast("B") if part.view.nbytes else _ZEROS[:0] for part in dumped.parts]
     head = _encode(
-        Head(
+        LayoutHead(
             python=dumped.python,
             stream=len(dumped.stream),
             digest=blake2b(dumped.stream, digest_size=DIGEST_BYTES).digest(),
@@ -85,7 +85,7 @@ def plan(dumped: Dumped, label: bytes = b"", *, digest_parts: bool = False) -> I
             pieces.append(piece)
         at += pad + len(piece)
     prefix = _PREFIX.pack(MAGIC, FORMAT, 0, len(head), at, _digest(head))
-    return Image(head, at, (memoryview(prefix), *pieces[1:]))
+    return ValueLayout(head, at, (memoryview(prefix), *pieces[1:]))
 
 
 def read_head(view: memoryview) -> bytes:
@@ -118,13 +118,13 @@ def load(view: memoryview, check: Callable[[bytes], None], *, what: str) -> Any:
     stream = bytes(next(pieces))
     if blake2b(stream, digest_size=DIGEST_BYTES).digest() != head.digest:
         raise CopyCorrupt(f"{what} was changed where it was stored")
-    parts = [Part(kind, piece) for kind, piece in zip(head.kinds, pieces, strict=True)]
+    parts = [PicklePart(kind, piece) for kind, piece in zip(head.kinds, pieces, strict=True)]
     if head.body and _digest_of([part.view for part in parts]) != head.body:
         raise CopyCorrupt(f"{what} was changed where it was stored")
     return pickling.load(stream, parts, python=head.python, what=what)
 
 
-def joined(image: Image) -> bytearray:
+def joined(image: ValueLayout) -> bytearray:
     """The image in memory: one copy of everything."""
     out = bytearray(image.total)
     at = 0

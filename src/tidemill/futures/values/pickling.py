@@ -46,7 +46,7 @@ class Handle:
     id: bytes
 
 
-class Part(NamedTuple):
+class PicklePart(NamedTuple):
     """Memory of a value, to be stored beside its stream."""
 
     kind: int
@@ -57,7 +57,7 @@ class Dumped(NamedTuple):
     """A value as a stream and its parts; the parts' memory is the value's own."""
 
     stream: bytes
-    parts: tuple[Part, ...] = ()
+    parts: tuple[PicklePart, ...] = ()
     inputs: tuple[bytes, ...] = ()  # the ids of the handles that were left out, each once
     python: str = ""  # the only version that can load it; empty for any
 
@@ -98,7 +98,7 @@ def dump(value: object, *, handles: bool = False) -> Dumped:
 
 def load(
     stream: bytes | memoryview,
-    parts: Sequence[Part] = (),
+    parts: Sequence[PicklePart] = (),
     *,
     python: str = "",
     resolve: Callable[[bytes], object] | None = None,
@@ -156,7 +156,9 @@ def unpack(
         packed = _packed.decode(content)
     except msgspec.DecodeError as error:
         raise CodeNotLoadable(f"{what} was stored by a release that this one cannot read: {error}") from None
-    parts = [Part(kind, memoryview(body)) for kind, body in zip(packed.kinds, packed.bodies, strict=True)]
+    parts = [
+        PicklePart(kind, memoryview(body)) for kind, body in zip(packed.kinds, packed.bodies, strict=True)
+    ]
     return load(packed.stream, parts, python=packed.python, resolve=resolve, what=what)
 
 
@@ -183,7 +185,7 @@ def loading(what: str) -> Iterator[None]:
         ) from error
 
 
-def _given_back(part: Part) -> object:
+def _given_back(part: PicklePart) -> object:
     if part.kind == BYTES:
         return bytes(part.view)
     if part.kind == BYTEARRAY:
@@ -240,12 +242,12 @@ class _Out:
     """
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[PicklePart] = []
         self._pieces: list[bytes] = []
 
     def take(self, buffer: pickle.PickleBuffer) -> bool:
         try:
-            self.parts.append(Part(VIEW, buffer.raw()))
+            self.parts.append(PicklePart(VIEW, buffer.raw()))
         except BufferError:  # not contiguous: pickle says so better than we could
             return True
         return False
@@ -259,7 +261,9 @@ class _Out:
                 self._pieces[-1] = before[:-header]
                 self._pieces.append(pickle.NEXT_BUFFER)
                 self.parts.append(
-                    Part(BYTEARRAY if type(piece) is bytearray else BYTES, memoryview(piece).toreadonly())
+                    PicklePart(
+                        BYTEARRAY if type(piece) is bytearray else BYTES, memoryview(piece).toreadonly()
+                    )
                 )
                 return size
         self._pieces.append(piece if type(piece) is bytes else bytes(piece))

@@ -27,8 +27,8 @@ from tidemill.errors import (
 )
 from tidemill.futures.protocol.rows import Location, Result
 from tidemill.futures.values import calls, layout, pickling
-from tidemill.futures.values.flight import Fetcher
-from tidemill.futures.values.segment_writer import Writer
+from tidemill.futures.values.flight import SegmentFetcher
+from tidemill.futures.values.segment_writer import SegmentWriter
 from tidemill.futures.values.segments import default_root, host_id, map_segment
 from tidemill.futures.values.signatures import Signer
 from tidemill.objects import Objects
@@ -44,7 +44,7 @@ def size_in_bytes(result: Result) -> int:
     return result.size
 
 
-class Values:
+class ResultStorage:
     """Stores and loads results for one process. Safe to share between threads.
 
     Args:
@@ -65,9 +65,9 @@ class Values:
         node: str = "",
         node_epoch: int = 0,
         address: str = "",
-        writer: Writer | None = None,
+        writer: SegmentWriter | None = None,
         objects: Objects | None = None,
-        fetcher: Fetcher | None = None,
+        fetcher: SegmentFetcher | None = None,
         root: Path | None = None,
     ) -> None:
         self._signer = signer

@@ -23,7 +23,7 @@ from types import TracebackType
 
 from tidemill import crash
 from tidemill.errors import CopyCorrupt, SegmentsFull
-from tidemill.futures.values.layout import Image
+from tidemill.futures.values.layout import ValueLayout
 from tidemill.futures.values.mapped_file import map_descriptor
 
 LEDGER, SPILL = "ledger", "spill"
@@ -46,7 +46,7 @@ def pid_of(name: str) -> int:
     return int(found["pid"]) if found else 0
 
 
-class Ledger:
+class ByteCounters:
     """Counters of the bytes in a node's segments: files of eight bytes, each with one writer."""
 
     def __init__(self, folder: Path) -> None:
@@ -92,10 +92,10 @@ class Ledger:
             self.write(own, self.read(own) - size)
 
 
-class Draft:
+class SegmentDraft:
     """A segment being written; abandoned unless it is sealed."""
 
-    def __init__(self, folder: Path, name: str, total: int, ledger: Ledger | None) -> None:
+    def __init__(self, folder: Path, name: str, total: int, ledger: ByteCounters | None) -> None:
         self.name = name
         self.total = total
         self._path = folder / (name + DRAFT)
@@ -153,7 +153,7 @@ class Draft:
         if self._ledger is not None:
             self._ledger.give_back(self.total)
 
-    def __enter__(self) -> "Draft":
+    def __enter__(self) -> "SegmentDraft":
         return self
 
     def __exit__(
@@ -171,7 +171,7 @@ def _batches(pieces: Sequence[memoryview]) -> Iterator[list[memoryview]]:
         yield some
 
 
-class Writer:
+class SegmentWriter:
     """Writes segments into a node's folder, from any of its processes. Safe to share between threads.
 
     Args:
@@ -182,13 +182,13 @@ class Writer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._ledger = Ledger(folder / LEDGER)
+        self._ledger = ByteCounters(folder / LEDGER)
 
     @property
     def boot(self) -> str:
         return self.folder.name
 
-    def begin(self, what: str, version: int, total: int) -> Draft:
+    def begin(self, what: str, version: int, total: int) -> SegmentDraft:
         """A draft with room for `total` bytes: in memory, or on disk when memory is spent.
 
         `SegmentsFull` when there is no room in either.
@@ -201,28 +201,28 @@ class Writer:
                 f"the folder {self.folder} is gone", hint="its node has ended, and this process should too"
             ) from None
 
-    def _in_memory(self, name: str, total: int) -> Draft | None:
+    def _in_memory(self, name: str, total: int) -> SegmentDraft | None:
         if not self._ledger.reserve(total):
             return None
         try:
-            return Draft(self.folder, name, total, self._ledger)
+            return SegmentDraft(self.folder, name, total, self._ledger)
         except OSError as error:
             if error.errno in _NO_ROOM:
                 return None
             raise
 
-    def _on_disk(self, name: str, total: int) -> Draft:
+    def _on_disk(self, name: str, total: int) -> SegmentDraft:
         spill = self.folder / SPILL
         if not spill.is_dir():
             raise SegmentsFull(f"no room for {total:,} bytes: {self._ledger.used():,} are in use")
         try:
-            return Draft(spill, name, total, None)
+            return SegmentDraft(spill, name, total, None)
         except OSError as error:
             if error.errno in _NO_ROOM:
                 raise SegmentsFull(f"no room for {total:,} bytes in memory or on disk") from None
             raise
 
-    def write(self, what: str, version: int, image: Image) -> str:
+    def write(self, what: str, version: int, image: ValueLayout) -> str:
         """Write and seal a whole image; returns the segment's name."""
         with self.begin(what, version, image.total) as draft:
             draft.write(image.pieces)

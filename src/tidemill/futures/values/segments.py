@@ -32,8 +32,8 @@ from tidemill.futures.values.segment_writer import (
     LEDGER,
     QUOTA,
     SPILL,
-    Ledger,
-    Writer,
+    ByteCounters,
+    SegmentWriter,
     is_name,
     pid_of,
 )
@@ -107,7 +107,7 @@ class Segments:
         self.folder = folder
         self._locks = [fd for fd in (lock, spill_lock) if fd is not None]
         self._spill = spill
-        self._ledger = Ledger(folder / LEDGER)
+        self._ledger = ByteCounters(folder / LEDGER)
         self._kept: set[str] = set()
         self._freed: dict[int, int] = {}  # bytes, by the living process that wrote them
         self._orphans: set[str] = set()  # segments in memory whose process is gone
@@ -146,9 +146,9 @@ class Segments:
         """Allow more or less from now on; what is there stays."""
         self._ledger.write(QUOTA, quota_bytes)
 
-    def writer(self) -> Writer:
+    def writer(self) -> SegmentWriter:
         """Writes segments here; another process makes its own, from `folder`."""
-        return Writer(self.folder)
+        return SegmentWriter(self.folder)
 
     def names(self) -> set[str]:
         """The sealed segments."""

@@ -17,18 +17,18 @@ from tidemill.clock import SYSTEM
 from tidemill.futures.worker import memory, task_context, wire
 from tidemill.futures.worker.processes import PR_SET_NAME, die_with_parent, prctl
 from tidemill.futures.worker.task import TaskRunner
-from tidemill.futures.worker.task_context import Site, TaskContext
+from tidemill.futures.worker.task_context import TaskContext, WorkerSite
 from tidemill.futures.worker.wire import (
     Cancel,
-    Hello,
+    ChildHello,
     Message,
-    Page,
     Ready,
     Recall,
     Recalled,
     Resume,
-    Task,
-    Work,
+    SharedPage,
+    TaskBatch,
+    TaskMessage,
 )
 
 
@@ -43,7 +43,7 @@ def main(descriptors: Sequence[int], supervisor: int) -> None:
     prctl(PR_SET_NAME, b"tidemill-child")
     die_with_parent(supervisor)
     faulthandler.enable(file=faults)
-    child = ChildProcess(socket.socket(fileno=work), socket.socket(fileno=control), Page(page))
+    child = ChildProcess(socket.socket(fileno=work), socket.socket(fileno=control), SharedPage(page))
     os.close(page)
     child.run()
     # Whatever a task has left running here is over: no thread of its, and no exit function, holds us back.
@@ -55,7 +55,7 @@ def main(descriptors: Sequence[int], supervisor: int) -> None:
 class ChildProcess:
     """The two lines, and the task between them."""
 
-    def __init__(self, work: socket.socket, control: socket.socket, page: Page) -> None:
+    def __init__(self, work: socket.socket, control: socket.socket, page: SharedPage) -> None:
         self.work = work
         self.control = control
         self.page = page
@@ -78,22 +78,22 @@ class ChildProcess:
         if not first:
             return
         hello, *messages = first
-        assert isinstance(hello, Hello)
-        site = Site(hello)
+        assert isinstance(hello, ChildHello)
+        site = WorkerSite(hello)
         runner = TaskRunner(site)
         threading.Thread(target=self._listen, name="control", daemon=True).start()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.say(Ready())
             while True:
                 for message in messages:
-                    assert isinstance(message, Work)
+                    assert isinstance(message, TaskBatch)
                     for task in message.tasks:
                         self._one(runner, site, task)
                 messages = wire.receive(self.work, frames)
                 if not messages:
                     return
 
-    def _one(self, runner: TaskRunner, site: Site, task: Task) -> None:
+    def _one(self, runner: TaskRunner, site: WorkerSite, task: TaskMessage) -> None:
         number = task.number
         with self._begin_lock:
             if number in self._recalled:

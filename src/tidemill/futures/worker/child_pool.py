@@ -14,34 +14,34 @@ import msgspec
 from tidemill.clock import Clock
 from tidemill.cluster.nodes import Node
 from tidemill.errors import FutureError
-from tidemill.futures.actors.hosted import Hosting
+from tidemill.futures.actors.hosted import HostedActors
 from tidemill.futures.protocol.lanes import Capacity
 from tidemill.futures.protocol.rows import Failure
 from tidemill.futures.protocol.states import FutureState
 from tidemill.futures.values.segments import Segments
-from tidemill.futures.worker.children import Child, Children, End
+from tidemill.futures.worker.children import ChildExit, WorkerChild, WorkerChildren
 from tidemill.futures.worker.claim_loop import Executor, all_pages
 from tidemill.futures.worker.events import ChildEnded
-from tidemill.futures.worker.jobs import NOTHING, ClaimRequest, Job
+from tidemill.futures.worker.jobs import NOTHING, ClaimRequest, FutureJob
 from tidemill.futures.worker.ledger import Ledger
 from tidemill.futures.worker.placement import Placement, settle
 from tidemill.futures.worker.processes import RestartPause
-from tidemill.futures.worker.settings import Settings
-from tidemill.futures.worker.wakeup import Wakeup
+from tidemill.futures.worker.settings import WorkerSettings
+from tidemill.futures.worker.wakeup import LoopWakeup
 from tidemill.futures.worker.watchdog import Watchdog
 from tidemill.futures.worker.wire import (
-    Broken,
-    Hello,
+    ChildHello,
+    InputsMissing,
     Keep,
-    Missing,
     Ready,
     Recalled,
     Resuming,
     Status,
+    TaskBroken,
+    TaskWaiting,
     Up,
-    Waiting,
 )
-from tidemill.futures.worker.wire import Done as Made
+from tidemill.futures.worker.wire import TaskDone as Made
 from tidemill.futures.worker.zygote import Zygote
 
 MISSES = 8
@@ -62,8 +62,8 @@ class ChildPool(Executor):
 
     def __init__(
         self,
-        hello: Hello,
-        settings: Settings,
+        hello: ChildHello,
+        settings: WorkerSettings,
         ledger: Ledger,
         segments: Segments | None,
         zygote: Zygote,
@@ -74,11 +74,11 @@ class ChildPool(Executor):
         self.ledger = ledger
         self.segments = segments
         self.clock = clock
-        self.wakeup = Wakeup()  # ends the wait for children
+        self.wakeup = LoopWakeup()  # ends the wait for children
         self.placement = Placement(settings.slots, settings.total)
-        self.hosting = Hosting()
+        self.hosting = HostedActors()
         self._selector = selectors.DefaultSelector()
-        self.children = Children(self._selector, zygote, clock, ledger.chance)
+        self.children = WorkerChildren(self._selector, zygote, clock, ledger.chance)
         self._selector.register(self.wakeup.reader, selectors.EVENT_READ)
         self.watchdog = Watchdog(self)
         self.draining = False
@@ -93,7 +93,7 @@ class ChildPool(Executor):
         while plain < self.settings.slots and self.start_child() is not None:
             plain += 1
 
-    def start_child(self, actor: bytes = b"") -> Child | None:
+    def start_child(self, actor: bytes = b"") -> WorkerChild | None:
         """Start a process; what it is sent before it is ready waits in its socket.
 
         None for a while after children that could not be started, or ended before they were ready.
@@ -119,7 +119,7 @@ class ChildPool(Executor):
 
     def receive(self, timeout_s: float) -> None:
         """Wait for messages of children, or for a wakeup, and act on all of them."""
-        readable: dict[Child, None] = {}
+        readable: dict[WorkerChild, None] = {}
         for key, mask in self._selector.select(timeout_s):
             child = key.data
             if child is None:
@@ -139,21 +139,21 @@ class ChildPool(Executor):
             if gone:
                 self._on_end(child, self.children.bury(child))
 
-    def _on(self, child: Child, message: Up) -> None:
+    def _on(self, child: WorkerChild, message: Up) -> None:
         match message:
             case Made():
                 job = self._over(child, message.number)
                 if job is not None:
                     self._made(job, message)
-            case Broken():
+            case TaskBroken():
                 job = self._over(child, message.number)
                 if job is not None:
                     self.ledger.failed(job, message.failure, ram_used=message.ram_used)
-            case Missing():
+            case InputsMissing():
                 job = self._over(child, message.number)
                 if job is not None:
                     self.ledger.block(job, [loss.id for loss in message.losses], message.losses)
-            case Waiting():
+            case TaskWaiting():
                 self.watchdog.wait(child, message)
             case Resuming():
                 self.watchdog.resume(child, message.number)
@@ -170,7 +170,7 @@ class ChildPool(Executor):
                     job.said = True
                     self.ledger.set_status(job.id, message.text)
 
-    def _over(self, child: Child, number: int) -> Job | None:
+    def _over(self, child: WorkerChild, number: int) -> FutureJob | None:
         """A child has ended a job; None for one that is not ours any more."""
         job = child.jobs.pop(number, None)
         if not child.jobs or job is None or job.waiting or job.needs is not NOTHING:
@@ -183,7 +183,7 @@ class ChildPool(Executor):
             child.idle_since = self.clock.monotonic()
         return job
 
-    def _made(self, job: Job, message: Made) -> None:
+    def _made(self, job: FutureJob, message: Made) -> None:
         self.placement.saw(message.took_us / 1e6)
         where = message.result.location
         if where.kind == "segment" and self.segments is not None:
@@ -193,7 +193,7 @@ class ChildPool(Executor):
 
     # --- a child's end
 
-    def _on_end(self, child: Child, end: End) -> None:
+    def _on_end(self, child: WorkerChild, end: ChildExit) -> None:
         """A child is dead: only the job that it was executing is to blame (FUT-20)."""
         if self.segments is not None:
             self.segments.child_gone(child.pid)
@@ -220,7 +220,7 @@ class ChildPool(Executor):
             else:
                 self.placement.here.appendleft(job)
 
-    def _judge(self, job: Job, end: End) -> None:
+    def _judge(self, job: FutureJob, end: ChildExit) -> None:
         match end.kind:
             case "parked":
                 self.ledger.block(job, job.awaits)
@@ -234,7 +234,7 @@ class ChildPool(Executor):
                 failure = Failure(kind=end.kind, message=end.message, traceback=end.evidence)
                 self.ledger.failed(job, failure, ram_used=end.ram_used)
 
-    def _actor_gone(self, child: Child, end: End, jobs: dict[int, Job]) -> None:
+    def _actor_gone(self, child: WorkerChild, end: ChildExit, jobs: dict[int, FutureJob]) -> None:
         """An actor's process has ended: it is dead, and every call that has not ended fails (FUT-47)."""
         calls = self.hosting.remove(child.actor)
         if end.kind == "lost":
@@ -251,7 +251,7 @@ class ChildPool(Executor):
 
     # --- jobs
 
-    def start(self, jobs: Sequence[Job]) -> None:
+    def start(self, jobs: Sequence[FutureJob]) -> None:
         now_us = int(self.clock.monotonic() * 1e6)
         for job in jobs:
             job.since_us = now_us
@@ -263,7 +263,7 @@ class ChildPool(Executor):
                 message = "the actor does not live on this node any more"
                 self.ledger.failed(job, Failure(kind="actor", type="ActorDied", message=message))
 
-    def settled(self, job: Job, state: FutureState | None) -> None:
+    def settled(self, job: FutureJob, state: FutureState | None) -> None:
         if job.segment and state is not FutureState.REALIZED:
             self.delete_result(job.segment)  # the store refused the result
         if job.said:
@@ -273,10 +273,10 @@ class ChildPool(Executor):
             if actor is not None:
                 actor.ended(job, again=state in (FutureState.UNCLAIMED, FutureState.BLOCKED))
 
-    def interrupt(self, job: Job) -> None:
+    def interrupt(self, job: FutureJob) -> None:
         self.watchdog.end(job)
 
-    def recall_call(self, child: Child, job: Job) -> None:
+    def recall_call(self, child: WorkerChild, job: FutureJob) -> None:
         """A call that was sent ahead to its actor waits for its turn again."""
         actor = self.hosting.of(child)
         if actor is not None:
@@ -348,7 +348,7 @@ class ChildPool(Executor):
         """Resumed tasks go first, then calls of actors, then what was claimed, in its order."""
         placement, children = self.placement, self.children.all
         placement.resume(children)
-        batches: dict[Child, list[Job]] = {}
+        batches: dict[WorkerChild, list[FutureJob]] = {}
         for actor in self.hosting.actors.values():
             while (job := actor.ready()) is not None and placement.may_call(actor.child, children):
                 actor.begin(job)
@@ -361,9 +361,9 @@ class ChildPool(Executor):
             if len(child.jobs) > 1:
                 self.watchdog.look_soon()
 
-    def _place_here(self, batches: dict[Child, list[Job]]) -> None:
+    def _place_here(self, batches: dict[WorkerChild, list[FutureJob]]) -> None:
         here = self.placement.here
-        missed: list[Job] = []
+        missed: list[FutureJob] = []
         while here and len(missed) < MISSES:
             job = here.popleft()
             child = self._child_for(job)
@@ -373,7 +373,7 @@ class ChildPool(Executor):
                 self._take(child, job, batches)
         here.extendleft(reversed(missed))
 
-    def _take(self, child: Child, job: Job, batches: dict[Child, list[Job]]) -> None:
+    def _take(self, child: WorkerChild, job: FutureJob, batches: dict[WorkerChild, list[FutureJob]]) -> None:
         child.take(job)
         if not child.slotted or job.needs is not NOTHING:
             settle(child)
@@ -381,7 +381,7 @@ class ChildPool(Executor):
         if job.spec.progress_timeout_s or job.needs.ram:
             self.watchdog.look_soon()
 
-    def _child_for(self, job: Job) -> Child | None:
+    def _child_for(self, job: FutureJob) -> WorkerChild | None:
         """The child to give a job to; an actor, or a slot that a waiting task has left, gets a new one."""
         children = self.children.all
         if job.spec.actor:

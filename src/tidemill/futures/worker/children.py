@@ -22,17 +22,27 @@ from tidemill.clock import Clock
 from tidemill.futures.protocol.rows import Needs
 from tidemill.futures.worker import memory, wire
 from tidemill.futures.worker.processes import RestartPause, SupervisedProcess
-from tidemill.futures.worker.wire import Cancel, Hello, Message, Page, Recall, Resume, Task, Up, Work
+from tidemill.futures.worker.wire import (
+    Cancel,
+    ChildHello,
+    Message,
+    Recall,
+    Resume,
+    SharedPage,
+    TaskBatch,
+    TaskMessage,
+    Up,
+)
 from tidemill.futures.worker.zygote import Zygote
 
 if TYPE_CHECKING:
-    from tidemill.futures.worker.jobs import Job
+    from tidemill.futures.worker.jobs import FutureJob
 
 FAULT_BYTES = 16_000
 LINGER_S = 0.5
 
 
-class End(msgspec.Struct, frozen=True):
+class ChildExit(msgspec.Struct, frozen=True):
     """How a child ended, and what it was doing."""
 
     kind: str  # "crash" | "oom", or why we killed it
@@ -43,13 +53,13 @@ class End(msgspec.Struct, frozen=True):
     ram_used: int = 0  # bytes, when it was killed for them
 
 
-class Child(SupervisedProcess):
+class WorkerChild(SupervisedProcess):
     """One child process with its two sockets, its page and the jobs it has been sent."""
 
-    def __init__(self, zygote: Zygote, hello: Hello, *, actor: bytes = b"") -> None:
+    def __init__(self, zygote: Zygote, hello: ChildHello, *, actor: bytes = b"") -> None:
         super().__init__()
         self.actor = actor  # a child that is one actor does nothing else
-        self.jobs: dict[int, Job] = {}  # sent and not ended, in the order they were sent
+        self.jobs: dict[int, FutureJob] = {}  # sent and not ended, in the order they were sent
         self.ready = False
         self.known: set[bytes] = set()  # digests of code it has been sent
         self.slotted = False  # it uses a slot
@@ -65,11 +75,11 @@ class Child(SupervisedProcess):
         self._unsent = bytearray()
         self.work, theirs = socket.socketpair()
         self.control, their_control = socket.socketpair()
-        page = Page.make()
+        page = SharedPage.make()
         self._faults = os.memfd_create("tidemill-faults")
         try:
             passed = (theirs.fileno(), their_control.fileno(), page, self._faults)
-            self.page = Page(page)
+            self.page = SharedPage(page)
             self.pid = zygote.fork(passed)
         finally:
             theirs.close()
@@ -81,21 +91,21 @@ class Child(SupervisedProcess):
 
     # --- down
 
-    def take(self, job: "Job") -> None:
+    def take(self, job: "FutureJob") -> None:
         """Put a job behind those it has; it is sent with `give`."""
         job.child, job.number = self, self._next
         self.jobs[self._next] = job
         self._next += 1
 
-    def give(self, jobs: Iterable["Job"]) -> None:
+    def give(self, jobs: Iterable["FutureJob"]) -> None:
         """Send jobs that it took."""
-        tasks: list[Task] = []
+        tasks: list[TaskMessage] = []
         for job in jobs:
             digest = job.spec.code
             code = b"" if digest in self.known else job.code
             self.known.add(digest)
             tasks.append(
-                Task(
+                TaskMessage(
                     number=job.number,
                     epoch=job.claim.epoch,
                     spec=job.spec_raw,
@@ -104,7 +114,7 @@ class Child(SupervisedProcess):
                     ram=job.needs.ram,
                 )
             )
-        self.send(Work(tasks))
+        self.send(TaskBatch(tasks))
 
     def send(self, message: Message) -> None:
         """Say something on the work line."""
@@ -166,7 +176,7 @@ class Child(SupervisedProcess):
 
     # --- the end
 
-    def bury(self, clock: Clock) -> End:
+    def bury(self, clock: Clock) -> ChildExit:
         """Its line is closed: end what is left of it, and say how it ended."""
         running = self.page.running
         code = self._wait(clock)
@@ -192,18 +202,18 @@ class Child(SupervisedProcess):
                 self.kill("it closed its line")
             clock.sleep(0.001)
 
-    def _judge(self, code: int, evidence: str, running: int) -> End:
+    def _judge(self, code: int, evidence: str, running: int) -> ChildExit:
         if self.killed_for:
             message = f"ended by its supervisor: {self.killed_for}"
             if self.ram_used:
                 message = f"ended by its supervisor: it took {self.ram_used:,} bytes"
-            return End(self.killed_for, message, evidence, running, code, self.ram_used)
+            return ChildExit(self.killed_for, message, evidence, running, code, self.ram_used)
         if code >= 0:
-            return End("crash", f"the process ended with exit code {code}", evidence, running, code)
+            return ChildExit("crash", f"the process ended with exit code {code}", evidence, running, code)
         if -code == signal.SIGKILL and memory.kills() > self._oom_kills:
             message = "the kernel killed the process for want of memory"
-            return End("oom", message, evidence, running, code)
-        return End("crash", f"the process ended by {_signal_name(-code)}", evidence, running, code)
+            return ChildExit("oom", message, evidence, running, code)
+        return ChildExit("crash", f"the process ended by {_signal_name(-code)}", evidence, running, code)
 
     def close(self) -> None:
         """Let go of its lines; a child that still runs ends by itself."""
@@ -221,7 +231,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-class Children:
+class WorkerChildren:
     """All child processes of one supervisor, and the selector that waits for their words."""
 
     def __init__(
@@ -232,12 +242,12 @@ class Children:
         self.zygote = zygote
         self._zygote_pause = RestartPause(clock, chance, most_s=5.0)
         self._zygote_dead = False
-        self.all: list[Child] = []
+        self.all: list[WorkerChild] = []
         selector.register(zygote.line, selectors.EVENT_READ, zygote)
 
-    def start(self, hello: Hello, *, actor: bytes = b"") -> Child:
+    def start(self, hello: ChildHello, *, actor: bytes = b"") -> WorkerChild:
         """Start a process."""
-        child = Child(self.zygote, hello, actor=actor)
+        child = WorkerChild(self.zygote, hello, actor=actor)
         self.all.append(child)
         self._selector.register(child.work, selectors.EVENT_READ, child)
         self._selector.register(child.control, selectors.EVENT_READ, child)
@@ -262,13 +272,13 @@ class Children:
             self.zygote.revive()
             self._selector.register(self.zygote.line, selectors.EVENT_READ, self.zygote)
 
-    def watch_writes(self, child: Child) -> None:
+    def watch_writes(self, child: WorkerChild) -> None:
         """Have the selector say when a line can be written again, as long as something is unsent."""
         events = selectors.EVENT_READ if child.flush() else selectors.EVENT_READ | selectors.EVENT_WRITE
         if self._selector.get_key(child.work).events != events:
             self._selector.modify(child.work, events, child)
 
-    def bury(self, child: Child) -> End:
+    def bury(self, child: WorkerChild) -> ChildExit:
         """Take a dead child off the list; how it ended."""
         self._selector.unregister(child.work)
         self._selector.unregister(child.control)

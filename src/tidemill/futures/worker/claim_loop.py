@@ -26,7 +26,7 @@ from tidemill.futures.protocol.claim import LEAST_LEFT_US, Claim
 from tidemill.futures.protocol.states import FutureState
 from tidemill.futures.worker.events import ClaimsGivenBack, WorkDropped
 from tidemill.futures.worker.job_loader import JobLoader
-from tidemill.futures.worker.jobs import ClaimRequest, Job
+from tidemill.futures.worker.jobs import ClaimRequest, FutureJob
 from tidemill.futures.worker.ledger import Ledger, result_of
 from tidemill.futures.worker.store_session import DEFAULT_PAUSES, Pauses, StoreSession
 
@@ -70,11 +70,11 @@ class Executor(ABC):
         """What could be taken on now; None for nothing."""
 
     @abstractmethod
-    def start(self, jobs: Sequence[Job]) -> None:
+    def start(self, jobs: Sequence[FutureJob]) -> None:
         """Take over jobs that were claimed."""
 
     @abstractmethod
-    def interrupt(self, job: Job) -> None:
+    def interrupt(self, job: FutureJob) -> None:
         """End a job that was asked to end (FUT-56); `job.ending` says why."""
 
     @abstractmethod
@@ -88,7 +88,7 @@ class Executor(ABC):
     def place(self) -> None:
         """Give jobs that were taken over to free slots."""
 
-    def settled(self, job: Job, state: FutureState | None) -> None:
+    def settled(self, job: FutureJob, state: FutureState | None) -> None:
         """A job's claim has ended and its future is in this state now; None if it had ended before."""
 
     def recover(self, node: Node) -> int:
@@ -317,7 +317,7 @@ class ClaimLoop:
             self.ledger.notify_dependents()
         self.ledger.write_statuses(self._clock.monotonic())
 
-    def _settled(self, job: Job, state: FutureState | None) -> None:
+    def _settled(self, job: FutureJob, state: FutureState | None) -> None:
         self.ledger.forget(job)
         self._executor.settled(job, state)
 
@@ -354,12 +354,12 @@ class ClaimLoop:
             return
         for command in commands:
             match command:
-                case inbox.End():
+                case inbox.EndTask():
                     self._end(command)
-                case inbox.Free():
+                case inbox.FreeSegment():
                     self._executor.delete_result(command.name)
 
-    def _end(self, command: inbox.End) -> None:
+    def _end(self, command: inbox.EndTask) -> None:
         job = self.ledger.jobs.get(command.id)
         if job is not None and job.claim.epoch == command.epoch and not job.ending:
             job.ending = command.why

@@ -8,7 +8,7 @@ from tidemill.futures.protocol import edges, rows
 from tidemill.futures.protocol.claim import Claim
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.rows import AnyRow, Realized, Result, Spec
-from tidemill.futures.worker.jobs import NOTHING, Job
+from tidemill.futures.worker.jobs import NOTHING, FutureJob
 from tidemill.store import Store, Tx
 
 CODE_CACHE_BYTES = 64_000_000
@@ -17,8 +17,8 @@ CODE_CACHE_BYTES = 64_000_000
 class LoadedJobs(NamedTuple):
     """Jobs that can run, and jobs whose inputs have been lost since they were claimed."""
 
-    ready: list[Job]
-    blocked: list[tuple[Job, list[bytes]]]  # with the inputs that are missing
+    ready: list[FutureJob]
+    blocked: list[tuple[FutureJob, list[bytes]]]  # with the inputs that are missing
 
 
 class _Read(NamedTuple):
@@ -69,7 +69,9 @@ class JobLoader:
                     missing.append(upstream)
             code = read.codes.get(spec.code) or known.get(spec.code, b"")
             needs = edges.needs_of(spec, claim.row.tally)
-            job = Job(claim, spec, spec_raw, NOTHING if needs == NOTHING else needs, tuple(inputs), code)
+            job = FutureJob(
+                claim, spec, spec_raw, NOTHING if needs == NOTHING else needs, tuple(inputs), code
+            )
             if missing:
                 loaded.blocked.append((job, missing))
             else:

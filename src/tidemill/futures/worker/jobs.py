@@ -7,14 +7,14 @@ from tidemill.futures.protocol.lanes import Capacity
 from tidemill.futures.protocol.rows import Needs, Result, Spec
 
 if TYPE_CHECKING:
-    from tidemill.futures.worker.children import Child
+    from tidemill.futures.worker.children import WorkerChild
 
 
 NOTHING = Needs()
 """The needs of a future that asks for nothing; jobs share this object, so that `is` finds them fast."""
 
 
-class Job:
+class FutureJob:
     """One claimed future. `child` and `number` say where it was sent; both are empty while it is with us."""
 
     __slots__ = (
@@ -50,7 +50,7 @@ class Job:
         self.needs = needs
         self.inputs = inputs
         self.code = code
-        self.child: Child | None = None
+        self.child: WorkerChild | None = None
         self.number = 0
         self.since_us = 0  # when it came to us, or came back
         self.waiting = False  # it awaits other futures and uses no slot

@@ -22,13 +22,13 @@ from tidemill.errors import LeaseLost, StoreError, TidemillError
 from tidemill.events import Emit, ignore
 from tidemill.futures.protocol import actors, claim, depend, edges, finish, inbox, reap, results, rows
 from tidemill.futures.protocol.claim import Claim
-from tidemill.futures.protocol.finish import Done
+from tidemill.futures.protocol.finish import Completion
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.lanes import Capacity, Lane
 from tidemill.futures.protocol.rows import AnyRow, Claimed, Failure, Realized, Result, Spec
 from tidemill.futures.protocol.states import ENDED
 from tidemill.futures.worker.events import TaskFailed
-from tidemill.futures.worker.jobs import ClaimRequest, Job
+from tidemill.futures.worker.jobs import ClaimRequest, FutureJob
 from tidemill.futures.worker.wire import Loss
 from tidemill.store import Store, Tx
 
@@ -51,7 +51,7 @@ Step = Callable[[Tx, Node], AnyRow | None]
 class PendingWrite(NamedTuple):
     """One thing to write about a job, or about an actor. `step` checks its claim before it writes."""
 
-    job: Job | None
+    job: FutureJob | None
     step: Step
 
 
@@ -92,8 +92,8 @@ class Ledger:
         self.node_id = node_id
         self.chance = chance
         self.emit = emit
-        self.jobs: dict[bytes, Job] = {}  # every job that we hold a claim on
-        self.results: list[tuple[Job, Result]] = []  # made here and not written yet
+        self.jobs: dict[bytes, FutureJob] = {}  # every job that we hold a claim on
+        self.results: list[tuple[FutureJob, Result]] = []  # made here and not written yet
         self.pending: deque[PendingWrite] = deque()
         self.unnotified: list[bytes] = []  # realized, with dependents that are not all notified
         self._serves = serves
@@ -119,17 +119,17 @@ class Ledger:
         self.pending.clear()
         self.unnotified.clear()
 
-    def forget(self, job: Job) -> None:
+    def forget(self, job: FutureJob) -> None:
         """Hold this job no more; another write ends its claim."""
         self.jobs.pop(job.id, None)
 
     # --- how a job ended
 
-    def finished(self, job: Job, result: Result) -> None:
+    def finished(self, job: FutureJob, result: Result) -> None:
         """The job made its result."""
         self.results.append((job, result))
 
-    def failed(self, job: Job, failure: Failure, *, ram_used: int = 0) -> None:
+    def failed(self, job: FutureJob, failure: Failure, *, ram_used: int = 0) -> None:
         """The job's attempt failed. A job that ended because it was asked to is cancelled."""
         if failure.kind == "cancelled":
             if job.ending:
@@ -153,15 +153,15 @@ class Ledger:
             ),
         )
 
-    def cancelled(self, job: Job) -> None:
+    def cancelled(self, job: FutureJob) -> None:
         """The job was ended on request."""
         self._add(job, lambda tx, node: finish.cancelled(tx, self.keys, self.cluster, node, job.claim))
 
-    def relinquish(self, job: Job) -> None:
+    def relinquish(self, job: FutureJob) -> None:
         """The job was not started, or may not be finished here."""
         self._add(job, lambda tx, node: finish.relinquish(tx, self.keys, self.cluster, node, [job.claim])[0])
 
-    def block(self, job: Job, upstreams: Sequence[bytes], losses: Sequence[Loss] = ()) -> None:
+    def block(self, job: FutureJob, upstreams: Sequence[bytes], losses: Sequence[Loss] = ()) -> None:
         """The job can run only when these futures are realized. Copies found to be gone are reported first.
 
         Each loss is a write of its own, because hundreds of inputs may be lost with one node.
@@ -197,12 +197,12 @@ class Ledger:
 
         self.pending.append(PendingWrite(None, step))
 
-    def _add(self, job: Job, step: Step) -> None:
+    def _add(self, job: FutureJob, step: Step) -> None:
         self.pending.append(PendingWrite(job, step))
 
     # --- rounds
 
-    def next_results(self) -> list[tuple[Job, Result]]:
+    def next_results(self) -> list[tuple[FutureJob, Result]]:
         """Take as many results as one round may write."""
         size = 0
         for count, (_, result) in enumerate(self.results):
@@ -213,7 +213,7 @@ class Ledger:
         portion, self.results = self.results, []
         return portion
 
-    def round(self, node: Node, done: Sequence[Done], request: ClaimRequest | None) -> Round:
+    def round(self, node: Node, done: Sequence[Completion], request: ClaimRequest | None) -> Round:
         """Write results and claim what is requested, in one transaction."""
         keys, cluster = self.keys, self.cluster
         lanes = self._lanes if self._lanes_known else None
@@ -288,7 +288,7 @@ class Ledger:
 
     # --- pending writes
 
-    def realize(self, job: Job, done: Done) -> None:
+    def realize(self, job: FutureJob, done: Completion) -> None:
         """Write a result whose row has changed since the claim.
 
         Perhaps this node changed it: a commit of unknown outcome may have realized the future (FUT-54).
@@ -302,7 +302,7 @@ class Ledger:
 
         self._add(job, step)
 
-    def write_pending(self, node: Node) -> list[tuple[Job, AnyRow | None]]:
+    def write_pending(self, node: Node) -> list[tuple[FutureJob, AnyRow | None]]:
         """Run some pending writes in one transaction.
 
         Returns each job with the row it has now, None if its claim was over. Writes stay in the queue until
@@ -321,7 +321,7 @@ class Ledger:
                 raise
             except TidemillError:
                 became = [None]
-        ended: list[tuple[Job, AnyRow | None]] = []
+        ended: list[tuple[FutureJob, AnyRow | None]] = []
         for row in became:
             job = self.pending.popleft().job
             if job is not None:
@@ -458,9 +458,11 @@ def _carry_out(tx: Tx, node: Node, writes: Sequence[PendingWrite]) -> list[AnyRo
     return became
 
 
-def result_of(job: Job, result: Result, node: Node) -> Done:
+def result_of(job: FutureJob, result: Result, node: Node) -> Completion:
     """A result as the store records it: made under this claim, and kept by this node."""
     where = result.location
     if where.kind in ("segment", "actor"):
         where = msgspec.structs.replace(where, node=node.id, node_epoch=node.epoch)
-    return Done(job.claim, job.spec, msgspec.structs.replace(result, version=job.claim.epoch, location=where))
+    return Completion(
+        job.claim, job.spec, msgspec.structs.replace(result, version=job.claim.epoch, location=where)
+    )

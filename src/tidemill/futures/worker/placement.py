@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from tidemill.futures.protocol.lanes import Capacity, fits
 from tidemill.futures.protocol.rows import Needs
-from tidemill.futures.worker.children import Child
-from tidemill.futures.worker.jobs import NOTHING, ClaimRequest, Job
+from tidemill.futures.worker.children import WorkerChild
+from tidemill.futures.worker.jobs import NOTHING, ClaimRequest, FutureJob
 
 AHEAD_S = 0.005
 """How much work is sent ahead to a child."""
@@ -30,19 +30,19 @@ class Placement:
         self.slots = slots
         self.total = total
         self.stored_bytes = 0  # results that lie in this node's memory (FUT-36)
-        self.here: deque[Job] = deque()  # claimed, and not with a child
-        self.resuming: deque[Job] = deque()
-        self.waiting: list[Job] = []  # in the order they began to wait: the innermost is last
+        self.here: deque[FutureJob] = deque()  # claimed, and not with a child
+        self.resuming: deque[FutureJob] = deque()
+        self.waiting: list[FutureJob] = []  # in the order they began to wait: the innermost is last
         self.typical_s = 0.020  # how long a task takes, by what we saw last; nothing is sent ahead at first
         self.round_s = 0.002  # how long a round in the store takes
 
     # --- what is free
 
-    def busy(self, children: Iterable[Child]) -> int:
+    def busy(self, children: Iterable[WorkerChild]) -> int:
         """Slots in use."""
         return sum(child.slotted for child in children)
 
-    def free(self, children: Iterable[Child], *, without: Child | None = None) -> Capacity:
+    def free(self, children: Iterable[WorkerChild], *, without: WorkerChild | None = None) -> Capacity:
         """What is not reserved by any child, or by any but one."""
         cpu, ram, gpu = self.total.cpu, self.total.ram - self.stored_bytes, self.total.gpu
         for child in children:
@@ -59,7 +59,7 @@ class Placement:
         return min(AHEAD_MOST, int(max(AHEAD_S, 2 * self.round_s) / max(self.typical_s, 1e-5)))
 
     def request(
-        self, children: list[Child], awaited: tuple[bytes, ...] = (), *, startable: bool = True
+        self, children: list[WorkerChild], awaited: tuple[bytes, ...] = (), *, startable: bool = True
     ) -> ClaimRequest | None:
         """What we could take on now; None for nothing.
 
@@ -93,7 +93,7 @@ class Placement:
 
     # --- choosing
 
-    def resume(self, children: list[Child]) -> None:
+    def resume(self, children: list[WorkerChild]) -> None:
         """Give free slots to tasks that want to go on."""
         while self.resuming and self.busy(children) < self.slots:
             job = self.resuming.popleft()
@@ -103,13 +103,13 @@ class Placement:
             settle(child)
             child.resume(job.number)
 
-    def fits_now(self, job: Job, children: list[Child]) -> bool:
+    def fits_now(self, job: FutureJob, children: list[WorkerChild]) -> bool:
         """Is there a slot, and all that the job asks for?"""
         return self.busy(children) < self.slots and (
             job.needs is NOTHING or fits(job.needs, self.free(children))
         )
 
-    def may_call(self, child: Child, children: list[Child]) -> bool:
+    def may_call(self, child: WorkerChild, children: list[WorkerChild]) -> bool:
         """May an actor be sent another call?"""
         if child.killed_for or child.recalling:
             return False
@@ -117,7 +117,7 @@ class Placement:
             return self.busy(children) < self.slots
         return child.slotted and len(child.jobs) <= self.ahead()
 
-    def choose(self, job: Job, children: list[Child]) -> tuple[Child | None, bool]:
+    def choose(self, job: FutureJob, children: list[WorkerChild]) -> tuple[WorkerChild | None, bool]:
         """The child to give a job to, and whether there is a slot for it, perhaps without a child.
 
         An idle one while there are slots, else the one that has the least ahead.
@@ -126,7 +126,7 @@ class Placement:
             idle = [one for one in children if not one.jobs and not one.actor and not one.killed_for]
             return next((one for one in idle if one.ready), idle[0] if idle else None), True
         ahead = self.ahead()
-        best: Child | None = None
+        best: WorkerChild | None = None
         for child in children if ahead else ():
             if (
                 child.slotted
@@ -138,7 +138,7 @@ class Placement:
                 best = child
         return best, False
 
-    def remove(self, job: Job) -> bool:
+    def remove(self, job: FutureJob) -> bool:
         """Take a job off the ones that are with us; False when it is not."""
         if job not in self.here:
             return False
@@ -152,7 +152,7 @@ class Placement:
         self.waiting.clear()
 
 
-def settle(child: Child) -> None:
+def settle(child: WorkerChild) -> None:
     """A child's jobs have changed: what it takes of its node is the most that any of them asks for, as they
     run one by one. A waiting task gives its slot and its cpu back, and keeps what it has in memory (FUT-41).
     """

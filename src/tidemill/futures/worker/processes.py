@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from tidemill.clock import Clock, backoff
-from tidemill.futures.worker.wakeup import Wakeup
+from tidemill.futures.worker.wakeup import LoopWakeup
 
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 
@@ -104,7 +104,7 @@ class Drainable(Protocol):
 
 
 @contextlib.contextmanager
-def drained_by_signals(supervisor: Drainable, wakeup: Wakeup) -> Iterator[None]:
+def drained_by_signals(supervisor: Drainable, wakeup: LoopWakeup) -> Iterator[None]:
     """Drain on SIGTERM and SIGINT; a second signal ends the grace. The main thread alone may call this."""
 
     def end(*_: object) -> None:

@@ -6,7 +6,7 @@ from tidemill.cluster.leases import DEFAULT_TIMING, LeaseTiming
 from tidemill.futures.protocol.lanes import Capacity
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a supervisor must know; see `WorkerOptions` for what a user says."""
 
     slots: int = 1

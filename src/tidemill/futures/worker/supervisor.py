@@ -26,13 +26,13 @@ from tidemill.futures.worker.child_pool import ChildPool
 from tidemill.futures.worker.claim_loop import ClaimLoop
 from tidemill.futures.worker.events import WorkerEnded, WorkerStarted
 from tidemill.futures.worker.ledger import Ledger
-from tidemill.futures.worker.settings import Settings
-from tidemill.futures.worker.wire import Hello
+from tidemill.futures.worker.settings import WorkerSettings
+from tidemill.futures.worker.wire import ChildHello
 from tidemill.futures.worker.zygote import Zygote
 from tidemill.store import Store
 
 
-class Supervisor:
+class WorkerSupervisor:
     """One worker node.
 
     Args:
@@ -49,8 +49,8 @@ class Supervisor:
     def __init__(
         self,
         store: Store,
-        hello: Hello,
-        settings: Settings,
+        hello: ChildHello,
+        settings: WorkerSettings,
         *,
         zygote: Zygote | None = None,
         segments: Segments | None = None,

@@ -23,15 +23,15 @@ from tidemill.futures.protocol import rows
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.rows import Location, Result, Spec
 from tidemill.futures.values import calls, failures
-from tidemill.futures.values.blobs import Blobs, Functions
+from tidemill.futures.values.blobs import Blobs, FunctionCache
 from tidemill.futures.values.signatures import check_spec
 from tidemill.futures.worker import memory
-from tidemill.futures.worker.task_context import Site, WhenNeeded
-from tidemill.futures.worker.wire import Broken, Done, Loss, Missing, Task
+from tidemill.futures.worker.task_context import WhenNeeded, WorkerSite
+from tidemill.futures.worker.wire import InputsMissing, Loss, TaskBroken, TaskDone, TaskMessage
 
 FETCH_TRIES = 3
 
-Outcome = Done | Broken | Missing
+Outcome = TaskDone | TaskBroken | InputsMissing
 
 
 class _InputLost(BaseException):
@@ -45,22 +45,22 @@ class _InputLost(BaseException):
 class TaskRunner:
     """Runs tasks, one at a time; keeps the functions it has loaded, and the actor that lives here."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: WorkerSite) -> None:
         self.site = site
         self.signer = site.signer
         store: Any = WhenNeeded(lambda: site.store)
         objects: Any = WhenNeeded(lambda: site.objects) if site.has_objects else None
         self.blobs = Blobs(store, FutureKeys(site.cluster), site.signer, objects)
-        self.functions = Functions(self.blobs)
+        self.functions = FunctionCache(self.blobs)
         self.actors: dict[bytes, object] = {}
         self._codes: dict[bytes, bytes] = {}  # of tasks that were recalled, and may come back without it
 
-    def learn(self, task: Task) -> None:
+    def learn(self, task: TaskMessage) -> None:
         """Keep the code of a task that is not run now: the supervisor will not send it again."""
         if task.code:
             self._codes[rows.decode_spec(task.spec).code] = task.code
 
-    def run(self, task: Task, enter: Callable[[Spec], object]) -> Outcome:
+    def run(self, task: TaskMessage, enter: Callable[[Spec], object]) -> Outcome:
         """Run a task to its outcome; never raises on its account."""
         clock = self.site.clock
         began = clock.monotonic()
@@ -78,13 +78,13 @@ class TaskRunner:
                 del args, kwargs
                 result = self._store(task, spec, value)
         except _InputLost as lost:
-            return Missing(task.number, _all_lost(lost.loss, task))
+            return InputsMissing(task.number, _all_lost(lost.loss, task))
         except BaseException as error:  # noqa: BLE001  whatever a task raises is its outcome
             took_us = int((clock.monotonic() - began) * 1e6)
             return self._broken(task, error, kind, took_us)
-        return Done(task.number, result, int((clock.monotonic() - began) * 1e6))
+        return TaskDone(task.number, result, int((clock.monotonic() - began) * 1e6))
 
-    def _broken(self, task: Task, error: BaseException, kind: str, took_us: int) -> Broken:
+    def _broken(self, task: TaskMessage, error: BaseException, kind: str, took_us: int) -> TaskBroken:
         ram_used = 0
         match error:
             case MemoryError():
@@ -97,7 +97,7 @@ class TaskRunner:
             case FutureCancelled():
                 kind = "cancelled"
         failure = failures.dump_failure(error, self.signer, kind=kind, node=self.site.hello.node)
-        return Broken(task.number, failure, took_us, ram_used)
+        return TaskBroken(task.number, failure, took_us, ram_used)
 
     def _input(self, future_id: bytes, inputs: dict[bytes, Result]) -> object:
         """The value that stands for a handle among the arguments."""
@@ -119,7 +119,7 @@ class TaskRunner:
                     raise _InputLost(Loss(future_id, result.version, where.node, unreachable=True)) from None
                 self.site.clock.sleep(backoff(tries, self.site.chance, first_s=0.05))
 
-    def _store(self, task: Task, spec: Spec, value: object) -> Result:
+    def _store(self, task: TaskMessage, spec: Spec, value: object) -> Result:
         if spec.actor == spec.id:
             self.actors[spec.id] = value
             return Result(task.epoch, 0, 0, Location("actor", node=self.site.hello.node))
@@ -128,7 +128,7 @@ class TaskRunner:
         )
 
 
-def _all_lost(loss: Loss, task: Task) -> tuple[Loss, ...]:
+def _all_lost(loss: Loss, task: TaskMessage) -> tuple[Loss, ...]:
     """One loss, and the other inputs that the same node holds: if it is dead, they are lost as well."""
     others = (
         Loss(one, result.version, loss.node, unreachable=False)

@@ -16,12 +16,12 @@ from tidemill.clock import SYSTEM, Clock
 from tidemill.errors import FutureCancelled, UsageError
 from tidemill.futures.protocol.rows import Spec
 from tidemill.futures.values.signatures import ClusterKey, Signer
-from tidemill.futures.worker.wire import Hello, Keep, Message, Page, Resuming, Status, Waiting
+from tidemill.futures.worker.wire import ChildHello, Keep, Message, Resuming, SharedPage, Status, TaskWaiting
 
 if TYPE_CHECKING:
     from tidemill.cluster.keeper import Keeper
     from tidemill.cluster.locks import Lock, Semaphore
-    from tidemill.futures.values.result_storage import Values
+    from tidemill.futures.values.result_storage import ResultStorage
     from tidemill.objects import Objects
     from tidemill.store import Store
 
@@ -38,17 +38,19 @@ class WhenNeeded:
         return getattr(self._opened(), name)
 
 
-class Site:
+class WorkerSite:
     """The place of a child process: its cluster, and the store and objects, opened when first asked for."""
 
-    def __init__(self, hello: Hello, *, clock: Clock = SYSTEM, chance: random.Random | None = None) -> None:
+    def __init__(
+        self, hello: ChildHello, *, clock: Clock = SYSTEM, chance: random.Random | None = None
+    ) -> None:
         self.hello = hello
         self.clock = clock
         self.chance = chance if chance is not None else random.Random()
         self.signer = Signer(ClusterKey(hello.secret))
         self._lock = threading.RLock()
         self._store: Store | None = None
-        self._values: Values | None = None
+        self._values: ResultStorage | None = None
         self._objects: Objects | None = None
         self._keeper: Keeper | None = None
 
@@ -83,24 +85,24 @@ class Site:
         return bool(self.hello.objects)
 
     @property
-    def values(self) -> "Values":
+    def values(self) -> "ResultStorage":
         """Stores and loads results as a process of this node."""
         with self._lock:
             if self._values is None:
-                from tidemill.futures.values.flight import Fetcher
-                from tidemill.futures.values.result_storage import Values
-                from tidemill.futures.values.segment_writer import Writer
+                from tidemill.futures.values.flight import SegmentFetcher
+                from tidemill.futures.values.result_storage import ResultStorage
+                from tidemill.futures.values.segment_writer import SegmentWriter
 
                 hello = self.hello
                 objects: Any = WhenNeeded(lambda: self.objects) if self.has_objects else None
-                self._values = Values(
+                self._values = ResultStorage(
                     self.signer,
                     node=hello.node,
                     node_epoch=hello.node_epoch,
                     address=hello.address,
-                    writer=Writer(Path(hello.segments)) if hello.segments else None,
+                    writer=SegmentWriter(Path(hello.segments)) if hello.segments else None,
                     objects=objects,
-                    fetcher=Fetcher(self.signer, roots=Path(hello.roots) if hello.roots else None),
+                    fetcher=SegmentFetcher(self.signer, roots=Path(hello.roots) if hello.roots else None),
                 )
             return self._values
 
@@ -123,7 +125,13 @@ class TaskContext:
     """One task while it runs. Made by the child process for each task."""
 
     def __init__(
-        self, number: int, epoch: int, spec: Spec, site: Site, page: Page, say: Callable[[Message], None]
+        self,
+        number: int,
+        epoch: int,
+        spec: Spec,
+        site: WorkerSite,
+        page: SharedPage,
+        say: Callable[[Message], None],
     ) -> None:
         self.number = number
         self.epoch = epoch
@@ -214,7 +222,7 @@ class TaskContext:
             yield
             return
         self._resumed.clear()
-        self._say(Waiting(self.number, tuple(ids)))
+        self._say(TaskWaiting(self.number, tuple(ids)))
         try:
             yield
         finally:

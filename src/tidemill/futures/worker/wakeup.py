@@ -4,7 +4,7 @@ import contextlib
 import socket
 
 
-class Wakeup:
+class LoopWakeup:
     """One byte on a socket pair: readable when somebody called `ring` since the last `hush`."""
 
     def __init__(self) -> None:

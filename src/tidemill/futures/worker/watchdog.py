@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 from tidemill.errors import StoreError
 from tidemill.futures.worker import memory
-from tidemill.futures.worker.children import Child
+from tidemill.futures.worker.children import WorkerChild
 from tidemill.futures.worker.events import TaskParked
-from tidemill.futures.worker.jobs import Job
+from tidemill.futures.worker.jobs import FutureJob
 from tidemill.futures.worker.placement import LONG_S, settle
-from tidemill.futures.worker.wire import Recalled, Waiting
+from tidemill.futures.worker.wire import Recalled, TaskWaiting
 
 if TYPE_CHECKING:
     from tidemill.futures.worker.child_pool import ChildPool
@@ -69,7 +69,7 @@ class Watchdog:
     def _again(self, at: float) -> None:
         self.look_at = min(self.look_at, at)
 
-    def _look_at(self, child: Child, now: float) -> None:
+    def _look_at(self, child: WorkerChild, now: float) -> None:
         number = child.page.running
         job = child.jobs.get(number)
         if job is None or child.killed_for:
@@ -136,7 +136,7 @@ class Watchdog:
 
     # --- waiting tasks
 
-    def wait(self, child: Child, message: Waiting) -> None:
+    def wait(self, child: WorkerChild, message: TaskWaiting) -> None:
         """A task awaits futures: its slot is free, and those futures go first (FUT-41)."""
         job = child.jobs.get(message.number)
         if job is None:
@@ -151,7 +151,7 @@ class Watchdog:
         if len(waiting) > self._pool.settings.max_waiting:
             self._park()
 
-    def resume(self, child: Child, number: int) -> None:
+    def resume(self, child: WorkerChild, number: int) -> None:
         """What a task awaited is there: it gets the next slot."""
         job = child.jobs.get(number)
         placement = self._pool.placement
@@ -193,7 +193,7 @@ class Watchdog:
                 child.kill("parked")
                 return
 
-    def forget(self, jobs: Iterable[Job]) -> None:
+    def forget(self, jobs: Iterable[FutureJob]) -> None:
         """Their child is dead."""
         placement = self._pool.placement
         for job in jobs:
@@ -206,7 +206,7 @@ class Watchdog:
 
     # --- ending
 
-    def recalled(self, child: Child, message: Recalled) -> None:
+    def recalled(self, child: WorkerChild, message: Recalled) -> None:
         """Jobs that a child will not begin are with us again."""
         child.recalling = False
         now_us = int(self._clock.monotonic() * 1e6)
@@ -224,7 +224,7 @@ class Watchdog:
         settle(child)
         self._again(now_us / 1e6 + LINGER_S)
 
-    def end(self, job: Job) -> None:
+    def end(self, job: FutureJob) -> None:
         """End a task that was asked to end (FUT-56): a message first, and SIGKILL after a grace."""
         job.end_by_us = int((self._clock.monotonic() + self._pool.settings.cancel_grace_s) * 1e6)
         child = job.child

@@ -29,7 +29,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
 # --- work, down
 
 
-class Hello(Message, frozen=True, array_like=True, tag=0):
+class ChildHello(Message, frozen=True, array_like=True, tag=0):
     """The first word to a child: where it is, and with whom."""
 
     cluster: str
@@ -43,7 +43,7 @@ class Hello(Message, frozen=True, array_like=True, tag=0):
     roots: str = ""  # a file of certificates to trust when results are fetched from other hosts
 
 
-class Task(Message, frozen=True, array_like=True):
+class TaskMessage(Message, frozen=True, array_like=True):
     """One claimed future, with all that a child needs to run it."""
 
     number: int
@@ -54,10 +54,10 @@ class Task(Message, frozen=True, array_like=True):
     ram: int = 0  # bytes it may take; 0 for no limit
 
 
-class Work(Message, frozen=True, array_like=True, tag=1):
+class TaskBatch(Message, frozen=True, array_like=True, tag=1):
     """Tasks to run in this order."""
 
-    tasks: list[Task]
+    tasks: list[TaskMessage]
 
 
 # --- control, down
@@ -89,7 +89,7 @@ class Ready(Message, frozen=True, array_like=True, tag=10):
     """The child has said all its imports and waits for work."""
 
 
-class Done(Message, frozen=True, array_like=True, tag=11):
+class TaskDone(Message, frozen=True, array_like=True, tag=11):
     """The task has a result. `took_us` is how long it ran."""
 
     number: int
@@ -97,7 +97,7 @@ class Done(Message, frozen=True, array_like=True, tag=11):
     took_us: int
 
 
-class Broken(Message, frozen=True, array_like=True, tag=12):
+class TaskBroken(Message, frozen=True, array_like=True, tag=12):
     """The task has none."""
 
     number: int
@@ -115,14 +115,14 @@ class Loss(Message, frozen=True, array_like=True):
     unreachable: bool  # its node may be alive, and it could not be fetched again and again
 
 
-class Missing(Message, frozen=True, array_like=True, tag=13):
+class InputsMissing(Message, frozen=True, array_like=True, tag=13):
     """The task was not run, for want of inputs."""
 
     number: int
     losses: tuple[Loss, ...]
 
 
-class Waiting(Message, frozen=True, array_like=True, tag=14):
+class TaskWaiting(Message, frozen=True, array_like=True, tag=14):
     """The task awaits these futures and needs no slot meanwhile."""
 
     number: int
@@ -158,9 +158,9 @@ class Recalled(Message, frozen=True, array_like=True, tag=20):
     high: int
 
 
-Down = Hello | Work
+Down = ChildHello | TaskBatch
 Order = Recall | Cancel | Resume
-Up = Ready | Done | Broken | Missing | Waiting | Resuming | Status | Keep | Recalled
+Up = Ready | TaskDone | TaskBroken | InputsMissing | TaskWaiting | Resuming | Status | Keep | Recalled
 
 encoder = msgspec.msgpack.Encoder()
 
@@ -221,7 +221,7 @@ def receive(line: socket.socket, frames: Frames[T]) -> list[T]:
             return messages
 
 
-class Page:
+class SharedPage:
     """Shared memory of one child: what it runs, since when, and when it last made progress.
 
     Only the child writes it. The number is written last when a task begins and first when it ends, so that a
@@ -238,7 +238,7 @@ class Page:
     def make() -> int:
         """The descriptor of a new page."""
         fd = os.memfd_create("tidemill-page")
-        os.ftruncate(fd, Page.SIZE)
+        os.ftruncate(fd, SharedPage.SIZE)
         return fd
 
     def begin(self, number: int, now_us: int, used_bytes: int = 0) -> None:

@@ -25,17 +25,17 @@ from tidemill.clock import SYSTEM, Clock
 from tidemill.cluster.member import random_id
 from tidemill.errors import UsageError
 from tidemill.events import Emit, ignore
-from tidemill.futures.home import Place
+from tidemill.futures.home import ClusterAddress
 from tidemill.futures.protocol.lanes import RUNNERS, Capacity
-from tidemill.futures.values.flight import Certificate, Server
+from tidemill.futures.values.flight import SegmentServer, TlsCertificate
 from tidemill.futures.values.segments import Segments, host_id
 from tidemill.futures.values.signatures import Signer
 from tidemill.futures.worker import memory
 from tidemill.futures.worker.janitor import Janitor
 from tidemill.futures.worker.processes import drained_by_signals
-from tidemill.futures.worker.settings import Settings
-from tidemill.futures.worker.supervisor import Supervisor
-from tidemill.futures.worker.wire import Hello
+from tidemill.futures.worker.settings import WorkerSettings
+from tidemill.futures.worker.supervisor import WorkerSupervisor
+from tidemill.futures.worker.wire import ChildHello
 from tidemill.futures.worker.zygote import Zygote
 from tidemill.objects import open_objects
 from tidemill.store import open_store
@@ -69,7 +69,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     spill: str = ""
     serving: Serving | None = None
     with_parent: bool = False  # drain when standard input is closed
-    settings: Settings = Settings()
+    settings: WorkerSettings = WorkerSettings()
 
     def total(self) -> Capacity:
         """What the node has in all."""
@@ -86,7 +86,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_worker(
-    place: Place,
+    place: ClusterAddress,
     options: WorkerOptions,
     *,
     zygote: Zygote | None = None,
@@ -120,7 +120,7 @@ def run_worker(
         )
         served = _serve(options.serving, segments, signer, stack)
         address = served or stack.enter_context(_own_address(place, options))
-        hello = Hello(
+        hello = ChildHello(
             cluster=place.cluster,
             store=place.store,
             objects=place.objects,
@@ -134,7 +134,7 @@ def run_worker(
         settings = msgspec.structs.replace(
             options.settings, slots=options.slots, total=total, address=address
         )
-        supervisor = Supervisor(
+        supervisor = WorkerSupervisor(
             store, hello, settings, zygote=zygote, segments=segments, clock=clock, chance=chance, emit=emit
         )
         if place.objects:
@@ -158,9 +158,9 @@ def _serve(serving: Serving | None, segments: Segments, signer: Signer, stack: c
         return ""
     if bool(serving.chain) != bool(serving.key):
         raise UsageError("a certificate has a chain and a key", hint="give both files, or neither")
-    certificate = Certificate(Path(serving.chain), Path(serving.key)) if serving.chain else None
+    certificate = TlsCertificate(Path(serving.chain), Path(serving.key)) if serving.chain else None
     server = stack.enter_context(
-        Server(
+        SegmentServer(
             segments.map,
             signer,
             host=serving.host,
@@ -173,7 +173,7 @@ def _serve(serving: Serving | None, segments: Segments, signer: Signer, stack: c
 
 
 @contextlib.contextmanager
-def _own_address(place: Place, options: WorkerOptions) -> Iterator[str]:
+def _own_address(place: ClusterAddress, options: WorkerOptions) -> Iterator[str]:
     """An address on this host that is ours while we live: the first free number, locked."""
     host = f"{socket.gethostname()}-{host_id()[:8]}"
     if options.with_parent:  # its parent knows it by its process
@@ -202,7 +202,7 @@ def _own_address(place: Place, options: WorkerOptions) -> Iterator[str]:
     raise UsageError(f"{MOST_WORKERS:,} workers of one cluster on one host", hint="use more slots instead")
 
 
-def _drain_with_parent(supervisor: Supervisor) -> None:
+def _drain_with_parent(supervisor: WorkerSupervisor) -> None:
     """Whoever started us holds the other end of our standard input: when it is closed, they are gone."""
 
     def wait() -> None:

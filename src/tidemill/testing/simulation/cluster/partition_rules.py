@@ -4,7 +4,7 @@ import msgspec
 
 from tidemill.cluster import leases, partitions
 from tidemill.cluster.keys import ClusterKeys
-from tidemill.cluster.partitions import Map, Partition, Standing
+from tidemill.cluster.partitions import Partition, PartitionMap, PartitionSummary
 from tidemill.cluster.states import PartitionState
 from tidemill.store.port import read_counter
 from tidemill.testing.simulation.rules import Act, Rule, Violation
@@ -29,7 +29,7 @@ class PartitionRules(Rule):
             elif change.key.startswith(self.keys.part_expiry.prefix):
                 touched.append(change.key)
             elif change.key.startswith(self.keys.map.prefix) and change.new is not None:
-                self._judge_map(commit, msgspec.msgpack.decode(change.new, type=Map))
+                self._judge_map(commit, msgspec.msgpack.decode(change.new, type=PartitionMap))
         for key in touched:
             if commit.rows.get(key) != self._index.get(key):
                 raise Violation(
@@ -101,12 +101,14 @@ class PartitionRules(Rule):
             touched.append(key)
         if new is not None and new.state is not PartitionState.DONE:
             key = self.keys.part_expiry[new.group, new.expires_at, new.id]
-            says = Standing(new.id, new.holder, new.expires_at, new.free_since, new.wanted_by, new.wanted_at)
+            says = PartitionSummary(
+                new.id, new.holder, new.expires_at, new.free_since, new.wanted_by, new.wanted_at
+            )
             self._index[key] = msgspec.msgpack.encode(says)
             touched.append(key)
         return touched
 
-    def _judge_map(self, commit: RecordedCommit, made_from: Map) -> None:
+    def _judge_map(self, commit: RecordedCommit, made_from: PartitionMap) -> None:
         """The map names the node list and the leader of the moment it was committed (CLU-16)."""
         version = read_counter(commit.before(self.keys.node_version))
         if made_from.node_version != version:

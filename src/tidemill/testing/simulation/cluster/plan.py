@@ -7,7 +7,7 @@ import msgspec
 from tidemill.testing.simulation.swarm import Swarm
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
+class PlannedPiece(msgspec.Struct, frozen=True, array_like=True):
     """The payload of a partition: a number of steps, each a fenced write after some time."""
 
     round: int
@@ -30,7 +30,7 @@ class ClusterPlan(msgspec.Struct, frozen=True, array_like=True):
     groups: dict[str, list[str]]  # group -> ids of its partitions
     rounds: int  # how often each partition is made, worked on and removed
     gates: list[Gate]
-    pieces: dict[str, Piece]  # "group/id" -> what its payload is like
+    pieces: dict[str, PlannedPiece]  # "group/id" -> what its payload is like
     queued: int  # rows that go through the queue
 
     def takes_s(self, swarm: Swarm) -> float:
@@ -39,7 +39,7 @@ class ClusterPlan(msgspec.Struct, frozen=True, array_like=True):
         between_s = len(self.pieces) * (swarm.every_s + swarm.ttl_s / 5)  # made, taken, removed
         return self.rounds * (steps_s + between_s) + 0.3 * swarm.ttl_s * self.queued
 
-    def piece(self, group: str, part_id: str, round_number: int) -> Piece:
+    def piece(self, group: str, part_id: str, round_number: int) -> PlannedPiece:
         return msgspec.structs.replace(self.pieces[f"{group}/{part_id}"], round=round_number)
 
 
@@ -51,7 +51,7 @@ def draw(chance: random.Random, swarm: Swarm) -> ClusterPlan:
     }
     gates = [Gate(f"s{number}", chance.choice((1, 1, 2))) for number in range(chance.choice((0, 1, 2)))]
     pieces = {
-        f"{group}/{part_id}": Piece(
+        f"{group}/{part_id}": PlannedPiece(
             round=0,
             steps=chance.choice((1, 2, 4, 8)),
             step_s=swarm.ttl_s * chance.choice((0.03, 0.1, 0.3)),

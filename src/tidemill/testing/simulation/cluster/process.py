@@ -13,7 +13,7 @@ from tidemill.cluster.leader import Tenure
 from tidemill.cluster.locks import Semaphore
 from tidemill.cluster.member import Member, random_id
 from tidemill.cluster.nodes import Node
-from tidemill.cluster.partitions import Map
+from tidemill.cluster.partitions import PartitionMap
 from tidemill.cluster.states import MemberState
 from tidemill.errors import CommitUnknown, LeaseLost, NotLeader, StoreError
 from tidemill.events import Event
@@ -165,7 +165,7 @@ class Process:
                     due[part_id] = msgspec.msgpack.encode(self.plan.piece(group, part_id, number))
         if not removed and not due:
             return False
-        made_from = Map(nodes.version(tx, self.keys), tenure.epoch, len(self.plan.groups[group]))
+        made_from = PartitionMap(nodes.version(tx, self.keys), tenure.epoch, len(self.plan.groups[group]))
         partitions.create(tx, self.keys, group, due, made_from)
         self.history.append(tx, Mark(self.keys.leader, tenure.epoch, self.node.name, call))
         return True

@@ -12,7 +12,7 @@ from tidemill.cluster.leases import Busy
 from tidemill.errors import CommitUnknown, LeaseLost, StoreError
 from tidemill.store import Space, Tx
 from tidemill.testing.simulation.cluster.history import Mark
-from tidemill.testing.simulation.cluster.plan import Piece
+from tidemill.testing.simulation.cluster.plan import PlannedPiece
 from tidemill.testing.simulation.scheduler import Next, SimulatedThread
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class SimHost(Host):
     """Starts, stops and aborts tasks; like a real one it only tells them, and they act in their own time."""
 
     def __init__(self, process: "Process") -> None:
-        self.tasks: dict[tuple[str, str], PartitionTask] = {}
+        self.tasks: dict[tuple[str, str], SimTask] = {}
         self._process = process
 
     def start(self, held: HeldPartition) -> None:
@@ -31,7 +31,7 @@ class SimHost(Host):
         old = self.tasks.get(key)
         if old is not None and not old.told_to_end:
             raise self._process.world.violated(f"{key} is started, and its last task was never told to end")
-        task = self.tasks[key] = PartitionTask(self._process, held)
+        task = self.tasks[key] = SimTask(self._process, held)
         task.actor = self._process.node.spawn(f"task {held.part.id}", task.step, task.piece.step_s)
 
     def stop(self, held: HeldPartition) -> None:
@@ -50,19 +50,19 @@ class SimHost(Host):
             task.aborted = True
             self._process.node.wake(task.actor)
 
-    def _task(self, held: HeldPartition) -> "PartitionTask | None":
+    def _task(self, held: HeldPartition) -> "SimTask | None":
         task = self.tasks.get((held.part.group, held.part.id))
         return task if task is not None and task.held is held else None
 
 
-class PartitionTask:
+class SimTask:
     """Works on one partition step by step: acts, then writes under its epoch, and hands on or completes."""
 
     actor: SimulatedThread
 
     def __init__(self, process: "Process", held: HeldPartition) -> None:
         self.held = held
-        self.piece = msgspec.msgpack.decode(held.part.payload, type=Piece)
+        self.piece = msgspec.msgpack.decode(held.part.payload, type=PlannedPiece)
         self.subject = f"{held.part.group}/{held.part.id}#{self.piece.round}"
         self.stopping = False
         self.aborted = False

@@ -14,7 +14,7 @@ from tidemill.testing.simulation.futures import plan as plans
 from tidemill.testing.simulation.futures.client import SimulatedClient
 from tidemill.testing.simulation.futures.plan import FuturesPlan
 from tidemill.testing.simulation.futures.rules import FutureRules
-from tidemill.testing.simulation.futures.worker import Worker
+from tidemill.testing.simulation.futures.worker import SimulatedWorker
 from tidemill.testing.simulation.node import SimNode
 from tidemill.testing.simulation.rules import Workload
 from tidemill.testing.simulation.scheduler import SECOND_US
@@ -75,7 +75,7 @@ class FutureWork(Workload):
         """Clients bring everything."""
 
     def boot(self, node: SimNode) -> None:
-        node.parts["worker"] = Worker(self, node)
+        node.parts["worker"] = SimulatedWorker(self, node)
         node.parts["client"] = SimulatedClient(self, node)
 
     def drain(self, node: SimNode, grace_s: float) -> None:
@@ -84,9 +84,9 @@ class FutureWork(Workload):
     def turn(self, node: SimNode) -> None:
         """The store's rows are what is judged."""
 
-    def worker(self, node: SimNode) -> Worker:
+    def worker(self, node: SimNode) -> SimulatedWorker:
         worker = node.parts["worker"]
-        assert isinstance(worker, Worker)
+        assert isinstance(worker, SimulatedWorker)
         return worker
 
     def open(self) -> list[str]:

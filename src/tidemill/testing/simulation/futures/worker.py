@@ -18,13 +18,13 @@ from tidemill.crash import Crashed
 from tidemill.errors import LeaseLost, StoreError
 from tidemill.events import Event
 from tidemill.futures.protocol import finish
-from tidemill.futures.protocol.finish import Done
+from tidemill.futures.protocol.finish import Completion
 from tidemill.futures.protocol.lanes import Capacity
 from tidemill.futures.protocol.leader_duties import future_duties
 from tidemill.futures.protocol.rows import Failure, Location, Result
 from tidemill.futures.protocol.states import FutureState
 from tidemill.futures.worker.claim_loop import ClaimLoop, Executor, all_pages
-from tidemill.futures.worker.jobs import ClaimRequest, Job
+from tidemill.futures.worker.jobs import ClaimRequest, FutureJob
 from tidemill.futures.worker.ledger import Ledger, result_of
 from tidemill.futures.worker.store_session import Pauses
 from tidemill.futures.worker.wire import Loss
@@ -47,11 +47,11 @@ class SimulatedTasks(Executor):
     def __init__(self, work: "FutureWork", node: SimNode, ledger: Ledger) -> None:
         self.ledger = ledger
         self.slots = work.plan.slots
-        self.waiting: deque[Job] = deque()  # claimed, not begun
-        self.running: dict[bytes, Job] = {}
+        self.waiting: deque[FutureJob] = deque()  # claimed, not begun
+        self.running: dict[bytes, FutureJob] = {}
         self.draining = False
-        self.ended: deque[tuple[Job, str, list[Loss]]] = deque()
-        self.late: deque[Job] = deque()  # made a result after their claim was over
+        self.ended: deque[tuple[FutureJob, str, list[Loss]]] = deque()
+        self.late: deque[FutureJob] = deque()  # made a result after their claim was over
         self.entries: dict[int, Node] = {}  # our entry in the node list, by epoch
         self.actor: SimulatedThread | None = None  # woken when a task has ended
         self._work = work
@@ -80,7 +80,7 @@ class SimulatedTasks(Executor):
                 case kind:
                     self.ledger.failed(job, Failure(kind=kind, type="Planned", message=kind))
 
-    def result(self, job: Job) -> Result:
+    def result(self, job: FutureJob) -> Result:
         """The result that a task makes, in the row or in a segment of its node."""
         inputs = [msgspec.msgpack.decode(result.head, type=int) for _, result in job.inputs]
         head = msgspec.msgpack.encode(value_of(job.spec.name, inputs))
@@ -90,7 +90,7 @@ class SimulatedTasks(Executor):
             location = Location(kind="segment", name=job.segment)
         return Result(version=0, at=0, size=len(head), location=location, head=head)
 
-    def _end_later(self, job: Job, outcome: str, losses: list[Loss], after_s: float) -> None:
+    def _end_later(self, job: FutureJob, outcome: str, losses: list[Loss], after_s: float) -> None:
         def end() -> Next:
             if outcome == "kill" and self.running.get(job.id) is job:
                 self._work.kills[job.spec.name] += 1
@@ -108,7 +108,7 @@ class SimulatedTasks(Executor):
         limit = self.slots + AHEAD - len(self.running) - len(self.waiting)
         return ClaimRequest(limit, Capacity(cpu=float(limit))) if limit > 0 else None
 
-    def start(self, jobs: Sequence[Job]) -> None:
+    def start(self, jobs: Sequence[FutureJob]) -> None:
         self.waiting.extend(jobs)
 
     def place(self) -> None:
@@ -133,11 +133,11 @@ class SimulatedTasks(Executor):
             after_s = self._ttl_s * FETCH_TTLS if losses else call.takes_s
             self._end_later(job, outcome, losses, after_s)
 
-    def settled(self, job: Job, state: FutureState | None) -> None:
+    def settled(self, job: FutureJob, state: FutureState | None) -> None:
         if job.segment and state is not FutureState.REALIZED:
             self.delete_result(job.segment)  # the store refused it
 
-    def interrupt(self, job: Job) -> None:
+    def interrupt(self, job: FutureJob) -> None:
         if job in self.waiting:
             self.waiting.remove(job)
             self.ledger.cancelled(job)
@@ -165,7 +165,7 @@ class SimulatedTasks(Executor):
         self._work.drop_segment(name)
 
 
-class Worker:
+class SimulatedWorker:
     """One life of a worker node."""
 
     actor: SimulatedThread
@@ -213,7 +213,7 @@ class Worker:
         self.actor = self.tasks.actor = node.spawn("worker", self._turn)
 
     @property
-    def jobs(self) -> dict[bytes, Job]:
+    def jobs(self) -> dict[bytes, FutureJob]:
         return self.claims.ledger.jobs
 
     def _emit(self, event: Event) -> None:
@@ -265,5 +265,5 @@ class Worker:
             except (LeaseLost, StoreError):
                 continue
 
-    def _realize(self, tx: Tx, node: Node, done: Done) -> None:
+    def _realize(self, tx: Tx, node: Node, done: Completion) -> None:
         finish.realize(tx, self.work.keys, self.work.cluster, node, done)
