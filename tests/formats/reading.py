@@ -115,8 +115,8 @@ def layouts(plan: Plan, pipeline: tm.Pipeline, group: str) -> dict[str, Layout]:
     if chain is None:
         return {}
     return {
-        trace: placed.station.layouts[name]
-        for placed in chain.stations
+        trace: placed.operator.layouts[name]
+        for placed in chain.operators
         for name, trace in placed.traces.items()
     }
 

@@ -18,7 +18,7 @@ from tidemill.errors import ObjectsFull
 from tidemill.events import Event
 from tidemill.triggers.events import RunFailed
 from tidemill.views.spark import tasks
-from tidemill.views.spark.places import SETTING
+from tidemill.views.spark.execution import SETTING
 from tidemill.views.steps import commits
 from tidemill.views.steps.events import StepTimed
 from tidemill.views.trace.version import read_version

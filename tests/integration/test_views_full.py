@@ -20,7 +20,7 @@ from tidemill.spark.operations import RowOperation
 from tidemill.triggers import runs
 from tidemill.views.kernels.zsets import digest, total_digest
 from tidemill.views.spark import table_pieces, weighted_rows
-from tidemill.views.spark.recompute import FullViews
+from tidemill.views.spark.step_computer import StepComputer
 from tidemill.views.steps.keys import group_id
 
 ORDERS = "id BIGINT, cust BIGINT, amount DECIMAL(10,2)"
@@ -304,14 +304,14 @@ def test_a_runner_with_other_code_computes_nothing(stage: ViewStage) -> None:
     stage.view("v", "SELECT id FROM source", "source")
     known = stage.group("g").spec
     stage.view("v", "SELECT id + 1 AS id FROM source", "source")
-    old = FullViews(lambda: stage.spark, stage.tables, stage.inputs, stage.declared, stage.codes, [known])
+    old = StepComputer(stage.sources(), [known])
     with pytest.raises(CodeDiffers):
         stage.stepper(compute=old).run(stage.begin(stage.me, "g"))
     assert stage.group("g").step == 0
 
 
 def compute_of(stage: ViewStage):
-    return FullViews(lambda: stage.spark, stage.tables, stage.inputs, stage.declared, stage.codes)
+    return StepComputer(stage.sources())
 
 
 def test_a_crash_at_any_durable_write_leaves_the_steps_as_they_are_without_one(

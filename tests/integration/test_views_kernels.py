@@ -76,7 +76,7 @@ def test_queries_written_by_hand_are_equal_to_spark_on_kernels_after_every_step(
     known = dict.fromkeys(views_oracle.TABLES, "changes")
     kernels, count = judged(spark, tmp_path, views_oracle.TABLES, hand[0], HAND, hand[1][:2], kinds=known)
     assert count > 140
-    kinds = {type(one.station).__name__ for one in kernels.chain.stations}
+    kinds = {type(one.operator).__name__ for one in kernels.chain.operators}
     assert kinds >= {
         "JoinStation",
         "AggregateStation",
@@ -119,10 +119,10 @@ def test_forty_queries_are_equal_to_spark_as_jobs(
     kernels = Kernels(spark, tmp_path, views_oracle.TABLES, some, kinds=kinds, job=True)
     assert len(kernels.found.views) >= AS_JOBS
     assert kernels.chain.jobs == 2, "some have a query between two jobs"
-    assert any(one.borrowed for one in kernels.chain.stations), "some joins read what a source remembers"
+    assert any(one.borrowed for one in kernels.chain.operators), "some joins read what a source remembers"
     (first, then) = hand[1][:2]
     told = [*kernels.step(first), *kernels.step(then)]
-    shared = [one for one in kernels.chain.stations if len(kernels.chain.leaving(one.number)) > 1]
+    shared = [one for one in kernels.chain.operators if len(kernels.chain.leaving(one.number)) > 1]
     assert shared, "some have several consumers"
     bundles = [info.key for info in kernels.objects.list("state/") if info.key.endswith(".runs")]
     assert len(bundles) == sum(one.kept != TraceChanges() for one in told), "and no kernel ran twice"

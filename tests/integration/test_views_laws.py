@@ -1,6 +1,6 @@
 """Laws of whole chains: steps cut, ordered, spread or repeated give views the digests of DBSP-20.
 
-The exchange stays in this process; kernels, legs, queries of keyed operators and state are those of a job.
+The exchange stays in this process. Kernels, row expressions, keyed queries and state are those of a job.
 """
 
 from collections.abc import Sequence

@@ -11,9 +11,9 @@ import pytest
 import tidemill as tm
 from tests.integration import views_oracle
 from tidemill.events import Event
-from tidemill.views.spark import incremental, inprocess, step_inputs
+from tidemill.views.spark import execution, in_process_executor, step_inputs
+from tidemill.views.spark.execution import SETTING
 from tidemill.views.spark.lot_files import LotReader
-from tidemill.views.spark.places import SETTING
 from tidemill.views.steps import commits
 from tidemill.views.steps.events import StepTimed
 from tidemill.views.steps.inputs import ManifestReader
@@ -106,7 +106,7 @@ def test_every_place_comes_to_the_same_digests(
     tmp_path: Path, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {}
-    monkeypatch.setattr(incremental, "threads_for", lambda _: 3)  # each computes a range
+    monkeypatch.setattr(execution, "threads_for", lambda _: 3)  # each computes a range
     for place in ("spark", "runner"):
         monkeypatch.setenv(SETTING, place)
         made = Shop(tmp_path / place, spark)
@@ -130,7 +130,7 @@ def test_what_a_view_leaves_out_of_a_keyed_result_is_not_stored(shop: Shop) -> N
 @pytest.mark.rule("DBSP-41")
 @pytest.mark.parametrize("shop", [("sales",)], indirect=True)
 def test_a_step_that_grows_is_handed_to_spark(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inprocess, "MOST_BYTES", 2_000)
+    monkeypatch.setattr(in_process_executor, "MOST_BYTES", 2_000)
     monkeypatch.setenv(SETTING, "runner")
     shop.life()
     assert set(shop.places) == {"spark"}, "all of them grew beyond that"
@@ -160,14 +160,14 @@ def test_files_with_other_columns_are_read_by_spark(shop: Shop, monkeypatch: pyt
 def test_what_a_step_wrote_of_views_before_it_grew_is_removed(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    once = inprocess.InProcess._run
+    once = in_process_executor.InProcessExecutor._run
 
-    def run(self: inprocess.InProcess, changes: Any) -> Any:
+    def run(self: in_process_executor.InProcessExecutor, changes: Any) -> Any:
         if self.plan.job:
-            raise inprocess.Grown
+            raise in_process_executor.TooLargeInProcess
         return once(self, changes)
 
-    monkeypatch.setattr(inprocess.InProcess, "_run", run)
+    monkeypatch.setattr(in_process_executor.InProcessExecutor, "_run", run)
     monkeypatch.setenv(SETTING, "runner")
     shop.life()
     assert set(shop.places) == {"spark"}

@@ -1,7 +1,7 @@
 """Views computed by the kernels of one chain, step by step, for the judge: many queries, a job or none.
 
-A step is given as values; its tasks run in this process (`InProcess`), or as a Spark job. The state is in
-real run files under a version file per step, as a pipeline has it.
+A step is given as values. Its tasks run in this process (`InProcessExecutor`) or as a Spark job. The state
+is in real run files under a version file per step, as a pipeline has it.
 """
 
 import copy
@@ -30,10 +30,10 @@ from tidemill.views.circuit.operators import Operator, ViewOutput
 from tidemill.views.circuit.render import Renderer
 from tidemill.views.kernels.zsets import net_rows, total_digest
 from tidemill.views.spark.arrow_types import struct_of
+from tidemill.views.spark.executor import ChainExecutor
 from tidemill.views.spark.group_chain import GroupChain, group_chain
-from tidemill.views.spark.inprocess import InProcess
-from tidemill.views.spark.job import Job
-from tidemill.views.spark.jobs import Jobs
+from tidemill.views.spark.in_process_executor import InProcessExecutor
+from tidemill.views.spark.spark_executor import SparkExecutor
 from tidemill.views.spark.step_inputs import FrameInput, StepInput
 from tidemill.views.spark.tasks import TaskSite
 from tidemill.views.trace.cache import Cache
@@ -110,9 +110,9 @@ class Kernels:
     def state(self) -> dict[str, Counter[str]]:
         """All rows of all traces with their sums, as text."""
         cache, found = Cache(self.objects, None), {}
-        for one in self.chain.stations:
+        for one in self.chain.operators:
             for name, trace in one.traces.items():
-                layout = one.station.layouts[name]
+                layout = one.operator.layouts[name]
                 spine = Trace.of(self.version, trace, layout, cache, ALL, self.version.step)
                 found[trace] = Counter(repr(row) for table in spine.scan() for row in table.to_pylist())
         return found
@@ -142,21 +142,21 @@ class Kernels:
         for name, rows in changes.items():
             self.base[name] += rows
         self.number += 1
-        every = frozenset(one.number for one in self.chain.stations)
+        every = frozenset(one.number for one in self.chain.operators)
         told: list[TaskReport] = []
         lost, kept = every, TraceChanges()
         if self.number > 1:
             plan = StepPlan(self.chain, every, ranges(self.count))
             ran = self._run(plan, changes, "step")
-            told, kept = ran.told, ran.kept
+            told, kept = ran.reports, ran.changes
             lost = self.chain.above({int(number) for one in told for number in one.exhausted})
             self._take(told, {view for view, one in self.chain.outputs.items() if one.number not in lost})
-        rebuilt = {name for one in self.chain.stations if one.number in lost for name in one.traces.values()}
+        rebuilt = {name for one in self.chain.operators if one.number in lost for name in one.traces.values()}
         if lost:
             self.loads += 1
             plan = StepPlan(self.chain, self.chain.below(lost), ranges(self.count + 1), first=True, kept=lost)
             ran = self._run(plan, self.base, "load")
-            loaded, again = ran.told, ran.kept
+            loaded, again = ran.reports, ran.changes
             kept = TraceChanges.together(
                 [
                     TraceChanges(
@@ -175,7 +175,7 @@ class Kernels:
         write_version(self.objects, self.key, self.version)
         return told
 
-    def _run(self, plan: StepPlan, changes: Mapping[str, list[tuple[Any, int]]], what: str) -> Jobs:
+    def _run(self, plan: StepPlan, changes: Mapping[str, list[tuple[Any, int]]], what: str) -> ChainExecutor:
         folders = tuple(
             (view, f"views/{self.number:06}/{self.attempt}/{what}/{view}/")
             for view in sorted(self.chain.outputs)
@@ -189,9 +189,8 @@ class Kernels:
         }
         if plan.first:
             frames |= {name: FrameInput(self._constant(op)) for name, op in self.chain.constants}
-        kind = Job if self.runs_jobs else InProcess
-        jobs = Jobs(self.spark, Storage(self.objects), plan, site, self._kinds_of, kind)
-        return jobs.run(frames)
+        kind = SparkExecutor if self.runs_jobs else InProcessExecutor
+        return kind(self.spark, Storage(self.objects), plan, site, self._types_of).run(frames)
 
     def _frame(self, table: str, rows: list[tuple[Any, int]]) -> DataFrame:
         given = TableContents({table: f"{self.columns[table]}, _w BIGINT"})
@@ -203,18 +202,18 @@ class Kernels:
         chosen = [*(f"c{i}" for i in range(operator.width)), "1L AS _w"]
         return self.spark.sql(f"SELECT {', '.join(chosen)} FROM ({Renderer().sql(operator, [])})")
 
-    def _kinds_of(self, number: int) -> Any:
-        station = self.chain.stations[number].station
-        assert isinstance(station, OutputSink)
-        return [each.dataType for each in struct_of(station.names, self.found.types[station.view]).fields]
+    def _types_of(self, number: int) -> Any:
+        operator = self.chain.operators[number].operator
+        assert isinstance(operator, OutputSink)
+        return [each.dataType for each in struct_of(operator.names, self.found.types[operator.view]).fields]
 
     def _take(self, told: list[TaskReport], views: set[str]) -> None:
         for view in views:
-            station = self.chain.outputs[view].station
-            assert isinstance(station, OutputSink)
+            operator = self.chain.outputs[view].operator
+            assert isinstance(operator, OutputSink)
             kind = pa.schema(
                 [
-                    *(pa.field(f"q{i}", each) for i, each in enumerate(station.types)),
+                    *(pa.field(f"q{i}", each) for i, each in enumerate(operator.types)),
                     pa.field(WEIGHT, pa.int64()),
                 ]
             )

@@ -22,7 +22,7 @@ from tests.servers.spark import jvm_options, small_spark
 from tidemill.events import Event
 from tidemill.spark.sessions import open_session
 from tidemill.triggers.events import RunFailed
-from tidemill.views.spark import sizes
+from tidemill.views.spark import execution
 from tidemill.views.steps import commits
 from tidemill.views.steps.events import StepTimed
 from tidemill.views.trace.version import TraceVersion, read_version
@@ -125,7 +125,7 @@ class Workers:
 
 
 def main(home: Path, megabytes: int) -> dict[str, Any]:
-    sizes.TASK_BYTES = 6 * 2**20  # a tenth of what workers of a usual size are given
+    execution.TASK_BYTES = 6 * 2**20  # a tenth of what workers of a usual size are given
     stage = Stage(home)
     with Workers() as workers:
         return {**lived(stage, megabytes), "workers": workers.most}

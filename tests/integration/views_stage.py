@@ -28,7 +28,8 @@ from tidemill.spark.storage import Storage
 from tidemill.store import Store, Tx
 from tidemill.triggers import wakes
 from tidemill.views.spark import dataset_contents
-from tidemill.views.spark.recompute import FullViews
+from tidemill.views.spark.step_computer import StepComputer
+from tidemill.views.spark.view_sources import ViewSources
 from tidemill.views.spark.view_tables import ViewTables
 from tidemill.views.steps import commits
 from tidemill.views.steps.groups import GroupSpec, ViewSpec
@@ -44,6 +45,7 @@ class Code:
     function: Any = None
     reads: tuple[str, ...] = ()
     circuit: Any = None
+    clock: Any = None
     refresh: str = "full"
 
 
@@ -61,6 +63,9 @@ class ViewStage(StepStage):
         self.declared: dict[DatasetId, Dataset] = {}
         self.codes: dict[str, Code] = {}
         self.me: Node = self.node("me", 10**15)
+
+    def sources(self) -> ViewSources:
+        return ViewSources(lambda: self.spark, self.tables, self.inputs, self.declared, self.codes)
 
     # --- datasets
 
@@ -137,12 +142,12 @@ class ViewStage(StepStage):
 
     def catch_up(self) -> None:
         """Apply whatever there is."""
-        full = FullViews(lambda: self.spark, self.tables, self.inputs, self.declared, self.codes)
+        computer = StepComputer(self.sources())
         for _ in range(20):
             ticket = self.begin(self.me, "g")
             if ticket is None:
                 return
-            self.stepper(compute=full).run(ticket)
+            self.stepper(compute=computer).run(ticket)
         raise AssertionError("the group never comes to rest")
 
     def table(self, name: str) -> DataFrame:

@@ -1,4 +1,4 @@
-"""One station of a chain with its traces in memory: stepped as tasks do, in as many ranges as one likes."""
+"""One operator of a chain with its traces in memory: stepped as tasks do, in as many ranges as one likes."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,13 +39,13 @@ def table(types: Sequence[pa.DataType], rows: Iterable[tuple[Row, int]]) -> pa.T
 
 
 class Alone:
-    """A station, its sides' types, and what it gave so far."""
+    """An operator, its sides' types, and what it gave so far."""
 
     def __init__(
-        self, station: StatefulOperator, sides: Sequence[Sequence[pa.DataType]], count: int = 1
+        self, operator: StatefulOperator, sides: Sequence[Sequence[pa.DataType]], count: int = 1
     ) -> None:
-        self.station, self.sides = station, sides
-        self.chain = Chain((PlacedOperator(0, "station", station, 0, 1, frozenset({"v"})),), ())
+        self.operator, self.sides = operator, sides
+        self.chain = Chain((PlacedOperator(0, "operator", operator, 0, 1, frozenset({"v"})),), ())
         self.objects = MemoryObjects(FakeClock())
         self.cache = Cache(self.objects, None)
         self.count = count
@@ -75,7 +75,7 @@ class Alone:
             bundle = Bundle(self.objects, f"step-{number}/{here}", self.cache)
             state = TaskState(TraceVersion() if first else self.version, self.cache, bundle)
             for _, piece in compute_layer(plan, 1, here, parts.get(here, {}), state, told):
-                assert piece.schema.equals(self.station.out), "what it gives has the columns it says"
+                assert piece.schema.equals(self.operator.out), "what it gives has the columns it says"
                 add(out, piece)
             bundle.write()
             self.told.append(TaskReport.decode(told.encode()))
@@ -91,11 +91,11 @@ class Alone:
     def state(self) -> dict[str, Counter[str]]:
         """All rows of all traces, whatever range they are read in."""
         found = {}
-        for name, layout in self.station.layouts.items():
+        for name, layout in self.operator.layouts.items():
             rows: Counter[str] = Counter()
             for within in ranges(self.count):
                 spine = Trace.of(
-                    self.version, f"station.{name}", layout, self.cache, within, self.version.step
+                    self.version, f"operator.{name}", layout, self.cache, within, self.version.step
                 )
                 for part in spine.scan():
                     rows.update(map(repr, part.to_pylist()))

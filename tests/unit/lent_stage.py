@@ -108,15 +108,15 @@ def built(views: Mapping[str, Operator], kinds: Mapping[str, str]) -> Chain:
 
 def apart(chain: Chain) -> Chain:
     """The same, where every join remembers its rows itself, and sources by the whole row."""
-    stations = []
-    for placed in chain.stations:
-        station = placed.station
-        if isinstance(station, StatefulJoin):
-            station = replace(station, lent=(None, None))
-        elif isinstance(station, ChangesSource):
-            station = replace(station, key=())
-        stations.append(replace(placed, station=station, borrowed=()))
-    return replace(chain, stations=tuple(stations))
+    operators = []
+    for placed in chain.operators:
+        operator = placed.operator
+        if isinstance(operator, StatefulJoin):
+            operator = replace(operator, lent=(None, None))
+        elif isinstance(operator, ChangesSource):
+            operator = replace(operator, key=())
+        operators.append(replace(placed, operator=operator, borrowed=()))
+    return replace(chain, operators=tuple(operators))
 
 
 # --- hashes
@@ -148,9 +148,9 @@ class Machine:
         self.version = TraceVersion.empty(chain.traces)
 
     def step(self, changes: Mapping[str, Rows], count: int) -> dict[int, list[pa.Table]]:
-        """Compute a step in so many ranges, and commit it; what each station gave."""
+        """Compute a step in so many ranges, and commit it; what each operator gave."""
         number = self.version.step + 1
-        plan = StepPlan(self.chain, frozenset(one.number for one in self.chain.stations), ranges(count))
+        plan = StepPlan(self.chain, frozenset(one.number for one in self.chain.operators), ranges(count))
         given, told = self._run(plan, changes, number)
         kept = complete_changes(plan, told)
         outcome = self.version.apply(number, kept.added, kept.merged)
@@ -161,7 +161,7 @@ class Machine:
 
     def load(self, inputs: Mapping[str, Rows], count: int) -> dict[int, list[pa.Table]]:
         """Compute everything from whole inputs, as if nothing were remembered; nothing is kept."""
-        every = frozenset(one.number for one in self.chain.stations)
+        every = frozenset(one.number for one in self.chain.operators)
         plan = StepPlan(self.chain, every, ranges(count), first=True, kept=frozenset())
         given, told = self._run(plan, inputs, 0)
         assert complete_changes(plan, told) == ((), ())
@@ -170,9 +170,9 @@ class Machine:
     def rows(self, name: str) -> list[dict[str, Any]]:
         """What is in all traces of this name."""
         cache, found = Cache(self.objects, None), []
-        for one in self.chain.stations:
+        for one in self.chain.operators:
             if name in one.traces:
-                layout = one.station.layouts[name]
+                layout = one.operator.layouts[name]
                 spine = Trace.of(self.version, one.traces[name], layout, cache, ALL, self.version.step)
                 found += [row for table in spine.scan() for row in table.to_pylist()]
         return found
@@ -181,7 +181,7 @@ class Machine:
         self, plan: StepPlan, changes: Mapping[str, Rows], number: int
     ) -> tuple[dict[int, list[pa.Table]], list[TaskReport]]:
         packets = [packet for table, rows in changes.items() for packet in self._entering(plan, table, rows)]
-        given: dict[int, list[pa.Table]] = {one.number: [] for one in self.chain.stations}
+        given: dict[int, list[pa.Table]] = {one.number: [] for one in self.chain.operators}
         every: list[TaskReport] = []
         cache = Cache(self.objects, None)
         for layer in range(1, plan.depth + 1):
@@ -202,7 +202,7 @@ class Machine:
         many = list(rows)
         for edge in plan.leaving(table):
             assert edge.plain is not None
-            kinds = self.chain.stations[edge.target].station.takes(edge.side)
+            kinds = self.chain.operators[edge.target].operator.takes(edge.side)
             chosen_here = zip(edge.plain, kinds, strict=True)
             columns = [pa.array([row[place] for row, _ in many], kind) for place, kind in chosen_here]
             weights = pa.array([weight for _, weight in many], pa.int64())

@@ -17,7 +17,7 @@ from tidemill.views.circuit.operators import Aggregate, Filter, Join, Operator, 
 from tidemill.views.trace.batches import BATCH_ROWS
 from tidemill.views.trace.hash_space import ranges
 
-# --- legs
+# --- row expressions
 
 
 def test_choosing_among_chosen_columns_stays_one_step() -> None:
@@ -115,17 +115,17 @@ INT = pa.int32()
 
 
 def plan(count: int = 2) -> StepPlan:
-    stations = (
+    operators = (
         PlacedOperator(0, "a", StatefulSet("distinct", (INT,)), 0, 1),
         PlacedOperator(1, "b", StatefulSet("distinct", (INT,)), 0, 2),
         PlacedOperator(2, "view:v", OutputSink("v", ("x",), (INT,)), 0, 3),
         PlacedOperator(3, "c", StatefulSet("distinct", (INT,)), 1, 1),
     )
-    return StepPlan(Chain(stations, ()), frozenset(range(4)), ranges(count))
+    return StepPlan(Chain(operators, ()), frozenset(range(4)), ranges(count))
 
 
-def told(layer: int, here: int, *stations: int) -> TaskReport:
-    return TaskReport(layer, here, list(stations))
+def told(layer: int, here: int, *operators: int) -> TaskReport:
+    return TaskReport(layer, here, list(operators))
 
 
 WHOLE = [told(1, 0, 0), told(1, 1, 0), told(2, 0, 1), told(2, 1, 1), told(4, 0)]
@@ -148,7 +148,7 @@ def test_what_a_task_told_is_read_back() -> None:
     one = TaskReport(2, 1, [3, 4], seconds=0.5, rows=7, files=[("v", "k", 1, 2, "ff")], aside={"3": 1})
     again = TaskReport.decode(one.encode())
     assert again.encode() == one.encode()
-    assert (again.stations, again.aside, again.kept) == ([3, 4], {"3": 1}, one.kept)
+    assert (again.operators, again.aside, again.kept) == ([3, 4], {"3": 1}, one.kept)
 
 
 @pytest.mark.rule("DBSP-9")

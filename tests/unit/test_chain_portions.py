@@ -42,8 +42,8 @@ def test_packets_of_wide_rows_are_small() -> None:
             "_w": pa.array([1] * count, pa.int64()),
         }
     )
-    station = ChangesSource((pa.int64(), pa.string()))
-    plan = StepPlan(Chain((PlacedOperator(0, "source", station, 0, 1),), ()), frozenset({0}), ranges(1))
+    operator = ChangesSource((pa.int64(), pa.string()))
+    plan = StepPlan(Chain((PlacedOperator(0, "source", operator, 0, 1),), ()), frozenset({0}), ranges(1))
     packets = list(plan.deliver(0, 0, rows))
     assert sum(one.table.num_rows for one in packets) == count
     assert 1 < len(packets) < 10

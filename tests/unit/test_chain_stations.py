@@ -40,9 +40,9 @@ KEYS: dict[pa.DataType, list[Any]] = POOLS | {REAL: [None, 0.0, -0.0, NAN, 1.5]}
 
 @dataclass(frozen=True)
 class Kind:
-    """A station, the types of its sides, and its result by plain Python."""
+    """An operator, the types of its sides, and its result by plain Python."""
 
-    station: StatefulOperator
+    operator: StatefulOperator
     sides: tuple[tuple[pa.DataType, ...], ...]
     plain: Callable[..., Counter[str]]
     pools: dict[pa.DataType, list[Any]] | None = None
@@ -229,12 +229,12 @@ def whole(steps: list[Step], sides: int) -> Step:
 
 
 def alone(kind: Kind, count: int, steps: list[Step]) -> Alone:
-    """The station after these steps, of which an empty one is the first."""
-    station = Alone(kind.station, kind.sides, count)
-    station.step({}, first=True)
+    """The operator after these steps, of which an empty one is the first."""
+    operator = Alone(kind.operator, kind.sides, count)
+    operator.step({}, first=True)
     for step in steps:
-        station.step(step)
-    return station
+        operator.step(step)
+    return operator
 
 
 def plain(kind: Kind, steps: list[Step]) -> Counter[str]:
@@ -251,11 +251,11 @@ def test_after_every_step_and_in_any_number_of_ranges_a_node_gave_what_plain_pyt
 ) -> None:
     kind = KINDS[name]
     steps = history(kind, seed)
-    every = [Alone(kind.station, kind.sides, count) for count in (1, 2, 7)]
-    for station in every:
-        station.step({}, first=True)
+    every = [Alone(kind.operator, kind.sides, count) for count in (1, 2, 7)]
+    for operator in every:
+        operator.step({}, first=True)
     for number, step in enumerate(steps):
-        outs = [station.step(step, pieces=1 + seed) for station in every]
+        outs = [operator.step(step, pieces=1 + seed) for operator in every]
         assert outs[0] == outs[1] == outs[2]
         assert every[0].given == plain(kind, steps[: number + 1])
 
@@ -272,7 +272,7 @@ def test_steps_that_are_merged_split_or_loaded_at_once_give_the_same_total_and_s
     one = alone(kind, 2, steps)
     merged = alone(kind, 7, [whole(steps, len(kind.sides))])
     single = [{side: [item]} for step in steps for side, rows in step.items() for item in rows]
-    loaded = Alone(kind.station, kind.sides, 3)
+    loaded = Alone(kind.operator, kind.sides, 3)
     loaded.step(whole(steps, len(kind.sides)), first=True)
     assert one.given == merged.given == loaded.given
     if name != "changes":  # what is deleted first is set aside, so its order counts there
@@ -287,16 +287,16 @@ def test_steps_that_are_merged_split_or_loaded_at_once_give_the_same_total_and_s
 def test_a_change_and_its_inverse_restore_the_state_and_leave_nothing(name: str, seed: int) -> None:
     kind = KINDS[name]
     *before, last = history(kind, seed)
-    station = alone(kind, 2, before)
-    state, given = station.state(), station.given
-    station.step(last)
-    station.step({side: [(row, -weight) for row, weight in rows] for side, rows in last.items()})
-    assert station.given == given
-    assert station.state() == state
+    operator = alone(kind, 2, before)
+    state, given = operator.state(), operator.given
+    operator.step(last)
+    operator.step({side: [(row, -weight) for row, weight in rows] for side, rows in last.items()})
+    assert operator.given == given
+    assert operator.state() == state
     everything = whole(before, len(kind.sides))
-    station.step({side: [(row, -weight) for row, weight in rows] for side, rows in everything.items()})
-    assert station.given == alone(kind, 1, []).given
-    assert not any(station.state().values())
+    operator.step({side: [(row, -weight) for row, weight in rows] for side, rows in everything.items()})
+    assert operator.given == alone(kind, 1, []).given
+    assert not any(operator.state().values())
 
 
 @pytest.mark.slow
@@ -319,26 +319,26 @@ def test_keys_that_share_a_hash_are_told_apart(name: str, monkeypatch: pytest.Mo
 @pytest.mark.rule("DBSP-21")
 @pytest.mark.parametrize("count", [1, 7])
 def test_what_is_deleted_before_it_is_there_waits_and_is_counted_until_it_comes(count: int) -> None:
-    station = Alone(ChangesSource((INT, TEXT)), ((INT, TEXT),), count)
+    operator = Alone(ChangesSource((INT, TEXT)), ((INT, TEXT),), count)
 
     def aside() -> int:
-        return sum(told.aside.get("0", 0) for told in station.told)
+        return sum(told.aside.get("0", 0) for told in operator.told)
 
-    assert station.step({0: [((1, "a"), 1)]}, first=True) == Counter({repr((1, "a")): 1})
-    assert station.step({0: [((1, "a"), -3), ((2, None), -1)]}) == Counter({repr((1, "a")): -1})
+    assert operator.step({0: [((1, "a"), 1)]}, first=True) == Counter({repr((1, "a")): 1})
+    assert operator.step({0: [((1, "a"), -3), ((2, None), -1)]}) == Counter({repr((1, "a")): -1})
     assert aside() == 2
-    assert station.step({0: [((1, "a"), 1), ((2, None), 2)]}) == Counter({repr((2, None)): 1})
+    assert operator.step({0: [((1, "a"), 1), ((2, None), 2)]}) == Counter({repr((2, None)): 1})
     assert aside() == 1
-    assert station.step({0: [((1, "a"), 2)]}) == Counter({repr((1, "a")): 1})
+    assert operator.step({0: [((1, "a"), 2)]}) == Counter({repr((1, "a")): 1})
     assert aside() == 0
-    assert sum(station.state()["aside"].values()) == 0
+    assert sum(operator.state()["aside"].values()) == 0
 
 
 def test_a_deletion_of_a_zero_of_the_other_sign_is_set_aside() -> None:
-    station = Alone(ChangesSource((REAL,)), ((REAL,),))
-    station.step({0: [((0.0,), 1)]}, first=True)
-    assert station.step({0: [((-0.0,), -1)]}) == Counter()
-    assert station.told[0].aside == {"0": 1}
+    operator = Alone(ChangesSource((REAL,)), ((REAL,),))
+    operator.step({0: [((0.0,), 1)]}, first=True)
+    assert operator.step({0: [((-0.0,), -1)]}) == Counter()
+    assert operator.told[0].aside == {"0": 1}
 
 
 @pytest.mark.slow
@@ -359,18 +359,18 @@ def test_of_a_keyed_dataset_the_last_write_of_a_key_is_there_however_writes_are_
         last[write[0], key_of(write[1])] = None if write[3] else write[:3]
     wanted = Counter(repr(row) for row in last.values() if row is not None)
     sides = ((*types, pa.bool_(), BIG, BIG),)
-    station = Alone(UpsertsSource(types, (1, 0)), sides, count)
+    operator = Alone(UpsertsSource(types, (1, 0)), sides, count)
     places = sorted(chance.randrange(41) for _ in range(5))
     for low, high in zip([0, *places], [*places, 40], strict=True):
         part = writes[low:high]
         chance.shuffle(part)
-        station.step({0: [(write, 1) for write in part]}, first=low == 0 and not station.version.step)
-    assert station.given == wanted
+        operator.step({0: [(write, 1) for write in part]}, first=low == 0 and not operator.version.step)
+    assert operator.given == wanted
     once = Alone(UpsertsSource(types, (1, 0)), sides, 1)
     once.step({0: [(write, 1) for write in writes]}, first=True)
     assert once.given == wanted
-    assert once.state() == station.state()
-    again = station.step({0: [(write, 1) for write in writes]})
+    assert once.state() == operator.state()
+    again = operator.step({0: [(write, 1) for write in writes]})
     assert not again, "writes that say what is there already change nothing"
 
 
@@ -381,23 +381,25 @@ def test_of_a_keyed_dataset_the_last_write_of_a_key_is_there_however_writes_are_
 @pytest.mark.rule("DBSP-17")
 def test_a_key_whose_change_cancels_out_is_gathered_with_all_its_rows(pieces: int) -> None:
     """Whoever holds its result is told of the key as well, and takes that back."""
-    station = Alone(GatherRows((INT, TEXT), (0,)), ((INT, TEXT), (INT,)))
-    station.step({0: [((1, "a"), 1), ((1, "b"), 2), ((2, "c"), 1)]}, first=True)
+    operator = Alone(GatherRows((INT, TEXT), (0,)), ((INT, TEXT), (INT,)))
+    operator.step({0: [((1, "a"), 1), ((1, "b"), 2), ((2, "c"), 1)]}, first=True)
     change = [((1, "a"), 1), ((1, "a"), -1)]
-    assert station.step({0: change}, pieces=pieces) == Counter({repr((1, "a")): 1, repr((1, "b")): 2})
-    assert station.step({1: [((2,), -1), ((9,), 1)]}) == Counter({repr((2, "c")): 1})
+    assert operator.step({0: change}, pieces=pieces) == Counter({repr((1, "a")): 1, repr((1, "b")): 2})
+    assert operator.step({1: [((2,), -1), ((9,), 1)]}) == Counter({repr((2, "c")): 1})
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.rule("DBSP-17")
 def test_of_the_keys_that_changed_the_stored_result_goes_and_the_new_one_comes(count: int) -> None:
-    station = Alone(ReplaceRows((REAL, TEXT), (REAL,)), ((REAL, TEXT, REAL), (REAL,)), count)
-    station.step({0: [((0.0, "a", 0.0), 1), ((NAN, "b", NAN), 1)], 1: [((0.0,), 1), ((NAN,), 1)]}, first=True)
-    station.step({0: [((-0.0, "c", -0.0), 2)], 1: [((-0.0,), 1), ((NAN,), -1), ((7.0,), 1)]})
-    assert station.given == Counter({repr((-0.0, "c")): 2})
-    station.step({1: [((0.0,), 1)]})
-    assert station.given == Counter()
-    assert not any(station.state().values())
+    operator = Alone(ReplaceRows((REAL, TEXT), (REAL,)), ((REAL, TEXT, REAL), (REAL,)), count)
+    operator.step(
+        {0: [((0.0, "a", 0.0), 1), ((NAN, "b", NAN), 1)], 1: [((0.0,), 1), ((NAN,), 1)]}, first=True
+    )
+    operator.step({0: [((-0.0, "c", -0.0), 2)], 1: [((-0.0,), 1), ((NAN,), -1), ((7.0,), 1)]})
+    assert operator.given == Counter({repr((-0.0, "c")): 2})
+    operator.step({1: [((0.0,), 1)]})
+    assert operator.given == Counter()
+    assert not any(operator.state().values())
 
 
 # --- the hash
@@ -467,19 +469,19 @@ def test_zeros_and_nans_have_one_hash_also_inside_of_nested_values() -> None:
         assert len(set(hash_column(pa.table({"c0": array}), ["c0"]).to_pylist())) == 1
 
 
-# --- edges of stations
+# --- edges of operators
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 256])
 def test_an_aggregate_over_everything_speaks_first_in_one_range_alone(count: int) -> None:
-    station = KINDS["everything"].station
-    assert sum(station.speaks_first(within) for within in ranges(count)) == 1
-    assert not any(KINDS["groups"].station.speaks_first(within) for within in ranges(count))
+    operator = KINDS["everything"].operator
+    assert sum(operator.speaks_first(within) for within in ranges(count)) == 1
+    assert not any(KINDS["groups"].operator.speaks_first(within) for within in ranges(count))
 
 
 def test_rows_of_a_view_meet_by_the_first_half_of_their_identity() -> None:
-    station = OutputSink("v", ("x",), (INT,))
-    packed = station.pack(0, pa.table({"c0": pa.array([7], INT), "_w": [1]}))["rows"]
+    operator = OutputSink("v", ("x",), (INT,))
+    packed = operator.pack(0, pa.table({"c0": pa.array([7], INT), "_w": [1]}))["rows"]
     assert packed["_h"].to_pylist() == packed["c1"].to_pylist()
     nested = OutputSink("v", ("x",), (pa.list_(INT),))
     assert nested.asks_spark
@@ -494,10 +496,10 @@ def extremes(best: int) -> Alone:
 
 
 def test_an_exhausted_group_of_an_append_only_input_is_told_and_not_guessed() -> None:
-    station = extremes(best=1)
-    station.step({0: [((1, value), 1) for value in range(9)]}, first=True)
-    station.step({0: [((1, value), -1) for value in (7, 8)]})
-    assert sum(count for told in station.told for count in told.exhausted.values()) == 1
+    operator = extremes(best=1)
+    operator.step({0: [((1, value), 1) for value in range(9)]}, first=True)
+    operator.step({0: [((1, value), -1) for value in (7, 8)]})
+    assert sum(count for told in operator.told for count in told.exhausted.values()) == 1
 
 
 @pytest.mark.slow
@@ -505,21 +507,21 @@ def test_an_exhausted_group_of_an_append_only_input_is_told_and_not_guessed() ->
 @pytest.mark.parametrize("seed", range(6))
 def test_a_group_that_has_used_up_its_best_values_is_filled_again_from_its_own(seed: int) -> None:
     chance = random.Random(seed)
-    station, live = extremes(best=2), Counter[tuple[int, int]]()
+    operator, live = extremes(best=2), Counter[tuple[int, int]]()
     for step in range(12):
         gone = chance.sample(sorted(live.elements()), min(10, live.total()))
         came = [(chance.randrange(4), chance.randrange(12)) for _ in range(8 if step else 40)]
         change = [*((row, 1) for row in came), *((row, -1) for row in gone)]
         for row, weight in change:
             live[row] += weight
-        station.step({0: change}, first=not step)
-        assert not any(told.exhausted for told in station.told), "its own values are enough"
+        operator.step({0: change}, first=not step)
+        assert not any(told.exhausted for told in operator.told), "its own values are enough"
         groups = {key for (key, _), count in live.items() if count}
         wanted = Counter[str]()
         for group in groups:
             values = [value for (key, value), count in live.items() if count and key == group]
             add(wanted, table((INT, INT, INT), [((group, max(values), min(values)), 1)]))
-        assert station.given == wanted
+        assert operator.given == wanted
 
 
 def test_a_sum_of_what_cannot_be_added_is_refused() -> None:

@@ -27,16 +27,16 @@ def chosen(*roots: Operator) -> dict[str, tuple[int, ...]]:
 def lent(*roots: Operator, kinds: Mapping[str, str] | None = None) -> tuple[Chain, list[tuple[bool, bool]]]:
     """The chain of some joins, and which sides of each are read at sources."""
     chain = built({f"v{n}": root for n, root in enumerate(roots)}, {"c": "keyed"} | dict(kinds or {}))
-    joins = [one.station for one in chain.stations if isinstance(one.station, StatefulJoin)]
+    joins = [one.operator for one in chain.operators if isinstance(one.operator, StatefulJoin)]
     return chain, [(one.lent[0] is not None, one.lent[1] is not None) for one in joins]
 
 
 def keys(chain: Chain) -> dict[str, tuple[int, ...]]:
     """By which columns sources remember, by the end of their names."""
     return {
-        one.id.partition(".")[2]: one.station.key
-        for one in chain.stations
-        if isinstance(one.station, ChangesSource)
+        one.id.partition(".")[2]: one.operator.key
+        for one in chain.operators
+        if isinstance(one.operator, ChangesSource)
     }
 
 
@@ -81,8 +81,8 @@ def test_columns_that_are_chosen_before_are_followed_to_the_source() -> None:
 def test_a_table_joined_with_itself_by_one_key_is_read_twice_and_kept_once() -> None:
     chain, found = lent(join(A, A, (0, 0)))
     assert found == [(True, True)]
-    (placed,) = [one for one in chain.stations if isinstance(one.station, StatefulJoin)]
-    (origin,) = [one for one in chain.stations if isinstance(one.station, ChangesSource)]
+    (placed,) = [one for one in chain.operators if isinstance(one.operator, StatefulJoin)]
+    (origin,) = [one for one in chain.operators if isinstance(one.operator, ChangesSource)]
     assert not placed.traces
     assert placed.reads == frozenset(origin.traces.values())
     assert [name for name, _, _ in placed.borrowed] == [
@@ -129,7 +129,7 @@ def test_joins_that_choose_none_remember_both_sides(op: Operator) -> None:
     chain, found = lent(op)
     assert found == [(False, False)]
     assert set(keys(chain).values()) == {()}
-    (placed,) = [one for one in chain.stations if isinstance(one.station, StatefulJoin)]
+    (placed,) = [one for one in chain.operators if isinstance(one.operator, StatefulJoin)]
     assert set(placed.traces) == {"left", "right"}
     assert placed.borrowed == ()
 
@@ -137,7 +137,7 @@ def test_joins_that_choose_none_remember_both_sides(op: Operator) -> None:
 def test_a_dataset_that_only_grows_has_no_source_to_read() -> None:
     chain, found = lent(join(A, B, (0, 0)), kinds={"a": "rows"})
     assert found == [(False, True)]
-    (placed,) = [one for one in chain.stations if isinstance(one.station, StatefulJoin)]
+    (placed,) = [one for one in chain.operators if isinstance(one.operator, StatefulJoin)]
     assert set(placed.traces) == {"left"}
     assert {trace.rpartition(".")[2] for trace in placed.reads} == {"left", "main", "aside"}
 
@@ -154,9 +154,9 @@ def test_a_join_in_a_later_job_than_its_source_remembers_rows_itself() -> None:
     window = Window(B, (column(0),), (), (WindowCall(call("count", column(1)), "count", (column(1),)),))
     late = join(A, window, (0, 0))
     chain = built({"late": late, "now": join(A, B, (0, 0))}, {})
-    found = {one.job: one for one in chain.stations if isinstance(one.station, StatefulJoin)}
+    found = {one.job: one for one in chain.operators if isinstance(one.operator, StatefulJoin)}
     assert set(found) == {0, 1}
     assert set(found[0].traces) == set()
     assert set(found[1].traces) == {"left", "right"}
     assert found[1].borrowed == ()
-    assert not any(found[1].station.stays(side) for side in (0, 1))
+    assert not any(found[1].operator.stays(side) for side in (0, 1))

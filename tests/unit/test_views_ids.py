@@ -3,7 +3,7 @@ import pytest
 from tests.unit.views_stage import circuit, output
 from tidemill.views.circuit.circuit import Circuit, walk
 from tidemill.views.circuit.functions import UserFunction
-from tidemill.views.circuit.ids import FORMAT, Pins, expressions, fingerprint, ids, normal_form
+from tidemill.views.circuit.ids import FORMAT, Pins, expressions_of, fingerprint, ids, normal_form
 from tidemill.views.circuit.operators import KINDS, Aggregate, Join, Operator, Source, SparkColumn, ViewOutput
 from tidemill.views.circuit.rewrites import rewrite
 
@@ -143,7 +143,7 @@ def test_the_normal_form_is_plain_and_names_its_format() -> None:
     assert isinstance(form, dict)
     assert form["format"] == FORMAT
     assert form["expressions"] == [[0], [{"now": "TIMESTAMP"}]]
-    assert {part for one in expressions(made.input) for part in one.columns} == {0}
+    assert {part for one in expressions_of(made.input) for part in one.columns} == {0}
     assert fingerprint(made) == made.fingerprint
 
 

@@ -143,9 +143,9 @@ def test_a_join_that_reads_sources_is_the_join_of_what_is_there(
     name, steps = history
     shape = SHAPES[name]
     chain = built({"v": shape.operator}, {})
-    (placed,) = [one for one in chain.stations if isinstance(one.station, StatefulJoin)]
-    assert isinstance(placed.station, StatefulJoin)
-    assert sum(one is not None for one in placed.station.lent) == shape.lent
+    (placed,) = [one for one in chain.operators if isinstance(one.operator, StatefulJoin)]
+    assert isinstance(placed.operator, StatefulJoin)
+    assert sum(one is not None for one in placed.operator.lent) == shape.lent
     machines = Machine(chain), Machine(apart(chain))
     outs: tuple[Counter[tuple[str, ...]], ...] = (Counter(), Counter())
     net: dict[str, dict[tuple[str, ...], tuple[Any, int]]] = {table: {} for table in shape.tables}
@@ -170,7 +170,7 @@ def test_a_source_and_a_join_may_have_rows_in_different_orders(mask: int) -> Non
     """Rows come from a source by the rest of the row where keys share half of a hash; a trace by the key."""
     shape, chance = SHAPES["by another"], random.Random(4)
     chain = built({"v": shape.operator}, {})
-    (placed,) = [one for one in chain.stations if isinstance(one.station, StatefulJoin)]
+    (placed,) = [one for one in chain.operators if isinstance(one.operator, StatefulJoin)]
     net: dict[str, dict[tuple[str, ...], tuple[Any, int]]] = {"a": {}}
     out: Counter[tuple[str, ...]] = Counter()
     with hashes_of(mask):
@@ -199,7 +199,7 @@ def test_a_row_set_aside_in_one_range_is_netted_when_it_comes_in_several(shape: 
 
         # from now on it comes as any other
         for number, tables in machine.step({"a": [(row, 1)]}, count).items():
-            reads = isinstance(chain.stations[number].station, StatefulJoin)
+            reads = isinstance(chain.operators[number].operator, StatefulJoin)
             found = rows_of(tables)
             if reads:
                 assert found == [(row + partner, 1)]
@@ -213,7 +213,7 @@ def test_a_row_set_aside_in_one_range_is_netted_when_it_comes_in_several(shape: 
 def test_no_join_gives_a_row_in_quarantine_not_even_to_take_it_back(count: int, mask: int | None) -> None:
     """An expression above could raise: a division by what was never there."""
     chain = built({"v": SHAPES["floats"].operator}, {})
-    (placed,) = [one for one in chain.stations if isinstance(one.station, StatefulJoin)]
+    (placed,) = [one for one in chain.operators if isinstance(one.operator, StatefulJoin)]
     with nullcontext() if mask is None else hashes_of(mask):
         machine = Machine(chain)
         machine.step({"a": [((0.0, 1), -2), ((-0.0, 1), 1), ((0.0, 2), 1)], "b": []}, 2)
@@ -250,7 +250,7 @@ def test_a_join_by_the_key_of_a_dataset_reads_what_was_written_last(
         {"v": join(source("a", "double", "string"), source("k", "bigint", "double", key=(1,)), (0, 1))},
         {"k": "keyed"},
     )
-    (placed,) = [one for one in chain.stations if isinstance(one.station, StatefulJoin)]
+    (placed,) = [one for one in chain.operators if isinstance(one.operator, StatefulJoin)]
     assert {name for name, _, _ in placed.borrowed} == {"left.main", "left.aside", "right.main"}
     machine = Machine(chain)
     last: dict[str, tuple[Any, Any]] = {}
@@ -283,8 +283,8 @@ def test_a_join_by_the_key_of_a_dataset_reads_what_was_written_last(
 def test_a_source_remembers_by_the_key_and_by_the_rest_of_the_row_only_where_there_is_some() -> None:
     found = {}
     for name in ("numbers", "whole rows", "floats"):
-        for one in built({"v": SHAPES[name].operator}, {}).stations:
-            if isinstance(one.station, ChangesSource):
-                found[name, one.station.types] = one.station.layouts["main"]
+        for one in built({"v": SHAPES[name].operator}, {}).operators:
+            if isinstance(one.operator, ChangesSource):
+                found[name, one.operator.types] = one.operator.layouts["main"]
     fine = {name: layout.fine for (name, _), layout in found.items()}
     assert fine == {"numbers": True, "whole rows": False, "floats": True}

@@ -122,11 +122,11 @@ def test_joins_of_joins_of_tables_of_every_kind_are_what_is_there() -> None:
         if not drawn.views:
             continue
         chain = built(drawn.views, drawn.kinds)
-        lent += sum(bool(one.borrowed) for one in chain.stations)
+        lent += sum(bool(one.borrowed) for one in chain.operators)
         ways = {
-            station.view: (edge.origin, edge.plain)
+            operator.view: (edge.origin, edge.plain)
             for edge in chain.edges
-            if isinstance(station := chain.stations[edge.target].station, OutputSink)
+            if isinstance(operator := chain.operators[edge.target].operator, OutputSink)
         }
         machine, mask = Machine(chain), MASKS[seed % len(MASKS)]
         outs: dict[str, Counter[tuple[str, ...]]] = {view: Counter() for view in drawn.views}

@@ -28,32 +28,32 @@ def test_no_step_of_hundreds_rewrites_or_writes_more_than_its_bound_though_the_b
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(merge_plan, "FLOOR_ROWS", BUDGET)
-    station = Alone(StatefulAggregate(GROUPS, (BIG, BIG, BIG)), ((INT, BIG),))
+    operator = Alone(StatefulAggregate(GROUPS, (BIG, BIG, BIG)), ((INT, BIG),))
     chance = random.Random(4)
 
     def rows(count: int) -> list[tuple[tuple[int, int], int]]:
         return [((chance.randrange(BASE // 2), chance.randrange(1 << 40)), 1) for _ in range(count)]
 
     base = rows(BASE)
-    station.step({0: base}, first=True)
-    loaded = station.objects.head("step-1/0").size
+    operator.step({0: base}, first=True)
+    loaded = operator.objects.head("step-1/0").size
     merged: list[int] = []
     sizes: list[int] = []
     for step in range(STEPS):
-        station.given.clear()  # what it came to is of no interest here, and is added up with each step
+        operator.given.clear()  # what it came to is of no interest here, and is added up with each step
         gone = [(row, -1) for row, _ in base[step * 5 : step * 5 + 5]]
-        station.step({0: [*rows(CHANGES), *gone]}, pieces=1)
-        (told,) = station.told
-        rewritten = dict.fromkeys(station.chain.traces, 0)
+        operator.step({0: [*rows(CHANGES), *gone]}, pieces=1)
+        (told,) = operator.told
+        rewritten = dict.fromkeys(operator.chain.traces, 0)
         for one in told.kept.merged:
             rewritten[one.trace] += one.entry.rows if one.entry else 0
         merged.append(max(rewritten.values()))
-        sizes.append(station.objects.head(f"step-{station.version.step}/0").size)
+        sizes.append(operator.objects.head(f"step-{operator.version.step}/0").size)
     assert max(merged) <= 1.5 * BUDGET
     assert sum(merged) > BASE, "each row of the base was rewritten"
-    for runs in station.version.traces.values():
+    for runs in operator.version.traces.values():
         left = [entry.high - entry.low + 1 for entry in runs if entry.file == "step-1/0"]
         assert sum(left) < GRAINS, "the base was merged"
     assert max(sizes) < loaded / 3
     assert statistics.median(sizes) < loaded / 10
-    assert max(map(len, station.version.traces.values())) < 150
+    assert max(map(len, operator.version.traces.values())) < 150

@@ -63,8 +63,8 @@ def test_one_entry_makes_an_aggregate_computed() -> None:
         pa.schema([("v1", pa.int32())]),
         (GroupAggregate("bool_xor", "v1", "a0"),),
     )
-    station = StatefulAggregate(kernel, (pa.bool_(),))
-    alone = Alone(station, [[pa.int64(), pa.int32()]])
+    operator = StatefulAggregate(kernel, (pa.bool_(),))
+    alone = Alone(operator, [[pa.int64(), pa.int32()]])
     alone.step({0: [((1, 1), 1), ((1, 1), 1), ((1, 0), 1), ((2, None), 1), ((3, 1), 3)]}, first=True)
     assert alone.given == {"(1, False)": 1, "(2, None)": 1, "(3, True)": 1}
     alone.step({0: [((1, 1), -1), ((3, 1), -2), ((2, 1), 1)]})

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from tidemill.views.spark.sizes import NOTHING, TASK_BYTES, TASK_ROWS, InputSize, tasks_for, worker_bytes
+from tidemill.views.spark.execution import NOTHING, TASK_BYTES, TASK_ROWS, InputSize, tasks_for, worker_bytes
 
 
 class Conf:

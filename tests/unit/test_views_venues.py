@@ -5,8 +5,7 @@ import pytest
 from tidemill.errors import UsageError
 from tidemill.views.chain.chain import Chain
 from tidemill.views.chain.layer_task import StepPlan
-from tidemill.views.spark.places import MOST_BYTES, MOST_ROWS, SETTING, Venue, choose
-from tidemill.views.spark.sizes import InputSize
+from tidemill.views.spark.execution import MOST_BYTES, MOST_ROWS, SETTING, InputSize, Venue, choose
 from tidemill.views.trace.hash_space import ranges
 
 PLAN = StepPlan(Chain((), ()), frozenset(), ranges(1))

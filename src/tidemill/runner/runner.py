@@ -2,11 +2,11 @@
 
 import contextlib
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tidemill.crash import Crashed
-from tidemill.errors import ViewRefused
 from tidemill.futures.values.signatures import ClusterKey
 from tidemill.lots.keys import LotKeys
 from tidemill.runner.compaction import on_spark
@@ -24,13 +24,10 @@ from tidemill.spark.sessions import interrupt, kept
 from tidemill.spark.storage import Storage
 from tidemill.spark.table_checks import evaluator
 from tidemill.views.certify import certificates
-from tidemill.views.spark.alarms import Alarmed
-from tidemill.views.spark.incremental import IncrementalViews
-from tidemill.views.spark.recompute import FullViews
+from tidemill.views.spark.step_computer import StepComputer
+from tidemill.views.spark.view_sources import ViewSources
 from tidemill.views.spark.view_tables import ViewTables
-from tidemill.views.steps.commits import StepBatch, StepPart
 from tidemill.views.steps.inputs import InputReader, ManifestReader
-from tidemill.views.steps.stepper import Compute
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,7 +73,7 @@ class Runner:
         self._tags = JobTags(spark)
         engine = Engine(
             parts=PartFutures(scope, key, make_part, check=self._check),
-            compute=TaggedSteps(spark, _views(scope, spark, storage, program), self._tags),
+            compute=_step_computer(scope, spark, storage, program, self._tags),
             rewrite=on_spark(spark, storage, self._tags),
             evaluate=evaluator(spark),
         )
@@ -130,44 +127,27 @@ class Runner:
                     return
 
 
-class TaggedSteps:
-    """Computes the steps of views, each under a job tag, so that it can be interrupted."""
-
-    def __init__(self, spark: "SparkSession", compute: Compute, tags: JobTags) -> None:
-        self._spark = spark
-        self._compute = compute
-        self._tags = tags
-
-    def __call__(self, batch: StepBatch, attempt: str) -> tuple[StepPart, ...]:
-        try:
-            with self._tags.marked(attempt), kept(self._spark):
-                return self._compute(batch, attempt)
-        except (
-            SystemExit,
-            KeyboardInterrupt,
-        ) as error:  # a function's own: signals reach the main thread alone
-            raise ViewRefused(
-                f"a function of the views of group {batch.spec.name!r} ended with {type(error).__name__}",
-                hint="it returns one DataFrame, or raises an Exception",
-            ) from error
-
-
-def _views(scope: Scope, spark: "SparkSession", storage: Storage, program: Program) -> Compute:
-    """Return the computation of the steps of the program's views."""
+def _step_computer(
+    scope: Scope, spark: "SparkSession", storage: Storage, program: Program, tags: JobTags
+) -> StepComputer:
+    """Return what computes the steps of the program's views, each under a job tag to interrupt it by."""
     manifests = ManifestReader(storage.objects)
     declared = [view for group in program.groups.values() for view in group.views]
-    code = {view.name: _trusted(scope, view) for view in declared}
-    tables, inputs = (
-        ViewTables(storage, manifests, scope.clock),
-        InputReader(scope.store, LotKeys(scope.cluster), manifests),
+    sources = ViewSources(
+        session=lambda: spark,
+        tables=ViewTables(storage, manifests, scope.clock),
+        inputs=InputReader(scope.store, LotKeys(scope.cluster), manifests),
+        datasets=program.datasets,
+        views={view.name: _trusted(scope, view) for view in declared},
     )
+
+    @contextlib.contextmanager
+    def during(attempt: str) -> Iterator[None]:
+        with tags.marked(attempt), kept(spark):
+            yield
+
     specs = [group.spec for group in program.groups.values()]
-    full = FullViews(lambda: spark, tables, inputs, program.datasets, code, specs)
-    views = IncrementalViews(lambda: spark, full, tables, inputs, program.datasets, code, emit=scope.emit)
-    clocks = {name: view.clock for name, view in code.items() if view.clock is not None}
-    if not clocks:
-        return views
-    return Alarmed(views, lambda: spark, tables, inputs, program.datasets, code, clocks)
+    return StepComputer(sources, specs, during=during, emit=scope.emit)
 
 
 def _trusted(scope: Scope, view: ViewProgram) -> ViewProgram:

@@ -1,1 +1,1 @@
-"""Chains: a circuit as layers of operators with state, joined by row-by-row legs. No Spark here."""
+"""Chains: a circuit as layers of stateful operators, with row expressions between them. No Spark here."""

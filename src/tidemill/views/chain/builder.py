@@ -1,4 +1,4 @@
-"""From a circuit to its chain: stations for operators with state, edges for what lies between them."""
+"""Builds the chain of a circuit: its stateful operators, and the edges between them."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,7 +20,7 @@ from tidemill.views.chain.stateful_operator import StatefulOperator
 from tidemill.views.circuit import operators as ops
 from tidemill.views.circuit.circuit import Circuit, walk
 from tidemill.views.circuit.expr import Expr, call, column, joined
-from tidemill.views.circuit.ids import expressions
+from tidemill.views.circuit.ids import expressions_of
 from tidemill.views.circuit.operators import Operator
 from tidemill.views.circuit.row_properties import append_only
 from tidemill.views.kernels.extremes import BEST
@@ -58,7 +58,7 @@ class ChainBuilder:
         for output in circuit.outputs.values():
             self._grows |= append_only(output)
         self._wiring = ChainGraph()
-        self._made: dict[Operator, int] = {}  # operators with state, and the stations that give their rows
+        self._made: dict[Operator, int] = {}  # operators with state, and the operators that give their rows
         self._keys: dict[ops.Source, tuple[int, ...]] = {}
 
     def build(self, views: Sequence[str]) -> Chain:
@@ -77,24 +77,24 @@ class ChainBuilder:
             raise NoKernel("a view without columns")
         flows = self._flows(output)
         local = len(flows) == 1 and isinstance(flows[0][0], int) and self._meets(*flows[0])
-        station = OutputSink(view, output.names, tuple(map(self._arrow, types)), local)
-        number = self._wiring.add(f"view:{view}", station)
-        for origin, leg in flows:
-            self._wiring.connect(origin, number, 0, leg)
+        operator = OutputSink(view, output.names, tuple(map(self._arrow, types)), local)
+        number = self._wiring.add(f"view:{view}", operator)
+        for origin, expressions in flows:
+            self._wiring.connect(origin, number, 0, expressions)
 
-    def _meets(self, origin: int | ChainInput, leg: RowExpressions) -> bool:
-        """Whether equal rows of a view come from one range: the whole key of their station is among them."""
+    def _meets(self, origin: int | ChainInput, expressions: RowExpressions) -> bool:
+        """Whether equal rows of a view come from one range: the whole key of their operator is among them."""
         assert isinstance(origin, int)
-        station = self._wiring.station(origin)
+        operator = self._wiring.operator(origin)
         keys = 0
-        if isinstance(station, StatefulAggregate):
-            keys = len(station.kernel.keys)
-        elif isinstance(station, StatefulSet):
-            keys = len(station.types)
-        if not keys or leg.explodes:
+        if isinstance(operator, StatefulAggregate):
+            keys = len(operator.kernel.keys)
+        elif isinstance(operator, StatefulSet):
+            keys = len(operator.types)
+        if not keys or expressions.explodes:
             return False
-        here: list[int | None] = list(range(len(station.out) - 1))
-        for step in leg.steps:
+        here: list[int | None] = list(range(len(operator.out) - 1))
+        for step in expressions.steps:
             if isinstance(step, SelectStep):
                 chosen = [one.column for one in step.expressions]
                 here = [None if place is None else here[place] for place in chosen]
@@ -103,7 +103,7 @@ class ChainBuilder:
     # --- row by row
 
     def _flows(self, op: Operator) -> list[tuple[int | ChainInput, RowExpressions]]:
-        """From where the rows of an operator come, and through which legs."""
+        """From where the rows of an operator come, and through which row expressions."""
         if isinstance(op, ops.Source):
             return [(self._source(op), RowExpressions())]
         if isinstance(op, ops.LiteralRows):
@@ -112,18 +112,22 @@ class ChainBuilder:
             return [(ChainInput(name, op.width), RowExpressions())]
         if isinstance(op, ops.Filter):
             self._no_clock(op.conditions)
-            return [(origin, leg.where(op.conditions)) for origin, leg in self._flows(op.input)]
+            return [
+                (origin, expressions.where(op.conditions)) for origin, expressions in self._flows(op.input)
+            ]
         if isinstance(op, ops.Project):
             self._no_clock(op.expressions)
-            return [(origin, leg.select(op.expressions)) for origin, leg in self._flows(op.input)]
+            return [
+                (origin, expressions.select(op.expressions)) for origin, expressions in self._flows(op.input)
+            ]
         if isinstance(op, ops.Generate):
             step = ExplodeStep(op.call, op.input.width, op.produces, op.outer)
             return [self._apart(op.input, *flow, step) for flow in self._flows(op.input)]
         if isinstance(op, ops.UnionAll):
             return [
-                (origin, leg.cast(self._types[part], self._types[op]))
+                (origin, expressions.cast(self._types[part], self._types[op]))
                 for part in op.parts
-                for origin, leg in self._flows(part)
+                for origin, expressions in self._flows(part)
             ]
         if isinstance(op, ops.ViewOutput):
             return self._flows(op.input)
@@ -133,13 +137,16 @@ class ChainBuilder:
         return [(number, self._finals(op))]
 
     def _apart(
-        self, below: Operator, origin: int | ChainInput, leg: RowExpressions, step: ExplodeStep
+        self, below: Operator, origin: int | ChainInput, expressions: RowExpressions, step: ExplodeStep
     ) -> tuple[int | ChainInput, RowExpressions]:
         """Behind a kernel nothing is exploded: such rows pass through files into a job of their own."""
         if isinstance(origin, int):
             types = tuple(map(self._arrow, self._types[below]))
-            origin, leg = ChainInput(self._wiring.spilled(origin, leg, types), len(types)), RowExpressions()
-        return origin, leg.explode(step)
+            origin, expressions = (
+                ChainInput(self._wiring.spilled(origin, expressions, types), len(types)),
+                RowExpressions(),
+            )
+        return origin, expressions.explode(step)
 
     def _no_clock(self, expressions: Sequence[Expr]) -> None:
         if any(one.reads_clock for one in expressions):
@@ -155,11 +162,11 @@ class ChainBuilder:
             types = tuple(self._arrow(each.type) for each in op.columns)
             if kind == "changes":
                 key, extra = self._keys.get(op, ()), 0
-                station: StatefulOperator = ChangesSource(types, key)
+                operator: StatefulOperator = ChangesSource(types, key)
                 name = f"{self._ids[op]}.by{'-'.join(map(str, key))}" if key else self._ids[op]
             else:
-                station, extra, name = UpsertsSource(types, op.key), 3, self._ids[op]
-            number = self._wiring.add(name, station)
+                operator, extra, name = UpsertsSource(types, op.key), 3, self._ids[op]
+            number = self._wiring.add(name, operator)
             self._wiring.connect(ChainInput(op.table, op.width + extra), number, 0, RowExpressions())
             self._made[op] = number
         return self._made[op]
@@ -205,8 +212,8 @@ class ChainBuilder:
         (left, left_given, left_at, left_types), (right, right_given, right_at, right_types) = sides
         safe = tuple(key.null_safe for key in op.keys)
         lent = (self._lent(op, 0), self._lent(op, 1))
-        station = StatefulJoin(left_types, right_types, left_at, right_at, safe, lent)
-        number = self._wiring.add(self._ids[op], station)
+        operator = StatefulJoin(left_types, right_types, left_at, right_at, safe, lent)
+        number = self._wiring.add(self._ids[op], operator)
         self._feed(left, number, 0, left_given)
         self._feed(right, number, 1, right_given)
         return number
@@ -218,9 +225,9 @@ class ChainBuilder:
             return None
         source, places, key = found
         at = self._source(source)
-        station = self._wiring.station(at) if isinstance(at, int) else None
-        if isinstance(station, ChangesSource | UpsertsSource) and station.key == key:
-            return SharedSource(station, places)
+        operator = self._wiring.operator(at) if isinstance(at, int) else None
+        if isinstance(operator, ChangesSource | UpsertsSource) and operator.key == key:
+            return SharedSource(operator, places)
         return None
 
     def _common(self, op: ops.Join, key: ops.JoinKey) -> str:
@@ -255,7 +262,7 @@ class ChainBuilder:
         try:
             always = not op.groups and op.sets is None
             kernel = GroupKernel(pa.schema(fields), pa.schema(inputs), tuple(aggs), best, always)
-            station = StatefulAggregate(kernel, tuple(results))
+            operator = StatefulAggregate(kernel, tuple(results))
         except TypeRefused as error:
             if op.groups and op.sets is None:
                 return self._groups(op)
@@ -265,7 +272,7 @@ class ChainBuilder:
             if len({frozenset(one) for one in op.sets}) < len(op.sets):  # Spark gives its rows once for each
                 raise NoKernel("a grouping set is there twice")
             sent = [_set(one, keys, list(values), below) for one in op.sets]
-        number = self._wiring.add(f"{self._ids[op]}.{best}", station)
+        number = self._wiring.add(f"{self._ids[op]}.{best}", operator)
         for place, given in enumerate(sent):
             self._feed(op.input, number, place, given)
         return number
@@ -274,11 +281,11 @@ class ChainBuilder:
         types = self._types.get(op, ())
         if not types:
             raise NoKernel("rows without columns")
-        station = StatefulSet(kind, tuple(map(self._arrow, types)))
-        number = self._wiring.add(self._ids[op], station)
+        operator = StatefulSet(kind, tuple(map(self._arrow, types)))
+        number = self._wiring.add(self._ids[op], operator)
         for place, child in enumerate(children):
-            for origin, leg in self._flows(child):
-                self._wiring.connect(origin, number, place, leg.cast(self._types[child], types))
+            for origin, expressions in self._flows(child):
+                self._wiring.connect(origin, number, place, expressions.cast(self._types[child], types))
         return number
 
     # --- operators with a key
@@ -319,7 +326,7 @@ class ChainBuilder:
             result: which of the operator's own columns are the key.
             other: those that are it where the first are NULL.
         """
-        if any(one.reads_clock for one in expressions(op)):
+        if any(one.reads_clock for one in expressions_of(op)):
             raise NoKernel("it reads the clock")
         children, name = op.inputs, self._ids[op]
         kinds = [self._kinds_of_key(op, keys, n) for n in range(len(keys[0]))]
@@ -330,8 +337,8 @@ class ChainBuilder:
         gathers = []
         for place, (child, mine) in enumerate(zip(children, keys, strict=True)):
             given, at, types = self._with_key(child, mine, kinds)
-            station = GatherRows(tuple(map(self._arrow, types)), tuple(at))
-            number = self._wiring.add(f"{name}.gather{place}", station)
+            operator = GatherRows(tuple(map(self._arrow, types)), tuple(at))
+            number = self._wiring.add(f"{name}.gather{place}", operator)
             self._feed(child, number, 0, given)
             gathers.append(number)
         shown = tuple(map(self._arrow, self._types[op]))
@@ -374,8 +381,8 @@ class ChainBuilder:
         return given, at, types
 
     def _finals(self, op: Operator) -> RowExpressions:
-        """From the columns a station gives to those of its operator."""
-        if not isinstance(self._wiring.station(self._made[op]), StatefulAggregate | StatefulJoin):
+        """From the columns an operator gives to those of its operator."""
+        if not isinstance(self._wiring.operator(self._made[op]), StatefulAggregate | StatefulJoin):
             return RowExpressions()
         if not isinstance(op, ops.Aggregate):
             if isinstance(op, ops.Join):
@@ -387,18 +394,18 @@ class ChainBuilder:
         return RowExpressions().select(list(map(column, (*range(groups), *range(groups + 1, width), groups))))
 
     def _unwidened(self, op: ops.Join) -> RowExpressions:
-        """A join's station may give columns that are keys of a wider type alone: they are left out."""
-        station = self._wiring.station(self._made[op])
-        assert isinstance(station, StatefulJoin)
+        """A join's operator may give columns that are keys of a wider type alone: they are left out."""
+        operator = self._wiring.operator(self._made[op])
+        assert isinstance(operator, StatefulJoin)
         width = op.left.width
-        kept = [*range(width), *range(len(station.left), len(station.left) + op.right.width)]
-        every = list(range(len(station.left) + len(station.right)))
+        kept = [*range(width), *range(len(operator.left), len(operator.left) + op.right.width)]
+        every = list(range(len(operator.left) + len(operator.right)))
         return RowExpressions() if kept == every else RowExpressions().select([column(i) for i in kept])
 
     def _feed(self, child: Operator, number: int, side: int, given: Sequence[Expr]) -> None:
-        for origin, leg in self._flows(child):
+        for origin, expressions in self._flows(child):
             plain = [one.column for one in given] == list(range(child.width))
-            self._wiring.connect(origin, number, side, leg if plain else leg.select(given))
+            self._wiring.connect(origin, number, side, expressions if plain else expressions.select(given))
 
 
 def _cast(expr: Expr, given: str, kind: str) -> Expr:

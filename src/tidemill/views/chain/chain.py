@@ -1,14 +1,13 @@
-"""A chain: the operators with state of a group in layers, and the legs between them (DBSP-9, DBSP-46).
+"""A chain: the stateful operators of a group in layers, with row expressions between them (DBSP-9, DBSP-46).
 
-A circuit is cut at its operators with state, the *stations*. Rows reach a station over *edges*: from an input
-of the step or from another station, through a leg. Stations are put into layers, each behind all it
-reads, and between two layers there is one exchange. An equal subtree of several views is one station, and
-computed once.
+A circuit is cut at its stateful operators. Rows reach one over *edges*: from an input of the step or from
+another stateful operator, through row expressions. Operators are put into layers, each after all it reads,
+with one exchange between two layers. An equal subtree of several views is one operator, computed once.
 
-An operator without a kernel of its own, but with a key, is *keyed*: stations gather all rows of the keys that
-changed, Spark SQL computes their result, and another one puts it in the place of the stored one. The query
-cuts the step: what lies behind it is another job. Rows that cross from one job to a later one are written to
-files of the attempt, and read from there.
+An operator without a kernel, but with a key, is *keyed*: one operator gathers all rows of the keys that
+changed, Spark SQL computes their result, and another operator replaces the stored result. The query splits
+the step: everything after it is another job. Rows that pass from one job to a later one are written to files
+of the attempt.
 """
 
 from collections.abc import Collection
@@ -33,14 +32,14 @@ class ChainInput:
 
 @dataclass(frozen=True)
 class Edge:
-    """How rows come to a side of a station.
+    """How rows come to a side of an operator.
 
     Args:
         number: its place in the chain.
-        origin: where they come from: the number of a station, or an input.
-        target: the number of the station they go to.
+        origin: where they come from: the number of an operator, or an input.
+        target: the number of the operator they go to.
         side: which of its sides.
-        leg: what happens on the way.
+        expressions: what happens on the way.
         plain: which columns of the origin it chooses, if that is all that happens.
     """
 
@@ -48,20 +47,20 @@ class Edge:
     origin: int | ChainInput
     target: int
     side: int
-    leg: RowExpressions
+    expressions: RowExpressions
     plain: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
 class PlacedOperator:
-    """A station, its id, its job and layer, and which views need it.
+    """An operator, its id, its job and layer, and which views need it.
 
     What it reads of others' traces is `borrowed`: its name for each, the trace's id and layout.
     """
 
     number: int
     id: str
-    station: StatefulOperator
+    operator: StatefulOperator
     job: int
     layer: int
     views: frozenset[str] = frozenset()
@@ -70,7 +69,7 @@ class PlacedOperator:
     @property
     def traces(self) -> dict[str, str]:
         """The ids of its traces, by their names."""
-        return {name: f"{self.id}.{name}" for name in self.station.layouts}
+        return {name: f"{self.id}.{name}" for name in self.operator.layouts}
 
     @property
     def reads(self) -> frozenset[str]:
@@ -87,21 +86,21 @@ class KeyedQuery:
         operator: what is computed.
         key: the key of a result's row, over the operator's columns.
         reads: the inputs with the rows of each of the operator's inputs.
-        leg: what happens to the operator's rows before they are stored.
+        expressions: what happens to the operator's rows before they are stored.
     """
 
     table: str
     operator: Operator
     key: tuple[Expr, ...]
     reads: tuple[str, ...]
-    leg: RowExpressions = field(default_factory=RowExpressions)
+    expressions: RowExpressions = field(default_factory=RowExpressions)
 
 
 @dataclass(frozen=True)
 class Chain:
     """Nodes by number, edges by number, the queries between jobs, and inputs that never change."""
 
-    stations: tuple[PlacedOperator, ...]
+    operators: tuple[PlacedOperator, ...]
     edges: tuple[Edge, ...]
     queries: tuple[KeyedQuery, ...] = ()
     constants: tuple[tuple[str, Operator], ...] = ()
@@ -115,39 +114,39 @@ class Chain:
 
     @property
     def spills(self) -> dict[str, PlacedOperator]:
-        """The stations whose rows are inputs of later jobs, by the names of these."""
-        return {one.station.view: one for one in self.stations if isinstance(one.station, SpillSink)}
+        """The operators whose rows are inputs of later jobs, by the names of these."""
+        return {one.operator.view: one for one in self.operators if isinstance(one.operator, SpillSink)}
 
     @property
     def jobs(self) -> int:
         """How many jobs a step has."""
-        return 1 + max((one.job for one in self.stations), default=0)
+        return 1 + max((one.job for one in self.operators), default=0)
 
     def depth(self, job: int) -> int:
         """How many layers a job has."""
-        return max((one.layer for one in self.stations if one.job == job), default=0)
+        return max((one.layer for one in self.operators if one.job == job), default=0)
 
     @property
     def outputs(self) -> dict[str, PlacedOperator]:
-        """The stations of views."""
+        """The operators of views."""
         found = [
-            one for one in self.stations if isinstance(one.station, OutputSink) and one.station.identified
+            one for one in self.operators if isinstance(one.operator, OutputSink) and one.operator.identified
         ]
-        return {one.station.view: one for one in found if isinstance(one.station, OutputSink)}
+        return {one.operator.view: one for one in found if isinstance(one.operator, OutputSink)}
 
     @property
     def traces(self) -> frozenset[str]:
-        return frozenset(name for one in self.stations for name in one.traces.values())
+        return frozenset(name for one in self.operators for name in one.traces.values())
 
     def below(self, numbers: Collection[int]) -> frozenset[int]:
-        """These stations and all that they read."""
+        """These operators and all that they read."""
         found = set(numbers)
         while more := {one for one, other in self._links if other in found} - found:
             found |= more
         return frozenset(found)
 
     def above(self, numbers: Collection[int]) -> frozenset[int]:
-        """These stations and all that read them."""
+        """These operators and all that read them."""
         found = set(numbers)
         while more := {other for one, other in self._links if one in found} - found:
             found |= more
@@ -155,7 +154,7 @@ class Chain:
 
     @cached_property
     def _links(self) -> frozenset[tuple[int, int]]:
-        """Pairs of stations of which the second reads the first, also through files and queries."""
+        """Pairs of operators of which the second reads the first, also through files and queries."""
         behind = {name: [placed.number] for name, placed in self.spills.items()}
         for query in self.queries:
             behind[query.table] = [number for name in query.reads for number in behind[name]]
@@ -167,7 +166,7 @@ class Chain:
         return frozenset(found)
 
     def leaving(self, origin: int | str) -> list[Edge]:
-        """The edges out of a station, or of a table's changes."""
+        """The edges out of an operator, or of a table's changes."""
         return [
             edge
             for edge in self.edges

@@ -29,10 +29,10 @@ from tidemill.views.trace.version import TraceChanges, TraceVersion
 
 
 class Packet(NamedTuple):
-    """Rows on their way: to which range, to which station, and what they are there."""
+    """Rows on their way: to which range, to which operator, and what they are there."""
 
     range: int
-    station: int
+    operator: int
     tag: str
     table: pa.Table
 
@@ -43,11 +43,11 @@ class StepPlan:
 
     Args:
         chain: what is computed.
-        active: the numbers of the stations that take part.
+        active: the numbers of the operators that take part.
         ranges: hash space, one range for each task of a layer.
-        first: stations remember nothing, and are given whole inputs: traces are built, or built anew.
+        first: operators remember nothing, and are given whole inputs: traces are built, or built anew.
         job: which of the chain's jobs.
-        kept: the stations whose traces are written; None is all.
+        kept: the operators whose traces are written; None is all.
     """
 
     chain: Chain
@@ -64,28 +64,28 @@ class StepPlan:
 
     @property
     def mine(self) -> frozenset[int]:
-        """The stations of this job that take part."""
+        """The operators of this job that take part."""
         return frozenset(
-            one.number for one in self.chain.stations if one.number in self.active and one.job == self.job
+            one.number for one in self.chain.operators if one.number in self.active and one.job == self.job
         )
 
     def layer(self, number: int) -> list[PlacedOperator]:
-        """The stations that a layer computes."""
+        """The operators that a layer computes."""
         return [
             one
-            for one in self.chain.stations
-            if one.number in self.mine and not isinstance(one.station, OutputSink) and one.layer == number
+            for one in self.chain.operators
+            if one.number in self.mine and not isinstance(one.operator, OutputSink) and one.layer == number
         ]
 
     def leaving(self, origin: int | str) -> list[Edge]:
         return [edge for edge in self.chain.leaving(origin) if edge.target in self.mine]
 
     def typed(self, number: int) -> dict[int, list[Edge]]:
-        """Of a layer's stations the edges on which Spark has to compute something."""
+        """Of a layer's operators the edges on which Spark has to compute something."""
         found = {
             one.number: [e for e in self.leaving(one.number) if e.plain is None] for one in self.layer(number)
         }
-        return {station: edges for station, edges in found.items() if edges}
+        return {operator: edges for operator, edges in found.items() if edges}
 
     def send(
         self, edge: Edge, rows: pa.Table, here: int | None = None, *, narrow: bool = False
@@ -96,21 +96,21 @@ class StepPlan:
     def deliver(
         self, number: int, side: int, rows: pa.Table, here: int | None = None, *, narrow: bool = False
     ) -> Iterator[Packet]:
-        """The packets of rows for a side of a station.
+        """The packets of rows for a side of an operator.
 
         Args:
-            number: of the station.
+            number: of the operator.
             side: which of its sides.
             rows: c0, c1, … as the side takes them, and `_w`.
             here: the range in which they were made; rows that do not travel stay there.
             narrow: they leave the process, and are to have few octets (`compacted`).
         """
-        station = self.chain.stations[number].station
-        for tag, table in station.pack(side, _typed(station, side, rows)).items():
+        operator = self.chain.operators[number].operator
+        for tag, table in operator.pack(side, _typed(operator, side, rows)).items():
             small = table
             if narrow and table.num_rows >= COMPACTED_ROWS:
-                small = compacted(table, station.layouts.get(tag))
-            stays = station.local if isinstance(station, OutputSink) else _stays(station, side)
+                small = compacted(table, operator.layouts.get(tag))
+            stays = operator.local if isinstance(operator, OutputSink) else _stays(operator, side)
             if stays or len(self.ranges) == 1:
                 parts = [((here or 0) if stays else 0, small)]
             else:
@@ -126,18 +126,18 @@ class TaskReport:
 
     Args:
         layer, range: which task.
-        stations: the stations it has computed.
+        operators: the operators it has computed.
         kept: what it added to traces.
         seconds: the time it took, without waiting for rows.
         rows: how many came in.
         files: what it wrote for views: (view, key, rows, size, digest).
-        aside: of sources, how many rows are set aside after the step, by station.
-        exhausted: groups of a station that need their values read again, by station.
+        aside: of sources, how many rows are set aside after the step, by operator.
+        exhausted: groups of an operator that need their values read again, by operator.
     """
 
     layer: int
     range: int
-    stations: list[int] = field(default_factory=list)
+    operators: list[int] = field(default_factory=list)
     kept: TraceChanges = field(default_factory=TraceChanges)
     seconds: float = 0.0
     rows: int = 0
@@ -155,13 +155,13 @@ class TaskReport:
         return cls(**rest, kept=TraceChanges.decode(kept.encode()))
 
 
-def _stays(station: StatefulOperator, side: int) -> bool:
-    return isinstance(station, StatefulJoin) and station.stays(side)
+def _stays(operator: StatefulOperator, side: int) -> bool:
+    return isinstance(operator, StatefulJoin) and operator.stays(side)
 
 
-def _typed(station: StatefulOperator, side: int, rows: pa.Table) -> pa.Table:
+def _typed(operator: StatefulOperator, side: int, rows: pa.Table) -> pa.Table:
     """Rows in the types that are known: sessions may call UTC otherwise, and say what cannot be NULL."""
-    for place, kind in enumerate(station.takes(side)):
+    for place, kind in enumerate(operator.takes(side)):
         if rows.schema.field(place).type != kind:
             name = f"c{place}"
             rows = rows.set_column(place, pa.field(name, kind), rows.column(place).cast(kind))
@@ -184,31 +184,31 @@ def compute_layer(
     state: TaskState,
     told: TaskReport,
 ) -> Iterator[tuple[PlacedOperator, pa.Table]]:
-    """Run the stations of a layer in a range; what each gives, in pieces. The caller writes the bundle.
+    """Run the operators of a layer in a range; what each gives, in pieces. The caller writes the bundle.
 
     Args:
         plan: of the step.
         layer: which.
         here: the number of the range.
-        parts: the packed tables that came, by station and tag.
+        parts: the packed tables that came, by operator and tag.
         state: the traces.
         told: what there is to tell is added to it, and complete when all pieces are read.
     """
     within = plan.ranges[here]
     for placed in plan.layer(layer):
         mine = parts.get(placed.number, {})
-        told.stations.append(placed.number)
+        told.operators.append(placed.number)
         told.rows += sum(table.num_rows for tables in mine.values() for table in tables)
         spines = _spines(plan, placed, within, state)
         came = any(table.num_rows for tables in mine.values() for table in tables)
-        if not came and not (plan.first and placed.station.speaks_first(within)):
+        if not came and not (plan.first and placed.operator.speaks_first(within)):
             merged = [
                 TraceChanges((), tuple(spines[name].merges(state.bundle, MERGED_ROWS)))
                 for name in placed.traces
             ]
             told.kept = TraceChanges.together([told.kept, *merged])
             continue
-        given = placed.station.step(mine, spines, first=plan.first)
+        given = placed.operator.step(mine, spines, first=plan.first)
         if given.exhausted:
             told.exhausted[str(placed.number)] = given.exhausted
         if given.aside:
@@ -233,7 +233,7 @@ MERGED_ROWS = 65_536
 
 
 def _spines(plan: StepPlan, placed: PlacedOperator, within: HashRange, state: TaskState) -> dict[str, Trace]:
-    layouts, version = placed.station.layouts, state.version
+    layouts, version = placed.operator.layouts, state.version
     mine = ((name, trace, layouts[name]) for name, trace in placed.traces.items())
     return {
         name: Trace(trace, layout, (), state.cache, within)
@@ -257,16 +257,16 @@ def select_columns(rows: pa.Table, places: Sequence[int]) -> pa.Table:
 
 
 def packets_by_range(packets: Iterable[Packet]) -> dict[int, dict[int, dict[str, list[pa.Table]]]]:
-    """Packets by range, station and tag."""
+    """Packets by range, operator and tag."""
     found: dict[int, dict[int, dict[str, list[pa.Table]]]] = {}
     for packet in packets:
-        tags = found.setdefault(packet.range, {}).setdefault(packet.station, {})
+        tags = found.setdefault(packet.range, {}).setdefault(packet.operator, {})
         tags.setdefault(packet.tag, []).append(packet.table)
     return found
 
 
 def complete_changes(plan: StepPlan, every: Sequence[TaskReport]) -> TraceChanges:
-    """What all tasks kept; `StepLost` unless each station told once of each range (DBSP-46)."""
+    """What all tasks kept; `StepLost` unless each operator told once of each range (DBSP-46)."""
     wanted = {
         (one.number, here)
         for layer in range(1, plan.depth + 1)
@@ -275,8 +275,8 @@ def complete_changes(plan: StepPlan, every: Sequence[TaskReport]) -> TraceChange
     }
     seen: dict[tuple[int, int], int] = {}
     for told in every:
-        for station in told.stations:
-            seen[station, told.range] = seen.get((station, told.range), 0) + 1
+        for operator in told.operators:
+            seen[operator, told.range] = seen.get((operator, told.range), 0) + 1
     twice = sorted(key for key, count in seen.items() if count > 1)
     missing = sorted(wanted - seen.keys())
     if twice or missing or seen.keys() - wanted:

@@ -2,7 +2,7 @@
 
 A relation on its way has the columns c0, c1, … and a weight `_w`. Conditions and expressions are Spark SQL
 and are evaluated by Spark, one step after the other: what can raise is evaluated on the rows that the steps
-before have left, and on no other. A leg that only chooses columns needs no Spark: `plain` says which.
+before have left, and on no other. A expressions that only chooses columns needs no Spark: `plain` says which.
 """
 
 import hashlib

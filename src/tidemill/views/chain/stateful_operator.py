@@ -1,6 +1,6 @@
 """Operators with state as one step sees them: how rows reach them, what they give, what they remember.
 
-A station is a value that reaches tasks by pickling; it is connected to nothing. Rows come to a *side* of it
+An operator is a value that reaches tasks by pickling; it is connected to nothing. Rows come to a *side* of it
 with the columns c0, c1, … and `_w`; `pack` gives them the hash of their key and may combine them, which
 happens before the exchange. What leaves it has the columns of `out`, again c0, c1, … and `_w`.
 
@@ -27,7 +27,7 @@ Traces = Mapping[str, Trace]
 
 
 class OperatorOutput(NamedTuple):
-    """What a station makes of a step.
+    """What an operator makes of a step.
 
     Args:
         out: its change, in pieces that may cancel each other.

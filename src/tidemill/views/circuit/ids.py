@@ -67,7 +67,7 @@ def ids(operators: Iterable[Operator], pins: Pins) -> dict[Operator, str]:
     return found
 
 
-def expressions(operator: Operator) -> Iterator[Expr]:
+def expressions_of(operator: Operator) -> Iterator[Expr]:
     """Every expression of the operator itself, wherever it stands among its fields."""
     for f in fields(operator):  # type: ignore[arg-type]
         yield from _exprs(getattr(operator, f.name))
@@ -85,7 +85,7 @@ def _exprs(value: object) -> Iterator[Expr]:
 
 
 def _called(operator: Operator) -> set[str]:
-    return {name for expr in expressions(operator) for name in expr.calls}
+    return {name for expr in expressions_of(operator) for name in expr.calls}
 
 
 def _plain(value: object) -> object:

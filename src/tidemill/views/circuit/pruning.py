@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.expr import Expr, column
-from tidemill.views.circuit.ids import expressions
+from tidemill.views.circuit.ids import expressions_of
 from tidemill.views.circuit.operators import (
     Aggregate,
     Distinct,
@@ -49,7 +49,7 @@ def prune(root: ViewOutput) -> ViewOutput:
 
 
 def _read(op: Operator) -> set[int]:
-    return {place for expr in expressions(op) for place in expr.columns}
+    return {place for expr in expressions_of(op) for place in expr.columns}
 
 
 def _needs(op: Operator, wanted: set[int]) -> list[set[int]]:

@@ -13,7 +13,7 @@ from typing import Any
 from tidemill.views.aggregates.registry import aggregate
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.functions import CLOCK, RANDOM, ViewFunctions
-from tidemill.views.circuit.ids import expressions
+from tidemill.views.circuit.ids import expressions_of
 from tidemill.views.circuit.operators import (
     Aggregate,
     AggregateCall,
@@ -85,14 +85,14 @@ def _placed(op: Operator, functions: ViewFunctions, grows: Mapping[Operator, boo
 
 
 def _random(op: Operator, functions: ViewFunctions) -> list[str]:
-    calls = set(op.calls) if isinstance(op, Opaque) else {n for e in expressions(op) for n in e.calls}
+    calls = set(op.calls) if isinstance(op, Opaque) else {n for e in expressions_of(op) for n in e.calls}
     return sorted(name for name in calls if functions.random(name) or name in RANDOM)
 
 
 def _clock(op: Operator) -> bool:
     if isinstance(op, Opaque):
         return any(name in CLOCK for name in op.calls)
-    return any(expr.reads_clock for expr in expressions(op))
+    return any(expr.reads_clock for expr in expressions_of(op))
 
 
 # --- one rule per kind --------------------------------------------------------------------------------------

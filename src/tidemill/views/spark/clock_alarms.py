@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.spark import queries
 from tidemill.views.circuit.circuit import walk
-from tidemill.views.circuit.ids import expressions
+from tidemill.views.circuit.ids import expressions_of
 from tidemill.views.circuit.interpreter import common_tables
 from tidemill.views.circuit.operators import Opaque, Operator, TemporalFilter, ViewOutput
 from tidemill.views.circuit.render import Renderer
@@ -68,7 +68,7 @@ def clock_use(sql: str, output: ViewOutput, columns: Sequence[str]) -> ClockUse 
 def _asks(operator: Operator) -> bool:
     if isinstance(operator, Opaque):
         return reads_clock(operator.sql)
-    return any(expr.reads_clock for expr in expressions(operator))
+    return any(expr.reads_clock for expr in expressions_of(operator))
 
 
 def next_crossing(

@@ -1,198 +1,110 @@
-"""The rung *full*: a view's new result by plain Spark SQL, minus its stored table, is what changed (DBSP-17).
+"""The rung *full*: recompute a view by plain Spark SQL, and store the difference to its table (DBSP-17).
 
-Whatever Spark computes can be kept this way. The old result is never computed again: what is retracted is
-what is stored, so a query that gives another value each time it runs leaves nothing behind.
+Every query can be kept this way. The old result is never recomputed: the stored rows are retracted, so a
+query that gives other values each time leaves nothing behind.
 
-The views of a group are computed in their order, each from the datasets at the step's positions and from the
-tables of the others as of this very step; one whose inputs did not change is left alone.
+The views of a group are recomputed in their order, each from the datasets at the step's positions and the
+tables of the other views at the same step. A view whose inputs did not change is skipped.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from tidemill.errors import CodeDiffers, ViewRefused
-from tidemill.lots.datasets import Dataset, Kind
+from tidemill.errors import ViewRefused
+from tidemill.lots.datasets import Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.spark import queries
 from tidemill.spark.lot_reader import naming
 from tidemill.spark.lot_writer import Written
 from tidemill.spark.operations import WEIGHT
 from tidemill.views.circuit.interpreter import interpret
-from tidemill.views.circuit.operators import ViewOutput as CircuitOutput
 from tidemill.views.circuit.render import Renderer
 from tidemill.views.circuit.ties import depends_on_ties, has_one_result
 from tidemill.views.spark import dataset_contents, weighted_rows
 from tidemill.views.spark.digests import text_of
 from tidemill.views.spark.failures import failing_view
 from tidemill.views.spark.step_time import clock_values, reads_clock, with_step_time
+from tidemill.views.spark.view_sources import ViewCode, ViewSources
 from tidemill.views.spark.view_tables import ViewAttempt, ViewTables, schema_text
 from tidemill.views.steps.commits import QuarantinedRows, StepBatch, StepOutput
-from tidemill.views.steps.groups import GroupSpec, ViewSpec
-from tidemill.views.steps.inputs import InputReader
+from tidemill.views.steps.groups import ViewSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 
-class ViewCode(Protocol):
-    """A view's query, and what its table names stand for."""
+def recompute_views(
+    sources: ViewSources,
+    batch: StepBatch,
+    attempt: str,
+    names: Collection[str],
+    done: Sequence[StepOutput] = (),
+) -> list[StepOutput]:
+    """Recompute those of these views whose inputs changed; the outputs of those that changed themselves.
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def sql(self) -> str: ...
-
-    @property
-    def function(self) -> "Callable[..., DataFrame] | None":
-        """What computes it instead of a query, from frames of what it reads."""
-        ...
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The tables a function is given, in this order."""
-        ...
-
-    @property
-    def circuit(self) -> CircuitOutput | None:
-        """Its query as a circuit; None where there is none."""
-        ...
-
-    @property
-    def refresh(self) -> str:
-        """`full` has it always recomputed."""
-        ...
-
-    @property
-    def datasets(self) -> Mapping[str, DatasetId]:
-        """Base datasets by the name the query has for them."""
-        ...
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        """Views of the same group, by their names."""
-        ...
-
-
-class FullViews:
-    """Computes the steps of groups by recomputing and comparing: the port `Compute` of the stepper.
-
-    - session: gives the Spark session to use, when it is used.
-    - datasets, views: declarations and code, by id and by name.
-    - specs: the groups as this program has them. A step of a group that another program declared otherwise
-      is refused with `CodeDiffers`: its rows must not come from other code than its tables say.
+    - done: the outputs of the group's other views. These views may read them.
     """
+    spark = sources.session()
+    bases: dict[DatasetId, DataFrame] = {}
+    tables = batch.tables | {output.view: output.table for output in done}
+    changed = {output.view for output in done}
+    outputs = []
+    for view in batch.spec.views:
+        code = sources.code(view.name) if view.name in names else None
+        if code is None or not _is_concerned(view, code, batch, changed):
+            continue
+        frames = {}
+        for name, dataset in code.datasets.items():
+            if dataset not in bases:
+                bases[dataset] = sources.dataset(batch, dataset)
+            frames[name] = bases[dataset]
+        for name in code.views:
+            frames[name] = sources.tables.content(spark, tables[name])
+        place = ViewAttempt(pipeline=batch.pipeline, view=view.name, lot=batch.lot, attempt=attempt)
+        before = tables.get(view.name, "")
+        with failing_view(code):
+            output = recompute_view(spark, sources.tables, place, code, frames, before, batch.now)
+        if output.changes or output.table != before:
+            outputs.append(output)
+            changed.add(view.name)
+        tables[view.name] = output.table
+    return outputs
 
-    def __init__(
-        self,
-        session: "Callable[[], SparkSession]",
-        tables: ViewTables,
-        inputs: InputReader,
-        datasets: Mapping[DatasetId, Dataset],
-        views: Mapping[str, ViewCode],
-        specs: Sequence[GroupSpec] | None = None,
-    ) -> None:
-        self._session = session
-        self._tables = tables
-        self._inputs = inputs
-        self._datasets = datasets
-        self._views = views
-        self._specs = specs
 
-    def __call__(self, batch: StepBatch, attempt: str) -> tuple[StepOutput | QuarantinedRows, ...]:
-        self.check(batch)
-        outputs = self.recomputed(batch, attempt, [view.name for view in batch.spec.views])
-        read = {one for view in batch.spec.views for one in view.reads}
-        aside = self.set_aside(batch, attempt, read & batch.moved)
-        return tuple(outputs) if aside is None else (*outputs, aside)
+def _is_concerned(view: ViewSpec, code: ViewCode, batch: StepBatch, changed: set[str]) -> bool:
+    """Whether the result of a view may have changed. One that reads the clock may change in every step."""
+    return (
+        view.name in batch.stale
+        or view.name not in batch.tables
+        or not batch.moved.isdisjoint(view.reads)
+        or not changed.isdisjoint(view.uses)
+        or (code.function is None and reads_clock(code.sql))
+    )
 
-    def check(self, batch: StepBatch) -> None:
-        """`CodeDiffers` for a group that another program declared otherwise."""
-        if self._specs is not None and batch.spec not in self._specs:
-            raise CodeDiffers(f"this runner has other code for the views of group {batch.spec.name!r}")
 
-    def recomputed(
-        self, batch: StepBatch, attempt: str, names: Collection[str], done: Sequence[StepOutput] = ()
-    ) -> list[StepOutput]:
-        """The outputs of these views, of those that the batch concerns and that have changed.
-
-        - done: what was computed of the others by now; these views may read it.
-        """
-        spark = self._session()
-        bases: dict[DatasetId, DataFrame] = {}
-        tables = batch.tables | {one.view: one.table for one in done}
-        changed = {one.view for one in done}
-        outputs = []
-        for view in batch.spec.views:
-            if view.name not in names or not self._concerned(view, batch, changed):
-                continue
-            frames = {}
-            for name, dataset in self._code(view.name).datasets.items():
-                if dataset not in bases:
-                    bases[dataset] = self.base(spark, batch, dataset)
-                frames[name] = bases[dataset]
-            for name in self._code(view.name).views:
-                frames[name] = self._tables.content(spark, tables[name])
-            place = ViewAttempt(pipeline=batch.pipeline, view=view.name, lot=batch.lot, attempt=attempt)
-            before = tables.get(view.name, "")
-            with failing_view(self._code(view.name)):
-                output = recompute_view(
-                    spark, self._tables, place, self._code(view.name), frames, before, batch.now
-                )
-            if output.changes or output.table != before:
-                outputs.append(output)
-                changed.add(view.name)
-            tables[view.name] = output.table
-        return outputs
-
-    def set_aside(
-        self, batch: StepBatch, attempt: str, datasets: Collection[DatasetId]
-    ) -> QuarantinedRows | None:
-        """What these datasets had deleted, and have not: set aside, and told."""
-        spark = self._session()
-        # A group's alarm is an input as well, and holds nothing.
-        known = [one for one in sorted(datasets) if one in self._datasets]
-        wanted = [one for one in known if self._datasets[one].kind is Kind.CHANGES]
-        if not wanted:
-            return None
-        frames = {
-            one.name: dataset_contents.negative_rows(
-                spark,
-                self._tables.storage,
-                self._datasets[one],
-                self._inputs.at(one, batch.positions[one]),
-            )
-            for one in wanted
-        }
-        with naming(self._tables.storage):
-            return self._tables.set_aside(batch.pipeline, batch.spec.name, batch.lot, attempt, frames)
-
-    def _concerned(self, view: ViewSpec, batch: StepBatch, changed: set[str]) -> bool:
-        return (
-            view.name in batch.stale
-            or view.name not in batch.tables
-            or not batch.moved.isdisjoint(view.reads)
-            or not changed.isdisjoint(view.uses)
-            or self._reads_clock(view.name)
+def quarantine_rows(
+    sources: ViewSources, batch: StepBatch, attempt: str, datasets: Collection[DatasetId]
+) -> QuarantinedRows | None:
+    """Write rows that were deleted from these datasets before they were inserted; None if there are none."""
+    # A group's alarm is an input as well, and has no rows.
+    known = [dataset for dataset in sorted(datasets) if dataset in sources.datasets]
+    wanted = [dataset for dataset in known if sources.datasets[dataset].kind is Kind.CHANGES]
+    if not wanted:
+        return None
+    spark = sources.session()
+    frames = {
+        dataset.name: dataset_contents.negative_rows(
+            spark,
+            sources.tables.storage,
+            sources.datasets[dataset],
+            sources.inputs.at(dataset, batch.positions[dataset]),
         )
-
-    def _reads_clock(self, view: str) -> bool:
-        """Then every step has another result for it, whatever its inputs did."""
-        code = self._code(view)
-        return code.function is None and reads_clock(code.sql)
-
-    def base(self, spark: "SparkSession", batch: StepBatch, dataset: DatasetId) -> "DataFrame":
-        """All of a dataset as of the batch's step."""
-        slices = self._inputs.at(dataset, batch.positions[dataset])
-        return dataset_contents.dataset_frame(spark, self._tables.storage, self._datasets[dataset], slices)
-
-    def _code(self, view: str) -> ViewCode:
-        found = self._views.get(view)
-        if found is None:
-            raise CodeDiffers(f"this runner has no view {view!r}")
-        return found
+        for dataset in wanted
+    }
+    with naming(sources.tables.storage):
+        return sources.tables.set_aside(batch.pipeline, batch.spec.name, batch.lot, attempt, frames)
 
 
 def recompute_view(

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 WEIGHT = "_w"
 
-KindsOf = Callable[[int], "Sequence[DataType]"]
-"""The Spark types of a view's columns, by the number of its station."""
+TypesOf = Callable[[int], "Sequence[DataType]"]
+"""The Spark types of a view's columns, by the number of its operator."""
 
 
-def apply_expressions(spark: "SparkSession", df: "DataFrame", leg: RowExpressions) -> "DataFrame":
-    """A frame of c0, c1, … and `_w` at the end of a leg."""
-    for step in leg.steps:
+def apply_expressions(spark: "SparkSession", df: "DataFrame", expressions: RowExpressions) -> "DataFrame":
+    """A frame of c0, c1, … and `_w` at the end of a expressions."""
+    for step in expressions.steps:
         if isinstance(step, FilterStep):
             df = df.where(_all(step.conditions, "c{}".format))
         elif isinstance(step, SelectStep):
@@ -58,32 +58,32 @@ def with_identity(df: "DataFrame", width: int, kinds: "Sequence[DataType]") -> "
     return df.select(*columns, high.alias(f"c{width}"), low.alias(f"c{width + 1}"), sf.col(WEIGHT))
 
 
-def after_layer(df: "DataFrame", plan: StepPlan, layer: int, kinds_of: KindsOf) -> "DataFrame":
+def after_layer(df: "DataFrame", plan: StepPlan, layer: int, types_of: TypesOf) -> "DataFrame":
     """The rows of a layer at the ends of its edges: a struct column `e7` for edge 7."""
     from pyspark.sql import functions as sf
 
     edges = [edge for edges in plan.typed(layer).values() for edge in edges]
     wire = [sf.col(name) for name in WIRE.names]
     df = df.select(*wire, *(sf.col(f"n{edge.origin}").alias(f"e{edge.number}") for edge in edges))
-    return _moved(df, wire, edges, plan, kinds_of)
+    return _moved(df, wire, edges, plan, types_of)
 
 
-def at_ends(df: "DataFrame", edges: Sequence[Edge], plan: StepPlan, kinds_of: KindsOf) -> "DataFrame":
+def at_ends(df: "DataFrame", edges: Sequence[Edge], plan: StepPlan, types_of: TypesOf) -> "DataFrame":
     """The rows of a table, c0, c1, … and `_w`, at the ends of edges that explode nothing: a struct column
     `e7` for edge 7, which is NULL for a row that does not arrive there.
     """
     from pyspark.sql import functions as sf
 
     row = sf.struct(*df.columns)
-    return _moved(df.select(*(row.alias(f"e{edge.number}") for edge in edges)), [], edges, plan, kinds_of)
+    return _moved(df.select(*(row.alias(f"e{edge.number}") for edge in edges)), [], edges, plan, types_of)
 
 
 def _moved(
-    df: "DataFrame", kept: "Sequence[Column]", edges: Sequence[Edge], plan: StepPlan, kinds_of: KindsOf
+    df: "DataFrame", kept: "Sequence[Column]", edges: Sequence[Edge], plan: StepPlan, types_of: TypesOf
 ) -> "DataFrame":
     from pyspark.sql import functions as sf
 
-    for place in range(max((len(edge.leg.steps) for edge in edges), default=0)):
+    for place in range(max((len(edge.expressions.steps) for edge in edges), default=0)):
         df = df.select(*kept, *(_step(edge, place).alias(f"e{edge.number}") for edge in edges))
     views = {edge.number for edge in edges if _is_of_view(plan, edge)}
     if not views:
@@ -91,7 +91,7 @@ def _moved(
     return df.select(
         *kept,
         *(
-            (_identity(edge, plan, kinds_of) if edge.number in views else sf.col(f"e{edge.number}")).alias(
+            (_identity(edge, plan, types_of) if edge.number in views else sf.col(f"e{edge.number}")).alias(
                 f"e{edge.number}"
             )
             for edge in edges
@@ -100,17 +100,17 @@ def _moved(
 
 
 def _is_of_view(plan: StepPlan, edge: Edge) -> bool:
-    station = plan.chain.stations[edge.target].station
-    return isinstance(station, OutputSink) and station.asks_spark
+    operator = plan.chain.operators[edge.target].operator
+    return isinstance(operator, OutputSink) and operator.asks_spark
 
 
 def _step(edge: Edge, place: int) -> "Column":
     from pyspark.sql import functions as sf
 
     name = f"e{edge.number}"
-    if place >= len(edge.leg.steps):
+    if place >= len(edge.expressions.steps):
         return sf.col(name)
-    step = edge.leg.steps[place]
+    step = edge.expressions.steps[place]
     inside = f"{name}.c{{}}".format
     if isinstance(step, FilterStep):
         return sf.expr(f"CASE WHEN {name} IS NOT NULL AND {_all(step.conditions, inside)} THEN {name} END")
@@ -120,14 +120,14 @@ def _step(edge: Edge, place: int) -> "Column":
     return sf.expr(f"CASE WHEN {name} IS NOT NULL THEN named_struct({struct}) END")
 
 
-def _identity(edge: Edge, plan: StepPlan, kinds_of: KindsOf) -> "Column":
+def _identity(edge: Edge, plan: StepPlan, types_of: TypesOf) -> "Column":
     from pyspark.sql import functions as sf
 
-    station = plan.chain.stations[edge.target].station
-    assert isinstance(station, OutputSink)
-    width, name = len(station.types), f"e{edge.number}"
+    operator = plan.chain.operators[edge.target].operator
+    assert isinstance(operator, OutputSink)
+    width, name = len(operator.types), f"e{edge.number}"
     columns = [sf.col(f"{name}.c{i}") for i in range(width)]
-    high, low = weighted_rows.identity(columns, kinds_of(edge.target))
+    high, low = weighted_rows.identity(columns, types_of(edge.target))
     made = [column.alias(f"c{i}") for i, column in enumerate([*columns, high, low])]
     return sf.when(sf.col(name).isNotNull(), sf.struct(*made, sf.col(f"{name}.{WEIGHT}").alias(WEIGHT)))
 

@@ -1,7 +1,7 @@
 """What Spark's Python workers run: the ends of edges, the kernels of layers, and the sink of a step.
 
-Between two layers travel rows (range, station, tag, blob): a blob is an Arrow table, which Spark moves
-without looking into it. Where Spark has to compute something on the way, rows of a station come as a struct
+Between two layers travel rows (range, operator, tag, blob): a blob is an Arrow table, which Spark moves
+without looking into it. Where Spark has to compute something on the way, rows of an operator come as a struct
 column of their own instead. A task may run twice, or its worker may be killed after it wrote: its bundle and
 its files have names that nobody else uses, and only what a task *told* counts, which Spark takes from one
 attempt.
@@ -148,13 +148,13 @@ class _Arrived:
         self.told: list[pa.RecordBatch] = []
         self.ranges: set[int] = set()
         for batch in batches:
-            tos, stations = batch.column(0).to_pylist(), batch.column(1).to_pylist()
-            for row, (to, station) in enumerate(zip(tos, stations, strict=True)):
+            tos, operators = batch.column(0).to_pylist(), batch.column(1).to_pylist()
+            for row, (to, operator) in enumerate(zip(tos, operators, strict=True)):
                 self.ranges.add(to)
-                if station in mine:
+                if operator in mine:
                     tag = batch.column(2)[row].as_py()
-                    self.packets.append(Packet(to, station, tag, table_of(batch.column(3)[row])))
-                elif station != HELLO:
+                    self.packets.append(Packet(to, operator, tag, table_of(batch.column(3)[row])))
+                elif operator != HELLO:
                     self.passing.append(batch.slice(row, 1).select(WIRE.names))
 
 
@@ -166,12 +166,12 @@ def _sent(plan: StepPlan, site: TaskSite, edge: Edge, rows: pa.Table, here: int 
 # --- the first layer: changes of tables
 
 
-def sending(plan: StepPlan, site: TaskSite, station: int, side: int) -> Task:
-    """Rows c0, c1, … and `_w`, as Spark has read and computed them, to packets for a side of a station."""
+def sending(plan: StepPlan, site: TaskSite, operator: int, side: int) -> Task:
+    """Rows c0, c1, … and `_w`, as Spark has read and computed them, to packets for a side of an operator."""
 
     def run(batches: Batches) -> Batches:
         for rows in _large(batches):
-            yield from to_wire(plan.deliver(station, side, rows, narrow=site.apart))
+            yield from to_wire(plan.deliver(operator, side, rows, narrow=site.apart))
 
     return run
 
@@ -289,11 +289,11 @@ def _direct(plan: StepPlan, site: TaskSite, placed: PlacedOperator, piece: pa.Ta
 
 
 def typed_schema(plan: StepPlan, number: int) -> pa.Schema:
-    """The columns of a layer's rows: those of the wire, and structs of the stations that Spark has to see."""
+    """The columns of a layer's rows: those of the wire, and structs of the operators that Spark reads."""
     fields = []
-    for station in plan.typed(number):
-        inner = [pa.field(each.name, each.type) for each in plan.chain.stations[station].station.out]
-        fields.append(pa.field(f"n{station}", pa.struct(inner)))
+    for operator in plan.typed(number):
+        inner = [pa.field(each.name, each.type) for each in plan.chain.operators[operator].operator.out]
+        fields.append(pa.field(f"n{operator}", pa.struct(inner)))
     return pa.schema([*WIRE, *fields])
 
 
@@ -369,14 +369,14 @@ def _sunk(plan: StepPlan, site: TaskSite, batches: Batches, write: Write) -> Bat
     """Write the rows of views, and give on what tasks told; that is all that reaches the driver."""
     views: dict[tuple[int, int], RowSink] = {}
     for batch in batches:
-        tos, stations = batch.column(0).to_pylist(), batch.column(1).to_pylist()
-        for row, (to, station) in enumerate(zip(tos, stations, strict=True)):
-            if station == TOLD:
+        tos, operators = batch.column(0).to_pylist(), batch.column(1).to_pylist()
+        for row, (to, operator) in enumerate(zip(tos, operators, strict=True)):
+            if operator == TOLD:
                 yield batch.slice(row, 1).select(WIRE.names)
-            elif station >= 0:
-                if (station, to) not in views:
-                    views[station, to] = RowSink(HASH if _output(plan, station).identified else "")
-                views[station, to].add(table_of(batch.column(3)[row]))
+            elif operator >= 0:
+                if (operator, to) not in views:
+                    views[operator, to] = RowSink(HASH if _output(plan, operator).identified else "")
+                views[operator, to].add(table_of(batch.column(3)[row]))
     folders = dict(site.folders)
     objects = _cache(site).objects
     began = time.perf_counter()
@@ -393,27 +393,27 @@ def _sunk(plan: StepPlan, site: TaskSite, batches: Batches, write: Write) -> Bat
 
 
 def _output(plan: StepPlan, number: int) -> OutputSink:
-    station = plan.chain.stations[number].station
-    assert isinstance(station, OutputSink)
-    return station
+    operator = plan.chain.operators[number].operator
+    assert isinstance(operator, OutputSink)
+    return operator
 
 
 def _write_view(
-    objects: Objects, station: OutputSink, folder: str, rows: pa.Table, to: int, write: Write
+    objects: Objects, operator: OutputSink, folder: str, rows: pa.Table, to: int, write: Write
 ) -> tuple[str, str, int, int, str] | None:
-    width = len(station.types)
-    if not station.identified:
+    width = len(operator.types)
+    if not operator.identified:
         key = f"{folder}part-{to:05}-{_unique()}.parquet"
-        return (station.view, key, rows.num_rows, _parquet(objects, key, rows, write), "0")
+        return (operator.view, key, rows.num_rows, _parquet(objects, key, rows, write), "0")
     names = [f"c{i}" for i in range(width + 2)]
     netted = net_rows(rows.select([*names, WEIGHT]))
     if netted.num_rows == 0:
         return None
     found = digest(netted, f"c{width}", f"c{width + 1}", WEIGHT)
     key = f"{folder}part-{to:05}-{_unique()}.parquet"
-    named = netted.rename_columns([*station.names, "_h1", "_h2", "_weight"])
+    named = netted.rename_columns([*operator.names, "_h1", "_h2", "_weight"])
     size = _parquet(objects, key, named, write)
-    return station.view, key, netted.num_rows, size, f"{found:032x}"
+    return operator.view, key, netted.num_rows, size, f"{found:032x}"
 
 
 def _parquet(objects: Objects, key: str, table: pa.Table, write: Write) -> int:

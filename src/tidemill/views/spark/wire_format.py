@@ -1,4 +1,4 @@
-"""Rows on their way between two layers: (range, station, tag, blob), where a blob is an Arrow table.
+"""Rows on their way between two layers: (range, operator, tag, blob), where a blob is an Arrow table.
 
 Spark moves blobs without looking into them, and what that takes follows their bytes. So rows may have been
 `narrowed` where they were cut into packets.
@@ -13,20 +13,20 @@ from tidemill.views.chain.compact_rows import restored
 from tidemill.views.chain.layer_task import Packet, TaskReport
 
 TOLD = -1
-"""The station of a packet that is what a task told."""
+"""The operator of a packet that is what a task told."""
 
 HELLO = -2
-"""The station of a packet that only says that there is a range."""
+"""The operator of a packet that only says that there is a range."""
 
 WIRE = pa.schema(
     [
         pa.field("to", pa.int32()),
-        pa.field("station", pa.int32()),
+        pa.field("operator", pa.int32()),
         pa.field("tag", pa.string()),
         pa.field("blob", pa.binary()),
     ]
 )
-WIRE_DDL = "to INT, station INT, tag STRING, blob BINARY"
+WIRE_DDL = "to INT, operator INT, tag STRING, blob BINARY"
 
 _END = 8  # octets of the mark at the end of a stream
 
@@ -34,15 +34,15 @@ _END = 8  # octets of the mark at the end of a stream
 def to_wire(packets: Iterable[Packet]) -> Iterator[pa.RecordBatch]:
     """Packets as rows, one batch each."""
     for packet in packets:
-        yield wire_row(packet.range, packet.station, packet.tag, blob(packet.table))
+        yield wire_row(packet.range, packet.operator, packet.tag, blob(packet.table))
 
 
-def wire_row(to: int, station: int, tag: str, body: bytes | pa.Buffer) -> pa.RecordBatch:
+def wire_row(to: int, operator: int, tag: str, body: bytes | pa.Buffer) -> pa.RecordBatch:
     """One row, as a batch of its own."""
     held = pa.py_buffer(body)
     offsets = pa.py_buffer(struct.pack("<ii", 0, held.size))
     value = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, held])
-    ints = [pa.array([number], pa.int32()) for number in (to, station)]
+    ints = [pa.array([number], pa.int32()) for number in (to, operator)]
     return pa.RecordBatch.from_arrays([*ints, pa.array([tag]), value], schema=WIRE)
 
 

@@ -9,14 +9,14 @@ while they work. Objects are written meanwhile by threads of their own, since a 
 kernels compute; the step ends when all of them are there.
 
 A step may turn out to be large: a key that changed may have very many rows. What is on its way is held in
-memory here, so there is a limit; `Grown` says that it was passed, and that Spark should do it.
+memory here, so there is a limit; `TooLargeInProcess` is raised beyond it, and Spark runs the step.
 """
 
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ from tidemill.views.chain.chain import Edge
 from tidemill.views.chain.layer_task import TaskReport, select_columns
 from tidemill.views.chain.outputs import OutputSink
 from tidemill.views.spark import row_expressions, tasks
-from tidemill.views.spark.job import Job
+from tidemill.views.spark.executor import ChainExecutor
 from tidemill.views.spark.memory import give_back, keep_memory, used_much
 from tidemill.views.spark.step_inputs import StepInput
 from tidemill.views.spark.tasks import TaskSite, Write
@@ -44,23 +44,22 @@ WRITERS = 4
 """Objects that are written at once."""
 
 
-class Grown(Exception):
-    """More rows are on their way than this process should hold."""
+class TooLargeInProcess(Exception):
+    """A step holds more rows in memory than this process should."""
 
 
-@dataclass(frozen=True)
-class InProcess(Job):
-    """One step of a chain in this process; see `Job`."""
+class InProcessExecutor(ChainExecutor):
+    """Runs the jobs of a chain in this process; see `ChainExecutor`."""
 
-    def planned(self, changes: Mapping[str, StepInput]) -> Callable[[], list[TaskReport]]:
-        return partial(self._run, changes)
+    def planned(self, inputs: Mapping[str, StepInput]) -> Callable[[], list[TaskReport]]:
+        return partial(self._run, inputs)
 
-    def _run(self, changes: Mapping[str, StepInput]) -> list[TaskReport]:
+    def _run(self, inputs: Mapping[str, StepInput]) -> list[TaskReport]:
         keep_memory()
         rows = [wire_row(here, HELLO, "", b"") for here in range(len(self.plan.ranges))]
         written: list[Future[object]] = []
         with ThreadPoolExecutor(len(self.plan.ranges)) as threads, ThreadPoolExecutor(WRITERS) as writers:
-            for table, arriving in changes.items():
+            for table, arriving in inputs.items():
                 rows += self._arrived(arriving, self.plan.leaving(table), threads)
             for layer in range(1, self.plan.depth + 1):
                 rows = self._layer(layer, rows, threads, lambda put: written.append(writers.submit(put)))
@@ -68,7 +67,7 @@ class InProcess(Job):
                 one.result()
         (used_much if len(self.plan.ranges) > 1 else give_back)()
         return task_reports(
-            row.column(3)[0].as_py() for batch in rows for row in _single(batch) if _station(row) == TOLD
+            row.column(3)[0].as_py() for batch in rows for row in _single(batch) if _operator(row) == TOLD
         )
 
     @property
@@ -100,17 +99,17 @@ class InProcess(Job):
     def _asked(self, frame: "DataFrame", edges: Sequence[Edge]) -> list[pa.RecordBatch]:
         """The packets of a table's change, with what Spark computes; what explodes is asked for alone."""
         found: list[pa.RecordBatch] = []
-        together = [edge for edge in edges if not edge.leg.explodes]
+        together = [edge for edge in edges if not edge.expressions.explodes]
         for edge in edges:
             if edge in together:
                 continue
-            rows = row_expressions.apply_expressions(self.spark, frame, edge.leg)
-            station = self.plan.chain.stations[edge.target].station
-            if isinstance(station, OutputSink) and station.asks_spark:
-                rows = row_expressions.with_identity(rows, len(station.types), self.kinds_of(edge.target))
+            rows = row_expressions.apply_expressions(self.spark, frame, edge.expressions)
+            operator = self.plan.chain.operators[edge.target].operator
+            if isinstance(operator, OutputSink) and operator.asks_spark:
+                rows = row_expressions.with_identity(rows, len(operator.types), self.types_of(edge.target))
             found += self._sent_here(edge, _collected(rows))
         if together:
-            rows = row_expressions.at_ends(frame, together, self.plan, self.kinds_of)
+            rows = row_expressions.at_ends(frame, together, self.plan, self.types_of)
             given = _collected(rows).combine_chunks()
             for edge in together:
                 found += self._sent_here(edge, _fields(given[f"e{edge.number}"]))
@@ -135,7 +134,7 @@ class InProcess(Job):
         if len(given) < len(made):
             there = pa.Table.from_batches([batch for batch in made if _is_typed(batch)])
             frame = row_expressions.after_layer(
-                self.spark.createDataFrame(there), self.plan, number, self.kinds_of
+                self.spark.createDataFrame(there), self.plan, number, self.types_of
             )
             given += _collected(frame).to_batches()
         return list(tasks.packing(self.plan, self._here, number, write)(iter(given)))
@@ -146,7 +145,7 @@ def _held(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
     for batch in batches:
         size += batch.nbytes
         if size > MOST_BYTES:
-            raise Grown
+            raise TooLargeInProcess
         found.append(batch)
     return found
 
@@ -170,7 +169,7 @@ def _is_typed(batch: pa.RecordBatch) -> bool:
     return bool(batch.column(3).null_count)
 
 
-def _station(row: pa.RecordBatch) -> int:
+def _operator(row: pa.RecordBatch) -> int:
     return int(row.column(1)[0].as_py())
 
 

@@ -5,59 +5,39 @@ would give what it gave before.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from tidemill.views.chain.chain import Edge
-from tidemill.views.chain.layer_task import StepPlan, TaskReport
+from tidemill.views.chain.layer_task import TaskReport
 from tidemill.views.chain.outputs import OutputSink
 from tidemill.views.spark import row_expressions, tasks
+from tidemill.views.spark.executor import ChainExecutor
 from tidemill.views.spark.failures import task_error
 from tidemill.views.spark.lot_files import LotFilePart, LotReader
-from tidemill.views.spark.row_expressions import KindsOf
 from tidemill.views.spark.step_inputs import StepInput
-from tidemill.views.spark.tasks import TaskSite
 from tidemill.views.spark.wire_format import HELLO, WIRE, WIRE_DDL, task_reports
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 
-@dataclass(frozen=True)
-class Job:
-    """One step of a chain on Spark.
+class SparkExecutor(ChainExecutor):
+    """Runs each job of a chain as one Spark job; see `ChainExecutor`."""
 
-    Args:
-        spark: the session.
-        plan: what is computed.
-        site: where things are.
-        kinds_of: the Spark types of a view's columns.
-    """
-
-    spark: "SparkSession"
-    plan: StepPlan
-    site: TaskSite
-    kinds_of: KindsOf
-
-    def planned(self, changes: Mapping[str, StepInput]) -> Callable[[], list[TaskReport]]:
-        """The step, ready to run; it gives what its tasks told. What one of them raised is raised there.
-
-        Args:
-            changes: of each table that moved, or of all that it reads, c0, c1, … and `_w`.
-        """
+    def planned(self, inputs: Mapping[str, StepInput]) -> Callable[[], list[TaskReport]]:
         sent: list[DataFrame] = []
         direct: dict[str, tuple[LotReader, list[Edge]]] = {}
-        for table, arriving in changes.items():
+        for table, arriving in inputs.items():
             edges = self.plan.leaving(table)
             reading = arriving.reading() if all(edge.plain is not None for edge in edges) else None
             if reading is None:
                 sent += self._entering(arriving.frame(), table)
             else:
                 direct[table] = (reading, edges)
-        files = [(table, file) for table in direct for file in changes[table].files()]
+        files = [(table, file) for table in direct for file in inputs[table].files()]
         first = self._read(direct, files) if files else self._hello()
         return partial(self._collected, self._layers([first, *sent]))
 
@@ -75,22 +55,24 @@ class Job:
         and once more for each that explodes its rows.
         """
         edges = self.plan.leaving(table)
-        together = [edge for edge in edges if not edge.leg.explodes]
+        together = [edge for edge in edges if not edge.expressions.explodes]
         if len(together) < 2:
             together = []
         for edge in edges:
             if edge not in together:
                 yield self._sent(
-                    edge.target, edge.side, row_expressions.apply_expressions(self.spark, frame, edge.leg)
+                    edge.target,
+                    edge.side,
+                    row_expressions.apply_expressions(self.spark, frame, edge.expressions),
                 )
         if together:
-            ends = row_expressions.at_ends(frame, together, self.plan, self.kinds_of)
+            ends = row_expressions.at_ends(frame, together, self.plan, self.types_of)
             yield ends.mapInArrow(tasks.in_worker(tasks.entering(self.plan, self.site, together)), WIRE_DDL)
 
     def _sent(self, number: int, side: int, df: "DataFrame") -> "DataFrame":
-        station = self.plan.chain.stations[number].station
-        if isinstance(station, OutputSink) and station.asks_spark:
-            df = row_expressions.with_identity(df, len(station.types), self.kinds_of(number))
+        operator = self.plan.chain.operators[number].operator
+        if isinstance(operator, OutputSink) and operator.asks_spark:
+            df = row_expressions.with_identity(df, len(operator.types), self.types_of(number))
         return df.mapInArrow(tasks.in_worker(tasks.sending(self.plan, self.site, number, side)), WIRE_DDL)
 
     def _layers(self, sent: "list[DataFrame]") -> "DataFrame":
@@ -105,7 +87,7 @@ class Job:
             schema = from_arrow_schema(tasks.typed_schema(self.plan, layer))
             frame = frame.mapInArrow(tasks.in_worker(tasks.layer(self.plan, self.site, layer)), schema)
             if self.plan.typed(layer):
-                frame = row_expressions.after_layer(frame, self.plan, layer, self.kinds_of)
+                frame = row_expressions.after_layer(frame, self.plan, layer, self.types_of)
                 packing = tasks.in_worker(tasks.packing(self.plan, self.site, layer))
                 frame = frame.mapInArrow(packing, WIRE_DDL)
         return frame.select("blob")

@@ -1,0 +1,464 @@
+"""Computes the steps of groups of views, at a cost that follows the change (DBSP-17).
+
+In each step one of three things happens to a view:
+
+    step    all its traces are current: one execution of the chain gives the changes of all such views
+    load    one of its traces is missing, or must be read again: its kernels get whole inputs and start
+            without state. This gives its whole result and builds its traces; the result is compared with its
+            table
+    full    it has no chain: Spark SQL recomputes it, and the result is compared with its table
+
+A load runs the same kernels as a step. So a step retracts to the last bit what was given before, also where
+Spark's own sum of doubles would differ from ours (DBSP-20).
+
+The version file of the step lists the runs of all traces; the step's commit names it (DBSP-39).
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+from tidemill.errors import CodeDiffers, ViewRefused
+from tidemill.events import Emit, ignore
+from tidemill.lots import layout
+from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.keys import DatasetId
+from tidemill.lots.manifest import StoredObject
+from tidemill.objects import place_of
+from tidemill.spark.lot_reader import naming, read_objects
+from tidemill.spark.lot_writer import Written
+from tidemill.views.chain.chain import Chain, PlacedOperator
+from tidemill.views.chain.layer_task import StepPlan, TaskReport, timings
+from tidemill.views.chain.outputs import OutputSink, SpillSink
+from tidemill.views.circuit.operators import Operator
+from tidemill.views.circuit.render import Renderer
+from tidemill.views.kernels.zsets import total_digest
+from tidemill.views.spark.arrow_types import struct_of
+from tidemill.views.spark.clock_alarms import next_crossing
+from tidemill.views.spark.execution import (
+    NOTHING,
+    Estimate,
+    InputSize,
+    Venue,
+    delete_changes,
+    execute,
+    size_of,
+    tasks_for,
+)
+from tidemill.views.spark.executor import ChainExecutor, Inputs
+from tidemill.views.spark.group_chain import GroupChain, group_chain, input_kind
+from tidemill.views.spark.recompute import difference, quarantine_rows, recompute_views, step_output
+from tidemill.views.spark.step_inputs import FrameInput, LotInput, StepInput
+from tidemill.views.spark.table_merges import stored_columns
+from tidemill.views.spark.tasks import TaskSite
+from tidemill.views.spark.view_sources import ViewSources
+from tidemill.views.spark.view_tables import ViewAttempt, schema_text
+from tidemill.views.steps.commits import StepAlarm, StepBatch, StepOutput, StepPart, StepState
+from tidemill.views.steps.events import StepTimed
+from tidemill.views.steps.groups import GroupSpec
+from tidemill.views.steps.inputs import LotSlice
+from tidemill.views.steps.keys import changes_of, state_prefix
+from tidemill.views.trace.hash_space import ranges
+from tidemill.views.trace.version import TraceChanges, TraceVersion, read_version, write_version
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType, StructType
+
+LOAD_RATIO = 2
+LOAD_LEAST = 50_000
+"""A step that brings so many times more rows than are known is a load: lookups would gain nothing. Fewer rows
+than the least never make a load."""
+
+CODE = "1"
+"""The name of this release's kernels in version files."""
+
+
+class StepComputer:
+    """Computes the steps of groups: the port `Compute` of the stepper.
+
+    Args:
+        sources: what views are computed from.
+        specs: the groups as this program declares them. A step of a group that another program declared
+            differently is refused with `CodeDiffers`: its rows must come from the code that its tables name.
+        cache: the folder of the local cache, on the machines that run tasks; empty for the default.
+        during: a context for each attempt, in which its jobs can be interrupted.
+        emit: receives the times of steps.
+    """
+
+    def __init__(
+        self,
+        sources: ViewSources,
+        specs: Sequence[GroupSpec] | None = None,
+        *,
+        cache: str = "",
+        during: Callable[[str], AbstractContextManager[object]] = nullcontext,
+        emit: Emit = ignore,
+    ) -> None:
+        self._sources = sources
+        self._specs = specs
+        self._cache = cache
+        self._during = during
+        self._emit = emit
+        self._chains: dict[GroupSpec, GroupChain] = {}
+
+    def __call__(self, batch: StepBatch, attempt: str) -> tuple[StepPart, ...]:
+        with self._during(attempt), _exits_refused(batch):
+            if self._specs is not None and batch.spec not in self._specs:
+                raise CodeDiffers(f"this runner has other code for the views of group {batch.spec.name!r}")
+            step = _Step(self._sources, self._chain_of(batch.spec), batch, attempt, self._cache)
+            outputs = step.run()
+            quarantined = quarantine_rows(self._sources, batch, attempt, step.doubtful())
+            parts: list[StepPart] = list(outputs)
+            if step.has_state:
+                parts.append(StepState(version=step.write_version()))
+                self._emit(step.timed())
+            parts += [] if quarantined is None else [quarantined]
+            return (*parts, *self._alarm(batch, outputs, attempt))
+
+    def _chain_of(self, spec: GroupSpec) -> GroupChain:
+        """The chain of a group; built once for each declaration of it."""
+        if spec not in self._chains:
+            sources, frames, kinds = self._sources, {}, {}
+            for name, dataset in _datasets_of(sources, spec).items():
+                declared = sources.datasets[dataset]
+                frames[name] = read_objects(sources.session(), sources.tables.storage, declared.schema, [])
+                kinds[name] = input_kind(declared)
+            codes = [sources.code(view.name) for view in spec.views]
+            outputs = {code.name: None if code.refresh == "full" else code.circuit for code in codes}
+            self._chains[spec] = group_chain(sources.session(), outputs, frames, kinds, "chain")
+        return self._chains[spec]
+
+    def _alarm(self, batch: StepBatch, outputs: Sequence[StepOutput], attempt: str) -> Iterator[StepAlarm]:
+        """When time alone will change one of the group's views (DBSP-22), if any of them reads the clock.
+
+        The next time at which a row passes a temporal filter is computed from the tables after the step. A
+        view that reads the clock in another way is due at the group's cadence; without a cadence, only
+        together with the group's other steps.
+        """
+        clocks = {view.name: self._sources.code(view.name).clock for view in batch.spec.views}
+        if not any(clocks.values()):
+            return
+        tables = batch.tables | {output.view: output.table for output in outputs}
+        times = []
+        for view, use in clocks.items():
+            if use is not None and use.other and batch.spec.cadence_us:
+                times.append(batch.now + batch.spec.cadence_us)
+            if use is not None and use.filters:
+                with naming(self._sources.tables.storage):
+                    frames = self._sources.frames(view, batch, tables)
+                    tag = f"{attempt}_{batch.lot}"
+                    at = next_crossing(self._sources.session(), use.filters, frames, batch.now, tag)
+                times += [] if at is None else [at]
+        yield StepAlarm(at=min(times, default=None))
+
+
+@contextmanager
+def _exits_refused(batch: StepBatch) -> Iterator[None]:
+    """Report an exit that a view's function raises as its failure; signals reach the main thread alone."""
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise ViewRefused(
+            f"a function of the views of group {batch.spec.name!r} ended with {type(error).__name__}",
+            hint="return one DataFrame, or raise an Exception",
+        ) from error
+
+
+def _datasets_of(sources: ViewSources, spec: GroupSpec) -> dict[str, DatasetId]:
+    """The datasets that a group's circuits read, by their names there."""
+    return {
+        name: dataset for view in spec.views for name, dataset in sources.code(view.name).datasets.items()
+    }
+
+
+class _Step:
+    """One step of a group: which traces are current, and the reports of its tasks so far."""
+
+    def __init__(
+        self, sources: ViewSources, group: GroupChain, batch: StepBatch, attempt: str, cache: str
+    ) -> None:
+        self._sources = sources
+        self._spark = sources.session()
+        self._group = group
+        self._batch = batch
+        self._attempt = attempt
+        self._cache = cache
+        self._storage = sources.tables.storage
+        self._prefix = state_prefix(batch.pipeline, batch.spec.name, batch.lot, attempt)
+        self._chain = group.chain or Chain((), ())
+        self._names = _datasets_of(sources, batch.spec)
+        self._changes = TraceChanges()
+        self._reports: list[TaskReport] = []
+        self._load_reports: list[TaskReport] = []
+        self._loaded: frozenset[int] = frozenset()
+        self._plan_s = self._job_s = self._load_s = 0.0
+        self._estimate = Estimate(Venue.SPARK, 0.0)
+        self.has_state = group.chain is not None or bool(batch.version)
+        self._version = (
+            read_version(self._storage.objects, batch.version) if batch.version else TraceVersion()
+        )
+        self._input_changes = {
+            name: sources.inputs.between(dataset, batch.before[dataset], batch.positions[dataset])
+            for name, dataset in self._names.items()
+            if name in self._chain.inputs and dataset in batch.moved
+        }
+        self._size = sum(
+            (size_of((*change.plus, *change.minus)) for change in self._input_changes.values()), NOTHING
+        )
+        self._known_rows = max(
+            (sum(run.rows for run in runs) for runs in self._version.traces.values()), default=0
+        )
+        self._current = self._current_operators()
+        self.ready = frozenset(view for view in group.views if self._is_ready(view))
+
+    def _current_operators(self) -> set[int]:
+        """The operators whose traces are current: a step updates them. The others are loaded."""
+        if self._size.rows > LOAD_RATIO * max(self._known_rows, LOAD_LEAST):
+            return set()
+        known = {placed.number: self._is_current(placed) for placed in self._chain.operators if placed.reads}
+        lost = {number for number, current in known.items() if not current} | self._rewound()
+        return known.keys() - self._chain.above(lost)  # what reads a lost one does not get its changes
+
+    def _is_current(self, placed: PlacedOperator) -> bool:
+        steps = self._version.steps
+        return all(steps.get(name, -1) == self._version.step for name in placed.reads)
+
+    def _rewound(self) -> set[int]:
+        """Sources of keyed datasets of which a write was taken back: the row it replaced is not known."""
+        return {
+            edge.target
+            for name, change in self._input_changes.items()
+            if change.minus and self._declared(name).kind is Kind.KEYED
+            for edge in self._chain.leaving(name)
+        }
+
+    def _is_ready(self, view: str) -> bool:
+        needs = {placed.number for placed in self._chain.operators if view in placed.views and placed.reads}
+        batch = self._batch
+        return view not in batch.stale and view in batch.tables and needs <= self._current
+
+    def _declared(self, name: str) -> Dataset:
+        return self._sources.datasets[self._names[name]]
+
+    def run(self) -> list[StepOutput]:
+        """Step the views that are ready, load those that are not, and recompute those without a chain."""
+        chained = [*self._step(), *self._load()]
+        rest = [view.name for view in self._batch.spec.views if view.name not in self._group.views]
+        return [*chained, *recompute_views(self._sources, self._batch, self._attempt, rest, chained)]
+
+    # --- the step of current operators
+
+    def _step(self) -> list[StepOutput]:
+        """The changes of the views that are ready."""
+        if not self._input_changes:
+            return []
+        outputs = {placed.number for view, placed in self._chain.outputs.items() if view in self.ready}
+        active = frozenset(self._current | outputs | self._spills_of(self._current))
+        plan = StepPlan(self._chain, active, ranges(tasks_for(self._spark, self._size)))
+        inputs = {
+            name: LotInput(self._spark, self._storage, self._declared(name), change.plus, change.minus)
+            for name, change in self._input_changes.items()
+        }
+        executor = self._execute(plan, inputs, self._size, self.ready)
+        self._reports, self._plan_s, self._job_s = executor.reports, executor.plan_s, executor.job_s
+        self._keep(executor.changes)
+        return [made for view in self._batch.spec.views if (made := self._output(view.name)) is not None]
+
+    def _spills_of(self, numbers: Collection[int]) -> set[int]:
+        """The sinks that keep rows of these operators for a later job."""
+        return {
+            edge.target
+            for edge in self._chain.edges
+            if edge.origin in numbers and isinstance(self._chain.operators[edge.target].operator, SpillSink)
+        }
+
+    def _execute(
+        self, plan: StepPlan, inputs: Inputs, size: InputSize, views: Collection[str]
+    ) -> ChainExecutor:
+        site = self._site(views)
+        done = execute(self._spark, self._storage, plan, inputs, size, site, self._types_of)
+        self._estimate = done.estimate
+        return done.executor
+
+    def _keep(self, changes: TraceChanges) -> None:
+        """Keep what the tasks wrote, but not for operators with a group whose values must be read again, nor
+        for those that read them: these are loaded (DBSP-13).
+        """
+        lost = self._chain.above({int(number) for report in self._reports for number in report.exhausted})
+        self._current -= lost
+        stepped, self.ready = self.ready, frozenset(view for view in self.ready if self._is_ready(view))
+        delete_changes(self._storage, self._reports, stepped - self.ready)
+        gone = self._traces_of(lost)
+        self._changes = TraceChanges(
+            tuple(run for run in changes.added if run.trace not in gone),
+            tuple(runs for runs in changes.merged if runs.trace not in gone),
+        )
+
+    def _traces_of(self, numbers: Collection[int]) -> set[str]:
+        return {
+            trace
+            for placed in self._chain.operators
+            if placed.number in numbers
+            for trace in placed.traces.values()
+        }
+
+    def _output(self, view: str) -> StepOutput | None:
+        """The output of a view that was stepped; None if it did not change."""
+        if view not in self.ready:
+            return None
+        written, digest = _written(view, self._reports)
+        if not written.rows:
+            return None
+        tables, before = self._sources.tables, self._batch.tables[view]
+        schema = tables.schema(before)
+        changes = tables.keep_changes(self._place(view), written, schema, digest)
+        return step_output(self._spark, tables, self._place(view), before, changes, written, schema)
+
+    # --- loading
+
+    def _load(self) -> list[StepOutput]:
+        """Build the traces that are missing, and give the changes of the views that need them."""
+        missing = frozenset(placed.number for placed in self._chain.operators if placed.reads) - self._current
+        views = [view.name for view in self._batch.spec.views if self._is_to_load(view.name)]
+        if not missing and not views:
+            return []
+        began = time.perf_counter()
+        outputs = {self._chain.outputs[view].number for view in views}
+        slices = {
+            name: self._held(dataset) for name, dataset in self._names.items() if name in self._chain.inputs
+        }
+        size = sum((size_of(lots) for lots in slices.values()), NOTHING)
+        active = self._chain.below(missing | outputs)
+        tasks = ranges(tasks_for(self._spark, size))
+        plan = StepPlan(self._chain, active, tasks, first=True, kept=missing)
+        inputs: dict[str, StepInput] = {
+            name: LotInput(self._spark, self._storage, self._declared(name), lots)
+            for name, lots in slices.items()
+        }
+        inputs |= {name: FrameInput(self._constant(op)) for name, op in self._chain.constants}
+        executor = self._execute(plan, inputs, size, [view for view in views if not self._comparable(view)])
+        self._changes = TraceChanges.together([self._changes, executor.changes])
+        self._loaded, self._load_reports = missing, executor.reports
+        self._load_s = time.perf_counter() - began
+        return [made for view in views if (made := self._compared(view)) is not None]
+
+    def _constant(self, operator: Operator) -> "DataFrame":
+        """Rows written in a query: they come once, with the first step."""
+        chosen = [*(f"c{i}" for i in range(operator.width)), "1L AS _w"]
+        inner = Renderer().sql(operator, [])
+        return self._spark.sql(f"SELECT {', '.join(chosen)} FROM ({inner})")  # noqa: S608  # the view's own query
+
+    def _is_to_load(self, view: str) -> bool:
+        return view in self._group.views and view not in self.ready
+
+    def _held(self, dataset: DatasetId) -> list[LotSlice]:
+        return self._sources.inputs.at(dataset, self._batch.positions[dataset])
+
+    def _comparable(self, view: str) -> str:
+        """The table to compare a view's whole result with; empty if none has its columns.
+
+        Such a result is not a change of the view: it is written next to the state, like spilled rows.
+        """
+        before = self._batch.tables.get(view, "")
+        same = before and schema_text(self._sources.tables.schema(before)) == schema_text(self._schema(view))
+        return before if same else ""
+
+    def _compared(self, view: str) -> StepOutput | None:
+        """The output of a view that was loaded: its whole result, compared with its table if it has one."""
+        tables, place = self._sources.tables, self._place(view)
+        schema = self._schema(view)
+        written, digest = _written(view, self._load_reports)
+        before = self._comparable(view)
+        if not before:
+            changes = tables.keep_changes(place, written, schema, digest)
+            return step_output(self._spark, tables, place, "", changes, written, schema)
+        whole = read_objects(self._spark, self._storage, stored_columns(schema), written.objects)
+        with naming(self._storage):
+            frame = difference(self._spark, tables, whole, schema, before)
+            changes, written = tables.write_changes(place, frame, schema)
+        if not changes:
+            return None
+        return step_output(self._spark, tables, place, before, changes, written, schema)
+
+    # --- the end
+
+    def doubtful(self) -> set[DatasetId]:
+        """Datasets that may have rows to quarantine: their source operator reports some, or did not run."""
+        if not self.has_state:
+            read = {dataset for view in self._batch.spec.views for dataset in view.reads}
+            return read & self._batch.moved
+        reports = (*self._reports, *self._load_reports)
+        reported = {int(number) for report in reports for number in report.aside}
+        computed = self._current | {number for report in self._load_reports for number in report.operators}
+        found = set()
+        for name, dataset in self._names.items():
+            operators = {edge.target for edge in self._chain.leaving(name)} & computed
+            if dataset in self._batch.moved and (not operators or operators & reported):
+                found.add(dataset)
+        return found
+
+    def write_version(self) -> str:
+        """Write the version file of the step; its key."""
+        applied = self._version.apply(
+            self._batch.step,
+            self._changes.added,
+            self._changes.merged,
+            rebuilt=self._traces_of(self._loaded),
+            dropped=set(self._version.steps) - self._chain.traces,
+            code=CODE,
+        )
+        key = f"{self._prefix}version"
+        write_version(self._storage.objects, key, applied.version)
+        return key
+
+    def timed(self) -> StepTimed:
+        """How long the step took."""
+        return StepTimed(
+            pipeline=self._batch.pipeline,
+            group=self._batch.spec.name,
+            step=self._batch.step,
+            views=tuple(sorted(self.ready)),
+            plan_s=self._plan_s,
+            job_s=self._job_s,
+            load_s=self._load_s,
+            kernel_s=timings(self._reports)["kernel_s"],
+            place=self._estimate.place,
+            estimated_s=self._estimate.seconds,
+            changed_rows=self._size.rows,
+            known_rows=self._known_rows,
+        )
+
+    # --- where
+
+    def _site(self, views: Iterable[str]) -> TaskSite:
+        batch = self._batch
+        folders = tuple(
+            (view, layout.data_prefix(*changes_of(batch.pipeline, view).parts, batch.lot, self._attempt))
+            for view in sorted(views)
+        )
+        objects = place_of(self._storage.objects)
+        return TaskSite(objects, batch.version, self._prefix, folders, self._cache)
+
+    def _place(self, view: str) -> ViewAttempt:
+        batch = self._batch
+        return ViewAttempt(pipeline=batch.pipeline, view=view, lot=batch.lot, attempt=self._attempt)
+
+    def _types_of(self, number: int) -> "list[DataType]":
+        sink = self._chain.operators[number].operator
+        assert isinstance(sink, OutputSink)
+        return [field.dataType for field in self._schema(sink.view).fields]
+
+    def _schema(self, view: str) -> "StructType":
+        """The columns of a view, as its chain gives them."""
+        sink = self._chain.outputs[view].operator
+        assert isinstance(sink, OutputSink)
+        return struct_of(sink.names, self._group.types[view])
+
+
+def _written(view: str, reports: Iterable[TaskReport]) -> tuple[Written, int]:
+    """The files that tasks wrote for a view, and their digest."""
+    files = [file for report in reports for file in report.files if file[0] == view]
+    objects = tuple(StoredObject(uri=key, rows=rows, size=size) for _, key, rows, size, _ in files)
+    return Written(objects, sum(file[2] for file in files)), total_digest(int(file[4], 16) for file in files)
