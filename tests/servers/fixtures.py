@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
+from tests.certificates import shared_certificates
 from tests.servers.kafka import KafkaServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.process import ServerUnavailable
@@ -95,7 +96,8 @@ def spark() -> Iterator["SparkSession"]:
         session = open_session(small_spark(SMALL))
     for form in ("short", "long"):  # else Spark walks its stack for every RDD, to say where it was made
         session.sparkContext.setLocalProperty(f"callSite.{form}", "a test")
-    yield session
+    with shared_certificates():
+        yield session
     session.stop()
 
 

@@ -1,0 +1,46 @@
+"""Certify each view once per process, also when several tests create it in a home each."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidemill.views.certify.certificates import Certificate
+    from tidemill.views.circuit.operators import Output
+
+
+@contextmanager
+def shared_certificates() -> Iterator[None]:
+    """Let plans reuse the certificate of the same query, circuit and tables.
+
+    A certificate depends on these and on Spark alone, so the result is the one that the test would get. Tests
+    of certification call `certify` themselves.
+    """
+    from tidemill.views.certify import certificates
+
+    certify = certificates.certify
+    known: dict[tuple[Any, ...], Certificate] = {}
+
+    def certify_once(
+        spark: "SparkSession",
+        name: str,
+        sql: str,
+        output: "Output",
+        tables: Mapping[str, str],
+        *,
+        written: "Output | None" = None,
+        seed: int = 0,
+    ) -> "Certificate":
+        before = written.fingerprint if written is not None else None
+        key = (name, sql, output.fingerprint, before, tuple(sorted(tables.items())), seed)
+        if key not in known:
+            known[key] = certify(spark, name, sql, output, tables, written=written, seed=seed)
+        return known[key]
+
+    certificates.certify = certify_once
+    try:
+        yield
+    finally:
+        certificates.certify = certify
