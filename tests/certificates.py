@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidemill.views.certify.certificates import Certificate
-    from tidemill.views.circuit.operators import Output
+    from tidemill.views.certify.certificates import ViewCertificate
+    from tidemill.views.circuit.operators import ViewOutput
 
 
 @contextmanager
@@ -21,18 +21,18 @@ def shared_certificates() -> Iterator[None]:
     from tidemill.views.certify import certificates
 
     certify = certificates.certify
-    known: dict[tuple[Any, ...], Certificate] = {}
+    known: dict[tuple[Any, ...], ViewCertificate] = {}
 
     def certify_once(
         spark: "SparkSession",
         name: str,
         sql: str,
-        output: "Output",
+        output: "ViewOutput",
         tables: Mapping[str, str],
         *,
-        written: "Output | None" = None,
+        written: "ViewOutput | None" = None,
         seed: int = 0,
-    ) -> "Certificate":
+    ) -> "ViewCertificate":
         before = written.fingerprint if written is not None else None
         key = (name, sql, output.fingerprint, before, tuple(sorted(tables.items())), seed)
         if key not in known:

@@ -25,10 +25,11 @@ from tidemill.runner.job_tags import JobTags
 from tidemill.runner.loop import Loop
 from tidemill.runner.node_work import Engine
 from tidemill.runner.program import ArcProgram, Program
-from tidemill.runner.runner import TaggedSteps
 from tidemill.store.memory import MemoryStore
 from tidemill.testing.threads import STUCK_S
 from tidemill.triggers.events import RunFailed
+from tidemill.views.spark.step_computer import StepComputer
+from tidemill.views.spark.view_sources import ViewSources
 from tidemill.views.steps.commits import StepBatch, StepOutput
 from tidemill.views.steps.groups import GroupSpec
 
@@ -303,10 +304,12 @@ class NoSpark:
 def test_a_view_whose_function_wants_to_end_the_process_is_one_that_failed(error: BaseException) -> None:
     spark: Any = NoSpark()
 
-    def compute(batch: StepBatch, attempt: str) -> tuple[StepOutput, ...]:
+    def session() -> Any:
         raise error
 
-    steps = TaggedSteps(spark, compute, JobTags(spark))
+    unread: Any = None
+    sources = ViewSources(session=session, tables=unread, inputs=unread, datasets={}, views={})
+    steps = StepComputer(sources, during=JobTags(spark).marked)
     batch = StepBatch(
         pipeline="shop",
         spec=GroupSpec(name="main", views=()),
