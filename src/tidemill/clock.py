@@ -1,8 +1,8 @@
-"""Time and chance, passed in and never reached for.
+"""The clock that code receives as an argument, so that tests and simulations can replace it.
 
-Everything that waits, measures or draws a random number takes a `Clock` and a `random.Random`. The real
-ones are made once, at the edge (the command line, `Pipeline`, a test); simulation passes its own, and a
-run becomes a function of one seed.
+Everything that waits, measures time or needs random numbers takes a `Clock` and a `random.Random`. The
+command line and `Pipeline` create the real ones. A simulation passes its own, so that a run depends only on
+its seed.
 """
 
 import random
@@ -13,27 +13,27 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What a node may know of time."""
+    """The source of time of a node."""
 
     def monotonic(self) -> float:
-        """Seconds that never run backwards and keep counting while the machine sleeps."""
+        """Return seconds that never run backwards and continue while the machine sleeps."""
         ...
 
     def wall(self) -> float:
-        """Seconds since 1970, as this machine believes; never used to judge a lease."""
+        """Return seconds since 1970 by this machine's clock; never used for leases."""
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Wait; in simulation, let the others go on."""
+        """Wait; in a simulation, let other threads run."""
         ...
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
-        """Wait until the event is set or the time is over; True when it is set."""
+        """Wait until the event is set, or until the timeout; return whether it is set."""
         ...
 
 
 class SystemClock:
-    """The machine's clock. CLOCK_BOOTTIME counts time asleep, so a suspended laptop's lease does expire."""
+    """The machine's clock. CLOCK_BOOTTIME includes sleep, so a suspended laptop's lease expires."""
 
     def monotonic(self) -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -53,13 +53,13 @@ SYSTEM = SystemClock()
 
 
 def backoff(attempt: int, chance: random.Random, *, first_s: float = 0.002, most_s: float = 1.0) -> float:
-    """Seconds to wait before try number `attempt` (from 1): exponential, with half of it left to chance."""
+    """Return the seconds to wait before attempt `attempt` (from 1): exponential, with random jitter."""
     ceiling = min(most_s, first_s * float(2 ** min(attempt - 1, 30)))
     return ceiling * (0.5 + 0.5 * chance.random())
 
 
 def poll(ready: Callable[[], bool], clock: Clock, *, every_s: float, timeout_s: float) -> bool:
-    """Ask until `ready` or the time is over; True when it became ready."""
+    """Poll until `ready`, or until the timeout; return whether it became ready."""
     end = clock.monotonic() + timeout_s
     while not ready():
         left = end - clock.monotonic()

@@ -1,10 +1,10 @@
-"""Named crash points: places where a process may die, no-ops until a test arms one.
+"""Named crash points: places where a test can make a process die. They do nothing until a test arms one.
 
 Every durable write has a point before and after it. `point("publish.before_commit")` costs one dictionary
-look-up when nothing is armed. Tests arm a point in process (it raises `Crashed`, a BaseException that
-nothing here catches) or by the environment variable `TIDEMILL_CRASH=name[:n]` in a child process, which
-then ends like kill -9 on the n-th visit. Of several, `name[:n],name[:n]`, each is for one life of a process
-that is started again when it has died.
+lookup when nothing is armed. A test arms a point in its process (it raises `Crashed`, a BaseException that
+the product does not catch), or in a child process by the environment variable `TIDEMILL_CRASH=name[:n]`; the
+child then kills itself at the n-th visit. In a list, `name[:n],name[:n]`, each entry is for one life of a
+process that is restarted after its death.
 """
 
 import os
@@ -17,7 +17,7 @@ ENVIRONMENT = "TIDEMILL_CRASH"
 
 
 class Crashed(BaseException):
-    """The process is taken to be dead at this point; only the test that armed it may catch it."""
+    """Raised at an armed point, as if the process died there; only the test that armed it may catch it."""
 
 
 _armed: dict[str, Callable[[], None]] = {}
@@ -26,7 +26,7 @@ _lock = threading.Lock()
 
 
 def point(name: str) -> None:
-    """A place where the process may die."""
+    """Mark a place where the process may die."""
     if _seen is not None:
         _seen.add(name)
     if _armed:
@@ -37,7 +37,7 @@ def point(name: str) -> None:
 
 @contextmanager
 def armed(name: str, *, visit: int = 1) -> Iterator[None]:
-    """Raise `Crashed` on the given visit to the point, then let later visits pass."""
+    """Raise `Crashed` at the given visit to the point; later visits pass."""
     left = visit
 
     def hit() -> None:
@@ -61,7 +61,7 @@ def armed(name: str, *, visit: int = 1) -> Iterator[None]:
 
 @contextmanager
 def recorded() -> Iterator[set[str]]:
-    """Collect the names of the points that are visited: the enumeration a crash matrix walks through."""
+    """Collect the names of the points that are visited, so that a test can kill at each of them."""
     global _seen
     outer, inner = _seen, set[str]()
     _seen = inner
@@ -74,13 +74,13 @@ def recorded() -> Iterator[set[str]]:
 
 
 def in_life(number: int) -> str:
-    """What the environment arms in a life of a process, the first being 0; empty if nothing."""
+    """Return what the environment arms in a life of a process, counted from 0; empty if nothing."""
     lives = os.environ.get(ENVIRONMENT, "").split(",")
     return lives[number] if number < len(lives) else ""
 
 
 def arm_from_environment() -> None:
-    """Arm what `TIDEMILL_CRASH=name[:n]` names: the process kills itself on the n-th visit."""
+    """Arm the point of `TIDEMILL_CRASH=name[:n]`: the process kills itself at the n-th visit."""
     spec = in_life(0)
     if not spec:
         return

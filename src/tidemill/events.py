@@ -1,8 +1,7 @@
-"""Typed events: what happened, told once, for whoever wants to know.
+"""The base of typed events, which packages emit and the log, the progress display and tests receive.
 
-Each room defines its own events (frozen, msgspec); nothing prints or counts by itself. The log, the
-metrics, the page and the lineage subscribe above. Emitting is never a way to act: an event that is lost
-changes nothing but what people see.
+Each package defines its own events as frozen msgspec structs. Code that emits an event does not print or
+count anything itself. Nothing depends on an event: a lost one changes only what people see.
 """
 
 from collections.abc import Callable
@@ -24,4 +23,4 @@ Emit = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """The emit port of those nobody listens to."""
+    """Ignore an event: the default receiver."""

@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 API_VERSION = 730
 FORMAT = 1
-TIMEOUT_MS = 5_000  # a transaction lasts 2 s at most; behind that the cluster does not answer
+TIMEOUT_MS = 5_000  # a transaction lasts 2 s at most; after that the cluster does not answer
 CLEAN_EVERY_US = 60_000_000
 POLL_S = 1.0
 
@@ -164,7 +164,7 @@ class FoundationTx(Tx):
         self.hinted.add(key)
 
     def _take(self, lo: bytes, hi: bytes, limit: int) -> list[Row]:
-        wider = min(self._attempt, 8)  # once for the first attempt: rows come in order when nobody competes
+        wider = min(self._attempt, 8)  # 1 for the first attempt: rows come in order without competition
         window = self._rows(self.tr.snapshot, lo, hi, limit * wider, reverse=False)
         at = self._store.chance.randrange(max(1, len(window) - limit + 1)) if wider > 1 else 0
         picked = window[at : at + limit]
@@ -343,7 +343,7 @@ class FoundationStore(RetryingStore):
             )
 
     def _clean(self, now_us: int) -> None:
-        """Remove the operation rows that nobody can ask for any more, now and then; one range, one clear."""
+        """Remove expired operation rows, now and then, with one range clear."""
         if now_us - self._cleaned_at < CLEAN_EVERY_US:
             return
         self._cleaned_at = now_us
@@ -377,7 +377,7 @@ class FoundationWatch(Watch):
         try:
             store.asked(watch)
         except (Conflict, Unreached, StoreError):
-            self._forget()  # too many watches, or no answer: whoever waits looks by himself
+            self._forget()  # too many watches, or no answer: waiting callers poll
             return
         for future in self._futures:
             future.on_ready(self._fired)

@@ -159,7 +159,7 @@ def _decode_nested(key: bytes, at: int) -> tuple[Part, int]:
 
 
 def after(prefix: bytes) -> bytes:
-    """The first key behind every tuple that begins with this one."""
+    """Return the first key after all tuples that begin with this one."""
     return prefix + b"\xff"
 
 
@@ -197,7 +197,7 @@ class Space:
         return inner
 
     def unpack(self, key: bytes) -> tuple[Part, ...]:
-        """The parts behind this space's own."""
+        """Return the parts of a key after those of this space."""
         if not key.startswith(self.prefix):
             raise ValueError("the key is not in this space")
         return unpack(key[len(self.prefix) :])

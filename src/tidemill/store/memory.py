@@ -140,7 +140,7 @@ class MemoryTx(Tx):
     def _take(self, lo: bytes, hi: bytes, limit: int) -> list[Row]:
         with self._store._lock:
             rows, _ = self._scan(lo, hi, limit, reverse=False)
-        for row in rows:  # each taken row is protected on its own: rows beside it are nobody's business
+        for row in rows:  # protect each taken row separately: its neighbours must not conflict
             self.locked.add(row.key)
             self._clear(row.key)
         return rows
@@ -324,7 +324,7 @@ class MemoryStore(RetryingStore):
         del self._commits[:drop]
 
     def _clean(self, now_us: int) -> None:
-        """Remove the operation rows that nobody can ask for any more, now and then."""
+        """Remove expired operation rows, now and then."""
         if now_us - self._cleaned_at > 60_000_000:
             self._cleaned_at = now_us
             for key in self._keys_between(*expired_operations(now_us)):

@@ -31,11 +31,11 @@ T = TypeVar("T")
 Mode = Literal["serial", "take"]
 
 NOTIFY_EVERY_S = 0.5
-SYSTEM_PREFIX = b"\xfe"  # the store's own rows: operation ids, format, clock; no user key begins with it
+SYSTEM_PREFIX = b"\xfe"  # rows of the store itself: operation ids, format, clock; no user key begins with it
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The same on every backend: what one backend refuses, all refuse."""
+    """The limits of keys, values and transactions, the same on every backend."""
 
     key_bytes: int = 2 * 1024
     value_bytes: int = 64 * 1024
@@ -55,7 +55,7 @@ class Row(NamedTuple):
 
 
 class Swap(NamedTuple):
-    """A fenced write: `new` takes the place of `expected`; None means that there is no row."""
+    """A fenced write: `new` replaces `expected`; None means no row."""
 
     key: bytes
     expected: bytes | None
@@ -63,7 +63,7 @@ class Swap(NamedTuple):
 
 
 class Tx(ABC):
-    """One attempt of one transaction. Made by `Store.run`, dead when `fn` returns."""
+    """One attempt of one transaction. `Store.run` creates it, and it ends when `fn` returns."""
 
     limits: Limits = LIMITS
 
@@ -71,7 +71,7 @@ class Tx(ABC):
         self.mode: Mode = mode
         self.writes = 0
         self.bytes_written = 0
-        self.touched: set[bytes] = set()  # keys whose watchers are told after the commit
+        self.touched: set[bytes] = set()  # keys whose watchers are notified after the commit
         self._clock = clock
         self._started = clock.monotonic()
         self._ended = False
@@ -80,11 +80,11 @@ class Tx(ABC):
     # --- reading
 
     def get(self, key: bytes, *, lock: bool = False) -> bytes | None:
-        """The value under a key. `lock=True` also protects it from `take` transactions."""
+        """Return the value of a key. `lock=True` also conflicts with `take` transactions that write it."""
         return self.get_many((key,), lock=lock)[0]
 
     def get_many(self, keys: Sequence[bytes], *, lock: bool = False) -> list[bytes | None]:
-        """The values under several keys, in their order."""
+        """Return the values of several keys, in their order."""
         if self.mode == "take" and not lock:
             raise UsageError(
                 "a take transaction cannot read without a lock", hint="read with lock=True, or use swap"
@@ -96,7 +96,7 @@ class Tx(ABC):
     def range(
         self, lo: bytes, hi: bytes, *, limit: int | None = None, reverse: bool = False, snapshot: bool = False
     ) -> list[Row]:
-        """Rows with lo <= key < hi in key order. `snapshot=True` reads without protecting what was read."""
+        """Return rows with lo <= key < hi in key order. `snapshot=True` reads without causing conflicts."""
         if self.mode == "take" and not snapshot:
             raise UsageError("a take transaction cannot lock a range", hint="read with snapshot=True")
         if limit is not None and limit < 0:
@@ -109,19 +109,21 @@ class Tx(ABC):
 
     # --- writing
 
-    # `quiet`: this change is no news to whoever watches the key, so the commit wakes nobody for it. Rows that
-    # nobody watches are written so: a commit of many rows names its few watched keys then, instead of none.
+    # `quiet`: do not notify watchers of this key. Use it for rows without watchers, so that a commit of many
+    # rows can name the few keys that have some.
 
     def set(self, key: bytes, value: bytes, *, quiet: bool = False) -> None:
+        """Set the value of a key."""
         self._count(key, value, watched=not quiet)
         self._set(key, value)
 
     def set_many(self, rows: Sequence[tuple[bytes, bytes]], *, quiet: bool = False) -> None:
-        """Set several rows; of two values for one key the last one stays."""
+        """Set several rows; of two values for one key the last one wins."""
         self._count_many([key for key, _ in rows], [value for _, value in rows], watched=not quiet)
         self._set_many(rows)
 
     def clear(self, key: bytes, *, quiet: bool = False) -> None:
+        """Remove a row."""
         self._count(key, b"", watched=not quiet)
         self._clear(key)
 
@@ -133,47 +135,47 @@ class Tx(ABC):
             self._clear_range(lo, hi)
 
     def add(self, key: bytes, amount: int) -> None:
-        """Add to a counter (a signed 64-bit integer; absent is 0) without reading it: adds never conflict."""
+        """Add to a counter (a signed 64-bit integer; 0 if absent) without reading it: adds never conflict."""
         if not -(2**63) <= amount < 2**63:
             raise UsageError(f"the amount {amount:,} is too large", hint="use a signed 64-bit integer")
         self._count(key, b"12345678")
         self._add(key, amount)
 
     def counter(self, key: bytes, *, lock: bool = False) -> int:
-        """The value of a counter."""
+        """Return the value of a counter."""
         return read_counter(self.get(key, lock=lock))
 
     def set_versioned(self, prefix: bytes, value: bytes) -> None:
-        """Append a row: its key is `prefix + pack((Version,))`, and versions sort as commits do."""
+        """Append a row with the key `prefix + pack((Versionstamp,))`; versionstamps sort like commits."""
         self._count(prefix + b"\x33" + bytes(12), value, watched=False)
         self.touched.add(prefix)
         self._set_versioned(prefix, value)
 
     def hint(self, key: bytes) -> None:
-        """Wake whoever watches this key after the commit, without writing a row under it."""
+        """Notify watchers of this key after the commit, without writing a row."""
         self._check_keys((key,))
         self._check_alive()
         self.touched.add(key)
 
     def take(self, lo: bytes, hi: bytes, limit: int, *, quiet: bool = False) -> list[Row]:
-        """Remove and return up to `limit` rows, in key order, that nobody else is taking at this moment."""
+        """Remove and return up to `limit` rows, in key order, that no other transaction is taking now."""
         self._check_bounds(lo, hi)
         self._check_alive()
         if lo >= hi or limit <= 0:
             return []
         room = self.limits.transaction_writes - self.writes
-        if room <= 0:  # an empty answer would read as an empty queue
+        if room <= 0:  # an empty result would look like an empty queue
             raise self._overflow(f"more than {self.limits.transaction_writes:,} writes")
         rows = self._take(lo, hi, min(limit, room))
         self._count_many([row.key for row in rows], (), watched=not quiet)
         return rows
 
     def swap(self, key: bytes, expected: bytes | None, new: bytes | None, *, quiet: bool = False) -> bool:
-        """Write `new` if the row is still `expected`; False, and nothing written, when it is not."""
+        """Write `new` if the row is still `expected`; else write nothing and return False."""
         return self.swap_many((Swap(key, expected, new),), quiet=quiet)[0]
 
     def swap_many(self, swaps: Sequence[Swap], *, quiet: bool = False) -> list[bool]:
-        """Several fenced writes, each on its own: those whose row is not as expected are not made."""
+        """Make several fenced writes, each independently: skip those whose row is not as expected."""
         written = [new for _, _, new in swaps if new]
         self._count_many([key for key, _, _ in swaps], written, watched=not quiet)
         return self._swap_many(swaps)
@@ -182,13 +184,13 @@ class Tx(ABC):
 
     @abstractmethod
     def now(self) -> int:
-        """Lease time in microseconds: the store's own, never backwards, nobody's wall clock (STO-6)."""
+        """Return lease time in microseconds: the store's own clock, which never runs backwards (STO-6)."""
 
     @abstractmethod
     def wall(self) -> int:
-        """Wall time in microseconds since 1970, for lot intervals and for people."""
+        """Return wall time in microseconds since 1970, for lot intervals and for people."""
 
-    # --- checks, which look at many keys at once: a claim of a hundred pays for a few calls, not for hundreds
+    # --- checks, of many keys at once: a claim of a hundred rows costs a few calls, not hundreds
 
     def _check_keys(self, keys: Sequence[bytes]) -> None:
         if not keys:
@@ -257,7 +259,7 @@ class Tx(ABC):
         self._too_large = TransactionTooLarge(f"the transaction has {size}")
         return self._too_large
 
-    # --- what a backend implements
+    # --- implemented by backends
 
     @abstractmethod
     def _get_many(self, keys: Sequence[bytes], lock: bool) -> list[bytes | None]: ...
@@ -292,31 +294,31 @@ class Tx(ABC):
 
 
 def read_counter(value: bytes | None) -> int:
-    """The integer that `Tx.add` keeps under a key."""
+    """Return the integer that `Tx.add` stores under a key."""
     return int.from_bytes(value, "little", signed=True) if value else 0
 
 
 def write_counter(value: int) -> bytes:
-    """A counter's bytes: 8, little-endian, two's complement; it wraps as FoundationDB's does."""
+    """Return a counter as 8 bytes, little-endian, two's complement; it wraps like FoundationDB's."""
     return (value & (2**64 - 1)).to_bytes(8, "little")
 
 
 class Watch(ABC):
-    """A hint that one of some keys may have changed since the watch was made.
+    """A hint that one of some keys may have changed since the watch was created.
 
-    Make it, then read, then wait: a change between the reading and the waiting is not missed. It may fire
-    for nothing, and it may be lost; whoever waits always polls as well (STO-8).
+    Create it, then read, then wait: a change between the read and the wait is not missed. It may fire without
+    a reason, and it may be lost, so a caller must also poll (STO-8).
     """
 
     @abstractmethod
     def wait(self, timeout_s: float) -> bool:
-        """True as soon as a key may have changed; False when the time is over. Waiting again re-arms it."""
+        """Wait until a key may have changed; False after the timeout. Each wait starts again."""
 
     def notify(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Have `call` called each time it fires, instead of waiting: for loops that wait for other things.
+        """Call `call` each time the watch fires, for loops that wait for other things.
 
-        It is called by some thread of the store's, and should be quick. The function that is returned ends
-        it. A hint like any other: whoever is called polls as well.
+        A thread of the store makes the call, so it should be fast. The returned function ends it. It is a
+        hint like any other: the caller must also poll.
         """
         over = threading.Event()
 
@@ -329,7 +331,7 @@ class Watch(ABC):
         return over.set
 
     def close(self) -> None:
-        """Forget the watch."""
+        """Remove the watch."""
 
     def __enter__(self) -> Self:
         return self
@@ -339,7 +341,7 @@ class Watch(ABC):
 
 
 class Store(ABC):
-    """One store, shared by every thread of a process. Processes share it through its backend."""
+    """A store, shared by all threads of a process. Processes share it through its backend."""
 
     limits: Limits = LIMITS
 
@@ -349,20 +351,20 @@ class Store(ABC):
 
     @abstractmethod
     def run(self, fn: Callable[[Tx], T], *, mode: Mode = "serial") -> T:
-        """Commit what `fn(tx)` writes, return its value; repeated until it commits, so `fn` must be pure."""
+        """Run `fn(tx)`, commit its writes, return its value. It retries conflicts, so `fn` must be pure."""
 
     @abstractmethod
     def watch(self, keys: Iterable[bytes]) -> Watch:
-        """Be told when one of these keys (or of these `set_versioned` prefixes) may have changed."""
+        """Watch these keys, or prefixes of `set_versioned`, for changes."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files and connections. Idempotent."""
+        """Close files and connections. May be called again."""
 
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where this store is, with secrets left out."""
+        """The URL of the store, without secrets."""
 
     def __enter__(self) -> Self:
         return self

@@ -55,7 +55,7 @@ class RetriedCall(Generic[T]):
         self.renew_id()
 
     def fn(self, tx: Tx) -> T:
-        """Call the function; its transaction is over when it returns, whoever has kept it."""
+        """Call the function; its transaction ends when it returns, even if other code kept `tx`."""
         try:
             return self._fn(tx)
         finally:
@@ -77,7 +77,7 @@ class RetriedCall(Generic[T]):
 
 
 def expired_operations(now_us: int) -> tuple[bytes, bytes]:
-    """The range of operation rows that nobody can ask for any more."""
+    """Return the range of expired operation rows."""
     return OPERATIONS, OPERATIONS + pack((max(0, now_us - OPERATION_TTL_US) // MINUTE_US,))
 
 

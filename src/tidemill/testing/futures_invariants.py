@@ -199,7 +199,7 @@ class InvariantChecker:
             or actor.state is not ActorState.ALIVE
             or (actor.node, future_id) not in self.mirror.hosted
         ):
-            wrong.append("is an actor that nobody hosts (FUT-47)")
+            wrong.append("is an actor without a host (FUT-47)")
         return wrong
 
     def shared(self) -> list[str]:

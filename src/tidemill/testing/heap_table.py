@@ -120,7 +120,7 @@ class Amendment(NamedTuple):
 
 S = HeapState
 _TWO_TENDERS = (
-    "a scheduler saw the row scheduled and paused; meanwhile another pushed, the run ended and the item was "
+    "a scheduler saw the row scheduled and paused; then another pushed, the run ended and the item was "
     "pruned. The item that lands is of an old epoch: it starts nothing, and PRUNE follows"
 )
 _STALE = (
@@ -159,7 +159,7 @@ AMENDED: dict[Move, Amendment] = {
         (CellCode.GC, CellCode.DEL1), "GC for a row that never became ready; DEL1 for the user"
     ),
     (S.B_1, S.A_1): Amendment(
-        (CellCode.DEL1, CellCode.GC), "GC too: whoever attached it died between the push and ready"
+        (CellCode.DEL1, CellCode.GC), "GC too: the process that attached it died between the push and ready"
     ),
     (S.D_2, S.F_2): Amendment(
         (CellCode.INV3,),

@@ -171,7 +171,7 @@ class Printer:
                 sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
                 sys.stdout.buffer.flush()
             except BrokenPipeError:
-                pass  # whoever listened is gone; the work is not
+                pass  # the reader is gone; the work continues
 
 
 def run(options: argparse.Namespace) -> int:
@@ -214,7 +214,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _drain_on_signals(member: Member, grace_s: float) -> None:
-    """In a thread of their own: a handler could interrupt the main thread while it holds a lock."""
+    """Handle signals in a thread: a handler could interrupt the main thread while it holds a lock."""
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
 
     def wait() -> None:

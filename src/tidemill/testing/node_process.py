@@ -54,7 +54,7 @@ class NodeProcess:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env={**os.environ, STORE_VARIABLE: store_url},  # not an argument: it may hold a password
-                start_new_session=True,  # Ctrl-C is for whoever started it
+                start_new_session=True,  # Ctrl-C is for the parent process
             )
         self._reader = threading.Thread(target=self._read, name=f"told-by-{name}", daemon=True)
         self._reader.start()

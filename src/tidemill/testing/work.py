@@ -59,7 +59,7 @@ class PartitionWork:
     # --- the plan
 
     def put_plan(self, tx: Tx, plan: WorkPlan) -> None:
-        """Say what is to be done, for whoever leads."""
+        """Store the plan, for the leader."""
         config.put(tx, self.keys, PLAN, msgspec.json.encode(plan).decode())
 
     def plan(self, tx: Tx) -> WorkPlan | None:

@@ -1,7 +1,7 @@
 """Define what a stage of a plan is, and the stages for datasets and sources.
 
 A stage is a small frozen value that can be applied and described. The stages for arcs, templates, views and
-certification are in modules of their own.
+certification are in separate modules.
 """
 
 from dataclasses import dataclass

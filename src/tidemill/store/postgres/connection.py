@@ -99,7 +99,7 @@ class PostgresConnection:
         self._connection.close()
 
     def stands(self) -> bool:
-        """Look for what the server said while nobody asked: mostly that it has closed the connection."""
+        """Read messages that the server sent without a request: mostly that it closed the connection."""
         try:
             for _ in range(3):  # its last words, then the end of the stream
                 if not self._poll.poll(0):
@@ -171,14 +171,14 @@ class PostgresConnection:
                 self._expect_sync()
         except psycopg.Error as error:
             lost = self._lost(str(error), sent=True)
-            # A statement that was refused first has decided: nothing behind it, a COMMIT above all, was done.
+            # The first failed statement decides: nothing after it, in particular no COMMIT, was executed.
             trouble = trouble or lost
         if trouble is not None:  # raised out here, so that the driver's exception is not even its context
             raise trouble
         return results
 
     def _answer(self) -> PGresult:
-        """The result of the next statement: it has one, and None behind it, which needs no waiting."""
+        """Return the result of the next statement, and skip the None after it, which needs no wait."""
         result = self._next()
         if result is None or self._pg.get_result() is not None:
             raise psycopg.OperationalError("the server's answers do not fit our questions")

@@ -62,7 +62,7 @@ class LeaseClock:
             return Time(self._last, wall, mark)
 
     def step_back(self) -> int | None:
-        """The time to go on from when the server's clock was set back; said once, to whoever asks first."""
+        """Return the time from which lease time continues after the server's clock was set back; once."""
         with self._lock:
             if not self._stepped_back:
                 return None

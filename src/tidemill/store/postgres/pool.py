@@ -52,7 +52,7 @@ _CORRUPT = {"42P01", "42883", "3F000", "XX001", "XX002"}
 def connect(address: Address, *, opening: bool = False) -> PostgresConnection:
     """A new connection, its session set up. Raises Unreached when waiting may help, else StoreUnavailable.
 
-    On `opening` a host that nobody knows is an error at once: more likely it is misspelt than absent.
+    On `opening` an unknown host is an error at once: it is more likely misspelt than temporarily missing.
     """
     link: PostgresConnection | None = None
     trouble: Exception

@@ -14,7 +14,7 @@ import hashlib
 from tidemill.store.port import Mode
 from tidemill.store.postgres.connection import BoundStatement, Statement
 
-# Short enough that nobody waits for a client that stopped in the middle (transactions last 2 s at most), and
+# Short, so that no client waits long for one that stopped in the middle (transactions last 2 s at most), and
 # plans that do not depend on statistics. What a row lock cannot give in time is a conflict and tried again.
 SETTINGS = {
     "lock_timeout": "1500ms",
@@ -151,7 +151,7 @@ class Sql:
         self.prepared = [each for each in vars(self).values() if isinstance(each, Statement)]
 
     def beginning(self, mode: Mode, *, pooled: bool) -> list[BoundStatement]:
-        """What a transaction begins with; behind a pooler it brings its settings along."""
+        """Return the statements that begin a transaction; with a pooler they include the settings."""
         begin = BoundStatement(self.begin_take if mode == "take" else self.begin_serial)
         return [begin, BoundStatement(self.settings)] if pooled else [begin]
 

@@ -71,14 +71,14 @@ class PostgresStore(RetryingStore):
         # Never from a seed: two processes with the same one, or a child after a fork, would draw the same
         # ids and take each other's operations for their own.
         self.ids = random.SystemRandom()
-        # Blind writes to one row conflict under SERIALIZABLE; who lost a few times must not fall far behind.
+        # Blind writes to one row conflict under SERIALIZABLE; a transaction that lost must retry soon.
         self.conflict_pause_s = 0.1
         self.address = Address(url)
         self.connections = connections
         self.lease = LeaseClock(clock)
         self._closed = False
         link = self._first_link()
-        self._left_behind: list[_Here] = []  # a parent's connections: never used here, and never closed
+        self._left_behind: list[_Here] = []  # connections of the parent process: never used or closed here
         self._here = _Here(self)
         self._here.pool.add(link)
 
@@ -176,13 +176,13 @@ class PostgresStore(RetryingStore):
                 link.close()
 
     def _rebase(self, link: PostgresConnection) -> None:
-        """The server's clock was set back: let lease time go on from where it was, for everybody."""
+        """Let lease time continue where it was after the server's clock was set back, for all processes."""
         reached = self.lease.step_back()
         if reached is not None:
             try:
                 link.exchange([BoundStatement(self.sql.rebase, (integer(reached),))])
             except (ConnectionLost, StatementFailed):
-                link.close()  # it may hold the clock's lock; whoever looks at the clock next tries again
+                link.close()  # it may hold the clock's lock; the next reader of the clock tries again
 
     def _fence(self, operation: RetriedCall[T]) -> int:
         here = self._local()

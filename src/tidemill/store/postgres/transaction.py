@@ -110,7 +110,9 @@ class PostgresTx(Tx):
             if held:
                 self._queue.append(BoundStatement(self._sql.clear, (byte_strings(sorted(held)),)))
             found |= dict.fromkeys(held)
-            keys = [key for key in absent if key not in held]  # somebody has just inserted these: read again
+            keys = [
+                key for key in absent if key not in held
+            ]  # another transaction has just inserted these: read again
             if not keys:
                 return found
 
@@ -183,7 +185,7 @@ class PostgresTx(Tx):
     def _swap_in_place(self, swaps: Sequence[Swap]) -> set[bytes]:
         """Write where the row is as expected; read the others under a lock, so that a False holds too.
 
-        Rows that are to go are removed whatever they hold, which is a third quicker than comparing on the
+        Rows to remove are removed whatever their value, which is a third faster than comparing on the
         server; one that held something else is ours now, and put back with our other writes.
         """
         changed = [(key, old, new) for key, old, new in swaps if old is not None and new is not None]
@@ -269,7 +271,7 @@ class PostgresTx(Tx):
         finally:
             self._waited_s += self._clock.monotonic() - asked_at
         if not isinstance(self._trouble, Conflict):
-            self._link.close()  # whatever it is, a fresh session does not have it
+            self._link.close()  # a new session does not have the problem
         raise self._trouble
 
     def check_patience(self) -> None:
@@ -304,7 +306,7 @@ class PostgresTx(Tx):
         reached = self._time.reached if self._time is not None and self._time_was_asked else None
         if reached is not None:
             calls.append(BoundStatement(self._sql.raise_mark, (integer(reached),)))
-        calls += self._appended()  # last: whoever holds a prefix waits for nobody
+        calls += self._appended()  # last: a transaction that holds a prefix lock waits for no other
         calls.append(BoundStatement(self._sql.commit))
         crash.point("store.postgres.before_commit")
         self.begun = True

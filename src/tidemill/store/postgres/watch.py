@@ -64,7 +64,7 @@ def payloads(touched: Sequence[set[bytes]]) -> list[str]:
 
 
 def read_payload(payload: str) -> set[int] | None:
-    """The keys of a notification; None when it is for everybody, or not one of ours to understand."""
+    """Return the keys of a notification; None if it is for all watchers, or cannot be parsed."""
     try:
         raw = bytes.fromhex(payload)
         return set(struct.unpack(f">{len(raw) // 4}I", raw)) or None
@@ -73,7 +73,7 @@ def read_payload(payload: str) -> set[int] | None:
 
 
 class Notifier:
-    """Rings for whoever watches, here and in other processes. One per process and store."""
+    """Notify watchers, in this process and in others. One per process and store."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Notifier:
     # --- inside
 
     def _watching(self, sums: set[int] | None) -> set["PostgresWatch"]:
-        """Under the lock: who watches one of these keys, or everybody."""
+        """Return the watches of these keys, or all watches; call it under the lock."""
         names = self._watches.keys() if sums is None else self._watches.keys() & sums
         return {watch for name in names for watch in self._watches[name]}
 
@@ -188,7 +188,7 @@ class Notifier:
                 return
 
     def _turn(self) -> None:
-        """Once: connect, listen if somebody watches, tell, and hear until there is something to do."""
+        """Connect, listen if there are watches, send, and wait for the next notification or change."""
         if self._link is None:
             self._link = self._connect()
         self._listen(self._link)
@@ -266,7 +266,7 @@ class Notifier:
             link.close()
 
     def _clean(self, link: PostgresConnection) -> None:
-        """Remove operation rows that nobody can ask for any more, in small batches."""
+        """Remove expired operation rows, in small batches."""
         now = self._lease.estimate()
         if now is None or (self._cleaned_at is not None and now - self._cleaned_at < CLEAN_EVERY_US):
             return

@@ -29,13 +29,13 @@ CACHE_KIB = 16 * 1024
 WAL_PAGES = 4_000  # 16 MB of log, then it is copied into the file, by the commit that passes the mark
 WAL_BYTES_KEPT = 64 * 1024 * 1024
 IDLE_READERS = 8
-NO_SPACE_BYTES = 64 * 1024  # a file system with less than this left is full, whatever SQLite calls it
+NO_SPACE_BYTES = 64 * 1024  # a file system with less free space counts as full, whatever error SQLite reports
 
 FORKED_HINT = "start processes with spawn or forkserver, or open the store after the fork"
 
 
 class StoreFile:
-    """One SQLite file: one writing connection for the writer, a few reading ones for everybody else."""
+    """One SQLite file: one connection for writing, a few for reading."""
 
     def __init__(self, path: Path, *, patience_s: float) -> None:
         self.path = path
@@ -137,11 +137,11 @@ class StoreFile:
     # --- the file itself
 
     def remember(self) -> None:
-        """From now on this very file is meant, not whatever the path may name later."""
+        """Remember this file by its inode, because the path may name another file later."""
         self.inode = _inode(self.path)
 
     def check_in_place(self) -> None:
-        """A file that was deleted or replaced while open would take commits that nobody ever reads."""
+        """Refuse a file that was deleted or replaced while open: commits to it would be lost."""
         if _inode(self._name) != self.inode:
             raise StoreUnavailable(
                 f"{self.path} was moved, deleted or replaced while it was open",
@@ -199,7 +199,7 @@ def _after_fork() -> None:
     """In a forked child: never touch, and never close, what SQLite had open in the parent.
 
     Closing an inherited connection could remove the log under the parent's feet, so the connections get one
-    reference too many and outlive even the interpreter. Opening the file anew is refused as well: SQLite's
+    reference too many and outlive even the interpreter. Opening the file again is refused as well: SQLite's
     inherited memory says that this process holds the parent's locks.
     """
     for file in list(_files):

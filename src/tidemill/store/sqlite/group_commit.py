@@ -131,13 +131,13 @@ class GroupCommit:
         self._commit_delay_s = commit_delay_s
         self._turn = WriteLock(file.path, clock, chance, file.patience_s)
         self._operation = b""  # the key of this store's operation row
-        self._registered = False  # it has been committed once, so it is nobody else's
+        self._registered = False  # committed once, so the row is ours
         self._cleaned_us = 0
         self._expected = 1  # how many callers the last batch had: so many may be back in a moment
         self._queue: queue.SimpleQueue[CommitRequest[Any] | None] = queue.SimpleQueue()
         self._backlog: deque[CommitRequest[Any]] = deque()  # left over by a batch that reached its bounds
         self._lock = threading.Lock()
-        self._busy = threading.Lock()  # held by whoever uses the connection
+        self._busy = threading.Lock()  # held while a thread uses the connection
         self._gathering = False  # the thread has calls, and the next turn
         self._runs_here = threading.local()
         self._closed = False
@@ -157,7 +157,7 @@ class GroupCommit:
         return call.result  # type: ignore[return-value]
 
     def _alone(self, call: CommitRequest[Any]) -> bool:
-        """Run it here and now when nobody else is about: that saves two changes of thread."""
+        """Run the function in this thread if no other call is waiting: that saves two thread switches."""
         if self._expected > 1 or self._gathering or self._busy.locked():
             return False
         with self._busy:  # two that come at the same moment go one after the other, once
@@ -209,7 +209,7 @@ class GroupCommit:
 
     def _serve(self) -> None:
         while (first := self._next()) is not None:
-            self._gathering = True  # from here on others queue up behind it
+            self._gathering = True  # from here on other calls queue up
             with self._busy:
                 calls = [first]
                 while (
@@ -235,10 +235,10 @@ class GroupCommit:
         return call
 
     def _answer(self, calls: list[CommitRequest[Any]], *, joining: bool) -> None:
-        """Bring a batch to its end, whatever that is, and let its callers go."""
+        """Finish a batch, whatever its outcome, and release its callers."""
         try:
             self._settle(calls, joining=joining)
-        except BaseException as error:  # noqa: BLE001  Crashed too: it is for the callers, this thread goes on
+        except BaseException as error:  # noqa: BLE001  also Crashed: the callers get it, and this thread continues
             for call in calls:
                 call.result, call.error = None, error if len(calls) == 1 else _own_copy(error)
         for call in calls:
@@ -278,7 +278,7 @@ class GroupCommit:
     # --- one attempt
 
     def _attempt(self, calls: list[CommitRequest[Any]], *, joining: bool) -> None:
-        """Run the functions and commit; calls that arrive meanwhile may join."""
+        """Run the functions and commit; calls that arrive in time join the batch."""
         connection = self._begin()
         try:
             head = Header.read(connection, self._boot)
@@ -343,7 +343,7 @@ class GroupCommit:
             call.result = call.fn(tx)
             ordinal = tx.finish(commit, ordinal)
             call.wrote, call.touched = tx.dirty, tx.touched
-        except BaseException as error:  # noqa: BLE001  whatever fn raises is for its caller
+        except BaseException as error:  # noqa: BLE001  the caller gets what fn raises
             call.result, call.error = None, error
             if tx.broken is None:
                 tx.take_back()

@@ -63,14 +63,14 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
         return self.base_us + boot_us - self.boot_us
 
     def raised(self, boot_us: int) -> "Header":
-        """With the ceiling far enough ahead for whatever begins now."""
+        """Return the header with its ceiling far enough ahead for a transaction that begins now."""
         now_us = self.now_us(boot_us)
         if now_us + CLOSE_US <= self.ceiling_us:
             return self
         return msgspec.structs.replace(self, ceiling_us=now_us + AHEAD_US)
 
     def rebased(self, boot: str, boot_us: int) -> "Header":
-        """After a reboot: time goes on from the ceiling, above everything that was handed out."""
+        """Return the header after a reboot: time continues from the ceiling, above all earlier times."""
         return Header(self.commit, boot, self.ceiling_us, boot_us, self.ceiling_us + AHEAD_US)
 
     def encoded(self) -> bytes:
@@ -108,7 +108,7 @@ def admit(
     check_format(connection, file)
     head = decoded(connection.execute(GET, (HEAD_KEY,)).fetchone())
     if not needs_rebase(head, clock, machine):
-        return  # the same boot, whatever a container calls its machine
+        return  # the same boot, although a container may have another machine id
     if not adopt:
         refuse_other_machine(file.path, MachineId(_owner(connection), head.boot), machine)
     rows = {

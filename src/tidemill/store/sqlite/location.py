@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tidemill.errors import StoreLocation
 
-# By the name in mountinfo; with FUSE that is fuse.<what is behind it>.
+# Names as in mountinfo; with FUSE that is fuse.<file system>.
 NETWORK = frozenset(
     """
     9p acfs afs beegfs ceph cifs coda davfs gfs2 glusterfs gpfs lustre ncp ncpfs nfs nfs4 ocfs2
@@ -41,10 +41,10 @@ def parse_mounts(mountinfo: str) -> list[Mount]:
     """The mounts in /proc/self/mountinfo, in its order: a later one hides an earlier one."""
     mounts = []
     for line in mountinfo.splitlines():
-        before, separator, behind = line.partition(" - ")
+        before, separator, after = line.partition(" - ")
         fields = before.split()
-        if separator and len(fields) >= 5 and behind.split():
-            mounts.append(Mount(_unescaped(fields[4]), behind.split()[0]))
+        if separator and len(fields) >= 5 and after.split():
+            mounts.append(Mount(_unescaped(fields[4]), after.split()[0]))
     return mounts
 
 

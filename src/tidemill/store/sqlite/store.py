@@ -227,7 +227,7 @@ class SqliteStore(Store):
 
 
 def _kind(fn: Callable[..., object]) -> object:
-    """What a function is, when each call makes it anew: closures of one place share their code."""
+    """Identify a function by its code: closures that a call creates each time share it."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return getattr(fn, "__code__", None) or type(fn)

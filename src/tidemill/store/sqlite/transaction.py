@@ -89,7 +89,7 @@ class SqliteTx(Tx):
         self._head = head
         self._writing = head is not None
         self._now_us: int | None = None
-        # What SQLite is told later, in this order: what was taken, what was cleared, what was set.
+        # Sent to SQLite later, in this order: rows taken, rows cleared, rows set.
         self._taken: list[tuple[bytes, bytes]] = []  # first and last key
         self._gone: set[bytes] = set()  # taken or cleared, unless it was set again
         self._cleared: list[bytes] = []
@@ -243,7 +243,7 @@ class SqliteTx(Tx):
         if save:
             self._save()
         self.dirty = True
-        for bounds in self._taken:  # all that lies between them was taken: nobody else is writing
+        for bounds in self._taken:  # all rows in between were taken: there is no other writer
             self._execute(DELETE_TAKEN, bounds)
         for at, size in _portions(len(self._cleared)):
             self._execute(_DELETES[size], _bound(self._cleared[at : at + size]))

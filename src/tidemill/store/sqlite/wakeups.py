@@ -64,7 +64,7 @@ class WakeupReceiver:
         return WakeupMessage(commit, frozenset(struct.unpack_from(f">{count}I", raw, 8)) if count else None)
 
     def close(self) -> None:
-        """Take the name away and end whoever waits in `hear`."""
+        """Remove the name and end a wait in `hear`."""
         self._path.unlink(missing_ok=True)
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
             end.sendto(b"", self._socket.getsockname())
@@ -87,7 +87,7 @@ class WakeupSender:
         names = self._listed()
         if not names:
             return
-        # A commit that concerns nobody is rung as well: who misses a number takes it for news to everybody.
+        # A commit without watched keys is sent too: a receiver that misses a number must wake all watches.
         sums = {checksum(key) for keys in written for key in keys} or {_NOBODY}
         named = sums if len(sums) <= _MOST_KEYS else ()
         message = struct.pack(f">Q{len(named)}I", commit, *named)
@@ -105,9 +105,10 @@ class WakeupSender:
                 continue  # it is just being closed (EPIPE); a hint that fails is no failure of the commit
 
     def _listed(self) -> list[str]:
-        """The other ears' names. Listed anew for each commit: some microseconds beside its fsync.
+        """Return the names of the other receivers, listed for each commit: microseconds, compared with its
+        fsync.
 
-        Mostly nobody has ever listened and there is no folder, which `stat` says in half the time.
+        Usually no process has ever listened and there is no folder; `stat` is twice as fast then.
         """
         try:
             os.stat(self._folder)  # noqa: PTH116  a Path makes it slower than what it saves

@@ -44,7 +44,7 @@ class Watches:
         self._own = 0  # the commit this process is making right now
         self._waiting = 0
         self._pause_s = LOOK_FIRST_S
-        self._wanted = threading.Event()  # somebody waits
+        self._wanted = threading.Event()  # a wait is running
         self._nudge = threading.Event()  # look sooner
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -52,12 +52,12 @@ class Watches:
     # --- told by the writer
 
     def begun(self, commit: int) -> None:
-        """A transaction has begun behind this commit; whatever was being made before is over."""
+        """Note that a transaction began after this commit, so earlier commits of ours are finished."""
         self.failed()
         self.observe(commit)
 
     def committing(self, commit: int) -> None:
-        """This process is about to make this commit: whoever sees its number must not think of others."""
+        """Note that this process is about to commit this number, so that it is not taken for another's."""
         with self._lock:
             self._own = commit
 
@@ -78,7 +78,7 @@ class Watches:
                             watch.fire()
         self._bells.ring(commit, written)
 
-    # --- told by whoever looked
+    # --- called by threads that read the number
 
     def observe(self, commit: int) -> bool:
         """The number of the last commit is this; True when another process has committed since."""
@@ -157,7 +157,7 @@ class Watches:
                 self.clock.wait(watch.event, timeout_s)
             finally:
                 self._leave()
-        fired = watch.event.is_set() or self._closed  # whoever waited finds out by reading
+        fired = watch.event.is_set() or self._closed  # the caller reads the store
         watch.event.clear()
         return fired
 
@@ -223,7 +223,7 @@ class SqliteWatch(Watch):
             self._call()
 
     def notify(self, call: Callable[[], None]) -> Callable[[], None]:
-        # by whoever hears of the commit, which saves a change of thread and the look that a wait begins with
+        # Called by the thread that receives the wakeup, which saves a thread switch and one check.
         self._call = call
 
         def end() -> None:

@@ -12,7 +12,7 @@ from tidemill.testing.threads import together
 
 
 class ConditionLaws(ObjectLaws):
-    """Exactly one creates; nobody replaces what they have not seen."""
+    """Test that one writer creates an object, and that a writer replaces only what it has read."""
 
     @pytest.mark.rule("STO-12")
     def test_put_if_absent_says_created_mine_or_other(self, objects: Objects) -> None:

@@ -1,7 +1,7 @@
 """Test several processes: one of them creates an object, and a killed one leaves no partial object.
 
 The other processes run `tidemill.testing.objects_writer` and open the storage by its URL, which they get
-through their environment: a command line can be seen by everybody on the machine.
+through their environment: all users of a machine can see a command line.
 """
 
 import json

@@ -39,7 +39,7 @@ class NodeClock(Clock):
 
 
 class CurrentClock(Clock):
-    """The clock of whoever runs: one store object serves all nodes, each by its own time."""
+    """The clock of the running node: one store object serves all nodes, each with its own time."""
 
     def __init__(self, scheduler: SimulationScheduler) -> None:
         self._scheduler = scheduler

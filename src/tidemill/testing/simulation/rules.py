@@ -50,7 +50,7 @@ class Workload(Protocol):
         """A node is asked to leave."""
 
     def turn(self, node: "SimNode") -> None:
-        """A node goes on, at the beginning of a step or after a stop in its middle: what does it believe?"""
+        """Check what a node believes when it continues, at the start of a step or after a block in it."""
 
     def open(self) -> list[str]:
         """What is not at rest yet, in words; empty when everything is done."""

@@ -69,7 +69,7 @@ class SimulationScheduler:
         self.events = 0
         self.on_crash: Callable[[SimNode, str], None] = lambda node, why: None
         self.on_error: Callable[[SimulatedThread, BaseException], None] = _raise
-        self.on_turn: Callable[[SimNode], None] = lambda node: None  # a node goes on, and may act
+        self.on_turn: Callable[[SimNode], None] = lambda node: None  # a node continues, and may act
         self._most_events = most_events
         self._heap: list[tuple[int, int, SimulatedThread]] = []
         self._numbers = 0
@@ -92,7 +92,7 @@ class SimulationScheduler:
         return actor
 
     def poke(self) -> None:
-        """Events may have been set: whoever waits for one goes on now."""
+        """Continue the threads whose events have been set."""
         for actor, event in list(self._waiting.items()):
             if event.is_set():
                 del self._waiting[actor]
@@ -167,7 +167,7 @@ class SimulationScheduler:
     def block(
         self, duration_us: int, *, freeze: bool = False, stop: Callable[[], bool] | None = None
     ) -> None:
-        """The current step stops here while the others go on; `Crashed` if its process died meanwhile."""
+        """Block the current step while the others continue; `Crashed` if its process dies."""
         actor = self.current
         if actor is None:
             self.now_us += duration_us
@@ -201,7 +201,7 @@ class SimulationScheduler:
         node.frozen += 1
 
     def thaw(self, node: "SimNode") -> None:
-        """Undo one `freeze`; what should have happened meanwhile happens now."""
+        """Undo one `freeze`; overdue events happen now."""
         node.frozen -= 1
         if node.frozen == 0:
             for actor in node.actors:

@@ -24,7 +24,7 @@ class Change(NamedTuple):
 
 
 class RecordedCommit(NamedTuple):
-    """One committed transaction, as the store saw it and whatever the node believed."""
+    """One committed transaction, as the store saw it."""
 
     version: int
     node: "SimNode | None"  # None: the world itself

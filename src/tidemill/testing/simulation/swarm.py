@@ -16,15 +16,13 @@ class Fault(StrEnum):
     """The kinds of misfortune."""
 
     CRASH = "crash"  # a process ends in the middle of anything; the machine boots again later
-    PAUSE = (
-        "pause"  # a process stands still, for less or for more than the ttl, and goes on as if nothing was
-    )
+    PAUSE = "pause"  # a process stops for less or more than the ttl, and continues as if nothing happened
     SLOW = "slow store"  # an answer takes its time; the other threads of the process go on
     CONFLICT = "conflict"  # the store refuses a commit for no reason that the node could see
     UNKNOWN = "unknown commit"  # the answer is lost: committed, not committed, or committed later
     LOST_WAKEUP = "lost wake-up"  # a watch does not fire
-    RESTART = "store restart"  # nobody reaches the store for a while; open transactions are lost or in doubt
-    DRIFT = "drift"  # monotonic clocks run at rates of their own
+    RESTART = "store restart"  # the store is unreachable for a while; open transactions are lost or unknown
+    DRIFT = "drift"  # monotonic clocks run at different rates
     JUMP = "clock jump"  # wall clocks are off by hours, and leap
     DRAIN = "drain"  # a node is asked to leave, and its machine comes back later
     BLACKOUT = "blackout"  # every node is killed at once

@@ -87,7 +87,7 @@ class World:
     # --- what a scenario uses
 
     def chance_of(self, name: str) -> random.Random:
-        """A source of its own for everything that draws, so that one more draw here changes nothing there."""
+        """Return a random source for one user, so that one more draw here changes nothing elsewhere."""
         return random.Random(f"{self.seed}/{name}")
 
     def add_rule(self, rule: Rule) -> None:
@@ -130,7 +130,7 @@ class World:
             self._judge(rule.act, act)
 
     def violated(self, message: str) -> Violation:
-        """The error to raise, told with the way back to it; the first one counts, whoever swallows it."""
+        """Return the error to raise, with the command that replays it; only the first one counts."""
         self.tell("rule", "VIOLATED", message)
         if self._violation is None:
             tail = "\n".join(self.timeline.lines(last=25))
@@ -194,7 +194,7 @@ class World:
     # --- what happens is judged
 
     def turn(self, node: SimNode) -> None:
-        """A node goes on: whatever it believes now, it may act on."""
+        """Check a node that continues: it may act on what it believes now."""
         for workload in self.workloads:
             self._judge(workload.turn, node)
 
@@ -228,7 +228,7 @@ class World:
         except Restless as restless:
             raise self.violated(str(restless)) from None
         if self._violation is not None:
-            raise self._violation  # somebody swallowed it
+            raise self._violation  # other code caught it
         return self.report()
 
     def report(self) -> SimulationReport:

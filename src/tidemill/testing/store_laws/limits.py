@@ -43,7 +43,7 @@ class LimitLaws(StoreLaws):
     """What passes on one backend passes on all of them, and so does what is refused."""
 
     def refused(self, store: Store, error: type[TidemillError], act: Callable[[Tx], object]) -> None:
-        """The act is refused; what its transaction had written before is not there, and the store goes on."""
+        """Check that the act is refused, that nothing was written, and that the store still works."""
         calls = 0
 
         def fn(tx: Tx) -> None:

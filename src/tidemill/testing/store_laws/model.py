@@ -119,7 +119,7 @@ class Add(NamedTuple):
 
 
 class ModelTake(NamedTuple):
-    """`take`; when nobody else takes, what it gives is the beginning of the range."""
+    """`take`; without competition it returns the beginning of the range."""
 
     lo: bytes
     hi: bytes

@@ -193,8 +193,8 @@ class TakeLaws(StoreLaws):
     def test_no_wake_up_is_lost_between_parking_and_completing(self, store: Store) -> None:
         """One side waits for futures and parks under the row's lock, the other completes them in take mode.
 
-        Completing without dependents is the quick path; a completer whose fence fails, because somebody has
-        parked, takes the serial path and wakes whoever is parked. At the end nobody may still be parked.
+        Completing without dependents is the fast path. If its fence fails, because another transaction
+        parked, it takes the serial path and wakes the parked ones. At the end none may still be parked.
         """
         futures = [b"%02d" % n for n in range(12)]
         fill(store, {b"future/" + name: b"running" for name in futures})

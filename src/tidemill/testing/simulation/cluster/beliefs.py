@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Beliefs:
-    """Asks a process, each time it goes on, what `check()` would answer if one of its threads asked now."""
+    """Check, each time a process continues, what `check()` would return to its threads now."""
 
     def __init__(self, history: History) -> None:
         self._history = history

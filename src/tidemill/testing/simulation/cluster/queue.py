@@ -141,7 +141,7 @@ class QueueWorker:
     def _claim_some(self) -> None:
         """Go on with claims that are ours without our knowing it, or make new ones.
 
-        A claim whose outcome stayed unknown may be there, or come later; nobody else can tell, because our
+        A claim whose outcome stayed unknown may exist, or appear later; no other node knows, because our
         node lives. So we look each time before we claim more (CLU-8).
         """
         store = self._process.world.store

@@ -130,7 +130,7 @@ class SimTask:
                 permit.fence(tx)
             raw = tx.get(self._progress)
             done = msgspec.msgpack.decode(raw, type=int) if raw is not None else 0
-            if done == steps:  # whoever came before us wrote it all, and did not get to say so
+            if done == steps:  # the previous holder wrote everything but did not report it
                 return done, False
             if permit is not None:
                 history.append(tx, Mark(permit.key, permit.epoch, name, call))
@@ -141,7 +141,7 @@ class SimTask:
         try:
             self._done, wrote = self._world.store.run(write)
         except CommitUnknown:
-            self._over = True  # nobody knows; we stop here, and whoever comes next reads how far it got
+            self._over = True  # unknown: stop here, and let the next holder read the progress
             self.stopping = True
             raise
         except (StoreError, LeaseLost) as error:

@@ -80,7 +80,7 @@ SHAPES = {
 
 def draw(chance: random.Random, swarm: Swarm) -> FuturesPlan:
     """The work of one seed: enough to last through the misfortunes, not more."""
-    wild = chance.choice((0.0, 0.2, 0.5))  # how many of the calls have something of their own
+    wild = chance.choice((0.0, 0.2, 0.5))  # the share of calls with special properties
     orders = []
     for number in range(chance.choice((1, 2, 3))):
         shape = SHAPES[chance.choice(list(SHAPES))]

@@ -146,7 +146,7 @@ class FutureRules(Rule):
             row = self.mirror.futures[future_id]
             if not self._is_planned(calls[name], row):
                 kind = self.mirror.errors.get(future_id, "")
-                wrong.append(f"{name} is {row.state.value} {kind}, which nobody planned")
+                wrong.append(f"{name} is {row.state.value} {kind}, which was not planned")
         if wrong:
             raise Violation("; ".join(wrong))
 
