@@ -74,7 +74,7 @@ def test_one_future_is_shown_with_its_traceback_counts_and_lineage(client: Clien
     shown = told.text("futures", "show", last.id.hex())
     assert "computed from" in shown
     assert "└── tests.worker_tasks.raises failed" in shown
-    assert "because of tests.worker_tasks.raises" in shown
+    assert "caused by tests.worker_tasks.raises" in shown
     seen = told.json("futures", "show", last.id.hex())
     assert seen["lineage"]["inputs"][0]["id"] == first.id.hex()
     assert seen["failure"]["kind"] == "upstream"
@@ -134,7 +134,7 @@ def test_nodes_are_listed_with_their_leases_and_the_leader(
 
 def test_a_home_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nodes", "--home", str(tmp_path / "typo")]) == 2
-    assert "there is no home at" in capsys.readouterr().err
+    assert "is not the home of a cluster" in capsys.readouterr().err
     assert not (tmp_path / "typo").exists()
     assert main(["futures"]) == 2
     assert "--home FOLDER or --store URL" in capsys.readouterr().err

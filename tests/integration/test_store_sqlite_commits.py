@@ -131,7 +131,7 @@ def test_a_commit_that_cannot_be_looked_up_is_unknown_and_said_so(store: SqliteS
     fail_next_commit(store, done=True)
     with connecting(store, refuse), pytest.raises(CommitUnknown) as unknown:
         store.run(add)
-    assert "read before you repeat" in unknown.value.hint
+    assert "before you repeat it" in unknown.value.hint
     assert store.run(lambda tx: tx.counter(b"n")) == 2
     assert store.run(add) == 3
 
@@ -175,7 +175,7 @@ def test_a_full_store_refuses_what_does_not_fit_and_nothing_else(store: SqliteSt
     large = [(b"k%d" % n, bytes(60_000)) for n in range(2)]
     with pytest.raises(StoreFull) as full:
         store.run(lambda tx: tx.set_many(large))
-    assert "nothing was lost" in full.value.hint
+    assert "committed data is safe" in full.value.hint
     small, refused, another = Batch(store).run(
         add, lambda tx: (tx.set_many(large), tx.range(b"k", b"l")), add
     )

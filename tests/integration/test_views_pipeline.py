@@ -243,7 +243,7 @@ def test_a_view_may_be_a_function_that_is_declared_and_one_that_lies_is_told(sho
     assert loud.view == "lies"
     assert "declared linear but is not" in loud.why
     assert rows(shop["lies"]) == [("n",)], "it is run on whole tables"
-    assert "it is NOT" in shop["lies"].explain().text()  # type: ignore[attr-defined]
+    assert "declared linear but is not" in shop["lies"].explain().text()  # type: ignore[attr-defined]
     assert rows(shop["doubled"]) == [(1, 4.0), (2, 10.0)]
     assert rows(shop["most"]) == [("n", 5.0)]
     assert rows(shop["n"]) == [(2,)]
