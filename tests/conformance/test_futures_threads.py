@@ -165,7 +165,7 @@ class Crowd:
         return tx.range(*Space("t").all())
 
     def lead(self) -> None:
-        for name in self.there(reap.needs_attention):
+        for name in self.there(reap.troubled):
             self.there(reap.reap_page, name)
             self.there(reap.reroute_page, name)
         self.run(depend.drain_cursors)

@@ -335,7 +335,7 @@ def orphans(pipeline: tm.Pipeline, scene: Scene) -> list[str]:
     found = unlisted(site.objects, Manifests(site.objects, site.clock), roots)
     found += [f"open {one}" for one in site.store.run(lambda tx: attempts.open_ids(tx, site.keys))]
     arcs = ArcKeys(site.place.cluster)
-    for space in (arcs.running, arcs.ask):
+    for space in (arcs.running, arcs.request):
         found += [f"{row.key!r}" for row in site.store.run(lambda tx, s=space: tx.range(*s.all()))]
     return found + [name for name in scene.spaces if _any(site.store, site.place.cluster, name)]
 

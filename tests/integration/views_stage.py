@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ class ViewStage(StepStage):
         self.inputs = InputReader(self.store, self.lots, self.reader)
         self.declared: dict[DatasetId, Dataset] = {}
         self.codes: dict[str, Code] = {}
+        self.numbers = count(1)
         self.me: Node = self.node("me", 10**15)
 
     def sources(self) -> ViewSources:
