@@ -265,9 +265,9 @@ def test_a_lot_of_another_unit_is_refused_with_both_units(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pipeline_file, "find", lambda _: _Kept(pipeline))
             for lot, said in (
-                ("20230101PT5M050", "20230101PT5M050 is a lot of PT5M, and out has lots of PT1H"),
-                ("20230101", "20230101 is a lot of P1D, and out has lots of PT1H"),
-                ("A00000000000000001", "A00000000000000001 is an append, and out has lots of PT1H"),
+                ("20230101PT5M050", "20230101PT5M050 is a lot of PT5M, but out has lots of PT1H"),
+                ("20230101", "20230101 is a lot of P1D, but out has lots of PT1H"),
+                ("A00000000000000001", "A00000000000000001 is an append, but out has lots of PT1H"),
                 ("nonsense", "'nonsense' is not a lot id"),
             ):
                 for order in ("retry", "backfill", "replay"):

@@ -95,7 +95,7 @@ def test_a_query_that_is_none_is_told_with_its_line_and_nothing_is_stored(
 
 def test_a_view_that_reads_itself_is_refused(shop: tm.Pipeline) -> None:
     shop.view("v", "SELECT id FROM v UNION SELECT id FROM orders")
-    with pytest.raises(DeclarationError, match="circle"):
+    with pytest.raises(DeclarationError, match="form a cycle"):
         shop.plan()
 
 
