@@ -64,9 +64,9 @@ class PlannedLot(msgspec.Struct, frozen=True):
 class LotRequestPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The lots that a backfill or a replay requests. `batch` is empty for a dry run.
 
-    >>> from tidemill.arcs.lot_requests import AskKind
+    >>> from tidemill.arcs.lot_requests import RequestKind
     >>> lots = (PlannedLot("clean", "20260131PT1H014", LotAction.MAKE),)
-    >>> print(LotRequestPlan(kind=AskKind.BACKFILL, arc="clean", lots=lots, at_once=4, downstream=()))
+    >>> print(LotRequestPlan(kind=RequestKind.BACKFILL, arc="clean", lots=lots, at_once=4, downstream=()))
     backfill of clean: 1 make, 4 in parallel
 
     - at_once: how many lots run in parallel.
