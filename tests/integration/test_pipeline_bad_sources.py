@@ -50,7 +50,7 @@ def test_a_file_that_is_written_anew_while_it_is_read_is_taken_as_it_is_then(
         assert shop.run(emit=told.append).ok
         assert [one.paths for one in told if isinstance(one, FilesLeftOut)] == [["a.json"]]
         assert rows(shop, "orders") == rows(shop, "copied") == [(11,), (12,)]
-        with pytest.raises(NoLots, match="no lots for copied from A00000000000000900"):
+        with pytest.raises(NoLots, match="copied has no lots from A00000000000000900"):
             shop.backfill("copied", first="A00000000000000900")
 
 
