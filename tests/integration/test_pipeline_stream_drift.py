@@ -51,7 +51,7 @@ def wrong(pipeline: tm.Pipeline, table: str) -> list[tuple[str, str | None]]:
 def same(found: list[tuple[str, str | None]], wanted: list[tuple[str, str | None]]) -> bool:
     rest = list(found)
     for word, check in wanted:
-        match = next((one for one in rest if word in one[0].lower() and one[1] == check), None)
+        match = next((one for one in rest if word.lower() in one[0].lower() and one[1] == check), None)
         if match is None:
             return False
         rest.remove(match)
