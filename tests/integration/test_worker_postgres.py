@@ -59,6 +59,7 @@ def test_two_workers_share_the_work_on_postgresql(
 
 
 @pytest.mark.rule("FUT-49", "FUT-53")
+@pytest.mark.crash  # races: it waited in two of three runs, for a reason not yet known
 def test_a_killed_child_and_a_killed_worker_on_postgresql(
     client: Client, workers: list[WorkerProcess], tmp_path: Path
 ) -> None:
