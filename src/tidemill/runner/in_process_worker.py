@@ -82,7 +82,7 @@ class InProcessWorker:
         self._loop: threading.Thread | None = None
         self._over = threading.Event()
         self._idle = threading.Event()  # drained
-        self._quiet = threading.Event()  # nothing is left to be interrupted
+        self._quiet = threading.Event()  # every thread has ended: no future is left to interrupt
         self._broken: BaseException | None = None
 
     def _serves(self, lane: Lane) -> bool:
@@ -143,8 +143,8 @@ class InProcessWorker:
         by = self.clock.monotonic() + LINGER_S
         if self._loop is not None and self._loop is not threading.current_thread():
             self._loop.join(LINGER_S)
-        self._threads.join(by)
-        self._quiet.set()
+        if self._threads.join(by):
+            self._quiet.set()
 
     def _break(self, error: BaseException) -> None:
         self._broken = self._broken or error
@@ -181,8 +181,14 @@ class InProcessWorker:
         return min(pause_s, max(LEAST_PAUSE_S, self._claims.drain_by - self.clock.monotonic()))
 
     def _guard(self) -> None:
-        """Interrupt futures whose end is wanted, even while the loop waits for the store."""
+        """Interrupt futures whose end is wanted, even while the loop waits for the store.
+
+        Goes on after `_end` has given up waiting: a future may start its Spark job late, and no other thread
+        would cancel it.
+        """
         while not self.clock.wait(self._quiet, GUARD_EVERY_S):
+            if self._over.is_set() and self._threads.join(self.clock.monotonic()):
+                return
             if self._claims.is_lost():
                 self._threads.drop()
                 self._claims.lose()

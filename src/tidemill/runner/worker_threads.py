@@ -102,11 +102,12 @@ class WorkerThreads(Executor):
         for _ in range(self.size):
             self._queue.put(None)
 
-    def join(self, by: float) -> None:
-        """Wait for closed threads, until this time of the monotonic clock."""
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, by - self._clock.monotonic()))
+    def join(self, by: float) -> bool:
+        """Wait for closed threads, until this time of the monotonic clock; return whether all have ended."""
+        others = [thread for thread in self._threads if thread is not threading.current_thread()]
+        for thread in others:
+            thread.join(max(0.0, by - self._clock.monotonic()))
+        return not any(thread.is_alive() for thread in others)
 
     def _serve(self, ended: Callable[[], None], broke: Callable[[BaseException], None]) -> None:
         while (run := self._queue.get()) is not None:
