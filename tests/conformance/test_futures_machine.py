@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from tests.conformance.futures_model import Known, Model, S
+from tests.futures_invariants import judge
+from tests.futures_mirror import Mirror
 from tests.servers.postgres import PostgresServer
 from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
@@ -51,8 +53,6 @@ from tidemill.store import Mode, Space, Store
 from tidemill.store.memory import MemoryStore
 from tidemill.store.postgres import PostgresStore
 from tidemill.store.sqlite import SqliteStore
-from tidemill.testing.futures_invariants import judge
-from tidemill.testing.futures_mirror import Mirror
 
 T = TypeVar("T")
 numbers = itertools.count()

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.futures_invariants import judge, scan_rows
+from tests.futures_mirror import Mirror
 from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
@@ -27,8 +29,6 @@ from tidemill.store import Mode, Space, Store
 from tidemill.store.memory import MemoryStore
 from tidemill.store.postgres import PostgresStore
 from tidemill.store.sqlite import SqliteStore
-from tidemill.testing.futures_invariants import judge, scan_rows
-from tidemill.testing.futures_mirror import Mirror
 from tidemill.testing.threads import STUCK_S
 
 KEYS, CLUSTER = FutureKeys("t"), ClusterKeys("t")

@@ -2,7 +2,9 @@
 
 import itertools
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -13,12 +15,108 @@ from tidemill.objects import open_objects
 from tidemill.objects.memory import MemoryObjects
 from tidemill.store.memory import MemoryStore
 from tidemill.store.sqlite import SqliteStore
-from tidemill.testing import HeapConformance
+from tidemill.triggers.due import NEVER
 from tidemill.triggers.events import StrangeKey
 from tidemill.triggers.heap import MINUTE_US, Heap, Item
 from tidemill.triggers.keys import TriggerKeys
 from tidemill.triggers.object_heap import ObjectHeap, parse
 from tidemill.triggers.store_heap import StoreHeap
+
+NAMES = ("plain", "with blank", "a/b", "dots.and.more", "clean[raw_orders]", "é→", "100%", "=", "..")
+
+
+class HeapConformance:
+    """The tests of a heap. A subclass gives the fixture `heap`, empty for each test."""
+
+    exact: ClassVar[bool] = True
+    """Whether it lists an item only from its time on, and not from the beginning of its minute."""
+
+    @pytest.fixture
+    def heap(self) -> Heap:
+        """Overridden by each heap: a fresh, empty one."""
+        raise pytest.UsageError(f"{type(self).__name__} has no fixture `heap`")
+
+    def seen(self, item: Item) -> Item:
+        """The item as this heap lists it."""
+        return item if self.exact else item._replace(at=item.at // MINUTE_US * MINUTE_US)
+
+    def all(self, heap: Heap) -> list[Item]:
+        return list(heap.listed(0, NEVER))
+
+    def test_what_is_pushed_is_there_and_what_is_removed_is_not(self, heap: Heap) -> None:
+        items = [Item((n + 1) * MINUTE_US, name, n + 1) for n, name in enumerate(NAMES)]
+        assert self.all(heap) == []
+        heap.push(items)
+        assert self.all(heap) == items
+        assert all(heap.has(item) for item in items)
+        heap.remove(items[1::2])
+        assert self.all(heap) == items[::2]
+        assert [heap.has(item) for item in items] == [n % 2 == 0 for n in range(len(items))]
+        heap.remove([self.seen(item) for item in self.all(heap)])
+        assert self.all(heap) == []
+
+    def test_nothing_happens_for_nothing(self, heap: Heap) -> None:
+        heap.push([])
+        heap.remove([])
+        heap.remove([Item(0, "never there", 1)])
+        assert self.all(heap) == []
+
+    @pytest.mark.rule("HEAP-9")
+    def test_an_item_that_is_pushed_again_by_anybody_is_one_item(self, heap: Heap) -> None:
+        item = Item(90_000_001, "s", 7)
+        heap.push([item])
+        heap.push([item, item])
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(lambda _: heap.push([item]), range(8)))
+        assert self.all(heap) == [self.seen(item)]
+        heap.remove([item])
+        assert self.all(heap) == []
+
+    def test_epochs_of_one_subscription_are_items_of_their_own(self, heap: Heap) -> None:
+        items = [Item(MINUTE_US, "s", epoch) for epoch in (1, 2, 10, 999_999_999_999)]
+        heap.push(items)
+        heap.remove([items[1]])
+        assert [item.epoch for item in self.all(heap)] == [1, 10, 999_999_999_999]
+
+    def test_the_list_goes_by_time(self, heap: Heap) -> None:
+        chance = random.Random(4)
+        items = [Item(chance.randrange(60) * MINUTE_US, f"s{n}", 1) for n in range(100)]
+        heap.push(items)
+        listed = self.all(heap)
+        assert listed == sorted(items)
+        middle = [item for item in sorted(items) if 20 * MINUTE_US <= item.at < 40 * MINUTE_US]
+        assert list(heap.listed(20 * MINUTE_US, 40 * MINUTE_US)) == middle
+
+    @pytest.mark.rule("HEAP-19")
+    def test_what_is_due_is_found_oldest_first_and_the_next_one_tells_when_to_look(self, heap: Heap) -> None:
+        due = [Item(n * MINUTE_US, f"s{n}", 1) for n in range(5)]
+        later = [Item((10 + n) * MINUTE_US, f"s{n}", 2) for n in range(5)]
+        heap.push(later + due)
+        assert heap.peek(4 * MINUTE_US, 100) == (due, later[0].at)
+        assert heap.peek(4 * MINUTE_US, 2) == (due[:2], due[1].at), "there may be more: now"
+        assert heap.peek(100 * MINUTE_US, 100) == (due + later, None)
+        heap.remove(due + later)
+        assert heap.peek(100 * MINUTE_US, 100) == ([], None)
+
+    def test_an_item_is_listed_from_its_time_on_at_the_latest(self, heap: Heap) -> None:
+        item = Item(5 * MINUTE_US + 17, "s", 1)
+        heap.push([item])
+        assert heap.peek(item.at, 1).items == [self.seen(item)]
+        assert heap.peek(item.at - 1, 1).items == ([] if self.exact else [self.seen(item)])
+        assert heap.peek(5 * MINUTE_US - 1, 1).items == []
+
+    @pytest.mark.rule("HEAP-15")
+    def test_those_that_never_run_are_not_among_what_is_due(self, heap: Heap) -> None:
+        parked = [Item(NEVER, f"p{n}", 3) for n in range(3)]
+        heap.push([*parked, Item(0, "s", 1)])
+        assert [item.name for item in heap.peek(NEVER - 1, 100).items] == ["s"]
+        assert sorted(heap.parked()) == parked
+        heap.remove(parked)
+        assert list(heap.parked()) == []
+
+    def test_it_says_what_form_it_has(self, heap: Heap) -> None:
+        assert heap.form
+
 
 _roots = itertools.count()
 

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
+from tests.heap_observer import HeapObserver
 from tests.scopes import scope_of
 from tests.unit.lots_stage import new_lot
 from tidemill import crash
@@ -27,7 +28,6 @@ from tidemill.objects.local import LocalObjects
 from tidemill.store import Store, Tx
 from tidemill.store.sqlite import SqliteStore
 from tidemill.testing.fake_clock import FakeClock
-from tidemill.testing.heap_observer import HeapObserver
 from tidemill.triggers import attach, runs, subscriptions, templates, wakes
 from tidemill.triggers.due_query import DueQuery
 from tidemill.triggers.heap import Heap

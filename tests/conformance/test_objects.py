@@ -8,16 +8,15 @@ from typing import ClassVar
 
 import pytest
 
+from tests.conformance.lost_answers import Lossy, LossyProxy, LostAnswerConformance
 from tests.servers.s3 import S3Server
 from tidemill.clock import SYSTEM
 from tidemill.errors import ObjectError
 from tidemill.objects import Objects, Probed, open_objects, probe_bucket
 from tidemill.objects.memory import MemoryObjects
-from tidemill.testing import LostAnswerConformance, ObjectsConformance
+from tidemill.testing import ObjectsConformance
 from tidemill.testing.fake_clock import FakeClock
-from tidemill.testing.lossy_proxy import LossyProxy
-from tidemill.testing.objects_conformance import Lossy
-from tidemill.testing.objects_laws.laws import fill, keys
+from tidemill.testing.objects_tests.bodies import fill, keys
 
 _roots = itertools.count()
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests import leases, runner_parts
+from tests.futures_invariants import scan_invariants
 from tests.scopes import scope_of
 from tests.workers import wait
 from tidemill.clock import SYSTEM
@@ -28,7 +29,6 @@ from tidemill.runner.part_futures import PartFutures, resource_of
 from tidemill.runner.presence import OwnPresence, Presence
 from tidemill.scope import Scope
 from tidemill.store import Store, open_store
-from tidemill.testing.futures_invariants import scan_invariants
 from tidemill.testing.threads import STUCK_S
 
 CLUSTER = "default"

@@ -15,7 +15,7 @@ from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
 from tidemill.futures.protocol import cancel, claim, depend, edges, finish, reap, results, rows, submit
-from tidemill.futures.protocol.claim import Claim
+from tidemill.futures.protocol.claim import Claim, held
 from tidemill.futures.protocol.finish import Completion
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.rows import AnyRow, AttemptCounts, Claimed, Realized, Spec
@@ -84,7 +84,7 @@ def a_failure_without_the_fence(patch: pytest.MonkeyPatch) -> None:
 
     def ours(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, claim: Claim) -> Claimed:
         row = edges.read(tx, keys, claim.id)
-        return row if isinstance(row, Claimed) else finish.held(row, claim)
+        return row if isinstance(row, Claimed) else held(row, claim)
 
     patch.setattr(finish, "_ours", ours)
 
@@ -265,7 +265,7 @@ def an_idempotency_key_that_nobody_looks_up(patch: pytest.MonkeyPatch) -> None:
 def retries_one_too_many(patch: pytest.MonkeyPatch) -> None:
     from tidemill.futures.protocol import retries
 
-    judge = retries.judge
+    judge: Callable[..., Any] = retries.judge
 
     def generous(*args: Any, **named: Any) -> Any:
         spec = msgspec.structs.replace(args[4], max_retries=args[4].max_retries + 1)

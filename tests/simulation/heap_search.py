@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from tests.heap_table import HeapState, check, state_of
 from tests.simulation.plain_store import PlainTx
 from tests.unit.lots_stage import new_lot
 from tidemill.cluster import nodes
@@ -27,7 +28,6 @@ from tidemill.lots import datasets, events, lots
 from tidemill.lots.datasets import Dataset
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.store import Tx
-from tidemill.testing.heap_table import HeapState, check, state_of
 from tidemill.triggers import attach, heap_sync, runs, subscriptions, templates, wakes
 from tidemill.triggers.heap import Item
 from tidemill.triggers.keys import TriggerKeys
@@ -37,6 +37,7 @@ from tidemill.triggers.subscriptions import Scheduled, Terms, Waiting
 from tidemill.triggers.templates import Template
 
 T = TypeVar("T")
+StoredRows = frozenset[tuple[bytes, bytes]]
 
 KEYS, LOTS, CLUSTER = TriggerKeys("c"), LotKeys("c"), ClusterKeys("c")
 LIFE = 1_000_000  # of a node's entry: longer than any search
@@ -70,7 +71,7 @@ class Plan:
 class State(NamedTuple):
     """Everything there is."""
 
-    rows: frozenset[tuple[bytes, bytes]]
+    rows: StoredRows
     items: frozenset[Item]
     now: int
     left: tuple[int, ...]  # publications of each source, kills, deletes, attaches, adds, removes, losses
@@ -130,7 +131,7 @@ class Search:
 
     # --- running steps
 
-    def tx(self, state: State, fn: Callable[..., T], *args: Any, **named: Any) -> tuple[T, frozenset]:
+    def tx(self, state: State, fn: Callable[..., T], *args: Any, **named: Any) -> tuple[T, StoredRows]:
         """A transaction: its answer and the rows after it."""
         tx = PlainTx(dict(state.rows), state.now)
         answer = fn(tx, *args, **named)
@@ -223,8 +224,9 @@ class Search:
         hand = state.attacher
         if hand is None:
             if state.left[left] and self._row(state) is None:
-                row, rows = self.tx(state, attach.begin, KEYS, LOTS, self.name, self.terms)
-                item = Item(row.next_run, self.name, row.tally.epoch)
+                begun, rows = self.tx(state, attach.begin, KEYS, LOTS, self.name, self.terms)
+                assert isinstance(begun, Scheduled)
+                item = Item(begun.next_run, self.name, begun.tally.epoch)
                 budget = (*state.left[:left], state.left[left] - 1, *state.left[left + 1 :])
                 yield False, state._replace(rows=rows, left=budget, attacher=("push", item))
             row = self._row(state)
@@ -327,7 +329,7 @@ class Search:
             raise Broken(f"HEAP-1: started at {last} and again at {state.now}")
         yield True, state._replace(rows=rows, tickets=put(state.tickets, Held.of(ticket)))
 
-    def _finish(self, state: State, held: Held) -> frozenset:
+    def _finish(self, state: State, held: Held) -> StoredRows:
         """A finish is refused, and changes nothing, unless it is that of the row's own run."""
         row = self._row(state)
         ours = (
@@ -346,7 +348,7 @@ class Search:
                 raise Broken("HEAP-7: two runs of one subscription under one fence")
         return rows
 
-    def _refused(self, state: State, fn: Callable[..., Any], *args: Any) -> frozenset:
+    def _refused(self, state: State, fn: Callable[..., Any], *args: Any) -> StoredRows:
         arguments = (KEYS, LOTS, CLUSTER, *args[1:]) if fn is runs.finish else args
         try:
             return self.tx(state, fn, *arguments)[1]
@@ -355,7 +357,7 @@ class Search:
 
     # --- looking
 
-    def _row_bytes(self, state: State) -> frozenset:
+    def _row_bytes(self, state: State) -> StoredRows:
         kept = {KEYS.subscription[self.name], KEYS.floor[self.name]}
         return frozenset(row for row in state.rows if row[0] in kept)
 

@@ -12,6 +12,11 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
+from tests.simulation import Fault, World
+from tests.simulation.cluster import queue
+from tests.simulation.cluster.queue import CLAIM_PAGE, QueueClaim, QueueKeys
+from tests.simulation.cluster.scenario import cluster_world
+from tests.simulation.weather import draw_swarm
 from tidemill.cluster import leases, nodes, partitions
 from tidemill.cluster.holdings import HeldPartition, Holdings
 from tidemill.cluster.keeper import Held, Keeper
@@ -25,10 +30,6 @@ from tidemill.errors import LeaseLost
 from tidemill.store import Store, Tx
 from tidemill.store.memory import MemoryStore, MemoryTx
 from tidemill.store.retry import RetriedCall, RetryingStore
-from tidemill.testing.simulation import Fault, World, swarm
-from tidemill.testing.simulation.cluster import queue
-from tidemill.testing.simulation.cluster.queue import CLAIM_PAGE, QueueClaim, QueueKeys
-from tidemill.testing.simulation.cluster.scenario import cluster_world
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 
@@ -63,7 +64,7 @@ def world_for(name: str, seed: int) -> World:
     under = MUTANTS[name].under
     if under is None:
         return cluster_world(seed)
-    drawn = swarm.draw(random.Random(f"{seed}/mutants"))
+    drawn = draw_swarm(random.Random(f"{seed}/mutants"))
     return cluster_world(seed, msgspec.structs.replace(drawn, faults=under, call_rate=0.1))
 
 

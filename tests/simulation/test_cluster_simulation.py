@@ -4,12 +4,13 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from tidemill.testing.simulation import Fault, SimulationReport, Swarm, Violation, World, simulate
-from tidemill.testing.simulation.cluster.plan import ClusterPlan, Gate, PlannedPiece
-from tidemill.testing.simulation.cluster.scenario import ClusterWork, cluster_world
+from tests.simulation import Fault, SimulationReport, Swarm, Violation, World, simulate
+from tests.simulation.cluster.scenario import ClusterWork, cluster_world
+from tests.simulation.cluster.tasks import ClusterPlan, Gate, PlannedPiece
 
 SEEDS = 2000
 CHUNKS = 8
@@ -159,17 +160,9 @@ def test_a_single_node_does_everything_alone() -> None:
 def test_a_seed_gives_the_same_timeline_in_any_process() -> None:
     def digests(hash_seed: str) -> list[str]:
         ran = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "tidemill.testing.simulation",
-                "--start",
-                "300",
-                "--seeds",
-                "12",
-                "--digest",
-            ],
+            [sys.executable, "-m", "tests.simulation", "--start", "300", "--seeds", "12", "--digest"],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            cwd=Path(__file__).parents[2],
             capture_output=True,
             text=True,
             check=True,

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 from click.testing import CliRunner
 
+from tests.simulation import Violation
+from tests.simulation.__main__ import main
+from tests.simulation.futures.scenario import futures_world
 from tests.simulation.futures_mutants import MUTANTS, mutated
-from tidemill.testing.simulation import Violation
-from tidemill.testing.simulation.__main__ import main
-from tidemill.testing.simulation.futures.scenario import futures_world
 
 WITHIN = 500
 """Seeds in which each is found; most take one or two."""
@@ -45,7 +45,7 @@ def test_a_failing_seed_prints_the_one_command_that_replays_it() -> None:
     name = "a claim that leaves the ready row"
     seed, violation = first_caught(name)
     replay = next(line for line in str(violation).splitlines() if line.startswith("replay: "))
-    command = replay.removeprefix("replay: python -m tidemill.testing.simulation ").split()
+    command = replay.removeprefix("replay: python -m tests.simulation ").split()
     assert f"--scenario futures --seed {seed}" in replay
     with mutated(name):
         again = CliRunner().invoke(main, command)

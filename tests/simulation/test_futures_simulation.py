@@ -4,14 +4,15 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from tests.simulation import Fault, SimulationReport, Swarm, Violation, World
+from tests.simulation.futures.plan import FuturesPlan, PlannedCall, PlannedSubmit
+from tests.simulation.futures.scenario import FutureWork, futures_world
 from tidemill.futures.protocol.rows import AnyRow, Cancelled, Failed, Quarantined, Realized
-from tidemill.testing.simulation import Fault, SimulationReport, Swarm, Violation, World
-from tidemill.testing.simulation.futures.plan import FuturesPlan, PlannedCall, PlannedSubmit
-from tidemill.testing.simulation.futures.scenario import FutureWork, futures_world
 
 SEEDS = 2000
 CHUNKS = 8
@@ -195,10 +196,11 @@ def test_a_single_worker_does_everything_alone() -> None:
 
 def test_a_seed_gives_the_same_timeline_in_any_process() -> None:
     def digests(hash_seed: str) -> list[str]:
-        command = "-m tidemill.testing.simulation --scenario futures --start 300 --seeds 8 --digest"
+        command = "-m tests.simulation --scenario futures --start 300 --seeds 8 --digest"
         ran = subprocess.run(
             [sys.executable, *command.split()],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            cwd=Path(__file__).parents[2],
             capture_output=True,
             text=True,
             check=True,

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.heap_table import HeapState, allowed
 from tests.simulation.heap_search import Found, Plan, Search
-from tidemill.testing.heap_table import HeapState, allowed
 
 COMES_AND_GOES = (
     "A_1>D_1 B_1>E_1 B_2>E_2 C_1>F_1 C_2>F_2 D_1>A_1 D_1>D_2 D_2>A_2 D_2>D_1 E_1>B_1 E_2>B_2 F_1>C_1 F_2>C_2"

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 from click.testing import CliRunner
 
+from tests.simulation import Violation
+from tests.simulation.__main__ import main
 from tests.simulation.mutants import MUTANTS, mutated, world_for
 from tests.simulation.test_cluster_simulation import SEEDS
-from tidemill.testing.simulation import Violation
-from tidemill.testing.simulation.__main__ import main
 
 
 def first_caught(name: str) -> tuple[int, Violation]:
@@ -37,7 +37,7 @@ def test_a_failing_seed_prints_the_one_command_that_replays_it() -> None:
     name = "take and claim in two transactions"
     seed, violation = first_caught(name)
     replay = next(line for line in str(violation).splitlines() if line.startswith("replay: "))
-    command = replay.removeprefix("replay: python -m tidemill.testing.simulation ").split()
+    command = replay.removeprefix("replay: python -m tests.simulation ").split()
     assert f"--seed {seed}" in replay
     with mutated(name):
         again = CliRunner().invoke(main, command)

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tests.futures_invariants import judge
+from tests.futures_mirror import Mirror
 from tidemill.cluster import leases, nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leader import Duty, Tenure
@@ -25,8 +27,6 @@ from tidemill.futures.protocol.rows import AnyRow, Blob, Failure, Location, Real
 from tidemill.store import Mode, Space, Store, Tx
 from tidemill.store.memory import MemoryStore
 from tidemill.testing.fake_clock import FakeClock
-from tidemill.testing.futures_invariants import judge
-from tidemill.testing.futures_mirror import Mirror
 
 T = TypeVar("T")
 

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from tests.futures_invariants import judge, scan_invariants
+from tests.futures_mirror import Mirror
 from tests.unit.futures_stage import Stage
 from tidemill.futures.protocol import limits, rows
 from tidemill.futures.protocol.rows import AnyRow, Claimed, Realized, Unclaimed
 from tidemill.store import Tx
-from tidemill.testing.futures_invariants import judge, scan_invariants
-from tidemill.testing.futures_mirror import Mirror
 
 
 class Scene(Stage):

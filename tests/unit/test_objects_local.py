@@ -18,7 +18,7 @@ from tidemill.objects import Objects, Put, durable_files, open_objects
 from tidemill.objects.durable_files import sweep
 from tidemill.objects.local import LocalObjects
 from tidemill.testing.fake_clock import FakeClock
-from tidemill.testing.objects_laws.laws import keys, nonce
+from tidemill.testing.objects_tests.bodies import keys, nonce
 from tidemill.testing.objects_writer import URL, whole
 from tidemill.testing.threads import STUCK_S
 

@@ -10,7 +10,7 @@ from tidemill.clock import SYSTEM
 from tidemill.errors import ConditionsIgnored, ObjectUnavailable, UsageError
 from tidemill.objects import Body, ObjectInfo, Probed, try_conditions
 from tidemill.objects.memory import MemoryObjects
-from tidemill.testing.objects_laws.laws import keys
+from tidemill.testing.objects_tests.bodies import keys
 from tidemill.testing.threads import STUCK_S
 
 

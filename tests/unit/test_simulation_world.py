@@ -6,10 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from tidemill.crash import Crashed
-from tidemill.errors import StoreError
-from tidemill.store import Space, Tx
-from tidemill.testing.simulation import (
+from tests.simulation import (
     Act,
     Fault,
     RecordedCommit,
@@ -21,7 +18,10 @@ from tidemill.testing.simulation import (
     Workload,
     World,
 )
-from tidemill.testing.simulation.scheduler import DEPTH_LIMIT, SECOND_US, Next, Restless, SimulationScheduler
+from tests.simulation.scheduler import DEPTH_LIMIT, SECOND_US, Next, Restless, SimulationScheduler
+from tidemill.crash import Crashed
+from tidemill.errors import StoreError
+from tidemill.store import Space, Tx
 
 COUNTER = Space("test")["counter"]
 

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.heap_observer import HeapObserver
+from tests.heap_table import AMENDED, FIRST, FORBIDDING, CellCode, HeapState, allowed, check, codes
 from tests.unit.lots_stage import SECOND_US, Stage
 from tidemill import crash
 from tidemill.crash import Crashed
@@ -29,8 +31,6 @@ from tidemill.lots.keys import DatasetId
 from tidemill.objects import open_objects
 from tidemill.objects.memory import MemoryObjects
 from tidemill.store import Tx
-from tidemill.testing.heap_observer import HeapObserver
-from tidemill.testing.heap_table import AMENDED, FIRST, FORBIDDING, CellCode, HeapState, allowed, check, codes
 from tidemill.triggers import attach, heap_sync, runs, subscriptions, templates
 from tidemill.triggers.due import NEVER, At, Now, next_due
 from tidemill.triggers.due_query import DueQuery

@@ -7,7 +7,7 @@ code which works here works on every backend:
 - a plain read conflicts only with commits of serial transactions. Only a locked read sees a conflict with a
   `take` transaction, as on PostgreSQL, where SERIALIZABLE ignores READ COMMITTED (STO-3);
 - blind writes never conflict;
-- `faults`, if given, may delay, refuse or lose any commit (`tidemill.testing.simulation`).
+- `faults`, if given, may delay, refuse or lose any commit (`tests.simulation`).
 """
 
 import random

@@ -10,18 +10,15 @@ from typing import TYPE_CHECKING
 from tidemill.testing.fake_clock import FakeClock, ShiftedClock
 
 if TYPE_CHECKING:
-    from tidemill.testing.heap_conformance import HeapConformance
-    from tidemill.testing.objects_conformance import LostAnswerConformance, ObjectsConformance
+    from tidemill.testing.objects_conformance import ObjectsConformance
     from tidemill.testing.store_conformance import StoreConformance
     from tidemill.views.certify.judge import Case, Holding, Judge, Verdict
     from tidemill.views.certify.table_contents import Step
 
 _SUITES = {
     "Case": "tidemill.views.certify.judge",
-    "HeapConformance": "tidemill.testing.heap_conformance",
     "Holding": "tidemill.views.certify.judge",
     "Judge": "tidemill.views.certify.judge",
-    "LostAnswerConformance": "tidemill.testing.objects_conformance",
     "ObjectsConformance": "tidemill.testing.objects_conformance",
     "Step": "tidemill.views.certify.table_contents",
     "StoreConformance": "tidemill.testing.store_conformance",
@@ -31,10 +28,8 @@ _SUITES = {
 __all__ = [
     "Case",
     "FakeClock",
-    "HeapConformance",
     "Holding",
     "Judge",
-    "LostAnswerConformance",
     "ObjectsConformance",
     "ShiftedClock",
     "Step",

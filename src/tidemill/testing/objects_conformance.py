@@ -11,25 +11,108 @@
 
 `objects` is an empty root for each test. `objects_url` is the URL with which another process opens it;
 without it the tests with several processes are skipped. Set `etags_differ = False` if an etag is a digest of
-the body.
+the body. The marks `rule` name the rules of docs/rules/store.md.
 
-Storage over a network also runs `LostAnswerConformance`, with a fixture `lossy`: a proxy in front of a real
-server drops requests and responses. The marks `rule` name the rules of docs/rules/store.md.
+The other processes run `tidemill.testing.objects_writer` and open the storage by its URL, which they get
+through their environment: all users of a machine can see a command line.
 """
 
-from tidemill.testing.objects_laws.bodies import BodyLaws
-from tidemill.testing.objects_laws.conditions import ConditionLaws
-from tidemill.testing.objects_laws.listings import ListingLaws
-from tidemill.testing.objects_laws.losses import Lossy, LostAnswerLaws
-from tidemill.testing.objects_laws.names import NameLaws
-from tidemill.testing.objects_laws.processes import ObjectProcessLaws
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
 
-__all__ = ["Lossy", "LostAnswerConformance", "ObjectsConformance"]
+import pytest
+
+from tidemill.objects import Objects
+from tidemill.testing.objects_tests.bodies import BodyTests, ConditionTests, ObjectTests
+from tidemill.testing.objects_tests.listings import ListingTests, NameTests
+from tidemill.testing.objects_writer import URL, whole
+from tidemill.testing.threads import STUCK_S
+
+KILLS = 4
 
 
-class ObjectsConformance(BodyLaws, ConditionLaws, ListingLaws, NameLaws, ObjectProcessLaws):
-    """Every law of object storage."""
+class ObjectProcessTests(ObjectTests):
+    """Test several processes: one creates an object, and a killed one leaves no partial object."""
+
+    @pytest.mark.rule("STO-12")
+    def test_of_many_processes_exactly_one_creates(self, objects: Objects, objects_url: str | None) -> None:
+        count = 40
+        children = [_child(objects_url, "race", str(count)) for _ in range(4)]
+        try:
+            for child in children:
+                assert _line(child) == "ready"
+            for child in children:
+                _tell(child, "go")
+            answers = [json.loads(_line(child)) for child in children]
+        finally:
+            for child in children:
+                _end(child)
+        for number in range(count):
+            given = Counter(each[number] for each in answers)
+            assert given == {"created": 1, "other": 3}, number
+        owners = Counter(objects.get(f"race/{number}")[0].split(b":")[0] for number in range(count))
+        assert owners == {
+            str(child.pid).encode(): each.count("created")
+            for child, each in zip(children, answers, strict=True)
+            if "created" in each
+        }
+
+    @pytest.mark.rule("STO-12")
+    def test_a_writer_that_is_killed_leaves_nothing_torn(
+        self, objects: Objects, objects_url: str | None
+    ) -> None:
+        answered: set[str] = set()
+        for number in range(KILLS):
+            child = _child(objects_url, "write", str(number))
+            try:
+                for _ in range(5 + 7 * number):
+                    answered.add(_line(child))
+                os.kill(child.pid, signal.SIGKILL)
+            finally:
+                answered |= set(_end(child))
+        found = {info.key: info for info in objects.list()}
+        assert answered <= set(found)
+        for key, info in found.items():
+            body = objects.get(key)[0]
+            assert whole(body), f"{key} is torn: {info}"
+            assert len(body) == info.size
 
 
-class LostAnswerConformance(LostAnswerLaws):
-    """Every law of object storage that loses answers."""
+def _child(url: str | None, *arguments: str) -> subprocess.Popen[str]:
+    if url is None:
+        pytest.skip("no other process can open this storage")
+    return subprocess.Popen(
+        [sys.executable, "-m", "tidemill.testing.objects_writer", *arguments],
+        env={**os.environ, URL: url},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _line(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    line = child.stdout.readline().rstrip("\n")
+    assert line, f"the writer ended with {child.wait(STUCK_S)}"
+    return line
+
+
+def _tell(child: subprocess.Popen[str], word: str) -> None:
+    assert child.stdin is not None
+    child.stdin.write(word + "\n")
+    child.stdin.flush()
+
+
+def _end(child: subprocess.Popen[str]) -> list[str]:
+    """End a child; returns the whole lines it had still said."""
+    child.kill()
+    out, _ = child.communicate(timeout=STUCK_S)
+    return out.split("\n")[:-1]
+
+
+class ObjectsConformance(BodyTests, ConditionTests, ListingTests, NameTests, ObjectProcessTests):
+    """Every test of object storage."""

@@ -19,26 +19,24 @@ Some tests race threads against each other. Their assertions hold for every inte
 caused by unlucky timing.
 """
 
-from tidemill.testing.store_laws.isolation import IsolationLaws
-from tidemill.testing.store_laws.lifecycle import LifecycleLaws
-from tidemill.testing.store_laws.limits import LimitLaws
-from tidemill.testing.store_laws.maps import MapLaws
-from tidemill.testing.store_laws.processes import StoreProcessLaws
-from tidemill.testing.store_laws.takes import TakeLaws
-from tidemill.testing.store_laws.times import TimeLaws
-from tidemill.testing.store_laws.versions import VersionLaws
-from tidemill.testing.store_laws.watches import WatchLaws
+from tidemill.testing.store_tests.isolation import IsolationTests
+from tidemill.testing.store_tests.lifecycle import LifecycleTests, StoreProcessTests
+from tidemill.testing.store_tests.limits import LimitTests
+from tidemill.testing.store_tests.maps import MapTests
+from tidemill.testing.store_tests.takes import TakeTests
+from tidemill.testing.store_tests.versions import VersionTests
+from tidemill.testing.store_tests.watches import TimeTests, WatchTests
 
 
 class StoreConformance(
-    MapLaws,
-    IsolationLaws,
-    TakeLaws,
-    VersionLaws,
-    LimitLaws,
-    TimeLaws,
-    WatchLaws,
-    LifecycleLaws,
-    StoreProcessLaws,
+    MapTests,
+    IsolationTests,
+    TakeTests,
+    VersionTests,
+    LimitTests,
+    TimeTests,
+    WatchTests,
+    LifecycleTests,
+    StoreProcessTests,
 ):
-    """Every law of the store."""
+    """Every test of a store."""

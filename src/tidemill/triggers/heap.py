@@ -1,6 +1,6 @@
 """The heap: an index by time of what is due, which may be lost (HEAP-9, HEAP-17).
 
-Contract, the same for every heap (`tidemill.testing.HeapConformance` is its executable form):
+Contract, the same for every heap (`tests/conformance/test_heap.py` is its executable form):
 
 - An item names a subscription, an epoch of it, and the time of that epoch. One (subscription, epoch) has one
   time, so it has one place.

@@ -3,7 +3,7 @@
 That it runs is not a state: a run is a lease on a scheduled subscription, and ends with it. That it is paused
 or dead is none either: those are flags, under which it is scheduled and waits like any other, only that
 nobody runs it (HEAP-15). How rows, items on the heap and templates move together is the table of
-`tidemill.testing.heap_table`.
+`tests.heap_table`.
 """
 
 from enum import StrEnum

@@ -1,0 +1,334 @@
+"""The base class of the tests of object storage, and the tests of writing, reading and deleting.
+
+A conditional write has one winner: one writer creates an object, and a replacement needs the current etag.
+"""
+
+import hashlib
+import itertools
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ClassVar
+
+import pytest
+
+from tidemill.errors import ObjectConflict, ObjectMissing, UsageError
+from tidemill.objects import Objects, Put, try_conditions
+from tidemill.testing.threads import Racer, together
+
+_numbers = itertools.count()
+
+
+class ObjectTests:
+    """The base of the suite: a fixture `objects`, empty for each test, and what differs between backends."""
+
+    etags_differ: ClassVar[bool] = True
+    """False where the etag is a digest of the body, so that equal bytes written twice have one etag."""
+
+    race_width: ClassVar[int] = 8
+    """How many threads race for one object."""
+    race_rounds: ClassVar[int] = 12
+    """For how many objects, one after the other."""
+
+    @pytest.fixture
+    def objects(self) -> Objects:
+        """Overridden by each backend: a fresh, empty root."""
+        raise pytest.UsageError(f"{type(self).__name__} has no fixture `objects`")
+
+    @pytest.fixture
+    def objects_url(self) -> str | None:
+        """Overridden where another process can open the same root: its URL, with its secrets."""
+        return None
+
+
+def nonce() -> bytes:
+    """A nonce that no other writer of this run has."""
+    return b"nonce-%012d" % next(_numbers)
+
+
+def keys(
+    objects: Objects, prefix: str = "", *, after: str | None = None, limit: int | None = None
+) -> list[str]:
+    """The keys of a listing."""
+    return [info.key for info in objects.list(prefix, after=after, limit=limit)]
+
+
+def fill(objects: Objects, names: list[str]) -> None:
+    """Put objects whose body is their key, several at a time."""
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda name: objects.put(name, name.encode()), names))
+
+
+MB = 1024 * 1024
+
+
+class BodyTests(ObjectTests):
+    """What was written is what is read, whole."""
+
+    @pytest.mark.rule("STO-12")
+    @pytest.mark.parametrize("body", [b"", b"\x00", b"plain", bytes(range(256)) * 300], ids=len)
+    def test_a_body_is_read_as_it_was_written(self, objects: Objects, body: bytes) -> None:
+        objects.put("a/b", body)
+        assert objects.get("a/b")[0] == body
+
+    def test_buffers_are_bodies_too(self, objects: Objects) -> None:
+        bodies: dict[str, bytearray | memoryview] = {
+            "x": bytearray(b"xyz"),
+            "v": memoryview(b"-view-")[1:5],
+            "w": memoryview(b"abcdefgh").cast("H"),
+        }
+        for key, body in bodies.items():
+            assert objects.put(key, body).size == len(bytes(body))
+            assert objects.get(key)[0] == bytes(body)
+        mark = nonce()
+        assert objects.put_if_absent("m", memoryview(mark), mark) is Put.CREATED
+        assert objects.put_if_absent("m", bytearray(mark), mark) is Put.MINE
+
+    def test_a_put_replaces(self, objects: Objects) -> None:
+        objects.put("k", b"long and old")
+        objects.put("k", b"new")
+        assert objects.get("k")[0] == b"new"
+        assert keys(objects) == ["k"]
+
+    def test_what_is_told_of_an_object_agrees_everywhere(self, objects: Objects) -> None:
+        put = objects.put("a/k", b"12345")
+        head = objects.head("a/k")
+        assert put[:3] == head[:3] == ("a/k", 5, head.etag)
+        assert head.etag
+        assert objects.get("a/k")[1] == head
+        [listed] = objects.list()
+        assert listed[:3] == head[:3]
+        assert abs(listed.modified_at - head.modified_at) <= 1  # listings may drop the fraction
+        assert abs(put.modified_at - head.modified_at) < 3600
+
+    def test_an_etag_changes_with_the_bytes(self, objects: Objects) -> None:
+        first = objects.put("k", b"one").etag
+        assert objects.put("k", b"two").etag != first
+
+    def test_an_etag_changes_with_each_write_where_it_is_no_digest(self, objects: Objects) -> None:
+        if not self.etags_differ:
+            pytest.skip("etags of this provider are digests of the body")
+        seen: set[str] = set()
+        for _ in range(25):
+            seen.add(objects.put("k", b"same").etag)
+            objects.delete("k")
+            mark = b"nonce-of-one-writer"
+            objects.put_if_absent("k", mark, mark)
+            seen.add(objects.head("k").etag)
+        assert len(seen) == 50
+
+    @pytest.mark.rule("STO-12")
+    def test_what_is_not_there_is_missing(self, objects: Objects) -> None:
+        objects.put("there/x", b"x")
+        for key in ("nothing", "there", "there/y", "there/x/y"):
+            for ask in (
+                objects.get,
+                objects.head,
+                lambda key: objects.get_range(key, 0, 1),
+                lambda key: objects.get_ranges(key, [(0, 1), (9_000_000, 1)]),
+            ):
+                with pytest.raises(ObjectMissing) as caught:
+                    ask(key)
+                assert key in str(caught.value)
+
+    @pytest.mark.rule("STO-12")
+    def test_deleting_is_for_good_and_may_be_repeated(self, objects: Objects) -> None:
+        for key in ("d/a", "d/ab", "d/e/f", "x"):
+            objects.put(key, b"")
+        objects.delete("d/a")
+        objects.delete("d/a")
+        objects.delete("d")
+        objects.delete("d/ab/c")
+        assert keys(objects) == ["d/ab", "d/e/f", "x"]
+        objects.delete_many(["d/e/f", "never", "d/ab", "d/e/f"])
+        objects.delete_many([])
+        assert keys(objects) == ["x"]
+        objects.put("d", b"a folder no more")
+        assert keys(objects) == ["d", "x"]
+
+    @pytest.mark.rule("STO-12")
+    def test_a_range_ends_where_the_object_does(self, objects: Objects) -> None:
+        body = bytes(range(100))
+        objects.put("r", body)
+        objects.put("empty", b"")
+        assert objects.get_range("r", 0, 1) == b"\x00"
+        assert objects.get_range("r", 10, 20) == body[10:30]
+        assert objects.get_range("r", 0, 100) == body
+        assert objects.get_range("r", 90, 1000) == body[90:]
+        assert objects.get_range("r", 100, 5) == b""
+        assert objects.get_range("r", 10_000, 5) == b""
+        assert objects.get_range("empty", 0, 5) == b""
+
+    @pytest.mark.rule("STO-12")
+    def test_ranges_come_in_the_order_asked(self, objects: Objects) -> None:
+        body = random.Random(1).randbytes(3 * MB)
+        objects.put("r", body)
+        asked = [(50, 10), (0, 5), (52, 4), (2 * MB, 70), (3 * MB - 1, 9), (3 * MB, 1), (9 * MB, 1), (0, 5)]
+        assert objects.get_ranges("r", asked) == [body[start : start + length] for start, length in asked]
+        assert objects.get_ranges("r", [(5 * MB, 2), (4 * MB, 1)]) == [b"", b""]
+        assert objects.get_ranges("r", []) == []
+
+    @pytest.mark.parametrize(("start", "length"), [(-1, 5), (0, 0), (3, -1)])
+    def test_what_is_no_range_is_refused(self, objects: Objects, start: int, length: int) -> None:
+        objects.put("r", b"0123456789")
+        with pytest.raises(UsageError):
+            objects.get_range("r", start, length)
+        with pytest.raises(UsageError):
+            objects.get_ranges("r", [(0, 1), (start, length)])
+
+    @pytest.mark.rule("STO-12")
+    def test_bodies_may_be_large(self, objects: Objects) -> None:
+        mark = nonce()
+        body = random.Random(2).randbytes(10 * MB) + mark
+        assert objects.put_if_absent("big/once", body, mark) is Put.CREATED
+        assert objects.put_if_absent("big/once", body, mark) is Put.MINE
+        objects.put("big/parts", body * 2)
+        for key, want in {"big/once": body, "big/parts": body * 2}.items():
+            found, info = objects.get(key)
+            assert hashlib.sha256(found).digest() == hashlib.sha256(want).digest()
+            assert info.size == len(want)
+        assert objects.get_range("big/parts", 10 * MB - 3, 40) == (body * 2)[10 * MB - 3 : 10 * MB + 37]
+
+    def test_readers_see_one_body_or_the_other(self, objects: Objects) -> None:
+        bodies = {bytes([n]) * size for n, size in ((1, 300_000), (2, 100_000), (3, 200_000))}
+        objects.put("k", next(iter(bodies)))
+        done = threading.Event()
+
+        def read() -> int:
+            reads = 0
+            while not done.is_set() or not reads:
+                body, info = objects.get("k")
+                assert body in bodies
+                assert info.size == len(body)
+                reads += 1
+            return reads
+
+        reader = Racer(read)
+        reader.start()
+        try:
+            for _ in range(10):
+                for body in bodies:
+                    objects.put("k", body)
+        finally:
+            done.set()
+        assert reader.outcome()
+
+    def test_a_folder_that_empties_and_fills_loses_nothing(self, objects: Objects) -> None:
+        def churn(name: str) -> None:
+            for _ in range(25):
+                objects.put(f"deep/er/{name}", b"x")
+                objects.delete(f"deep/er/{name}")
+            objects.put(f"deep/er/{name}", name.encode())
+
+        together(*(partial(churn, f"n{n}") for n in range(4)))
+        assert keys(objects) == [f"deep/er/n{n}" for n in range(4)]
+        assert objects.get("deep/er/n2")[0] == b"n2"
+
+
+class ConditionTests(ObjectTests):
+    """Test that one writer creates an object, and that a writer replaces only what it has read."""
+
+    @pytest.mark.rule("STO-12")
+    def test_put_if_absent_says_created_mine_or_other(self, objects: Objects) -> None:
+        ours, theirs = nonce(), nonce()
+        mine, other = b'{"by": "' + ours + b'"}', b'{"by": "' + theirs + b'"}'
+        assert len(mine) == len(other)
+        assert objects.put_if_absent("k", mine, ours) is Put.CREATED
+        assert objects.put_if_absent("k", mine, ours) is Put.MINE
+        assert objects.put_if_absent("k", other, theirs) is Put.OTHER
+        assert objects.put_if_absent("k", other + b" ", theirs) is Put.OTHER
+        assert objects.put_if_absent("k", mine, ours) is Put.MINE
+        assert objects.get("k")[0] == mine
+
+    def test_what_was_deleted_can_be_created(self, objects: Objects) -> None:
+        first, second = nonce(), nonce()
+        assert objects.put_if_absent("a/k", first, first) is Put.CREATED
+        objects.delete("a/k")
+        assert objects.put_if_absent("a/k", second, second) is Put.CREATED
+        assert objects.put_if_absent("a/k", first, first) is Put.OTHER
+
+    @pytest.mark.rule("STO-12")
+    def test_a_body_without_its_nonce_is_refused(self, objects: Objects) -> None:
+        for body, mark in ((b"without", b"nonce-000001"), (b"short", b"short"), (b"", b"")):
+            with pytest.raises(UsageError, match="nonce"):
+                objects.put_if_absent("k", body, mark)
+        assert keys(objects) == []
+
+    @pytest.mark.rule("STO-12")
+    def test_of_many_threads_exactly_one_creates(self, objects: Objects) -> None:
+        for number in range(self.race_rounds):
+            key = f"race/{number}"
+            marks = [nonce() for _ in range(self.race_width)]
+            answers = together(*(partial(objects.put_if_absent, key, mark, mark) for mark in marks))
+            assert sorted(answer.value for answer in answers) == ["created"] + ["other"] * (
+                self.race_width - 1
+            )
+            assert objects.get(key)[0] == marks[answers.index(Put.CREATED)]
+
+    @pytest.mark.rule("STO-12")
+    def test_if_match_replaces_only_what_was_seen(self, objects: Objects) -> None:
+        first = objects.put("k", b"first")
+        second = objects.put_if_match("k", b"second", first.etag)
+        assert second[:2] == ("k", 6)
+        assert objects.head("k").etag == second.etag
+        for etag in (first.etag, '"00000000000000000000000000000000"', "nonsense"):
+            with pytest.raises(ObjectConflict):
+                objects.put_if_match("k", b"third", etag)
+        assert objects.get("k")[0] == b"second"
+        [listed] = objects.list()
+        objects.put_if_match("k", b"third", listed.etag)
+        assert objects.get("k")[0] == b"third"
+
+    def test_if_match_never_creates(self, objects: Objects) -> None:
+        etag = objects.put("k", b"x").etag
+        objects.delete("k")
+        for key in ("k", "never/was"):
+            with pytest.raises(ObjectConflict):
+                objects.put_if_match(key, b"y", etag)
+            with pytest.raises(ObjectMissing):
+                objects.get(key)
+        assert keys(objects) == []
+
+    def test_if_match_needs_an_etag(self, objects: Objects) -> None:
+        objects.put("k", b"x")
+        with pytest.raises(UsageError):
+            objects.put_if_match("k", b"y", "")
+
+    @pytest.mark.rule("STO-12")
+    def test_no_increment_is_lost_under_if_match(self, objects: Objects) -> None:
+        objects.put("n", b"0 start")
+
+        def add(who: int) -> None:
+            for turn in range(10):
+                while True:
+                    body, info = objects.get("n")
+                    new = b"%d by %d in turn %d" % (int(body.split()[0]) + 1, who, turn)
+                    try:
+                        objects.put_if_match("n", new, info.etag)
+                    except ObjectConflict:
+                        continue
+                    break
+
+        together(*(partial(add, who) for who in range(4)))
+        assert objects.get("n")[0].split()[0] == b"40"
+
+    def test_a_plain_put_is_not_overwritten_by_who_has_not_seen_it(self, objects: Objects) -> None:
+        for turn in range(20):
+            etag = objects.put("k", b"old %d" % turn).etag
+            put, swap = b"put %d" % turn, b"swap %d" % turn
+
+            def swaps(etag: str = etag, swap: bytes = swap) -> bool:
+                try:
+                    objects.put_if_match("k", swap, etag)
+                except ObjectConflict:
+                    return False
+                return True
+
+            together(lambda put=put: bool(objects.put("k", put)), swaps)  # type: ignore[misc]
+            assert objects.get("k")[0] == put  # it came first and broke the condition, or it came last
+
+    @pytest.mark.rule("STO-13")
+    def test_the_probe_is_content_and_leaves_nothing(self, objects: Objects) -> None:
+        assert try_conditions(objects, random.Random(3)).if_match is objects.supports_if_match
+        assert keys(objects) == []

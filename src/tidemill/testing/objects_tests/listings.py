@@ -1,0 +1,275 @@
+"""Test keys and listings.
+
+A key is returned unchanged or refused, and none leaves the root. A listing is in the order of keys, after a
+given key, up to a limit.
+"""
+
+import contextlib
+import random
+from collections.abc import Callable
+from itertools import islice
+
+import pytest
+
+from tidemill.errors import BadKey, ObjectError, UsageError
+from tidemill.objects import Objects, Put
+from tidemill.testing.objects_tests.bodies import ObjectTests, fill, keys, nonce
+from tidemill.testing.threads import Racer
+
+STRANGE = [
+    *(
+        "a=1/b=2",
+        "with space",
+        " lead",
+        "trail ",
+        "it's",
+        'say "x"',
+        "100%",
+        "%2e%2e/x",
+        "%2F",
+        "a%00b",
+        "a+b&c;d",
+    ),
+    *(
+        "#frag?query=1",
+        "[x]{y}|^`<>",
+        "~user/$HOME/*",
+        "...",
+        "..a/b..",
+        ".hidden",
+        "-rf",
+        "é",
+        "e\u0301",
+        "日本語",
+    ),
+    *(
+        "😀/🏳️‍🌈",
+        "\u202eright-to-left",
+        "\u00a0nbsp",
+        "CON",
+        "aux.txt",
+        "a" * 255,
+        "é" * 127,
+        "/".join(["d" * 99] * 9),
+    ),
+    *("x/.tidemill/y", ".tidemill2", "tidemill-probe/x"),
+]
+HOSTILE = [
+    *("", "/", "/etc/passwd", "a/", "a//b", "//a", ".", "..", "../x", "a/../../x", "a/..", "a/./b", "./a"),
+    *("a\0b", "\0", "a\nb", "a\tb", "a\x7fb", "\x1b[31m", "a\\b", "..\\x", "\ud800", "a" * 256, "é" * 128),
+    *("/".join(["d" * 200] * 5), ".tidemill", ".tidemill/scratch/x", ".tidemill/locks/00"),
+]
+
+
+class NameTests(ObjectTests):
+    """A key is a key on every backend or on none."""
+
+    @pytest.mark.rule("STO-12")
+    def test_strange_keys_come_back_as_they_were(self, objects: Objects) -> None:
+        for key in STRANGE:
+            assert objects.put(key, key.encode()).key == key
+        assert keys(objects) == sorted(STRANGE)
+        for key in STRANGE:
+            body, info = objects.get(key)
+            assert body.decode() == key == info.key
+            assert objects.head(key).size == len(body)
+            assert objects.put_if_absent(key, mark := nonce(), mark) is Put.OTHER
+            assert objects.get_range(key, 0, 1) == body[:1]
+        objects.delete_many(STRANGE[::2])
+        assert keys(objects) == sorted(STRANGE[1::2])
+        for key in STRANGE[1::2]:
+            objects.delete(key)
+        assert keys(objects) == []
+
+    @pytest.mark.rule("STO-12")
+    @pytest.mark.parametrize("key", HOSTILE, ids=ascii)
+    def test_hostile_keys_are_refused_by_every_method(self, objects: Objects, key: str) -> None:
+        objects.put("kept", b"x")
+        mark = nonce()
+        for ask in (
+            lambda: objects.put(key, b"x"),
+            lambda: objects.put_if_absent(key, mark, mark),
+            lambda: objects.put_if_match(key, b"x", "etag"),
+            lambda: objects.get(key),
+            lambda: objects.get_range(key, 0, 1),
+            lambda: objects.get_ranges(key, []),
+            lambda: objects.head(key),
+            lambda: objects.delete(key),
+            lambda: objects.delete_many(["kept-not", key]),
+        ):
+            with pytest.raises(BadKey):
+                ask()
+        assert keys(objects) == ["kept"]
+
+    @pytest.mark.parametrize(
+        "prefix", ["/", "/x", "a//", "../", "a/../b", "x\0", "a\\", ".tidemill/", "\ud800"]
+    )
+    def test_hostile_prefixes_are_refused(self, objects: Objects, prefix: str) -> None:
+        objects.put("a", b"")
+        with pytest.raises(BadKey):
+            objects.list(prefix)
+
+    def test_an_object_that_is_a_folder_too_is_kept_or_refused_whole(self, objects: Objects) -> None:
+        objects.put("a/b", b"inside")
+        objects.put("c", b"object")
+        mark = nonce()
+        kept = {"a/b": b"inside", "c": b"object"}
+        puts: dict[str, Callable[[], object]] = {
+            "a": lambda: objects.put("a", b"folder"),
+            "c/d": lambda: objects.put("c/d", b"below"),
+            "c/d/e": lambda: objects.put_if_absent("c/d/e", mark, mark),
+        }
+        for key, put in puts.items():
+            with contextlib.suppress(ObjectError):
+                put()
+                kept[key] = objects.get(key)[0]
+        assert keys(objects) == sorted(kept)
+        for key, body in kept.items():
+            assert objects.get(key)[0] == body
+
+
+AWKWARD = sorted(
+    [
+        *("a-", "a-b", "a-c/d", "a.b", "a/b", "a/b-c", "a/b.c", "a/c/d", "a/c-d/e", "a0", "aa/b", "a!"),
+        *("a b", "a b c/d", "Z", "_", "b", "b%2Fc", "b+c", "b=1/c=2/d", "b=1-/x", "b'c", 'b"c', "~"),
+        *("é", "ê/x", "日本/語", "😀", "z/😀"),
+    ]
+)
+"""Names whose order by key is not their order by folder, and others that servers stumble over."""
+
+
+class ListingTests(ObjectTests):
+    """The order is that of the bytes of the whole key."""
+
+    @pytest.mark.rule("STO-12")
+    def test_listing_goes_by_the_bytes_of_the_key(self, objects: Objects) -> None:
+        fill(objects, AWKWARD)
+        found = keys(objects)
+        assert found == AWKWARD
+        assert [key.encode() for key in found] == sorted(key.encode() for key in found)
+
+    @pytest.mark.rule("STO-12")
+    def test_listing_begins_behind_any_key_there_or_not(self, objects: Objects) -> None:
+        fill(objects, AWKWARD)
+        between = [
+            "",
+            "a",
+            "a/",
+            "a/b",
+            "a/c",
+            "a/c/",
+            "a/c/zz",
+            "a//x",
+            "b=1",
+            "b=1/",
+            "b/../c",
+            "ê/",
+            "z",
+            "￿",
+        ]
+        for after in [*AWKWARD, *between]:
+            assert keys(objects, after=after) == [key for key in AWKWARD if key > after], after
+
+    @pytest.mark.rule("STO-12")
+    def test_a_prefix_is_characters_not_folders(self, objects: Objects) -> None:
+        fill(objects, AWKWARD)
+        for prefix in (
+            "a",
+            "a/",
+            "a/b",
+            "a/c/",
+            "a-",
+            "b=1",
+            "b=1/c",
+            "b=1/c=2/",
+            "é",
+            "ê/",
+            "日",
+            "no",
+            "no/x",
+            "a b",
+        ):
+            want = [key for key in AWKWARD if key.startswith(prefix)]
+            assert keys(objects, prefix) == want, prefix
+            for after in ("a-b", "a/b", "a/c", "b", "zzz"):
+                assert keys(objects, prefix, after=after) == [key for key in want if key > after], (
+                    prefix,
+                    after,
+                )
+
+    @pytest.mark.rule("STO-12")
+    def test_listing_goes_on_beyond_a_page(self, objects: Objects) -> None:
+        names = sorted(
+            [*(f"many/{n:05d}" for n in range(1100)), *(f"wide/{n:03d}/x" for n in range(50)), "z"]
+        )
+        fill(objects, names)
+        assert keys(objects) == names
+        assert keys(objects, "many/") == names[:1100]
+        assert keys(objects, "many/", after="many/00998", limit=5) == names[999:1004]
+        assert keys(objects, after="many/01098") == names[1099:]
+        walked: list[str] = []
+        while page := keys(objects, after=walked[-1] if walked else None, limit=400):
+            walked += page
+        assert walked == names
+        objects.delete_many(iter(names[:1120]))
+        assert keys(objects) == names[1120:]
+
+    def test_listing_stops_when_it_is_told(self, objects: Objects) -> None:
+        fill(objects, [f"k/{n}" for n in range(9)])
+        assert keys(objects, limit=0) == []
+        assert keys(objects, limit=3) == ["k/0", "k/1", "k/2"]
+        assert keys(objects, limit=99) == [f"k/{n}" for n in range(9)]
+        assert [info.key for info in islice(objects.list("k/"), 2)] == ["k/0", "k/1"]
+        assert keys(objects, "nothing/") == keys(objects, after="zzz") == []
+        with pytest.raises(UsageError):
+            objects.list(limit=-1)
+
+    def test_nothing_is_listed_when_nothing_is_there(self, objects: Objects) -> None:
+        assert keys(objects) == []
+        objects.put("x/y/z", b"")
+        objects.delete("x/y/z")
+        assert keys(objects) == []
+
+    def test_what_stays_is_listed_while_the_rest_changes(self, objects: Objects) -> None:
+        stay = [f"s/{n:03d}/stays" for n in range(30)]
+        fill(objects, stay)
+
+        def churn() -> None:
+            chance = random.Random(4)
+            for _ in range(40):
+                key = f"s/{chance.randrange(30):03d}/{chance.choice(['a', 'zz', 'stays-not'])}"
+                objects.put(key, b"x")
+                objects.delete(key)
+
+        racer = Racer(churn)
+        racer.start()
+        while racer.is_alive():
+            found = keys(objects, "s/")
+            assert [key for key in found if key.endswith("/stays")] == stay
+            assert found == sorted(found)
+        racer.outcome()
+
+    @pytest.mark.rule("STO-12")
+    def test_random_trees_are_listed_like_sorted_strings(self, objects: Objects) -> None:
+        chance = random.Random(5)
+        names: set[str] = set()
+        while len(names) < 120:
+            key = "/".join(
+                "".join(chance.choices("a-. 0=é", k=chance.randint(1, 2)))
+                for _ in range(chance.randint(1, 3))
+            )
+            parts = key.split("/")
+            inside = {"/".join(parts[:n]) for n in range(1, len(parts))}
+            if (
+                "." in parts
+                or ".." in parts
+                or names & inside
+                or any(name.startswith(key + "/") for name in names)
+            ):
+                continue
+            names.add(key)
+        want = sorted(names)
+        fill(objects, want)
+        assert keys(objects) == want
+        for after in chance.sample(want, 25):
+            assert keys(objects, after=after) == [key for key in want if key > after], after

@@ -1,0 +1,239 @@
+"""The base class of the store's tests, and the model that random programs are compared with.
+
+A backend implements the hooks of `StoreTests`. A random program of transactions runs on the store and on a
+plain dictionary. Every operation is a value that applies itself to both and compares the results, so a
+failing example prints as a program that can be typed in.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple, Protocol
+
+from hypothesis import strategies as st
+
+from tidemill.store import Mode, Row, Store, Swap, Tx
+from tidemill.store.port import read_counter, write_counter
+
+FIRST, BEHIND = b"\x00", b"\xfe"  # every user key is in this range
+
+
+class StoreTests:
+    """The hooks. A subclass also gives the fixture `store`: a fresh, empty store for each test."""
+
+    examples: ClassVar[int] = 40
+    """How many random programs are compared with the model."""
+
+    def reopen(self, store: Store) -> Store | None:
+        """A second handle on the same data, from this process; None where there can be none."""
+        raise TypeError(f"{type(self).__name__} must say how its store is opened a second time")
+
+    def opens_elsewhere(self, store: Store) -> str | None:
+        """Python source that opens the same data as `store` in another process; None where none can."""
+        return None
+
+    def age(self, store: Store, seconds: float) -> None:
+        """Let time pass for a running transaction. A store whose clock can jump is quicker than this."""
+        store.clock.sleep(seconds)
+
+
+def contents(store: Store) -> list[Row]:
+    """Every row a user can see."""
+    return store.run(lambda tx: tx.range(FIRST, BEHIND))
+
+
+def fill(store: Store, rows: dict[bytes, bytes]) -> None:
+    """Put these rows into the store, in one transaction."""
+
+    def fn(tx: Tx) -> None:
+        for key, value in rows.items():
+            tx.set(key, value)
+
+    store.run(fn)
+
+
+def value_of(store: Store, key: bytes) -> bytes | None:
+    """The committed value under a key."""
+    return store.run(lambda tx: tx.get(key))
+
+
+Rows = dict[bytes, bytes]
+
+KEYS = (b"\x00", b"a", b"a\x00", b"a\xff", b"b", b"b\x00\xff", b"\xfd\xff")
+COUNTERS = (b"a\x01", b"c")
+BOUNDS = (*KEYS, *COUNTERS, b"\x01", b"a\x00\x00", b"\x7f", b"\x80")
+WRONG = b"not what is there"
+
+
+def between(rows: Rows, lo: bytes, hi: bytes) -> list[Row]:
+    """What `Tx.range` answers."""
+    return [Row(key, rows[key]) for key in sorted(rows) if lo <= key < hi]
+
+
+class ModelStep(Protocol):
+    """One operation."""
+
+    def on(self, tx: Tx, rows: Rows) -> None:
+        """Do it to both, and compare."""
+
+
+class Get(NamedTuple):
+    """`get`, and `get_many` for other numbers of keys than one."""
+
+    keys: tuple[bytes, ...]
+    lock: bool
+
+    def on(self, tx: Tx, rows: Rows) -> None:
+        lock = self.lock or tx.mode == "take"
+        if len(self.keys) == 1:
+            assert tx.get(self.keys[0], lock=lock) == rows.get(self.keys[0])
+        else:
+            assert tx.get_many(self.keys, lock=lock) == [rows.get(key) for key in self.keys]
+
+
+class ModelRange(NamedTuple):
+    """`range`, with everything it can be told."""
+
+    lo: bytes
+    hi: bytes
+    limit: int | None
+    reverse: bool
+    snapshot: bool
+
+    def on(self, tx: Tx, rows: Rows) -> None:
+        expected = between(rows, self.lo, self.hi)
+        expected = expected[::-1] if self.reverse else expected
+        snapshot = self.snapshot or tx.mode == "take"
+        found = tx.range(self.lo, self.hi, limit=self.limit, reverse=self.reverse, snapshot=snapshot)
+        assert found == expected[: self.limit]
+
+
+class Set(NamedTuple):
+    """`set`."""
+
+    key: bytes
+    value: bytes
+
+    def on(self, tx: Tx, rows: Rows) -> None:
+        tx.set(self.key, self.value)
+        rows[self.key] = self.value
+
+
+class SetMany(NamedTuple):
+    """`set_many`."""
+
+    rows: tuple[tuple[bytes, bytes], ...]
+
+    def on(self, tx: Tx, rows: Rows) -> None:
+        tx.set_many(self.rows)
+        rows.update(self.rows)
+
+
+class Clear(NamedTuple):
+    """`clear`."""
+
+    key: bytes
+
+    def on(self, tx: Tx, rows: Rows) -> None:
+        tx.clear(self.key)
+        rows.pop(self.key, None)
+
+
+class ClearRange(NamedTuple):
+    """`clear_range`."""
+
+    lo: bytes
+    hi: bytes
+
+    def on(self, tx: Tx, rows: Rows) -> None:
+        tx.clear_range(self.lo, self.hi)
+        for row in between(rows, self.lo, self.hi):
+            del rows[row.key]
+
+
+class Add(NamedTuple):
+    """`add`, on keys that are counters."""
+
+    key: bytes
+    amount: int
+
+    def on(self, tx: Tx, rows: Rows) -> None:
+        tx.add(self.key, self.amount)
+        rows[self.key] = write_counter(read_counter(rows.get(self.key)) + self.amount)
+
+
+class ModelTake(NamedTuple):
+    """`take`; without competition it returns the beginning of the range."""
+
+    lo: bytes
+    hi: bytes
+    limit: int
+
+    def on(self, tx: Tx, rows: Rows) -> None:
+        expected = between(rows, self.lo, self.hi)[: self.limit]
+        assert tx.take(self.lo, self.hi, self.limit) == expected
+        for row in expected:
+            del rows[row.key]
+
+
+class ModelSwap(NamedTuple):
+    """`swap`, and `swap_many` for other numbers of swaps than one; `right` says whether the guess is."""
+
+    swaps: tuple[tuple[bytes, bool, bytes | None], ...]
+
+    def on(self, tx: Tx, rows: Rows) -> None:
+        after, swaps, expected = dict(rows), list[Swap](), list[bool]()
+        for key, right, new in self.swaps:
+            swaps.append(Swap(key, after.get(key) if right else WRONG, new))
+            expected.append(right)
+            if right and new is None:
+                after.pop(key, None)
+            elif right and new is not None:
+                after[key] = new
+        if len(swaps) == 1:
+            assert [tx.swap(*swaps[0])] == expected
+        else:
+            assert tx.swap_many(swaps) == expected
+        rows.clear()
+        rows.update(after)
+
+
+class ModelTransaction(NamedTuple):
+    """One transaction: its operations, and whether its function raises at the end."""
+
+    mode: Mode
+    steps: Sequence[ModelStep]
+    fails: bool
+
+
+def _steps() -> st.SearchStrategy[ModelStep]:
+    plain, counter = st.sampled_from(KEYS), st.sampled_from(COUNTERS)
+    key = plain | counter
+    value = st.sampled_from([b"", b"x", b"\x00", b"\xff" * 9, b"another"])
+    count = st.integers(-3, 3).map(write_counter)
+    lo = st.sampled_from(BOUNDS)
+    hi = st.sampled_from([*BOUNDS, BEHIND, b""])
+    amount = st.integers(-3, 3) | st.sampled_from([2**62, -(2**63), 2**63 - 1])
+    swap = st.tuples(plain, st.booleans(), st.none() | value) | st.tuples(
+        counter, st.booleans(), st.none() | count
+    )
+    return st.one_of(
+        st.builds(Get, st.lists(key, max_size=4).map(tuple), st.booleans()),
+        st.builds(ModelRange, lo, hi, st.none() | st.integers(0, 4), st.booleans(), st.booleans()),
+        st.builds(Set, plain, value) | st.builds(Set, counter, count),
+        st.builds(
+            SetMany,
+            st.lists(st.tuples(plain, value) | st.tuples(counter, count), max_size=4).map(tuple),
+        ),
+        st.builds(Clear, key),
+        st.builds(ClearRange, lo, hi),
+        st.builds(Add, counter, amount),
+        st.builds(ModelTake, lo, hi, st.integers(0, 4)),
+        st.builds(ModelSwap, st.lists(swap, max_size=4).map(tuple)),
+    )
+
+
+def programs() -> st.SearchStrategy[list[ModelTransaction]]:
+    """A few transactions, one after the other."""
+    mode: st.SearchStrategy[Mode] = st.sampled_from(("serial", "take"))
+    steps = st.lists(_steps(), max_size=8)
+    fails = st.sampled_from((False, False, False, True))
+    return st.lists(st.builds(ModelTransaction, mode, steps, fails), max_size=5)

@@ -1,0 +1,248 @@
+"""Choose the faults of a simulation, and cause them: inside store calls, and from outside.
+
+A `Swarm` is the world of one seed: how large and how fast it is, and which faults it has. Each seed has its
+own subset of the kinds of fault and its own rates. A world with every fault at once hides problems that only
+show when, for example, only long pauses happen. Over many seeds every subset is tried.
+
+`Weather` implements the `StoreFaults` port of the memory store and runs one thread. All its choices come from
+one random source, in the order of the events, so the same seed has the same weather.
+"""
+
+import random
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tests.simulation.scheduler import EPOCH_S, SECOND_US, Next, SimulatedThread
+from tidemill.cluster.leases import LeaseTiming
+from tidemill.crash import Crashed
+from tidemill.store.memory import MemoryStore, StoreFaults
+from tidemill.store.retry import Conflict, Unknown, Unreached
+
+if TYPE_CHECKING:
+    from tests.simulation.scheduler import SimNode
+    from tests.simulation.world import World
+
+
+class Fault(StrEnum):
+    """The kinds of misfortune."""
+
+    CRASH = "crash"  # a process ends in the middle of anything; the machine boots again later
+    PAUSE = "pause"  # a process stops for less or more than the ttl, and continues as if nothing happened
+    SLOW = "slow store"  # an answer takes its time; the other threads of the process go on
+    CONFLICT = "conflict"  # the store refuses a commit for no reason that the node could see
+    UNKNOWN = "unknown commit"  # the answer is lost: committed, not committed, or committed later
+    LOST_WAKEUP = "lost wake-up"  # a watch does not fire
+    RESTART = "store restart"  # the store is unreachable for a while; open transactions are lost or unknown
+    DRIFT = "drift"  # monotonic clocks run at different rates
+    JUMP = "clock jump"  # wall clocks are off by hours, and leap
+    DRAIN = "drain"  # a node is asked to leave, and its machine comes back later
+    BLACKOUT = "blackout"  # every node is killed at once
+
+
+IN_CALLS = (Fault.CRASH, Fault.PAUSE, Fault.SLOW, Fault.CONFLICT, Fault.UNKNOWN)
+TIMED = (Fault.CRASH, Fault.PAUSE, Fault.RESTART, Fault.JUMP, Fault.DRAIN, Fault.BLACKOUT)
+MOST_DRIFT = 0.12  # a lease's margin of a fifth must cover the difference to the store's clock
+
+
+class Swarm(msgspec.Struct, frozen=True):
+    """One seed's conditions."""
+
+    machines: int
+    ttl_s: float
+    every_s: float
+    patience_s: float
+    chaos_s: float  # how long misfortunes go on; after that everything must come to rest
+    faults: tuple[Fault, ...]
+    call_rate: float  # chance of a misfortune at each of the three moments of a store call
+    timed_mean_s: float  # between two misfortunes that come from outside
+
+    @property
+    def timing(self) -> LeaseTiming:
+        """Of the leases of all nodes."""
+        return LeaseTiming(self.ttl_s, self.every_s)
+
+    def has(self, fault: Fault) -> bool:
+        return fault in self.faults
+
+
+def draw_swarm(chance: random.Random, *, most_machines: int = 6) -> Swarm:
+    """The conditions of one seed."""
+    many = chance.choice((0.2, 0.5, 0.8))
+    faults = tuple(fault for fault in Fault if chance.random() < many)
+    ttl_s = chance.choice((1.0, 3.0, 15.0))
+    return Swarm(
+        machines=min(chance.choice((1, 2, 2, 3, 3, 3, 4, 5, 6)), most_machines),
+        ttl_s=ttl_s,
+        every_s=ttl_s / chance.choice((3, 4, 5)),
+        patience_s=ttl_s * chance.choice((0.1, 0.5, 2.0)),
+        chaos_s=ttl_s * chance.uniform(2.0, 4.5),
+        faults=faults,
+        call_rate=chance.choice((0.01, 0.03, 0.1, 0.25)),
+        timed_mean_s=ttl_s * chance.choice((0.3, 0.7, 1.5)),
+    )
+
+
+OVERLAP = 0.4  # the share of transactions during which others go on, where the store is slow
+
+
+class Weather(StoreFaults):
+    """Decides what goes wrong, and makes it happen."""
+
+    def __init__(self, world: "World", swarm: Swarm, chance: random.Random) -> None:
+        self.swarm = swarm
+        self.calm = False
+        self._world = world
+        self._chance = chance
+        self._in_calls = [fault for fault in IN_CALLS if swarm.has(fault)]
+        self._timed = [fault for fault in TIMED if swarm.has(fault)]
+        self._down_until_us = -1
+        self._restarts = 0
+        self._connections: dict[SimulatedThread, int] = {}
+
+    # --- inside store calls
+
+    def before(self, store: MemoryStore) -> None:
+        actor, node = self._world.scheduler.current, self._world.current_node
+        if actor is None or node is None:
+            return
+        if not node.running:
+            raise Crashed(f"{node.name} is dead and calls the store")
+        self._world.turn(node)
+        self._strike(node, "before the transaction")
+        if self._world.scheduler.now_us < self._down_until_us:
+            raise Unreached("the store is down")
+        self._connections[actor] = self._restarts
+
+    def between(self, store: MemoryStore) -> None:
+        node = self._world.current_node
+        if node is not None:
+            self._take_time()
+            self._strike(node, "between reading and committing")
+            self._check_connection("before the commit")
+
+    def after(self, store: MemoryStore) -> None:
+        node = self._world.current_node
+        if node is not None:
+            self._strike(node, "after the commit")
+            self._check_connection("after the commit")
+
+    def _check_connection(self, when: str) -> None:
+        actor = self._world.scheduler.current
+        if actor is not None and self._connections.get(actor) != self._restarts:
+            raise Unknown(f"the store restarted {when}")
+
+    def late_us(self) -> int | None:
+        """How much later than it should a commit arrives; None when it does not."""
+        rare = not self.calm and Fault.UNKNOWN in self._in_calls and self._world.current_node is not None
+        if not rare or self._chance.random() >= self.swarm.call_rate / 2:
+            return None
+        self._world.count(Fault.UNKNOWN, "commit delayed")
+        return self._us(2.0 * self.swarm.ttl_s * self._chance.random() ** 3)
+
+    def loses_wakeup(self) -> bool:
+        lost = not self.calm and self.swarm.has(Fault.LOST_WAKEUP) and self._chance.random() < 0.5
+        if lost:
+            self._world.count(Fault.LOST_WAKEUP, "wake-up lost")
+        return lost
+
+    def now_us(self) -> int:
+        return EPOCH_S * SECOND_US + self._world.scheduler.now_us
+
+    def wall_us(self) -> int:
+        return self.now_us()
+
+    def _take_time(self) -> None:
+        """Where the store is slow, many a transaction overlaps with another, without any misfortune."""
+        if not self.calm and self.swarm.has(Fault.SLOW) and self._chance.random() < OVERLAP:
+            self._world.scheduler.block(self._us(self.swarm.ttl_s / 50 * self._chance.random()))
+
+    def _strike(self, node: "SimNode", moment: str) -> None:
+        if self.calm or not self._in_calls or self._chance.random() >= self.swarm.call_rate:
+            return
+        match self._chance.choice(self._in_calls):
+            case Fault.CRASH:
+                self._world.crash(node, moment)
+                raise Crashed(moment)
+            case Fault.PAUSE:
+                self._pause_here(node, moment)
+            case Fault.SLOW:
+                self._world.count(Fault.SLOW, moment)
+                self._world.scheduler.block(self._us(0.6 * self.swarm.ttl_s * self._chance.random() ** 3))
+            case Fault.CONFLICT:
+                if moment != "after the commit":
+                    self._world.count(Fault.CONFLICT, moment)
+                    raise Conflict("bad luck")
+            case Fault.UNKNOWN:
+                self._world.count(Fault.UNKNOWN, moment)
+                if moment == "before the transaction":
+                    raise Unreached("the connection broke")
+                raise Unknown(f"the connection broke {moment}")
+
+    def _pause_here(self, node: "SimNode", moment: str) -> None:
+        duration_us = self._pause_us()
+        self._world.count(Fault.PAUSE, f"{duration_us / SECOND_US:.3f} s", moment)
+        self._world.scheduler.block(duration_us, freeze=True)
+        self._world.tell(node.name, "goes on")
+
+    def _pause_us(self) -> int:
+        low, high = self._chance.choice(((0.05, 0.9), (0.9, 1.3), (1.0, 2.5)))
+        return self._us(self.swarm.ttl_s * self._chance.uniform(low, high))
+
+    # --- from outside
+
+    def step(self) -> Next:
+        """Something happens; the seconds until the next thing."""
+        if self.calm or not self._timed:
+            return None
+        self._happen(self._chance.choice(self._timed))
+        return self._chance.expovariate(1 / self.swarm.timed_mean_s)
+
+    def _happen(self, fault: Fault) -> None:
+        running = self._world.running()
+        if fault is Fault.RESTART:
+            self._restart()
+        elif not running:
+            return
+        elif fault is Fault.BLACKOUT:
+            self._world.count(Fault.BLACKOUT, f"{len(running)} nodes")
+            for node in running:
+                self._world.crash(node, "in the blackout")
+        else:
+            self._befall(fault, self._chance.choice(running))
+
+    def _befall(self, fault: Fault, node: "SimNode") -> None:
+        if fault is Fault.CRASH:
+            self._world.crash(node, "wherever it was")
+        elif fault is Fault.PAUSE:
+            duration_us = self._pause_us()
+            self._world.count(Fault.PAUSE, node.name, f"{duration_us / SECOND_US:.3f} s")
+            self._world.scheduler.freeze(node)
+            self._world.scheduler.spawn("thaw", lambda: self._world.scheduler.thaw(node), duration_us)
+        elif fault is Fault.JUMP:
+            node.clock.off_s = self.wall_error_s()
+            self._world.count(Fault.JUMP, node.name, f"{node.clock.off_s:+.0f} s")
+        else:
+            self._world.drain(node, self.swarm.ttl_s * self._chance.choice((0.0, 0.2, 1.0, 3.0)))
+
+    def _restart(self) -> None:
+        down_us = self._us(self.swarm.ttl_s * self._chance.choice((0.05, 0.5, 2.0)) * self._chance.random())
+        self._restarts += 1
+        self._down_until_us = max(self._down_until_us, self._world.scheduler.now_us + down_us)
+        self._world.count(Fault.RESTART, f"down for {down_us / SECOND_US:.3f} s")
+
+    def wall_error_s(self) -> float:
+        """By how much a wall clock is off."""
+        if not self.swarm.has(Fault.JUMP):
+            return 0.0
+        return self._chance.choice((-1.0, 1.0)) * self._chance.choice((2.0, 60.0, 3600.0, 36_000.0))
+
+    def clear_up(self) -> None:
+        """From here on nothing goes wrong any more; clocks stay as wrong as they are."""
+        self.calm = True
+        self._down_until_us = -1
+
+    @staticmethod
+    def _us(seconds: float) -> int:
+        return int(seconds * SECOND_US) + 1
