@@ -17,6 +17,8 @@ from tests.workers import wait
 from tidemill.clock import SYSTEM
 from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
+from tidemill.cluster.leases import DEFAULT_TIMING, LeaseTiming
+from tidemill.cluster.membership import ClusterContext
 from tidemill.events import Event
 from tidemill.futures.protocol import edges, rows
 from tidemill.futures.protocol.keys import FutureKeys
@@ -50,18 +52,21 @@ class Stage:
 
     @contextlib.contextmanager
     def presence(
-        self, node_id: str = "runner-0", *, leave: bool = True, **named: Any
+        self,
+        node_id: str = "runner-0",
+        *,
+        leave: bool = True,
+        timing: LeaseTiming = DEFAULT_TIMING,
+        **named: Any,
     ) -> Iterator[OwnPresence]:
-        presence = OwnPresence(
-            self.store,
-            CLUSTER,
-            node_id,
-            names=frozenset({resource_of("shop")}),
-            clock=SYSTEM,
+        context = ClusterContext(
+            store=self.store,
+            cluster=CLUSTER,
             chance=random.Random(),
             emit=self.events.append,
-            **named,
+            timing=timing,
         )
+        presence = OwnPresence(context, node_id, names=frozenset({resource_of("shop")}), **named)
         presence.start()
         try:
             yield presence

@@ -17,6 +17,7 @@ from tests.unit.sources_stage import BAD, ORDERS, QUARANTINE, SOURCE, PlainParts
 from tidemill.clock import SYSTEM
 from tidemill.cluster.keeper import Keeper
 from tidemill.cluster.leases import LeaseTiming
+from tidemill.cluster.membership import ClusterContext
 from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost
 from tidemill.events import Event
@@ -124,7 +125,7 @@ class Here:
         target = SourceTarget(
             pipeline="shop", dataset=DATASET, schema=DATASET.schema, where="here", quarantine=BAD
         )
-        partitions = TopicPartitions(SOURCE, scope, ttl_s=self.given["ttl_s"])
+        partitions = TopicPartitions(SOURCE, scope, timing=LeaseTiming(self.given["ttl_s"]))
         reader = TopicReader(source, BatchPublisher(target, scope), partitions)
         return lambda: bool(reader.read().batch.lot)
 
@@ -134,14 +135,10 @@ def main(given: dict[str, Any]) -> None:
     with open_store(given["store"]) as store:
         here = Here(given, store)
         store.run(lambda tx: datasets.declare(tx, here.keys.publish.lots, DATASET))
-        presence = OwnPresence(
-            store,
-            CLUSTER,
-            given["name"],
-            clock=SYSTEM,
-            chance=here.chance,
-            timing=LeaseTiming(given["ttl_s"]),
+        context = ClusterContext(
+            store=store, cluster=CLUSTER, chance=here.chance, timing=LeaseTiming(given["ttl_s"])
         )
+        presence = OwnPresence(context, given["name"])
         presence.start()
         tell(ready=True)
         sys.stdin.readline()  # the word to begin

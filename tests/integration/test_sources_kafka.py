@@ -11,6 +11,7 @@ from tests.servers.kafka import KafkaServer
 from tests.unit.push_stage import SOURCE
 from tests.unit.test_sources_http_poll import Stage
 from tidemill import crash
+from tidemill.cluster.leases import LeaseTiming
 from tidemill.cluster.nodes import Node
 from tidemill.crash import Crashed
 from tidemill.errors import BadSource, LeaseLost, MissingDriver, SourceUnavailable
@@ -42,7 +43,7 @@ class Topic(Stage):
         source = kafka(self.server.brokers, self.topic, **{"linger_s": 0.1, **options})
         scope = self.scope(node, self.stage.clock)
         publisher = BatchPublisher(self.target(), scope)
-        return TopicReader(source, publisher, TopicPartitions(SOURCE, scope, ttl_s=TTL_S))
+        return TopicReader(source, publisher, TopicPartitions(SOURCE, scope, timing=LeaseTiming(TTL_S)))
 
 
 def until(act: Callable[[], TopicRead], ready: Callable[[TopicRead], object]) -> TopicRead:

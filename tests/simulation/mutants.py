@@ -18,7 +18,6 @@ from tests.simulation.cluster.queue import CLAIM_PAGE, QueueClaim, QueueKeys
 from tests.simulation.cluster.scenario import cluster_world
 from tests.simulation.weather import draw_swarm
 from tidemill.cluster import leases, nodes, partitions
-from tidemill.cluster.holdings import HeldPartition, Holdings
 from tidemill.cluster.keeper import Held, Keeper
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leader import Tenure
@@ -30,6 +29,7 @@ from tidemill.errors import LeaseLost
 from tidemill.store import Store, Tx
 from tidemill.store.memory import MemoryStore, MemoryTx
 from tidemill.store.retry import RetriedCall, RetryingStore
+from tidemill.testing.holdings import HeldPartition, Holdings
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 

@@ -10,10 +10,9 @@ from typing import Any
 
 from tidemill.clock import Clock
 from tidemill.cluster import nodes, partitions
-from tidemill.cluster.holdings import HeldPartition, Holdings
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leases import LeaseTiming
-from tidemill.cluster.member import Member
+from tidemill.cluster.membership import ClusterContext
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.partitions import Partition, PartitionMap
 from tidemill.errors import LeaseLost, StoreUnavailable
@@ -22,6 +21,7 @@ from tidemill.store import Tx
 from tidemill.store.memory import MemoryStore
 from tidemill.store.retry import Unknown, Unreached
 from tidemill.testing.fake_clock import FakeClock
+from tidemill.testing.holdings import HeldPartition, Holdings, PartitionMember
 
 GROUP = "g"
 
@@ -101,13 +101,23 @@ class Stage:
         self.keys = ClusterKeys("c")
         self.ttl_s = ttl_s
         self.events: list[Event] = []
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, PartitionMember] = {}
         self.hosts: dict[str, RecordingHost] = {}
         self._due: dict[str, float] = {}
 
     @property
     def ttl_us(self) -> int:
         return int(self.ttl_s * 1_000_000)
+
+    def context(self, clock: Clock | None = None) -> ClusterContext:
+        return ClusterContext(
+            store=self.store,
+            cluster="c",
+            clock=clock or self.clock,
+            chance=self.chance,
+            emit=self.events.append,
+            timing=LeaseTiming(self.ttl_s),
+        )
 
     def member(
         self,
@@ -118,21 +128,11 @@ class Stage:
         groups: Sequence[str] = (GROUP,),
         clock: Clock | None = None,
         **options: Any,
-    ) -> Member:
+    ) -> PartitionMember:
         """A member with a host that records; it acts from the next `play` on."""
         host = host or RecordingHost()
-        member = Member(
-            self.store,
-            "c",
-            node=Node(id=name, epoch=0, slots=slots),
-            groups=groups,
-            host=host,
-            clock=clock or self.clock,
-            chance=self.chance,
-            emit=self.events.append,
-            timing=LeaseTiming(self.ttl_s),
-            **options,
-        )
+        context = self.context(clock)
+        member = PartitionMember(context, Node(id=name, epoch=0, slots=slots), groups, host, **options)
         host.holdings = member.holdings
         self.members[name], self.hosts[name] = member, host
         self._due[name] = 0.0
@@ -171,9 +171,7 @@ class Stage:
         return self.store.run(lambda tx: nodes.read_all(tx, self.keys))
 
     def holdings_of(self, name: str) -> Holdings:
-        holdings = self.members[name].holdings
-        assert holdings is not None
-        return holdings
+        return self.members[name].holdings
 
     def counts(self) -> dict[str, int]:
         """How many partitions each member holds, by what it believes itself."""

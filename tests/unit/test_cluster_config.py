@@ -6,10 +6,10 @@ from tests.unit.cluster_stage import GROUP, Stage
 from tidemill.cluster import config, nodes, partitions
 from tidemill.cluster.config import Value
 from tidemill.cluster.leader import Tenure
-from tidemill.cluster.member import Member
 from tidemill.cluster.partitions import PartitionMap
 from tidemill.cluster.states import PartitionState
 from tidemill.store import Tx
+from tidemill.testing.holdings import PartitionMember
 
 VALUES: dict[str, Value] = {
     "flag": True,
@@ -63,7 +63,7 @@ def plan_from_config(stage: Stage) -> dict[str, object]:
     return {"make partitions": make}
 
 
-def newcomer(stage: Stage, name: str) -> Member:
+def newcomer(stage: Stage, name: str) -> PartitionMember:
     return stage.member(name, slots=6, duties=plan_from_config(stage))
 
 

@@ -8,9 +8,9 @@ from tests.unit.cluster_stage import RecordingHost, Stage
 from tidemill.clock import SYSTEM
 from tidemill.cluster import leases, nodes
 from tidemill.cluster.events import LeaderElected, NodeJoined, NodeLeft, PartitionHandedBack, PartitionTaken
-from tidemill.cluster.holdings import HeldPartition
 from tidemill.cluster.states import MemberState, PartitionState
 from tidemill.errors import LeaseLost
+from tidemill.testing.holdings import HeldPartition
 from tidemill.testing.threads import STUCK_S, Racer
 
 
@@ -65,7 +65,6 @@ def test_what_has_begun_is_finished_in_the_grace(stage: Stage) -> None:
     stage.pass_time(20.0)
     assert member.state is MemberState.DRAINING
     for held in working.started:
-        assert member.holdings is not None
         member.holdings.complete(held)
     stage.play(lambda: gone(stage, "n1"), within_s=4.0)
     assert {part.state for part in stage.parts()} == {PartitionState.DONE}

@@ -39,7 +39,7 @@ def test_an_entry_says_what_the_rule_asks_for(stage: Stage) -> None:
         free={"cpu": 4.0, "ram": 8e9},
         release="0.1.0",
     )
-    member = Member(stage.store, "c", node=node, clock=stage.clock, chance=stage.chance)
+    member = Member(stage.context(), node)
     member.tick()
     stage.clock.advance(3.0)
     member.membership.report({"cpu": 1.5, "ram": 2e9})
@@ -56,7 +56,7 @@ def test_an_entry_says_what_the_rule_asks_for(stage: Stage) -> None:
 
 @pytest.mark.rule("CLU-10")
 def test_an_id_is_new_at_every_boot(stage: Stage) -> None:
-    boots = {Member(stage.store, "c", clock=stage.clock).id for _ in range(20)}
+    boots = {Member(stage.context()).id for _ in range(20)}
     assert len(boots) == 20
 
 

@@ -8,11 +8,11 @@ import pytest
 from tests.unit.cluster_stage import GROUP, RecordingHost, Stage, is_lost
 from tidemill.cluster import partitions
 from tidemill.cluster.events import PartitionDone, PartitionHandedBack, PartitionLost, PartitionTaken
-from tidemill.cluster.holdings import HeldPartition
 from tidemill.cluster.partitions import Partition, PartitionMap, PartitionSummary
 from tidemill.cluster.states import PartitionState
 from tidemill.errors import LeaseLost, StoreUnavailable
 from tidemill.store import Row, Tx
+from tidemill.testing.holdings import HeldPartition
 from tidemill.testing.threads import STUCK_S, Racer
 
 
@@ -207,7 +207,6 @@ def test_acquisitions_are_a_random_pause_apart(stage: Stage) -> None:
     member = stage.member("n1", slots=8, pause_s=0.2)
     times: list[float] = []
     emit = member.emit
-    assert member.holdings is not None
     member.holdings.emit = lambda event: (
         times.append(stage.clock.monotonic()) if isinstance(event, PartitionTaken) else emit(event)
     )

@@ -15,7 +15,7 @@ from tidemill.cluster import config, nodes, partitions
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leader import Tenure
 from tidemill.cluster.leases import Lease, read
-from tidemill.cluster.member import Member
+from tidemill.cluster.membership import ClusterContext
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.partitions import PartitionMap
 from tidemill.cluster.states import MemberState, PartitionState
@@ -24,6 +24,7 @@ from tidemill.store import Store, Tx
 from tidemill.store.sqlite import SqliteStore
 from tidemill.store.sqlite.location import MachineId
 from tidemill.testing.fake_clock import FakeClock
+from tidemill.testing.holdings import PartitionMember
 
 KEYS = ClusterKeys("home")
 
@@ -39,7 +40,9 @@ def store(tmp_path: Path, clock: FakeClock) -> Iterator[SqliteStore]:
         yield store
 
 
-def member(store: Store, clock: FakeClock, name: str, *, slots: int = 4) -> tuple[Member, RecordingHost]:
+def member(
+    store: Store, clock: FakeClock, name: str, *, slots: int = 4
+) -> tuple[PartitionMember, RecordingHost]:
     host = RecordingHost()
 
     def make(tenure: Tenure) -> float:
@@ -50,21 +53,14 @@ def member(store: Store, clock: FakeClock, name: str, *, slots: int = 4) -> tupl
         tenure.run(step)
         return 60.0
 
-    one = Member(
-        store,
-        "home",
-        node=Node(id=name, epoch=0, slots=slots),
-        groups=[GROUP],
-        host=host,
-        duties={"make": make},
-        clock=clock,
-        chance=random.Random(name),
-    )
-    host.holdings = one.holdings
-    return one, host
+    context = ClusterContext(store=store, cluster="home", clock=clock, chance=random.Random(name))
+    node = Node(id=name, epoch=0, slots=slots)
+    member = PartitionMember(context, node, [GROUP], host, duties={"make": make})
+    host.holdings = member.holdings
+    return member, host
 
 
-def play(clock: FakeClock, *members: Member, rounds: int = 30) -> None:
+def play(clock: FakeClock, *members: PartitionMember, rounds: int = 30) -> None:
     for _ in range(rounds):
         clock.advance(max(0.01, min(one.tick() for one in members)))
 
@@ -80,7 +76,6 @@ def test_one_process_leads_and_follows_on_one_file(store: SqliteStore, clock: Fa
     assert alone.tenure is not None
     assert alone.tenure.alive()
     assert len(host.started) == 4, "what it made as leader it took as follower"
-    assert alone.holdings is not None
     for held in host.started:
         alone.holdings.complete(held)
     assert states(store) == {PartitionState.DONE}
@@ -96,7 +91,6 @@ def test_what_it_did_is_there_when_it_starts_again(tmp_path: Path, clock: FakeCl
         store.run(lambda tx: config.put(tx, KEYS, "name", "shop"))
         first, host = member(store, clock, "n1")
         play(clock, first)
-        assert first.holdings is not None
         first.holdings.complete(host.started[0])
     clock.advance(60.0)
     with SqliteStore(path, clock=clock) as store:
@@ -117,8 +111,6 @@ def test_several_processes_of_a_machine_share_the_file(store: SqliteStore, clock
         two, _ = member(other, clock, "n2")
         play(clock, one, two, rounds=60)
         assert sorted(bool(each.tenure) for each in (one, two)) == [False, True]
-        assert one.holdings is not None
-        assert two.holdings is not None
         assert (len(one.holdings.held), len(two.holdings.held)) == (2, 2)
 
 
@@ -149,7 +141,6 @@ def test_nodes_meet_share_and_part_without_any_socket(
         play(clock, one, two, rounds=60)
         assert one.state is MemberState.GONE
         assert two.tenure is not None
-        assert two.holdings is not None
         assert len(two.holdings.held) == 4
 
 

@@ -12,6 +12,7 @@ from tests.unit.lots_stage import Stage
 from tests.unit.steps_stage import P, StepStage, spec
 from tests.unit.test_compaction import LOT, ORDERS, Layouts, written_of
 from tidemill import crash
+from tidemill.cluster.leases import LeaseTiming
 from tidemill.errors import LeaseLost
 from tidemill.lots import layout, lots
 from tidemill.objects.memory import MemoryObjects
@@ -47,7 +48,7 @@ class Topic:
             clock=self.stage.clock,
             chance=random.Random(7),
         )
-        return TopicPartitions("source:shop/orders", scope, ttl_s=TTL_S)
+        return TopicPartitions("source:shop/orders", scope, timing=LeaseTiming(TTL_S))
 
     def held(self, *nodes: TopicPartitions) -> dict[str, list[str]]:
         """Who has what; each partition that a node thinks it has is shown to the store."""

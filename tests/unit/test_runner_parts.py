@@ -8,6 +8,7 @@ import pytest
 from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leases import LeaseTiming
+from tidemill.cluster.membership import ClusterContext
 from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost, UsageError
 from tidemill.futures.home import ClusterAddress
@@ -111,7 +112,8 @@ def test_a_given_presence_takes_nothing_new_while_its_node_drains() -> None:
 def test_beginning_again_raises_the_epoch_without_leaving_the_list() -> None:
     clock = FakeClock()
     store = MemoryStore(clock=clock, chance=random.Random(7))
-    presence = OwnPresence(store, "c", "n", epoch=5, clock=clock, chance=random.Random(7))
+    context = ClusterContext(store=store, cluster="c", clock=clock, chance=random.Random(7))
+    presence = OwnPresence(context, "n", epoch=5)
     membership = presence.member.membership
     membership.tick()
     assert presence.node.epoch == 6

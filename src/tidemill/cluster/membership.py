@@ -1,66 +1,93 @@
-"""A node's own entry in the node list, kept present (CLU-10)."""
+"""Keep a node's own entry in the node list (CLU-10).
+
+`ClusterContext` is what a process needs to take part in a cluster. `Membership` joins, renews the entry, and
+joins again under a higher epoch when the entry was lost.
+"""
+
+import random
+from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 
-from tidemill.clock import Clock
+from tidemill.clock import SYSTEM, Clock
 from tidemill.cluster import nodes
 from tidemill.cluster.events import NodeJoined, NodeLeft, NodeLost
 from tidemill.cluster.keys import ClusterKeys
-from tidemill.cluster.leases import LeaseTiming
+from tidemill.cluster.leases import DEFAULT_TIMING, LeaseTiming
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.states import MEMBER, MemberEdge, MemberState, step
 from tidemill.errors import LeaseLost, StoreError
-from tidemill.events import Emit
+from tidemill.events import Emit, ignore
 from tidemill.store import Store
 
 
-class Membership:
-    """Joins, beats, and joins again under a higher epoch when the entry was lost."""
+@dataclass(frozen=True, kw_only=True)
+class ClusterContext:
+    """What a process needs to take part in a cluster.
 
-    def __init__(
-        self,
-        store: Store,
-        keys: ClusterKeys,
-        node: Node,
-        timing: LeaseTiming,
-        *,
-        clock: Clock,
-        emit: Emit,
-    ) -> None:
-        self.store = store
-        self.keys = keys
+    Args:
+        store: the opened store.
+        cluster: the cluster's name, which every key in the store begins with.
+        clock: the source of time.
+        chance: the source of random numbers.
+        emit: where events go.
+        timing: how long leases last, and how often they are renewed.
+    """
+
+    store: Store
+    cluster: str
+    clock: Clock = SYSTEM
+    chance: random.Random
+    emit: Emit = ignore
+    timing: LeaseTiming = DEFAULT_TIMING
+
+    @cached_property
+    def keys(self) -> ClusterKeys:
+        return ClusterKeys(self.cluster)
+
+
+class Membership:
+    """The entry of one node, renewed by `tick`."""
+
+    def __init__(self, context: ClusterContext, node: Node) -> None:
+        self.store = context.store
+        self.keys = context.keys
         self.node = node
-        self.clock = clock
-        self.emit = emit
-        self.timing = timing
+        self.clock = context.clock
+        self.emit = context.emit
+        self.timing = context.timing
         self.state = MemberState.OUT
         self.deadline = 0.0
         self._due = 0.0
-        self.leaving = False  # asked to go: takes nothing new; may be set from any thread
-        self._again = False  # asked to begin again; may be set from any thread
+        self.leaving = False  # takes nothing new; may be set from any thread
+        self._new_epoch = False  # joins again under a higher epoch; may be set from any thread
         self._free = node.free
 
     def alive(self) -> bool:
-        """May we act as this node? By our own clock, which is never later than the store's answer (CLU-4)."""
+        """Return whether we may act as this node.
+
+        This is judged by our own clock, which never allows more than the store does (CLU-4).
+        """
         return (
             self.state in (MemberState.ACTIVE, MemberState.DRAINING)
             and self.clock.monotonic() < self.deadline
         )
 
     def accepts(self) -> bool:
-        """May this node take anything new? Not when it is out, and not when it was asked to leave."""
+        """Return whether this node may take new work: it is in the list and does not leave."""
         return self.state is MemberState.ACTIVE and not self.leaving and self.alive()
 
     def left_s(self) -> float:
-        """For how long, at least, the store will take this node for alive."""
+        """Return for how long, at least, the store still treats this node as alive."""
         return self.deadline + self.timing.margin_s - self.clock.monotonic()
 
     def tick(self) -> float:
-        """Join or beat when it is time; the seconds until then."""
+        """Join or renew when it is time; return the seconds until the next call."""
         if self.state in (MemberState.ACTIVE, MemberState.DRAINING) and not self.alive():
             self._lose()
-        if self._again:
-            self._again = False
+        if self._new_epoch:
+            self._new_epoch = False
             if self.state is MemberState.ACTIVE:
                 self._lose()
         if self.state is MemberState.GONE or (self.state is MemberState.OUT and self.leaving):
@@ -78,10 +105,10 @@ class Membership:
             self.node = self.store.run(lambda tx: act(tx, self.keys, node, self.timing.ttl_us))
         except LeaseLost:
             self._lose()
-            return  # joins again on the next tick, at once
+            return  # the next tick joins again at once
         except StoreError:
             self._due = sent + self.timing.retry_s
-            if joining:  # we may be listed under that epoch without knowing it, and be cleaned off again
+            if joining:  # the join may have been committed, and our entry removed again since
                 self.node = msgspec.structs.replace(self.node, epoch=self.node.epoch + 1)
             return  # one failed renewal is not a lost lease (CLU-8)
         self.deadline = self.timing.deadline(sent)
@@ -96,17 +123,19 @@ class Membership:
         self._due = 0.0
 
     def begin_again(self) -> None:
-        """End this epoch: whatever was begun under it is over. The next tick joins under a higher one, in one
-        transaction, so that nobody sees the node gone. May be called from any thread.
+        """End this epoch, and with it everything that began under it.
+
+        The next tick joins under a higher epoch, in one transaction, so the node never disappears from the
+        list. May be called from any thread.
         """
-        self._again = True
+        self._new_epoch = True
 
     def report(self, free: dict[str, float]) -> None:
-        """What is free now; told with the next beat. May be called from any thread."""
+        """Set the free resources that the next renewal reports. May be called from any thread."""
         self._free = free
 
     def drain(self) -> None:
-        """Say that this node takes nothing new; told at once. One that is out stays out."""
+        """Take nothing new, and report that at once. A node that is out stays out."""
         self.leaving = True
         if self.state is MemberState.ACTIVE:
             self.state = step(MEMBER, self.state, MemberEdge.DRAIN)
@@ -114,7 +143,7 @@ class Membership:
             self._due = 0.0
 
     def leave(self) -> None:
-        """Take our entry off the list; if the store does not answer, it runs out by itself."""
+        """Remove our entry from the list. If the store does not answer, the entry expires."""
         if self.state is MemberState.GONE:
             return
         try:

@@ -9,6 +9,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from tidemill.cluster.leases import TTL_S, LeaseTiming
+from tidemill.cluster.membership import ClusterContext
 from tidemill.crash import Crashed
 from tidemill.events import Emit, ignore
 from tidemill.pipeline.run_report import Report, report_of
@@ -38,17 +39,20 @@ def run(
     context = pipeline.context
     with contextlib.ExitStack() as stack:
         own_slot = stack.enter_context(slot(context.place, context.chance))
-        presence = OwnPresence(
-            context.store,
-            context.place.cluster,
-            own_slot.node_id,
-            epoch=own_slot.epoch,
-            names=frozenset({resource_of(pipeline.name)}),
-            threads=THREADS,
+        cluster = ClusterContext(
+            store=context.store,
+            cluster=context.place.cluster,
             clock=context.clock,
             chance=context.chance,
             emit=emit,
             timing=LeaseTiming(ttl_s),
+        )
+        presence = OwnPresence(
+            cluster,
+            own_slot.node_id,
+            epoch=own_slot.epoch,
+            names=frozenset({resource_of(pipeline.name)}),
+            threads=THREADS,
         )
         presence.start()
         try:

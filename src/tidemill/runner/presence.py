@@ -6,7 +6,6 @@ renews the entry, and `GivenPresence` reads how long it is good. A child whose s
 itself; if it does not, the store refuses its writes.
 """
 
-import random
 import threading
 from collections.abc import Callable
 from typing import Protocol
@@ -16,10 +15,10 @@ from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leases import DEFAULT_TIMING, SECOND_US, LeaseTiming
 from tidemill.cluster.member import Member
+from tidemill.cluster.membership import ClusterContext
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.states import MemberState
 from tidemill.errors import LeaseLost, StoreError, StoreUnavailable
-from tidemill.events import Emit, ignore
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.lanes import Capacity
 from tidemill.futures.protocol.leader_duties import future_duties
@@ -45,8 +44,7 @@ class OwnPresence:
     """The entry of this process, renewed by its own thread.
 
     Args:
-        store: where the node list is.
-        cluster: its name.
+        context: the cluster, its store, clock and timing.
         node_id: ours; each process that takes the same slot has the same id.
         epoch: all our epochs are above this one.
         names: the resources that futures may ask for here.
@@ -56,36 +54,26 @@ class OwnPresence:
 
     def __init__(
         self,
-        store: Store,
-        cluster: str,
+        context: ClusterContext,
         node_id: str,
         *,
         epoch: int = 0,
         names: frozenset[str] = frozenset(),
         threads: int = 1,
         objects: Callable[[], Objects] | None = None,
-        clock: Clock,
-        chance: random.Random,
-        emit: Emit = ignore,
-        timing: LeaseTiming = DEFAULT_TIMING,
     ) -> None:
         total = Capacity(named=names).to_node()
-        keys, self._futures = ClusterKeys(cluster), FutureKeys(cluster)
+        self._futures = FutureKeys(context.cluster)
         self.member = Member(
-            store,
-            cluster,
-            node=Node(id=node_id, epoch=epoch, kind=KIND, slots=threads, total=total, free=total),
-            duties=future_duties(self._futures, keys, emit=emit, ttl_s=timing.ttl_s),
+            context,
+            Node(id=node_id, epoch=epoch, kind=KIND, slots=threads, total=total, free=total),
+            duties=future_duties(self._futures, context.keys, emit=context.emit, ttl_s=context.timing.ttl_s),
             busy=lambda: not self._released,
-            clock=clock,
-            chance=chance,
-            emit=emit,
-            timing=timing,
         )
         self._objects = objects
         self._janitor: Janitor | None = None
-        self.store = store
-        self.clock = clock
+        self.store = context.store
+        self.clock = context.clock
         self.broken: BaseException | None = None  # the error that ended the thread
         self._released = False
         self._over = threading.Event()

@@ -22,6 +22,7 @@ import msgspec
 from tidemill import crash
 from tidemill.clock import SYSTEM, Clock
 from tidemill.cluster.leases import DEFAULT_TIMING, LeaseTiming
+from tidemill.cluster.membership import ClusterContext
 from tidemill.cluster.nodes import Node
 from tidemill.errors import RunnerDied
 from tidemill.events import Emit, Event, ignore
@@ -93,9 +94,16 @@ def run_runner(
     """
     chance = chance if chance is not None else random.Random()
     with slot(place, chance) as taken, open_store(place.store, clock=clock, chance=chance) as store:
+        context = ClusterContext(
+            store=store,
+            cluster=place.cluster,
+            clock=clock,
+            chance=chance,
+            emit=emit,
+            timing=options.timing,
+        )
         presence = OwnPresence(
-            store,
-            place.cluster,
+            context,
             taken.node_id,
             epoch=taken.epoch,
             names=options.names,
@@ -103,10 +111,6 @@ def run_runner(
             objects=(lambda: open_objects(place.objects, clock=clock, probe=False))
             if place.objects
             else None,
-            clock=clock,
-            chance=chance,
-            emit=emit,
-            timing=options.timing,
         )
         supervisor = RunnerSupervisor(place, main, arguments, options, presence, clock, chance, emit)
         with drained_by_signals(supervisor, supervisor.wakeup):

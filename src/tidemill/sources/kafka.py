@@ -144,7 +144,7 @@ class KafkaArrival:
         self._watching = runtime.watching
         self._lock = threading.Lock()
         self._closed = False
-        partitions = TopicPartitions(target.id, runtime.scope, ttl_s=runtime.keeper.timing.ttl_s)
+        partitions = TopicPartitions(target.id, runtime.scope, timing=runtime.keeper.timing)
         publisher = BatchPublisher(target, runtime.scope, runtime.evaluate)
         self._reader = TopicReader(source, publisher, partitions)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from tidemill.cluster import partitions
-from tidemill.cluster.leases import SECOND_US, TTL_S
+from tidemill.cluster.leases import DEFAULT_TIMING, SECOND_US, LeaseTiming
 from tidemill.cluster.partitions import Partition, PartitionMap
 from tidemill.scope import Scope
 from tidemill.sources.discovery import DiscoveryResult, FileDiscovery
@@ -62,7 +62,7 @@ class ShardedDiscovery:
         listing: cut into shards when there are none.
         most: the most shards, if there are enough files.
         scope: the node.
-        ttl_s: how long a node holds a shard without renewal.
+        timing: how long a node holds a shard without renewal, and how often it renews.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ShardedDiscovery:
         most: int,
         scope: Scope,
         *,
-        ttl_s: float = TTL_S,
+        timing: LeaseTiming = DEFAULT_TIMING,
     ) -> None:
         self._source = source
         self._discovery = discovery
@@ -82,7 +82,7 @@ class ShardedDiscovery:
         self._scope = scope
         self._keys = SourceKeys(scope.cluster)
         self._holder = f"{scope.node.id}.{scope.node.epoch}"
-        self._ttl_us = int(ttl_s * SECOND_US)
+        self._timing = timing
 
     def discover(self, *, fresh_s: float = 0.0) -> DiscoveryResult:
         """Discover files in every shard that no node has listed within `fresh_s` and that is free.
@@ -105,7 +105,7 @@ class ShardedDiscovery:
                 part = self._scope.step(
                     "sources.take-shard",
                     lambda tx, name=name: take(  # type: ignore[misc]
-                        tx, self._keys, self._source, layout, name, self._holder, since, self._ttl_us
+                        tx, self._keys, self._source, layout, name, self._holder, since, self._timing.ttl_us
                     ),
                 )
                 if part is not None:
@@ -123,13 +123,13 @@ class ShardedDiscovery:
     def _discover_shard(self, layout: ShardLayout, part: Partition) -> tuple[DiscoveryResult, bool]:
         cluster, scope = self._keys.publish.cluster, self._scope
         began = scope.store.run(lambda tx: tx.now())
-        renew_at = scope.clock.monotonic() + self._ttl_us / SECOND_US / 3
+        renew_at = scope.clock.monotonic() + self._timing.every_s
 
         def renew() -> None:
             nonlocal renew_at
             if scope.clock.monotonic() >= renew_at:
-                renew_at = scope.clock.monotonic() + self._ttl_us / SECOND_US / 3
-                scope.store.run(lambda tx: partitions.renew(tx, cluster, part, self._ttl_us))
+                renew_at = scope.clock.monotonic() + self._timing.every_s
+                scope.store.run(lambda tx: partitions.renew(tx, cluster, part, self._timing.ttl_us))
 
         def fence(tx: Tx) -> None:
             partitions.check(tx, cluster, part)

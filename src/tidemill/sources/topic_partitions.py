@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tidemill.cluster import partitions, shares
-from tidemill.cluster.leases import SECOND_US, TTL_S
+from tidemill.cluster.leases import DEFAULT_TIMING, LeaseTiming
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.partitions import Partition, PartitionMap, PartitionSummary
 from tidemill.cluster.shares import AskHolder, TakePartition
@@ -21,9 +21,6 @@ from tidemill.errors import LeaseLost
 from tidemill.scope import Scope
 from tidemill.sources.keys import SourceKeys
 from tidemill.store import Tx
-
-RENEWALS = 5
-"""How often a node reports, and renews its partitions, in one ttl."""
 
 MOST_AT_ONCE = 64
 """The most partitions that one call takes."""
@@ -42,14 +39,14 @@ class TopicPartitions:
     Args:
         source: the id of the source.
         scope: the node. What it held under earlier epochs is handed back at once.
-        ttl_s: how long a partition is held, and a report counts, without renewal.
+        timing: how long a partition is held, and a report counts, without renewal.
     """
 
-    def __init__(self, source: str, scope: Scope, *, ttl_s: float = TTL_S) -> None:
+    def __init__(self, source: str, scope: Scope, *, timing: LeaseTiming = DEFAULT_TIMING) -> None:
         self._source = source
         self._scope = scope
         self._keys = SourceKeys(scope.cluster)
-        self._ttl_s = ttl_s
+        self._timing = timing
         self._created = 0
         self._renew_at = 0.0
         self.held: dict[str, Partition] = {}
@@ -72,7 +69,7 @@ class TopicPartitions:
         standings, nodes, now = scope.store.run(self._read)
         if scope.clock.monotonic() >= self._renew_at or self._is_requested(standings):
             self.held = scope.step("sources.renew", self._renew)
-            self._renew_at = scope.clock.monotonic() + self._ttl_s / RENEWALS
+            self._renew_at = scope.clock.monotonic() + self._timing.every_s
             standings, nodes, now = scope.store.run(self._read)
         for _ in range(MOST_AT_ONCE):
             self.all_held = all(standing.holder and standing.expires_at > now for standing in standings)
@@ -82,7 +79,7 @@ class TopicPartitions:
                 self.holder,
                 free_slots=len(standings),
                 now_us=now,
-                ttl_s=self._ttl_s,
+                ttl_s=self._timing.ttl_s,
                 pause_s=0.0,
                 chance=scope.chance,
             )
@@ -150,8 +147,8 @@ class TopicPartitions:
                 if current.wanted_by not in ("", self.holder):
                     partitions.hand_back(tx, cluster, current)
                     continue
-                if current.expires_at - now < int(self._ttl_s * SECOND_US * 2 / 3):
-                    current = partitions.renew(tx, cluster, current, int(self._ttl_s * SECOND_US))
+                if current.expires_at - now < self._timing.ttl_us * 2 // 3:
+                    current = partitions.renew(tx, cluster, current, self._timing.ttl_us)
                 kept[part.id] = current
             except LeaseLost:
                 continue  # it expired; another node may hold it
@@ -170,7 +167,7 @@ class TopicPartitions:
             return  # it has expired
 
     def _read(self, tx: Tx) -> tuple[list[PartitionSummary], list[Node], int]:
-        now, since = tx.now(), tx.now() - int(self._ttl_s * SECOND_US)
+        now, since = tx.now(), tx.now() - self._timing.ttl_us
         nodes = []
         for row in tx.range(*self._keys.member.under(self._source), snapshot=True):
             report = msgspec.msgpack.decode(row.value, type=MemberReport)
@@ -180,10 +177,10 @@ class TopicPartitions:
         return partitions.standings(tx, self._keys.publish.cluster, self.group), nodes, now
 
     def _take(self, tx: Tx, name: str) -> Partition | None:
-        ttl_us = int(self._ttl_s * SECOND_US)
-        return partitions.take(tx, self._keys.publish.cluster, self.group, name, self.holder, ttl_us)
+        cluster, ttl_us = self._keys.publish.cluster, self._timing.ttl_us
+        return partitions.take(tx, cluster, self.group, name, self.holder, ttl_us)
 
     def _ask(self, tx: Tx, name: str) -> bool:
-        stale_us = int(shares.STALE_TTLS * self._ttl_s * SECOND_US)
+        stale_us = shares.STALE_TTLS * self._timing.ttl_us
         cluster = self._keys.publish.cluster
         return partitions.ask(tx, cluster, self.group, name, self.holder, stale_us=stale_us)

@@ -22,10 +22,10 @@ from collections.abc import Callable
 import msgspec
 
 from tidemill.clock import SYSTEM, Clock
-from tidemill.cluster.holdings import HeldPartition
 from tidemill.cluster.leader import Tenure
 from tidemill.cluster.leases import LeaseTiming
 from tidemill.cluster.member import Member, random_id
+from tidemill.cluster.membership import ClusterContext
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.states import MemberState
 from tidemill.errors import LeaseLost, StoreError, TidemillError
@@ -33,6 +33,7 @@ from tidemill.events import Emit, Event
 from tidemill.futures.worker.processes import die_with_parent
 from tidemill.store import Store, Tx, open_store
 from tidemill.testing.fake_clock import ShiftedClock
+from tidemill.testing.holdings import HeldPartition, PartitionMember
 from tidemill.testing.work import PartitionWork, WorkPlan
 
 STORE_VARIABLE = "TIDEMILL_STORE"
@@ -88,7 +89,7 @@ class Workshop:
         self.clock = clock
         self.emit = emit
         self.careless = careless
-        self.member: Member | None = None
+        self.member: PartitionMember | None = None
         self._jobs: dict[HeldPartition, PartitionThread] = {}
 
     def start(self, held: HeldPartition) -> None:
@@ -116,10 +117,9 @@ class Workshop:
             self._jobs.pop(job.held, None)
             self.member.wake()
 
-    def _goes_on(self, job: PartitionThread, member: Member) -> bool:
+    def _goes_on(self, job: PartitionThread, member: PartitionMember) -> bool:
         """One unit; False at the end. `LeaseLost` is for the caller, a store that is away is waited for."""
         held = job.held
-        assert member.holdings is not None
         try:
             if not self.careless:
                 held.check()
@@ -191,17 +191,15 @@ def run(options: argparse.Namespace) -> int:
             plan = WorkPlan(partitions=options.partitions, units=options.units, unit_s=options.unit_s)
             store.run(lambda tx: work.put_plan(tx, plan))
         host = Workshop(store, work, clock=clock, emit=emit, careless=options.careless)
-        member = Member(
-            store,
-            options.cluster,
-            node=node,
-            groups=[work.group],
-            host=host,
+        context = ClusterContext(
+            store=store, cluster=options.cluster, clock=clock, chance=chance, emit=emit, timing=timing
+        )
+        member = PartitionMember(
+            context,
+            node,
+            [work.group],
+            host,
             duties=duties(work, emit, node.id, timing.every_s),
-            clock=clock,
-            chance=chance,
-            emit=emit,
-            timing=timing,
             pause_s=timing.every_s / 4,
         )
         host.member = member

@@ -15,17 +15,18 @@ from tidemill.cluster.keeper import Keeper
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leader import Tenure
 from tidemill.cluster.locks import Semaphore
-from tidemill.cluster.member import Member, random_id
+from tidemill.cluster.member import random_id
+from tidemill.cluster.membership import ClusterContext
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.partitions import PartitionMap
 from tidemill.cluster.states import MemberState
 from tidemill.errors import CommitUnknown, LeaseLost, NotLeader, StoreError
 from tidemill.events import Event
 from tidemill.store import Space, Tx
+from tidemill.testing.holdings import Holdings, PartitionMember
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
-    from tidemill.cluster.holdings import Holdings
 
 REMOVE_PAGE = 3
 QUIET_TTLS = 3  # after that long without misfortunes no lease is lost any more
@@ -34,7 +35,7 @@ QUIET_TTLS = 3  # after that long without misfortunes no lease is lost any more
 class Process:
     """A member with its host, its keeper of locks and its worker on the queue."""
 
-    member: Member
+    member: PartitionMember
     actor: SimulatedThread
 
     def __init__(self, world: "World", node: SimNode, keys: ClusterKeys, history: History, holders: Holders):
@@ -50,8 +51,7 @@ class Process:
         node.spawn("main", self._start)
 
     @property
-    def holdings(self) -> "Holdings":
-        assert self.member.holdings is not None
+    def holdings(self) -> Holdings:
         return self.member.holdings
 
     # --- its threads
@@ -73,17 +73,20 @@ class Process:
         self.node.tokens |= {node_id, token}
         clock, chance, swarm = self.node.clock, self.node.chance, self.world.swarm
         self.queue = QueueWorker(self, node_id)
-        self.member = Member(
-            self.world.store,
-            self.keys.cluster,
-            node=Node(id=node_id, epoch=0, slots=1 + self.node.machine % 3, address=self.node.name),
-            groups=list(self.plan.groups),
-            host=self.host,
-            duties={"plan": self._plan, "reap": self.queue.reap},
+        context = ClusterContext(
+            store=self.world.store,
+            cluster=self.keys.cluster,
             clock=clock,
             chance=chance,
             emit=self._emit,
             timing=swarm.timing,
+        )
+        self.member = PartitionMember(
+            context,
+            Node(id=node_id, epoch=0, slots=1 + self.node.machine % 3, address=self.node.name),
+            list(self.plan.groups),
+            self.host,
+            duties={"plan": self._plan, "reap": self.queue.reap},
             pause_s=swarm.ttl_s / 50,
         )
         keeper = Keeper(

@@ -14,11 +14,11 @@ from tests.simulation.cluster.history import Mark
 from tests.simulation.scheduler import Next, SimNode, SimulatedThread
 from tests.simulation.weather import Swarm
 from tidemill.cluster import partitions
-from tidemill.cluster.holdings import HeldPartition, Host
 from tidemill.cluster.keeper import Held
 from tidemill.cluster.leases import Busy
 from tidemill.errors import CommitUnknown, LeaseLost, StoreError
 from tidemill.store import Space, Tx
+from tidemill.testing.holdings import HeldPartition, Host
 
 if TYPE_CHECKING:
     from tests.simulation.cluster.process import Process

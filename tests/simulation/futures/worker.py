@@ -14,6 +14,7 @@ import msgspec
 from tests.simulation.futures.plan import value_of
 from tests.simulation.scheduler import Next, SimNode, SimulatedThread, Wait
 from tidemill.cluster.member import Member, random_id
+from tidemill.cluster.membership import ClusterContext
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.states import MemberState
 from tidemill.crash import Crashed
@@ -178,10 +179,17 @@ class SimulatedWorker:
         total = Capacity(cpu=float(work.plan.slots))
         node_id = random_id(node.chance)
         node.tokens.add(node_id)
+        context = ClusterContext(
+            store=work.store,
+            cluster=work.keys.cluster,
+            clock=self.clock,
+            chance=node.chance,
+            emit=self._emit,
+            timing=work.world.swarm.timing,
+        )
         self.member = Member(
-            work.store,
-            work.keys.cluster,
-            node=Node(
+            context,
+            Node(
                 id=node_id,
                 epoch=0,
                 kind="worker",
@@ -192,10 +200,6 @@ class SimulatedWorker:
             ),
             duties=future_duties(work.keys, work.cluster, ttl_s=self.ttl_s, busy_s=self.ttl_s / 3),
             busy=lambda: not self.idle,
-            clock=self.clock,
-            chance=node.chance,
-            emit=self._emit,
-            timing=work.world.swarm.timing,
         )
         ledger = Ledger(work.store, work.keys.cluster, node_id, node.chance, emit=self._emit)
         self.tasks = SimulatedTasks(work, node, ledger)

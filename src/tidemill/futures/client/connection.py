@@ -17,7 +17,7 @@ from tidemill.cluster.events import NodeJoined
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leases import DEFAULT_TIMING
 from tidemill.cluster.member import random_id
-from tidemill.cluster.membership import Membership
+from tidemill.cluster.membership import ClusterContext, Membership
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.states import MemberState
 from tidemill.errors import StoreError, StoreUnavailable
@@ -129,14 +129,14 @@ class Connection:
     def _joined(self) -> Membership:
         """In the node list before anything is submitted: a client that is not there has no handles."""
         node = Node(id=self.owner, epoch=0, kind="client", address=socket.gethostname(), slots=0)
-        membership = Membership(
-            self.store,
-            self.cluster,
-            node,
-            DEFAULT_TIMING,
+        context = ClusterContext(
+            store=self.store,
+            cluster=self.cluster.cluster,
             clock=self.clock,
+            chance=self.chance,
             emit=self._heard,
         )
+        membership = Membership(context, node)
         for _ in range(JOIN_TRIES):
             wait_s = membership.tick()
             if membership.state is MemberState.ACTIVE:

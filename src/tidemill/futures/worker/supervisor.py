@@ -15,8 +15,8 @@ import threading
 
 from tidemill.clock import SYSTEM, Clock
 from tidemill.cluster.events import NodeJoined
-from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.member import Member
+from tidemill.cluster.membership import ClusterContext
 from tidemill.cluster.nodes import Node
 from tidemill.events import Emit, Event, ignore
 from tidemill.futures.protocol.keys import FutureKeys
@@ -62,12 +62,19 @@ class WorkerSupervisor:
         self.settings = settings
         self.clock = clock
         self.emit = emit
-        self.keys, cluster = FutureKeys(hello.cluster), ClusterKeys(hello.cluster)
+        self.keys = FutureKeys(hello.cluster)
         chance = chance if chance is not None else random.Random()
+        context = ClusterContext(
+            store=store,
+            cluster=hello.cluster,
+            clock=clock,
+            chance=chance,
+            emit=self._on_event,
+            timing=settings.timing,
+        )
         self.member = Member(
-            store,
-            hello.cluster,
-            node=Node(
+            context,
+            Node(
                 id=hello.node,
                 epoch=0,
                 kind="worker",
@@ -76,12 +83,8 @@ class WorkerSupervisor:
                 total=settings.total.to_node(),
                 free=settings.total.to_node(),
             ),
-            duties=future_duties(self.keys, cluster, emit=emit, ttl_s=settings.timing.ttl_s),
+            duties=future_duties(self.keys, context.keys, emit=emit, ttl_s=settings.timing.ttl_s),
             busy=lambda: not self._idle.is_set(),
-            clock=clock,
-            chance=chance,
-            emit=self._on_event,
-            timing=settings.timing,
         )
         ledger = Ledger(store, hello.cluster, hello.node, chance, emit=emit)
         self.pool = ChildPool(

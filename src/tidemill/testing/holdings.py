@@ -1,92 +1,91 @@
-"""The partitions a node holds: taken, renewed together, completed or handed back."""
+"""A member that works on partitions: it takes its share, renews them together, completes or hands them back.
 
-import random
-from collections.abc import Callable, Iterator, Sequence
+The nodes of the demo (`tidemill.testing.node`) and of the simulation use it to share work. Partitions, leases
+and the fair share are those of `tidemill.cluster`, which the sources use too.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from tidemill.clock import Clock
 from tidemill.cluster import nodes, partitions, shares
 from tidemill.cluster.events import PartitionDone, PartitionHandedBack, PartitionLost, PartitionTaken
-from tidemill.cluster.keys import ClusterKeys
-from tidemill.cluster.membership import Membership
+from tidemill.cluster.leader import Duty
+from tidemill.cluster.member import Member
+from tidemill.cluster.membership import ClusterContext, Membership
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.partitions import Partition
 from tidemill.cluster.shares import AskHolder, Choice, TakePartition
 from tidemill.errors import CommitUnknown, LeaseLost, StoreError
-from tidemill.events import Emit
-from tidemill.store import Store, Tx
+from tidemill.store import Tx
 
 RENEW_PAGE = 100
 RENEW_PAGE_BYTES = 500_000  # of payloads, which are rewritten with their rows; a transaction has 1 MB
 
 
 class HeldPartition:
-    """A partition in our hands, with the deadline that stops us (CLU-4)."""
+    """A partition that we hold, with the deadline at which we stop (CLU-4)."""
 
     def __init__(self, part: Partition, deadline: float, clock: Clock) -> None:
         self.part = part
         self.deadline = deadline
         self.stopping = False
-        self.ending = False  # its last transaction is on its way, or nobody knows whether it was committed
+        self.ending = False  # its last transaction was sent, and may or may not be committed
         self.lost = False
         self._clock = clock
 
     def alive(self) -> bool:
-        """Does our time run? Once the answer was no it stays no: a renewal on its way changes nothing."""
+        """Return whether we may still act; once False it stays False, even if a renewal succeeds later."""
         if not self.lost and self._clock.monotonic() >= self.deadline:
             self.lost = True
         return not self.lost
 
     def check(self) -> None:
-        """`LeaseLost` when we must not work on it any more."""
+        """Raise `LeaseLost` if we must not work on it any more."""
         self.check_time()
         if self.ending:
             raise LeaseLost(f"partition {self.part.group}/{self.part.id}: it was completed or handed back")
 
     def check_time(self) -> None:
-        """`LeaseLost` when our time is over."""
+        """Raise `LeaseLost` if our time is over."""
         if not self.alive():
             raise LeaseLost(f"partition {self.part.group}/{self.part.id}: the holder's deadline has passed")
 
 
 class Host(Protocol):
-    """What works on the partitions a node holds. Calls return quickly; work goes on elsewhere."""
+    """Works on the partitions that a node holds. Calls return quickly; the work runs elsewhere."""
 
     def start(self, held: HeldPartition) -> None:
         """Begin; call `holdings.complete` or `holdings.hand_back` at the end."""
 
     def stop(self, held: HeldPartition) -> None:
-        """Stop at the next good moment and hand it back: somebody asked, or the node drains."""
+        """Stop soon and hand it back: another node requests it, or this node drains."""
 
     def abort(self, held: HeldPartition) -> None:
-        """The lease is over: stop at once, write nothing."""
+        """Stop at once and write nothing: the lease is over."""
 
 
 class Holdings:
-    """Takes partitions of some groups up to the slots, renews them in one write, gives them up when asked."""
+    """Takes partitions of some groups up to the slots, renews them in one write, gives them up on request."""
 
     def __init__(
         self,
-        store: Store,
-        keys: ClusterKeys,
+        context: ClusterContext,
         membership: Membership,
         groups: Sequence[str],
         host: Host,
         *,
-        clock: Clock,
-        chance: random.Random,
-        emit: Emit,
         pause_s: float,
     ) -> None:
-        self.store = store
-        self.keys = keys
+        self.store = context.store
+        self.keys = context.keys
         self.membership = membership
         self.groups = list(groups)
         self.host = host
-        self.clock = clock
-        self.chance = chance
-        self.emit = emit
-        self.timing = membership.timing
+        self.clock = context.clock
+        self.chance = context.chance
+        self.emit = context.emit
+        self.timing = context.timing
         self.pause_s = pause_s
         self.held: dict[tuple[str, str], HeldPartition] = {}
         self._renew_at = 0.0
@@ -97,8 +96,11 @@ class Holdings:
     def node(self) -> Node:
         return self.membership.node
 
+    def busy(self) -> bool:
+        return bool(self.held)
+
     def tick(self) -> float:
-        """Renew what is held and take what is due; the seconds until the next call makes sense."""
+        """Renew what is held and take what is due; return the seconds until the next call."""
         self.guard()
         if self.held and self.clock.monotonic() >= self._renew_at:
             self._renew()
@@ -113,19 +115,19 @@ class Holdings:
             waits.append(self._take_at - now)
         return max(0.0, min(waits))
 
-    # --- ours
+    # --- renewing
 
     def guard(self) -> float:
-        """Abort what is past its deadline; the seconds until the next one.
+        """Abort what is past its deadline; return the seconds until the next deadline.
 
-        May be called from another thread, so that a tick that waits for the store keeps nobody working
-        beyond its time (CLU-4).
+        May be called from another thread, so that work ends in time even if a tick waits for the store
+        (CLU-4).
         """
         for held in list(self.held.values()):
-            if not held.alive() and self._forget(held):  # else the host just ended it
+            if not held.alive() and self._forget(held):  # else the host has just ended it
                 held.lost = True
                 self.host.abort(held)
-                self._tell(PartitionLost, held.part)
+                self._report(PartitionLost, held.part)
         first = min((held.deadline for held in list(self.held.values())), default=None)
         return self.timing.every_s if first is None else max(0.0, first - self.clock.monotonic())
 
@@ -141,20 +143,20 @@ class Holdings:
                 answers = self.store.run(renew_page)
             except StoreError:
                 self._renew_at = sent + self.timing.retry_s
-                return  # not lost yet: tried again, until the deadline (CLU-8)
+                return  # not lost: retried until the deadline (CLU-8)
             for held, answer in zip(page, answers, strict=True):
                 if answer is None:
                     held.lost = held.lost or not held.ending
                     continue
                 held.part, extended = answer
-                if extended:  # else we were asked to let go, and given no more time
+                if extended:  # else another node requests it, and we get no more time
                     held.deadline = self.timing.deadline(sent)
                 if (held.part.wanted_by or self._stopping) and not held.stopping:
                     self._ask_to_stop(held)
         self.guard()
 
     def _renew_one(self, tx: Tx, part: Partition) -> tuple[Partition, bool] | None:
-        """The partition, and whether it has a whole ttl from now; None when it is not ours any more."""
+        """Return the partition, and whether it now has a whole ttl; None if it is no longer ours."""
         try:
             renewed = partitions.renew(tx, self.keys, part, self.timing.ttl_us)
         except LeaseLost:
@@ -168,12 +170,12 @@ class Holdings:
         except LeaseLost:  # of a host that hands back at once
             held.lost = True
         except StoreError:
-            held.stopping = False  # asked again after the next renewal
+            held.stopping = False  # retried after the next renewal
 
     # --- taking
 
     def _take_one(self) -> float:
-        """One acquisition at most; the seconds until the next one."""
+        """Take at most one partition; return the seconds until the next attempt."""
         rest_s = self.timing.every_s
         try:
             for group in self.groups:
@@ -186,7 +188,7 @@ class Holdings:
         return rest_s
 
     def _take_in(self, group: str) -> tuple[bool, float]:
-        """Whether there was something to do in a group, and the seconds until there may be more."""
+        """Return whether there was something to do in a group, and the seconds until the next attempt."""
         choice = self.store.run(lambda tx: self._choose(tx, group))
         if isinstance(choice, TakePartition):
             sent = self.clock.monotonic()
@@ -197,15 +199,9 @@ class Holdings:
                 self._begin(part, sent)
             return True, self.pause_s * self.chance.random()
         if isinstance(choice, AskHolder):
+            stale_us = shares.STALE_TTLS * self.timing.ttl_us
             self.store.run(
-                lambda tx: partitions.ask(
-                    tx,
-                    self.keys,
-                    group,
-                    choice.id,
-                    self.node.id,
-                    stale_us=shares.STALE_TTLS * self.timing.ttl_us,
-                )
+                lambda tx: partitions.ask(tx, self.keys, group, choice.id, self.node.id, stale_us=stale_us)
             )
             return True, self.timing.every_s
         return False, choice.wait_s
@@ -224,24 +220,24 @@ class Holdings:
 
     def _begin(self, part: Partition, sent: float) -> None:
         former = self.held.get((part.group, part.id))
-        if former is not None and not former.ending:  # it ran out in a pause of ours, unseen by the guard
+        if former is not None and not former.ending:  # it expired while this process was paused
             former.lost = True
             self.guard()
         held = HeldPartition(part, self.timing.deadline(sent), self.clock)
         if not self.held:
             self._renew_at = sent + self.timing.every_s
         self.held[part.group, part.id] = held
-        self._tell(PartitionTaken, part)
+        self._report(PartitionTaken, part)
         self.host.start(held)
 
     # --- giving up
 
     def complete(self, held: HeldPartition, also: Callable[[Tx], None] | None = None) -> None:
-        """The work is done: say so, with what `also` writes, in one fenced transaction.
+        """Mark the work as done, with what `also` writes, in one fenced transaction.
 
-        From here on nothing may be done under the lease (`held.check()` refuses), unless the store says
-        that nothing was written. After `CommitUnknown` call it again: it ends, or `LeaseLost` says that it
-        had ended.
+        From here on nothing may be done under the lease (`held.check()` refuses), unless the store reports
+        that nothing was written. After `CommitUnknown` call it again: it ends the partition, or `LeaseLost`
+        says that the partition had ended.
         """
         held.check_time()
 
@@ -253,7 +249,7 @@ class Holdings:
         self._end(held, finish, PartitionDone)
 
     def hand_back(self, held: HeldPartition) -> None:
-        """Give it back unfinished, for whoever comes next; for the rest as `complete`."""
+        """Return it unfinished, for the next holder; otherwise like `complete`."""
         held.check_time()
 
         def give(tx: Tx) -> None:
@@ -265,14 +261,16 @@ class Holdings:
         self,
         held: HeldPartition,
         act: Callable[[Tx], None],
-        told: type[PartitionDone] | type[PartitionHandedBack],
+        event: type[PartitionDone] | type[PartitionHandedBack],
     ) -> None:
-        in_doubt = held.ending  # an earlier call may have been committed: a failure of this one tells nothing
-        held.ending = True  # a renewal that comes too late for it is no loss
+        in_doubt = (
+            held.ending
+        )  # an earlier call may have been committed: a failure of this one proves nothing
+        held.ending = True  # a renewal that arrives after this is not a loss
         try:
             self.store.run(act)
         except CommitUnknown:
-            raise  # it may be another's by now: not renewed any more, and not ours to act under
+            raise  # another node may hold it by now: it is not renewed, and we must not act under it
         except LeaseLost:
             held.lost = True
             raise
@@ -282,10 +280,10 @@ class Holdings:
         self._forget(held)
         held.lost = True
         self._take_at = 0.0  # a slot is free
-        self._tell(told, held.part)
+        self._report(event, held.part)
 
     def stop_all(self) -> None:
-        """Ask the host to let go of everything."""
+        """Ask the host to stop all its work."""
         self._stopping = True
         for held in list(self.held.values()):
             if not held.stopping:
@@ -293,7 +291,7 @@ class Holdings:
         self.guard()
 
     def give_up_all(self) -> None:
-        """Hand back what is left, at the end of a drain's grace; what cannot be handed back runs out."""
+        """Hand back what is left when the grace of a drain is over; the rest expires."""
         for held in list(self.held.values()):
             self.host.abort(held)
             try:
@@ -301,29 +299,56 @@ class Holdings:
             except (LeaseLost, StoreError):
                 held.lost = True
                 if self._forget(held):
-                    self._tell(PartitionLost, held.part)
+                    self._report(PartitionLost, held.part)
 
     def _forget(self, held: HeldPartition) -> bool:
-        """Let go of it, and not of the same partition that was taken again meanwhile."""
+        """Remove it, but not the same partition that was taken again since."""
         key = held.part.group, held.part.id
         return self.held.get(key) is held and self.held.pop(key, None) is not None
 
-    def _tell(
+    def _report(
         self,
-        what: type[PartitionTaken] | type[PartitionLost] | type[PartitionDone] | type[PartitionHandedBack],
+        event: type[PartitionTaken] | type[PartitionLost] | type[PartitionDone] | type[PartitionHandedBack],
         part: Partition,
     ) -> None:
-        self.emit(what(node=self.node.id, group=part.group, partition=part.id, epoch=part.epoch))
+        self.emit(event(node=self.node.id, group=part.group, partition=part.id, epoch=part.epoch))
 
 
-def _pages(held: list[HeldPartition]) -> Iterator[list[HeldPartition]]:
+def _pages(partitions: list[HeldPartition]) -> Iterator[list[HeldPartition]]:
     page: list[HeldPartition] = []
     size = 0
-    for one in held:
-        if len(page) == RENEW_PAGE or (page and size + len(one.part.payload) > RENEW_PAGE_BYTES):
+    for held in partitions:
+        if len(page) == RENEW_PAGE or (page and size + len(held.part.payload) > RENEW_PAGE_BYTES):
             yield page
             page, size = [], 0
-        page.append(one)
-        size += len(one.part.payload)
+        page.append(held)
+        size += len(held.part.payload)
     if page:
         yield page
+
+
+class PartitionMember(Member):
+    """A member that takes partitions of some groups, up to its slots, for a host that works on them.
+
+    Args:
+        context: the cluster, its store, clock and timing.
+        node: our entry, with the number of slots.
+        groups: the groups whose partitions it takes.
+        host: what works on them.
+        duties: what this node does while it leads, by name.
+        pause_s: the longest random pause between two partitions that it takes.
+    """
+
+    def __init__(
+        self,
+        context: ClusterContext,
+        node: Node,
+        groups: Sequence[str],
+        host: Host,
+        *,
+        duties: Mapping[str, Duty] | None = None,
+        pause_s: float = 0.2,
+    ) -> None:
+        super().__init__(context, node, duties=duties)
+        self.holdings = Holdings(context, self.membership, groups, host, pause_s=pause_s)
+        self.work = self.holdings
