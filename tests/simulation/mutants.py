@@ -195,7 +195,7 @@ def a_partition_handed_back_under_its_old_epoch(patch: pytest.MonkeyPatch) -> No
 
 @mutant()
 def a_partition_made_again_at_its_first_epoch(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(partitions, "_floor", lambda tx, keys, group: 0)
+    patch.setattr(partitions, "_last_epoch", lambda tx, keys, group: 0)
 
 
 @mutant(Fault.PAUSE)

@@ -87,7 +87,7 @@ def test_a_partition_is_never_taken_from_a_holder_whose_time_runs(stage: Stage) 
     """Asked for long ago, it is not extended any more: it runs out, and only then somebody has it."""
     stage.make_partitions(1)
     held = take(stage, "p000", "n1")
-    assert stage.store.run(lambda tx: partitions.ask(tx, stage.keys, GROUP, "p000", "n2"))
+    assert stage.store.run(lambda tx: partitions.request(tx, stage.keys, GROUP, "p000", "n2"))
     for _ in range(4):
         stage.clock.advance(stage.ttl_s / 4 - 0.001)
         held = stage.store.run(lambda tx, part=held: partitions.renew(tx, stage.keys, part, stage.ttl_us))
@@ -109,7 +109,7 @@ def test_a_renewal_that_gave_no_time_does_not_move_the_deadline(stage: Stage) ->
     stage.member("n1", host=RecordingHost(hands_back=False))
     stage.play(lambda: stage.counts() == {"n1": 1})
     (held,) = stage.holdings_of("n1").held.values()
-    stage.store.run(lambda tx: partitions.ask(tx, stage.keys, GROUP, "p000", "n2"))
+    stage.store.run(lambda tx: partitions.request(tx, stage.keys, GROUP, "p000", "n2"))
     wanted_at_us = stage.parts()[0].wanted_at
     stage.play(lambda: stage.trouble.now_us() > wanted_at_us + stage.ttl_us - 3_000_000)
     unheard = stage.store.run(lambda tx: partitions.renew(tx, stage.keys, held.part, stage.ttl_us))

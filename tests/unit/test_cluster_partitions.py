@@ -27,8 +27,8 @@ def take(stage: Stage, name: str, holder: str) -> Partition:
     return part
 
 
-def standings(stage: Stage) -> list[PartitionSummary]:
-    return stage.store.run(lambda tx: partitions.standings(tx, stage.keys, GROUP))
+def summaries(stage: Stage) -> list[PartitionSummary]:
+    return stage.store.run(lambda tx: partitions.summaries(tx, stage.keys, GROUP))
 
 
 def only(stage: Stage, name: str) -> HeldPartition:
@@ -57,7 +57,7 @@ def test_one_read_gives_every_partitions_expiry_in_order_and_no_payload(stage: S
 
         tx.range = counted  # type: ignore[method-assign,assignment]
         tx.get_many = None  # type: ignore[method-assign,assignment]
-        return partitions.standings(tx, stage.keys, GROUP)
+        return partitions.summaries(tx, stage.keys, GROUP)
 
     seen = stage.store.run(look)
     assert len(reads) == 1
@@ -79,17 +79,17 @@ def test_the_index_says_what_the_rows_say_after_everything_that_can_happen(stage
         }
         from_index = {
             (one.id, one.holder, one.expires_at, one.free_since, one.wanted_by, one.wanted_at)
-            for one in standings(stage)
+            for one in summaries(stage)
         }
         assert from_index == from_rows
-        assert len(standings(stage)) == len(rows)
+        assert len(summaries(stage)) == len(rows)
 
     agree()
     held = [take(stage, f"p00{n}", "n1") for n in range(4)]
     agree()
     stage.clock.advance(3.0)
     stage.store.run(lambda tx: partitions.renew(tx, stage.keys, held[0], stage.ttl_us))
-    stage.store.run(lambda tx: partitions.ask(tx, stage.keys, GROUP, "p001", "n2"))
+    stage.store.run(lambda tx: partitions.request(tx, stage.keys, GROUP, "p001", "n2"))
     agree()
     stage.store.run(lambda tx: partitions.hand_back(tx, stage.keys, held[1]))
     stage.store.run(lambda tx: partitions.complete(tx, stage.keys, held[2]))
@@ -268,7 +268,7 @@ def test_a_request_of_a_node_that_died_does_not_stop_balance_for_good(stage: Sta
     stage.make_partitions(4)
     stage.member("n1", slots=8, host=RecordingHost(hands_back=False))
     stage.play(lambda: stage.counts() == {"n1": 4})
-    stage.store.run(lambda tx: partitions.ask(tx, stage.keys, GROUP, "p000", "dead"))
+    stage.store.run(lambda tx: partitions.request(tx, stage.keys, GROUP, "p000", "dead"))
     stage.member("n2", slots=8)
     stage.play(lambda: stage.counts() == {"n1": 2, "n2": 2}, within_s=8 * stage.ttl_s)
 
@@ -281,7 +281,7 @@ def test_the_work_of_a_dead_node_moves_when_its_leases_are_over(stage: Stage) ->
     stage.play(lambda: stage.counts() == {"n1": 2, "n2": 2, "n3": 2})
     stage.pass_time(10.0)
     orphans = {held.part.id for held in stage.holdings_of("n3").held.values()}
-    ends_at = max(one.expires_at for one in standings(stage) if one.id in orphans)
+    ends_at = max(one.expires_at for one in summaries(stage) if one.id in orphans)
     stage.kill("n3")
     stage.play(lambda: sum(stage.counts().values()) == 6, within_s=stage.ttl_s + 4.0)
     assert stage.trouble.now_us() >= ends_at

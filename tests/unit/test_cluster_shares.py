@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.partitions import PartitionSummary
-from tidemill.cluster.shares import AskHolder, Choice, Share, TakePartition, WaitForChange, choose, fair_share
+from tidemill.cluster.shares import (
+    Choice,
+    RequestPartition,
+    Share,
+    TakePartition,
+    WaitForChange,
+    choose,
+    fair_share,
+)
 
 NOW_US = 1_000_000_000
 TTL_S = 15.0
@@ -39,10 +47,10 @@ def part(
 
 
 def chosen(
-    standings: list[PartitionSummary], nodes: list[Node], me: str = "a", free_slots: int = 4
+    summaries: list[PartitionSummary], nodes: list[Node], me: str = "a", free_slots: int = 4
 ) -> Choice:
     return choose(
-        standings,
+        summaries,
         nodes,
         me,
         free_slots=free_slots,
@@ -85,7 +93,7 @@ CASES: dict[str, tuple[list[PartitionSummary], list[Node], Choice]] = {
     "the fullest is asked": (
         [part(f"p{n}", "b") for n in range(3)] + [part(f"q{n}", "c") for n in range(6)],
         [A, B, C],
-        AskHolder("q0"),
+        RequestPartition("q0"),
     ),
     "one steal at a time": (
         [part("p1", "b", wanted_by="c"), part("p2", "b"), part("p3", "b")],
@@ -95,7 +103,7 @@ CASES: dict[str, tuple[list[PartitionSummary], list[Node], Choice]] = {
     "a request nobody followed up for two ttls does not count": (
         [part("p1", "b", wanted_by="c", wanted_for_us=2 * TTL_US), part("p2", "b"), part("p3", "b")],
         [A, B, C],
-        AskHolder("p1"),
+        RequestPartition("p1"),
     ),
     "a holder that does not let go keeps it while its time runs": (
         [part("p1", "b"), part("p2", "b", wanted_by="a", wanted_for_us=TTL_US), part("p3", "b")],
@@ -142,7 +150,7 @@ CASES: dict[str, tuple[list[PartitionSummary], list[Node], Choice]] = {
         [A, B],
         TakePartition("p3"),
     ),
-    "a difference of two is moved": ([part("p1", "b"), part("p2", "b")], [A, B], AskHolder("p1")),
+    "a difference of two is moved": ([part("p1", "b"), part("p2", "b")], [A, B], RequestPartition("p1")),
     "a node that drains is not asked: it hands back by itself": (
         [part("p1", "a"), part("p2", "b"), part("p3", "b"), part("p4", "b")],
         [A, node("b", draining=True)],
@@ -161,7 +169,7 @@ CASES: dict[str, tuple[list[PartitionSummary], list[Node], Choice]] = {
     "slots count: a large one far below its share takes from many small ones": (
         [part(f"p{n}", f"s{n}") for n in range(6)],
         [node("a", 4), *(node(f"s{n}", 1) for n in range(8))],
-        AskHolder("p5"),
+        RequestPartition("p5"),
     ),
     "there is nothing": ([], [A, B], WaitForChange(0.0)),
 }
@@ -170,8 +178,8 @@ CASES: dict[str, tuple[list[PartitionSummary], list[Node], Choice]] = {
 @pytest.mark.rule("CLU-13")
 @pytest.mark.parametrize("case", CASES)
 def test_a_node_chooses(case: str) -> None:
-    standings, nodes, expected = CASES[case]
-    choice = chosen(standings, nodes)
+    summaries, nodes, expected = CASES[case]
+    choice = chosen(summaries, nodes)
     if isinstance(expected, WaitForChange):
         assert isinstance(choice, WaitForChange)
         assert choice.wait_s > 1.0, "and does not ask again at once"
@@ -253,21 +261,21 @@ class Play:
         """Every node acts once, in an order of chance; then holders give up what was asked of them."""
         for one in self.chance.sample(self.nodes, len(self.nodes)):
             self.act(one)
-        for name, standing in list(self.parts.items()):
-            if standing.holder and standing.wanted_by:
+        for name, summary in list(self.parts.items()):
+            if summary.holder and summary.wanted_by:
                 self.parts[name] = PartitionSummary(
-                    name, "", 0, self.now_us, standing.wanted_by, standing.wanted_at
+                    name, "", 0, self.now_us, summary.wanted_by, summary.wanted_at
                 )
         self.now_us += 3_000_000
-        for name, standing in list(self.parts.items()):
-            if standing.holder in self.alive:  # renewed
-                self.parts[name] = PartitionSummary(name, standing.holder, self.now_us + TTL_US, 0, "", 0)
+        for name, summary in list(self.parts.items()):
+            if summary.holder in self.alive:  # renewed
+                self.parts[name] = PartitionSummary(name, summary.holder, self.now_us + TTL_US, 0, "", 0)
 
     def act(self, one: Node) -> None:
         free_slots = one.slots - self.held(one.id)
-        standings = list(self.parts.values())
+        summaries = list(self.parts.values())
         choice = choose(
-            standings,
+            summaries,
             self.nodes,
             one.id,
             free_slots=free_slots,
@@ -276,7 +284,7 @@ class Play:
             pause_s=0.2,
             chance=self.chance,
         )
-        expired = {each.id for each in standings if each.holder and each.expires_at <= self.now_us}
+        expired = {each.id for each in summaries if each.holder and each.expires_at <= self.now_us}
         if expired and free_slots:
             assert isinstance(choice, TakePartition), "expired before balance"
             assert choice.id in expired
@@ -290,7 +298,7 @@ class Play:
             self.parts[choice.id] = PartitionSummary(choice.id, one.id, self.now_us + TTL_US, 0, "", 0)
         else:
             self.steals += 1
-            assert not any(each.wanted_by for each in standings), "one at a time"
+            assert not any(each.wanted_by for each in summaries), "one at a time"
             assert old.holder not in ("", one.id)
             self.parts[choice.id] = PartitionSummary(
                 choice.id, old.holder, old.expires_at, 0, one.id, self.now_us

@@ -159,7 +159,7 @@ def complete(tx: Tx, stage: Stage, part: Partition) -> bool:
 
 
 def ask(tx: Tx, stage: Stage, _: Partition) -> bool:
-    return partitions.ask(tx, stage.keys, GROUP, "p000", "eve")
+    return partitions.request(tx, stage.keys, GROUP, "p000", "eve")
 
 
 PARTITION_STEPS = [take, renew, hand_back, complete, ask]

@@ -1,4 +1,4 @@
-"""The cluster's configuration, kept in the store so that any node can bootstrap it again (CLU-17)."""
+"""The cluster's configuration. It is in the store, so that any node can start the cluster again (CLU-17)."""
 
 import msgspec
 
@@ -14,13 +14,13 @@ def put(tx: Tx, keys: ClusterKeys, name: str, value: Value) -> None:
 
 
 def get(tx: Tx, keys: ClusterKeys, name: str) -> Value:
-    """One entry; None when it was never set."""
+    """Return one entry; None if it was never set."""
     raw = tx.get(keys.config["user", name])
     return None if raw is None else _decode(raw)
 
 
 def read_all(tx: Tx, keys: ClusterKeys) -> dict[str, Value]:
-    """Every entry by its name."""
+    """Return all entries by name."""
     space = keys.config.space("user")
     return {str(space.unpack(row.key)[0]): _decode(row.value) for row in tx.range(*space.all())}
 

@@ -1,30 +1,30 @@
-"""What the cluster room tells."""
+"""The events of the cluster: nodes, leaders and partitions."""
 
 from tidemill.events import Event
 
 
 class NodeJoined(Event, frozen=True):
-    """A node entered the list, or entered it again."""
+    """A node joined the list, for the first time or again."""
 
     node: str
     epoch: int
 
 
 class NodeLost(Event, frozen=True):
-    """A node found that its entry had run out or was gone."""
+    """A node found that its entry had expired or was removed."""
 
     node: str
     epoch: int
 
 
 class NodeLeft(Event, frozen=True):
-    """A node left by itself."""
+    """A node left the list."""
 
     node: str
 
 
 class NodesCleaned(Event, frozen=True):
-    """The leader dropped entries of nodes that did not come back."""
+    """The leader removed the entries of nodes that did not return."""
 
     nodes: list[str]
     leader_epoch: int
@@ -54,7 +54,7 @@ class PartitionTaken(Event, frozen=True):
 
 
 class PartitionLost(Event, frozen=True):
-    """A holder's time ended before it was done."""
+    """The lease on a partition ended before its work was done."""
 
     node: str
     group: str
@@ -63,7 +63,7 @@ class PartitionLost(Event, frozen=True):
 
 
 class PartitionHandedBack(Event, frozen=True):
-    """A holder gave a partition back unfinished."""
+    """A node handed a partition back unfinished."""
 
     node: str
     group: str
@@ -81,7 +81,7 @@ class PartitionDone(Event, frozen=True):
 
 
 class DutyFailed(Event, frozen=True):
-    """A leader's duty raised; it is tried again on its next round."""
+    """A leader's duty failed; the next round retries it."""
 
     node: str
     duty: str

@@ -1,10 +1,9 @@
-"""The keeper: leases this process holds, renewed together, and each with the deadline that stops its holder.
+"""The keeper holds the leases of one process, and renews them together.
 
-`tick` renews everything that is due in one transaction and says when to call again. A thread calls it in
-real life (`start`), the scheduler in simulation. A renewal that fails because the store does not answer
-changes nothing: the lease stays usable until its own deadline, and the next tick tries again (CLU-8). A
-commit whose outcome is unknown is settled by `store.run` itself. Only the store's answer "it is not yours"
-or the deadline end it.
+`tick` renews everything that is due in one transaction and returns when to call it again. A thread calls it
+(`start`), or the scheduler of a simulation. If the store does not answer a renewal, nothing changes: the
+lease is usable until its deadline, and the next tick retries (CLU-8). `store.run` itself settles a commit of
+unknown outcome. A lease ends only at its deadline, or when the store says that another holder has it.
 """
 
 import random
@@ -19,12 +18,12 @@ from tidemill.store import Store, Tx
 
 
 class Held:
-    """A lease in our hands. `check()` before every act that needs it; it raises once our time is over."""
+    """A lease that we hold. Call `check()` before every act that needs it; it raises once our time is over."""
 
     def __init__(self, key: bytes, lease: Lease, deadline: float, clock: Clock) -> None:
         self.key = key
         self.lease = lease
-        self.deadline = deadline  # our monotonic clock, from before the request was sent, less the margin
+        self.deadline = deadline  # by our monotonic clock: from before the request was sent, minus the margin
         self.lost = False
         self._clock = clock
 
@@ -33,18 +32,18 @@ class Held:
         return self.lease.epoch
 
     def alive(self) -> bool:
-        """Does our time run? Once the answer was no it stays no: a renewal on its way changes nothing."""
+        """Return whether we may still act; once False it stays False, even if a renewal succeeds later."""
         if not self.lost and self._clock.monotonic() >= self.deadline:
             self.lost = True
         return not self.lost
 
     def check(self) -> None:
-        """`LeaseLost` when we must not act under this lease any more."""
+        """Raise `LeaseLost` if we must no longer act under this lease."""
         if not self.alive():
             raise LeaseLost(f"epoch {self.epoch}: the holder's deadline has passed")
 
     def fence(self, tx: Tx) -> None:
-        """Refuse the transaction unless the store agrees that the lease is ours."""
+        """Abort the transaction unless the stored lease is ours."""
         leases.check(tx, self.key, self.lease)
 
 
@@ -72,7 +71,7 @@ class Keeper:
         self._thread: threading.Thread | None = None
 
     def acquire(self, key: bytes) -> Held | Busy:
-        """Try once; what is held is renewed from then on."""
+        """Try once. The keeper renews the lease from then on."""
         sent = self.clock.monotonic()
         lease = self.store.run(lambda tx: leases.acquire(tx, key, self.holder, self.timing.ttl_us))
         if isinstance(lease, Busy):
@@ -85,11 +84,11 @@ class Keeper:
         return held
 
     def deadline(self, sent: float) -> float:
-        """Until when a holder may act whose request left at `sent` (CLU-4)."""
+        """Return until when a holder may act that sent its request at `sent` (CLU-4)."""
         return self.timing.deadline(sent)
 
     def release(self, held: Held, also: Callable[[Tx], None] | None = None) -> bool:
-        """Give the lease back, with what `also` writes; True when it was still ours."""
+        """Release the lease, with what `also` writes; return whether it was still ours."""
         held.lost = True
         self._forget(held)
 
@@ -102,33 +101,33 @@ class Keeper:
         return self.store.run(give_back)
 
     def _forget(self, held: Held) -> None:
-        with self._lock:  # another thread may hold the same key again by now, under a later epoch
+        with self._lock:  # another thread may hold the same key by now, under a later epoch
             if self._held.get(held.key) is held:
                 del self._held[held.key]
 
     def tick(self) -> float:
-        """Renew what is due, in one transaction; the seconds until the next call makes sense."""
+        """Renew what is due, in one transaction; return the seconds until the next call."""
         with self._lock:
-            held = list(self._held.values())
+            all_held = list(self._held.values())
         now = self.clock.monotonic()
-        running = [one for one in held if one.alive()]
+        running = [held for held in all_held if held.alive()]
         if running and now >= self._due:
             answered = self._renew(running)
             self._due = now + (self.timing.every_s if answered else self.timing.retry_s)
-        for one in held:
-            if not one.alive():
-                one.lost = True
-                self._forget(one)
+        for held in all_held:
+            if not held.alive():
+                held.lost = True
+                self._forget(held)
         return max(0.0, self._due - self.clock.monotonic()) if self._held else self.timing.every_s
 
-    def _renew(self, held: list[Held]) -> bool:
-        """Extend them all in one write; False when the store did not answer."""
+    def _renew(self, running: list[Held]) -> bool:
+        """Extend the leases in one write; return False if the store did not answer."""
 
         def renew_all(tx: Tx) -> list[Lease | None]:
             renewed: list[Lease | None] = []
-            for one in held:
+            for held in running:
                 try:
-                    renewed.append(leases.renew(tx, one.key, one.lease, self.timing.ttl_us))
+                    renewed.append(leases.renew(tx, held.key, held.lease, self.timing.ttl_us))
                 except LeaseLost:
                     renewed.append(None)
             return renewed
@@ -137,16 +136,16 @@ class Keeper:
         try:
             answers = self.store.run(renew_all)
         except StoreError:
-            return False  # not lost: tried again soon, until the deadline
-        for one, lease in zip(held, answers, strict=True):
+            return False  # not lost: retried until the deadline
+        for held, lease in zip(running, answers, strict=True):
             if lease is None:
-                one.lost = True
+                held.lost = True
             else:
-                one.lease, one.deadline = lease, self.deadline(sent)
+                held.lease, held.deadline = lease, self.deadline(sent)
         return True
 
     def start(self) -> None:
-        """Renew from a thread of our own until `stop`."""
+        """Start a thread that renews until `stop`."""
         self._thread = threading.Thread(target=self._loop, name=f"keeper-{self.holder[:8]}", daemon=True)
         self._thread.start()
 
@@ -155,7 +154,7 @@ class Keeper:
             self.clock.wait(self._stop, min(self.tick(), self.timing.every_s))
 
     def stop(self) -> None:
-        """End the thread; leases run out by themselves unless they were released."""
+        """End the thread. Leases that were not released expire."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

@@ -1,11 +1,11 @@
-"""The cluster room's layout in the store: everything under the cluster's name.
+"""The layout of the cluster's rows in the store; every key begins with the cluster's name C.
 
 (C, "config", name)                     configuration, so that any node can bootstrap the cluster (CLU-17)
 (C, "lease", name)                      a named lease: the leader's, a lock's, a semaphore permit's
-(C, "vacancies")                        counts how often a leader gave its office back before its time
+(C, "vacancies")                        counts how often a leader resigned before its lease expired
 (C, "node", id)                         one node's entry
-(C, "node-expiry", expires_at, id)      nodes by expiry: the dead ones are one short range
-(C, "node-version")                     counts every change of who is there (CLU-16)
+(C, "node-expiry", expires_at, id)      nodes by expiry: dead nodes are one short range
+(C, "node-version")                     counts every node that joins or leaves (CLU-16)
 (C, "part", group, id)                  a partition
 (C, "part-expiry", group, expires_at, id)   partitions by expiry: one read gives all of them (CLU-14)
 (C, "part-floor", group)                the highest epoch of the partitions that were removed (CLU-7)

@@ -1,16 +1,15 @@
-"""Leases: who may do something now, and the number that proves it later.
+"""Leases: exclusive rights that expire, with an epoch that fences late writes.
 
-A lease is a row {holder, epoch, expires_at}. The holder is a random token; the epoch grows by one with
-every acquisition and never falls, because a lease that ends keeps its row (CLU-7). Whoever writes under a
-lease calls `check` in the same transaction, so a write under an old epoch is refused whatever the holder
-believed when it began.
+A lease is a row {holder, epoch, expires_at}. The holder is a random token. The epoch grows by one with every
+acquisition and never falls, because a lease that ends keeps its row (CLU-7). A writer calls `check` in the
+same transaction, so the store refuses every write under an old epoch.
 
-Expiry is judged by the store's time alone (CLU-6). The holder, who cannot know that time, stops at a
-deadline of its own monotonic clock, taken from *before* it sent the renewal, less a margin (CLU-4,
-`tidemill.cluster.keeper`). Clocks may thus be off by hours; only their rates must agree.
+Expiry is judged by the store's time alone (CLU-6). The holder does not know that time. It stops at a deadline
+of its own monotonic clock, counted from *before* it sent the renewal, minus a margin (CLU-4,
+`tidemill.cluster.keeper`). So clocks may differ by hours; only their rates must agree.
 
-Rejected: extending a lease that is past its expiry although nobody took it. It would be safe, but then
-"expired" would mean two things, and a paused node could write after its time (CLU-26).
+Rejected: extending an expired lease that no other node has taken. It would be safe, but then "expired" would
+mean two things, and a paused node could write after its time (CLU-26).
 """
 
 import msgspec
@@ -24,7 +23,7 @@ TTL_S = 15.0
 
 
 class LeaseTiming(msgspec.Struct, frozen=True):
-    """How long a lease lasts, and every time that follows from it.
+    """How long a lease lasts, and all times that are derived from it.
 
     The margin covers the drift of the holder's clock and the time that a stop takes.
     """
@@ -39,12 +38,12 @@ class LeaseTiming(msgspec.Struct, frozen=True):
 
     @property
     def retry_s(self) -> float:
-        """How soon a holder tries again when the store did not answer a renewal."""
+        """How soon a holder retries a renewal that the store did not answer."""
         return self.every_s / 3
 
     @property
     def margin_s(self) -> float:
-        """How long before its lease ends a holder stops (CLU-4)."""
+        """How long before the expiry a holder stops (CLU-4)."""
         return self.ttl_s / 5
 
     @property
@@ -53,7 +52,7 @@ class LeaseTiming(msgspec.Struct, frozen=True):
         return int(self.ttl_s * SECOND_US)
 
     def deadline(self, sent: float) -> float:
-        """Until when a holder may act whose renewal left at `sent`; both by its monotonic clock (CLU-4)."""
+        """Return until when a holder may act that sent its renewal at `sent`; both by its monotonic clock."""
         return sent + self.ttl_s - self.margin_s
 
 
@@ -69,34 +68,34 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Busy(msgspec.Struct, frozen=True):
-    """Somebody else holds it; asking again before `wait_s` is over makes no sense (CLU-5)."""
+    """Another holder has the lease; do not retry before `wait_s` has passed (CLU-5)."""
 
     wait_s: float
 
 
 def encode(lease: Lease) -> bytes:
-    """A lease as stored."""
+    """Encode a lease for the store."""
     return msgspec.msgpack.encode(lease)
 
 
 def decode(raw: bytes) -> Lease:
-    """A lease from its stored bytes."""
+    """Decode a stored lease."""
     return msgspec.msgpack.decode(raw, type=Lease)
 
 
 def lease_state(lease: Lease | None, now_us: int) -> LeaseState:
-    """Held while its time runs; free when it is absent, released or expired."""
+    """Return the state: held until it expires; free if it is absent, released or expired."""
     return LeaseState.HELD if lease is not None and lease.expires_at > now_us else LeaseState.FREE
 
 
 def read(tx: Tx, key: bytes) -> Lease | None:
-    """The lease under a key."""
+    """Read the lease under a key."""
     raw = tx.get(key)
     return None if raw is None else decode(raw)
 
 
 def acquire(tx: Tx, key: bytes, holder: str, ttl_us: int) -> Lease | Busy:
-    """Take a free lease under the next epoch; `Busy` while somebody holds it, ourselves included."""
+    """Take a free lease under the next epoch; `Busy` while it is held, even if we hold it."""
     now = tx.now()
     old = read(tx, key)
     if old is not None and lease_state(old, now) is LeaseState.HELD:
@@ -108,7 +107,7 @@ def acquire(tx: Tx, key: bytes, holder: str, ttl_us: int) -> Lease | Busy:
 
 
 def is_ours(current: Lease | None, lease: Lease, now_us: int) -> bool:
-    """Is the stored lease the very one we were granted, and still running?"""
+    """Return whether the stored lease is the one we acquired, and has not expired."""
     return (
         current is not None
         and current.holder == lease.holder
@@ -118,7 +117,7 @@ def is_ours(current: Lease | None, lease: Lease, now_us: int) -> bool:
 
 
 def check(tx: Tx, key: bytes, lease: Lease) -> Lease:
-    """The fence: `LeaseLost` unless the lease is ours at this moment. Returns it as stored."""
+    """Fence the transaction: raise `LeaseLost` unless we hold the lease now. Return it as stored."""
     current = read(tx, key)
     if current is None or not is_ours(current, lease, tx.now()):
         raise LeaseLost(f"epoch {lease.epoch} is over")
@@ -126,7 +125,7 @@ def check(tx: Tx, key: bytes, lease: Lease) -> Lease:
 
 
 def renew(tx: Tx, key: bytes, lease: Lease, ttl_us: int) -> Lease:
-    """Extend our lease; `LeaseLost` when it is no longer ours."""
+    """Extend our lease; raise `LeaseLost` if it is no longer ours."""
     current = check(tx, key, lease)
     step(LEASE, LeaseState.HELD, LeaseEdge.RENEW)
     renewed = msgspec.structs.replace(current, expires_at=max(current.expires_at, tx.now() + ttl_us))
@@ -135,7 +134,7 @@ def renew(tx: Tx, key: bytes, lease: Lease, ttl_us: int) -> Lease:
 
 
 def release(tx: Tx, key: bytes, lease: Lease) -> bool:
-    """End our lease now. False, and nothing changed, when it is not ours any more (CLU-3)."""
+    """End our lease now. Return False and change nothing if it is no longer ours (CLU-3)."""
     current = read(tx, key)
     if current is None or not is_ours(current, lease, tx.now()):
         return False

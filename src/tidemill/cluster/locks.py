@@ -1,8 +1,8 @@
-"""A lock and a semaphore for whoever shares a store.
+"""A lock and a semaphore for all processes that share a store.
 
-Both are leases. Waiting is asleep until the holder's lease can have run out, or until a hint says that it
-was released; nobody polls a held lock (CLU-5). The lease is renewed by the `Keeper` that was passed in; a
-holder asks `held.check()` before acts that need it and fences its writes with `held.fence(tx)`.
+Both are leases. A waiter sleeps until the holder's lease may have expired, or until a watch reports its
+release; no process polls a held lock (CLU-5). The `Keeper` that is passed in renews the lease. A holder calls
+`held.check()` before acts that need it, and fences its writes with `held.fence(tx)`.
 """
 
 from collections.abc import Iterator
@@ -15,19 +15,17 @@ from tidemill.errors import LockTimeout, UsageError
 
 
 class Semaphore:
-    """At most `permits` holders at once; each permit is a lease of its own."""
+    """At most `permits` holders at the same time; each permit is a separate lease."""
 
     def __init__(self, keeper: Keeper, keys: ClusterKeys, name: str, permits: int) -> None:
         if permits < 1:
-            raise UsageError(
-                f"semaphore {name!r} with {permits} permits", hint="at least one permit is needed"
-            )
+            raise UsageError(f"semaphore {name!r} has {permits} permits", hint="give it at least one permit")
         self.keeper = keeper
         self.name = name
         self._keys = [keys.lease["semaphore", name, number] for number in range(permits)]
 
     def acquire_nowait(self) -> Held | Busy:
-        """Try every permit once, from a random one on, so that waiters do not run after the same one."""
+        """Try every permit once, beginning with a random one, so that waiters do not compete for the same."""
         start = self.keeper.chance.randrange(len(self._keys))
         wait_s = float("inf")
         for key in self._keys[start:] + self._keys[:start]:
@@ -38,7 +36,7 @@ class Semaphore:
         return Busy(wait_s)
 
     def acquire(self, timeout_s: float | None = None) -> Held | None:
-        """Wait for a permit; None when the time is over."""
+        """Wait for a permit; return None when the time is over."""
         clock = self.keeper.clock
         end = None if timeout_s is None else clock.monotonic() + timeout_s
         with self.keeper.store.watch(self._keys) as watch:
@@ -55,12 +53,12 @@ class Semaphore:
                 watch.wait(wait_s)
 
     def release(self, held: Held) -> bool:
-        """Give a permit back; False when it had run out."""
+        """Release a permit; return False if it had expired."""
         return self.keeper.release(held)
 
     @contextmanager
     def holding(self, timeout_s: float | None = None) -> Iterator[Held]:
-        """`with lock.holding() as held: ...`; raises LockTimeout when it cannot be had in time."""
+        """Hold it in a `with` statement; raise `LockTimeout` if it is not free in time."""
         held = self.acquire(timeout_s)
         if held is None:
             raise LockTimeout(f"{self.name!r} was not free within {timeout_s:g} s")
@@ -71,7 +69,7 @@ class Semaphore:
 
 
 class Lock(Semaphore):
-    """A semaphore of one permit."""
+    """A semaphore with one permit."""
 
     def __init__(self, keeper: Keeper, keys: ClusterKeys, name: str) -> None:
         super().__init__(keeper, keys, name, 1)

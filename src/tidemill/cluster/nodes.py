@@ -1,9 +1,8 @@
-"""The node list: who is there, with what, and until when.
+"""The node list: which nodes are alive, what they offer, and until when.
 
-A node's identity is a random id per boot; its address is only an attribute. Its entry is its lease: one
-write per beat renews the node and, with it, everything the node claims under its (id, epoch). Work that a
-dead node left behind is found by the index of expiries. Nothing here is needed for correctness: a node
-that is listed wrongly can only cost time (CLU-11).
+A node has a new random id at every start; its address is only an attribute. Its entry is its lease: one write
+renews the node and everything that it claims under its (id, epoch). An index by expiry finds the work of dead
+nodes. Correctness does not depend on the list: a wrong entry can only cost time (CLU-11).
 """
 
 import msgspec
@@ -12,9 +11,8 @@ from tidemill.cluster.keys import ClusterKeys
 from tidemill.errors import LeaseLost, ProtocolMismatch
 from tidemill.store import Tx
 
-PROTOCOL = (
-    1  # of everything nodes say to each other through the store; raised when old nodes would misread it
-)
+PROTOCOL = 1
+"""The version of all rows that nodes share; increased when older nodes would misread them."""
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,33 +37,33 @@ _decoder = msgspec.msgpack.Decoder(Node)
 
 
 def decode(raw: bytes) -> Node:
-    """A node's entry from its stored bytes."""
+    """Decode the entry of a node."""
     return _decoder.decode(raw)
 
 
 def read(tx: Tx, keys: ClusterKeys, node_id: str, *, lock: bool = False) -> Node | None:
-    """One node's entry."""
+    """Read the entry of one node."""
     raw = tx.get(keys.node[node_id], lock=lock)
     return None if raw is None else decode(raw)
 
 
 def read_all(tx: Tx, keys: ClusterKeys) -> list[Node]:
-    """The whole node list, by id; nodes are machines' processes, so it is short."""
+    """Read the whole node list, by id; nodes are processes, so it is short."""
     return [decode(row.value) for row in tx.range(*keys.node.all(), snapshot=True)]
 
 
 def version(tx: Tx, keys: ClusterKeys) -> int:
-    """The number of changes the node list has seen (CLU-16)."""
+    """Return how often the node list has changed (CLU-16)."""
     return tx.counter(keys.node_version)
 
 
 def alive(nodes: list[Node], now_us: int) -> list[Node]:
-    """Those whose lease runs."""
+    """Return the nodes whose lease has not expired."""
     return [node for node in nodes if node.expires_at > now_us]
 
 
 def join(tx: Tx, keys: ClusterKeys, node: Node, ttl_us: int) -> Node:
-    """Enter the list, or enter it again after our entry was lost or ran out, under a higher epoch."""
+    """Join the list under a higher epoch, for the first time or after our entry was lost."""
     check_protocol(tx, keys)
     old = read(tx, keys, node.id)
     now = tx.now()
@@ -79,7 +77,7 @@ def join(tx: Tx, keys: ClusterKeys, node: Node, ttl_us: int) -> Node:
 
 
 def check_protocol(tx: Tx, keys: ClusterKeys) -> None:
-    """Refuse to work in a cluster whose nodes speak another protocol; the first node sets it."""
+    """Raise `ProtocolMismatch` if the cluster uses another protocol; the first node sets it."""
     key = keys.config["protocol"]
     raw = tx.get(key)
     if raw is None:
@@ -89,7 +87,7 @@ def check_protocol(tx: Tx, keys: ClusterKeys) -> None:
 
 
 def check(tx: Tx, keys: ClusterKeys, node: Node, *, lock: bool = False) -> Node:
-    """The fence of a node: `LeaseLost` unless its entry is there under this epoch and has not expired."""
+    """Fence a node: raise `LeaseLost` unless its entry has this epoch and has not expired."""
     current = read(tx, keys, node.id, lock=lock)
     if current is None or current.epoch != node.epoch or current.expires_at <= tx.now():
         raise LeaseLost(f"node {node.id} is no longer in the list under epoch {node.epoch}")
@@ -97,7 +95,7 @@ def check(tx: Tx, keys: ClusterKeys, node: Node, *, lock: bool = False) -> Node:
 
 
 def beat(tx: Tx, keys: ClusterKeys, node: Node, ttl_us: int) -> Node:
-    """Renew our entry with what `node` says of itself now; `LeaseLost` when it is over."""
+    """Renew our entry, with the current content of `node`; raise `LeaseLost` if it is over."""
     old = check(tx, keys, node)
     now = tx.now()
     renewed = msgspec.structs.replace(node, seen_at=now, expires_at=max(old.expires_at, now + ttl_us))
@@ -106,7 +104,7 @@ def beat(tx: Tx, keys: ClusterKeys, node: Node, ttl_us: int) -> Node:
 
 
 def leave(tx: Tx, keys: ClusterKeys, node: Node) -> bool:
-    """Take our own entry off the list; False when it is not ours any more."""
+    """Remove our own entry; return False if it is no longer ours."""
     old = read(tx, keys, node.id)
     if old is None or old.epoch != node.epoch:
         return False
@@ -115,21 +113,21 @@ def leave(tx: Tx, keys: ClusterKeys, node: Node) -> bool:
 
 
 def expired(tx: Tx, keys: ClusterKeys, limit: int) -> list[str]:
-    """Ids of nodes whose lease has run out, longest ago first: one short range of the index."""
+    """Return the ids of nodes whose lease has expired, oldest first: one short range of the index."""
     lo = keys.node_expiry.prefix + b"\x00"
     rows = tx.range(lo, keys.node_expiry[tx.now()], limit=limit)
     return [str(keys.node_expiry.unpack(row.key)[1]) for row in rows]
 
 
 def clean(tx: Tx, keys: ClusterKeys, grace_us: int, limit: int) -> list[Node]:
-    """Drop entries that ran out at least a grace ago (CLU-11). Called by the leader, in its transaction."""
-    gone = []
+    """Remove entries that expired at least a grace ago (CLU-11). The leader calls it in its transaction."""
+    removed = []
     for node_id in expired(tx, keys, limit):
         node = read(tx, keys, node_id)
         if node is not None and node.expires_at + grace_us <= tx.now():
             _remove(tx, keys, node)
-            gone.append(node)
-    return gone
+            removed.append(node)
+    return removed
 
 
 def _write(tx: Tx, keys: ClusterKeys, old: Node | None, new: Node) -> None:

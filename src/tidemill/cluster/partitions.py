@@ -1,8 +1,8 @@
-"""Partitions: pieces of standing work, each a lease with an opaque payload.
+"""Partitions: pieces of work that nodes share, each a lease with a payload.
 
-The leader creates and removes them; nodes help themselves (`tidemill.cluster.shares` decides to which).
-Every step is a function of `tx`; every write of a holder is fenced by the partition's epoch. This room
-never looks into a payload.
+The leader creates and removes them; nodes take them (`tidemill.cluster.shares` decides which). Every step is
+a function of `tx`, and the partition's epoch fences every write of a holder. This package never decodes a
+payload.
 """
 
 import msgspec
@@ -14,7 +14,7 @@ from tidemill.store import Tx
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition's row. `epoch` grows with every change of hands and never falls (CLU-7)."""
+    """The row of a partition. `epoch` grows with every change of holder and never falls (CLU-7)."""
 
     group: str
     id: str
@@ -22,15 +22,15 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     state: PartitionState = PartitionState.OUTSTANDING
     epoch: int = 0
     holder: str = ""  # the node that works on it
-    expires_at: int = 0  # of the holder's lease; 0 while nobody holds it
+    expires_at: int = 0  # of the holder's lease; 0 while it is free
     free_since: int = 0
-    wanted_by: str = ""  # a node that asks the holder to let go, for balance
+    wanted_by: str = ""  # a node that requests it from the holder, for balance
     wanted_at: int = 0
     handed_on: int = 0  # how often a holder ended without completing it
 
 
 class PartitionMap(msgspec.Struct, frozen=True):
-    """From which node list, and by which leader, a group's partitions were computed (CLU-16)."""
+    """Which leader created a group's partitions, and from which version of the node list (CLU-16)."""
 
     node_version: int
     leader_epoch: int
@@ -41,28 +41,28 @@ _decoder = msgspec.msgpack.Decoder(Partition)
 
 
 def decode(raw: bytes) -> Partition:
-    """A partition from its stored bytes."""
+    """Decode a stored partition."""
     return _decoder.decode(raw)
 
 
 def read(tx: Tx, keys: ClusterKeys, group: str, part_id: str) -> Partition | None:
-    """One partition."""
+    """Read one partition."""
     raw = tx.get(keys.part[group, part_id])
     return None if raw is None else decode(raw)
 
 
 def read_all(tx: Tx, keys: ClusterKeys, group: str) -> list[Partition]:
-    """A group's partitions by id, payloads included: for looking at, not for deciding."""
+    """Read a group's partitions by id, with payloads: to display them, not to decide by them."""
     return [decode(row.value) for row in tx.range(*keys.part.under(group), snapshot=True)]
 
 
 def is_expired(part: Partition, now_us: int) -> bool:
-    """Held by somebody whose time is over."""
+    """Return whether its holder's lease has expired."""
     return part.state is PartitionState.IN_PROGRESS and part.expires_at <= now_us
 
 
 class PartitionSummary(msgspec.Struct, frozen=True, array_like=True):
-    """What the index of expiries says of a partition: enough to choose by, in one read (CLU-14)."""
+    """A partition in the index by expiry: enough to choose one, in one read (CLU-14)."""
 
     id: str
     holder: str
@@ -72,8 +72,8 @@ class PartitionSummary(msgspec.Struct, frozen=True, array_like=True):
     wanted_at: int
 
 
-def standings(tx: Tx, keys: ClusterKeys, group: str) -> list[PartitionSummary]:
-    """Every partition of a group that is not done, by expiry: one range read, no payloads."""
+def summaries(tx: Tx, keys: ClusterKeys, group: str) -> list[PartitionSummary]:
+    """Read all partitions of a group that are not done, by expiry: one range, without payloads."""
     rows = tx.range(*keys.part_expiry.under(group), snapshot=True)
     return [msgspec.msgpack.decode(row.value, type=PartitionSummary) for row in rows]
 
@@ -81,32 +81,32 @@ def standings(tx: Tx, keys: ClusterKeys, group: str) -> list[PartitionSummary]:
 def create(
     tx: Tx, keys: ClusterKeys, group: str, payloads: dict[str, bytes], made_from: PartitionMap
 ) -> list[str]:
-    """Make the partitions that are not there yet, and name the node list they stand for.
+    """Create the partitions that do not exist, and store the map; return the new ids.
 
-    Called by the leader in its transaction, in pages of a hundred or fewer. Returns the new ids.
+    The leader calls it in its transaction, with at most a hundred partitions.
     """
-    made = []
-    floor = _floor(tx, keys, group)
+    created = []
+    epoch = _last_epoch(tx, keys, group)
     for part_id, payload in payloads.items():
         if read(tx, keys, group, part_id) is None:
-            part = Partition(group=group, id=part_id, payload=payload, epoch=floor, free_since=tx.now())
+            part = Partition(group=group, id=part_id, payload=payload, epoch=epoch, free_since=tx.now())
             _write(tx, keys, None, part)
-            made.append(part_id)
+            created.append(part_id)
     tx.set(keys.map[group], msgspec.msgpack.encode(made_from))
-    return made
+    return created
 
 
 def map_of(tx: Tx, keys: ClusterKeys, group: str) -> PartitionMap | None:
-    """The group's map row."""
+    """Read the map of a group."""
     raw = tx.get(keys.map[group])
     return None if raw is None else msgspec.msgpack.decode(raw, type=PartitionMap)
 
 
 def take(tx: Tx, keys: ClusterKeys, group: str, part_id: str, holder: str, ttl_us: int) -> Partition | None:
-    """Become the holder of a free or expired partition, under the next epoch; None when it is not to be had.
+    """Take a free or expired partition under the next epoch; return None if that is not possible.
 
-    It is never taken from a holder whose time runs: fencing would refuse what that one writes here, but not
-    what it does elsewhere until its next renewal (CLU-4).
+    It is never taken from a holder whose lease has not expired: the fence would refuse that holder's writes
+    to the store, but not what it does elsewhere until its next renewal (CLU-4).
     """
     old = read(tx, keys, group, part_id)
     now = tx.now()
@@ -135,7 +135,7 @@ def take(tx: Tx, keys: ClusterKeys, group: str, part_id: str, holder: str, ttl_u
 
 
 def check(tx: Tx, keys: ClusterKeys, part: Partition) -> Partition:
-    """The fence: `LeaseLost` unless we hold the partition under this epoch and our time runs."""
+    """Fence the transaction: raise `LeaseLost` unless we hold the partition under this epoch."""
     current = read(tx, keys, part.group, part.id)
     if (
         current is None
@@ -148,10 +148,10 @@ def check(tx: Tx, keys: ClusterKeys, part: Partition) -> Partition:
 
 
 def renew(tx: Tx, keys: ClusterKeys, part: Partition, ttl_us: int) -> Partition:
-    """Extend our hold; the answer says whether somebody asks for it (`wanted_by`).
+    """Extend our lease; the result shows whether another node requests the partition (`wanted_by`).
 
-    A holder that was asked a ttl ago and did not let go gets no more time: the answer has the old expiry,
-    and when that has come the partition is anybody's.
+    If another node requested it a ttl ago, the holder gets no more time: the result has the old expiry, and
+    after that any node can take the partition.
     """
     current = check(tx, keys, part)
     if current.wanted_by and current.wanted_at + ttl_us <= tx.now():
@@ -162,7 +162,7 @@ def renew(tx: Tx, keys: ClusterKeys, part: Partition, ttl_us: int) -> Partition:
 
 
 def hand_back(tx: Tx, keys: ClusterKeys, part: Partition) -> Partition:
-    """Give it back unfinished. Who asked for it stays on record, or we would be the first to see it free."""
+    """Hand it back unfinished. The request stays in the row, so that we do not take it again first."""
     current = check(tx, keys, part)
     new = msgspec.structs.replace(
         current,
@@ -178,7 +178,7 @@ def hand_back(tx: Tx, keys: ClusterKeys, part: Partition) -> Partition:
 
 
 def complete(tx: Tx, keys: ClusterKeys, part: Partition) -> Partition:
-    """The work is done for good."""
+    """Mark the work as done."""
     current = check(tx, keys, part)
     new = msgspec.structs.replace(
         current,
@@ -190,31 +190,31 @@ def complete(tx: Tx, keys: ClusterKeys, part: Partition) -> Partition:
     return new
 
 
-def ask(
-    tx: Tx, keys: ClusterKeys, group: str, part_id: str, thief: str, *, stale_us: int | None = None
+def request(
+    tx: Tx, keys: ClusterKeys, group: str, part_id: str, node_id: str, *, stale_us: int | None = None
 ) -> bool:
-    """Ask the holder to let go (one steal at a time per node); False when there is nothing to ask for.
+    """Request a partition from its holder; return False if it is free or already requested.
 
-    `stale_us`: a request that is that old is replaced; whoever made it is gone or has enough.
+    A request older than `stale_us` is replaced: the node that made it is dead or has enough.
     """
     part = read(tx, keys, group, part_id)
     if part is None or part.state is not PartitionState.IN_PROGRESS:
         return False
     if part.wanted_by and (stale_us is None or part.wanted_at + stale_us > tx.now()):
         return False
-    asked = msgspec.structs.replace(part, wanted_by=thief, wanted_at=tx.now())
-    _write(tx, keys, part, asked)
+    requested = msgspec.structs.replace(part, wanted_by=node_id, wanted_at=tx.now())
+    _write(tx, keys, part, requested)
     return True
 
 
 def remove_done(tx: Tx, keys: ClusterKeys, group: str, limit: int) -> list[str]:
-    """Drop completed partitions, a page at a time. Called by the leader in its transaction.
+    """Remove completed partitions, at most `limit`. The leader calls it in its transaction.
 
-    The group is looked at without protecting it, so that no holder's renewal is in the way; what is removed
-    is read again. Nothing changes a partition that is done.
+    The group is read as a snapshot, so that renewals of holders do not conflict. Each row is read again
+    before it is removed. A partition that is done never changes.
     """
     done = []
-    floor = highest = _floor(tx, keys, group)
+    last = highest = _last_epoch(tx, keys, group)
     for row in tx.range(*keys.part.under(group), snapshot=True):
         part = decode(row.value)
         if part.state is PartitionState.DONE and tx.get(row.key) == row.value:
@@ -223,16 +223,16 @@ def remove_done(tx: Tx, keys: ClusterKeys, group: str, limit: int) -> list[str]:
             done.append(part.id)
             if len(done) == limit:
                 break
-    if highest > floor:
+    if highest > last:
         tx.set(keys.part_floor[group], msgspec.msgpack.encode(highest))
     return done
 
 
-def _floor(tx: Tx, keys: ClusterKeys, group: str) -> int:
-    """The highest epoch of any partition that was removed.
+def _last_epoch(tx: Tx, keys: ClusterKeys, group: str) -> int:
+    """Return the highest epoch of all removed partitions.
 
-    A partition that is made again begins there: a holder of its former life, paused until now, would
-    otherwise find its own epoch in the row and be let through (CLU-7).
+    A partition that is created again begins there. Otherwise a paused holder of the removed one could find
+    its own epoch in the row, and its write would be accepted (CLU-7).
     """
     raw = tx.get(keys.part_floor[group])
     return 0 if raw is None else msgspec.msgpack.decode(raw, type=int)
@@ -243,7 +243,7 @@ def _write(tx: Tx, keys: ClusterKeys, old: Partition | None, new: Partition) -> 
         tx.clear(keys.part_expiry[old.group, old.expires_at, old.id])
     tx.set(keys.part[new.group, new.id], msgspec.msgpack.encode(new))
     if new.state is not PartitionState.DONE:
-        standing = PartitionSummary(
+        summary = PartitionSummary(
             new.id, new.holder, new.expires_at, new.free_since, new.wanted_by, new.wanted_at
         )
-        tx.set(keys.part_expiry[new.group, new.expires_at, new.id], msgspec.msgpack.encode(standing))
+        tx.set(keys.part_expiry[new.group, new.expires_at, new.id], msgspec.msgpack.encode(summary))

@@ -1,18 +1,20 @@
-"""Which partition a node should take next: a pure function of what the node sees (CLU-13).
+"""Choose which partition a node takes next: a pure function of what the node sees (CLU-13).
 
-Expired leases come before balance: work that nobody does is taken by whoever has a free slot. Free
-partitions are taken up to the fair share, which follows the slots; one that stays free for a ttl (its
-rightful taker is slow, or dead and not yet known to be) is anybody's. Only when nothing is free is a
-partition asked for from the fullest node, one at a time; what is then handed back is kept for the asker for
-a moment. A holder that does not let go within a ttl is given no more time, and what runs out then is kept
-for the asker too. Each node starts at its own place in the list, so that nodes do not run after the same
-one, and pauses at random between two acquisitions.
+1. Expired partitions come before balance: any node with a free slot takes them.
+2. Free partitions are taken up to the fair share, which depends on the slots. A partition that stays free for
+   a ttl can be taken by any node: the node that should take it is slow, or dead.
+3. If nothing is free, a node requests one partition at a time from the fullest node. A partition that is then
+   handed back is reserved for that node for a short time. A holder that does not hand it back within a ttl
+   gets no more time, and the expired partition is reserved too.
 
-Balance comes to rest. A share is rarely a whole number, so it has two: `least` (rounded down) and `most`
-(rounded up). A node below its most asks one that is above its most; a node below its least asks one that is
-above its least. Neither move takes anybody out of its bounds, and each brings at least one node closer to
-them; when no move is left everybody is within them, because the leasts add up to no more than there is, and
-the mosts to no less.
+Each node starts at a different place in the list, so that nodes do not compete for the same partition, and
+pauses at random between two acquisitions.
+
+Balance ends. A share is rarely a whole number, so it has two bounds: `least` (rounded down) and `most`
+(rounded up). A node below its most requests from a node above its most; a node below its least requests from
+a node above its least. Neither move takes a node out of its bounds, and each brings at least one node closer.
+When no move is left, every node is within its bounds: the sum of all `least` is at most the number of
+partitions, and the sum of all `most` at least that number.
 """
 
 import random
@@ -23,17 +25,17 @@ import msgspec
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.partitions import PartitionSummary
 
-STALE_TTLS = 2  # a request as old as that no longer keeps others from asking
+STALE_TTLS = 2  # an older request does not block another one
 
 
 class TakePartition(msgspec.Struct, frozen=True):
-    """Try to become the holder of this partition."""
+    """Try to take this partition."""
 
     id: str
 
 
-class AskHolder(msgspec.Struct, frozen=True):
-    """Ask its holder for this partition."""
+class RequestPartition(msgspec.Struct, frozen=True):
+    """Request this partition from its holder."""
 
     id: str
 
@@ -44,18 +46,18 @@ class WaitForChange(msgspec.Struct, frozen=True):
     wait_s: float
 
 
-Choice = TakePartition | AskHolder | WaitForChange
+Choice = TakePartition | RequestPartition | WaitForChange
 
 
 class Share(NamedTuple):
-    """The bounds of what a node should hold."""
+    """How many partitions a node should hold."""
 
     least: int
     most: int
 
 
 def fair_share(nodes: list[Node], node_id: str, partitions: int) -> Share:
-    """How many partitions a node should hold: by its slots, rounded down and up; none when it drains."""
+    """Return the share of a node: by its slots, rounded down and up; zero if it drains."""
     slots = {node.id: node.slots for node in nodes if not node.draining}
     total = sum(slots.values())
     if not total:
@@ -65,7 +67,7 @@ def fair_share(nodes: list[Node], node_id: str, partitions: int) -> Share:
 
 
 def choose(
-    standings: list[PartitionSummary],
+    summaries: list[PartitionSummary],
     nodes: list[Node],
     node_id: str,
     *,
@@ -75,66 +77,77 @@ def choose(
     pause_s: float,
     chance: random.Random,
 ) -> Choice:
-    """What to do next. `nodes` are the live ones; `standings` every partition that is not done."""
+    """Return what to do next.
+
+    Args:
+        summaries: all partitions that are not done.
+        nodes: the live nodes.
+        node_id: our id.
+        free_slots: how many partitions we can still take.
+        now_us: the store's time.
+        ttl_s: how long a partition is held without renewal.
+        pause_s: the longest random addition to a wait.
+        chance: the source of random numbers.
+    """
     if free_slots <= 0:
         return WaitForChange(ttl_s)
     ttl_us = int(ttl_s * 1_000_000)
-    ordered = _from_own_place(sorted(standings, key=lambda one: one.id), nodes, node_id)
-    kept_us = ttl_us * 2 // 5  # for whoever asked for it: two rounds of a node that looks
+    ordered = _from_own_place(sorted(summaries, key=lambda part: part.id), nodes, node_id)
+    reserved_us = ttl_us * 2 // 5  # for the node that requested it: it looks twice in that time
 
-    def nobodys(one: PartitionSummary, since_us: int) -> bool:
-        return since_us <= now_us and (one.wanted_by in ("", node_id) or since_us + kept_us <= now_us)
+    def is_available(part: PartitionSummary, since_us: int) -> bool:
+        return since_us <= now_us and (part.wanted_by in ("", node_id) or since_us + reserved_us <= now_us)
 
-    expired = [one for one in ordered if one.holder and nobodys(one, one.expires_at)]
+    expired = [part for part in ordered if part.holder and is_available(part, part.expires_at)]
     if expired:
         return TakePartition(expired[0].id)
-    mine = sum(one.holder == node_id for one in standings)
-    share = fair_share(nodes, node_id, len(standings))
-    free = [one for one in ordered if not one.holder and nobodys(one, one.free_since)]
-    free.sort(key=lambda one: one.wanted_by != node_id)
-    left_over = [one for one in free if one.free_since + ttl_us <= now_us]
-    if free and mine < share.most:
+    own = sum(part.holder == node_id for part in summaries)
+    share = fair_share(nodes, node_id, len(summaries))
+    free = [part for part in ordered if not part.holder and is_available(part, part.free_since)]
+    free.sort(key=lambda part: part.wanted_by != node_id)
+    left_over = [part for part in free if part.free_since + ttl_us <= now_us]
+    if free and own < share.most:
         return TakePartition(free[0].id)
     if left_over:
         return TakePartition(left_over[0].id)
-    if mine < share.most:
-        asked = any(one.wanted_by and one.wanted_at + STALE_TTLS * ttl_us > now_us for one in standings)
-        excess = None if asked else _excess(ordered, nodes, node_id, below_least=mine < share.least)
+    if own < share.most:
+        is_open = any(part.wanted_by and part.wanted_at + STALE_TTLS * ttl_us > now_us for part in summaries)
+        excess = None if is_open else _excess(ordered, nodes, node_id, below_least=own < share.least)
         if excess is not None:
-            return AskHolder(excess.id)
-    next_expiry = min((one.expires_at for one in standings if one.holder), default=now_us + ttl_us)
+            return RequestPartition(excess.id)
+    next_expiry = min((part.expires_at for part in summaries if part.holder), default=now_us + ttl_us)
     wait_s = min(ttl_s, max(0.0, (next_expiry - now_us) / 1_000_000))
-    if any(one.expires_at <= now_us for one in standings):  # left to others, but perhaps not for long
+    if any(part.expires_at <= now_us for part in summaries):  # reserved for another node, for a short time
         wait_s = ttl_s / 5
     return WaitForChange(wait_s + pause_s * chance.random())
 
 
 def _from_own_place(
-    standings: list[PartitionSummary], nodes: list[Node], node_id: str
+    summaries: list[PartitionSummary], nodes: list[Node], node_id: str
 ) -> list[PartitionSummary]:
     ids = sorted(node.id for node in nodes)
-    if not standings or node_id not in ids:
-        return standings
-    start = ids.index(node_id) * len(standings) // len(ids)
-    return standings[start:] + standings[:start]
+    if not summaries or node_id not in ids:
+        return summaries
+    start = ids.index(node_id) * len(summaries) // len(ids)
+    return summaries[start:] + summaries[:start]
 
 
 def _excess(
-    standings: list[PartitionSummary], nodes: list[Node], node_id: str, *, below_least: bool
+    summaries: list[PartitionSummary], nodes: list[Node], node_id: str, *, below_least: bool
 ) -> PartitionSummary | None:
-    """A partition of the fullest node that has more than its share, when there is one.
+    """Return a partition of the fullest node that has more than its share, if there is one.
 
-    One that drains is not asked: it hands back by itself what it does not finish in its grace (CLU-25).
+    A node that drains gets no requests: it hands back what it does not finish within its grace (CLU-25).
     """
-    held: dict[str, list[PartitionSummary]] = {}
-    for one in standings:
-        held.setdefault(one.holder, []).append(one)
+    by_holder: dict[str, list[PartitionSummary]] = {}
+    for part in summaries:
+        by_holder.setdefault(part.holder, []).append(part)
     slots = {node.id: max(1, node.slots) for node in nodes if node.id != node_id and not node.draining}
-    shares = {holder: fair_share(nodes, holder, len(standings)) for holder in held if holder in slots}
-    over = [holder for holder, share in shares.items() if len(held[holder]) > share.most]
+    shares = {holder: fair_share(nodes, holder, len(summaries)) for holder in by_holder if holder in slots}
+    over = [holder for holder, share in shares.items() if len(by_holder[holder]) > share.most]
     if not over and below_least:
-        over = [holder for holder, share in shares.items() if len(held[holder]) > share.least]
+        over = [holder for holder, share in shares.items() if len(by_holder[holder]) > share.least]
     if not over:
         return None
-    fullest = max(over, key=lambda holder: (len(held[holder]) / slots[holder], holder))
-    return held[fullest][0]
+    fullest = max(over, key=lambda holder: (len(by_holder[holder]) / slots[holder], holder))
+    return by_holder[fullest][0]

@@ -1,7 +1,7 @@
-"""The machines of the cluster room, as tables. Nothing else assigns one of these states.
+"""The state machines of the cluster, as tables. No other code assigns these states.
 
-A lease's state is not stored but follows from its row and the store's time (`lease_state`); a partition's
-is stored, together with the lease of whoever works on it.
+The state of a lease is not stored: it follows from its row and the store's time (`lease_state`). The state of
+a partition is stored, together with the lease of its holder.
 """
 
 from enum import StrEnum
@@ -14,14 +14,14 @@ Edge = TypeVar("Edge", bound=StrEnum)
 
 
 class LeaseState(StrEnum):
-    """A lease is free or held; a held one whose time is over is free."""
+    """A lease is free or held; an expired one is free."""
 
     FREE = "free"
     HELD = "held"
 
 
 class LeaseEdge(StrEnum):
-    """What may happen to a lease."""
+    """The transitions of a lease."""
 
     ACQUIRE = "acquire"
     RENEW = "renew"
@@ -40,7 +40,7 @@ LEASE: dict[LeaseState, dict[LeaseEdge, LeaseState]] = {
 
 
 class PartitionState(StrEnum):
-    """Work that nodes share: outstanding until one holds it, and again when that one dies; done for good."""
+    """A partition is outstanding until a node holds it, and again when that node dies. Done is final."""
 
     OUTSTANDING = "outstanding"
     IN_PROGRESS = "in progress"
@@ -48,7 +48,7 @@ class PartitionState(StrEnum):
 
 
 class PartitionEdge(StrEnum):
-    """What may happen to a partition."""
+    """The transitions of a partition."""
 
     TAKE = "take"
     HAND_BACK = "hand back"
@@ -68,8 +68,10 @@ PARTITION: dict[PartitionState, dict[PartitionEdge, PartitionState]] = {
 
 
 class MemberState(StrEnum):
-    """A node's own life: one that lost its entry (it was paused for too long, say) is out and may join again
-    under a new epoch; one that drains takes nothing new, and ends.
+    """The state of a node as it sees itself.
+
+    A node that lost its entry, for example because it was paused for too long, is out. It may join again
+    under a new epoch. A node that drains takes nothing new, and then leaves.
     """
 
     OUT = "out"
@@ -79,7 +81,7 @@ class MemberState(StrEnum):
 
 
 class MemberEdge(StrEnum):
-    """What may happen to a node."""
+    """The transitions of a node."""
 
     JOIN = "join"
     LOSE = "lose"
@@ -100,7 +102,7 @@ MEMBER: dict[MemberState, dict[MemberEdge, MemberState]] = {
 
 
 def step(table: dict[State, dict[Edge, State]], state: State, edge: Edge) -> State:
-    """The state an edge leads to; `IllegalTransition` when the table has no such edge."""
+    """Return the next state; raise `IllegalTransition` if the table has no such transition."""
     try:
         return table[state][edge]
     except KeyError:

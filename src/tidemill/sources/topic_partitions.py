@@ -16,7 +16,7 @@ from tidemill.cluster import partitions, shares
 from tidemill.cluster.leases import DEFAULT_TIMING, LeaseTiming
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.partitions import Partition, PartitionMap, PartitionSummary
-from tidemill.cluster.shares import AskHolder, TakePartition
+from tidemill.cluster.shares import RequestPartition, TakePartition
 from tidemill.errors import LeaseLost
 from tidemill.scope import Scope
 from tidemill.sources.keys import SourceKeys
@@ -66,18 +66,18 @@ class TopicPartitions:
         if len(names) > self._created:
             scope.step("sources.share", lambda tx: self._create(tx, names))
             self._created = len(names)
-        standings, nodes, now = scope.store.run(self._read)
-        if scope.clock.monotonic() >= self._renew_at or self._is_requested(standings):
+        summaries, nodes, now = scope.store.run(self._read)
+        if scope.clock.monotonic() >= self._renew_at or self._is_requested(summaries):
             self.held = scope.step("sources.renew", self._renew)
             self._renew_at = scope.clock.monotonic() + self._timing.every_s
-            standings, nodes, now = scope.store.run(self._read)
+            summaries, nodes, now = scope.store.run(self._read)
         for _ in range(MOST_AT_ONCE):
-            self.all_held = all(standing.holder and standing.expires_at > now for standing in standings)
+            self.all_held = all(summary.holder and summary.expires_at > now for summary in summaries)
             choice = shares.choose(
-                standings,
+                summaries,
                 nodes,
                 self.holder,
-                free_slots=len(standings),
+                free_slots=len(summaries),
                 now_us=now,
                 ttl_s=self._timing.ttl_s,
                 pause_s=0.0,
@@ -91,8 +91,8 @@ class TopicPartitions:
                 if part is None:
                     return  # another node was faster
                 self.held[part.id] = part
-                standings, nodes, now = scope.store.run(self._read)
-            elif isinstance(choice, AskHolder):
+                summaries, nodes, now = scope.store.run(self._read)
+            elif isinstance(choice, RequestPartition):
                 scope.step(
                     "sources.ask",
                     lambda tx, name=choice.id: self._ask(tx, name),  # type: ignore[misc]
@@ -101,9 +101,9 @@ class TopicPartitions:
             else:
                 return
 
-    def _is_requested(self, standings: Sequence[PartitionSummary]) -> bool:
+    def _is_requested(self, summaries: Sequence[PartitionSummary]) -> bool:
         return any(
-            standing.id in self.held and standing.wanted_by not in ("", self.holder) for standing in standings
+            summary.id in self.held and summary.wanted_by not in ("", self.holder) for summary in summaries
         )
 
     def renew_now(self) -> None:
@@ -152,11 +152,11 @@ class TopicPartitions:
                 kept[part.id] = current
             except LeaseLost:
                 continue  # it expired; another node may hold it
-        for standing in partitions.standings(tx, cluster, self.group):
-            name, _, epoch = standing.holder.rpartition(".")
+        for summary in partitions.summaries(tx, cluster, self.group):
+            name, _, epoch = summary.holder.rpartition(".")
             if name == node.id and epoch != str(node.epoch):
-                earlier = partitions.read(tx, cluster, self.group, standing.id)
-                if earlier is not None and earlier.holder == standing.holder:
+                earlier = partitions.read(tx, cluster, self.group, summary.id)
+                if earlier is not None and earlier.holder == summary.holder:
                     self._hand_back(tx, earlier)
         return kept
 
@@ -174,7 +174,7 @@ class TopicPartitions:
             if report.at > since:
                 name = str(self._keys.member.unpack(row.key)[1])
                 nodes.append(Node(id=f"{name}.{report.epoch}", epoch=report.epoch))
-        return partitions.standings(tx, self._keys.publish.cluster, self.group), nodes, now
+        return partitions.summaries(tx, self._keys.publish.cluster, self.group), nodes, now
 
     def _take(self, tx: Tx, name: str) -> Partition | None:
         cluster, ttl_us = self._keys.publish.cluster, self._timing.ttl_us
@@ -183,4 +183,4 @@ class TopicPartitions:
     def _ask(self, tx: Tx, name: str) -> bool:
         stale_us = shares.STALE_TTLS * self._timing.ttl_us
         cluster = self._keys.publish.cluster
-        return partitions.ask(tx, cluster, self.group, name, self.holder, stale_us=stale_us)
+        return partitions.request(tx, cluster, self.group, name, self.holder, stale_us=stale_us)

@@ -15,7 +15,7 @@ from tidemill.cluster.member import Member
 from tidemill.cluster.membership import ClusterContext, Membership
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.partitions import Partition
-from tidemill.cluster.shares import AskHolder, Choice, TakePartition
+from tidemill.cluster.shares import Choice, RequestPartition, TakePartition
 from tidemill.errors import CommitUnknown, LeaseLost, StoreError
 from tidemill.store import Tx
 
@@ -198,17 +198,19 @@ class Holdings:
             if part is not None:
                 self._begin(part, sent)
             return True, self.pause_s * self.chance.random()
-        if isinstance(choice, AskHolder):
+        if isinstance(choice, RequestPartition):
             stale_us = shares.STALE_TTLS * self.timing.ttl_us
             self.store.run(
-                lambda tx: partitions.ask(tx, self.keys, group, choice.id, self.node.id, stale_us=stale_us)
+                lambda tx: partitions.request(
+                    tx, self.keys, group, choice.id, self.node.id, stale_us=stale_us
+                )
             )
             return True, self.timing.every_s
         return False, choice.wait_s
 
     def _choose(self, tx: Tx, group: str) -> Choice:
         return shares.choose(
-            partitions.standings(tx, self.keys, group),
+            partitions.summaries(tx, self.keys, group),
             nodes.alive(nodes.read_all(tx, self.keys), tx.now()),
             self.node.id,
             free_slots=self.node.slots - len(self.held),

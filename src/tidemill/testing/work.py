@@ -84,7 +84,7 @@ class PartitionWork:
         """Say that all is done, when it is. In the leader's transaction."""
         plan, made = self.plan(tx), partitions.map_of(tx, self.keys, self.group)
         all_made = plan is not None and made is not None and made.count == plan.partitions
-        if all_made and not partitions.standings(tx, self.keys, self.group):
+        if all_made and not partitions.summaries(tx, self.keys, self.group):
             tx.set(self.finished, b"")
             return True
         return False
