@@ -15,8 +15,8 @@ import msgspec
 
 from tidemill.clock import SystemClock
 from tidemill.cluster import leases, nodes
-from tidemill.cluster.election import Election
 from tidemill.cluster.keys import ClusterKeys
+from tidemill.cluster.leader import Election
 from tidemill.cluster.leases import LeaseTiming
 from tidemill.cluster.membership import Membership
 from tidemill.store import Store, Tx

@@ -18,7 +18,7 @@ from tidemill.store import Store, Tx
 
 
 class Held:
-    """A lease that we hold. Call `check()` before every act that needs it; it raises once our time is over."""
+    """A lease that we hold. Call `check()` before every act that needs it; it raises after the deadline."""
 
     def __init__(self, key: bytes, lease: Lease, deadline: float, clock: Clock) -> None:
         self.key = key
