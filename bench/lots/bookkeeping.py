@@ -18,6 +18,7 @@ from tidemill.arcs.keys import ArcKeys
 from tidemill.arcs.work import LotEnd
 from tidemill.clock import SYSTEM
 from tidemill.cluster import nodes
+from tidemill.cluster.membership import ClusterContext
 from tidemill.cluster.nodes import Node
 from tidemill.futures.values.signatures import ClusterKey
 from tidemill.lots import datasets
@@ -113,9 +114,8 @@ def per_lot_ms(report: Report, folder: Path, before: int, lots: int) -> float:
             groups={},
         )
         secret = ClusterKey(bytes(32))
-        presence = OwnPresence(
-            store, "bench", "runner-0", names=frozenset({resource_of("bench")}), clock=SYSTEM, chance=chance
-        )
+        context = ClusterContext(store=store, cluster="bench", chance=chance)
+        presence = OwnPresence(context, "runner-0", names=frozenset({resource_of("bench")}))
         presence.start()
         tools = Tools(objects)
         scope = _scope(store, objects, presence.node, chance)
