@@ -22,7 +22,7 @@ from bench.report import Report, at_most
 from bench.side import ROOT
 from tidemill.arcs.keys import ArcKeys
 from tidemill.arcs.rows import AnyLot, CompleteLot, MissingLot, PartialLot, RunningLot
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.events import LotEvent
 from tidemill.lots.ids import LotId, Unit
 from tidemill.lots.keys import DatasetId
@@ -143,7 +143,7 @@ def _unmade(number: int) -> AnyLot | None:
 def _declare(tx: Tx, keys: ArcKeys, turn: LotId) -> None:
     lots = keys.publish.lots
     for table in (CLICKS, CLEANED, SUMMED):
-        row = Dataset(name=table.name, unit=UNIT, schema="id BIGINT", fingerprint="bench")
+        row = DatasetRow(name=table.name, unit=UNIT, schema="id BIGINT", fingerprint="bench")
         tx.set(lots.dataset[table.parts], msgspec.msgpack.encode(row))
     tx.set(lots.interval[CLICKS.parts], msgspec.msgpack.encode(Interval(str(turn), IntervalState.OPEN)))
     for arc, source in ((CLEAN, CLICKS), (SUM, CLEANED)):

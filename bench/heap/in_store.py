@@ -24,7 +24,7 @@ from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
 from tidemill.errors import TransactionTooLong
 from tidemill.lots import datasets, lots
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.store import Tx
 from tidemill.store.sqlite import SqliteStore
@@ -55,7 +55,9 @@ class Scene:
         self.due_query = DueQuery(scope_of(self.store, CLUSTER), self.heap)
         self.chance = random.Random(size)
         self.terms = Terms(sources=(SOURCE,))
-        self.store.run(lambda tx: datasets.declare(tx, self.lots, Dataset(name=SOURCE.name, schema="id INT")))
+        self.store.run(
+            lambda tx: datasets.declare(tx, self.lots, DatasetRow(name=SOURCE.name, schema="id INT"))
+        )
         self.store.run(
             lambda tx: lots.add(tx, self.lots, new_lot(SOURCE, str(lots.next_append(tx, self.lots, SOURCE))))
         )

@@ -22,7 +22,7 @@ from tidemill.cluster.membership import ClusterContext
 from tidemill.cluster.nodes import Node
 from tidemill.futures.values.signatures import ClusterKey
 from tidemill.lots import datasets
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.lots.manifest import StoredObject
@@ -95,7 +95,7 @@ def per_lot_ms(report: Report, folder: Path, before: int, lots: int) -> float:
 
         def declare(tx: Tx) -> None:
             for dataset in (SOURCE, SINK):
-                datasets.declare(tx, keys.lots, Dataset(name=dataset.name, schema="id bigint"))
+                datasets.declare(tx, keys.lots, DatasetRow(name=dataset.name, schema="id bigint"))
             declarations.declare(tx, arc_keys, spec)
 
         store.run(declare)

@@ -18,7 +18,7 @@ from tests.servers.s3 import S3Server
 from tidemill import crash
 from tidemill.clock import SYSTEM
 from tidemill.lots import datasets, events
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
 from tidemill.store import Store, Tx, open_store
 from tidemill.testing.threads import STUCK_S
@@ -94,7 +94,9 @@ class Fleet:
 
 def set_up(store: Store, heap: Heap) -> None:
     for dataset in DATASETS:
-        store.run(lambda tx, one=dataset: datasets.declare(tx, LOTS, Dataset(name=one.name, schema="id INT")))
+        store.run(
+            lambda tx, one=dataset: datasets.declare(tx, LOTS, DatasetRow(name=one.name, schema="id INT"))
+        )
     terms = {
         "quick": Terms(sources=(OTHER,), backoff_us=1000, most_failures=0),
         "slow": Terms(sources=(RAW_A,), cadence_us=SECOND_US, backoff_us=1000, most_failures=0),
@@ -187,7 +189,7 @@ def test_five_thousand_subscribers_all_run_although_their_runners_are_killed_in_
             subscriptions.subscribe(tx, KEYS, LOTS, f"s{number:05}", terms)
 
     with open_store(url) as store:
-        store.run(lambda tx: datasets.declare(tx, LOTS, Dataset(name=OTHER.name, schema="id INT")))
+        store.run(lambda tx: datasets.declare(tx, LOTS, DatasetRow(name=OTHER.name, schema="id INT")))
         for first in range(0, many, 200):
             store.run(lambda tx, first=first: subscribe(tx, first))
         store.run(lambda tx: program.publish(tx, OTHER))

@@ -22,7 +22,7 @@ from tidemill.cluster.nodes import Node
 from tidemill.crash import Crashed
 from tidemill.errors import LeaseLost, TemplateChild
 from tidemill.lots import datasets, events, lots
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.objects.local import LocalObjects
 from tidemill.store import Store, Tx
@@ -84,7 +84,7 @@ def machine(store: Store, heap: Heap, clock: FakeClock) -> type[RuleBasedStateMa
             self.starts: dict[str, int] = {}
             self.boots = 0
             for dataset in DATASETS:
-                self.run(datasets.declare, self.lots, Dataset(name=dataset.name, schema="id BIGINT"))
+                self.run(datasets.declare, self.lots, DatasetRow(name=dataset.name, schema="id BIGINT"))
             self.join()
 
         def new_scheduler(self, cluster: str) -> Scheduler:

@@ -117,7 +117,7 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("swept", ()): KEY,
     ("part-future", (str, str)): FUTURE_ID,
     # lots
-    ("dataset", (str, str)): _packed(datasets.Dataset),
+    ("dataset", (str, str)): _packed(datasets.DatasetRow),
     ("columns", (str, str, int)): TEXT,
     ("head", (str, str)): _INT,
     ("append-number", (str, str)): _INT,

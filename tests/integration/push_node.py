@@ -17,7 +17,7 @@ from tidemill.cluster.keeper import Held, Keeper
 from tidemill.cluster.leases import LeaseTiming
 from tidemill.cluster.nodes import Node
 from tidemill.lots import datasets
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.objects import open_objects
 from tidemill.scope import Scope
 from tidemill.sources.keys import SourceKeys
@@ -28,7 +28,7 @@ from tidemill.sources.source import SourceTarget
 from tidemill.store import open_store
 
 TTL_S = 2.0
-ORDERS = Dataset(name="orders", schema="id BIGINT, name STRING")
+ORDERS = DatasetRow(name="orders", schema="id BIGINT, name STRING")
 
 
 def main(url: str, folder: str, name: str) -> None:

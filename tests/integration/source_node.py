@@ -22,7 +22,7 @@ from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost
 from tidemill.events import Event
 from tidemill.lots import datasets
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.objects import open_objects
 from tidemill.runner.presence import OwnPresence
 from tidemill.scope import Scope
@@ -39,7 +39,7 @@ from tidemill.sources.topic_partitions import TopicPartitions
 from tidemill.sources.topic_reader import TopicReader
 from tidemill.store import open_store
 
-DATASET = Dataset(name="orders", schema="id BIGINT, name STRING")
+DATASET = DatasetRow(name="orders", schema="id BIGINT, name STRING")
 CLUSTER = "c"
 
 
@@ -115,7 +115,7 @@ class Here:
         """One batch."""
         self.store.run(
             lambda tx: datasets.declare(
-                tx, self.keys.publish.lots, Dataset(name=BAD.name, schema="file STRING, line BIGINT")
+                tx, self.keys.publish.lots, DatasetRow(name=BAD.name, schema="file STRING, line BIGINT")
             )
         )
         source = kafka(

@@ -94,7 +94,7 @@ def test_a_runner_compacts_lots_of_many_small_files_by_itself_each_lot_for_itsel
             frame = spark.range(40).selectExpr("id % 30 AS id", f"concat(id, '-', {n}) AS name")
             orders.upsert(frame.repartition(16))
         before = {row["id"]: row["name"] for row in orders.df().collect()}
-        assert [row.crumbled for row in rows_of(shop, "orders")] == [True, True]
+        assert [row.fragmented for row in rows_of(shop, "orders")] == [True, True]
         over, tags, rewrite = threading.Event(), list[set[str]](), compaction.rewrite
 
         def noted(session: "SparkSession", *rest: Any) -> Rewritten:

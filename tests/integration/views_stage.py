@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from tests.unit.steps_stage import P, StepStage
 from tidemill.cluster.nodes import Node
 from tidemill.lots import datasets, layout, lots, manifest
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.lots.manifest import Manifest, ManifestState
@@ -61,7 +61,7 @@ class ViewStage(StepStage):
         self.reader = ManifestReader(self.objects)
         self.tables = ViewTables(self.storage, self.reader, self.clock)
         self.inputs = InputReader(self.store, self.lots, self.reader)
-        self.declared: dict[DatasetId, Dataset] = {}
+        self.declared: dict[DatasetId, DatasetRow] = {}
         self.codes: dict[str, Code] = {}
         self.numbers = count(1)
         self.me: Node = self.node("me", 10**15)
@@ -72,7 +72,7 @@ class ViewStage(StepStage):
     # --- datasets
 
     def base(self, name: str, ddl: str, **fields: Any) -> DatasetId:
-        dataset = self.run(datasets.declare, self.lots, Dataset(name=name, schema=ddl, **fields))
+        dataset = self.run(datasets.declare, self.lots, DatasetRow(name=name, schema=ddl, **fields))
         self.declared[dataset.id] = dataset
         return dataset.id
 

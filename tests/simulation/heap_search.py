@@ -25,7 +25,7 @@ from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
 from tidemill.errors import IllegalTransition, LeaseLost
 from tidemill.lots import datasets, events, lots
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.store import Tx
 from tidemill.triggers import attach, heap_sync, runs, subscriptions, templates, wakes
@@ -155,7 +155,7 @@ class Search:
 
         def set_up(tx: Tx) -> None:
             for source in self.sources:
-                datasets.declare(tx, LOTS, Dataset(name=source.name, schema="id BIGINT"))
+                datasets.declare(tx, LOTS, DatasetRow(name=source.name, schema="id BIGINT"))
             for number in range(plan.runners):
                 nodes.join(tx, CLUSTER, Node(id=f"n{number}", epoch=0), LIFE)
             if not plan.attaches and not plan.added:

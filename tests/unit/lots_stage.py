@@ -15,7 +15,7 @@ from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
 from tidemill.lots import datasets, events, lots
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.ids import Unit
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.lots.lots import LotRow
@@ -70,7 +70,7 @@ class Stage:
     # --- datasets and lots
 
     def dataset(self, name: str = "orders", **fields: Any) -> DatasetId:
-        return self.run(datasets.declare, self.lots, Dataset(name=name, schema="id BIGINT", **fields)).id
+        return self.run(datasets.declare, self.lots, DatasetRow(name=name, schema="id BIGINT", **fields)).id
 
     def add(self, dataset: DatasetId, lot: str, generation: int = 0, **fields: Any) -> int:
         return self.run(lots.add, self.lots, new_lot(dataset, lot, generation, **fields))

@@ -19,7 +19,7 @@ from tidemill.cluster.nodes import Node
 from tidemill.errors import PushRefused
 from tidemill.events import Event
 from tidemill.lots import datasets
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.objects.memory import MemoryObjects
 from tidemill.publish.manifests import Manifests
 from tidemill.scope import Scope
@@ -65,7 +65,7 @@ class PushStage:
         self.keys = SourceKeys("c")
         self.chance = random.Random(3)
         self.told: list[Event] = []
-        wanted = Dataset(name="orders", schema="id BIGINT, name STRING", **declared)
+        wanted = DatasetRow(name="orders", schema="id BIGINT, name STRING", **declared)
         self.dataset = self.store.run(lambda tx: datasets.declare(tx, self.keys.publish.lots, wanted))
 
     def node(self, name: str = "n") -> Node:

@@ -19,7 +19,7 @@ from tidemill.cluster.nodes import Node
 from tidemill.events import Event
 from tidemill.lots import datasets
 from tidemill.lots.checks import QUARANTINE_SCHEMA, quarantine_of
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import StoredObject
 from tidemill.objects.memory import MemoryObjects
@@ -40,7 +40,7 @@ from tidemill.testing.fake_clock import FakeClock
 LONG_US = 10**13
 ORDERS = DatasetId("orders")
 BAD = quarantine_of(ORDERS)
-QUARANTINE = Dataset(name=BAD.name, version=BAD.version, schema=QUARANTINE_SCHEMA)
+QUARANTINE = DatasetRow(name=BAD.name, version=BAD.version, schema=QUARANTINE_SCHEMA)
 SOURCE = source_id("shop", "orders")
 OLD_S = 1_600_000_000
 
@@ -114,7 +114,7 @@ class SourceStage:
         )
         self.store.run(
             lambda tx: datasets.declare(
-                tx, self.keys.publish.lots, Dataset(name="orders", schema="id BIGINT")
+                tx, self.keys.publish.lots, DatasetRow(name="orders", schema="id BIGINT")
             )
         )
         self.store.run(lambda tx: datasets.declare(tx, self.keys.publish.lots, QUARANTINE))

@@ -16,7 +16,7 @@ from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost, LotUnknown, WriteMismatch
 from tidemill.events import Event
 from tidemill.lots import datasets, events, layout, lots
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.lots import MANY_FILES, LotRow
 from tidemill.lots.manifest import InputLot, StoredObject
 from tidemill.objects.memory import MemoryObjects
@@ -35,7 +35,7 @@ from tidemill.spark.lot_writer import Written
 
 LOT = "A00000000000000001"
 LONG_US = 10**14
-ORDERS = Dataset(name="orders", schema="id BIGINT", fingerprint="f" * 32)
+ORDERS = DatasetRow(name="orders", schema="id BIGINT", fingerprint="f" * 32)
 INPUT = InputLot(dataset="raw", version="1", lot=LOT, generation=3)
 
 
@@ -103,7 +103,7 @@ class Layouts:
             found += pq.read_table(io.BytesIO(self.objects.get(item.uri)[0])).column("id").to_pylist()
         return sorted(found)
 
-    def rewrite(self, dataset: Dataset, items: Sequence[StoredObject], prefix: str) -> Rewritten:
+    def rewrite(self, dataset: DatasetRow, items: Sequence[StoredObject], prefix: str) -> Rewritten:
         groups: dict[tuple[tuple[str, str | None], ...], list[StoredObject]] = {}
         for item in items:
             groups.setdefault(tuple(item.partition.items()), []).append(item)
@@ -131,7 +131,7 @@ class Layouts:
         return row
 
     def marks(self) -> list[str]:
-        return self.store.run(lambda tx: lots.crumbled(tx, self.keys.lots, ORDERS.id))
+        return self.store.run(lambda tx: lots.fragmented(tx, self.keys.lots, ORDERS.id))
 
     def listed(self) -> list[StoredObject]:
         return self.manifests.listed(self.row.manifest)
@@ -223,7 +223,7 @@ def test_other_content_is_refused_and_the_lot_stays_as_it_is():
     stage = Layouts()
     before = stage.publish(20)
 
-    def losing(dataset: Dataset, items: Sequence[StoredObject], prefix: str) -> Rewritten:
+    def losing(dataset: DatasetRow, items: Sequence[StoredObject], prefix: str) -> Rewritten:
         return stage.rewrite(dataset, items[1:], prefix)
 
     with pytest.raises(WriteMismatch, match="38 rows of 40"):
@@ -231,7 +231,7 @@ def test_other_content_is_refused_and_the_lot_stays_as_it_is():
     assert stage.row == before
     assert not stage.store.run(lambda tx: attempts.open_ids(tx, stage.keys))
 
-    def lying(dataset: Dataset, items: Sequence[StoredObject], prefix: str) -> Rewritten:
+    def lying(dataset: DatasetRow, items: Sequence[StoredObject], prefix: str) -> Rewritten:
         made = stage.rewrite(dataset, items, prefix)
         return Rewritten(written=made.written, before=made.before, after="40:1:2")
 
@@ -247,7 +247,7 @@ def test_what_was_published_meanwhile_wins_and_of_two_compactions_one_does():
     stage = Layouts()
     stage.publish(20)
 
-    def overtaken(dataset: Dataset, items: Sequence[StoredObject], prefix: str) -> Rewritten:
+    def overtaken(dataset: DatasetRow, items: Sequence[StoredObject], prefix: str) -> Rewritten:
         made = stage.rewrite(dataset, items, prefix)
         stage.publish(3, generation=1)
         return made
@@ -258,7 +258,7 @@ def test_what_was_published_meanwhile_wins_and_of_two_compactions_one_does():
     assert not stage.store.run(lambda tx: attempts.open_ids(tx, stage.keys))
     other = stage.compactor(stage.join("n2"))
 
-    def meanwhile(dataset: Dataset, items: Sequence[StoredObject], prefix: str) -> Rewritten:
+    def meanwhile(dataset: DatasetRow, items: Sequence[StoredObject], prefix: str) -> Rewritten:
         assert other.compact(ORDERS.id, LOT) is None  # somebody works on it, and lives
         return stage.rewrite(dataset, items, prefix)
 
@@ -273,7 +273,7 @@ def test_a_zombie_swaps_nothing_after_its_attempt_was_given_up():
     before = stage.publish(20)
     other = stage.join("n2")
 
-    def paused(dataset: Dataset, items: Sequence[StoredObject], prefix: str) -> Rewritten:
+    def paused(dataset: DatasetRow, items: Sequence[StoredObject], prefix: str) -> Rewritten:
         made = stage.rewrite(dataset, items, prefix)
         stage.stage.kill(stage.node)
         assert stage.compactor(other).compact(ORDERS.id, LOT) is not None

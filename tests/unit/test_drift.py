@@ -8,15 +8,15 @@ import tidemill as tm
 from tests.unit.lots_stage import Stage
 from tidemill.errors import DatasetChanged, DeclarationError
 from tidemill.lots import datasets
-from tidemill.lots.datasets import Dataset, Drift
+from tidemill.lots.datasets import DatasetRow, Drift
 from tidemill.lots.keys import DatasetId
 from tidemill.schemas.type_table import is_wider
 from tidemill.spark.drift import added, effective, evolved, merged
 from tidemill.spark.schema import Column, Simple, parse
 
 
-def orders(schema: str, drift: Drift = Drift.EVOLVE, **fields: object) -> Dataset:
-    return effective(Dataset(name="orders", schema=schema, drift=drift, **fields))  # type: ignore[arg-type]
+def orders(schema: str, drift: Drift = Drift.EVOLVE, **fields: object) -> DatasetRow:
+    return effective(DatasetRow(name="orders", schema=schema, drift=drift, **fields))  # type: ignore[arg-type]
 
 
 @pytest.mark.rule("LOT-34")

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 import tidemill as tm
 from tests.unit.test_checks import counted, rows_of
 from tidemill.errors import AppendRefused, DatasetChanged, DeclarationError
-from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.lots.ids import Unit
 from tidemill.lots.keys import DatasetId
 from tidemill.views.spark.group_chain import input_kind
@@ -117,8 +117,8 @@ def test_whole_rows_of_pandas_and_batches_can_be_deleted_too(tmp_path: Path) -> 
 
 @pytest.mark.rule("LOT-40")
 def test_views_do_not_keep_traces_of_writes_whose_order_is_their_own() -> None:
-    plain = Dataset(name="t", kind=Kind.KEYED, key=("id",), deletes=True)
+    plain = DatasetRow(name="t", kind=Kind.KEYED, key=("id",), deletes=True)
     assert input_kind(plain) == "keyed"
     for other in (replace(plain, order_by=("at",)), replace(plain, unit=Unit.parse("PT5M"))):
         assert input_kind(other) == "in an order of their own"
-    assert input_kind(Dataset(name="t", unit=Unit.parse("PT5M"))) == "rows"
+    assert input_kind(DatasetRow(name="t", unit=Unit.parse("PT5M"))) == "rows"

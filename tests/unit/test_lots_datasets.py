@@ -5,16 +5,16 @@ import pytest
 from tests.unit.lots_stage import FIVE_MINUTES, Stage
 from tidemill.errors import BadDataset, BadLotId, BadName, DatasetChanged, DatasetUnknown
 from tidemill.lots import datasets
-from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.lots.keys import DatasetId
 
-ORDERS = Dataset(name="orders", schema="id BIGINT, day DATE", unit=FIVE_MINUTES)
+ORDERS = DatasetRow(name="orders", schema="id BIGINT, day DATE", unit=FIVE_MINUTES)
 
 
 def test_an_equal_declaration_is_a_no_op_and_blanks_in_a_schema_mean_nothing():
     stage = Stage()
     first = stage.run(datasets.declare, stage.lots, ORDERS)
-    again = Dataset(name="orders", schema="id  BIGINT,\n day DATE", unit=FIVE_MINUTES)
+    again = DatasetRow(name="orders", schema="id  BIGINT,\n day DATE", unit=FIVE_MINUTES)
     assert stage.run(datasets.declare, stage.lots, again) == first
     assert stage.writes == 0
     assert stage.run(datasets.read, stage.lots, first.id) == first
@@ -23,14 +23,14 @@ def test_an_equal_declaration_is_a_no_op_and_blanks_in_a_schema_mean_nothing():
 @pytest.mark.parametrize(
     ("new", "said"),
     [
-        (Dataset(name="orders", schema=ORDERS.schema), "lots was PT5M, now one per append"),
-        (Dataset(name="orders", schema="id INT", unit=FIVE_MINUTES), "schema was 'id BIGINT, day DATE'"),
+        (DatasetRow(name="orders", schema=ORDERS.schema), "lots was PT5M, now one per append"),
+        (DatasetRow(name="orders", schema="id INT", unit=FIVE_MINUTES), "schema was 'id BIGINT, day DATE'"),
         (
-            Dataset(name="orders", schema=ORDERS.schema, unit=FIVE_MINUTES, kind=Kind.CHANGES),
+            DatasetRow(name="orders", schema=ORDERS.schema, unit=FIVE_MINUTES, kind=Kind.CHANGES),
             "kind was rows, now changes",
         ),
         (
-            Dataset(
+            DatasetRow(
                 name="orders",
                 schema=ORDERS.schema,
                 unit=FIVE_MINUTES,
@@ -53,7 +53,7 @@ def test_a_different_declaration_is_refused_with_what_changed(new, said):
 def test_another_version_is_another_dataset():
     stage = Stage()
     stage.run(datasets.declare, stage.lots, ORDERS)
-    stage.run(datasets.declare, stage.lots, Dataset(name="orders", version="2", schema="id INT"))
+    stage.run(datasets.declare, stage.lots, DatasetRow(name="orders", version="2", schema="id INT"))
     names = [one.id for one in stage.run(datasets.listed, stage.lots)]
     assert names == [DatasetId("orders", "1"), DatasetId("orders", "2")]
     assert [one.id for one in stage.run(datasets.listed, stage.lots, names[0])] == names[1:]
@@ -70,12 +70,12 @@ def test_another_version_is_another_dataset():
 )
 def test_a_declaration_that_contradicts_itself_is_refused(fields):
     with pytest.raises(BadDataset):
-        Dataset(name="orders", **fields)
+        DatasetRow(name="orders", **fields)
 
 
 def test_names_nothing_can_have_and_datasets_nobody_declared_are_refused():
     with pytest.raises(BadName):
-        Dataset(name="")
+        DatasetRow(name="")
     stage = Stage()
     with pytest.raises(DatasetUnknown):
         stage.run(datasets.read, stage.lots, DatasetId("nothing"))
@@ -96,5 +96,5 @@ def test_a_lot_of_another_unit_is_refused():
     with pytest.raises(BadLotId, match="lots of PT5M"):
         ORDERS.parse_lot("A00000000000000001")
     with pytest.raises(BadLotId, match="one lot per append"):
-        Dataset(name="orders").parse_lot("20230101PT5M001")
+        DatasetRow(name="orders").parse_lot("20230101PT5M001")
     assert str(ORDERS.parse_lot("20230101PT5M001")) == "20230101PT5M001"

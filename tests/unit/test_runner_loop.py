@@ -15,7 +15,7 @@ from tidemill.clock import SYSTEM, poll
 from tidemill.errors import ObjectUnavailable, StoreUnavailable, ViewRefused
 from tidemill.events import Event
 from tidemill.lots import lots, staging
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.objects.memory import MemoryObjects
 from tidemill.pipeline.run_report import report_of
 from tidemill.publish import attempts
@@ -270,8 +270,10 @@ def test_a_closing_that_fails_leaves_no_attempt_open() -> None:
 def test_compaction_ends_with_the_lot_it_is_at_when_a_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = LoopStage()
     loop, begun = stage.loop(), list[str]()
-    loop.program = replace(loop.program, datasets={stage.orders: Dataset(name="orders", schema="id BIGINT")})
-    monkeypatch.setattr(lots, "crumbled", lambda tx, keys, dataset: ["a", "b", "c"])
+    loop.program = replace(
+        loop.program, datasets={stage.orders: DatasetRow(name="orders", schema="id BIGINT")}
+    )
+    monkeypatch.setattr(lots, "fragmented", lambda tx, keys, dataset: ["a", "b", "c"])
 
     class Slow:
         def compact(self, dataset: object, lot: str) -> None:

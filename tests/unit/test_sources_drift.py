@@ -10,7 +10,7 @@ import pytest
 from tests.unit.sources_stage import ORDERS, PlainParts, SourceStage
 from tidemill import crash
 from tidemill.lots import datasets
-from tidemill.lots.datasets import Dataset, Drift
+from tidemill.lots.datasets import DatasetRow, Drift
 from tidemill.publish import attempts
 from tidemill.publish.parts import PartDone, PartEnd, PartTask
 from tidemill.sources.events import ColumnsDrifted
@@ -42,12 +42,12 @@ class Drifts:
         return FileIngestion(stage.spec, stage.source.listing(), scope, self.parts)
 
     @property
-    def dataset(self) -> Dataset:
+    def dataset(self) -> DatasetRow:
         lots = self.stage.keys.publish.lots
         return self.stage.store.run(lambda tx: datasets.read(tx, lots, ORDERS))
 
     def declare(self, schema: str) -> None:
-        new = effective(Dataset(name="orders", schema=schema, drift=Drift.EVOLVE))
+        new = effective(DatasetRow(name="orders", schema=schema, drift=Drift.EVOLVE))
         lots = self.stage.keys.publish.lots
         self.stage.store.run(lambda tx: datasets.declare(tx, lots, new, evolved))
 

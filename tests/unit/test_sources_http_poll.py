@@ -29,7 +29,7 @@ from tidemill.errors import (
 )
 from tidemill.lots import datasets
 from tidemill.lots.checks import QUARANTINE_SCHEMA, not_null, quarantine_of
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.publish.manifests import Manifests
 from tidemill.sources.batch_publisher import BatchPublisher
 from tidemill.sources.events import CheckpointSkipped
@@ -104,7 +104,7 @@ class Stage(PushStage):
     def __init__(self, **declared: Any) -> None:
         super().__init__(**declared)
         self.bad_id = quarantine_of(self.dataset.id)
-        bad = Dataset(name=self.bad_id.name, schema=QUARANTINE_SCHEMA)
+        bad = DatasetRow(name=self.bad_id.name, schema=QUARANTINE_SCHEMA)
         self.store.run(lambda tx: datasets.declare(tx, self.keys.publish.lots, bad))
         self.held = self.lease("n0")
 

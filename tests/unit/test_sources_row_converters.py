@@ -8,7 +8,7 @@ import pytest
 
 from tidemill.errors import AppendRefused
 from tidemill.lots.checks import expect, not_null
-from tidemill.lots.datasets import Dataset, Drift, Kind
+from tidemill.lots.datasets import DatasetRow, Drift, Kind
 from tidemill.sources.records import SourceRecord, parse
 from tidemill.sources.row_converters import converter, evolving_converter
 from tidemill.spark.drift import effective
@@ -17,8 +17,8 @@ from tidemill.spark.table_checks import check_table
 DDL = "id bigint, name string"
 
 
-def dataset(drift: Drift) -> Dataset:
-    return effective(Dataset(name="orders", schema=DDL, drift=drift))
+def dataset(drift: Drift) -> DatasetRow:
+    return effective(DatasetRow(name="orders", schema=DDL, drift=drift))
 
 
 def made(drift: Drift, rows: Any) -> list[dict[str, Any]]:
@@ -106,7 +106,7 @@ def test_expressions_are_counted_and_take_rows_out_by_what_spark_says():
 @pytest.mark.rule("LOT-34")
 def test_a_record_whose_key_does_not_fit_is_set_aside_and_not_rescued():
     keyed = effective(
-        Dataset(name="orders", schema=DDL, drift=Drift.RESCUE, key=("id",), kind=Kind.KEYED, deletes=True)
+        DatasetRow(name="orders", schema=DDL, drift=Drift.RESCUE, key=("id",), kind=Kind.KEYED, deletes=True)
     )
     texts = [b'{"id": 1, "more": 2}', b'{"id": "x"}', b'{"name": "n"}', b'{"id": 4, "name": 4}']
     records = [SourceRecord("t/0", number, text) for number, text in enumerate(texts)]

@@ -26,7 +26,7 @@ from tidemill.errors import (
 )
 from tidemill.events import Event
 from tidemill.lots import datasets
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
 from tidemill.objects import open_objects
 from tidemill.objects.memory import MemoryObjects
@@ -738,7 +738,7 @@ def test_templates_of_a_hundred_sources_fit_their_transactions(stage: HeapStage)
     many = tuple(stage.dataset(f"x{n}") for n in range(99))
     stage.observer = HeapObserver(stage.store, stage.triggers, stage.heap)
     for n in range(12):
-        stage.run(datasets.declare, stage.lots, Dataset(name=f"raw_{n}", schema="id BIGINT"))
+        stage.run(datasets.declare, stage.lots, DatasetRow(name=f"raw_{n}", schema="id BIGINT"))
     stage.scan = False
     stage.declare(Template(name="t", reads="raw_*", terms=Terms(sources=many)))
     stage.tend()

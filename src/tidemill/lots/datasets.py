@@ -36,7 +36,7 @@ class Drift(StrEnum):
     RESCUE = "rescue"  # what does not fit is kept beside the row, as JSON in a column of its own
 
 
-class Dataset(msgspec.Struct, frozen=True, kw_only=True):
+class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
     """A declaration.
 
     - unit: the length of its intervals; None for one lot per append.
@@ -102,7 +102,7 @@ class Dataset(msgspec.Struct, frozen=True, kw_only=True):
         return lot
 
 
-_decoder = msgspec.msgpack.Decoder(Dataset)
+_decoder = msgspec.msgpack.Decoder(DatasetRow)
 
 
 def fingerprint(schema: str) -> str:
@@ -110,12 +110,12 @@ def fingerprint(schema: str) -> str:
     return hashlib.sha256(" ".join(schema.split()).encode()).hexdigest()[:32]
 
 
-Evolve: TypeAlias = Callable[[Dataset, Dataset], Dataset]
+Evolve: TypeAlias = Callable[[DatasetRow, DatasetRow], DatasetRow]
 """From a dataset as it is known, and as it is declared now, to the known one with the columns of both;
 `DatasetChanged` when there is no such thing. Columns are understood by a room above."""
 
 
-def declare(tx: Tx, keys: LotKeys, dataset: Dataset, evolve: Evolve | None = None) -> Dataset:
+def declare(tx: Tx, keys: LotKeys, dataset: DatasetRow, evolve: Evolve | None = None) -> DatasetRow:
     """Enter a dataset, or find it as it was declared; `DatasetChanged` says what is different.
 
     - evolve: for one that may have other columns than before; what is returned has them all.
@@ -141,7 +141,7 @@ def declare(tx: Tx, keys: LotKeys, dataset: Dataset, evolve: Evolve | None = Non
     return known
 
 
-def _revised(tx: Tx, keys: LotKeys, known: Dataset, new: Dataset) -> Dataset:
+def _revised(tx: Tx, keys: LotKeys, known: DatasetRow, new: DatasetRow) -> DatasetRow:
     if new.fingerprint == known.fingerprint and new.drift is known.drift:
         return known  # whoever declares less has not seen what was added
     if new.fingerprint != known.fingerprint:
@@ -157,7 +157,7 @@ def columns(tx: Tx, keys: LotKeys, dataset: DatasetId) -> list[str]:
     return [*found, read(tx, keys, dataset).schema]
 
 
-def differences(known: Dataset, new: Dataset) -> list[str]:
+def differences(known: DatasetRow, new: DatasetRow) -> list[str]:
     """What two declarations of one dataset disagree about, for people."""
     found = []
     for name in ("unit", "kind", "key", "order_by", "deletes"):
@@ -176,7 +176,7 @@ def _shown(value: object) -> str:
     return ", ".join(value) or "none" if isinstance(value, tuple) else str(value)
 
 
-def read(tx: Tx, keys: LotKeys, dataset: DatasetId) -> Dataset:
+def read(tx: Tx, keys: LotKeys, dataset: DatasetId) -> DatasetRow:
     """A declaration; `DatasetUnknown` when there is none. Only its columns ever change, and only where they
     may; everything else of it any process may keep.
     """
@@ -186,7 +186,7 @@ def read(tx: Tx, keys: LotKeys, dataset: DatasetId) -> Dataset:
     return _decoder.decode(raw)
 
 
-def listed(tx: Tx, keys: LotKeys, after: DatasetId | None = None, limit: int = 100) -> list[Dataset]:
+def listed(tx: Tx, keys: LotKeys, after: DatasetId | None = None, limit: int = 100) -> list[DatasetRow]:
     """A page of declarations by name."""
     lo, hi = keys.dataset.all()
     if after is not None:

@@ -6,7 +6,7 @@
 (C, "append-number", name, version)            the last append that was given a number
 (C, "lot", name, version, lot)                 the newest published generation of a lot
 (C, "replaced", name, version, lot, generation)   the ones before it
-(C, "crumbled", name, version, lot)            a lot of many small files, to be compacted
+(C, "crumbled", name, version, lot)            a fragmented lot: many small files to compact
 (C, "retired", at, name, version, lot, generation, revision)   a layout that was replaced, until it is removed
 (C, "lot-event", name, version, position)      what became available, in order and without gaps
 (C, "producer", name, version, producer)       the highest sequence number that was taken
@@ -47,7 +47,7 @@ class LotKeys:
         self.append_number = Space(cluster, "append-number")
         self.lot = Space(cluster, "lot")
         self.replaced = Space(cluster, "replaced")
-        self.crumbled = Space(cluster, "crumbled")
+        self.fragmented = Space(cluster, "crumbled")
         self.retired = Space(cluster, "retired")
         self.event = Space(cluster, "lot-event")
         self.producer = Space(cluster, "producer")

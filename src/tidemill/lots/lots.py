@@ -33,7 +33,7 @@ class LotRow(msgspec.Struct, frozen=True, kw_only=True):
     files: int = 0  # that its manifest lists; 0 where nobody counted
 
     @property
-    def crumbled(self) -> bool:
+    def fragmented(self) -> bool:
         """Has it many files that are small? Then it is worth a look whether they can be fewer."""
         return self.files >= MANY_FILES and self.size < self.files * SMALL_BYTES
 
@@ -116,7 +116,7 @@ def revise(tx: Tx, keys: LotKeys, seen: LotRow, layout: LotRow) -> LotRow:
     row = _swap(tx, keys, seen, row)
     old = keys.retired[(tx.now(), *seen.dataset.parts, seen.lot, seen.generation, seen.revision)]
     tx.set(old, seen.manifest.encode(), quiet=True)
-    tx.clear(keys.crumbled[(*seen.dataset.parts, seen.lot)], quiet=True)
+    tx.clear(keys.fragmented[(*seen.dataset.parts, seen.lot)], quiet=True)
     return row
 
 
@@ -130,23 +130,23 @@ def _swap(tx: Tx, keys: LotKeys, seen: LotRow, row: LotRow) -> LotRow:
 
 
 def _mark(tx: Tx, keys: LotKeys, old: LotRow | None, row: LotRow) -> None:
-    mark = keys.crumbled[(*row.dataset.parts, row.lot)]
-    if row.crumbled:
+    mark = keys.fragmented[(*row.dataset.parts, row.lot)]
+    if row.fragmented:
         tx.set(mark, b"", quiet=True)
-    elif old is not None and old.crumbled:
+    elif old is not None and old.fragmented:
         tx.clear(mark, quiet=True)
 
 
-def crumbled(tx: Tx, keys: LotKeys, dataset: DatasetId, limit: int = 100) -> list[str]:
+def fragmented(tx: Tx, keys: LotKeys, dataset: DatasetId, limit: int = 100) -> list[str]:
     """A page of the lots of a dataset that have many small files."""
-    found = tx.range(*keys.crumbled.under(*dataset.parts), limit=limit, snapshot=True)
-    return [str(keys.crumbled.unpack(row.key)[2]) for row in found]
+    found = tx.range(*keys.fragmented.under(*dataset.parts), limit=limit, snapshot=True)
+    return [str(keys.fragmented.unpack(row.key)[2]) for row in found]
 
 
-def leave_crumbled(tx: Tx, keys: LotKeys, seen: LotRow) -> None:
+def unmark_fragmented(tx: Tx, keys: LotKeys, seen: LotRow) -> None:
     """Its files cannot be fewer: look at it no more, unless it has changed meanwhile."""
     if current(tx, keys, seen.dataset, seen.lot) == seen:
-        tx.clear(keys.crumbled[(*seen.dataset.parts, seen.lot)], quiet=True)
+        tx.clear(keys.fragmented[(*seen.dataset.parts, seen.lot)], quiet=True)
 
 
 def retired(tx: Tx, keys: LotKeys, until: int, limit: int = 100) -> list[Retired]:

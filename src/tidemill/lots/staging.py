@@ -23,7 +23,7 @@ import msgspec
 
 from tidemill.errors import BadDataset, IntervalConflict
 from tidemill.lots import datasets, producers
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.ids import LotId, Unit
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.lots.producers import Identity, Receipt
@@ -181,7 +181,7 @@ def _write(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: LotId, interval: Inte
     tx.set(keys.closing[(wall_us(lot.end), *dataset.parts)], interval.lot.encode())
 
 
-def _unit(dataset: Dataset) -> Unit:
+def _unit(dataset: DatasetRow) -> Unit:
     if dataset.unit is None:
         raise BadDataset(f"{dataset.id} has no intervals", hint="its appends are published one by one")
     return dataset.unit

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tidemill.errors import QueryError
 from tidemill.lots import events, lots
-from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import InputLot
 from tidemill.pipeline.reader import TableReader
@@ -83,7 +83,7 @@ def _of_dataset(reader: TableReader, name: str, after: int) -> "DataFrame":
 
 
 def _inputs_of(
-    reader: TableReader, dataset: Dataset, positions: Sequence[int]
+    reader: TableReader, dataset: DatasetRow, positions: Sequence[int]
 ) -> Iterator[tuple[int, Sequence[InputLot]]]:
     """Yield the input lots of what was published at these positions, from the manifests."""
     keys = reader.context.keys.lots

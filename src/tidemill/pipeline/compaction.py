@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tidemill.errors import UsageError
 from tidemill.events import Emit, ignore
 from tidemill.lots import lots
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.pipeline.context import PipelineContext
 from tidemill.pipeline.reader import stored_dataset
 from tidemill.publish.projections import Projections
@@ -56,7 +56,7 @@ def compact(
     return results
 
 
-def _all_lots(context: PipelineContext, dataset: Dataset) -> Iterator[str]:
+def _all_lots(context: PipelineContext, dataset: DatasetRow) -> Iterator[str]:
     after = ""
     while True:
         page = context.store.run(

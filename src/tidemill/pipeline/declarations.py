@@ -11,7 +11,7 @@ from typing import Any, Literal
 from tidemill.errors import DeclarationError
 from tidemill.lots import checks as expectations
 from tidemill.lots.checks import Check, has_key
-from tidemill.lots.datasets import Dataset, Drift, Kind
+from tidemill.lots.datasets import DatasetRow, Drift, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.pace import FASTEST, NO_GRACE, Grace, Pace
 from tidemill.pipeline.source_line import SourceLine
@@ -25,7 +25,7 @@ Refresh = Literal["auto", "incremental", "full"]
 class DatasetDecl:
     """A table that users or a source write to."""
 
-    dataset: Dataset
+    dataset: DatasetRow
     schema: str
     line: SourceLine
     checks: tuple[Check, ...] = ()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tidemill.errors import DeclarationError
-from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.schemas.type_table import why_not_kept
 from tidemill.spark import operations, schema
 from tidemill.spark.input_rows import to_table
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def check_columns(dataset: Dataset) -> None:
+def check_columns(dataset: DatasetRow) -> None:
     """Check that the columns of `key` and `order_by` exist and that their values can be compared.
 
     Uses the declaration alone, without Spark.
@@ -45,7 +45,7 @@ def check_columns(dataset: Dataset) -> None:
             )
 
 
-def check_types(spark: "SparkSession", dataset: Dataset) -> None:
+def check_types(spark: "SparkSession", dataset: DatasetRow) -> None:
     """Check, by Spark's analysis, that it can group by the key and sort by the order columns."""
     from pyspark.sql import functions as sf
 
@@ -71,7 +71,7 @@ def _analysis_errors(problem: str) -> Iterator[None]:
         raise DeclarationError(f"{problem}: {text}") from error
 
 
-def deletions(dataset: Dataset, rows: Any, columns: pa.Schema) -> pa.Table:
+def deletions(dataset: DatasetRow, rows: Any, columns: pa.Schema) -> pa.Table:
     """Convert rows that delete by key to rows of the table, in which all other columns are NULL.
 
     A user may pass whole rows, keys, or plain values if the key is one column. If writes are ordered, a

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.errors import DatasetUnknown, GroupUnknown, NothingYet, QueryError
 from tidemill.lots import datasets, events
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
 from tidemill.spark import queries
 from tidemill.spark.drift import effective
@@ -103,7 +103,7 @@ def _version(pipeline: "Pipeline", name: str) -> str:
     return pipeline.datasets[owner].dataset.version if owner in pipeline.datasets else "1"
 
 
-def stored_dataset(pipeline: "Pipeline", name: str) -> Dataset:
+def stored_dataset(pipeline: "Pipeline", name: str) -> DatasetRow:
     """Return a table as the store has it; `NothingYet` if it does not exist yet."""
     context = pipeline.context
     dataset = DatasetId(name, _version(pipeline, name))
@@ -137,10 +137,10 @@ class TableReader:
         head = self.context.store.run(lambda tx: events.head(tx, self.context.keys.lots, dataset.id))
         return self._at(dataset, head)
 
-    def _at(self, dataset: Dataset, head: int) -> "DataFrame":
+    def _at(self, dataset: DatasetRow, head: int) -> "DataFrame":
         return dataset_frame(self.spark, self.context.storage, dataset, self.inputs.at(dataset.id, head))
 
-    def dataset(self, name: str) -> Dataset:
+    def dataset(self, name: str) -> DatasetRow:
         """Return a table as the store has it; `NothingYet` if it does not exist yet."""
         return stored_dataset(self.pipeline, name)
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 from tidemill.errors import DeclarationError
 from tidemill.lots import checks as expectations
 from tidemill.lots.checks import Check
-from tidemill.lots.datasets import Dataset as Declared
-from tidemill.lots.datasets import Drift, Kind
+from tidemill.lots.datasets import DatasetRow, Drift, Kind
 from tidemill.lots.ids import Unit
 from tidemill.pipeline.declarations import (
     ArcDecl,
@@ -108,7 +107,7 @@ class Registry(ABC):
         kind = Kind.KEYED if keys else Kind.CHANGES if deletes else Kind.ROWS
         line = caller_line()
         with errors_at(line):
-            declared = Declared(
+            declared = DatasetRow(
                 name=name,
                 version=version,
                 unit=None if lots is None else Unit.parse(lots),

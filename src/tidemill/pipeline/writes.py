@@ -26,7 +26,7 @@ from tidemill.errors import (
 )
 from tidemill.lots import datasets
 from tidemill.lots.checks import QUARANTINE_SCHEMA, Check, drops, quarantine_of, strict
-from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.lots.producers import Identity, Receipt
@@ -122,7 +122,7 @@ def _declare(context: PipelineContext, decl: DatasetDecl, quarantine: DatasetId 
     def step(tx: Tx) -> None:
         datasets.declare(tx, context.keys.lots, dataset, evolved)
         if quarantine is not None:
-            bad = Dataset(name=quarantine.name, version=quarantine.version, schema=QUARANTINE_SCHEMA)
+            bad = DatasetRow(name=quarantine.name, version=quarantine.version, schema=QUARANTINE_SCHEMA)
             datasets.declare(tx, context.keys.lots, effective(bad))
 
     context.store.run(step)

@@ -18,7 +18,7 @@ import msgspec
 
 from tidemill.errors import LotConflict, LotUnknown, WriteMismatch
 from tidemill.lots import datasets, lots
-from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.lots.lots import LotRow
 from tidemill.lots.manifest import Manifest, StoredObject
@@ -39,7 +39,7 @@ from tidemill.spark.storage import Storage
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession as Session
 
-Rewrite: TypeAlias = Callable[[Dataset, Sequence[StoredObject], str], Rewritten]
+Rewrite: TypeAlias = Callable[[DatasetRow, Sequence[StoredObject], str], Rewritten]
 """Writes the rows of a dataset's objects into a folder of its own."""
 
 
@@ -47,7 +47,7 @@ def on_spark(spark: "Session", storage: Storage, tags: JobTags | None = None) ->
     """Rewriting by jobs of this session, under the attempt whose folder they write into."""
     marks = tags or JobTags(spark)
 
-    def run(dataset: Dataset, items: Sequence[StoredObject], prefix: str) -> Rewritten:
+    def run(dataset: DatasetRow, items: Sequence[StoredObject], prefix: str) -> Rewritten:
         schema = stored_schema(dataset.schema, dataset.kind)
         with marks.marked(attempt_in(prefix)):
             return rewrite(spark, storage, schema, items, prefix)
@@ -112,7 +112,7 @@ class Compactor:
         root = self._manifests.load(seen.manifest)
         items = self._manifests.listed(seen.manifest)
         if not can_be_fewer(items, self._target_bytes) or _gathers(dataset, items):
-            self._scope.store.run(lambda tx: lots.leave_crumbled(tx, keys, seen))
+            self._scope.store.run(lambda tx: lots.unmark_fragmented(tx, keys, seen))
             return None
         hold = self._publisher.begin_compaction(seen, root.inputs, self._scope.new_attempt())
         if hold is None:
@@ -149,7 +149,7 @@ class Compactor:
         return done
 
     def _compacted(
-        self, dataset: Dataset, seen: LotRow, root: Manifest, items: Sequence[StoredObject], hold: Hold
+        self, dataset: DatasetRow, seen: LotRow, root: Manifest, items: Sequence[StoredObject], hold: Hold
     ) -> LotRow:
         digest = ""
 
@@ -169,7 +169,7 @@ class Compactor:
             seen = self._publisher.digest_lot(seen, digest)
         return self._publisher.commit_compaction(hold, seen, msgspec.structs.replace(new, digest=digest))
 
-    def _verified(self, dataset: Dataset, seen: LotRow, made: Rewritten) -> str:
+    def _verified(self, dataset: DatasetRow, seen: LotRow, made: Rewritten) -> str:
         """Return the digest of a lot's content; `WriteMismatch` if the new files hold other rows."""
         if made.after != made.before or made.written.rows != seen.rows:
             raise WriteMismatch(
@@ -193,7 +193,7 @@ class Compactor:
         return total
 
 
-def _gathers(dataset: Dataset, items: Sequence[StoredObject]) -> bool:
+def _gathers(dataset: DatasetRow, items: Sequence[StoredObject]) -> bool:
     """Do the files say what came before what? Those of a keyed lot that gathers several appends do: which of
     two writes of a key is the later one is told by the append it is in (LOT-40).
     """

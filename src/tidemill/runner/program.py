@@ -12,7 +12,7 @@ from typing import Any
 
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.lots.checks import Check
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
 from tidemill.sources.source import PlannedSource
 from tidemill.spark.operations import stored_schema
@@ -69,7 +69,7 @@ class TemplateArc:
     """An arc of a template for one dataset, and the datasets that it reads and writes."""
 
     arc: ArcProgram
-    datasets: Mapping[DatasetId, Dataset] = field(default_factory=dict)
+    datasets: Mapping[DatasetId, DatasetRow] = field(default_factory=dict)
 
 
 MakeTemplateArc = Callable[[str], TemplateArc | None]
@@ -108,7 +108,7 @@ class TemplateArcs:
         return {name: made.arc for name, made in self._made.items()}
 
     @property
-    def datasets(self) -> dict[DatasetId, Dataset]:
+    def datasets(self) -> dict[DatasetId, DatasetRow]:
         """The datasets that the arcs made so far read and write."""
         return {id_: dataset for made in self._made.values() for id_, dataset in made.datasets.items()}
 
@@ -132,7 +132,7 @@ class Program:
     """One pipeline: what was planned, and the arcs of templates that are added while it runs."""
 
     pipeline: str
-    datasets: Mapping[DatasetId, Dataset]
+    datasets: Mapping[DatasetId, DatasetRow]
     arcs: Mapping[str, ArcProgram]
     sources: Mapping[str, PlannedSource]
     groups: Mapping[str, GroupProgram]
@@ -150,11 +150,11 @@ class Program:
         """Return the arcs that were planned, and those of templates so far."""
         return {**self.arcs, **self.template_arcs.arcs}
 
-    def all_datasets(self) -> dict[DatasetId, Dataset]:
+    def all_datasets(self) -> dict[DatasetId, DatasetRow]:
         """Return all datasets, those that were planned and those of templates so far."""
         return {**self.template_arcs.datasets, **self.datasets}
 
-    def dataset(self, id_: DatasetId) -> Dataset:
+    def dataset(self, id_: DatasetId) -> DatasetRow:
         """Return the declaration of a dataset."""
         return self.datasets[id_] if id_ in self.datasets else self.template_arcs.datasets[id_]
 

@@ -103,7 +103,7 @@ class Upkeep:
         """
         for dataset in self._program.all_datasets():
             try:
-                marked = self._scope.store.run(partial(lots.crumbled, keys=self._lots, dataset=dataset))
+                marked = self._scope.store.run(partial(lots.fragmented, keys=self._lots, dataset=dataset))
             except StoreError as error:
                 self._failures.report("compact", error, COMPACT_EVERY_S)
                 return

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from tidemill.cluster.nodes import Node
 from tidemill.lots import lots
-from tidemill.lots.datasets import Dataset, Drift, Kind
+from tidemill.lots.datasets import DatasetRow, Drift, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.publish import attempts
@@ -40,7 +40,7 @@ def begin(
     return attempts.begin(tx, keys.publish, node, draft)
 
 
-def stored(rows: pa.Table, dataset: Dataset) -> pa.Table:
+def stored(rows: pa.Table, dataset: DatasetRow) -> pa.Table:
     """Return rows as a lot stores them: upserts for a dataset with a key, else appends."""
     operation = RowOperation.UPSERT if dataset.kind is Kind.KEYED else RowOperation.APPEND
     return stored_table(rows, dataset, operation)
@@ -49,7 +49,7 @@ def stored(rows: pa.Table, dataset: Dataset) -> pa.Table:
 def write(
     scope: Scope,
     hold: Hold,
-    dataset: Dataset,
+    dataset: DatasetRow,
     rows: pa.Table,
     *,
     counts: Mapping[str, int],
@@ -91,7 +91,7 @@ def write(
     return Manifests(scope.objects, scope.clock).write_lot(hold, write_data, {dataset.id: fingerprint})
 
 
-def _rescued(dataset: Dataset, rows: pa.Table) -> dict[str, int]:
+def _rescued(dataset: DatasetRow, rows: pa.Table) -> dict[str, int]:
     """Count the rows with values that did not fit, if the dataset keeps these."""
     if dataset.drift is not Drift.RESCUE:
         return {}

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from tidemill.errors import AppendRefused, BadSchema
-from tidemill.lots.datasets import Dataset, Drift
+from tidemill.lots.datasets import DatasetRow, Drift
 from tidemill.schemas.columns import Column, Simple, Type
 from tidemill.spark import input_rows, schema
 from tidemill.spark.drift import RESCUED, added, storable
@@ -28,7 +28,7 @@ Convert = Callable[[Any], pa.Table]
 """Converts a list of dictionaries, or a table, to a table of the declared columns; raises what is wrong."""
 
 
-def converter(dataset: Dataset) -> Convert:
+def converter(dataset: DatasetRow) -> Convert:
     """Return what converts rows to the columns of a dataset."""
     if dataset.drift is Drift.RESCUE:
         return _rescuing(dataset)
@@ -39,7 +39,7 @@ def converter(dataset: Dataset) -> Convert:
     return lambda rows: input_rows.to_table(rows, wanted, dataset.name)
 
 
-def evolving_converter(dataset: Dataset) -> "EvolvingConverter | None":
+def evolving_converter(dataset: DatasetRow) -> "EvolvingConverter | None":
     """Return what converts rows for a dataset that gains columns; None for any other dataset."""
     return EvolvingConverter(dataset) if dataset.drift is Drift.EVOLVE else None
 
@@ -47,7 +47,7 @@ def evolving_converter(dataset: Dataset) -> "EvolvingConverter | None":
 class EvolvingConverter:
     """Converts rows for a dataset that gains the columns which they bring."""
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: DatasetRow) -> None:
         self._table = dataset.name
         self._declared = frozenset(schema.parse(dataset.schema).names)
 
@@ -92,7 +92,7 @@ class EvolvingConverter:
         return input_rows.to_table(rows, wanted, self._table)
 
 
-def _rescuing(dataset: Dataset) -> Convert:
+def _rescuing(dataset: DatasetRow) -> Convert:
     """Return what converts rows, and keeps what does not fit in `_rescued`."""
     wanted = schema.to_arrow(schema.parse(dataset.schema))
     declared = [field for field in wanted if field.name != RESCUED]

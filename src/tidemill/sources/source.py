@@ -20,7 +20,7 @@ import msgspec
 
 from tidemill.errors import CodeDiffers
 from tidemill.lots.checks import Check
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class SourceTarget:
     """
 
     pipeline: str
-    dataset: Dataset
+    dataset: DatasetRow
     schema: str
     where: str
     checks: tuple[Check, ...] = ()

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from tidemill.errors import DatasetChanged
-from tidemill.lots.datasets import Dataset, Drift
+from tidemill.lots.datasets import DatasetRow, Drift
 from tidemill.schemas.columns import Array, Column, Map, Schema, Simple, Struct, Type
 from tidemill.schemas.ddl import parse
 from tidemill.schemas.type_table import is_wider
@@ -49,7 +49,7 @@ def merged(known: Schema, new: Schema) -> tuple[Schema, list[str]]:
     return Schema(tuple(columns)), problems
 
 
-def evolved(known: Dataset, new: Dataset) -> Dataset:
+def evolved(known: DatasetRow, new: DatasetRow) -> DatasetRow:
     """Return the known dataset with the columns of both; `DatasetChanged` says what prevents it."""
     schema, problems = merged(parse(known.schema), parse(new.schema))
     if problems:
@@ -62,7 +62,7 @@ def evolved(known: Dataset, new: Dataset) -> Dataset:
     )
 
 
-def effective(dataset: Dataset) -> Dataset:
+def effective(dataset: DatasetRow) -> DatasetRow:
     """Return a declaration in the spelling that is compared and stored, with the columns that we add."""
     columns = parse(dataset.schema)
     if dataset.drift is Drift.RESCUE and RESCUED not in columns.names:

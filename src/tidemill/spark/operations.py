@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from tidemill.errors import AppendRefused
-from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.schemas.columns import quoted
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def stored_schema(ddl: str, kind: Kind) -> str:
     return f"{ddl}, {extra}" if extra else ddl
 
 
-def check(dataset: Dataset, operation: RowOperation) -> None:
+def check(dataset: DatasetRow, operation: RowOperation) -> None:
     """Raise `AppendRefused` for an operation that this kind of dataset does not allow."""
     if operation in ALLOWED[dataset.kind]:
         return
@@ -66,7 +66,7 @@ def check(dataset: Dataset, operation: RowOperation) -> None:
     raise AppendRefused(f"{dataset.name} takes no {operation.value}", hint=hints[dataset.kind])
 
 
-def stored_table(table: pa.Table, dataset: Dataset, operation: RowOperation) -> pa.Table:
+def stored_table(table: pa.Table, dataset: DatasetRow, operation: RowOperation) -> pa.Table:
     """Return a table of declared columns as a lot stores it."""
     check(dataset, operation)
     count = table.num_rows
@@ -85,7 +85,7 @@ def is_frame(rows: Any) -> bool:
 
 
 def stored_frame(
-    frame: "DataFrame", declared: "StructType", dataset: Dataset, operation: RowOperation
+    frame: "DataFrame", declared: "StructType", dataset: DatasetRow, operation: RowOperation
 ) -> "DataFrame":
     """Return a frame as a lot stores it: the declared columns by name and type; a missing one is NULL.
 
@@ -121,7 +121,7 @@ def stored_frame(
     return frame
 
 
-def _order_column(field: "StructField", given: "Mapping[str, DataType]", dataset: Dataset) -> "Column":
+def _order_column(field: "StructField", given: "Mapping[str, DataType]", dataset: DatasetRow) -> "Column":
     """Return the column that orders a deletion among the writes of its key; the job fails if it is NULL."""
     from pyspark.sql import functions as sf
 
@@ -132,7 +132,7 @@ def _order_column(field: "StructField", given: "Mapping[str, DataType]", dataset
     return sf.when(sf.col(quoted(field.name)).isNull(), refused).otherwise(column)
 
 
-def unordered(dataset: Dataset, name: str) -> AppendRefused:
+def unordered(dataset: DatasetRow, name: str) -> AppendRefused:
     """Return the error for a deletion without a value that orders it among the writes of its key (LOT-40)."""
     return AppendRefused(
         f"a deletion from {dataset.name} has no {name}",

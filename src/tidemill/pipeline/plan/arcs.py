@@ -14,7 +14,7 @@ from tidemill.arcs.keys import ArcKeys
 from tidemill.errors import DeclarationError, TidemillError
 from tidemill.futures.values.code_digests import code_digest
 from tidemill.lots.checks import drops, quarantine_of
-from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline import graph
 from tidemill.pipeline.declarations import ArcDecl, SinkDecl
@@ -166,7 +166,7 @@ class ArcPlanner:
                 raise DeclarationError(
                     f'{sink.name} has no column "{missing[0]}" to partition by', hint=f"its columns are {ddl}"
                 )
-            dataset = Dataset(
+            dataset = DatasetRow(
                 name=sink.name,
                 unit=first.unit,
                 kind=kind,

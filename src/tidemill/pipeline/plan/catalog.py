@@ -10,7 +10,7 @@ import msgspec
 from tidemill.errors import DatasetUnknown, DeclarationError
 from tidemill.lots import datasets
 from tidemill.lots.checks import QUARANTINE_SCHEMA, Check, quarantine_of
-from tidemill.lots.datasets import Dataset, Drift, Kind
+from tidemill.lots.datasets import DatasetRow, Drift, Kind
 from tidemill.lots.ids import Unit
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.plan.stages import DeclareDataset, PlanStage
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class KnownTable:
     """A table that planning knows; `dataset` is None for a view."""
 
-    dataset: Dataset | None
+    dataset: DatasetRow | None
     ddl: str
     retracts: bool
 
@@ -43,10 +43,10 @@ class Catalog:
         self.spark = spark
         self.known: dict[str, KnownTable] = {}
         self.stages: list[PlanStage] = []
-        self.datasets: dict[DatasetId, Dataset] = {}
+        self.datasets: dict[DatasetId, DatasetRow] = {}
         self._frames: dict[str, DataFrame] = {}
 
-    def add(self, dataset: Dataset, line: SourceLine, *, made_by: str = "") -> Dataset:
+    def add(self, dataset: DatasetRow, line: SourceLine, *, made_by: str = "") -> DatasetRow:
         """Add a table; one that evolves may have more columns in the store than are declared (LOT-34)."""
         if dataset.drift is Drift.EVOLVE:
             dataset = self._evolved(dataset)
@@ -55,12 +55,12 @@ class Catalog:
         self.stages.append(DeclareDataset(dataset=dataset, where=str(line), made_by=made_by))
         return dataset
 
-    def adopt(self, dataset: Dataset) -> None:
+    def adopt(self, dataset: DatasetRow) -> None:
         """Add a table that another pipeline declares."""
         self.datasets[dataset.id] = dataset
         self.known[dataset.name] = KnownTable(dataset, dataset.schema, dataset.kind is not Kind.ROWS)
 
-    def _evolved(self, dataset: Dataset) -> Dataset:
+    def _evolved(self, dataset: DatasetRow) -> DatasetRow:
         context = self.pipeline.context
         try:
             known = context.store.run(lambda tx: datasets.read(tx, context.keys.lots, dataset.id))
@@ -71,13 +71,13 @@ class Catalog:
 
     # --- checks
 
-    def expected(self, dataset: Dataset, checks: Sequence[Check]) -> None:
+    def expected(self, dataset: DatasetRow, checks: Sequence[Check]) -> None:
         """Check, by Spark's analysis, that the checks fit the columns of the dataset."""
         if checks:
             verify(self.spark.createDataFrame([], dataset.schema), checks)
 
     @staticmethod
-    def refuse_intervals(dataset: Dataset, checks: Sequence[Check]) -> None:
+    def refuse_intervals(dataset: DatasetRow, checks: Sequence[Check]) -> None:
         """Refuse checks of a whole lot for a dataset with intervals, whose lots collect several appends."""
         of_lots = [check.name for check in checks if check.of_lots]
         if of_lots and dataset.unit is not None:
@@ -95,7 +95,7 @@ class Catalog:
                 f"{quarantine.name} is the name of the quarantine table of {of.name}",
                 hint=f"rename the table {quarantine.name}",
             )
-        dataset = Dataset(
+        dataset = DatasetRow(
             name=quarantine.name, version=quarantine.version, unit=unit, schema=QUARANTINE_SCHEMA
         )
         self.add(effective(dataset), line, made_by=made_by)

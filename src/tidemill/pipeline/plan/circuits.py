@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from tidemill.errors import NotIncremental, QueryError, QueryRefused
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.source_line import SourceLine, position_in
 from tidemill.runner.program import ViewProgram
@@ -155,7 +155,7 @@ def refuse_incremental(output: ViewOutput | None, line: SourceLine, why: str) ->
 
 
 def chain_of(
-    spark: "SparkSession", views: Sequence[ViewProgram], datasets: Mapping[DatasetId, Dataset]
+    spark: "SparkSession", views: Sequence[ViewProgram], datasets: Mapping[DatasetId, DatasetRow]
 ) -> GroupChain:
     """Return the chain of a group's views as a runner builds it, and which views it recomputes (DBSP-17)."""
     inputs = {name: datasets[id_] for view in views for name, id_ in view.datasets.items()}

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.errors import DeclarationError
 from tidemill.lots.checks import drops
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.declarations import SourceDecl
 from tidemill.pipeline.plan.catalog import Catalog
@@ -53,7 +53,7 @@ class SourcePlanner:
         )
         return PlannedSource(source=source, target=target)
 
-    def _quarantine(self, decl: SourceDecl, dataset: Dataset) -> DatasetId | None:
+    def _quarantine(self, decl: SourceDecl, dataset: DatasetRow) -> DatasetId | None:
         """Plan the quarantine of a source, if it has one; else that of its dataset's own checks."""
         if decl.source.quarantines:
             return self.catalog.quarantine(dataset.id, None, decl.line, f"source of {decl.dataset}")

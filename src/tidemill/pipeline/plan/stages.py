@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from tidemill.errors import DatasetChanged, DatasetUnknown
 from tidemill.events import Event
 from tidemill.lots import datasets, staging
-from tidemill.lots.datasets import Dataset, Drift
+from tidemill.lots.datasets import DatasetRow, Drift
 from tidemill.lots.keys import DatasetId
 from tidemill.spark.drift import evolved
 from tidemill.store import Tx
@@ -47,7 +47,7 @@ class PlanStage(Protocol):
 class DeclareDataset:
     """Declare a table of lots; `made_by` names the arc, source or check that writes it."""
 
-    dataset: Dataset
+    dataset: DatasetRow
     where: str
     made_by: str = ""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tidemill import crash
 from tidemill.errors import BadTemplate, DatasetUnknown, DeclarationError
 from tidemill.lots import datasets
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline import graph
 from tidemill.pipeline.declarations import ArcDecl
@@ -128,8 +128,8 @@ def _refuse_taken(pipeline: "Pipeline", child: ArcDecl, table: str, made_by: dic
 
 
 def foreign_tables(
-    pipeline: "Pipeline", stored: Mapping[str, Dataset], children: Mapping[str, ArcDecl]
-) -> dict[str, Dataset]:
+    pipeline: "Pipeline", stored: Mapping[str, DatasetRow], children: Mapping[str, ArcDecl]
+) -> dict[str, DatasetRow]:
     """Return the stored tables that this pipeline neither declares nor writes."""
     made = {sink.name for arc in (*pipeline.arcs.values(), *children.values()) for sink in arc.sinks}
     return {
@@ -155,9 +155,9 @@ def _removed(pipeline: "Pipeline") -> list[str]:
     return [row.name for row in stored if row.name.startswith(prefix) and row.name not in declared]
 
 
-def stored_tables(pipeline: "Pipeline") -> dict[str, Dataset]:
+def stored_tables(pipeline: "Pipeline") -> dict[str, DatasetRow]:
     """Return the tables in the store that templates of this pipeline match, by name."""
-    tables: dict[str, Dataset] = {}
+    tables: dict[str, DatasetRow] = {}
     for decl in pipeline.templates.values():
         template = template_of(pipeline, decl)
         for dataset in _tables_with_prefix(pipeline, template.pattern.prefix):
@@ -166,7 +166,7 @@ def stored_tables(pipeline: "Pipeline") -> dict[str, Dataset]:
     return tables
 
 
-def _tables_with_prefix(pipeline: "Pipeline", prefix: str) -> Iterator[Dataset]:
+def _tables_with_prefix(pipeline: "Pipeline", prefix: str) -> Iterator[DatasetRow]:
     """Yield the stored datasets whose names begin with a prefix, page by page."""
     context = pipeline.context
     after = DatasetId(prefix, "") if prefix else None
@@ -191,7 +191,7 @@ def make_child(pipeline: "Pipeline", arc: str) -> TemplateArc | None:
     table = name.removeprefix(f"{decl.name}[").removesuffix("]")
     context = pipeline.context
 
-    def read(table: DatasetId) -> Dataset:
+    def read(table: DatasetId) -> DatasetRow:
         return context.store.run(lambda tx: datasets.read(tx, context.keys.lots, table))
 
     try:

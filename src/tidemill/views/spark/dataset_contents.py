@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.lots.manifest import StoredObject
 from tidemill.publish.manifests import attempt_in
 from tidemill.spark.lot_reader import POSITION, read_objects, read_positioned
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def dataset_frame(
-    spark: "SparkSession", storage: Storage, dataset: Dataset, slices: Sequence[LotSlice]
+    spark: "SparkSession", storage: Storage, dataset: DatasetRow, slices: Sequence[LotSlice]
 ) -> "DataFrame":
     """The rows that are there, with the declared columns.
 
@@ -49,7 +49,7 @@ def _declared(df: "DataFrame", *ours: str) -> "StructType":
 
 
 def negative_rows(
-    spark: "SparkSession", storage: Storage, dataset: Dataset, slices: Sequence[LotSlice]
+    spark: "SparkSession", storage: Storage, dataset: DatasetRow, slices: Sequence[LotSlice]
 ) -> "tuple[DataFrame, StructType]":
     """Rows of a dataset of changes that were deleted more often than they came, and its columns (DBSP-21).
 
@@ -81,7 +81,7 @@ def _appends(slices: Sequence[LotSlice]) -> list[list[StoredObject]]:
     return found
 
 
-def _last_writes(df: "DataFrame", dataset: Dataset) -> "DataFrame":
+def _last_writes(df: "DataFrame", dataset: DatasetRow) -> "DataFrame":
     from pyspark.sql import functions as sf
 
     schema = _declared(df, OP, ORDINAL, POSITION)

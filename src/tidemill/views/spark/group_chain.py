@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tidemill.errors import QueryError, TypeRefused
-from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.spark import queries
 from tidemill.spark.sessions import PINNED
 from tidemill.views.chain.builder import ChainBuilder
@@ -43,7 +43,7 @@ class GroupChain:
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
-def input_kind(dataset: Dataset) -> str:
+def input_kind(dataset: DatasetRow) -> str:
     """How the rows of a dataset come to a chain.
 
     A lot of an interval gathers appends, and which write of a key is the later one is told by the append it

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from tidemill.errors import CodeDiffers, ViewRefused
 from tidemill.events import Emit, ignore
 from tidemill.lots import layout
-from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import StoredObject
 from tidemill.objects import place_of
@@ -239,7 +239,7 @@ class _Step:
         batch = self._batch
         return view not in batch.stale and view in batch.tables and needs <= self._current
 
-    def _declared(self, name: str) -> Dataset:
+    def _declared(self, name: str) -> DatasetRow:
         return self._sources.datasets[self._names[name]]
 
     def run(self) -> list[StepOutput]:

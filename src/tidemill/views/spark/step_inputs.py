@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidemill.errors import FileUnlike, TypeRefused
-from tidemill.lots.datasets import Dataset, Kind
+from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.lots.manifest import StoredObject
 from tidemill.objects import Objects
 from tidemill.spark.lot_reader import POSITION, read_objects, read_positioned
@@ -126,7 +126,7 @@ class LotInput:
 
     spark: "SparkSession"
     storage: Storage
-    dataset: Dataset
+    dataset: DatasetRow
     plus: Sequence[LotSlice]
     minus: Sequence[LotSlice] = ()
     by_spark: bool = False

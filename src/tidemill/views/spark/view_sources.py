@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tidemill.errors import CodeDiffers
-from tidemill.lots.datasets import Dataset
+from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
 from tidemill.views.circuit.operators import ViewOutput
 from tidemill.views.spark.clock_alarms import ClockUse
@@ -78,7 +78,7 @@ class ViewSources:
     session: "Callable[[], SparkSession]"
     tables: ViewTables
     inputs: InputReader
-    datasets: Mapping[DatasetId, Dataset]
+    datasets: Mapping[DatasetId, DatasetRow]
     views: Mapping[str, ViewCode]
 
     def code(self, view: str) -> ViewCode:
