@@ -78,7 +78,7 @@ def test_rows_that_are_not_unique_are_all_taken_out_and_a_check_of_columns_that_
     done = write_checked(frame, Storage(objects), objects, "good/", "bad/", checks, table="t")
     assert (done.rows.rows, done.quarantined.rows) == (2, 3)
     assert done.counts == {"unique(id)": 2, "not_null(n)": 1}
-    with pytest.raises(CheckFailed, match=r"few \(at most 1 rows were expected; there are 5\)"):
+    with pytest.raises(CheckFailed, match=r"few \(expected at most 1 rows; found 5\)"):
         write_checked(
             frame, Storage(objects), objects, "g2/", "b2/", [rows(at_most=1, name="few")], table="t"
         )

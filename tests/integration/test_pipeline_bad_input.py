@@ -242,7 +242,7 @@ def test_a_number_of_a_producer_is_taken_once_and_for_one_content(tmp_path: Path
         plain = pipeline.dataset("plain", "id BIGINT")
         first = plain.append([(1,)], producer="p", seq=3)
         assert plain.append([{"id": 1}], producer="p", seq=3) == first
-        with pytest.raises(ProducerConflict, match="used 3 for other rows of plain"):
+        with pytest.raises(ProducerConflict, match="has used 3 for other rows of plain"):
             plain.append([(2,)], producer="p", seq=3)
         with pytest.raises(ProducerConflict, match="it is at 3"):
             plain.append([(2,)], producer="p", seq=2)

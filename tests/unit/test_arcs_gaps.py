@@ -142,7 +142,7 @@ def test_intervals_are_expected_from_the_first_on_that_was_opened_until_the_last
     stage = LifeStage()
     spec = stage.join()
     first = LotId.parse(stage.run(staging.begin, stage.lots, stage.clicks).lot)
-    lots = list(ids.spelled(first, first.next().next().next()))
+    lots = list(ids.texts_between(first, first.next().next().next()))
     assert gaps(stage, stage.clicks, spec).gaps == ()  # it is not over
     stage.clock.advance(3 * FIVE_MINUTES.seconds)
     told_late = gaps(stage, stage.clicks, spec)
@@ -173,7 +173,7 @@ def test_ids_of_a_range_are_spelled_as_each_lot_spells_itself():
         while one <= LotId.parse(last):
             found.append(str(one))
             one = one.next()
-        assert list(ids.spelled(LotId.parse(first), LotId.parse(last))) == found
+        assert list(ids.texts_between(LotId.parse(first), LotId.parse(last))) == found
         assert found == sorted(found)
 
 

@@ -49,9 +49,9 @@ def test_an_append_that_fails_a_check_is_refused_and_leaves_nothing_but_an_aband
         assert isinstance(orders, tm.Dataset)
         with pytest.raises(CheckFailed, match=r"not_null\(id\) \(1 of 2 rows: id is NULL\)"):
             orders.append([(1, "a"), (None, "b")])
-        with pytest.raises(CheckFailed, match=r"one each \(2 of 3 rows: id is there more than once\)"):
+        with pytest.raises(CheckFailed, match=r"one each \(2 of 3 rows: id is not unique\)"):
             orders.append([(1, "a"), (1, "b"), (2, "c")])
-        with pytest.raises(CheckFailed, match=r"rows \(at most 3 rows were expected; there are 4\)"):
+        with pytest.raises(CheckFailed, match=r"rows \(expected at most 3 rows; found 4\)"):
             orders.append([(n, "a") for n in range(4)])
         assert orders.position == 0
         assert not pipeline.context.store.run(lambda tx: attempts.open_ids(tx, pipeline.context.keys))
@@ -78,7 +78,7 @@ def test_rows_that_are_taken_out_of_an_append_are_a_lot_of_the_quarantine_of_the
         assert [json.loads(row["record"])["id"] for row in out] == [None, 2, 2, None]
         assert {(row["check"], row["error"]) for row in out} == {
             ("not_null(id)", "id is NULL"),
-            ("unique(id)", "id is there more than once"),
+            ("unique(id)", "id is not unique"),
         }
         bad = pipeline.context.store.run(lambda tx: lots.listed(tx, pipeline.context.keys.lots, BAD))
         assert [(row.lot, row.rows) for row in bad] == [(receipt.lot, 4)]
@@ -122,14 +122,14 @@ def test_a_correction_has_no_quarantine_so_what_would_be_taken_out_forbids_it(tm
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (tm.not_null, "not_null without columns"),
-        (tm.unique, "unique without columns"),
-        (lambda: tm.expect("  "), "an empty expression"),
-        (tm.rows, "expects nothing"),
+        (tm.not_null, r"not_null\(\) needs column names"),
+        (tm.unique, r"unique\(\) needs column names"),
+        (lambda: tm.expect("  "), "empty expression"),
+        (tm.rows, "has no limit"),
         (lambda: tm.rows(at_least=3, at_most=2), "at_least=3"),
-        (lambda: tm.rows(at_least=1, on_fail="drop"), "no row fails a check of how many there are"),
+        (lambda: tm.rows(at_least=1, on_fail="drop"), "cannot drop rows"),
         (lambda: tm.not_null("id", on_fail="explode"), "on_fail='explode'"),  # type: ignore[arg-type]
-        (lambda: tm.expect("true", name="files"), "called 'files'"),
+        (lambda: tm.expect("true", name="files"), "'files' is a reserved name"),
     ],
 )
 def test_a_check_that_makes_no_sense_is_refused_where_it_is_made(make: Any, words: str) -> None:
@@ -139,9 +139,9 @@ def test_a_check_that_makes_no_sense_is_refused_where_it_is_made(make: Any, word
 
 def test_checks_that_do_not_belong_are_refused_with_their_line(tmp_path: Path) -> None:
     pipeline = tm.Pipeline("shop", home=tmp_path / "home")
-    with pytest.raises(DeclarationError, match=r"test_checks\.py:\d+: two checks called 'rows'"):
+    with pytest.raises(DeclarationError, match=r"test_checks\.py:\d+: two checks are called 'rows'"):
         pipeline.dataset("a", "id BIGINT", checks=[tm.rows(at_least=1), tm.rows(at_most=2)])
-    with pytest.raises(DeclarationError, match=r"test_checks\.py:\d+: 'id' is no check"):
+    with pytest.raises(DeclarationError, match=r"test_checks\.py:\d+: 'id' is not a check"):
         pipeline.dataset("a", "id BIGINT", checks=["id"])  # type: ignore[list-item]
     with pytest.raises(DeclarationError, match=r"test_checks\.py:\d+: checks= is one list"):
         pipeline.arc(reads="a", writes=("b", "c"), checks=[tm.not_null("id")])

@@ -342,10 +342,10 @@ def test_the_digest_is_written_down_and_what_was_damaged_since_is_not_spread():
 
     row = stage.row
     other = f"{'f' * 8}:of other rows"
-    row = stage.store.run(lambda tx: lots.digested(tx, stage.keys.lots, row, other))
+    row = stage.store.run(lambda tx: lots.set_digest(tx, stage.keys.lots, row, other))
     with pytest.raises(WriteMismatch, match="does not hold what was published"):
         first.compact(ORDERS.id, LOT)
-    stage.store.run(lambda tx: lots.digested(tx, stage.keys.lots, row, "other-columns:of other rows"))
+    stage.store.run(lambda tx: lots.set_digest(tx, stage.keys.lots, row, "other-columns:of other rows"))
     assert first.compact(ORDERS.id, LOT) is not None  # the schema is another one since
 
 

@@ -29,9 +29,9 @@ def keyed(tmp_path: Path, **options: Any) -> tuple[tm.Pipeline, tm.Dataset]:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"order_by": "at"}, "ordered by at, and has no key"),
-        ({"order_by": "at", "deletes": True}, "ordered by at, and has no key"),
-        ({"key": ["id", "place"], "order_by": ["at", "place"]}, "ordered by place, which is in its key"),
+        ({"order_by": "at"}, "order_by=at but no key"),
+        ({"order_by": "at", "deletes": True}, "order_by=at but no key"),
+        ({"key": ["id", "place"], "order_by": ["at", "place"]}, "place in key and in order_by"),
         ({"key": "id", "order_by": ["at", "n", "at"]}, "at twice in order_by"),
         ({"key": ["id", "id"]}, "id twice in key"),
     ],

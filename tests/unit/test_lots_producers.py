@@ -49,7 +49,7 @@ def test_a_number_with_other_rows_and_a_skipped_one_are_refused(seq, digest):
 def test_of_two_that_race_for_a_number_the_second_is_refused():
     stage = Stage()
     receipt = append(stage, "till", 1, "a")
-    with pytest.raises(ProducerConflict, match="meanwhile"):
+    with pytest.raises(ProducerConflict, match="twice at the same time"):
         stage.run(producers.record, stage.lots, Identity("till", 1, "a"), receipt)
 
 

@@ -86,7 +86,7 @@ def test_missed_intervals_close_in_order_the_empty_ones_too():
     stage.clock.advance(3 * FIVE_S)
     late = LotId.parse(put(stage, orders, "b").lot)  # nobody closed the intervals between: it waits its turn
     assert late == first.next().next().next()
-    with pytest.raises(IntervalConflict, match="not in turn"):
+    with pytest.raises(IntervalConflict, match="not the current interval"):
         stage.run(staging.seal, stage.lots, orders, first.next())
     assert close_due(stage) == [(str(first), ["a"]), (str(first.next()), []), (str(first.next().next()), [])]
     with pytest.raises(IntervalConflict, match="not over"):
@@ -113,7 +113,7 @@ def test_sealing_twice_is_sealing_once_and_what_is_not_sealed_is_neither_read_no
     orders = stage.dataset(unit=FIVE_MINUTES)
     lot = LotId.parse(put(stage, orders, "a").lot)
     stage.clock.advance(FIVE_S)
-    with pytest.raises(IntervalConflict, match="still takes appends"):
+    with pytest.raises(IntervalConflict, match="still accepts appends"):
         stage.run(staging.page, stage.lots, orders, lot)
     with pytest.raises(IllegalTransition):
         stage.run(staging.close, stage.lots, orders, lot)

@@ -119,7 +119,7 @@ class Census:
         end = max(str(late), turn)
         if begin >= end:
             return set()
-        found = set(ids.spelled(LotId.parse(begin), LotId.parse(end)))
+        found = set(ids.texts_between(LotId.parse(begin), LotId.parse(end)))
         found.discard(end)
         return found if not self.span.last else {one for one in found if one <= self.span.last}
 

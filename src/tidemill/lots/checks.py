@@ -1,16 +1,16 @@
-"""Checks: what is expected of the rows of a lot, as values (LOT-33).
+"""Checks: conditions that the rows of a lot must meet (LOT-33).
 
     not_null("id")                    no value of these columns is NULL
-    unique("id")                      no two rows of a lot have the same values there; a NULL is like no other
+    unique("id")                      no two rows of a lot have the same values there; NULLs are never equal
     expect("amount > 0")              the expression is true for every row; NULL is not true
     rows(at_least=1)                  how many rows a lot has
 
-A check that fails is told and counted (`warn`), takes the rows that fail out of the lot and into the
-quarantine table (`drop`), or keeps the lot from being published (`fail`, unless told otherwise). What is
-counted is in the lot's manifest, under the name of the check.
+`on_fail` says what happens to rows that fail. `warn` reports and counts them. `drop` moves them from the lot
+to the quarantine table. `fail`, the default, refuses to publish the lot. The lot's manifest records the
+counts under the name of the check.
 
-Only rows that come are checked: a deletion, or the retraction of a row, is let through. One check nobody
-declares: a write by key has a key, be it an upsert or a deletion (LOT-40).
+Checks apply to inserted rows only: deletions and retractions pass. Every keyed dataset has one more check,
+which nobody declares: each write, upsert or deletion, must have a key (LOT-40).
 """
 
 from collections.abc import Sequence
@@ -24,19 +24,19 @@ from tidemill.lots.keys import DatasetId
 
 KEY: Final = "key"
 RESERVED: Final = frozenset({"files", "quarantined", "unknown_columns", "rescued", KEY})
-"""What is counted beside checks that are declared, in the same place."""
+"""Names of counts that a manifest records next to those of declared checks."""
 
 QUARANTINE_SCHEMA: Final = "file STRING, line BIGINT, record STRING, error STRING, check STRING"
-"""Of a quarantine table. `file` and `line` are of records that a source could not read: `line` counts from 1;
-where records are not lines it counts records, and it is NULL, as `record` is, for a file that could not be
-read at all. `check` names what took a row out that could be read; `record` is that row as JSON."""
+"""The columns of a quarantine table. `file` and `line` locate a record that a source could not read. `line`
+counts from 1; in formats without lines it counts records. If a whole file is unreadable, `line` and `record`
+are NULL. For a row that failed a check, `check` names the check and `record` is the row as JSON."""
 
 Kind = Literal["not_null", "unique", "expect", "rows"]
 Action = Literal["warn", "drop", "fail"]
 
 
 class OnFail(StrEnum):
-    """What becomes of rows that fail."""
+    """What to do with rows that fail a check."""
 
     WARN = "warn"
     DROP = "drop"
@@ -44,12 +44,12 @@ class OnFail(StrEnum):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One check; made by the functions of this module.
+    """One check, created by one of the functions below.
 
     >>> unique("id", on_fail="warn").on_fail.value
     'warn'
 
-    - all_operations: it is of rows that go as well.
+    - all_operations: also check deletions and retractions.
     """
 
     kind: Kind
@@ -62,24 +62,24 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     all_operations: bool = False
 
     @property
-    def of_rows(self) -> bool:
-        """Can it be told of a row by itself?"""
+    def is_per_row(self) -> bool:
+        """Tell whether each row can be checked without the others."""
         return self.kind in ("not_null", "expect")
 
     @property
-    def of_lots(self) -> bool:
-        """Is it about a lot as a whole, so that it cannot be told part by part?"""
-        return not self.of_rows
+    def needs_whole_lot(self) -> bool:
+        """Tell whether the check needs all rows of a lot, so that parts cannot be checked separately."""
+        return not self.is_per_row
 
     @property
-    def wrong(self) -> str:
-        """What is wrong with a row that fails, for people."""
-        named = ", ".join(self.columns)
+    def problem(self) -> str:
+        """Describe what is wrong with a row that fails."""
+        columns = ", ".join(self.columns)
         match self.kind:
             case "not_null":
-                return f"NULL in the key {named}" if self.all_operations else f"{named} is NULL"
+                return f"NULL in the key {columns}" if self.all_operations else f"{columns} is NULL"
             case "unique":
-                return f"{named} is there more than once"
+                return f"{columns} is not unique"
             case "expect":
                 return f"not true: {self.expression}"
             case "rows":
@@ -87,10 +87,10 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
                     f"at least {self.at_least}" if self.at_least is not None else "",
                     f"at most {self.at_most}" if self.at_most is not None else "",
                 ]
-                return f"{' and '.join(filter(None, bounds))} rows were expected"
+                return f"expected {' and '.join(filter(None, bounds))} rows"
 
-    def amiss(self, rows: int) -> int:
-        """Of a check of the number of rows: how many are missing, or too many."""
+    def rows_out_of_bounds(self, rows: int) -> int:
+        """Return how many rows a lot has too few or too many, for a check of kind `rows`."""
         if self.at_least is not None and rows < self.at_least:
             return self.at_least - rows
         if self.at_most is not None and rows > self.at_most:
@@ -99,7 +99,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def not_null(*columns: str, on_fail: Action = "fail", name: str | None = None) -> Check:
-    """No value of these columns is NULL.
+    """Check that no value of these columns is NULL.
 
     >>> not_null("id").name
     'not_null(id)'
@@ -108,13 +108,13 @@ def not_null(*columns: str, on_fail: Action = "fail", name: str | None = None) -
 
 
 def has_key(*columns: str) -> Check:
-    """No write of a keyed dataset is without its key, deletions included; one that is, is taken out."""
+    """Check that every write to a keyed dataset has a key, deletions included; drop those without."""
     return Check(kind="not_null", name=KEY, on_fail=OnFail.DROP, columns=columns, all_operations=True)
 
 
 def unique(*columns: str, on_fail: Action = "fail", name: str | None = None) -> Check:
-    """No two rows of a lot have the same values in these columns. With `drop` all that do are taken out: no
-    one of them is better than the others.
+    """Check that no two rows of a lot have the same values in these columns. `drop` removes all of the
+    duplicates, because no row is better than the others.
 
     >>> unique("id").name
     'unique(id)'
@@ -123,68 +123,75 @@ def unique(*columns: str, on_fail: Action = "fail", name: str | None = None) -> 
 
 
 def expect(expression: str, *, on_fail: Action = "fail", name: str | None = None) -> Check:
-    """An expression of Spark SQL that is true for every row.
+    """Check that a Spark SQL expression is true for every row.
 
-    >>> expect("amount > 0", name="positive", on_fail="drop").wrong
+    >>> expect("amount > 0", name="positive", on_fail="drop").problem
     'not true: amount > 0'
     """
     if not expression.strip():
-        raise BadCheck("an empty expression", hint="write a condition: expect('amount > 0')")
+        raise BadCheck("expect() got an empty expression", hint="write a condition: expect('amount > 0')")
     return msgspec.structs.replace(_check("expect", name or expression, on_fail), expression=expression)
 
 
 def rows(
     *, at_least: int | None = None, at_most: int | None = None, on_fail: Action = "fail", name: str = "rows"
 ) -> Check:
-    """How many rows a lot has.
+    """Check how many rows a lot has.
 
-    >>> rows(at_least=1).wrong
-    'at least 1 rows were expected'
+    >>> rows(at_least=1).problem
+    'expected at least 1 rows'
     """
     if at_least is None and at_most is None:
-        raise BadCheck("rows() expects nothing", hint="at_least=1, for example")
+        raise BadCheck("rows() has no limit", hint="set at_least or at_most: rows(at_least=1)")
     if (at_least or 0) < 0 or (at_most is not None and at_most < (at_least or 0)):
-        raise BadCheck(f"rows(at_least={at_least}, at_most={at_most})", hint="0 <= at_least <= at_most")
+        raise BadCheck(
+            f"rows(at_least={at_least}, at_most={at_most}) has wrong limits",
+            hint="choose 0 <= at_least <= at_most",
+        )
     if on_fail == "drop":
-        raise BadCheck("no row fails a check of how many there are", hint="on_fail='warn' or 'fail'")
+        raise BadCheck("rows() cannot drop rows: it checks their number", hint="use on_fail='warn' or 'fail'")
     return msgspec.structs.replace(_check("rows", name, on_fail), at_least=at_least, at_most=at_most)
 
 
 def _check(kind: Kind, name: str, on_fail: str, columns: Sequence[str] = ()) -> Check:
-    if kind in ("not_null", "unique") and (not columns or not all(isinstance(one, str) for one in columns)):
-        raise BadCheck(f"{kind} without columns", hint=f"{kind}('id')")
+    if kind in ("not_null", "unique") and not (columns and all(isinstance(name, str) for name in columns)):
+        raise BadCheck(f"{kind}() needs column names", hint=f"name the columns: {kind}('id')")
     if on_fail not in list(OnFail):
-        raise BadCheck(f"on_fail={on_fail!r}", hint="warn, drop or fail")
-    if name in RESERVED or not name:
-        raise BadCheck(f"a check called {name!r}", hint="give it another name: name='…'")
+        raise BadCheck(f"on_fail={on_fail!r} is not known", hint="use warn, drop or fail")
+    if not name:
+        raise BadCheck("a check has an empty name", hint="set name='…'")
+    if name in RESERVED:
+        raise BadCheck(f"{name!r} is a reserved name", hint="give the check another name: name='…'")
     return Check(kind=kind, name=name, on_fail=OnFail(on_fail), columns=tuple(columns))
 
 
-def of(checks: Sequence[Check]) -> tuple[Check, ...]:
-    """Checks as they were given, each with a name of its own."""
-    found: dict[str, Check] = {}
-    for one in checks:
-        if not isinstance(one, Check):
-            raise BadCheck(f"{one!r:.60} is no check", hint="not_null(…), unique(…), expect(…) or rows(…)")
-        if one.name in found:
-            raise BadCheck(f"two checks called {one.name!r}", hint="give one another name: name='…'")
-        found[one.name] = one
-    return tuple(found.values())
+def validate(checks: Sequence[Check]) -> tuple[Check, ...]:
+    """Return the checks as a tuple; raise `BadCheck` for other values and for names used twice."""
+    by_name: dict[str, Check] = {}
+    for check in checks:
+        if not isinstance(check, Check):
+            raise BadCheck(
+                f"{check!r:.60} is not a check", hint="use not_null(…), unique(…), expect(…) or rows(…)"
+            )
+        if check.name in by_name:
+            raise BadCheck(f"two checks are called {check.name!r}", hint="rename one of them: name='…'")
+        by_name[check.name] = check
+    return tuple(by_name.values())
 
 
-def drops(checks: Sequence[Check]) -> bool:
-    """Can rows be taken out by these?"""
-    return any(one.on_fail is OnFail.DROP for one in checks)
+def can_drop(checks: Sequence[Check]) -> bool:
+    """Tell whether any of the checks can move rows to the quarantine table."""
+    return any(check.on_fail is OnFail.DROP for check in checks)
 
 
-def strict(checks: Sequence[Check]) -> tuple[Check, ...]:
-    """The same where nothing can be taken out: what would take rows out forbids them."""
+def without_drop(checks: Sequence[Check]) -> tuple[Check, ...]:
+    """Return the same checks with `fail` in place of `drop`, for writes that cannot drop rows."""
     return tuple(
-        msgspec.structs.replace(one, on_fail=OnFail.FAIL) if one.on_fail is OnFail.DROP else one
-        for one in checks
+        msgspec.structs.replace(check, on_fail=OnFail.FAIL) if check.on_fail is OnFail.DROP else check
+        for check in checks
     )
 
 
 def quarantine_of(dataset: DatasetId) -> DatasetId:
-    """Where the rows and records go that do not fit a table."""
+    """Return the id of a dataset's quarantine table, for rows and records that cannot be published."""
     return DatasetId(f"{dataset.name}_quarantine", dataset.version)

@@ -1,9 +1,9 @@
-"""Datasets: what is declared of a table before its first lot (LOT-1, LOT-4, LOT-41).
+"""Datasets: the declaration of each dataset, as stored (LOT-1, LOT-4, LOT-41).
 
-A declaration is made by every process that imports the pipeline, so an equal one is a no-op; a different one
-is refused with what changed, because lots that are published already were made under the first. Columns alone
-may change, where the dataset is declared so (`Drift.EVOLVE`): the columns before are kept, each under its
-revision, and old lots are read with the new ones (LOT-34).
+Every process that imports the pipeline declares its datasets, so repeating an equal declaration changes
+nothing. A different one is refused with a list of differences, because published lots follow the first. Only
+the columns may change, and only with `Drift.EVOLVE`: the earlier columns are kept under their revision
+number, and old lots are read with the new columns (LOT-34).
 """
 
 import hashlib
@@ -21,31 +21,31 @@ from tidemill.store import Tx
 
 
 class Kind(StrEnum):
-    """What the rows of a dataset's lots are."""
+    """What the lots of a dataset contain."""
 
-    ROWS = "rows"  # rows that are there
-    CHANGES = "changes"  # rows that come and go, each with its weight
-    KEYED = "keyed"  # raw operations, upsert or delete by key (LOT-40)
+    ROWS = "rows"  # rows of the table
+    CHANGES = "changes"  # inserted and deleted rows, each with its weight
+    KEYED = "keyed"  # upserts and deletions by key, as received (LOT-40)
 
 
 class Drift(StrEnum):
-    """What becomes of data whose columns are not the declared ones (LOT-34)."""
+    """What to do with data that does not fit the declared columns (LOT-34)."""
 
-    FREEZE = "freeze"  # columns are what they are: others are left out and counted, unfit records set aside
-    EVOLVE = "evolve"  # new columns are added, types may become wider
-    RESCUE = "rescue"  # what does not fit is kept beside the row, as JSON in a column of its own
+    FREEZE = "freeze"  # drop and count unknown columns, quarantine records that do not fit
+    EVOLVE = "evolve"  # add new columns, widen types
+    RESCUE = "rescue"  # keep what does not fit as JSON, in a separate column
 
 
 class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A declaration.
+    """The stored declaration of a dataset.
 
     - unit: the length of its intervals; None for one lot per append.
     - key: the key columns of a keyed dataset.
-    - order_by: of a keyed dataset, columns that say which of two writes of a key is the newer one, instead of
-      which came later; of two that are equal there the later one counts (LOT-40).
-    - deletes: may producers delete? Append-only is the default (LOT-41).
-    - schema: as the user wrote it; the fingerprint is what is compared.
-    - drift: what becomes of data with other columns.
+    - order_by: columns that decide which of two writes of a key is newer, in a keyed dataset. Without them,
+      or when their values are equal, the later write wins (LOT-40).
+    - deletes: whether producers may delete rows. Datasets are append-only by default (LOT-41).
+    - schema: the text that the user wrote. Declarations are compared by fingerprint.
+    - drift: what to do with data that has other columns.
     - revision: how often its columns have changed.
     """
 
@@ -62,30 +62,36 @@ class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
     order_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        layout.quote(self.name)  # BadName: a name that no key could carry
+        layout.quote(self.name)  # raises BadName
         layout.quote(self.version)
         if (self.kind is Kind.KEYED) != bool(self.key):
-            raise BadDataset(f"{self.name!r} is {self.kind.value} with the key {self.key}", hint="give a key")
+            raise BadDataset(
+                f"{self.name!r} has kind {self.kind.value} and key {self.key}",
+                hint="a keyed dataset needs key columns; other kinds have none",
+            )
         if self.kind is Kind.KEYED and not self.deletes:
-            raise BadDataset(f"{self.name!r} has a key, but no deletes", hint="a key brings deletes with it")
+            raise BadDataset(
+                f"{self.name!r} has a key but does not allow deletes",
+                hint="set deletes=True, or omit the key",
+            )
         if self.kind is Kind.ROWS and self.deletes:
             raise BadDataset(
-                f"{self.name!r} takes deletes, but its lots hold rows", hint="deletes need lots of changes"
+                f"{self.name!r} allows deletes but stores plain rows", hint="use the kind changes or keyed"
             )
         if self.order_by and not self.key:
             raise BadDataset(
-                f"{self.name!r} is ordered by {', '.join(self.order_by)}, and has no key",
-                hint="order_by= says which write of a key is the newest: give a key",
+                f"{self.name!r} has order_by={', '.join(self.order_by)} but no key",
+                hint="declare a key: order_by decides which write of a key is the newest",
             )
-        for what, names in (("key", self.key), ("order_by", self.order_by)):
-            twice = [name for number, name in enumerate(names) if name in names[:number]]
-            if twice:
-                raise BadDataset(f"{self.name!r} has {twice[0]} twice in {what}", hint="name it once")
+        for parameter, names in (("key", self.key), ("order_by", self.order_by)):
+            repeated = [name for number, name in enumerate(names) if name in names[:number]]
+            if repeated:
+                raise BadDataset(f"{self.name!r} has {repeated[0]} twice in {parameter}", hint="name it once")
         both = [name for name in self.order_by if name in self.key]
         if both:
             raise BadDataset(
-                f"{self.name!r} is ordered by {both[0]}, which is in its key",
-                hint="all writes of a key are equal there: order them by a time or a version",
+                f"{self.name!r} has {both[0]} in key and in order_by",
+                hint="order by a time or a version: writes of one key have equal key columns",
             )
 
     @property
@@ -93,12 +99,12 @@ class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
         return DatasetId(self.name, self.version)
 
     def parse_lot(self, text: str) -> AnyLotId:
-        """A lot of this dataset; `BadLotId` for one of another unit."""
+        """Parse the id of a lot of this dataset; raise `BadLotId` if its unit is a different one."""
         lot = ids.parse(text)
         unit = None if isinstance(lot, AppendId) else lot.unit
         if unit != self.unit:
             usual = "one lot per append" if self.unit is None else f"lots of {self.unit}"
-            raise BadLotId(f"{text} is no lot of {self.name!r}", hint=f"{self.name!r} has {usual}")
+            raise BadLotId(f"{text} is not a lot of {self.name!r}", hint=f"{self.name!r} has {usual}")
         return lot
 
 
@@ -106,19 +112,20 @@ _decoder = msgspec.msgpack.Decoder(DatasetRow)
 
 
 def fingerprint(schema: str) -> str:
-    """Of a schema's text, whatever its blanks; used where no analysis of it is at hand."""
+    """Hash the text of a schema, ignoring extra blanks; used when the schema was not parsed."""
     return hashlib.sha256(" ".join(schema.split()).encode()).hexdigest()[:32]
 
 
 Evolve: TypeAlias = Callable[[DatasetRow, DatasetRow], DatasetRow]
-"""From a dataset as it is known, and as it is declared now, to the known one with the columns of both;
-`DatasetChanged` when there is no such thing. Columns are understood by a room above."""
+"""A function of the stored and the newly declared dataset that returns the stored one with the columns of
+both. It raises `DatasetChanged` if they cannot be combined. The caller passes it in, because this package
+does not parse columns."""
 
 
 def declare(tx: Tx, keys: LotKeys, dataset: DatasetRow, evolve: Evolve | None = None) -> DatasetRow:
-    """Enter a dataset, or find it as it was declared; `DatasetChanged` says what is different.
+    """Store a dataset's declaration, or return the stored one; `DatasetChanged` lists the differences.
 
-    - evolve: for one that may have other columns than before; what is returned has them all.
+    - evolve: combines the columns if they may change; the returned declaration has all of them.
     """
     if not dataset.fingerprint:
         dataset = msgspec.structs.replace(dataset, fingerprint=fingerprint(dataset.schema))
@@ -127,58 +134,58 @@ def declare(tx: Tx, keys: LotKeys, dataset: DatasetRow, evolve: Evolve | None = 
     if raw is None:
         tx.set(key, msgspec.msgpack.encode(dataset))
         return dataset
-    known = _decoder.decode(raw)
-    same_columns = msgspec.structs.replace(dataset, schema=known.schema, fingerprint=known.fingerprint)
+    stored = _decoder.decode(raw)
+    same_columns = msgspec.structs.replace(dataset, schema=stored.schema, fingerprint=stored.fingerprint)
     evolves = dataset.drift is Drift.EVOLVE and evolve is not None
-    changes = differences(known, same_columns if evolves else dataset)
+    changes = differences(stored, same_columns if evolves else dataset)
     if changes:
         raise DatasetChanged(f"dataset {dataset.id} is declared differently: {'; '.join(changes)}")
-    if evolves and evolve is not None and known.fingerprint != dataset.fingerprint:
-        return _revised(tx, keys, known, evolve(known, dataset))
-    if known.drift is not dataset.drift:  # a policy for what comes, not about what is there
-        known = msgspec.structs.replace(known, drift=dataset.drift)
-        tx.set(key, msgspec.msgpack.encode(known))
-    return known
+    if evolves and evolve is not None and stored.fingerprint != dataset.fingerprint:
+        return _revise(tx, keys, stored, evolve(stored, dataset))
+    if stored.drift is not dataset.drift:  # may change: it only affects data that arrives later
+        stored = msgspec.structs.replace(stored, drift=dataset.drift)
+        tx.set(key, msgspec.msgpack.encode(stored))
+    return stored
 
 
-def _revised(tx: Tx, keys: LotKeys, known: DatasetRow, new: DatasetRow) -> DatasetRow:
-    if new.fingerprint == known.fingerprint and new.drift is known.drift:
-        return known  # whoever declares less has not seen what was added
-    if new.fingerprint != known.fingerprint:
-        tx.set(keys.columns[(*known.id.parts, known.revision)], known.schema.encode())
-        new = msgspec.structs.replace(new, revision=known.revision + 1)
-    tx.set(keys.dataset[known.id.parts], msgspec.msgpack.encode(new))
+def _revise(tx: Tx, keys: LotKeys, stored: DatasetRow, new: DatasetRow) -> DatasetRow:
+    if new.fingerprint == stored.fingerprint and new.drift is stored.drift:
+        return stored  # declared with fewer columns: by a process that has not seen the added ones
+    if new.fingerprint != stored.fingerprint:
+        tx.set(keys.columns[(*stored.id.parts, stored.revision)], stored.schema.encode())
+        new = msgspec.structs.replace(new, revision=stored.revision + 1)
+    tx.set(keys.dataset[stored.id.parts], msgspec.msgpack.encode(new))
     return new
 
 
 def columns(tx: Tx, keys: LotKeys, dataset: DatasetId) -> list[str]:
-    """The columns a dataset had and has, by revision."""
-    found = [row.value.decode() for row in tx.range(*keys.columns.under(*dataset.parts), limit=1000)]
-    return [*found, read(tx, keys, dataset).schema]
+    """Return the schemas of a dataset by revision, the current one last."""
+    earlier = [row.value.decode() for row in tx.range(*keys.columns.under(*dataset.parts), limit=1000)]
+    return [*earlier, read(tx, keys, dataset).schema]
 
 
-def differences(known: DatasetRow, new: DatasetRow) -> list[str]:
-    """What two declarations of one dataset disagree about, for people."""
-    found = []
+def differences(stored: DatasetRow, new: DatasetRow) -> list[str]:
+    """List the differences between two declarations of a dataset, as text for the user."""
+    changes = []
     for name in ("unit", "kind", "key", "order_by", "deletes"):
-        old, now = getattr(known, name), getattr(new, name)
+        old_value, new_value = getattr(stored, name), getattr(new, name)
         label = "lots" if name == "unit" else name
-        if old != now:
-            found.append(f"{label} was {_shown(old)}, now {_shown(now)}")
-    if known.fingerprint != new.fingerprint:
-        found.append(f"schema was {known.schema!r}, now {new.schema!r}")
-    return found
+        if old_value != new_value:
+            changes.append(f"{label} was {_format(old_value)}, now {_format(new_value)}")
+    if stored.fingerprint != new.fingerprint:
+        changes.append(f"schema was {stored.schema!r}, now {new.schema!r}")
+    return changes
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     if value is None:
         return "one per append"
     return ", ".join(value) or "none" if isinstance(value, tuple) else str(value)
 
 
 def read(tx: Tx, keys: LotKeys, dataset: DatasetId) -> DatasetRow:
-    """A declaration; `DatasetUnknown` when there is none. Only its columns ever change, and only where they
-    may; everything else of it any process may keep.
+    """Read a declaration; raise `DatasetUnknown` if there is none. Callers may cache everything except the
+    columns, which can change.
     """
     raw = tx.get(keys.dataset[dataset.parts], lock=tx.mode == "take")
     if raw is None:
@@ -187,7 +194,7 @@ def read(tx: Tx, keys: LotKeys, dataset: DatasetId) -> DatasetRow:
 
 
 def listed(tx: Tx, keys: LotKeys, after: DatasetId | None = None, limit: int = 100) -> list[DatasetRow]:
-    """A page of declarations by name."""
+    """Return a page of declarations, ordered by name."""
     lo, hi = keys.dataset.all()
     if after is not None:
         lo = keys.dataset[after.parts] + b"\x00"

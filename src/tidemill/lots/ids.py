@@ -1,13 +1,13 @@
-"""Lot ids: names that sort as time does and read well (LOT-2, LOT-3, LOT-4).
+"""Lot ids: readable names that sort by time (LOT-2, LOT-3, LOT-4).
 
     20230101              a day
     20230101PT5M050       the 51st five minutes of that day: [04:10, 04:15), UTC
     20230101PT1H023       its last hour
     A00000000000000017    the 17th append of a dataset whose producers decide their own batches
 
-An interval is half-open, in UTC, and its unit divides the day: so that a day always has the same lots, and a
-name alone says when its lot begins and ends. The ordinal has as many digits as the day's last one needs,
-hence names of one unit sort as their intervals do. Every id has one spelling; `parse` refuses all others.
+An interval is half-open, in UTC, and its unit divides the day. So every day has the same lots, and the id
+alone says when its lot begins and ends. All ordinals of a unit have the same number of digits, so ids of one
+unit sort like their intervals. Every id has exactly one spelling; `parse` refuses all others.
 """
 
 import re
@@ -26,19 +26,20 @@ EPOCH = date(1970, 1, 1)
 
 
 class Unit(msgspec.Struct, frozen=True, order=True):
-    """The length of a dataset's intervals, in seconds; it divides 24 hours."""
+    """The length of a dataset's intervals in seconds, a divisor of 24 hours."""
 
     seconds: int
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds <= DAY_S or DAY_S % self.seconds:
             raise BadLotId(
-                f"lots of {self.seconds} s", hint="the length of a lot divides 24 hours: PT5M, PT1H, P1D"
+                f"a lot cannot last {self.seconds} s",
+                hint="use a length that divides 24 hours: PT5M, PT1H, P1D",
             )
 
     @staticmethod
     def parse(text: str) -> "Unit":
-        """`PT5M`, `PT1H30M`, `PT10S`, `P1D`; only the shortest spelling is taken."""
+        """Parse a duration such as `PT5M`, `PT1H30M`, `PT10S` or `P1D`, in its shortest spelling."""
         if text == "P1D":
             return Unit(DAY_S)
         match = _DURATION.fullmatch(text)
@@ -56,7 +57,7 @@ class Unit(msgspec.Struct, frozen=True, order=True):
 
     @property
     def digits(self) -> int:
-        """Of an ordinal, with leading zeros; three at least, so that common units look alike."""
+        """The number of digits of an ordinal, at least three, so that common units look the same."""
         return max(3, len(str(self.per_day - 1)))
 
     def __str__(self) -> str:
@@ -68,9 +69,9 @@ class Unit(msgspec.Struct, frozen=True, order=True):
         return "PT" + "".join(f"{amount}{letter}" for amount, letter in parts if amount)
 
     def at(self, moment: datetime) -> "LotId":
-        """The lot whose interval holds this moment."""
+        """Return the lot whose interval contains this time."""
         if moment.tzinfo is None:
-            raise BadLotId("a time without a time zone", hint="pass an aware datetime; lots are in UTC")
+            raise BadLotId("the time has no time zone", hint="pass an aware datetime; lots are in UTC")
         utc = moment.astimezone(UTC)
         since_midnight = utc.hour * 3600 + utc.minute * 60 + utc.second
         return LotId((utc.date() - EPOCH).days, self, since_midnight // self.seconds)
@@ -80,7 +81,7 @@ DAY = Unit(DAY_S)
 
 
 class LotId(msgspec.Struct, frozen=True, order=True):
-    """The lot of one interval. Sorted by day, unit and ordinal; within one unit that is by time."""
+    """The id of an interval's lot. It sorts by day, unit and ordinal: by time within a unit."""
 
     day: int  # days since 1970
     unit: Unit
@@ -89,18 +90,16 @@ class LotId(msgspec.Struct, frozen=True, order=True):
     def __post_init__(self) -> None:
         if not 0 <= self.ordinal < self.unit.per_day:
             raise BadLotId(
-                f"ordinal {self.ordinal} of {self.unit}",
-                hint=f"a day has {self.unit.per_day} such lots, from 0 on",
+                f"there is no lot {self.ordinal} of {self.unit} in a day",
+                hint=f"ordinals of {self.unit} go from 0 to {self.unit.per_day - 1}",
             )
 
     @staticmethod
     def parse(text: str) -> "LotId":
-        """The one lot this text names; anything but its exact spelling is refused."""
+        """Parse the id of an interval's lot, in its exact spelling."""
         match = _INTERVAL.fullmatch(text)
         if match is None:
-            raise BadLotId(
-                f"{text!r} is not a lot id", hint="a day and a place in it: 20230101PT5M050, or 20230101"
-            )
+            raise BadLotId(f"{text!r} is not a lot id", hint="write it as 20230101PT5M050 or 20230101")
         day_text, unit_text, ordinal_text = match.groups()
         try:
             day = date(int(day_text[:4]), int(day_text[4:6]), int(day_text[6:]))
@@ -118,17 +117,17 @@ class LotId(msgspec.Struct, frozen=True, order=True):
 
     @property
     def start(self) -> datetime:
-        """The first moment of the interval."""
+        """When the interval begins."""
         midnight = datetime(self.date.year, self.date.month, self.date.day, tzinfo=UTC)
         return midnight + timedelta(seconds=self.ordinal * self.unit.seconds)
 
     @property
     def end(self) -> datetime:
-        """The first moment behind the interval."""
+        """When the interval ends; the next one begins at this time."""
         return self.start + timedelta(seconds=self.unit.seconds)
 
     def next(self) -> "LotId":
-        """The lot of the following interval."""
+        """Return the lot of the next interval."""
         if self.ordinal + 1 < self.unit.per_day:
             return LotId(self.day, self.unit, self.ordinal + 1)
         return LotId(self.day + 1, self.unit, 0)
@@ -138,8 +137,11 @@ class LotId(msgspec.Struct, frozen=True, order=True):
         return day if self.unit == DAY else f"{day}{self.unit}{self.ordinal:0{self.unit.digits}}"
 
 
-def spelled(first: LotId, last: LotId) -> Iterator[str]:
-    """The ids of a unit's lots from one to another, both included: each day is spelled once."""
+def texts_between(first: LotId, last: LotId) -> Iterator[str]:
+    """Yield the ids of the lots from `first` to `last`, both included, as text.
+
+    It formats each day only once, so that reports over years of lots stay fast.
+    """
     if first.unit == DAY:
         for day in range(first.day, last.day + 1):
             yield str(LotId(day, DAY, 0))
@@ -155,19 +157,21 @@ def spelled(first: LotId, last: LotId) -> Iterator[str]:
 
 
 class AppendId(msgspec.Struct, frozen=True, order=True):
-    """The lot of one append, in a dataset without intervals: its place in the dataset's order."""
+    """The id of an append's lot, in a dataset without intervals: a number in the order of appends."""
 
     number: int
 
     def __post_init__(self) -> None:
         if not 0 < self.number < 10**17:
-            raise BadLotId(f"append number {self.number}", hint="appends are numbered from 1")
+            raise BadLotId(
+                f"{self.number} is not the number of an append", hint="appends are numbered from 1"
+            )
 
     @staticmethod
     def parse(text: str) -> "AppendId":
         match = _APPEND.fullmatch(text)
         if match is None:
-            raise BadLotId(f"{text!r} is not the id of an append", hint="A and 17 digits: A00000000000000017")
+            raise BadLotId(f"{text!r} is not the id of an append", hint="write it as A00000000000000017")
         return AppendId(int(match[1]))
 
     def __str__(self) -> str:
@@ -178,14 +182,14 @@ AnyLotId = LotId | AppendId
 
 
 def parse(text: str) -> AnyLotId:
-    """Any lot id from its name."""
+    """Parse the id of a lot of either kind."""
     return AppendId.parse(text) if text.startswith("A") else LotId.parse(text)
 
 
 def between(first: LotId, last: LotId) -> list[LotId]:
-    """Every lot from the first to the last, both included; both of one unit."""
+    """List the lots from `first` to `last`, both included."""
     if first.unit != last.unit:
-        raise BadLotId(f"{first} and {last} are of different units", hint="name two lots of one dataset")
+        raise BadLotId(f"{first} and {last} have different units", hint="name two lots of one dataset")
     lots = []
     lot = first
     while lot <= last:

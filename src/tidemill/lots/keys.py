@@ -1,20 +1,20 @@
-"""The lots room's layout in the store: everything under the cluster's name.
+"""Keys of lots in the store. All of them begin with the cluster's name, C.
 
-(C, "dataset", name, version)                  what was declared
-(C, "columns", name, version, revision)        the columns it had before they changed
+(C, "dataset", name, version)                  the declaration of a dataset
+(C, "columns", name, version, revision)        its columns before they changed
 (C, "head", name, version)                     the position of the newest event; its lock orders publications
-(C, "append-number", name, version)            the last append that was given a number
+(C, "append-number", name, version)            the number of the last append
 (C, "lot", name, version, lot)                 the newest published generation of a lot
-(C, "replaced", name, version, lot, generation)   the ones before it
+(C, "replaced", name, version, lot, generation)   earlier generations
 (C, "crumbled", name, version, lot)            a fragmented lot: many small files to compact
-(C, "retired", at, name, version, lot, generation, revision)   a layout that was replaced, until it is removed
-(C, "lot-event", name, version, position)      what became available, in order and without gaps
-(C, "producer", name, version, producer)       the highest sequence number that was taken
-(C, "receipt", name, version, producer, seq)   what was answered
+(C, "retired", at, name, version, lot, generation, revision)   a replaced layout, until its files are removed
+(C, "lot-event", name, version, position)      events, in order and without gaps
+(C, "producer", name, version, producer)       the highest sequence number a producer has used
+(C, "receipt", name, version, producer, seq)   the receipt of an append
 (C, "interval", name, version)                 the first interval that is not closed
 (C, "closing", at, name, version)              intervals by the wall time at which they can be closed
 (C, "staged", name, version, lot, Version)     appends that wait for their interval to close
-(C, "spent", name, version, lot)               a closed interval whose staging rows are to be removed
+(C, "spent", name, version, lot)               a closed interval with staging rows to remove
 """
 
 import msgspec
@@ -23,7 +23,7 @@ from tidemill.store import Space
 
 
 class DatasetId(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """A dataset's name and version: what everything of it lies under."""
+    """The name and version of a dataset, or of any other source with a head."""
 
     name: str
     version: str = "1"

@@ -1,8 +1,8 @@
-"""Lots: which manifest is the lot, by the store's word alone (LOT-20).
+"""Lots: rows in the store that say which manifest holds the content of each lot (LOT-20).
 
-A lot's row names the manifest of its newest published generation. `add` writes it together with the event, so
-there is no lot without its event and no event without its lot. A generation that is replaced keeps its row
-under its number: whoever pinned it still finds its files. Only `publish` calls `add` and `revise`.
+A lot's row names the manifest of its newest published generation. `add` writes the row together with the
+event, so a lot and its event always exist together. A replaced generation keeps a row under its number, so a
+reader that pinned it still finds its files. Only `publish` calls `add` and `revise`.
 """
 
 import msgspec
@@ -27,19 +27,19 @@ class LotRow(msgspec.Struct, frozen=True, kw_only=True):
     attempt: str
     rows: int = 0
     size: int = 0
-    digest: str = ""  # of the content, whatever the files
-    position: int = 0  # of its event; given by `add`
+    digest: str = ""  # of the content; independent of files and layout
+    position: int = 0  # of its event; set by `add`
     revision: int = 0  # how often its layout was revised (LOT-37)
-    files: int = 0  # that its manifest lists; 0 where nobody counted
+    files: int = 0  # listed in the manifest; 0 if they were not counted
 
     @property
     def fragmented(self) -> bool:
-        """Has it many files that are small? Then it is worth a look whether they can be fewer."""
+        """Tell whether the lot has many small files, so that compaction may help."""
         return self.files >= MANY_FILES and self.size < self.files * SMALL_BYTES
 
 
 class Retired(msgspec.Struct, frozen=True, kw_only=True):
-    """A layout that was replaced: its files stay for readers that have begun with them."""
+    """A replaced layout. Its files stay until readers that started with them finish."""
 
     at: int  # store time, µs
     dataset: DatasetId
@@ -56,26 +56,29 @@ _decoder = msgspec.msgpack.Decoder(LotRow)
 
 
 def add(tx: Tx, keys: LotKeys, new: LotRow) -> int:
-    """Publish a generation of a lot: its row, and the event at the position that is returned.
+    """Publish a generation of a lot: write its row and its event, and return the event's position.
 
-    `LotConflict` unless it is the lot's next generation: 0 for a new lot. Two attempts at one generation
-    cannot both be the lot. A keyed dataset has no second generation: a correction is another upsert (LOT-40).
+    Raises `LotConflict` unless it is the lot's next generation (0 for a new lot), so only one of two attempts
+    at a generation succeeds. A lot of a keyed dataset has one generation: a correction is another upsert
+    (LOT-40).
     """
     dataset = datasets.read(tx, keys, new.dataset)
     dataset.parse_lot(new.lot)
     key = keys.lot[(*new.dataset.parts, new.lot)]
     raw = tx.get(key, lock=True)
     old = None if raw is None else _decoder.decode(raw)
-    due = 0 if old is None else old.generation + 1
-    if new.generation != due:
-        raise LotConflict(f"generation {new.generation} of lot {new.lot} of {new.dataset}: {due} is next")
+    expected = 0 if old is None else old.generation + 1
+    if new.generation != expected:
+        raise LotConflict(
+            f"generation {new.generation} of lot {new.lot} of {new.dataset} is not the next: {expected} is"
+        )
     if old is None and new.state is LotState.REMOVED:
-        raise LotConflict(f"lot {new.lot} of {new.dataset} is not there, so it cannot be removed")
+        raise LotConflict(f"lot {new.lot} of {new.dataset} does not exist, so it cannot be removed")
     if old is not None:
         if dataset.kind is Kind.KEYED:
             raise LotConflict(
-                f"lot {new.lot} of {new.dataset}, which has a key, cannot be replaced",
-                hint="correct it by another upsert",
+                f"lot {new.lot} cannot be replaced: {new.dataset} has a key",
+                hint="correct the rows with another upsert",
             )
         tx.set(keys.replaced[(*new.dataset.parts, new.lot, old.generation)], msgspec.msgpack.encode(old))
     event = events.write(
@@ -93,19 +96,19 @@ def add(tx: Tx, keys: LotKeys, new: LotRow) -> int:
     return event.position
 
 
-def digested(tx: Tx, keys: LotKeys, seen: LotRow, digest: str) -> LotRow:
-    """Write down the digest of a generation's content, by whoever has read all of it."""
+def set_digest(tx: Tx, keys: LotKeys, seen: LotRow, digest: str) -> LotRow:
+    """Record the digest of a generation's content, after all of it was read."""
     return _swap(tx, keys, seen, msgspec.structs.replace(seen, digest=digest))
 
 
 def revise(tx: Tx, keys: LotKeys, seen: LotRow, layout: LotRow) -> LotRow:
-    """Give a generation another layout of the same content: no event (LOT-37). The old one is retired.
+    """Replace the layout of a generation, with the same content and without an event (LOT-37).
 
-    `LotConflict` when the lot is no longer as seen, or the content differs. Only the manifest, its size and
-    its number of files are taken from `layout`; `digest` is what they hold.
+    The old layout is retired. Raises `LotConflict` if the lot changed since `seen` was read, or if rows or
+    digest differ. Only manifest, size and number of files are taken from `layout`.
     """
     if not seen.digest or layout.digest != seen.digest or layout.rows != seen.rows:
-        raise LotConflict(f"another layout of lot {seen.lot} of {seen.dataset} has other content")
+        raise LotConflict(f"the new layout of lot {seen.lot} of {seen.dataset} has other content")
     row = msgspec.structs.replace(
         seen,
         manifest=layout.manifest,
@@ -124,7 +127,7 @@ def _swap(tx: Tx, keys: LotKeys, seen: LotRow, row: LotRow) -> LotRow:
     key = keys.lot[(*seen.dataset.parts, seen.lot)]
     raw = tx.get(key, lock=True)
     if raw is None or _decoder.decode(raw) != seen:
-        raise LotConflict(f"lot {seen.lot} of {seen.dataset} changed meanwhile")
+        raise LotConflict(f"lot {seen.lot} of {seen.dataset} has changed in the meantime")
     tx.set(key, msgspec.msgpack.encode(row), quiet=True)
     return row
 
@@ -138,24 +141,22 @@ def _mark(tx: Tx, keys: LotKeys, old: LotRow | None, row: LotRow) -> None:
 
 
 def fragmented(tx: Tx, keys: LotKeys, dataset: DatasetId, limit: int = 100) -> list[str]:
-    """A page of the lots of a dataset that have many small files."""
-    found = tx.range(*keys.fragmented.under(*dataset.parts), limit=limit, snapshot=True)
-    return [str(keys.fragmented.unpack(row.key)[2]) for row in found]
+    """Return a page of the fragmented lots of a dataset."""
+    rows = tx.range(*keys.fragmented.under(*dataset.parts), limit=limit, snapshot=True)
+    return [str(keys.fragmented.unpack(row.key)[2]) for row in rows]
 
 
 def unmark_fragmented(tx: Tx, keys: LotKeys, seen: LotRow) -> None:
-    """Its files cannot be fewer: look at it no more, unless it has changed meanwhile."""
-    if current(tx, keys, seen.dataset, seen.lot) == seen:
-        tx.clear(keys.fragmented[(*seen.dataset.parts, seen.lot)], quiet=True)
+    """Remove a lot from the fragmented ones, unless it changed: compaction cannot reduce its files."""
 
 
 def retired(tx: Tx, keys: LotKeys, until: int, limit: int = 100) -> list[Retired]:
-    """A page of the layouts that were replaced at or before a moment of the store's time, oldest first."""
-    found = []
-    # From time 0 on: retired views have rows under the same name, by their pipeline.
+    """Return a page of the layouts replaced at or before a store time, oldest first."""
+    layouts = []
+    # Starts at time 0, because retired views have rows in the same space, under the name of their pipeline.
     for row in tx.range(keys.retired[0,], keys.retired[until + 1,], limit=limit, snapshot=True):
         at, name, version, lot, generation, revision = keys.retired.unpack(row.key)
-        found.append(
+        layouts.append(
             msgspec.convert(
                 {
                     "at": at,
@@ -168,34 +169,34 @@ def retired(tx: Tx, keys: LotKeys, until: int, limit: int = 100) -> list[Retired
                 Retired,
             )
         )
-    return found
+    return layouts
 
 
 def forget_retired(tx: Tx, keys: LotKeys, old: Retired) -> None:
-    """Its files are gone."""
-    place = (old.at, *old.dataset.parts, old.lot, old.generation, old.revision)
-    tx.clear(keys.retired[place], quiet=True)
+    """Delete the row of a replaced layout, after its files were removed."""
+    key = (old.at, *old.dataset.parts, old.lot, old.generation, old.revision)
+    tx.clear(keys.retired[key], quiet=True)
 
 
 def current(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: str) -> LotRow | None:
-    """The newest published generation of a lot."""
+    """Return the newest published generation of a lot."""
     raw = tx.get(keys.lot[(*dataset.parts, lot)])
     return None if raw is None else _decoder.decode(raw)
 
 
 def resolve(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: str, generation: int) -> LotRow:
-    """One generation, the newest or a replaced one: how a reader gets from an event to its files."""
+    """Return one generation of a lot, current or replaced: from an event to its files."""
     row = current(tx, keys, dataset, lot)
     if row is not None and row.generation == generation:
         return row
     raw = tx.get(keys.replaced[(*dataset.parts, lot, generation)])
     if raw is None:
-        raise LotUnknown(f"there is no generation {generation} of lot {lot} of {dataset}")
+        raise LotUnknown(f"lot {lot} of {dataset} has no generation {generation}")
     return _decoder.decode(raw)
 
 
 def listed(tx: Tx, keys: LotKeys, dataset: DatasetId, after: str = "", limit: int = 100) -> list[LotRow]:
-    """A page of a dataset's lots, by id: as time goes."""
+    """Return a page of a dataset's lots, ordered by id and thereby by time."""
     lo, hi = keys.lot.under(*dataset.parts)
     if after:
         lo = keys.lot[(*dataset.parts, after)] + b"\x00"
@@ -203,7 +204,7 @@ def listed(tx: Tx, keys: LotKeys, dataset: DatasetId, after: str = "", limit: in
 
 
 class LotBrief(msgspec.Struct, frozen=True):
-    """Of a lot's row what a report over many lots needs."""
+    """The fields of a lot's row that a report over many lots needs."""
 
     lot: str
     state: LotState
@@ -222,7 +223,7 @@ def briefs(
     last: str = "",
     limit: int = 5000,
 ) -> list[LotBrief]:
-    """A large page of a dataset's lots behind one id, from `first` to `last` if given: as time goes."""
+    """Return a large page of a dataset's lots after an id, between `first` and `last`, ordered by id."""
     lo, hi = keys.lot.under(*dataset.parts)
     if first:
         lo = keys.lot[(*dataset.parts, first)]
@@ -234,10 +235,10 @@ def briefs(
 
 
 def next_append(tx: Tx, keys: LotKeys, dataset: DatasetId) -> AppendId:
-    """A number for one append, given when its attempt opens, because its folder bears it (LOT-4).
+    """Return the number of a new append. It is assigned when the attempt opens, for the folder name (LOT-4).
 
-    One that is never published leaves a hole among the numbers, which means nothing: what consumers follow
-    are positions.
+    An append that is never published leaves a gap in these numbers. That is harmless: consumers follow
+    positions.
     """
     raw = tx.get(keys.append_number[dataset.parts], lock=True)
     number = (0 if raw is None else msgspec.msgpack.decode(raw, type=int)) + 1

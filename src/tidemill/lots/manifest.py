@@ -1,9 +1,9 @@
-"""Manifests: what a lot consists of, object by object (LOT-7, LOT-15, LOT-25).
+"""Manifests: the list of objects that a lot consists of (LOT-7, LOT-15, LOT-25).
 
-A lot *is* its manifest: readers read the objects it lists and never list a folder. The state is in the
-manifest's name as well, so that a report needs no read (LOT-21). Bodies are JSON, sorted and indented for
-people; `schema()` is published with the docs. A reader takes every format up to its own and ignores fields it
-does not know; a newer format is refused.
+The manifest defines the lot: readers read the objects it lists and never list a folder. Its state is also in
+its name, so a report does not have to read it (LOT-21). It is JSON, sorted and indented for people;
+`schema()` is published with the docs. A reader accepts every format up to its own and ignores unknown fields;
+it refuses a newer format.
 """
 
 from enum import StrEnum
@@ -14,20 +14,20 @@ import msgspec
 from tidemill.errors import ManifestUnreadable
 
 FORMAT = 2
-"""What is read. Most manifests are of format 1; one that says which rows count is of format 2."""
+"""The newest format that this release reads. Manifests that limit which rows count use 2, all others 1."""
 
 
 class ManifestState(StrEnum):
-    """What became of the data a manifest lists."""
+    """The state of the data that a manifest lists."""
 
-    COMPLETE = "complete"  # all of it is there
-    PARTIAL = "partial"  # what an attempt stored, or means to store, that is not (yet) a lot
-    EMPTY = "empty"  # there was nothing, and that is an answer
-    REMOVED = "removed"  # it was there and is deleted
+    COMPLETE = "complete"  # all data is stored
+    PARTIAL = "partial"  # an attempt stored it, or intends to; it is not a lot yet
+    EMPTY = "empty"  # the lot has no data
+    REMOVED = "removed"  # the lot was deleted
 
 
 class UriType(StrEnum):
-    """What a uri stands for: one object, everything below a folder, or everything that begins with it."""
+    """What a URI identifies: one object, everything below a folder, or everything with this prefix."""
 
     IDENTIFIER = "identifier"
     PATH = "path"
@@ -47,7 +47,7 @@ class StoredObject(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class InputLot(msgspec.Struct, frozen=True, kw_only=True):
-    """A lot that was read, with the generation that was current when the attempt opened."""
+    """A lot that was read, in the generation that was current when the attempt opened."""
 
     dataset: str
     version: str
@@ -56,7 +56,7 @@ class InputLot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A bill of materials: of a lot, of one part of it, or of what an attempt means to write."""
+    """The content of a lot, of one part of it, or of what an attempt intends to write."""
 
     format: int = 1
     state: ManifestState
@@ -69,26 +69,25 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     comment: str = ""
     inputs: list[InputLot] = []
     objects: list[StoredObject] = []
-    parts: list[str] = []  # keys of the parts' own manifests, in a root manifest (LOT-8)
-    # Of each part in turn the grains of row identity (65,536 in all) whose rows count, as first and last;
-    # none named: all. In a manifest without parts one entry: the grains that its rows lie in. Format 2.
+    parts: list[str] = []  # the keys of the parts' manifests, in a root manifest (LOT-8)
+    # For each part, the grains of row identity (65,536 in all) whose rows count, as first and last; an empty
+    # list means all. A manifest without parts has one entry: the grains of its rows. Format 2.
     within: list[list[tuple[int, int]]] = []
     schema_fingerprint: str = ""
-    schema: str = (
-        ""  # the columns, where no dataset declared them: a view's (Spark's JSON), or new ones (DDL)
-    )
+    # The columns, if no dataset declares them: those of a view (Spark's JSON), or new ones (DDL).
+    schema: str = ""
     checks: dict[str, int] = {}
-    digest: str = ""  # of the content, whatever the files
+    digest: str = ""  # of the content; independent of files and layout
     created_at: str = ""  # ISO 8601, UTC
 
     @property
     def rows(self) -> int:
-        """Rows of the objects listed here."""
+        """The number of rows in the listed objects."""
         return sum(item.rows or 0 for item in self.objects)
 
     @property
     def size(self) -> int:
-        """Bytes of the objects listed here."""
+        """The total size of the listed objects, in bytes."""
         return sum(item.size for item in self.objects)
 
 
@@ -97,17 +96,17 @@ class _Head(msgspec.Struct):
 
 
 def encode(manifest: Manifest) -> bytes:
-    """A manifest as stored."""
+    """Encode a manifest for storage."""
     return msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=2) + b"\n"
 
 
 def decode(body: bytes, name: str = "manifest") -> Manifest:
-    """A manifest from its stored bytes; `name` is where it was read, for the error."""
+    """Decode a stored manifest; error messages mention `name`."""
     try:
         head = msgspec.json.decode(body, type=_Head)
         if head.format > FORMAT:
             raise ManifestUnreadable(
-                f"{name} has format {head.format}, this release reads up to {FORMAT}", hint="upgrade Tidemill"
+                f"{name} has format {head.format}; this release reads up to {FORMAT}", hint="upgrade Tidemill"
             )
         return msgspec.json.decode(body, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -115,5 +114,5 @@ def decode(body: bytes, name: str = "manifest") -> Manifest:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of a manifest."""
+    """Return the JSON schema of manifests."""
     return msgspec.json.schema(Manifest)

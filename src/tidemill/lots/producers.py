@@ -1,8 +1,9 @@
-"""Producers: an append that is repeated is the same append (LOT-36).
+"""Producers: make repeated appends safe (LOT-36).
 
-A producer numbers its appends upwards. The same number with the same digest gets the receipt of the first
-time; with another digest it is refused, and so is a lower number that was never taken: its place in the order
-is gone. Numbers may be skipped. The receipt is written in the transaction that makes the append durable.
+A producer numbers its appends in increasing order and may skip numbers. If it repeats a number with the same
+digest, it gets the receipt of the first time. The same number with another digest is refused, and so is an
+unused number below the highest one, because appends cannot be inserted later. The transaction that makes the
+append durable also writes the receipt.
 """
 
 import msgspec
@@ -13,7 +14,7 @@ from tidemill.store import Tx
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Which append it is: the producer's number for it, and the digest of what it holds."""
+    """Identifies an append: the producer, its number, and the digest of the rows."""
 
     producer: str
     seq: int
@@ -21,7 +22,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """Confirm that an append is durable, and say when it becomes visible.
+    """The confirmation that an append is durable, with the time at which it becomes visible.
 
     >>> import tidemill as tm
     >>> shop = tm.Pipeline("shop", home="shop-home")
@@ -38,48 +39,48 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     visible_at: int
 
 
-class _Kept(msgspec.Struct, frozen=True, array_like=True):
+class _StoredReceipt(msgspec.Struct, frozen=True, array_like=True):
     digest: str
     receipt: Receipt
 
 
-_kept = msgspec.msgpack.Decoder(_Kept)
+_decoder = msgspec.msgpack.Decoder(_StoredReceipt)
 
 
 def find(tx: Tx, keys: LotKeys, dataset: DatasetId, append: Identity) -> Receipt | None:
-    """The receipt of the first time; None for a new append; `ProducerConflict` for one that cannot be."""
+    """Return the receipt of an earlier try, or None for a new append; raise `ProducerConflict` if refused."""
     raw = tx.get(keys.receipt[(*dataset.parts, append.producer, append.seq)])
     if raw is not None:
-        kept = _kept.decode(raw)
-        if kept.digest != append.digest:
+        stored = _decoder.decode(raw)
+        if stored.digest != append.digest:
             raise ProducerConflict(
-                f"producer {append.producer!r} used {append.seq} for other rows of {dataset} already"
+                f"producer {append.producer!r} has used {append.seq} for other rows of {dataset}"
             )
-        return kept.receipt
+        return stored.receipt
     highest = last_seq(tx, keys, dataset, append.producer)
     if highest is not None and append.seq < highest:
         raise ProducerConflict(
-            f"producer {append.producer!r} skipped {append.seq} of {dataset}: it is at {highest}"
+            f"producer {append.producer!r} skipped {append.seq} of {dataset}: its last number is {highest}"
         )
     return None
 
 
 def record(tx: Tx, keys: LotKeys, append: Identity, receipt: Receipt) -> None:
-    """Keep the answer to a new append. Looks once more: of two that race, the second is refused."""
+    """Store the receipt of a new append. Checks again, so that the second of two concurrent appends fails."""
     if find(tx, keys, receipt.dataset, append) is not None:
         raise ProducerConflict(
-            f"{append.seq} of producer {append.producer!r} was taken meanwhile",
-            hint="append it again: the answer is the receipt of the first time",
+            f"producer {append.producer!r} used {append.seq} twice at the same time",
+            hint="repeat the append: it returns the receipt of the first one",
         )
     parts = receipt.dataset.parts
     tx.set(
         keys.receipt[(*parts, append.producer, append.seq)],
-        msgspec.msgpack.encode(_Kept(append.digest, receipt)),
+        msgspec.msgpack.encode(_StoredReceipt(append.digest, receipt)),
     )
     tx.set(keys.producer[(*parts, append.producer)], msgspec.msgpack.encode(append.seq))
 
 
 def last_seq(tx: Tx, keys: LotKeys, dataset: DatasetId, producer: str) -> int | None:
-    """The highest number that was taken: where a producer that lost its memory goes on."""
+    """Return the highest number used, so that a restarted producer can continue from it."""
     raw = tx.get(keys.producer[(*dataset.parts, producer)], lock=True)
     return None if raw is None else msgspec.msgpack.decode(raw, type=int)

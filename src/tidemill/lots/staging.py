@@ -1,19 +1,19 @@
-"""Staging: appends into an interval that is still open (LOT-42).
+"""Staging: appends to an interval that is still open (LOT-42).
 
-An append is durable with its staging row, and becomes visible when its interval closes. Closing is three
-steps of bounded size, whatever the interval holds:
+An append is durable when its staging row is committed. It becomes visible when its interval closes. Closing
+takes three steps of bounded size, however many appends the interval has:
 
-1. `seal`: no append lands in the interval any more; `stage` reads the interval's row in its transaction, so
-   an append either commits before the seal, or lands in the next interval.
-2. `page`: what the sealed interval holds is read, and listed by a manifest.
-3. `close`, in the transaction that publishes the lot: the next interval is in turn. The staging rows are
-   removed later, page by page, by `sweep`.
+1. `seal`: the interval accepts no more appends. `stage` reads the interval's row in its transaction, so an
+   append either commits before the seal or goes to the next interval.
+2. `page`: read the appends of the sealed interval, for the manifest.
+3. `close`, in the transaction that publishes the lot: move on to the next interval. `sweep` removes the
+   staging rows later, page by page.
 
-Intervals close in order, one after the other, those without an append too: as empty lots. Each step may be
-repeated and done by anybody; of two closers one publishes, because `close` is refused for an interval that is
-not in turn.
+Intervals close one by one and in order; those without appends become empty lots. Any process can do a step,
+and repeat it. Of two processes that close an interval, one publishes: `close` accepts only the current
+interval, which is the first that is not closed.
 
-The time is the store's wall time. When it is set back, appends join the interval in turn.
+Times are the store's wall time. If the clock is set back, appends go to the current interval.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Staged(msgspec.Struct, frozen=True, kw_only=True):
-    """One append that waits: what the lot's manifest will list."""
+    """An append that waits for its interval to close. The lot's manifest will list it."""
 
     uri: str  # of its manifest, or of its only object
     digest: str
@@ -46,14 +46,14 @@ class Staged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StagedRow(msgspec.Struct, frozen=True):
-    """A staged append and where the next page begins."""
+    """A staged append and its key. The next page begins after the key."""
 
     key: bytes
     append: Staged
 
 
 class Interval(msgspec.Struct, frozen=True, array_like=True):
-    """The first interval that is not closed, and whether appends may still land in it."""
+    """The first interval that is not closed: open or sealed."""
 
     lot: str
     state: IntervalState
@@ -64,15 +64,15 @@ _staged = msgspec.msgpack.Decoder(Staged)
 
 
 def wall_us(moment: datetime) -> int:
-    """A moment as the store's wall time."""
+    """Convert a time to the store's wall time, in µs."""
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 def begin(tx: Tx, keys: LotKeys, dataset: DatasetId) -> Interval:
-    """Intervals of this dataset are closed from the present one on; a no-op once they are."""
-    known = read(tx, keys, dataset)
-    if known is not None:
-        return known
+    """Start to close intervals, beginning with the one of this moment; return the current interval."""
+    interval = read(tx, keys, dataset)
+    if interval is not None:
+        return interval
     unit = _unit(datasets.read(tx, keys, dataset))
     first = unit.at(_EPOCH + timedelta(microseconds=tx.wall()))
     interval = Interval(str(first), IntervalState.OPEN)
@@ -81,28 +81,28 @@ def begin(tx: Tx, keys: LotKeys, dataset: DatasetId) -> Interval:
 
 
 def read(tx: Tx, keys: LotKeys, dataset: DatasetId) -> Interval | None:
-    """The interval in turn; None for a dataset whose intervals nobody closes."""
+    """Return the current interval; None if the dataset does not close intervals."""
     raw = tx.get(keys.interval[dataset.parts])
     return None if raw is None else _interval.decode(raw)
 
 
 def stage(tx: Tx, keys: LotKeys, dataset: DatasetId, append: Staged) -> Receipt:
-    """Make an append durable: it lands in the interval of this moment, which must not be sealed.
+    """Make an append durable, in the interval of this moment or, if that is sealed, in the next one.
 
-    Its objects are there already. One with a producer and a number is answered as the first time (LOT-36).
+    Its objects must be stored. An append that a producer repeats gets its first receipt (LOT-36).
     """
     identity = None
     if append.seq is not None:
         identity = Identity(append.producer, append.seq, append.digest)
-        known = producers.find(tx, keys, dataset, identity)
-        if known is not None:
-            return known
-    turn = begin(tx, keys, dataset)
-    first = LotId.parse(turn.lot)
-    if turn.state is not IntervalState.OPEN:
+        earlier = producers.find(tx, keys, dataset, identity)
+        if earlier is not None:
+            return earlier
+    current = begin(tx, keys, dataset)
+    first = LotId.parse(current.lot)
+    if current.state is not IntervalState.OPEN:
         first = first.next()
     lot = max(first, first.unit.at(_EPOCH + timedelta(microseconds=tx.wall())))
-    # Keyed by the order of commits: appends of one interval do not wait for each other.
+    # Keyed by commit order, so that appends to one interval do not wait for each other.
     tx.set_versioned(keys.staged[(*dataset.parts, str(lot))], msgspec.msgpack.encode(append))
     receipt = Receipt(dataset=dataset, lot=str(lot), position=None, visible_at=wall_us(lot.end))
     if identity is not None:
@@ -111,69 +111,70 @@ def stage(tx: Tx, keys: LotKeys, dataset: DatasetId, append: Staged) -> Receipt:
 
 
 def due(tx: Tx, keys: LotKeys, limit: int = 100) -> list[tuple[DatasetId, LotId]]:
-    """Intervals that are over and not closed, longest ago first; of each dataset the one in turn."""
+    """List the current intervals whose time is over, oldest first."""
     lo, _ = keys.closing.all()
-    found = []
+    intervals = []
     for row in tx.range(lo, keys.closing[tx.wall() + 1], limit=limit, snapshot=True):
         _, name, version = keys.closing.unpack(row.key)
-        found.append((DatasetId(str(name), str(version)), LotId.parse(row.value.decode())))
-    return found
+        intervals.append((DatasetId(str(name), str(version)), LotId.parse(row.value.decode())))
+    return intervals
 
 
 def seal(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: LotId) -> None:
-    """No append lands in this interval any more; a no-op when it is sealed.
+    """Stop appends to this interval; does nothing if it is sealed already.
 
-    `IntervalConflict` when it is not over yet, or not in turn.
+    Raises `IntervalConflict` if its time is not over, or if it is not the current interval.
     """
-    turn = _in_turn(tx, keys, dataset, lot)
-    if turn.state is IntervalState.SEALED:
+    interval = _current(tx, keys, dataset, lot)
+    if interval.state is IntervalState.SEALED:
         return
     if wall_us(lot.end) > tx.wall():
-        raise IntervalConflict(f"{lot} of {dataset} is not over")
-    sealed = Interval(turn.lot, step(turn.state, IntervalEdge.SEAL))
+        raise IntervalConflict(f"interval {lot} of {dataset} is not over")
+    sealed = Interval(interval.lot, step(interval.state, IntervalEdge.SEAL))
     tx.set(keys.interval[dataset.parts], msgspec.msgpack.encode(sealed))
 
 
 def page(
     tx: Tx, keys: LotKeys, dataset: DatasetId, lot: LotId, after: bytes | None = None, limit: int = 500
 ) -> Sequence[StagedRow]:
-    """What a sealed interval holds, in the order of the commits; the last page is shorter than the limit."""
-    turn = _in_turn(tx, keys, dataset, lot)
-    if turn.state is not IntervalState.SEALED:
-        raise IntervalConflict(f"{lot} of {dataset} still takes appends")
+    """Return a page of a sealed interval's appends in commit order; the last is shorter than the limit."""
+    interval = _current(tx, keys, dataset, lot)
+    if interval.state is not IntervalState.SEALED:
+        raise IntervalConflict(f"interval {lot} of {dataset} still accepts appends")
     lo, hi = keys.staged.under(*dataset.parts, str(lot))
     rows = tx.range(lo if after is None else after + b"\x00", hi, limit=limit)
     return [StagedRow(row.key, _staged.decode(row.value)) for row in rows]
 
 
 def close(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: LotId) -> None:
-    """The lot of this sealed interval is published, in this transaction: the next one is in turn."""
-    turn = _in_turn(tx, keys, dataset, lot)
-    step(turn.state, IntervalEdge.CLOSE)
+    """Close a sealed interval and open the next, in the transaction that publishes its lot."""
+    interval = _current(tx, keys, dataset, lot)
+    step(interval.state, IntervalEdge.CLOSE)
     tx.clear(keys.closing[(wall_us(lot.end), *dataset.parts)])
     _write(tx, keys, dataset, lot.next(), Interval(str(lot.next()), IntervalState.OPEN))
     tx.set(keys.spent[(*dataset.parts, str(lot))], b"", quiet=True)
 
 
 def sweep(tx: Tx, keys: LotKeys, limit: int = SWEEP_PAGE) -> bool:
-    """Remove a page of the staging rows of a closed interval; True when there may be more."""
-    found = tx.range(*keys.spent.all(), limit=1)
-    if not found:
+    """Remove a page of the staging rows of a closed interval; return True if there may be more."""
+    spent = tx.range(*keys.spent.all(), limit=1)
+    if not spent:
         return False
-    lo, hi = keys.staged.under(*keys.spent.unpack(found[0].key))
+    lo, hi = keys.staged.under(*keys.spent.unpack(spent[0].key))
     rows = tx.range(lo, hi, limit=limit)
     if rows:
         tx.clear_range(lo, rows[-1].key + b"\x00")
     if len(rows) < limit:
-        tx.clear(found[0].key, quiet=True)
+        tx.clear(spent[0].key, quiet=True)
     return True
 
 
-def _in_turn(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: LotId) -> Interval:
-    turn = read(tx, keys, dataset)
-    if turn is None or turn.lot != str(lot):
-        raise IntervalConflict(f"{lot} of {dataset} is not in turn" + (f": {turn.lot} is" if turn else ""))
-    return turn
+def _current(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: LotId) -> Interval:
+    interval = read(tx, keys, dataset)
+    if interval is None or interval.lot != str(lot):
+        current = "it has none" if interval is None else f"that is {interval.lot}"
+        raise IntervalConflict(f"{lot} is not the current interval of {dataset}: {current}")
+    return interval
 
 
 def _write(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: LotId, interval: Interval) -> None:
@@ -183,5 +184,7 @@ def _write(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: LotId, interval: Inte
 
 def _unit(dataset: DatasetRow) -> Unit:
     if dataset.unit is None:
-        raise BadDataset(f"{dataset.id} has no intervals", hint="its appends are published one by one")
+        raise BadDataset(
+            f"{dataset.id} has no intervals", hint="declare it with lots=, for example lots='PT1H'"
+        )
     return dataset.unit

@@ -1,8 +1,8 @@
-"""The states of the lots room. Nothing else assigns one of them.
+"""States of lots and intervals, with their transitions. No other code assigns these states.
 
-A lot's row is of one generation and never changes its state: what happens to a lot is a new generation. An
-interval of a dataset that takes appends is open, then sealed (no append lands in it any more, so that what it
-holds can be listed), then closed by the publication of its lot (LOT-42).
+The row of a lot describes one generation and never changes its state: every change is a new generation. An
+interval first accepts appends (open). When it is sealed, it accepts no more, so its appends can be listed.
+The publication of its lot closes it (LOT-42).
 """
 
 from enum import StrEnum
@@ -11,15 +11,15 @@ from tidemill.errors import IllegalTransition
 
 
 class LotState(StrEnum):
-    """What a published generation of a lot is; a partial manifest is never published."""
+    """The state of a published generation of a lot. A partial manifest is never published."""
 
     COMPLETE = "complete"
-    EMPTY = "empty"  # there was nothing, and that is an answer (LOT-6)
-    REMOVED = "removed"  # it was there, and is taken back
+    EMPTY = "empty"  # it has no data (LOT-6)
+    REMOVED = "removed"  # it was deleted
 
 
 class IntervalState(StrEnum):
-    """An interval takes appends until it is sealed."""
+    """The state of an interval. It accepts appends until it is sealed."""
 
     OPEN = "open"
     SEALED = "sealed"
@@ -27,7 +27,7 @@ class IntervalState(StrEnum):
 
 
 class IntervalEdge(StrEnum):
-    """What may happen to an interval."""
+    """The transitions of an interval."""
 
     SEAL = "seal"
     CLOSE = "close"
@@ -41,8 +41,8 @@ INTERVAL: dict[IntervalState, dict[IntervalEdge, IntervalState]] = {
 
 
 def step(state: IntervalState, edge: IntervalEdge) -> IntervalState:
-    """The state an edge leads to; `IllegalTransition` when the table has no such edge."""
+    """Return the next state; raise `IllegalTransition` if the table has no such edge."""
     try:
         return INTERVAL[state][edge]
     except KeyError:
-        raise IllegalTransition(f"an interval that is {state.value} has no edge {edge.value!r}") from None
+        raise IllegalTransition(f"an interval in state {state.value} has no edge {edge.value!r}") from None

@@ -137,7 +137,7 @@ def sinks_of(
             name=name,
             partition_by=by,
             schema=ddl,
-            checks=expectations.of(checks_of.get(name, ())),
+            checks=expectations.validate(checks_of.get(name, ())),
             drift=Drift(drift),
         )
         for name, ddl in tables

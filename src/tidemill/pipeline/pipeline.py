@@ -116,10 +116,10 @@ class Pipeline(Registry):
         """
         lines = {name: decl.line for name, decl in self.sources.items() if decl.source.quarantines}
         lines |= {
-            name: decl.line for name, decl in self.datasets.items() if expectations.drops(decl.expected)
+            name: decl.line for name, decl in self.datasets.items() if expectations.can_drop(decl.expected)
         }
         for arc in self.all_arcs().values():
-            lines |= {sink.name: arc.line for sink in arc.sinks if expectations.drops(sink.checks)}
+            lines |= {sink.name: arc.line for sink in arc.sinks if expectations.can_drop(sink.checks)}
         return {quarantine_of(DatasetId(name)).name: line for name, line in lines.items()}
 
     def __getitem__(self, name: str) -> Table:

@@ -118,7 +118,7 @@ class Registry(ABC):
                 schema=schema,
                 drift=_drift(drift),
             )
-            expected = expectations.of(checks)
+            expected = expectations.validate(checks)
         decl = DatasetDecl(dataset=declared, schema=schema, line=line, checks=expected)
         self._new_table(name, line)
         self.datasets[name] = decl
@@ -160,7 +160,7 @@ class Registry(ABC):
             kinds = ", ".join(f"tm.{name}(…)" for name in SOURCES)
             raise DeclarationError(f"{line}: {source!r:.80} is not a source", hint=f"pass one of {kinds}")
         with errors_at(line):
-            expected = expectations.of([*self.datasets[name].checks, *checks])
+            expected = expectations.validate([*self.datasets[name].checks, *checks])
         self.sources[name] = SourceDecl(dataset=name, source=source, line=line, checks=expected)
 
     def arc(

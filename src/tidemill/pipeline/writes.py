@@ -25,7 +25,7 @@ from tidemill.errors import (
     UsageError,
 )
 from tidemill.lots import datasets
-from tidemill.lots.checks import QUARANTINE_SCHEMA, Check, drops, quarantine_of, strict
+from tidemill.lots.checks import QUARANTINE_SCHEMA, Check, can_drop, quarantine_of, without_drop
 from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
@@ -76,7 +76,7 @@ def append(
     identity = None
     if producer is not None and seq is not None:
         identity = Identity(producer, seq, body.digest(context))
-    quarantine = quarantine_of(decl.id) if drops(decl.expected) else None
+    quarantine = quarantine_of(decl.id) if can_drop(decl.expected) else None
     _declare(context, decl, quarantine)
     for _ in range(MAX_LEASES):
         node = context.node
@@ -165,7 +165,7 @@ def _write_lot(context: PipelineContext, decl: DatasetDecl, body: "Body", hold: 
 
     def write(folders: Mapping[DatasetId, str]) -> list[SinkWritten]:
         prefix, *quarantine = folders.values()
-        checks = decl.expected if quarantine else strict(decl.expected)
+        checks = decl.expected if quarantine else without_drop(decl.expected)
         checked = body.write(context, prefix, "".join(quarantine), decl, checks)
         parts = zip(folders, (checked.rows, checked.quarantined), (checked.counts, {}), strict=False)
         return [

@@ -88,7 +88,7 @@ class Publisher:
     def digest_lot(self, seen: LotRow, digest: str) -> LotRow:
         """Store the digest of a lot's content in its row."""
         return self._scope.step(
-            "publish.compact-digest", lambda tx: lots.digested(tx, self._keys.lots, seen, digest)
+            "publish.compact-digest", lambda tx: lots.set_digest(tx, self._keys.lots, seen, digest)
         )
 
     def commit_compaction(self, hold: Hold, seen: LotRow, layout: LotRow) -> LotRow:

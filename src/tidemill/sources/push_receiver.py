@@ -30,7 +30,7 @@ from tidemill.errors import (
     TidemillError,
 )
 from tidemill.lots import producers
-from tidemill.lots.checks import strict
+from tidemill.lots.checks import without_drop
 from tidemill.lots.lots import LotRow
 from tidemill.lots.producers import Identity, Receipt
 from tidemill.publish.attempts import Hold
@@ -113,7 +113,7 @@ class PushReceiver:
         self._scope = scope
         self._keys = SourceKeys(scope.cluster)
         self._fence = fence
-        self._checks = strict(target.checks)
+        self._checks = without_drop(target.checks)
         self._evolving = evolving_converter(target.dataset)
         self._evaluate = evaluate
         self._limits = limits or ReceiverLimits()

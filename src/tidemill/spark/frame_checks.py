@@ -77,7 +77,7 @@ def write_checked(
     inline = [
         check
         for check in checks
-        if check.of_rows or (check.kind == "unique" and check.on_fail is OnFail.DROP)
+        if check.is_per_row or (check.kind == "unique" and check.on_fail is OnFail.DROP)
     ]
     names = {check.name: f"{_FAIL}{number}" for number, check in enumerate(inline, 1)}
     marked = _marked(df, inline, names, kind)
@@ -104,7 +104,7 @@ def write_checked(
         if check.kind == "unique" and check.name not in counts:
             counts[check.name] = _repeated(df, storage, written, check, kind) if written.rows else 0
         elif check.kind == "rows":
-            counts[check.name] = check.amiss(written.rows)
+            counts[check.name] = check.rows_out_of_bounds(written.rows)
     refuse(table, checks, counts, written.rows)
     bad = {failed_checks: part for failed_checks, part in parts.items() if failed_checks != _GOOD}
     quarantined = Written()
@@ -122,9 +122,9 @@ def refuse(table: str, checks: Sequence[Check], counts: dict[str, int], rows: in
     if not failed:
         return
     texts = [
-        f"{check.name} ({check.wrong}; there are {rows:,})"
+        f"{check.name} ({check.problem}; found {rows:,})"
         if check.kind == "rows"
-        else f"{check.name} ({counts[check.name]:,} of {rows:,} rows: {check.wrong})"
+        else f"{check.name} ({counts[check.name]:,} of {rows:,} rows: {check.problem})"
         for check in failed
     ]
     raise CheckFailed(f"{table} does not pass {', '.join(texts)}; nothing was published")
@@ -157,7 +157,7 @@ def _marked(df: "DataFrame", checks: Sequence[Check], names: dict[str, str], kin
     inserted = _is_inserted(kind)
     flags = {}
     for check in checks:
-        if check.of_rows:
+        if check.is_per_row:
             fails = ~sf.coalesce(_holds(check), sf.expr("false"))
             flags[names[check.name]] = fails if check.all_operations else inserted & fails
     marked = df.withColumns(flags) if flags else df
@@ -166,7 +166,7 @@ def _marked(df: "DataFrame", checks: Sequence[Check], names: dict[str, str], kin
         return marked
     # Rows that another check removes are not compared with those that stay.
     removed = [
-        sf.col(names[check.name]) for check in checks if check.of_rows and check.on_fail is OnFail.DROP
+        sf.col(names[check.name]) for check in checks if check.is_per_row and check.on_fail is OnFail.DROP
     ]
     stays = reduce(lambda left, right: left & ~right, removed, inserted)
     unique_flags = {}
@@ -239,7 +239,7 @@ def _quarantine(
         frames.append(
             read_objects(df.sparkSession, storage, df.schema, written.objects).select(
                 record.alias("record"),
-                sf.lit("; ".join(check.wrong for check in failed)).alias("error"),
+                sf.lit("; ".join(check.problem for check in failed)).alias("error"),
                 sf.lit(", ".join(check.name for check in failed)).alias("check"),
             )
         )

@@ -66,7 +66,7 @@ def check_table(
     # As on Spark: rows that another check removes are not compared with those that stay.
     stays = inserted
     for check in checks:
-        if check.of_rows and check.on_fail is OnFail.DROP:
+        if check.is_per_row and check.on_fail is OnFail.DROP:
             stays = pc.and_(stays, pc.invert(failed[check.name]))
     for check in checks:
         if check.kind == "unique":
@@ -77,7 +77,7 @@ def check_table(
             removed = pc.or_(removed, failed[check.name])
     rows = table.filter(pc.invert(removed))
     counts = {
-        check.name: check.amiss(rows.num_rows)
+        check.name: check.rows_out_of_bounds(rows.num_rows)
         if check.kind == "rows"
         else int(pc.sum(failed[check.name]).as_py() or 0)
         for check in checks
@@ -125,7 +125,7 @@ def _quarantine(
                 "record": json.dumps(
                     table.slice(number, 1).to_pylist()[0], default=_text, ensure_ascii=False
                 ),
-                "error": "; ".join(check.wrong for check in failing),
+                "error": "; ".join(check.problem for check in failing),
                 "check": ", ".join(check.name for check in failing),
             }
         )

@@ -13,7 +13,7 @@ from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
 from tidemill.errors import DeclarationError, TidemillError
 from tidemill.futures.values.code_digests import code_digest
-from tidemill.lots.checks import drops, quarantine_of
+from tidemill.lots.checks import can_drop, quarantine_of
 from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline import graph
@@ -125,7 +125,7 @@ class ArcPlanner:
                     hint="use changes='linear' if it maps single rows, or changes='raw' to read and return"
                     " _weight; or declare a view instead",
                 )
-        of_lots = any(check.of_lots for sink in arc.sinks for check in sink.checks)
+        of_lots = any(check.needs_whole_lot for sink in arc.sinks for check in sink.checks)
         spec = ArcSpec(
             pipeline=self.pipeline.name,
             name=arc.name,
@@ -134,7 +134,7 @@ class ArcPlanner:
                 PartSink(
                     dataset=DatasetId(sink.name),
                     partition_by=sink.partition_by,
-                    quarantine=quarantine_of(DatasetId(sink.name)) if drops(sink.checks) else None,
+                    quarantine=quarantine_of(DatasetId(sink.name)) if can_drop(sink.checks) else None,
                 )
                 for sink in arc.sinks
             ),
@@ -176,7 +176,7 @@ class ArcPlanner:
             )
             dataset = self.catalog.add(effective(dataset), arc.line, made_by=f"arc {arc.name}")
             self.catalog.expected(dataset, sink.checks)
-            if drops(sink.checks):
+            if can_drop(sink.checks):
                 self.catalog.quarantine(dataset.id, first.unit, arc.line, f"checks of {sink.name}")
         self.catalog.stages.append(
             DeclareArc(spec=spec, where=str(arc.line), pace=arc.pace, template=arc.template)

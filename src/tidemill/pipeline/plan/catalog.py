@@ -79,7 +79,7 @@ class Catalog:
     @staticmethod
     def refuse_intervals(dataset: DatasetRow, checks: Sequence[Check]) -> None:
         """Refuse checks of a whole lot for a dataset with intervals, whose lots collect several appends."""
-        of_lots = [check.name for check in checks if check.of_lots]
+        of_lots = [check.name for check in checks if check.needs_whole_lot]
         if of_lots and dataset.unit is not None:
             raise DeclarationError(
                 f"{dataset.name}: the check {of_lots[0]} needs a whole lot, but a lot of this dataset"

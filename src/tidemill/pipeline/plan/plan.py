@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.errors import DeclarationError
 from tidemill.events import Emit, ignore
-from tidemill.lots.checks import drops
+from tidemill.lots.checks import can_drop
 from tidemill.pipeline import key_columns
 from tidemill.pipeline.plan import templates
 from tidemill.pipeline.plan.arcs import ArcPlanner
@@ -121,5 +121,5 @@ def _plan_datasets(catalog: Catalog) -> None:
                 )
             catalog.expected(dataset, decl.checks)
             catalog.refuse_intervals(dataset, decl.checks)
-            if drops(decl.expected) and decl.dataset.name not in catalog.pipeline.sources:
+            if can_drop(decl.expected) and decl.dataset.name not in catalog.pipeline.sources:
                 catalog.quarantine(dataset.id, None, decl.line, f"checks of {dataset.name}")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tidemill.errors import DeclarationError
-from tidemill.lots.checks import drops
+from tidemill.lots.checks import can_drop
 from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.declarations import SourceDecl
@@ -57,7 +57,7 @@ class SourcePlanner:
         """Plan the quarantine of a source, if it has one; else that of its dataset's own checks."""
         if decl.source.quarantines:
             return self.catalog.quarantine(dataset.id, None, decl.line, f"source of {decl.dataset}")
-        if drops((*decl.checks, *self.pipeline.datasets[decl.dataset].expected)):
+        if can_drop((*decl.checks, *self.pipeline.datasets[decl.dataset].expected)):
             self.catalog.quarantine(dataset.id, None, decl.line, f"checks of {dataset.name}")
         return None
 
