@@ -11,7 +11,7 @@ from tests.unit.life_stage import LifeStage
 from tidemill.arcs import lot_requests, running_lots
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.gaps import Gaps
-from tidemill.arcs.inventory import Census
+from tidemill.arcs.inventory import Inventory
 from tidemill.arcs.lot_requests import RequestKind
 from tidemill.arcs.work import ArcWork, LotEnd
 from tidemill.cluster.nodes import Node
@@ -127,7 +127,7 @@ def test_corrections_while_runners_work_are_all_followed_and_readers_see_whole_g
     assert [row.generation for row in stage.rows_of(stage.orders)] == [8]
     for arc in arcs:
         assert isinstance(stage.row(arc), Waiting)
-    assert Gaps(Census(stage.store, stage.keys, arcs.values())).of(stage.summed).gaps == ()
+    assert Gaps(Inventory(stage.store, stage.keys, arcs.values())).of(stage.summed).gaps == ()
     stage.check()
 
 
@@ -162,7 +162,7 @@ def test_a_report_says_what_is_missing_and_why_on_every_store(stage: LifeStage) 
     stage.run(subscriptions.pause, stage.triggers, clean.id)
     late = stage.append([3])
     stage.lot_of(stage.clicks, "20230101PT5M000", 1)
-    gaps = Gaps(Census(stage.store, stage.keys, [clean, join]))
+    gaps = Gaps(Inventory(stage.store, stage.keys, [clean, join]))
     covered = gaps.of(stage.cleaned)
     assert (covered.expected, covered.complete) == (3, 1)
     assert {gap.lot: (gap.state.value, gap.cause.why[:20]) for gap in covered.gaps} == {
@@ -174,4 +174,4 @@ def test_a_report_says_what_is_missing_and_why_on_every_store(stage: LifeStage) 
     stage.ask(clean, bad)
     stage.drain(clean, worker, node)
     stage.work_off(clean, worker)
-    assert Gaps(Census(stage.store, stage.keys, [clean])).of(stage.cleaned).gaps == ()
+    assert Gaps(Inventory(stage.store, stage.keys, [clean])).of(stage.cleaned).gaps == ()

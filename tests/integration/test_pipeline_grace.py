@@ -67,19 +67,22 @@ def test_when_its_grace_is_over_an_arc_makes_a_lot_of_what_is_there_skips_it_or_
         took_s = clock.monotonic() - began
         assert sorted(report.later) == ["never", "soon"]
         assert all(599 - took_s < left_s <= 600 for left_s in report.later.values())
-        for name, follows in (("soon", "; made of what is there in "), ("never", "; skipped in ")):
+        for name, follows in (
+            ("soon", "; will be made without rates in "),
+            ("never", "; will be skipped in "),
+        ):
             ((state, _, note),) = lots(shop, name)
             assert state == "waiting"
-            assert note.startswith("waits for rates, ")
+            assert note.startswith("waits for rates (")
             assert follows in note
     pass_by(clock, 600)
     with declare(tmp_path / "home", spark, clock) as shop:
         shop.run()
         assert rows(shop, "soon") == [(1, "click")]
-        skipped = "skipped: rates had no such lot within its grace"
+        skipped = "skipped: rates had no such lot within the grace period"
         assert lots(shop, "never") == [("missing", 0, skipped)]
         status = {one.name: one for one in status_of(shop).runs}
-        assert [said.partition(": ")[2][:17] for said in status["patient"].waiting] == ["waits for rates, "]
+        assert [said.partition(": ")[2][:17] for said in status["patient"].waiting] == ["waits for rates ("]
         assert not status["soon"].waiting
         why = {name: [gap.cause.why for gap in shop.gaps(name).gaps] for name in ("never", "patient")}
         assert why == {"never": [skipped], "patient": ["arc rate is paused"]}

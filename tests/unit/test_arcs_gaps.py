@@ -6,10 +6,10 @@ from tests.unit.arcs_stage import lapse
 from tests.unit.life_stage import LifeStage
 from tests.unit.lots_stage import FIVE_MINUTES, SECOND_US
 from tidemill.arcs import gaps as gaps_module
-from tidemill.arcs import inventory as census_module
+from tidemill.arcs import inventory as inventory_module
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.gaps import Coverage, Gaps, GapState
-from tidemill.arcs.inventory import Census, Span
+from tidemill.arcs.inventory import Inventory, Span
 from tidemill.arcs.work import LotEnd
 from tidemill.lots import ids, staging
 from tidemill.lots.ids import LotId, Unit
@@ -22,7 +22,7 @@ from tidemill.triggers.terms import CatchUp
 
 
 def gaps(stage: LifeStage, table: DatasetId, *specs: ArcSpec, span: Span = Span()) -> Coverage:  # noqa: B008
-    return Gaps(Census(stage.store, stage.keys, specs, span)).of(table)
+    return Gaps(Inventory(stage.store, stage.keys, specs, span)).of(table)
 
 
 def told(coverage: Coverage) -> dict[str, tuple[str, str, str]]:
@@ -78,7 +78,7 @@ def test_each_gap_has_its_class_and_its_cause_is_looked_for_upstream():
     assert manifest in why[lots["missing"]]
     assert why[lots["running"]] == "on alive"
     assert "gone is gone" in why[lots["lost"]]
-    assert why[lots["absent"]] == "arc clean is to run"
+    assert why[lots["absent"]] == "arc clean is scheduled"
     assert found.counts == {"absent": 1, "running": 2, "partial": 1, "missing": 1, "dead": 0}
 
     # below: what its input lacks is absent here, and the cause is told where it began
@@ -119,7 +119,7 @@ def test_lots_of_an_arc_that_is_dead_paused_or_was_passed_over_say_so():
     spec, node = stage.clean(), stage.living()
     lot = stage.append([1])
     (gap,) = gaps(stage, stage.cleaned, spec).gaps
-    assert gap.cause.why == "arc clean was never run"
+    assert gap.cause.why == "arc clean has never run"
     stage.subscribe(spec.id, stage.orders, most_failures=1)
     stage.run(subscriptions.pause, stage.triggers, spec.id)
     (gap,) = gaps(stage, stage.cleaned, spec).gaps
@@ -134,7 +134,7 @@ def test_lots_of_an_arc_that_is_dead_paused_or_was_passed_over_say_so():
     stage.run(subscriptions.pause, stage.triggers, spec.id)
     stage.run(subscriptions.resume, stage.triggers, stage.lots, spec.id, CatchUp.NONE)
     (gap,) = gaps(stage, stage.cleaned, spec).gaps
-    assert (gap.lot, gap.cause.why) == (lot, "arc clean has passed it over")
+    assert (gap.lot, gap.cause.why) == (lot, "arc clean skipped this lot")
 
 
 @pytest.mark.rule("LOT-32")
@@ -147,7 +147,7 @@ def test_intervals_are_expected_from_the_first_on_that_was_opened_until_the_last
     stage.clock.advance(3 * FIVE_MINUTES.seconds)
     told_late = gaps(stage, stage.clicks, spec)
     assert {gap.lot for gap in told_late.gaps} >= set(lots[:2])
-    assert {gap.cause.why for gap in told_late.gaps} == {"its interval is over, and not closed"}
+    assert {gap.cause.why for gap in told_late.gaps} == {"its interval is over but not closed"}
     for lot in lots[:3]:
         stage.lot_of(stage.clicks, lot, 1)
     assert gaps(stage, stage.clicks, spec).gaps == ()
@@ -196,10 +196,10 @@ def test_a_report_reads_in_large_pages_and_never_a_transaction_per_lot(monkeypat
         stage.add(stage.orders, f"A{number:017}")
         if number % 2:
             stage.add(stage.cleaned, f"A{number:017}")
-    monkeypatch.setattr(census_module, "PAGE", 50)
+    monkeypatch.setattr(inventory_module, "PAGE", 50)
     monkeypatch.setattr(gaps_module, "PAGE", 50)
     counting = CountingStore(stage.store)
-    found = Gaps(Census(counting, stage.keys, [spec])).of(stage.cleaned)  # type: ignore[arg-type]
+    found = Gaps(Inventory(counting, stage.keys, [spec])).of(stage.cleaned)  # type: ignore[arg-type]
     assert (found.expected, found.complete, len(found.gaps)) == (200, 100, 100)
     assert counting.runs < 20
 

@@ -10,7 +10,7 @@ from tidemill import crash
 from tidemill.arcs import barriers, rows
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.gaps import Gaps, GapState
-from tidemill.arcs.inventory import Census
+from tidemill.arcs.inventory import Inventory
 from tidemill.arcs.lot_requests import RequestKind
 from tidemill.arcs.rows import MissingLot
 from tidemill.arcs.states import ArcState
@@ -50,7 +50,7 @@ class GraceStage(LifeStage):
             done += found
 
     def over(self) -> list[str]:
-        return self.run(barriers.due, self.keys, self.spec)
+        return self.run(barriers.expired, self.keys, self.spec)
 
     def waiting(self) -> dict[str, str]:
         """Lots that wait, with the words for it."""
@@ -71,7 +71,9 @@ def test_after_its_grace_a_lot_is_made_of_what_is_there_and_what_comes_late_make
     stage = GraceStage(AfterGrace.PARTIAL)
     stage.lot_of(stage.clicks, LOTS[0], 1)
     assert ends(stage.everything()) == [(LOTS[0], LotEnd.WAITING)]
-    assert stage.waiting() == {LOTS[0]: "waits for rates, 0 s so far; made of what is there in 10.0 min"}
+    assert stage.waiting() == {
+        LOTS[0]: "waits for rates (0 s so far); will be made without rates in 10.0 min"
+    }
     stage.clock.advance(GRACE_S - 1)
     assert stage.everything() == []
     assert stage.made() == {}
@@ -110,8 +112,8 @@ def test_a_lot_that_is_skipped_is_missing_and_made_only_when_somebody_asks_for_i
     row = stage.standing(stage.spec, LOTS[0]).row
     assert isinstance(row, MissingLot)
     assert row.skipped
-    assert row.error == "skipped: rates had no such lot within its grace"
-    gaps = Gaps(Census(stage.store, stage.keys, [stage.spec], late_s=0)).of(stage.joined).gaps
+    assert row.error == "skipped: rates had no such lot within the grace period"
+    gaps = Gaps(Inventory(stage.store, stage.keys, [stage.spec], late_s=0)).of(stage.joined).gaps
     assert [(gap.lot, gap.state, gap.cause.why) for gap in gaps if gap.lot == LOTS[0]] == [
         (LOTS[0], GapState.MISSING, row.error)
     ]
@@ -134,10 +136,10 @@ def test_with_wait_nothing_follows_however_long_it_takes():
     stage.clock.advance(1000 * GRACE_S)
     assert stage.everything() == []
     assert stage.over() == []
-    assert stage.waiting() == {LOTS[0]: "waits for rates, 6.9 d so far"}
-    gaps = Gaps(Census(stage.store, stage.keys, [stage.spec], late_s=0)).of(stage.joined).gaps
-    assert [gap.cause.why for gap in gaps if gap.lot == LOTS[0]] == ["waits for rates, 6.9 d so far"]
-    assert stage.run(barriers.next_at, stage.keys, stage.spec) is None
+    assert stage.waiting() == {LOTS[0]: "waits for rates (6.9 d so far)"}
+    gaps = Gaps(Inventory(stage.store, stage.keys, [stage.spec], late_s=0)).of(stage.joined).gaps
+    assert [gap.cause.why for gap in gaps if gap.lot == LOTS[0]] == ["waits for rates (6.9 d so far)"]
+    assert stage.run(barriers.next_expiry, stage.keys, stage.spec) is None
     stage.lot_of(stage.rates, LOTS[0], 5)
     assert ends(stage.everything()) == [(LOTS[0], LotEnd.COMPLETE)]
     assert stage.waiting() == {}
@@ -155,7 +157,7 @@ def test_a_grace_counts_from_the_first_source_even_if_nobody_looked_and_another_
         (LOTS[0], LotEnd.COMPLETE),
     }
     at = stage.store.run(lambda tx: tx.now())
-    assert stage.run(barriers.next_at, stage.keys, stage.spec) == at + GRACE_S * 1_000_000
+    assert stage.run(barriers.next_expiry, stage.keys, stage.spec) == at + GRACE_S * 1_000_000
     stage.clock.advance(30)
     stage.spec = stage.graced(AfterGrace.PARTIAL, 20)  # declared anew
     assert ends(stage.everything()) == [(LOTS[1], LotEnd.COMPLETE)]

@@ -9,6 +9,7 @@ from tidemill.arcs import declarations, lot_status
 from tidemill.arcs import lots as arc_lots
 from tidemill.arcs.events import ArcLotBegan, ArcLotComplete, ArcLotPartial
 from tidemill.arcs.lots import BeginRefused
+from tidemill.arcs.parts import LotPart
 from tidemill.arcs.rows import CompleteLot
 from tidemill.arcs.states import ArcState
 from tidemill.arcs.work import LotEnd
@@ -264,7 +265,7 @@ def test_what_people_want_to_see_is_told():
     assert stage.told[-1].rows == {"cleaned@1": 4, "odd@1": 2}
 
 
-def test_arcs_are_declared_anew_when_their_code_changes():
+def test_a_declaration_is_replaced_when_the_code_changes():
     stage = ArcStage()
     assert stage.run(declarations.declare, stage.keys, stage.clean())
     assert not stage.run(declarations.declare, stage.keys, stage.clean())
@@ -272,35 +273,38 @@ def test_arcs_are_declared_anew_when_their_code_changes():
     stage.run(declarations.declare, stage.keys, stage.sum())
     assert stage.run(declarations.read, stage.keys, "arc:shop/clean").code == "v2"
     page = stage.run(declarations.listed, stage.keys, "", 1)
-    assert [one.name for one in page] == ["clean"]
-    assert [one.name for one in stage.run(declarations.listed, stage.keys, page[0].id)] == ["sum"]
+    assert [spec.name for spec in page] == ["clean"]
+    assert [spec.name for spec in stage.run(declarations.listed, stage.keys, page[0].id)] == ["sum"]
     with pytest.raises(ArcUnknown):
         stage.run(declarations.read, stage.keys, "arc:shop/other")
 
 
-def test_the_rows_of_every_state_say_what_they_may():
+def test_begin_fail_and_renew_move_the_row_along_its_states():
     stage = ArcStage()
     spec, node = stage.clean(), stage.living()
     lot = stage.append([1])
-    (one,) = stage.run(attempts.resolved, stage.keys.publish, [(stage.orders, lot)])
-    wanted = arc_lots.Wanted(spec=spec, lot=lot, inputs=(one,), parts=("p",))
-    stale = msgspec.structs.replace(wanted, inputs=(msgspec.structs.replace(one, generation=7),))
+    (current,) = stage.run(attempts.resolved, stage.keys.publish, [(stage.orders, lot)])
+    part = LotPart(name="p", inputs=())
+    plan = arc_lots.LotPlan(spec=spec, lot=lot, inputs=(current,), parts=(part,))
+    stale = msgspec.structs.replace(plan, inputs=(msgspec.structs.replace(current, generation=7),))
     assert stage.run(arc_lots.begin, stage.keys, node, stale, "t0") is BeginRefused.CHANGED
-    began = stage.run(arc_lots.begin, stage.keys, node, wanted, "t1")
+    began = stage.run(arc_lots.begin, stage.keys, node, plan, "t1")
     assert isinstance(began, arc_lots.BegunLot)
     row = stage.run(attempts.read, stage.keys.publish, "t1")
     assert isinstance(row, Open)
     assert (row.parts, stage.run(attempts.parts, stage.keys.publish, "t1")) == (1, ["p"])
-    assert stage.run(arc_lots.begin, stage.keys, node, wanted, "t2") is BeginRefused.RUNNING
+    assert stage.run(arc_lots.begin, stage.keys, node, plan, "t2") is BeginRefused.RUNNING
     stage.run(arc_lots.fail, stage.keys, began.hold, ["p"], "why")
     with pytest.raises(LeaseLost):  # it was let go
         stage.run(arc_lots.fail, stage.keys, began.hold, [], "")
     with pytest.raises(LeaseLost):
         stage.run(arc_lots.renew, stage.keys, began, ["p"], "t3", "")
-    adopted = stage.run(arc_lots.begin, stage.keys, node, wanted, "t4")
+    adopted = stage.run(arc_lots.begin, stage.keys, node, plan, "t4")
     assert isinstance(adopted, arc_lots.BegunLot)
     assert (adopted.opened.adopted, adopted.hold.epoch, adopted.tries) == (True, 2, 2)
-    other = msgspec.structs.replace(wanted, parts=("p", "q"))  # another layout of its input
+    other = msgspec.structs.replace(
+        plan, parts=(part, LotPart(name="q", inputs=()))
+    )  # another layout of its input
     stage.run(arc_lots.fail, stage.keys, adopted.hold, ["p"], "why")
     third = stage.run(arc_lots.begin, stage.keys, node, other, "t5")
     assert isinstance(third, arc_lots.BegunLot)

@@ -1,17 +1,16 @@
-"""Barriers: lots that wait until every source has closed them, and what follows when they waited long.
+"""Barriers: lots that wait until every source has closed them, and what happens after a long wait.
 
-A lot that not every source has is passed by its arc's run, and a row says since when it waits: from the
-moment the first of its sources had it, whenever the arc came to see it. The last source's event brings the
-lot back by itself; the row is there for what has no event, the end of a grace (LOT-28), and for people who
-ask what is awaited.
+A run of an arc passes a lot that some source does not have yet. A row records since when the lot waits: since
+the first source had it, even if the arc noticed later. The event of the last source starts the arc again. The
+row serves the case that has no event, the end of the grace period (LOT-28), and reports on waiting lots.
 
-    wait     nothing follows: the lot is awaited for ever
-    partial  the lot is made of what is there; whatever comes later makes its next generation
-    skip     the lot is given up: missing, and not made any more unless somebody asks for it
+    wait     keep waiting
+    partial  make the lot from the sources that have it; later data makes the next generation
+    skip     give the lot up: it is missing, and is made only on request
 
-The row is kept by the moment it waits from, and not by the end of its grace: another grace that is declared
-holds for what waits already. It stays until the lot is published or given up, so that whoever takes over a
-lot that was begun after its grace knows that it was over.
+The row stores the start of the wait and not its end, so a changed grace period also applies to lots that wait
+already. It stays until the lot is published or given up. So a node that takes over a lot that began after its
+grace period knows that the period was over.
 """
 
 from collections.abc import Iterable
@@ -34,48 +33,55 @@ _since = msgspec.msgpack.Decoder(int)
 
 
 class AwaitedLot(msgspec.Struct, frozen=True, kw_only=True):
-    """A lot that waits for its sources; times are of the store, in µs.
+    """A lot that waits for its sources. Times are store times, in µs.
 
-    - until: the end of its grace; None where nothing follows.
+    - until: the end of its grace period; None if it waits without limit.
+    - missing: the sources that do not have it.
     """
 
     arc: str
     lot: str
     since: int
     until: int | None
-    lacking: tuple[DatasetId, ...]
+    missing: tuple[DatasetId, ...]
 
 
-def lacking(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> tuple[DatasetId, ...]:
-    """The sources that have no such lot."""
-    found = [published.current(tx, keys.publish.lots, dataset, lot) for dataset in spec.reads]
-    return tuple(dataset for dataset, row in zip(spec.reads, found, strict=True) if row is None)
+def missing_sources(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> tuple[DatasetId, ...]:
+    """Return the sources that do not have this lot."""
+    current = [published.current(tx, keys.publish.lots, dataset, lot) for dataset in spec.reads]
+    return tuple(dataset for dataset, row in zip(spec.reads, current, strict=True) if row is None)
 
 
 def is_over(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str, row: AnyLot | None) -> bool:
-    """May a lot be made of what is there, though a source has not closed it? `row`: the arc's newest of it.
+    """Tell whether a lot may be made although a source has not closed it. `row` is the arc's newest row of
+    it.
 
-    One that was begun so before may: what comes late joins it, and what broke off goes on.
+    A lot that began this way before may: late data is added to it, and a broken-off attempt resumes.
     """
     if spec.after_grace is not AfterGrace.PARTIAL:
         return False
-    if row is not None and not (isinstance(row, MissingLot) and not row.skipped):
+    if _has_begun(row):
         return True
     raw = tx.get(keys.barrier[spec.id, lot])
     return raw is not None and _since.decode(raw) + spec.grace_us <= tx.now()
 
 
+def _has_begun(row: AnyLot | None) -> bool:
+    """Tell whether a lot was made or given up, so that it does not wait."""
+    return row is not None and not (isinstance(row, MissingLot) and not row.skipped)
+
+
 def wait(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> bool:
-    """Enter a lot as one that waits; False when all its sources have it by now. May be repeated."""
-    missing = lacking(tx, keys, spec, lot)
+    """Record that a lot waits; return False if all its sources have it by now. Can be repeated."""
+    missing = missing_sources(tx, keys, spec, lot)
     if not missing:
         return False
     last = rows.newest(tx, keys, spec.id, lot)
-    if last is not None and not (isinstance(last[1], MissingLot) and not last[1].skipped):
-        return True  # it was made, or given up: nothing waits
+    if last is not None and _has_begun(last[1]):
+        return True
     key = keys.barrier[spec.id, lot]
     if tx.get(key) is None:
-        since = min(_closed_at(tx, keys, one, lot) for one in spec.reads if one not in missing)
+        since = min(_closed_at(tx, keys, source, lot) for source in spec.reads if source not in missing)
         tx.set(key, msgspec.msgpack.encode(since), quiet=True)
         tx.set(keys.grace[spec.id, since, lot], b"", quiet=True)
     return True
@@ -88,8 +94,8 @@ def _closed_at(tx: Tx, keys: ArcKeys, dataset: DatasetId, lot: str) -> int:
     return event.at
 
 
-def due(tx: Tx, keys: ArcKeys, spec: ArcSpec, limit: int = PAGE) -> list[str]:
-    """Lots whose grace is over, and for which something follows; those that wait longest first."""
+def expired(tx: Tx, keys: ArcKeys, spec: ArcSpec, limit: int = PAGE) -> list[str]:
+    """List the lots whose grace period is over, longest wait first; none if the arc waits without limit."""
     if spec.after_grace is AfterGrace.WAIT:
         return []
     lo, _ = keys.grace.under(spec.id)
@@ -99,8 +105,8 @@ def due(tx: Tx, keys: ArcKeys, spec: ArcSpec, limit: int = PAGE) -> list[str]:
     ]
 
 
-def next_at(tx: Tx, keys: ArcKeys, spec: ArcSpec) -> int | None:
-    """When the next grace is over (store time, µs); None when nothing waits that something follows for."""
+def next_expiry(tx: Tx, keys: ArcKeys, spec: ArcSpec) -> int | None:
+    """Return when the next grace period ends (store time, µs); None if no lot waits with a limit."""
     if spec.after_grace is AfterGrace.WAIT:
         return None
     rows = tx.range(*keys.grace.under(spec.id), limit=1, snapshot=True)
@@ -112,59 +118,63 @@ def next_at(tx: Tx, keys: ArcKeys, spec: ArcSpec) -> int | None:
 
 
 def with_grace(specs: Iterable[ArcSpec]) -> list[ArcSpec]:
-    """Those arcs that do something when a grace is over."""
+    """Return the arcs that act when a grace period ends."""
     return [spec for spec in specs if spec.after_grace is not AfterGrace.WAIT]
 
 
-def over(tx: Tx, keys: ArcKeys, specs: Iterable[ArcSpec]) -> list[tuple[ArcSpec, str]]:
-    """Lots whose grace is over, of arcs that run, as many of each arc as it may make at once."""
+def all_expired(tx: Tx, keys: ArcKeys, specs: Iterable[ArcSpec]) -> list[tuple[ArcSpec, str]]:
+    """List the lots of active arcs whose grace period is over, for each arc as many as it may make at
+    once.
+    """
     return [
         (spec, lot)
         for spec in specs
         if not lot_requests.parked(tx, keys, spec.id)
-        for lot in due(tx, keys, spec, spec.max_concurrent)
+        for lot in expired(tx, keys, spec, spec.max_concurrent)
     ]
 
 
-def left_us(tx: Tx, keys: ArcKeys, specs: Iterable[ArcSpec]) -> dict[str, int]:
-    """By arc, how long until the next of its graces is over; only arcs that run and have a lot that waits."""
-    ends = {spec.id: next_at(tx, keys, spec) for spec in specs if not lot_requests.parked(tx, keys, spec.id)}
+def remaining_us(tx: Tx, keys: ArcKeys, specs: Iterable[ArcSpec]) -> dict[str, int]:
+    """Return the time to the next end of a grace period, for each active arc with a waiting lot."""
+    ends = {
+        spec.id: next_expiry(tx, keys, spec) for spec in specs if not lot_requests.parked(tx, keys, spec.id)
+    }
     return {arc: at - tx.now() for arc, at in ends.items() if at is not None}
 
 
 def awaited_lots(tx: Tx, keys: ArcKeys, spec: ArcSpec, limit: int = PAGE) -> list[AwaitedLot]:
-    """A page of the lots that wait, longest first: for reports."""
-    found = []
+    """Return a page of the waiting lots for reports, longest wait first."""
+    awaited = []
     for row in tx.range(*keys.grace.under(spec.id), limit=limit, snapshot=True):
         _, since, lot = keys.grace.unpack(row.key)
         assert isinstance(since, int)
         until = None if spec.after_grace is AfterGrace.WAIT else since + spec.grace_us
-        found.append(
+        awaited.append(
             AwaitedLot(
                 arc=spec.id,
                 lot=str(lot),
                 since=since,
                 until=until,
-                lacking=lacking(tx, keys, spec, str(lot)),
+                missing=missing_sources(tx, keys, spec, str(lot)),
             )
         )
-    return found
+    return awaited
 
 
-def explain(one: AwaitedLot, spec: ArcSpec, now: int) -> str:
-    """Why a lot is not made yet, and what follows when."""
-    missing = ", ".join(dataset.name for dataset in one.lacking)
+def explain(awaited: AwaitedLot, spec: ArcSpec, now: int) -> str:
+    """Describe why a lot is not made yet, and what happens when its grace period ends."""
+    missing = ", ".join(dataset.name for dataset in awaited.missing)
     if not missing:
-        return "every source has it: its arc is to run"
-    said = f"waits for {missing}, {_for(now - one.since)} so far"
-    if one.until is None:
-        return said
-    then = "made of what is there" if spec.after_grace is AfterGrace.PARTIAL else "skipped"
-    when = f"in {_for(one.until - now)}" if one.until > now else "now"
-    return f"{said}; {then} {when}"
+        return "every source has it: its arc will run"
+    waiting = f"waits for {missing} ({_duration(now - awaited.since)} so far)"
+    if awaited.until is None:
+        return waiting
+    action = f"made without {missing}" if spec.after_grace is AfterGrace.PARTIAL else "skipped"
+    when = f"in {_duration(awaited.until - now)}" if awaited.until > now else "now"
+    return f"{waiting}; will be {action} {when}"
 
 
-def _for(us: int) -> str:
+def _duration(us: int) -> str:
     seconds = max(0, us) / 1e6
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
@@ -173,15 +183,15 @@ def _for(us: int) -> str:
 
 
 def skip(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> MissingLot | None:
-    """Give up a lot whose grace is over; None when that is not so any more: a source closed it, or somebody
-    was faster. To be called with the node's fence in the same transaction.
+    """Give up a lot whose grace period is over; return None if a source has closed it or another node was
+    faster. The caller checks the node's fence in the same transaction.
     """
     raw = tx.get(keys.barrier[spec.id, lot])
-    missing = lacking(tx, keys, spec, lot)
+    missing = missing_sources(tx, keys, spec, lot)
     if raw is None or not missing or _since.decode(raw) + spec.grace_us > tx.now():
         return None
-    why = f"skipped: {', '.join(one.name for one in missing)} had no such lot within its grace"
-    row = lots.skip(tx, keys, spec.id, lot, why)
+    names = ", ".join(source.name for source in missing)
+    row = lots.skip(tx, keys, spec.id, lot, f"skipped: {names} had no such lot within the grace period")
     if row is not None:
-        lots.no_longer_awaited(tx, keys, spec.id, lot)
+        lots.stop_waiting(tx, keys, spec.id, lot)
     return row

@@ -1,4 +1,4 @@
-"""What the arcs room tells."""
+"""Typed events of arcs."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from tidemill.publish.events import AttemptAdopted, AttemptOpened, AttemptPublis
 
 
 class ArcLotBegan(Event, frozen=True):
-    """An arc works on a lot; for the first time, or again."""
+    """An arc began to work on a lot, for the first time or again."""
 
     arc: str
     lot: str
@@ -22,7 +22,7 @@ class ArcLotBegan(Event, frozen=True):
 
 
 class ArcLotComplete(Event, frozen=True):
-    """An arc is done with a lot."""
+    """An arc completed a lot."""
 
     arc: str
     lot: str
@@ -42,7 +42,7 @@ class ArcLotPartial(Event, frozen=True):
 
 
 class ArcLotMissing(Event, frozen=True):
-    """Nothing of a lot could be made, or it was cleaned up."""
+    """An arc could make nothing of a lot, or its parts were cleaned up."""
 
     arc: str
     lot: str
@@ -51,7 +51,7 @@ class ArcLotMissing(Event, frozen=True):
 
 
 def report_begun(emit: Emit, began: BegunLot, parts: int) -> None:
-    """Emit that a lot began, with an opened or adopted attempt, and which attempts were abandoned for it."""
+    """Report that a lot began, its opened or adopted attempt, and the attempts abandoned for it."""
     draft, hold = began.hold.draft, began.hold
     for abandoned in began.opened.abandoned:
         emit(abandoned_event(abandoned))
@@ -91,7 +91,7 @@ def report_begun(emit: Emit, began: BegunLot, parts: int) -> None:
 def report_published(
     emit: Emit, draft: Draft, positions: Mapping[DatasetId, int], rows: Mapping[DatasetId, int]
 ) -> None:
-    """Emit that an attempt is the lot of its sinks, and that the arc's lot is complete."""
+    """Report that an attempt was published, and that the arc's lot is complete."""
     counts = {str(dataset): count for dataset, count in rows.items()}
     emit(
         AttemptPublished(

@@ -1,9 +1,9 @@
-"""Gaps: lots that should be there and are not, what became of each, and where it comes from (LOT-32).
+"""Gaps: expected lots that were not published, and the cause of each (LOT-32).
 
-    gaps = expected − distinct lots that are complete or empty
+    gaps = expected − lots that are complete or empty
 
-Each is classified by the arc that makes the table. When nothing is wrong there, because an input is not there
-either, the cause is looked for upstream, table by table, to the one where it began.
+The arc that makes the table classifies each gap. If the arc only waits for an input, the search continues
+upstream, table by table, to the place where the gap began.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,10 +14,9 @@ import msgspec
 
 from tidemill.arcs import barriers, rows
 from tidemill.arcs.declarations import ArcSpec
-from tidemill.arcs.inventory import Census
+from tidemill.arcs.inventory import Inventory
 from tidemill.arcs.rows import MissingLot, PartialLot, RunningLot
 from tidemill.arcs.states import ArcState
-from tidemill.cluster import nodes
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.states import LotState
 from tidemill.store import Tx
@@ -25,24 +24,27 @@ from tidemill.triggers import subscriptions
 from tidemill.triggers.subscriptions import Scheduled
 from tidemill.triggers.terms import AfterGrace
 
-MOST_TOLD = 1000
-"""Of an arc's lots that are told with what went wrong."""
+MAX_EXPLAINED = 1000
+"""The most lots of an arc for which a report explains what went wrong."""
+
+SKIPPED = "skipped this lot"
+"""How the cause of a gap ends that only a backfill fills."""
 
 PAGE = 500
 
 
 class GapState(StrEnum):
-    """What became of a lot that is not there."""
+    """The state of a lot that was not published."""
 
-    ABSENT = "absent"  # nothing was done for it yet
+    ABSENT = "absent"  # work on it has not begun
     RUNNING = "running"
     PARTIAL = "partial"
     MISSING = "missing"
-    DEAD = "dead"  # its arc failed too often, and is not run any more
+    DEAD = "dead"  # its arc failed too often and does not run any more
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Where a gap began: the table that has not the lot, the arc that makes that, and what is known of it."""
+    """Where a gap began: the table without the lot, the arc that makes the table, and the reason."""
 
     table: str
     arc: str
@@ -51,7 +53,7 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """A lot that is expected and not published. The lot of its cause has the same id.
+    """An expected lot that was not published. The lot of its cause has the same id.
 
     >>> cause = Cause("orders", "", GapState.ABSENT, "no file arrived")
     >>> Gap("clean_orders", "20260131PT1H014", GapState.ABSENT, cause).cause.table
@@ -65,7 +67,7 @@ class Gap(msgspec.Struct, frozen=True):
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
-    """Count the expected, complete and empty lots of a table, and list its gaps in order of their lots.
+    """The number of expected, complete and empty lots of a table, and its gaps in order of their lots.
 
     >>> Coverage(table="orders", expected=24, complete=20, empty=4, gaps=()).counts["missing"]
     0
@@ -79,46 +81,46 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many gaps there are of each kind."""
-        found = dict.fromkeys((state.value for state in GapState), 0)
+        """The number of gaps in each state."""
+        counts = dict.fromkeys((state.value for state in GapState), 0)
         for gap in self.gaps:
-            found[gap.state.value] += 1
-        return found
+            counts[gap.state.value] += 1
+        return counts
 
 
-class _Line(msgspec.Struct, frozen=True):
-    """What an arc's subscription says about lots that it has not made."""
+class _ArcStatus(msgspec.Struct, frozen=True):
+    """Why an arc has not made its lots, according to its subscription."""
 
     state: GapState
     why: str
 
 
 class Gaps:
-    """Finds the gaps of tables, over one census."""
+    """Finds the gaps of tables in one inventory."""
 
-    def __init__(self, census: Census) -> None:
-        self._census = census
-        self._lines: dict[str, _Line] = {}
-        self._notes: dict[tuple[str, str], str] = {}
-        self._noted: set[str] = set()
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+        self._arc_statuses: dict[str, _ArcStatus] = {}
+        self._reasons: dict[tuple[str, str], str] = {}
+        self._arcs_with_reasons: set[str] = set()
         self._waiting: dict[str, dict[str, str]] = {}
         self._causes: dict[tuple[str, str, GapState, str], Cause] = {}
 
     def of(self, table: DatasetId) -> Coverage:
-        """The gaps of one table."""
-        census = self._census
-        expected = census.expected(table)
-        there = census.published(table)
-        missing = sorted(lot for lot in expected if lot not in there)
-        spec = census.makers.get(table)
+        """Return the gaps of one table."""
+        inventory = self._inventory
+        expected = inventory.expected(table)
+        published = inventory.published(table)
+        missing = sorted(lot for lot in expected if lot not in published)
+        spec = inventory.makers.get(table)
         if spec is not None and missing:
-            self._note(spec, missing)
+            self._load_reasons(spec, missing)
         gaps = []
         for lot in missing:
             cause = self._cause(table, lot)
             state = cause.state if spec is None or cause.arc == spec.name else GapState.ABSENT
             gaps.append(Gap(table.name, lot, state, cause))
-        states = list(there.values())
+        states = list(published.values())
         return Coverage(
             table=table.name,
             expected=len(expected),
@@ -128,91 +130,90 @@ class Gaps:
         )
 
     def _cause(self, table: DatasetId, lot: str) -> Cause:
-        """Where the gap at this lot began, walking upstream."""
-        census, spec = self._census, self._census.makers.get(table)
+        """Find where the gap at this lot began, going upstream."""
+        inventory, spec = self._inventory, self._inventory.makers.get(table)
         if spec is None:
-            return self._told(table.name, "", GapState.ABSENT, "its interval is over, and not closed")
-        unfinished = census.unfinished(spec.id).get(lot)
-        lacking = census.lacking(spec, lot)
-        begun = unfinished is not None and (unfinished[0] is not ArcState.MISSING or not lacking)
+            return self._make_cause(table.name, "", GapState.ABSENT, "its interval is over but not closed")
+        unfinished = inventory.unfinished(spec.id).get(lot)
+        missing = inventory.missing_sources(spec, lot)
+        begun = unfinished is not None and (unfinished[0] is not ArcState.MISSING or not missing)
         if unfinished is not None and (begun or spec.after_grace is AfterGrace.SKIP):
-            self._note(spec, [lot])
-            why = self._notes.get((spec.id, lot), "")
-            return self._told(table.name, spec.name, GapState(unfinished[0].value), why)
-        for source in lacking:
-            if lot in census.expected(source):
+            self._load_reasons(spec, [lot])
+            why = self._reasons.get((spec.id, lot), "")
+            return self._make_cause(table.name, spec.name, GapState(unfinished[0].value), why)
+        for source in missing:
+            if lot in inventory.expected(source):
                 return self._cause(source, lot)
-        if lacking:
-            there = ", ".join(one.name for one in spec.reads if one not in lacking)
-            why = self._awaited(spec).get(lot, f"{there} has it, this has not")
-            return self._told(lacking[0].name, "", GapState.ABSENT, why)
-        line = self._line(spec)
-        return self._told(table.name, spec.name, line.state, line.why)
+        if missing:
+            others = ", ".join(source.name for source in spec.reads if source not in missing)
+            why = self._why_waiting(spec).get(lot, f"{others} has this lot, {missing[0].name} does not")
+            return self._make_cause(missing[0].name, "", GapState.ABSENT, why)
+        status = self._arc_status(spec)
+        return self._make_cause(table.name, spec.name, status.state, status.why)
 
-    def _told(self, table: str, arc: str, state: GapState, why: str) -> Cause:
-        """One value for one cause, however many lots it has."""
+    def _make_cause(self, table: str, arc: str, state: GapState, why: str) -> Cause:
+        """Return the same value for equal causes, because many lots can share one."""
         return self._causes.setdefault((table, arc, state, why), Cause(table, arc, state, why))
 
-    def _awaited(self, spec: ArcSpec) -> dict[str, str]:
-        """What is said of lots that wait at a barrier, of so many; read once for each arc."""
+    def _why_waiting(self, spec: ArcSpec) -> dict[str, str]:
+        """Explain lots that wait at a barrier, up to a limit; read once for each arc."""
         if spec.id not in self._waiting:
-            now = self._census.store.run(lambda tx: tx.now())
-            found = self._census.store.run(
-                partial(barriers.awaited_lots, keys=self._census.keys, spec=spec, limit=MOST_TOLD)
+            now = self._inventory.store.run(lambda tx: tx.now())
+            awaited = self._inventory.store.run(
+                partial(barriers.awaited_lots, keys=self._inventory.keys, spec=spec, limit=MAX_EXPLAINED)
             )
-            self._waiting[spec.id] = {one.lot: barriers.explain(one, spec, now) for one in found}
+            self._waiting[spec.id] = {lot.lot: barriers.explain(lot, spec, now) for lot in awaited}
         return self._waiting[spec.id]
 
-    def _line(self, spec: ArcSpec) -> _Line:
-        """Why an arc has not made a lot whose inputs are there, by its subscription."""
-        if spec.id not in self._lines:
-            self._lines[spec.id] = self._census.store.run(partial(self._read_line, spec=spec))
-        return self._lines[spec.id]
+    def _arc_status(self, spec: ArcSpec) -> _ArcStatus:
+        """Return why an arc has not made a lot although it has the inputs."""
+        if spec.id not in self._arc_statuses:
+            self._arc_statuses[spec.id] = self._inventory.store.run(partial(self._read_arc_status, spec=spec))
+        return self._arc_statuses[spec.id]
 
-    def _read_line(self, tx: Tx, spec: ArcSpec) -> _Line:
-        row = subscriptions.read(tx, self._census.keys.publish.triggers, spec.id)
+    def _read_arc_status(self, tx: Tx, spec: ArcSpec) -> _ArcStatus:
+        row = subscriptions.read(tx, self._inventory.keys.publish.triggers, spec.id)
         if row is None:
-            return _Line(GapState.ABSENT, f"arc {spec.name} was never run")
+            return _ArcStatus(GapState.ABSENT, f"arc {spec.name} has never run")
         if row.tally.dead:
             why = f": {row.tally.why}" if row.tally.why else ""
-            return _Line(GapState.DEAD, f"arc {spec.name} failed {row.tally.failures} times{why}")
+            return _ArcStatus(GapState.DEAD, f"arc {spec.name} failed {row.tally.failures} times{why}")
         if row.tally.paused:
-            return _Line(GapState.ABSENT, f"arc {spec.name} is paused")
+            return _ArcStatus(GapState.ABSENT, f"arc {spec.name} is paused")
         if isinstance(row, Scheduled):
             failed = f" again, after {row.tally.failures} failures" if row.tally.failures else ""
-            return _Line(GapState.ABSENT, f"arc {spec.name} is to run{failed}")
-        return _Line(GapState.ABSENT, f"arc {spec.name} has passed it over")
+            return _ArcStatus(GapState.ABSENT, f"arc {spec.name} is scheduled{failed}")
+        return _ArcStatus(GapState.ABSENT, f"arc {spec.name} {SKIPPED}")
 
-    def _note(self, spec: ArcSpec, lots: Iterable[str]) -> None:
-        """Read what is known of lots that an arc began, in pages; once for each arc, and of so many."""
-        if spec.id in self._noted:
+    def _load_reasons(self, spec: ArcSpec, lots: Iterable[str]) -> None:
+        """Read why an arc's begun lots are not finished, in pages and up to a limit; once for each arc."""
+        if spec.id in self._arcs_with_reasons:
             return
-        self._noted.add(spec.id)
-        unfinished = self._census.unfinished(spec.id)
-        wanted = [(lot, unfinished[lot][1]) for lot in sorted({*lots, *unfinished}) if lot in unfinished]
-        for first in range(0, min(len(wanted), MOST_TOLD), PAGE):
-            self._read_notes(spec.id, wanted[first : first + PAGE])
+        self._arcs_with_reasons.add(spec.id)
+        unfinished = self._inventory.unfinished(spec.id)
+        begun = [(lot, unfinished[lot][1]) for lot in sorted({*lots, *unfinished}) if lot in unfinished]
+        for first in range(0, min(len(begun), MAX_EXPLAINED), PAGE):
+            self._read_reasons(spec.id, begun[first : first + PAGE])
 
-    def _read_notes(self, arc: str, page: Sequence[tuple[str, int]]) -> None:
-        keys = self._census.keys
+    def _read_reasons(self, arc: str, page: Sequence[tuple[str, int]]) -> None:
+        keys = self._inventory.keys
 
         def read(tx: Tx) -> dict[str, str]:
-            raws = tx.get_many([keys.lot[arc, lot, generation] for lot, generation in page])
-            found = {}
-            for (lot, _), raw in zip(page, raws, strict=True):
-                if raw is not None:
-                    found[lot] = self._words(tx, rows.decode(raw))
-            return found
+            values = tx.get_many([keys.lot[arc, lot, generation] for lot, generation in page])
+            return {
+                lot: self._reason(tx, rows.decode(raw))
+                for (lot, _), raw in zip(page, values, strict=True)
+                if raw is not None
+            }
 
-        for lot, words in self._census.store.run(read).items():
-            self._notes[arc, lot] = words
+        for lot, reason in self._inventory.store.run(read).items():
+            self._reasons[arc, lot] = reason
 
-    def _words(self, tx: Tx, row: rows.AnyLot) -> str:
+    def _reason(self, tx: Tx, row: rows.AnyLot) -> str:
         match row:
             case RunningLot():
-                entry = nodes.read(tx, self._census.keys.publish.cluster, row.node)
-                lives = entry is not None and entry.epoch == row.node_epoch and entry.expires_at > tx.now()
-                return f"on {row.node}" if lives else f"its node {row.node} is gone: a runner goes on with it"
+                alive = rows.is_held(tx, self._inventory.keys, row)
+                return f"on {row.node}" if alive else f"its node {row.node} is gone; a runner will resume it"
             case PartialLot():
                 failed = f"{len(row.failed)} parts failed: " if row.failed else ""
                 return failed + row.error

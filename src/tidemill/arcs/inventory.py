@@ -1,13 +1,13 @@
-"""A census: what there is of the lots of some tables, and what there should be (LOT-32).
+"""Inventory: the lots that tables have, and the lots they should have (LOT-32).
 
-It is read from the store alone, in large pages, so that a report over a hundred thousand lots is some dozens
-of short transactions and no object is read. It is not of one moment. What is expected is read first, then
-what is under way, then what is published: so a lot that comes to its end meanwhile is not told as a gap.
+It reads only the store, in large pages: a report over a hundred thousand lots takes a few dozen short
+transactions and reads no object. These do not see one moment. The inventory reads expected lots first, then
+running ones, then published ones, so a lot that completes in between is not reported as a gap.
 
-What is expected of a table that an arc makes is whatever is expected of, or there in, what the arc reads,
-because an output lot has the id of its input lot. Of a table that is written from outside it is every
-interval since its first that is over; where each append is a lot, it is what was appended: numbers that were
-never published mean nothing. A lot that somebody took back is not expected any more.
+A table made by an arc should have the lots that its inputs have or should have, because an output lot has the
+id of its input lot. A table written from outside should have every interval that is over, since its first. If
+each append is a lot, it should have the appends it has: a number that was never published is not a gap. A
+removed lot is not expected any more.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,30 +28,27 @@ from tidemill.store import Store, Tx
 
 PAGE = 5000
 LATE_S = 60.0
-"""How long an interval may be over before its lot is missed: somebody has to close it."""
+"""How long an interval may be over before a report misses its lot: closing it takes time."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Which lots: from one id to another, both included; an empty one is no bound."""
+    """A range of lot ids, both ends included; an empty end means no limit."""
 
     first: str = ""
     last: str = ""
-
-    def holds(self, lot: str) -> bool:
-        return self.first <= lot and (not self.last or lot <= self.last)
 
 
 ALL = Span()
 
 
-class Census:
-    """What there is and what there should be of tables that arcs connect.
+class Inventory:
+    """The existing and the expected lots of tables that arcs connect.
 
     Args:
-        specs: the arcs, by which a table is made from others.
-        span: of lots that are looked at.
+        specs: the arcs that make tables from others.
+        span: the lots to look at.
         late_s: how long after its end an interval's lot is expected.
     """
 
@@ -75,69 +72,67 @@ class Census:
         self._published: dict[DatasetId, dict[str, LotState]] = {}
         self._unfinished: dict[str, dict[str, tuple[ArcState, int]]] = {}
 
-    # --- what there should be
+    # --- expected lots
 
     def expected(self, table: DatasetId) -> frozenset[str]:
-        """The lots that this table should have."""
+        """Return the lots that this table should have."""
         if table not in self._expected:
             spec = self.makers.get(table)
             self._expected[table] = (
-                self._outside(table) if spec is None else frozenset().union(*map(self._to_read, spec.reads))
+                self._written(table) if spec is None else frozenset().union(*map(self._readable, spec.reads))
             )
         return self._expected[table]
 
-    def _to_read(self, table: DatasetId) -> frozenset[str]:
+    def _readable(self, table: DatasetId) -> frozenset[str]:
         expected = self.expected(table)
         if table not in self.makers:
             return expected
-        there = {lot for lot, state in self.published(table).items() if state is not LotState.REMOVED}
-        return expected | there
+        return expected | {
+            lot for lot, state in self.published(table).items() if state is not LotState.REMOVED
+        }
 
-    def _outside(self, table: DatasetId) -> frozenset[str]:
-        there = self.published(table)
-        removed = {lot for lot, state in there.items() if state is LotState.REMOVED}
-        return frozenset((there.keys() | self._intervals(table)) - removed)
+    def _written(self, table: DatasetId) -> frozenset[str]:
+        published = self.published(table)
+        removed = {lot for lot, state in published.items() if state is LotState.REMOVED}
+        return frozenset((published.keys() | self._intervals(table)) - removed)
 
     def _intervals(self, table: DatasetId) -> set[str]:
-        """The intervals that should be closed by now; of a table without intervals none."""
+        """Return the intervals that should be closed by now; none for a table without intervals."""
 
         def read(tx: Tx) -> tuple[Unit | None, str, str, int]:
             try:
                 unit = datasets.read(tx, self.keys.publish.lots, table).unit
             except DatasetUnknown:
                 return None, "", "", 0
-            turn = staging.read(tx, self.keys.publish.lots, table)
+            interval = staging.read(tx, self.keys.publish.lots, table)
             first = lots.briefs(tx, self.keys.publish.lots, table, limit=1)
-            return unit, first[0].lot if first else "", "" if turn is None else turn.lot, tx.wall()
+            return unit, first[0].lot if first else "", "" if interval is None else interval.lot, tx.wall()
 
-        unit, begin, turn, wall_us = self.store.run(read)
-        if unit is None or not (begin or turn):
+        unit, begin, current, wall_us = self.store.run(read)
+        if unit is None or not (begin or current):
             return set()
-        begin = max(min(one for one in (begin, turn) if one), self.span.first)
-        # The first interval that is not over for long enough, or that is in turn to be closed.
+        begin = max(min(lot for lot in (begin, current) if lot), self.span.first)
+        # The end is the current interval, or the first one that is not over for long enough.
         late = unit.at(_EPOCH + timedelta(microseconds=max(0, wall_us - self._late_us)))
-        end = max(str(late), turn)
+        end = max(str(late), current)
         if begin >= end:
             return set()
-        found = set(ids.texts_between(LotId.parse(begin), LotId.parse(end)))
-        found.discard(end)
-        return found if not self.span.last else {one for one in found if one <= self.span.last}
+        intervals = set(ids.texts_between(LotId.parse(begin), LotId.parse(end)))
+        intervals.discard(end)
+        return {lot for lot in intervals if not self.span.last or lot <= self.span.last}
 
-    # --- what there is
+    # --- existing lots
 
     def published(self, table: DatasetId) -> Mapping[str, LotState]:
-        """The lots that are there, and what each is."""
+        """Return the published lots with their states."""
         if table not in self._published:
-            if table in self.makers:  # what is under way is read before what is published
+            if table in self.makers:  # running lots must be read before published ones
                 self.unfinished(self.makers[table].id)
-            found: dict[str, LotState] = {}
-            for page in self._pages(table):
-                found.update({one.lot: one.state for one in page})
-            self._published[table] = found
+            self._published[table] = {brief.lot: brief.state for page in self._pages(table) for brief in page}
         return self._published[table]
 
-    def answered(self, table: DatasetId, lot: str) -> bool:
-        """Is this lot there, complete or empty, or taken back?"""
+    def has_lot(self, table: DatasetId, lot: str) -> bool:
+        """Tell whether a lot was published: complete, empty or removed."""
         return lot in self.published(table)
 
     def _pages(self, table: DatasetId) -> Iterator[Sequence[lots.LotBrief]]:
@@ -151,9 +146,11 @@ class Census:
             after = page[-1].lot
 
     def unfinished(self, arc: str) -> Mapping[str, tuple[ArcState, int]]:
-        """Lots of an arc whose newest generation runs, is partial or is missing, with that generation."""
+        """Return the lots of an arc whose newest generation is running, partial or missing, with its
+        number.
+        """
         if arc not in self._unfinished:
-            found: dict[str, tuple[ArcState, int]] = {}
+            unfinished: dict[str, tuple[ArcState, int]] = {}
             for space, running in ((self.keys.trouble, False), (self.keys.running, True)):
                 lo, hi = space.under(arc)
                 while True:
@@ -164,13 +161,13 @@ class Census:
                         _, lot, generation = space.unpack(row.key)
                         assert isinstance(generation, int)
                         state = ArcState.RUNNING if running else ArcState(row.value.decode())
-                        found[str(lot)] = (state, generation)
+                        unfinished[str(lot)] = (state, generation)
                     if len(rows) < PAGE:
                         break
                     lo = rows[-1].key + b"\x00"
-            self._unfinished[arc] = found
+            self._unfinished[arc] = unfinished
         return self._unfinished[arc]
 
-    def lacking(self, spec: ArcSpec, lot: str) -> Sequence[DatasetId]:
-        """The sources of an arc that have no such lot."""
-        return [source for source in spec.reads if not self.answered(source, lot)]
+    def missing_sources(self, spec: ArcSpec, lot: str) -> Sequence[DatasetId]:
+        """Return the inputs of an arc that do not have this lot."""
+        return [source for source in spec.reads if not self.has_lot(source, lot)]

@@ -1,13 +1,13 @@
-"""The arcs room's layout in the store, beside that of the publish room.
+"""Keys of arcs in the store, in addition to those of `publish`. All begin with the cluster's name, C.
 
-(C, "arc", id)                                 its declaration
-(C, "arc-lot", id, lot, generation)            how it stands with a lot
-(C, "arc-running", id, lot, generation)        those that run, with who runs them
-(C, "arc-trouble", id, lot, generation)        those that are partial or missing
-(C, "arc-ask", id, lot, generation)            those that somebody asked for: retry, replay, backfill
-(C, "arc-barrier", id, lot)                    those that wait for a source, with since when
-(C, "arc-grace", id, since, lot)               the same, longest first
-(C, "arc-bell")                                no row: hinted at when something was asked for
+(C, "arc", id)                                 the declaration of an arc
+(C, "arc-lot", id, lot, generation)            the state of one generation of a lot
+(C, "arc-running", id, lot, generation)        running generations, with their node
+(C, "arc-trouble", id, lot, generation)        partial and missing generations
+(C, "arc-ask", id, lot, generation)            requested generations: retry, replay, backfill
+(C, "arc-barrier", id, lot)                    lots that wait for a source, with the start of the wait
+(C, "arc-grace", id, since, lot)               the same, longest wait first
+(C, "arc-bell")                                no row; hints at this key announce new requests
 """
 
 from tidemill.publish.keys import PublishKeys

@@ -1,6 +1,6 @@
-"""The plan of a lot: the generations of its inputs, their objects, and the parts to make.
+"""Planning of a lot: the generations of its inputs, their objects, and the parts to make.
 
-Nothing is decided here. `lots.begin` reads the inputs again, in the transaction that begins the lot. If they
+A plan decides nothing. `lots.begin` reads the inputs again, in the transaction that begins the lot. If they
 have changed, the lot is planned again.
 """
 
@@ -9,8 +9,7 @@ import msgspec
 from tidemill.arcs import barriers, lots, parts, rows
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.lots import Wanted
-from tidemill.arcs.parts import LotPart
+from tidemill.arcs.lots import DEFAULT, LotPlan, MakeOptions
 from tidemill.arcs.rows import MissingLot
 from tidemill.lots import lots as lot_rows
 from tidemill.lots.keys import DatasetId
@@ -21,59 +20,40 @@ from tidemill.publish.manifests import Manifests
 from tidemill.store import Tx
 
 
-class MakeOptions(msgspec.Struct, frozen=True):
-    """How a lot is made outside of a run of its arc: see `Wanted`."""
-
-    replay: bool = False
-    generation: int | None = None
-    batch: str = ""
-    at_once: int = 0
-
-
-DEFAULT = MakeOptions()
-
-
 class LotInputs(msgspec.Struct, frozen=True):
     """The inputs of a lot at this moment.
 
     - lots: their generations.
     - rows: their rows, which name their manifests.
-    - lacking: sources that do not have this lot (yet).
-    - enough: the lot may be made of `rows`: no source lacks it, or its grace is over.
+    - missing: sources that do not have this lot yet.
+    - enough: the lot may be made from `rows`: every source has it, or its grace period is over.
     - done: the lot is complete for these inputs.
     - skipped: the arc's policy has given the lot up.
     """
 
     lots: tuple[InputLot, ...] = ()
     rows: tuple[LotRow, ...] = ()
-    lacking: tuple[DatasetId, ...] = ()
+    missing: tuple[DatasetId, ...] = ()
     enough: bool = False
     done: bool = False
     skipped: bool = False
 
 
-class LotPlan(msgspec.Struct, frozen=True):
-    """How to make a lot."""
-
-    wanted: Wanted
-    parts: tuple[LotPart, ...]
-
-
 def inputs(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str, *, replay: bool = False) -> LotInputs:
     """Read the inputs of a lot."""
     current = {dataset: lot_rows.current(tx, keys.publish.lots, dataset, lot) for dataset in spec.reads}
-    lacking = tuple(dataset for dataset, row in current.items() if row is None)
+    missing = tuple(dataset for dataset, row in current.items() if row is None)
     present = tuple(row for row in current.values() if row is not None)
     last = rows.newest(tx, keys, spec.id, lot) if spec.has_barrier else None
     newest = None if last is None else last[1]
-    named = tuple(
+    generations = tuple(
         InputLot(dataset=row.dataset.name, version=row.dataset.version, lot=lot, generation=row.generation)
         for row in present
     )
-    enough = not lacking or (bool(present) and barriers.is_over(tx, keys, spec, lot, newest))
-    done = enough and lots.due(tx, keys, spec.id, lot, named, replay=replay) is None
+    enough = not missing or (bool(present) and barriers.is_over(tx, keys, spec, lot, newest))
+    done = enough and lots.due_generation(tx, keys, spec.id, lot, generations, replay=replay) is None
     skipped = isinstance(newest, MissingLot) and newest.skipped
-    return LotInputs(named, present, lacking, enough=enough, done=done, skipped=skipped)
+    return LotInputs(generations, present, missing, enough=enough, done=done, skipped=skipped)
 
 
 def plan(
@@ -84,9 +64,9 @@ def plan(
     *,
     options: MakeOptions = DEFAULT,
 ) -> LotPlan:
-    """Split a lot into parts, by the objects that the manifests of its inputs list.
+    """Split a lot into parts, by the objects in the manifests of its inputs.
 
-    A source that does not have the lot counts as empty.
+    A source that does not have the lot is treated as empty.
     """
     rows_of = {row.dataset: row for row in inputs.rows}
     read = []
@@ -96,16 +76,4 @@ def plan(
         read.append(parts.part_input(dataset, manifests.listed(row.manifest) if row and filled else []))
     empty = not any(part.objects for part in read)
     split = () if empty and spec.on_empty == "publish" else parts.split(read, spec.parts)
-    return LotPlan(
-        Wanted(
-            spec=spec,
-            lot=lot,
-            inputs=inputs.lots,
-            parts=tuple(part.name for part in split),
-            replay=options.replay,
-            generation=options.generation,
-            batch=options.batch,
-            at_once=options.at_once,
-        ),
-        split,
-    )
+    return LotPlan(spec=spec, lot=lot, inputs=inputs.lots, parts=split, options=options)

@@ -1,18 +1,18 @@
-"""Lot requests: lots that users ask an arc to make, besides those its subscription makes (LOT-31).
+"""Lot requests: lots that users ask an arc to make, in addition to those of its subscription (LOT-31).
 
 There is one queue for all kinds, with one row per lot. Any runner works on it:
 
 - retry: try a partial or missing lot again. The subscription has passed the lot when it failed, so that later
   lots do not wait for it.
 - backfill: make a lot that was never made, or that failed.
-- replay: make a lot again, as its next generation; readers have the one before until then.
+- replay: make a lot again, as its next generation. Readers see the previous one until then.
 
 A row names the requested generation, and is removed when that generation begins, by any node. From then on
-the lease of the running lot says which node continues it. `lots.begin` refuses to act for a row that is gone,
+the lease of the running lot says which node continues it. `lots.begin` refuses to act on a row that is gone,
 so when two runners have read one row, one of them makes the lot.
 
-Replays and backfills are throttled: a batch by its own option, all requests of an arc by `max_concurrent`.
-One place of that is kept for what arrives, while anything has.
+Replays and backfills are limited: a batch by its own option, all requests of an arc by `max_concurrent`. They
+leave room for one lot of the subscription while it has something to run.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ PAGE = 100
 
 
 class RequestKind(StrEnum):
-    """What is requested."""
+    """The kind of a request."""
 
     RETRY = "retry"
     BACKFILL = "backfill"
@@ -68,7 +68,7 @@ _row = msgspec.msgpack.Decoder(_Row)
 
 
 def request_retry(tx: Tx, keys: ArcKeys, arc: str, lot: str) -> LotRequest:
-    """Request a retry; `ArcLotConflict` for a lot that is neither partial nor missing. May be repeated."""
+    """Request a retry; raise `ArcLotConflict` if the lot is neither partial nor missing. Can be repeated."""
     requested = request(tx, keys, arc, lot, RequestOptions())
     if requested is None:
         last = rows.newest(tx, keys, arc, lot)
@@ -78,7 +78,7 @@ def request_retry(tx: Tx, keys: ArcKeys, arc: str, lot: str) -> LotRequest:
 
 
 def request(tx: Tx, keys: ArcKeys, arc: str, lot: str, options: RequestOptions) -> LotRequest | None:
-    """Request a lot; None when there is nothing of this kind to do for it. May be repeated."""
+    """Request a lot; return None if this kind of request does not apply to it. Can be repeated."""
     generation = requested_generation(rows.newest(tx, keys, arc, lot), options.kind)
     if generation is None:
         return None
@@ -92,7 +92,7 @@ def request(tx: Tx, keys: ArcKeys, arc: str, lot: str, options: RequestOptions) 
 
 
 def requested_generation(last: tuple[int, AnyLot] | None, kind: RequestKind) -> int | None:
-    """Return the generation that a request of this kind is for, by the newest row; None if there is none.
+    """Return the generation that a request of this kind makes after the newest row; None if it makes none.
 
     A running lot is being made from the current inputs, so it needs no request.
     """
@@ -107,17 +107,19 @@ def requested_generation(last: tuple[int, AnyLot] | None, kind: RequestKind) -> 
 def pending(
     tx: Tx, keys: ArcKeys, after: LotRequest | None = None, limit: int = PAGE, *, arc: str | None = None
 ) -> list[LotRequest]:
-    """Return a page of requests, by arc and lot; of one arc, if it is given."""
+    """Return a page of requests, ordered by arc and lot; of one arc, if it is given."""
     lo, hi = keys.request.all() if arc is None else keys.request.under(arc)
     if after is not None:
         lo = keys.request[after.arc, after.lot, after.generation] + b"\x00"
     requests = []
     for row in tx.range(lo, hi, limit=limit, snapshot=True):
-        of, lot, generation = keys.request.unpack(row.key)
+        arc_id, lot, generation = keys.request.unpack(row.key)
         assert isinstance(generation, int)
-        kept = _row.decode(row.value)
+        stored = _row.decode(row.value)
         requests.append(
-            LotRequest(arc=str(of), lot=str(lot), generation=generation, at=kept.at, options=kept.options)
+            LotRequest(
+                arc=str(arc_id), lot=str(lot), generation=generation, at=stored.at, options=stored.options
+            )
         )
     return requests
 
@@ -140,40 +142,40 @@ def startable(tx: Tx, keys: ArcKeys, specs: Iterable[ArcSpec]) -> list[LotReques
 
 
 def _retries(tx: Tx, keys: ArcKeys, arc: str) -> list[LotRequest]:
-    """Return requested retries, found by the lots that failed: they do not wait for a large batch."""
+    """Return the requested retries among failed lots, so that they do not wait for a large batch."""
     failed = [keys.trouble.unpack(row.key) for row in tx.range(*keys.trouble.under(arc), limit=PAGE)]
-    found = []
+    retries = []
     for (_, lot, generation), raw in zip(
-        failed, tx.get_many([keys.request[place] for place in failed]), strict=True
+        failed, tx.get_many([keys.request[key] for key in failed]), strict=True
     ):
         assert isinstance(generation, int)
         row = None if raw is None else _row.decode(raw)
         if row is not None and not row.options.batch:
-            found.append(
+            retries.append(
                 LotRequest(arc=arc, lot=str(lot), generation=generation, at=row.at, options=row.options)
             )
-    return found
+    return retries
 
 
 def paused(tx: Tx, keys: ArcKeys, arc: str) -> bool:
-    """Whether this arc is paused. Then none of its lots begins, and its requests stay."""
+    """Tell whether this arc is paused. Then none of its lots begins, and its requests stay."""
     row = subscriptions.read(tx, keys.publish.triggers, arc)
     return row is not None and row.tally.paused
 
 
 def parked(tx: Tx, keys: ArcKeys, arc: str) -> bool:
-    """Whether this arc does not run by itself: it is paused, dead, or no longer declared."""
+    """Tell whether this arc does not run by itself: it is paused, dead, or no longer declared."""
     row = subscriptions.read(tx, keys.publish.triggers, arc)
     return row is None or row.tally.parked
 
 
 def fitting(page: Sequence[LotRequest], spec: ArcSpec, running: RunningLots) -> list[LotRequest]:
-    """Return those requests of a page that there is room for, besides what runs, if each of them begins."""
+    """Return the requests of a page that may begin now, in addition to the running lots."""
     fit = []
     for requested in page:
         if running.has_room(spec.max_concurrent, requested.options.batch, requested.options.at_once):
             fit.append(requested)
-            running = running.joined(requested.options.batch)
+            running = running.with_one_more(requested.options.batch)
     return fit
 
 
@@ -183,6 +185,6 @@ def withdraw(tx: Tx, keys: ArcKeys, requested: LotRequest) -> None:
 
 
 def remaining(tx: Tx, keys: ArcKeys, arc: str, batch: str, limit: int = 10_000) -> Mapping[str, int]:
-    """Count the lots of a batch that wait, among the first requests, and those that run: for progress."""
+    """Count the waiting lots of a batch, among the first requests, and its running lots: for progress."""
     waiting = sum(row.options.batch == batch for row in pending(tx, keys, limit=limit, arc=arc))
     return {"waiting": waiting, "running": running_lots.running_lots(tx, keys, arc).batches.get(batch, 0)}

@@ -1,8 +1,8 @@
-"""A line of lots: made beside each other, ended one after the other.
+"""Lot sequence: the lots of one run are made at the same time, but end in order.
 
-What takes time of a lot is making it. What must keep the order is its end, the transaction that publishes it
-or says why it is not published: so each waits for those before it there, and nowhere else. The last one ends
-the run, unless one before it could not be begun, or broke off.
+Making a lot takes time and needs no order. The transaction that ends it, whether it publishes the lot or
+records why not, must keep the order: it waits for the lots before it. The last lot also ends the run, unless
+an earlier lot could not begin or broke off.
 """
 
 import threading
@@ -17,13 +17,13 @@ from tidemill.triggers.runs import Ticket
 
 
 class LotTurn:
-    """When a lot may end, and what ends with it. This one is of a lot that stands in no line."""
+    """Decides when a lot may end, and which run ends with it. This one is for a lot without a sequence."""
 
     def __init__(self, ending: Ending | None = None) -> None:
         self._ending = ending
 
-    def ending(self) -> Ending | None:
-        """Wait until it may; the run that it is the last of."""
+    def wait(self) -> Ending | None:
+        """Wait until the lot may end; return the end of the run if this lot is its last."""
         return self._ending
 
 
@@ -33,61 +33,61 @@ class LotSequence:
     def __init__(self, ticket: Ticket, page: Sequence[tuple[DatasetId, LotEvent]]) -> None:
         self._ticket = ticket
         self._page = page
-        self._gone = 0  # so many have left at the front
-        self._left: set[int] = set()
+        self._ended = 0  # so many lots from the front have ended
+        self._ended_early: set[int] = set()  # lots that ended before an earlier one
         self._changed = threading.Condition()
         self.stopped_at: int | None = None
         self.broken: BaseException | None = None
-        """What the first of them broke off with: then none of the others begins, or ends."""
+        """The first error that interrupted a lot. Then no other lot begins or ends."""
 
     def lot(self, number: int) -> str:
         return self._page[number][1].lot
 
     def progress_before(self, number: int) -> dict[DatasetId, int]:
-        """How far the run has come when the lots before this one have ended."""
+        """Return the run's progress after the lots before this one."""
         progress = dict(self._ticket.progress)
         for source, event in self._page[:number]:
             progress[source] = event.position
         return progress
 
     def stop(self, number: int) -> None:
-        """This one could not be begun: the run comes to its end before it."""
+        """End the run before this lot, because it could not begin."""
         with self._changed:
             self.stopped_at = number if self.stopped_at is None else min(number, self.stopped_at)
 
     @contextmanager
-    def place(self, number: int) -> Iterator[LotTurn]:
-        """A lot's place, until it has ended in any way."""
+    def turn(self, number: int) -> Iterator[LotTurn]:
+        """Yield the turn of a lot. The lot has ended when the context exits, with or without an error."""
         try:
-            yield _Place(self, number)
+            yield _SequenceTurn(self, number)
         except BaseException as error:
             with self._changed:
                 self.broken = self.broken or error
             raise
         finally:
             with self._changed:
-                self._left.add(number)
-                while self._gone in self._left:
-                    self._left.discard(self._gone)
-                    self._gone += 1
+                self._ended_early.add(number)
+                while self._ended in self._ended_early:
+                    self._ended_early.discard(self._ended)
+                    self._ended += 1
                 self._changed.notify_all()
 
     def wait(self, number: int) -> Ending | None:
-        """Wait until all before it have ended."""
+        """Wait until all lots before this one have ended; see `LotTurn.wait`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._gone >= number or self.broken is not None)
+            self._changed.wait_for(lambda: self._ended >= number or self.broken is not None)
             if self.broken is not None:
-                raise LeaseLost("another lot of this run broke off") from self.broken
+                raise LeaseLost("another lot of this run was interrupted") from self.broken
             if number < len(self._page) - 1 or self.stopped_at is not None:
                 return None
         return Ending(self._ticket, self.progress_before(len(self._page)))
 
 
-class _Place(LotTurn):
-    def __init__(self, line: LotSequence, number: int) -> None:
+class _SequenceTurn(LotTurn):
+    def __init__(self, sequence: LotSequence, number: int) -> None:
         super().__init__()
-        self._line = line
+        self._sequence = sequence
         self._number = number
 
-    def ending(self) -> Ending | None:
-        return self._line.wait(self._number)
+    def wait(self) -> Ending | None:
+        return self._sequence.wait(self._number)

@@ -1,4 +1,4 @@
-"""How arcs stand with lots, for reports: lot by lot, those in trouble, those that nobody works on."""
+"""The state of arcs' lots, for reports: of each lot, of failed lots, and of lots that no node works on."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -14,9 +14,9 @@ from tidemill.store import Row, Tx
 
 
 class LotStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How an arc stands with a lot: its newest published generation, or else the newest there is.
+    """The state of an arc's lot: its newest published generation, or else its newest.
 
-    `replaying`: a newer generation is under way or failed; that is no gap, the lot is there (LOT-12).
+    `replaying`: a newer generation runs or has failed. That is not a gap, because the lot exists (LOT-12).
     """
 
     arc: str
@@ -31,18 +31,18 @@ class LotStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def status(tx: Tx, keys: ArcKeys, arc: str, lot: str) -> LotStatus:
-    """How an arc stands with a lot."""
+    """Return the state of an arc's lot."""
     last = tx.range(*keys.lot.under(arc, lot), limit=2, reverse=True)
-    return _stands(arc, lot, [_generation(keys, row) for row in reversed(last)])
+    return _status(arc, lot, [_generation(keys, row) for row in reversed(last)])
 
 
-def _stands(arc: str, lot: str, generations: Sequence[tuple[int, AnyLot]]) -> LotStatus:
-    """The last generations of a lot, in their order: two of them, if there are so many, or more."""
+def _status(arc: str, lot: str, generations: Sequence[tuple[int, AnyLot]]) -> LotStatus:
+    """Return the state of a lot with these last generations: at least two, if it has so many."""
     if not generations:
         return LotStatus(arc=arc, lot=lot, generation=0, row=None)
     generation, row = generations[-1]
     if not isinstance(row, CompleteLot) and len(generations) > 1:
-        # generations begin one after the other, so the one before is published
+        # A generation begins after the one before it was published.
         generation, row = generations[-2]
         return LotStatus(arc=arc, lot=lot, generation=generation, row=row, replaying=True)
     return LotStatus(arc=arc, lot=lot, generation=generation, row=row)
@@ -55,67 +55,70 @@ def _generation(keys: ArcKeys, row: Row) -> tuple[int, AnyLot]:
 
 
 def listed(tx: Tx, keys: ArcKeys, arc: str, after: str = "", limit: int = 100) -> list[LotStatus]:
-    """A page of an arc's lots, by id: each as it stands.
+    """Return a page of the states of an arc's lots, ordered by lot id.
 
-    Rows are read in order, many at a time: most lots have one generation.
+    Reads many rows at once, because most lots have one generation.
     """
-    found: list[LotStatus] = []
+    statuses: list[LotStatus] = []
     lo, hi = keys.lot.under(arc)
     if after:
         _, lo = keys.lot.under(arc, after)
-    while len(found) < limit:
-        most = limit - len(found) + 1
+    while len(statuses) < limit:
+        most = limit - len(statuses) + 1
         page = tx.range(lo, hi, limit=most, snapshot=True)
         lots = {
             lot: [_generation(keys, row) for row in same]
             for lot, same in groupby(page, lambda row: str(keys.lot.unpack(row.key)[1]))
         }
-        whole = len(page) < most
+        is_last_page = len(page) < most
         for number, (lot, generations) in enumerate(lots.items(), 1):
-            is_cut = not whole and number == len(lots)  # there may be more of it behind the page
-            found.append(status(tx, keys, arc, lot) if is_cut else _stands(arc, lot, generations))
+            is_cut = not is_last_page and number == len(lots)  # the next page may have more of this lot
+            statuses.append(status(tx, keys, arc, lot) if is_cut else _status(arc, lot, generations))
             _, lo = keys.lot.under(arc, lot)
-        if whole:
+        if is_last_page:
             break
-    return found[:limit]
+    return statuses[:limit]
 
 
 def failed(tx: Tx, keys: ArcKeys, arc: str, limit: int = 100) -> list[LotStatus]:
-    """Lots of an arc whose newest generation is partial or missing."""
+    """Return lots of an arc whose newest generation is partial or missing."""
     page = tx.range(*keys.trouble.under(arc), limit=limit, snapshot=True)
-    return _standings_at(tx, keys, (keys.trouble.unpack(row.key) for row in page))
+    return _statuses_at(tx, keys, (keys.trouble.unpack(row.key) for row in page))
 
 
 def stale(
     tx: Tx, keys: ArcKeys, after: bytes | None = None, limit: int = 100, *, node: Node | None = None
 ) -> tuple[list[LotStatus], bytes | None]:
-    """A page of running lots, of all arcs, whose node is gone, or is `node`: it knows itself what it does.
+    """Return a page of running lots of all arcs whose node is gone or is `node`, and where the next begins.
 
-    The second value is where the next page begins; None after the last.
+    Lots of `node` are included because the caller knows which of them it works on. The second value is None
+    after the last page.
     """
     lo, hi = keys.running.all()
     page = tx.range(lo if after is None else after + b"\x00", hi, limit=limit, snapshot=True)
-    found = _standings_at(tx, keys, (keys.running.unpack(row.key) for row in page))
+    running = _statuses_at(tx, keys, (keys.running.unpack(row.key) for row in page))
     left = [
-        one
-        for one in found
-        if isinstance(one.row, RunningLot)
-        and (not rows.is_held(tx, keys, one.row) or (node is not None and rows.is_of(one.row, node)))
+        status
+        for status in running
+        if isinstance(status.row, RunningLot)
+        and (
+            not rows.is_held(tx, keys, status.row) or (node is not None and rows.belongs_to(status.row, node))
+        )
     ]
     return left, page[-1].key if len(page) == limit else None
 
 
-def _standings_at(tx: Tx, keys: ArcKeys, places: Iterable[tuple[object, ...]]) -> list[LotStatus]:
-    """Generations as they are, by (arc, lot, generation)."""
-    named = [(str(arc), str(lot), number) for arc, lot, number in places if isinstance(number, int)]
-    raw = tx.get_many([keys.lot[place] for place in named])
+def _statuses_at(tx: Tx, keys: ArcKeys, generations: Iterable[tuple[object, ...]]) -> list[LotStatus]:
+    """Return the states of single generations, by (arc, lot, generation)."""
+    keyed = [(str(arc), str(lot), number) for arc, lot, number in generations if isinstance(number, int)]
+    values = tx.get_many([keys.lot[key] for key in keyed])
     return [
         LotStatus(
             arc=arc,
             lot=lot,
             generation=generation,
-            row=None if one is None else rows.decode(one),
+            row=None if raw is None else rows.decode(raw),
             replaying=generation > 0,
         )
-        for (arc, lot, generation), one in zip(named, raw, strict=True)
+        for (arc, lot, generation), raw in zip(keyed, values, strict=True)
     ]

@@ -1,11 +1,12 @@
-"""Work on lots, step by step: how the row of an arc's lot moves, as functions of `tx` (LOT-9 to LOT-14).
+"""Transitions of an arc's lot, as functions of `tx` (LOT-9 to LOT-14).
 
-Who works on a lot is fenced twice. A running row names its node and the node's epoch: nobody else begins the
-lot before that epoch is over (LOT-9). And it names its attempt: every later step shows the attempt's `Hold`,
-which an adoption makes void, so that a zombie moves nothing whatever it believes.
+Work on a lot is fenced twice. A running row names its node and the node's epoch: no other node begins the lot
+before that epoch is over (LOT-9). It also names its attempt: every later step presents the attempt's `Hold`,
+which an adoption invalidates. So a node that was replaced cannot change the row.
 
-Which generation is due follows from the inputs (LOT-12): that of a lot that is not complete yet; for one that
-is complete, the next one if a generation of an input is new, or if a replay was asked for; else none.
+The inputs decide which generation is due (LOT-12). A lot that is not complete keeps its generation. A
+complete lot gets the next one if an input has a new generation, or if a replay was requested; otherwise none
+is due.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ import msgspec
 from tidemill.arcs import rows, running_lots
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
+from tidemill.arcs.parts import LotPart
 from tidemill.arcs.rows import AnyLot, CompleteLot, MissingLot, PartialLot, RunningLot
 from tidemill.arcs.states import ArcEdge, ArcState
 from tidemill.cluster import nodes
@@ -28,39 +30,52 @@ from tidemill.publish.adoption import Opened, open_or_adopt
 from tidemill.publish.attempts import Draft, Hold, Target
 from tidemill.store import Tx
 
-WORDS = 1000
-MOST_NAMED = 100
+MAX_ERROR_CHARS = 1000
+MAX_FAILED_PARTS = 100
 
 
 class BeginRefused(StrEnum):
-    """Why a lot is not begun; none of these is an error."""
+    """Why a lot does not begin; none of these is an error."""
 
-    RUNNING = "running"  # somebody works on it
+    RUNNING = "running"  # another node works on it
     COMPLETE = "complete"  # there is nothing new to make
-    FULL = "full"  # the arc works on as many lots as it may
-    CHANGED = "changed"  # its inputs are not those it was planned with
+    FULL = "full"  # the arc already works on as many lots as it may
+    CHANGED = "changed"  # its inputs changed after it was planned
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """A lot as it was planned: from these generations of its inputs, in these parts.
+class MakeOptions(msgspec.Struct, frozen=True):
+    """How to make a lot outside of a run of its arc.
 
-    - replay: make it once more although it is complete.
-    - generation: the one that was asked for, by a row that must still be there; None when nobody asked.
-    - batch, at_once: what it was asked for with.
+    - replay: make it again although it is complete.
+    - generation: the requested generation; its request must still exist. None without a request.
+    - batch, at_once: the batch of the request, and how many of its lots may run at the same time.
     """
 
-    spec: ArcSpec
-    lot: str
-    inputs: tuple[InputLot, ...]
-    parts: tuple[str, ...]
     replay: bool = False
     generation: int | None = None
     batch: str = ""
     at_once: int = 0
 
 
+DEFAULT = MakeOptions()
+
+
+class LotPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How to make a lot: from which generations of its inputs, and in which parts."""
+
+    spec: ArcSpec
+    lot: str
+    inputs: tuple[InputLot, ...]
+    parts: tuple[LotPart, ...] = ()
+    options: MakeOptions = DEFAULT
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        return tuple(part.name for part in self.parts)
+
+
 class BegunLot(msgspec.Struct, frozen=True, kw_only=True):
-    """A lot that is ours to work on."""
+    """A lot that this node works on."""
 
     opened: Opened
     tries: int
@@ -70,10 +85,10 @@ class BegunLot(msgspec.Struct, frozen=True, kw_only=True):
         return self.opened.hold
 
 
-def due(
+def due_generation(
     tx: Tx, keys: ArcKeys, arc: str, lot: str, inputs: Sequence[InputLot], *, replay: bool = False
 ) -> int | None:
-    """The generation to make from these inputs; None when that is made already."""
+    """Return the generation to make from these inputs; None if it is complete."""
     last = rows.newest(tx, keys, arc, lot)
     if last is None:
         return 0
@@ -83,17 +98,17 @@ def due(
     return generation + 1 if replay or row.inputs != tuple(inputs) else None
 
 
-def overtaken(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> bool:
-    """Is a lot being made, or was it made last, from generations of its inputs that are not current any more?
+def is_outdated(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> bool:
+    """Tell whether a lot is being made, or was made, from generations of its inputs that are not current.
 
-    One that is not begun yet is not: whoever begins it takes what is current.
+    A lot that has not begun is not outdated: it will begin with the current inputs.
     """
     last = rows.newest(tx, keys, spec.id, lot)
     if last is None or isinstance(last[1], MissingLot):
         return False
     row = last[1]
     try:
-        current = present(tx, keys, spec, lot)
+        current = current_inputs(tx, keys, spec, lot)
         if isinstance(row, CompleteLot):
             return row.inputs != current
         return attempts.read(tx, keys.publish, row.attempt).draft.inputs != current
@@ -101,8 +116,8 @@ def overtaken(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> bool:
         return False
 
 
-def present(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> tuple[InputLot, ...]:
-    """The generations that a lot would be made from now: of every source that has it."""
+def current_inputs(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> tuple[InputLot, ...]:
+    """Return the current generations of a lot, of every source that has it."""
     rows = [published.current(tx, keys.publish.lots, dataset, lot) for dataset in spec.reads]
     return tuple(
         InputLot(dataset=row.dataset.name, version=row.dataset.version, lot=lot, generation=row.generation)
@@ -112,25 +127,29 @@ def present(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> tuple[InputLot, .
 
 
 def begin(
-    tx: Tx, keys: ArcKeys, node: Node, wanted: Wanted, attempt: str, *, idle: bool = False
+    tx: Tx, keys: ArcKeys, node: Node, plan: LotPlan, attempt: str, *, idle: bool = False
 ) -> BegunLot | BeginRefused:
-    """Begin a lot, or take it over from a node that is gone, with an attempt at it: opened or adopted.
+    """Begin a lot, or take it over from a node that is gone, with an opened or adopted attempt.
 
-    - attempt: the id of a new one, if there has to be one.
-    - idle: this very life of the node is known not to work on the lot any more, though its row says so.
+    - attempt: the id of a new attempt, if one is opened.
+    - idle: the caller knows that this node does not work on the lot, even if the row names it.
     """
-    spec, lot = wanted.spec, wanted.lot
+    spec, lot, options = plan.spec, plan.lot, plan.options
     nodes.check(tx, keys.publish.cluster, node)
-    if present(tx, keys, spec, lot) != wanted.inputs:
+    if current_inputs(tx, keys, spec, lot) != plan.inputs:
         return BeginRefused.CHANGED
-    generation = due(tx, keys, spec.id, lot, wanted.inputs, replay=wanted.replay)
-    if generation is None or not _is_asked(tx, keys, spec.id, lot, generation, wanted.generation):
+    generation = _generation_to_make(tx, keys, plan)
+    if generation is None:
         return BeginRefused.COMPLETE
     row = rows.read(tx, keys, spec.id, lot, generation)
-    if isinstance(row, RunningLot) and rows.is_held(tx, keys, row) and not (idle and rows.is_of(row, node)):
+    if (
+        isinstance(row, RunningLot)
+        and rows.is_held(tx, keys, row)
+        and not (idle and rows.belongs_to(row, node))
+    ):
         return BeginRefused.RUNNING
-    others = running_lots.running_lots(tx, keys, spec.id, besides=(lot, generation))
-    if not others.has_room(spec.max_concurrent, wanted.batch, wanted.at_once):
+    others = running_lots.running_lots(tx, keys, spec.id, except_=(lot, generation))
+    if not others.has_room(spec.max_concurrent, options.batch, options.at_once):
         return BeginRefused.FULL
     draft = Draft(
         id=attempt,
@@ -138,64 +157,64 @@ def begin(
         lot=lot,
         generation=generation,
         targets=_targets(tx, keys, spec, lot, generation),
-        inputs=wanted.inputs,
+        inputs=plan.inputs,
         code=spec.code,
     )
-    opened = open_or_adopt(tx, keys.publish, node, draft, wanted.parts)
+    opened = open_or_adopt(tx, keys.publish, node, draft, plan.part_names)
     if opened is None:
         return BeginRefused.RUNNING
     tries = 1 if row is None else row.tries + (not isinstance(row, RunningLot))
-    _run(tx, keys, node, opened.hold, row, tries, wanted.batch)
+    _run(tx, keys, node, opened.hold, row, tries, options.batch)
     if spec.has_barrier:
-        no_longer_awaited(tx, keys, spec.id, lot, begun=True)
+        stop_waiting(tx, keys, spec.id, lot, begun=True)
     return BegunLot(opened=opened, tries=tries)
 
 
 def _targets(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str, generation: int) -> tuple[Target, ...]:
-    """What a lot is to become: of every sink, and of the quarantines of those whose checks take rows out.
+    """Return the lots that an attempt writes: one for each sink, and one for each quarantine table.
 
-    A quarantine counts its own generations, since there is none while nothing was taken out; once there is,
-    it is written anew with the lot, also when there is nothing in it any more.
+    A quarantine table counts its own generations, because it has no lot until a check drops rows. From then
+    on it is written with every generation of the lot, even if no row is dropped any more.
     """
-    found = [Target(sink.dataset, lot, generation) for sink in spec.sinks]
+    targets = [Target(sink.dataset, lot, generation) for sink in spec.sinks]
     for sink in spec.sinks:
         if sink.quarantine is not None:
             row = published.current(tx, keys.publish.lots, sink.quarantine, lot)
-            due = 0 if row is None else row.generation + 1
-            found.append(Target(sink.quarantine, lot, due, optional=row is None))
-    return tuple(found)
+            next_generation = 0 if row is None else row.generation + 1
+            targets.append(Target(sink.quarantine, lot, next_generation, optional=row is None))
+    return tuple(targets)
 
 
 def renew(tx: Tx, keys: ArcKeys, began: BegunLot, parts: Sequence[str], attempt: str, why: str) -> BegunLot:
-    """Give up the attempt at a lot that is ours, and open another: what it left does not verify."""
-    row = _ours(tx, keys, began.hold)
-    gone = attempts.abandon(tx, keys.publish, began.hold, why)
+    """Replace the attempt at a lot by a new one, because its stored results are damaged."""
+    row = _check_held(tx, keys, began.hold)
+    abandoned = attempts.abandon(tx, keys.publish, began.hold, why)
     draft = msgspec.structs.replace(began.hold.draft, id=attempt)
     hold = attempts.begin(tx, keys.publish, began.hold.node, draft)
     attempts.list_parts(tx, keys.publish, hold, 0, parts, last=True)
     _run(tx, keys, began.hold.node, hold, row, row.tries)
-    return BegunLot(opened=Opened(hold=hold, abandoned=(gone,)), tries=row.tries)
+    return BegunLot(opened=Opened(hold=hold, abandoned=(abandoned,)), tries=row.tries)
 
 
 def complete(tx: Tx, keys: ArcKeys, hold: Hold, *, barrier: bool = False) -> None:
-    """Running -> complete, in the transaction that publishes the attempt, and has fenced it."""
+    """Running -> complete, in the transaction that checks and publishes the attempt."""
     draft = hold.draft
     if barrier:
-        no_longer_awaited(tx, keys, draft.author, draft.lot)
-    row = _run_by(tx, keys, draft)
+        stop_waiting(tx, keys, draft.author, draft.lot)
+    row = _read_running(tx, keys, draft)
     new = CompleteLot(attempt=draft.id, inputs=draft.inputs, at=tx.now(), tries=row.tries)
     rows.write(tx, keys, draft.author, draft.lot, draft.generation, row, [ArcEdge.COMPLETE], new)
 
 
 def fail(tx: Tx, keys: ArcKeys, hold: Hold, failed: Sequence[str], error: str) -> PartialLot:
-    """Running -> partial: the attempt is parked, so that a retry by any node goes on with it."""
+    """Running -> partial: park the attempt, so that a retry by any node can continue it."""
     draft = hold.draft
-    row = _ours(tx, keys, hold)
+    row = _check_held(tx, keys, hold)
     attempts.park(tx, keys.publish, hold)
     new = PartialLot(
         attempt=draft.id,
-        failed=tuple(failed[:MOST_NAMED]),
-        error=error[:WORDS],
+        failed=tuple(failed[:MAX_FAILED_PARTS]),
+        error=error[:MAX_ERROR_CHARS],
         at=tx.now(),
         tries=row.tries,
     )
@@ -203,57 +222,49 @@ def fail(tx: Tx, keys: ArcKeys, hold: Hold, failed: Sequence[str], error: str) -
     return new
 
 
-def miss(
-    tx: Tx,
-    keys: ArcKeys,
-    node: Node,
-    spec: ArcSpec,
-    lot: str,
-    inputs: Sequence[InputLot],
-    error: str,
-    *,
-    replay: bool = False,
-    asked: int | None = None,
-) -> AnyLot | BeginRefused:
-    """It could not even be begun, say because an input cannot be read: begun and over in one step.
+def miss(tx: Tx, keys: ArcKeys, node: Node, plan: LotPlan, error: str) -> AnyLot | BeginRefused:
+    """Begin and end a lot in one step, because it cannot be made: for example, an input is unreadable.
 
-    Nothing was written, so the lot is missing; one that is partial stays so, with what a retry may reuse.
+    Nothing was written, so the lot is missing. A partial lot stays partial, so that a retry can reuse its
+    parts.
     """
-    arc = spec.id
+    arc, lot = plan.spec.id, plan.lot
     nodes.check(tx, keys.publish.cluster, node)
-    generation = due(tx, keys, arc, lot, inputs, replay=replay)
-    if generation is None or not _is_asked(tx, keys, arc, lot, generation, asked):
+    generation = _generation_to_make(tx, keys, plan)
+    if generation is None:
         return BeginRefused.COMPLETE
-    if spec.has_barrier:
-        no_longer_awaited(tx, keys, arc, lot, begun=True)
+    if plan.spec.has_barrier:
+        stop_waiting(tx, keys, arc, lot, begun=True)
     row = rows.read(tx, keys, arc, lot, generation)
     if isinstance(row, RunningLot) and rows.is_held(tx, keys, row) and row.node != node.id:
         return BeginRefused.RUNNING
     tries = 1 if row is None else row.tries + (not isinstance(row, RunningLot))
-    edges = [] if isinstance(row, RunningLot) else [_beginning(row)]
+    edges = [] if isinstance(row, RunningLot) else [_begin_edge(row)]
     if isinstance(row, PartialLot):
-        again = msgspec.structs.replace(row, error=error[:WORDS], at=tx.now(), tries=tries)
-        return rows.write(tx, keys, arc, lot, generation, row, [*edges, ArcEdge.FAIL], again)
+        partial = msgspec.structs.replace(row, error=error[:MAX_ERROR_CHARS], at=tx.now(), tries=tries)
+        return rows.write(tx, keys, arc, lot, generation, row, [*edges, ArcEdge.FAIL], partial)
     if isinstance(row, RunningLot):
         attempts.abandon_left(tx, keys.publish, row.attempt, error, node)
-    new = MissingLot(error=error[:WORDS], at=tx.now(), tries=tries)
+    new = MissingLot(error=error[:MAX_ERROR_CHARS], at=tx.now(), tries=tries)
     return rows.write(tx, keys, arc, lot, generation, row, [*edges, ArcEdge.MISS], new)
 
 
 def skip(tx: Tx, keys: ArcKeys, arc: str, lot: str, why: str) -> MissingLot | None:
-    """It is given up before it began; None when it has begun, or was given up already."""
+    """Give up a lot before it begins; return None if it has begun, or was given up."""
     last = rows.newest(tx, keys, arc, lot)
     if last is not None and not (isinstance(last[1], MissingLot) and not last[1].skipped):
         return None
     generation, row = last or (0, None)
     tries = 1 if row is None else row.tries + 1
-    new = MissingLot(error=why[:WORDS], at=tx.now(), tries=tries, skipped=True)
-    rows.write(tx, keys, arc, lot, generation, row, [_beginning(row), ArcEdge.MISS], new)
+    new = MissingLot(error=why[:MAX_ERROR_CHARS], at=tx.now(), tries=tries, skipped=True)
+    rows.write(tx, keys, arc, lot, generation, row, [_begin_edge(row), ArcEdge.MISS], new)
     return new
 
 
-def no_longer_awaited(tx: Tx, keys: ArcKeys, arc: str, lot: str, *, begun: bool = False) -> None:
-    """Its sources are not waited for any more (`barriers`); `begun`: that they were is kept until its end."""
+def stop_waiting(tx: Tx, keys: ArcKeys, arc: str, lot: str, *, begun: bool = False) -> None:
+    """End a lot's wait for its sources (`barriers`). If it has `begun`, the start of the wait stays
+    recorded.
+    """
     raw = tx.get(keys.barrier[arc, lot])
     if raw is None:
         return
@@ -263,7 +274,7 @@ def no_longer_awaited(tx: Tx, keys: ArcKeys, arc: str, lot: str, *, begun: bool 
 
 
 def clean(tx: Tx, keys: ArcKeys, arc: str, lot: str, why: str = "cleaned up on request") -> MissingLot:
-    """Partial -> missing: give up what its parts made; the cleaner removes it."""
+    """Partial -> missing: give up the results of its parts; the cleaner removes them."""
     last = rows.newest(tx, keys, arc, lot)
     if last is None or not isinstance(last[1], PartialLot):
         state = ArcState.NONE if last is None else last[1].state
@@ -291,27 +302,32 @@ def _run(
         tries=tries,
         batch=old.batch if isinstance(old, RunningLot) else batch,
     )
-    edge = ArcEdge.TAKE_OVER if isinstance(old, RunningLot) else _beginning(old)
+    edge = ArcEdge.TAKE_OVER if isinstance(old, RunningLot) else _begin_edge(old)
     rows.write(tx, keys, draft.author, draft.lot, draft.generation, old, [edge], new)
 
 
-def _beginning(row: AnyLot | None) -> ArcEdge:
+def _begin_edge(row: AnyLot | None) -> ArcEdge:
     return ArcEdge.BEGIN if row is None else ArcEdge.RETRY
 
 
-def _ours(tx: Tx, keys: ArcKeys, hold: Hold) -> RunningLot:
-    """The fence: the lot runs, by the attempt that we hold."""
+def _check_held(tx: Tx, keys: ArcKeys, hold: Hold) -> RunningLot:
+    """Check the fence: the lot runs, with the attempt that this node holds."""
     attempts.check(tx, keys.publish, hold)
-    return _run_by(tx, keys, hold.draft)
+    return _read_running(tx, keys, hold.draft)
 
 
-def _run_by(tx: Tx, keys: ArcKeys, draft: Draft) -> RunningLot:
+def _read_running(tx: Tx, keys: ArcKeys, draft: Draft) -> RunningLot:
     row = rows.read(tx, keys, draft.author, draft.lot, draft.generation)
     if not isinstance(row, RunningLot) or row.attempt != draft.id:
-        raise LeaseLost(f"lot {draft.lot} of {draft.author} is not run by attempt {draft.id} any more")
+        raise LeaseLost(f"attempt {draft.id} no longer runs lot {draft.lot} of {draft.author}")
     return row
 
 
-def _is_asked(tx: Tx, keys: ArcKeys, arc: str, lot: str, generation: int, asked: int | None) -> bool:
-    """Is the generation that is due the one that a row asks for? Yes, if nobody acts for a row."""
-    return asked is None or (asked == generation and tx.get(keys.request[arc, lot, generation]) is not None)
+def _generation_to_make(tx: Tx, keys: ArcKeys, plan: LotPlan) -> int | None:
+    """Return the generation that is due. If the plan is for a request, it must be for this generation."""
+    arc, lot, requested = plan.spec.id, plan.lot, plan.options.generation
+    generation = due_generation(tx, keys, arc, lot, plan.inputs, replay=plan.options.replay)
+    if generation is None or requested is None:
+        return generation
+    exists = requested == generation and tx.get(keys.request[arc, lot, generation]) is not None
+    return generation if exists else None

@@ -1,10 +1,9 @@
-"""Parts: how a lot is split, and what makes two parts the same work (LOT-18, LOT-26).
+"""Parts: how a lot is split, and when the result of a part can be reused (LOT-18, LOT-26).
 
-A lot whose objects carry partition values is split along them: objects of one combination of values stay in
-one part, and combinations are dealt out so that parts are of about equal size. Everything here is a pure
-function of the input's objects, so every node splits a lot alike. A part's name carries the digest of what it
-reads: when the layout of an input was revised meanwhile, names differ, and nothing made from the old layout
-is mixed with the new.
+A lot is split by the partition values of its objects. Objects with the same values stay in one part, and the
+parts have about the same size. Splitting is a pure function of the input's objects, so every node splits a
+lot in the same way. The name of a part contains a digest of what it reads: if the layout of an input changes,
+the names change too, and results from the old layout are not mixed with the new.
 """
 
 import hashlib
@@ -19,57 +18,57 @@ from tidemill.publish.parts import PartInput, PartTask
 
 
 class LotPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of a lot: its name in manifests, and what it reads."""
+    """One part of a lot: its name in manifests, and its inputs."""
 
     name: str
     inputs: tuple[PartInput, ...]
 
     @property
     def size(self) -> int:
-        """Bytes it reads."""
-        return sum(item.size for one in self.inputs for item in one.objects)
+        """The size of its inputs, in bytes."""
+        return sum(item.size for part_input in self.inputs for item in part_input.objects)
 
 
 def split(inputs: Sequence[PartInput], most: int) -> tuple[LotPart, ...]:
-    """The parts of a lot, `most` at most. Several inputs belong together, and are one part."""
+    """Split a lot into at most `most` parts. A lot with several inputs has one part."""
     groups = _groups(inputs[0].objects) if len(inputs) == 1 else []
     if len(groups) < 2 or most < 2:
         return (_part(0, inputs),)
     return tuple(
-        _part(ordinal, [PartInput(dataset=inputs[0].dataset, objects=tuple(bin_))])
-        for ordinal, bin_ in enumerate(_dealt(groups, most))
+        _part(ordinal, [PartInput(dataset=inputs[0].dataset, objects=tuple(objects))])
+        for ordinal, objects in enumerate(_distribute(groups, most))
     )
 
 
 def _groups(objects: Sequence[StoredObject]) -> list[list[StoredObject]]:
-    """Objects by their partition values, largest group first, equal ones by their values."""
-    found: dict[tuple[tuple[str, bool, str], ...], list[StoredObject]] = {}
+    """Group objects by partition values, largest group first, equal sizes by value."""
+    groups: dict[tuple[tuple[str, bool, str], ...], list[StoredObject]] = {}
     for item in objects:
         values = sorted((name, value is not None, value or "") for name, value in item.partition.items())
-        found.setdefault(tuple(values), []).append(item)
-    return [group for _, group in sorted(found.items(), key=lambda one: (-_size(one[1]), one[0]))]
+        groups.setdefault(tuple(values), []).append(item)
+    return [objects for _, objects in sorted(groups.items(), key=lambda group: (-_size(group[1]), group[0]))]
 
 
-def _dealt(groups: Sequence[list[StoredObject]], most: int) -> list[list[StoredObject]]:
-    """Groups dealt out, largest first, each to the bin that is smallest so far."""
+def _distribute(groups: Sequence[list[StoredObject]], most: int) -> list[list[StoredObject]]:
+    """Distribute groups over bins, largest first, each to the bin that is smallest so far."""
     bins: list[list[StoredObject]] = [[] for _ in range(min(most, len(groups)))]
-    sizes = [(0, 0)] * len(bins)  # bytes, then groups: so that empty files are spread as well
+    sizes = [(0, 0)] * len(bins)  # bytes, then groups: so that empty files are distributed too
     for group in groups:
-        place = min(range(len(bins)), key=lambda n: (sizes[n], n))
-        bins[place] += group
-        sizes[place] = (sizes[place][0] + _size(group), sizes[place][1] + 1)
+        smallest = min(range(len(bins)), key=lambda n: (sizes[n], n))
+        bins[smallest] += group
+        sizes[smallest] = (sizes[smallest][0] + _size(group), sizes[smallest][1] + 1)
     return [sorted(bin_, key=lambda item: item.uri) for bin_ in bins]
 
 
 def _part(ordinal: int, inputs: Sequence[PartInput]) -> LotPart:
-    named = [(*one.dataset.parts, [item.uri for item in one.objects]) for one in inputs]
-    return LotPart(name=f"{ordinal:03}-{_digest(named)[:12]}", inputs=tuple(inputs))
+    names = [(*source.dataset.parts, [item.uri for item in source.objects]) for source in inputs]
+    return LotPart(name=f"{ordinal:03}-{_digest(names)[:12]}", inputs=tuple(inputs))
 
 
 def tasks(
     spec: ArcSpec, lot: str, generation: int, inputs: Sequence[InputLot], parts: Sequence[LotPart]
 ) -> list[PartTask]:
-    """What is to be run for the parts of a lot. The attempt is filled in when there is one."""
+    """Return the tasks for the parts of a lot, without attempt: it is filled in later."""
     options = {**spec.options, **({"changes": spec.changes} if spec.changes else {})}
     return [
         PartTask(
@@ -92,13 +91,13 @@ def tasks(
 
 
 def part_key(spec: ArcSpec, lot: str, generation: int, inputs: Sequence[InputLot], part: str) -> str:
-    """What must be equal for a part to be reused: arc, lot, generation, input generations, code and part."""
-    read = [(one.dataset, one.version, one.lot, one.generation) for one in inputs]
+    """Return a digest of arc, lot, generation, input generations, code and part; equal parts are reused."""
+    read = [(item.dataset, item.version, item.lot, item.generation) for item in inputs]
     return _digest([spec.id, lot, generation, read, spec.code, part])
 
 
 def part_input(dataset: DatasetId, objects: Sequence[StoredObject]) -> PartInput:
-    """What is read of one table, in one order whoever lists it."""
+    """Return the objects to read of one table, in an order that does not depend on the listing."""
     return PartInput(dataset=dataset, objects=tuple(sorted(objects, key=lambda item: item.uri)))
 
 

@@ -1,6 +1,6 @@
-"""The rows of arcs' lots: one per (arc, lot, generation), a class for each state; and their indexes.
+"""Rows of arcs' lots, one for each (arc, lot, generation), with a class for each state; and their indexes.
 
-`write` is the one place that changes a row, along the edges of the table in `states`.
+Only `write` changes a row. It follows the transitions of the table in `states`.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from tidemill.store import Tx
 
 
 class RunningLot(msgspec.Struct, frozen=True, kw_only=True, tag="running"):
-    """A node works on it, as long as the node's epoch lasts."""
+    """A node works on the lot, as long as the node's epoch lasts."""
 
     attempt: str
     node: str
     node_epoch: int
     since: int  # store time, µs
     tries: int = 1
-    batch: str = ""  # of the replay or backfill that it belongs to
+    batch: str = ""  # the replay or backfill that it belongs to
 
     @property
     def state(self) -> ArcState:
@@ -31,7 +31,7 @@ class RunningLot(msgspec.Struct, frozen=True, kw_only=True, tag="running"):
 
 
 class CompleteLot(msgspec.Struct, frozen=True, kw_only=True, tag="complete"):
-    """It is published, from these generations of its inputs."""
+    """The lot is published, from these generations of its inputs."""
 
     attempt: str
     inputs: tuple[InputLot, ...]
@@ -44,7 +44,7 @@ class CompleteLot(msgspec.Struct, frozen=True, kw_only=True, tag="complete"):
 
 
 class PartialLot(msgspec.Struct, frozen=True, kw_only=True, tag="partial"):
-    """Parts of it failed; its attempt is kept for a retry."""
+    """Parts of the lot failed; its attempt is kept for a retry."""
 
     attempt: str
     failed: tuple[str, ...]
@@ -58,7 +58,7 @@ class PartialLot(msgspec.Struct, frozen=True, kw_only=True, tag="partial"):
 
 
 class MissingLot(msgspec.Struct, frozen=True, kw_only=True, tag="missing", omit_defaults=True):
-    """There is nothing of it; `skipped`: by its arc's own policy, so that only an order makes it."""
+    """Nothing of the lot exists. If the arc's policy `skipped` it, it is made only on request."""
 
     error: str
     at: int
@@ -77,7 +77,7 @@ _decoder: msgspec.msgpack.Decoder[AnyLot] = msgspec.msgpack.Decoder(
 
 
 class Holder(msgspec.Struct, frozen=True, array_like=True):
-    """Who works on a lot, and for which batch: a row of the index of what runs."""
+    """The node that works on a lot, and the batch: a row of the index of running lots."""
 
     node: str
     node_epoch: int
@@ -88,44 +88,44 @@ _holders = msgspec.msgpack.Decoder(Holder)
 
 
 def decode(raw: bytes) -> AnyLot:
-    """A row from its stored bytes."""
+    """Decode a stored row."""
     return _decoder.decode(raw)
 
 
 def read(tx: Tx, keys: ArcKeys, arc: str, lot: str, generation: int) -> AnyLot | None:
-    """One generation's row; None before it began."""
+    """Read the row of a generation; None before it begins."""
     raw = tx.get(keys.lot[arc, lot, generation])
     return None if raw is None else _decoder.decode(raw)
 
 
 def newest(tx: Tx, keys: ArcKeys, arc: str, lot: str) -> tuple[int, AnyLot] | None:
-    """The newest generation that ever began."""
-    found = tx.range(*keys.lot.under(arc, lot), limit=1, reverse=True)
-    if not found:
+    """Read the row of the newest generation."""
+    page = tx.range(*keys.lot.under(arc, lot), limit=1, reverse=True)
+    if not page:
         return None
-    generation = keys.lot.unpack(found[0].key)[2]
+    generation = keys.lot.unpack(page[0].key)[2]
     assert isinstance(generation, int)
-    return generation, _decoder.decode(found[0].value)
+    return generation, _decoder.decode(page[0].value)
 
 
 def decode_holder(raw: bytes) -> Holder:
-    """A row of the index of what runs, from its stored bytes."""
+    """Decode a row of the index of running lots."""
     return _holders.decode(raw)
 
 
 def is_held(tx: Tx, keys: ArcKeys, row: RunningLot) -> bool:
-    """Does the node that works on it still have the epoch in which it began?"""
-    return lives(tx, keys, row.node, row.node_epoch)
+    """Tell whether the node that works on the lot still has the epoch in which it began."""
+    return is_alive(tx, keys, row.node, row.node_epoch)
 
 
-def lives(tx: Tx, keys: ArcKeys, node: str, epoch: int) -> bool:
-    """Is this epoch of a node not over?"""
+def is_alive(tx: Tx, keys: ArcKeys, node: str, epoch: int) -> bool:
+    """Tell whether this epoch of a node lasts."""
     entry = nodes.read(tx, keys.publish.cluster, node)
     return entry is not None and entry.epoch == epoch and entry.expires_at > tx.now()
 
 
-def is_of(row: RunningLot, node: Node) -> bool:
-    """Is it this very life of the node that works on it, or did?"""
+def belongs_to(row: RunningLot, node: Node) -> bool:
+    """Tell whether the row names this node in this epoch."""
     return (row.node, row.node_epoch) == (node.id, node.epoch)
 
 
@@ -139,22 +139,22 @@ def write(
     edges: Sequence[ArcEdge],
     new: AnyLot,
 ) -> AnyLot:
-    """The one place that writes rows, along edges of the table, and keeps the indexes in step with them."""
+    """Write a row along edges of the table, and update the indexes."""
     state = ArcState.NONE if old is None else old.state
     for edge in edges:
         state = step(state, edge)
     assert state is new.state
-    place = (arc, lot, generation)
-    tx.set(keys.lot[place], msgspec.msgpack.encode(new), quiet=True)
+    key = (arc, lot, generation)
+    tx.set(keys.lot[key], msgspec.msgpack.encode(new), quiet=True)
     if isinstance(new, RunningLot):
         holder = Holder(new.node, new.node_epoch, new.batch)
-        tx.set(keys.running[place], msgspec.msgpack.encode(holder), quiet=True)
+        tx.set(keys.running[key], msgspec.msgpack.encode(holder), quiet=True)
     elif isinstance(old, RunningLot):
-        tx.clear(keys.running[place], quiet=True)
+        tx.clear(keys.running[key], quiet=True)
     if isinstance(new, PartialLot | MissingLot):
-        tx.set(keys.trouble[place], new.state.value.encode(), quiet=True)
+        tx.set(keys.trouble[key], new.state.value.encode(), quiet=True)
     elif isinstance(old, PartialLot | MissingLot):
-        tx.clear(keys.trouble[place], quiet=True)
-    if not isinstance(old, RunningLot):  # it begins: what was asked for is done with, however it ends
-        tx.clear(keys.request[place], quiet=True)
+        tx.clear(keys.trouble[key], quiet=True)
+    if not isinstance(old, RunningLot):  # it begins, so the request for it is fulfilled, however it ends
+        tx.clear(keys.request[key], quiet=True)
     return new

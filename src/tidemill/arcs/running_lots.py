@@ -10,15 +10,15 @@ from tidemill.triggers.subscriptions import Scheduled
 
 MOST_RUNNING = 1000
 SOON_US = 5_000_000
-"""A run that is due within this time has a place kept for it; one that waits for its cadence has not."""
+"""Batches keep room for a run that is due within this time. A run that waits for its cadence gets none."""
 
 
 class RunningLots(msgspec.Struct, frozen=True, kw_only=True):
-    """Count the lots of one arc that live nodes work on.
+    """Counts the lots of one arc that live nodes work on.
 
     - live: lots of its subscription, and retries.
     - batches: lots of replays and backfills, by batch.
-    - awaited: whether the subscription has something to run for, now or soon.
+    - awaited: whether the subscription has something to run, now or soon.
     """
 
     live: int = 0
@@ -26,7 +26,7 @@ class RunningLots(msgspec.Struct, frozen=True, kw_only=True):
     awaited: bool = False
 
     def has_room(self, most: int, batch: str = "", at_once: int = 0) -> bool:
-        """Whether one more lot may begin. A batch leaves one place to what arrives, if anything has."""
+        """Tell whether one more lot may begin. A batch leaves room for one lot of the subscription."""
         bulk = sum(self.batches.values())
         if not batch:
             return self.live + bulk < most
@@ -34,26 +34,30 @@ class RunningLots(msgspec.Struct, frozen=True, kw_only=True):
             return False
         return bulk + max(self.live, int(self.awaited)) < most
 
-    def joined(self, batch: str) -> "RunningLots":
+    def with_one_more(self, batch: str) -> "RunningLots":
         """Return the counts with one more lot."""
         if not batch:
             return msgspec.structs.replace(self, live=self.live + 1)
         return msgspec.structs.replace(self, batches=self.batches | {batch: self.batches.get(batch, 0) + 1})
 
 
-def running_lots(tx: Tx, keys: ArcKeys, arc: str, *, besides: tuple[str, int] | None = None) -> RunningLots:
-    """Count the lots of an arc that live nodes work on, without the lot `besides`, if it is given."""
+def running_lots(tx: Tx, keys: ArcKeys, arc: str, *, except_: tuple[str, int] | None = None) -> RunningLots:
+    """Count the lots of an arc that live nodes work on, except one (lot, generation)."""
     live, batches = 0, dict[str, int]()
     for row in tx.range(*keys.running.under(arc), limit=MOST_RUNNING):
         holder = rows.decode_holder(row.value)
-        if keys.running.unpack(row.key)[1:] == besides:
+        if keys.running.unpack(row.key)[1:] == except_:
             continue
-        if not rows.lives(tx, keys, holder.node, holder.node_epoch):
+        if not rows.is_alive(tx, keys, holder.node, holder.node_epoch):
             continue
         if holder.batch:
             batches[holder.batch] = batches.get(holder.batch, 0) + 1
         else:
             live += 1
-    own = subscriptions.read(tx, keys.publish.triggers, arc)
-    awaited = isinstance(own, Scheduled) and not own.tally.parked and own.next_run <= tx.now() + SOON_US
+    subscription = subscriptions.read(tx, keys.publish.triggers, arc)
+    awaited = (
+        isinstance(subscription, Scheduled)
+        and not subscription.tally.parked
+        and subscription.next_run <= tx.now() + SOON_US
+    )
     return RunningLots(live=live, batches=batches, awaited=awaited)

@@ -1,7 +1,7 @@
-"""How an arc stands with a lot, as a table, and how that follows from the manifests of its parts.
+"""States of an arc's lot as a table, and the rule that derives them from the manifests of its parts.
 
-There is one such machine for each (arc, lot, generation). That it runs is held by a lease: `take over` is the
-edge of a node that goes on where another one, which is gone, has left it (LOT-9, LOT-12).
+There is one such machine for each (arc, lot, generation). The running state is held by a lease: a node takes
+the lot over when the node that ran it is gone (LOT-9, LOT-12).
 """
 
 from collections.abc import Iterable
@@ -12,17 +12,17 @@ from tidemill.lots.manifest import ManifestState
 
 
 class ArcState(StrEnum):
-    """One that never began has no row. Complete blocks duplicates; partial and missing allow a retry."""
+    """The state of an arc's lot. Complete blocks duplicates; partial and missing allow a retry."""
 
-    NONE = "none"
+    NONE = "none"  # it never began, and has no row
     RUNNING = "running"
     COMPLETE = "complete"
-    PARTIAL = "partial"  # it failed; what its other parts made is kept for a retry
-    MISSING = "missing"  # there is nothing of it: it was cleaned up, or nothing was written
+    PARTIAL = "partial"  # it failed; the results of its other parts are kept for a retry
+    MISSING = "missing"  # nothing of it exists: nothing was written, or it was cleaned up
 
 
 class ArcEdge(StrEnum):
-    """What may happen to an arc's lot."""
+    """The transitions of an arc's lot."""
 
     BEGIN = "begin"
     TAKE_OVER = "take over"
@@ -50,15 +50,15 @@ ARC: dict[ArcState, dict[ArcEdge, ArcState]] = {
 
 
 def step(state: ArcState, edge: ArcEdge) -> ArcState:
-    """The state an edge leads to; `IllegalTransition` when the table has no such edge."""
+    """Return the next state; raise `IllegalTransition` if the table has no such edge."""
     try:
         return ARC[state][edge]
     except KeyError:
-        raise IllegalTransition(f"an arc's lot that is {state.value} has no edge {edge.value!r}") from None
+        raise IllegalTransition(f"an arc's lot in state {state.value} has no edge {edge.value!r}") from None
 
 
 class PartState(StrEnum):
-    """What there is of one part for one sink: the state of its manifest, or none."""
+    """The state of a part for one sink: that of its manifest, or absent."""
 
     COMPLETE = "complete"
     PARTIAL = "partial"
@@ -74,15 +74,15 @@ ROLLUP: tuple[tuple[frozenset[PartState], ArcState], ...] = (
     (frozenset({P.REMOVED, P.ABSENT}), S.MISSING),
     (frozenset(P), S.PARTIAL),
 )
-"""An arc's lot is what the first row says that has all the states of its parts' manifests (LOT-13)."""
+"""The first row that contains the states of all parts gives the state of the arc's lot (LOT-13)."""
 
 
 def rollup(parts: Iterable[PartState]) -> ArcState:
-    """What the manifests of all listed parts make of the lot; without any part it is complete, and empty."""
-    found = frozenset(parts)
-    return next(state for states, state in ROLLUP if found <= states)
+    """Return the state of a lot with these parts. A lot without parts is complete, and empty."""
+    part_states = frozenset(parts)
+    return next(state for states, state in ROLLUP if part_states <= states)
 
 
 def part_state(state: ManifestState | None) -> PartState:
-    """A manifest's state as a part's; None when there is no manifest."""
+    """Convert the state of a part's manifest; None means that there is no manifest."""
     return PartState.ABSENT if state is None else PartState(state.value)

@@ -1,16 +1,15 @@
-"""The work of arcs: make one lot, from its input's event to its publication, or the lots of a run (LOT-20).
+"""The work of arcs: make one lot, from the input's event to publication, or all lots of a run (LOT-20).
 
     plan      the generations of the input lots, their objects, and the parts to make
     begin     one transaction: the lot runs, an attempt is opened or adopted, its parts are listed
-    assemble  intents, parts through the port, manifests
-    publish   one transaction: the attempt is the lot of every sink, the arc's lot is complete, the run is
-              finished
-    or fail   one transaction: the lot is partial, the attempt is parked, the run is finished: progress passes
-              the lot
+    assemble  write intents, run the parts, write manifests
+    publish   one transaction: every sink gets its lot, the arc's lot is complete, the run is finished
+    or fail   one transaction: the lot is partial, the attempt is parked, the run is finished, so that later
+              lots do not wait for this one
 
-A process may die at any point. The next node finds the lot running by a node that is gone, or by an earlier
-epoch of itself. It takes the lot over and adopts the attempt: parts that have their manifests are not made
-again. Errors that are not the lot's (storage that does not answer, a lost lease) leave the lot running and
+A process may die at any point. The next node finds a running lot whose node is gone, or that an earlier epoch
+of itself began. It takes the lot over and adopts the attempt: parts with a manifest are not made again.
+Errors that are not caused by the lot, such as unavailable storage or a lost lease, leave the lot running and
 are raised: the runner tries again.
 """
 
@@ -26,17 +25,15 @@ from tidemill.arcs import barriers, lot_plan, lot_requests, lot_status, lots, pa
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.events import ArcLotMissing, ArcLotPartial, report_begun, report_published
 from tidemill.arcs.keys import ArcKeys
-from tidemill.arcs.lot_plan import LotPlan, MakeOptions
 from tidemill.arcs.lot_requests import LotRequest, RequestKind
 from tidemill.arcs.lot_sequence import LotSequence, LotTurn
 from tidemill.arcs.lot_status import LotStatus
-from tidemill.arcs.lots import BeginRefused, BegunLot
+from tidemill.arcs.lots import BeginRefused, BegunLot, LotPlan, MakeOptions
 from tidemill.arcs.states import ArcState, PartState, part_state, rollup
 from tidemill.cluster import nodes
 from tidemill.errors import AttemptDamaged, LotConflict, ManifestUnreadable, ObjectMissing
 from tidemill.lots import events as lot_events
 from tidemill.lots.keys import DatasetId
-from tidemill.lots.manifest import InputLot
 from tidemill.publish.assembly import Assembled, Assembler, tasks_of
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.parts import Parts
@@ -50,10 +47,10 @@ from tidemill.triggers.runs import Ticket
 from tidemill.triggers.terms import AfterGrace
 
 ROUNDS = 10
-"""How often a lot is planned again because an input was published meanwhile."""
+"""How often a lot is planned again because an input changed while it was planned."""
 
 MOST_LOTS = 100
-"""Lots of one run: each has its own state, and the last one ends the run (LOT-27)."""
+"""The most lots in one run. Each has its own state, and the last one ends the run (LOT-27)."""
 
 FULL_BACKOFF_S = 1.0
 
@@ -64,12 +61,10 @@ class LotEnd(StrEnum):
     COMPLETE = "complete"
     PARTIAL = "partial"
     MISSING = "missing"
-    DONE = "done"  # it was complete already
+    DONE = "done"  # it was already complete
     ELSEWHERE = "elsewhere"  # another node works on it
-    WAITING = (
-        "waiting"  # for a source that has not closed it: its event, or the end of a grace, brings it back
-    )
-    FULL = "full"  # the arc works on as many lots as it may: try again later
+    WAITING = "waiting"  # for a source: until its event, or the end of the grace period
+    FULL = "full"  # the arc already works on as many lots as it may: try again later
 
 
 class LotOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +88,7 @@ class ArcWork:
     Args:
         scope: the node.
         parts: runs parts; see `tidemill.publish.parts`.
-        projections: shows states as names in object storage; without it they are rebuilt on demand.
+        projections: writes states to object storage; without it they are rebuilt on demand.
     """
 
     def __init__(self, scope: Scope, parts: Parts, *, projections: Showing | None = None) -> None:
@@ -114,9 +109,9 @@ class ArcWork:
         As many lots as the arc allows are made at the same time. Each ends after those before it, so the
         sinks get them in the order of the input.
 
-        The last lot ends the run, in the transaction that ends the lot. A lot that fails is passed. When the
-        arc may not make more lots, the run ends early, and starts again a little later. An error leaves the
-        run as it is: the caller fails it, or lets it lapse.
+        The last lot ends the run, in the transaction that ends the lot. A lot that fails is passed. If the
+        arc may not make more lots, the run ends early and starts again a little later. An error leaves the
+        run open: the caller fails it, or lets it expire.
         """
         page = self._events(spec, ticket, most)
         if not page:
@@ -126,18 +121,20 @@ class ArcWork:
             return []
         sequence = LotSequence(ticket, page)
         with ThreadPoolExecutor(min(spec.max_concurrent, len(page)), thread_name_prefix="lots") as pool:
-            made = [pool.submit(self._make_in_order, spec, sequence, number) for number in range(len(page))]
+            futures = [
+                pool.submit(self._make_in_order, spec, sequence, number) for number in range(len(page))
+            ]
         if sequence.broken is not None:
             raise sequence.broken
-        outcomes = [future.result() for future in made]
+        outcomes = [future.result() for future in futures]
         if sequence.stopped_at is not None:
             reached = sequence.progress_before(sequence.stopped_at)
             self._scope.step("arcs.give-up", lambda tx: self._stop(tx, ticket, reached))
         return [outcome for outcome in outcomes if outcome is not None]
 
     def _make_in_order(self, spec: ArcSpec, sequence: LotSequence, number: int) -> LotOutcome | None:
-        """Make one lot of a run, which ends after those before it."""
-        with sequence.place(number) as turn:
+        """Make one lot of a run. It ends after the lots before it."""
+        with sequence.turn(number) as turn:
             if sequence.stopped_at is not None or sequence.broken is not None:
                 return None
             outcome = self._make(spec, sequence.lot(number), turn, MakeOptions())
@@ -167,7 +164,7 @@ class ArcWork:
             self._finish(tx, Ending(ticket, progress))
 
     def make_requested(self, spec: ArcSpec, request: LotRequest) -> LotOutcome:
-        """Make a requested lot, unless it was made meanwhile."""
+        """Make a requested lot, unless it is made already."""
         options = MakeOptions(
             replay=request.options.kind is RequestKind.REPLAY,
             generation=request.generation,
@@ -180,9 +177,9 @@ class ArcWork:
         return outcome
 
     def end_grace(self, spec: ArcSpec, lot: str) -> LotOutcome:
-        """Make a lot whose grace is over from the sources that have it, or give it up (LOT-28).
+        """Make a lot whose grace period is over from the sources that have it, or give it up (LOT-28).
 
-        Nothing happens when its last source has closed it meanwhile, or another node was faster.
+        Does nothing if the last source has closed it by now, or another node was faster.
         """
         if spec.after_grace is AfterGrace.PARTIAL:
             return self._make(spec, lot, LotTurn(), MakeOptions())
@@ -201,7 +198,8 @@ class ArcWork:
     def left(self) -> list[LotStatus]:
         """Return running lots that no node works on: their node is gone, or an error ended our work on them.
 
-        The next run of a subscription meets its own lots again. This finds all others, such as retries.
+        The next run of a subscription finds its own lots again. This method finds the others, such as
+        retries.
         """
         left: list[LotStatus] = []
         after: bytes | None = None
@@ -221,7 +219,7 @@ class ArcWork:
     ) -> LotOutcome:
         """Make one lot from its current inputs.
 
-        - ending: the run that this lot is the last of; it is finished with the lot unless that is `FULL`.
+        - ending: the run that ends with this lot, unless the outcome is `FULL`.
         - replay: make it again although it is complete, as its next generation.
         """
         return self._make(spec, lot, LotTurn(ending), MakeOptions(replay=replay))
@@ -240,14 +238,16 @@ class ArcWork:
                 if inputs.rows and not inputs.enough:
                     if self._scope.step("arcs.wait", lambda tx: barriers.wait(tx, self._keys, spec, lot)):
                         return self._passed(spec, lot, LotEnd.WAITING, turn)
-                    continue  # the last source has published it meanwhile
+                    continue  # the last source has published it by now
                 if not inputs.rows:
-                    why = f"there is no lot {lot} of {', '.join(map(str, inputs.lacking))}"
-                    return self._missed(spec, lot, (), why, turn, options)
+                    error = f"{', '.join(map(str, inputs.missing))} has no lot {lot}"
+                    plan = LotPlan(spec=spec, lot=lot, inputs=(), options=options)
+                    return self._missed(plan, error, turn)
                 try:
                     plan = lot_plan.plan(self._manifests, spec, lot, inputs, options=options)
-                except (ManifestUnreadable, ObjectMissing) as error:
-                    return self._missed(spec, lot, inputs.lots, str(error), turn, options)
+                except (ManifestUnreadable, ObjectMissing) as unreadable:
+                    plan = LotPlan(spec=spec, lot=lot, inputs=inputs.lots, options=options)
+                    return self._missed(plan, str(unreadable), turn)
                 began = self._begin(plan)
                 if began is not BeginRefused.CHANGED:
                     break
@@ -271,43 +271,40 @@ class ArcWork:
 
     def _begin(self, plan: LotPlan) -> BegunLot | BeginRefused:
         attempt = self._scope.new_attempt()
-        wanted = plan.wanted
         began = self._scope.step(
-            "arcs.begin", lambda tx: lots.begin(tx, self._keys, self._scope.node, wanted, attempt, idle=True)
+            "arcs.begin", lambda tx: lots.begin(tx, self._keys, self._scope.node, plan, attempt, idle=True)
         )
         if isinstance(began, BegunLot):
             report_begun(self._scope.emit, began, len(plan.parts))
-            self._show(wanted.spec, wanted.lot)
+            self._show(plan.spec, plan.lot)
         return began
 
     def _assemble(self, plan: LotPlan, began: BegunLot, turn: LotTurn) -> LotOutcome:
-        wanted = plan.wanted
-        spec, lot = wanted.spec, wanted.lot
         generation = began.hold.draft.generation
-        tasks = parts.tasks(spec, lot, generation, wanted.inputs, plan.parts)
+        tasks = parts.tasks(plan.spec, plan.lot, generation, plan.inputs, plan.parts)
         try:
-            made = self._assembler.assemble(
+            assembled = self._assembler.assemble(
                 began.hold, tasks_of(began.hold, tasks), adopted=began.opened.adopted
             )
         except (AttemptDamaged, ManifestUnreadable) as error:
             if not began.opened.adopted:
                 raise
-            began = self._renew(began, wanted.parts, str(error))
-            made = self._assembler.assemble(began.hold, tasks_of(began.hold, tasks))
-        if self._rolled_up(plan, made) is ArcState.COMPLETE:
+            began = self._renew(began, plan.part_names, str(error))
+            assembled = self._assembler.assemble(began.hold, tasks_of(began.hold, tasks))
+        if self._rollup(plan, assembled) is ArcState.COMPLETE:
             try:
-                return self._publish(plan, began, made, turn)
+                return self._publish(plan, began, assembled, turn)
             except LotConflict as conflict:  # another arc writes the same lots
-                return self._fail(spec, began, (), str(conflict), turn)
-        first = made.failed[0]
+                return self._fail(plan.spec, began, (), str(conflict), turn)
+        first = assembled.failed[0]
         why = f"part {first.task.part}: {first.kind}: {first.message}"
-        return self._fail(spec, began, tuple(end.task.part for end in made.failed), why, turn)
+        return self._fail(plan.spec, began, tuple(end.task.part for end in assembled.failed), why, turn)
 
-    def _rolled_up(self, plan: LotPlan, made: Assembled) -> ArcState:
-        """Return the state of the lot that follows from its parts (LOT-13)."""
-        states = [part_state(state) for part in made.parts for state in part.states]
-        sinks = len(plan.wanted.spec.sinks)
-        return rollup(states + [PartState.PARTIAL] * (len(made.failed) * sinks))
+    def _rollup(self, plan: LotPlan, assembled: Assembled) -> ArcState:
+        """Derive the state of the lot from its parts (LOT-13)."""
+        states = [part_state(state) for part in assembled.parts for state in part.states]
+        failed = len(assembled.failed) * len(plan.spec.sinks)
+        return rollup(states + [PartState.PARTIAL] * failed)
 
     def _renew(self, began: BegunLot, names: Sequence[str], why: str) -> BegunLot:
         attempt = self._scope.new_attempt()
@@ -317,12 +314,12 @@ class ArcWork:
         report_begun(self._scope.emit, renewed, len(names))
         return renewed
 
-    def _publish(self, plan: LotPlan, began: BegunLot, made: Assembled, turn: LotTurn) -> LotOutcome:
-        hold, spec = began.hold, plan.wanted.spec
-        ending = turn.ending()
+    def _publish(self, plan: LotPlan, began: BegunLot, assembled: Assembled, turn: LotTurn) -> LotOutcome:
+        hold, spec = began.hold, plan.spec
+        ending = turn.wait()
         published = self._publisher.publish(
             hold,
-            made.rows,
+            assembled.rows,
             move=lambda tx, _: lots.complete(tx, self._keys, hold, barrier=spec.has_barrier),
             ending=ending,
         )
@@ -332,7 +329,7 @@ class ArcWork:
             for target, position in zip(draft.targets, published.positions, strict=True)
             if position
         }
-        rows = {row.dataset: row.rows for row in made.rows}
+        rows = {row.dataset: row.rows for row in assembled.rows}
         report_published(self._scope.emit, draft, positions, rows)
         self._show(spec, draft.lot, *positions)
         return LotOutcome(
@@ -350,13 +347,13 @@ class ArcWork:
         self, spec: ArcSpec, began: BegunLot, failed: tuple[str, ...], error: str, turn: LotTurn
     ) -> LotOutcome:
         draft = began.hold.draft
-        ending = turn.ending()
+        ending = turn.wait()
 
-        def both(tx: Tx) -> None:
+        def fail_and_finish(tx: Tx) -> None:
             lots.fail(tx, self._keys, began.hold, failed, error)
             self._finish(tx, ending)
 
-        self._scope.step("arcs.fail", both)
+        self._scope.step("arcs.fail", fail_and_finish)
         self._scope.emit(
             ArcLotPartial(
                 arc=spec.id, lot=draft.lot, generation=draft.generation, failed=list(failed), error=error
@@ -373,46 +370,28 @@ class ArcWork:
             error=error,
         )
 
-    def _missed(
-        self,
-        spec: ArcSpec,
-        lot: str,
-        inputs: Sequence[InputLot],
-        error: str,
-        turn: LotTurn,
-        options: MakeOptions,
-    ) -> LotOutcome:
-        ending = turn.ending()
+    def _missed(self, plan: LotPlan, error: str, turn: LotTurn) -> LotOutcome:
+        spec, lot, ending = plan.spec, plan.lot, turn.wait()
 
-        def both(tx: Tx) -> rows.AnyLot | BeginRefused:
-            answer = lots.miss(
-                tx,
-                self._keys,
-                self._scope.node,
-                spec,
-                lot,
-                inputs,
-                error,
-                replay=options.replay,
-                asked=options.generation,
-            )
+        def miss_and_finish(tx: Tx) -> rows.AnyLot | BeginRefused:
+            row = lots.miss(tx, self._keys, self._scope.node, plan, error)
             self._finish(tx, ending)
-            return answer
+            return row
 
-        answer = self._scope.step("arcs.miss", both)
-        if isinstance(answer, BeginRefused):
-            ended = LotEnd.DONE if answer is BeginRefused.COMPLETE else LotEnd.ELSEWHERE
+        row = self._scope.step("arcs.miss", miss_and_finish)
+        if isinstance(row, BeginRefused):
+            ended = LotEnd.DONE if row is BeginRefused.COMPLETE else LotEnd.ELSEWHERE
             return LotOutcome(arc=spec.id, lot=lot, ended=ended)
         self._show(spec, lot)
-        standing = self._scope.store.run(lambda tx: rows.newest(tx, self._keys, spec.id, lot))
-        generation = 0 if standing is None else standing[0]
-        if answer.state is ArcState.PARTIAL:
+        newest = self._scope.store.run(lambda tx: rows.newest(tx, self._keys, spec.id, lot))
+        generation = 0 if newest is None else newest[0]
+        if row.state is ArcState.PARTIAL:
             self._scope.emit(
                 ArcLotPartial(arc=spec.id, lot=lot, generation=generation, failed=[], error=error)
             )
         else:
             self._scope.emit(ArcLotMissing(arc=spec.id, lot=lot, generation=generation, error=error))
-        ended = LotEnd(answer.state.value)
+        ended = LotEnd(row.state.value)
         return LotOutcome(arc=spec.id, lot=lot, ended=ended, generation=generation, error=error)
 
     def _refused(self, spec: ArcSpec, lot: str, why: BeginRefused, turn: LotTurn) -> LotOutcome:
@@ -425,15 +404,15 @@ class ArcWork:
     def _elsewhere(self, spec: ArcSpec, lot: str, turn: LotTurn) -> LotOutcome:
         """Pass a lot that another node works on, unless that node makes it from older inputs.
 
-        Then no node would make it from the current inputs, so it is tried again later.
+        In that case no node would make it from the current inputs, so this node tries again later.
         """
-        if self._scope.store.run(lambda tx: lots.overtaken(tx, self._keys, spec, lot)):
+        if self._scope.store.run(lambda tx: lots.is_outdated(tx, self._keys, spec, lot)):
             return LotOutcome(arc=spec.id, lot=lot, ended=LotEnd.FULL)
         return self._passed(spec, lot, LotEnd.ELSEWHERE, turn)
 
     def _passed(self, spec: ArcSpec, lot: str, ended: LotEnd, turn: LotTurn) -> LotOutcome:
-        """Pass a lot that needs no work from us: it is done, or another node holds its lease."""
-        ending = turn.ending()
+        """Pass a lot that this node does not make: it is done, it waits, or another node holds its lease."""
+        ending = turn.wait()
         if ending is not None:
             self._scope.step("arcs.pass", lambda tx: self._finish(tx, ending))
         return LotOutcome(arc=spec.id, lot=lot, ended=ended)

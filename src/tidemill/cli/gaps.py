@@ -7,7 +7,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from tidemill.arcs.gaps import Cause, Coverage, Gap, GapState
+from tidemill.arcs.gaps import SKIPPED, Cause, Coverage, Gap, GapState
 from tidemill.cli.output import CommandOutput, json_option
 from tidemill.cli.pipeline import find, pipeline_option
 
@@ -151,6 +151,6 @@ def _hint(ranges: Sequence[GapRange]) -> str:
     states = {gap.cause.state for gap in ranges}
     if states & {GapState.PARTIAL, GapState.MISSING, GapState.DEAD}:
         return "fix the cause, then run `tidemill retry`"
-    if any("passed it over" in gap.cause.why for gap in ranges):
+    if any(gap.cause.why.endswith(SKIPPED) for gap in ranges):
         return "`tidemill backfill` makes the lots that were skipped"
     return "`tidemill run` processes what arrived"

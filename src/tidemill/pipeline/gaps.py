@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tidemill.arcs.gaps import Cause, Coverage, Gap, Gaps, GapState
-from tidemill.arcs.inventory import ALL, LATE_S, Census
+from tidemill.arcs.inventory import ALL, LATE_S, Inventory
 from tidemill.arcs.keys import ArcKeys
 from tidemill.errors import DeclarationError
 from tidemill.pipeline import graph
@@ -71,7 +71,7 @@ def gaps_of(
         unit = graph.unit_of(pipeline, name)
         span = ALL if first is None and last is None else graph.span(unit, first, last)
         if span not in by_span:
-            by_span[span] = Gaps(Census(context.store, keys, specs, span, late_s=late_s))
+            by_span[span] = Gaps(Inventory(context.store, keys, specs, span, late_s=late_s))
         coverage = by_span[span].of(graph.id_of(pipeline, name))
         coverages.append(_with_windows(pipeline, name, coverage) if name in pipeline.sources else coverage)
     return GapReport(pipeline=pipeline.name, tables=tuple(coverages))

@@ -15,7 +15,7 @@ import msgspec
 
 from tidemill import crash
 from tidemill.arcs import lot_requests
-from tidemill.arcs.inventory import Census, Span
+from tidemill.arcs.inventory import Inventory, Span
 from tidemill.arcs.keys import ArcKeys
 from tidemill.arcs.lot_requests import RequestKind, RequestOptions
 from tidemill.arcs.states import ArcState
@@ -145,12 +145,12 @@ class _Planner:
         context = pipeline.context
         self._kind = kind
         self._span = span
-        self._census = Census(
+        self._inventory = Inventory(
             context.store, ArcKeys(context.place.cluster), graph.specs(pipeline), span, late_s=0
         )
 
     def plan(self, table: DatasetId, named: Sequence[str] | None) -> list[PlannedLot]:
-        expected, published = self._census.expected(table), self._census.published(table)
+        expected, published = self._inventory.expected(table), self._inventory.published(table)
         known = expected | published.keys()
         if named is not None:
             unknown = [lot for lot in named if lot not in known]
@@ -173,7 +173,9 @@ class _Planner:
     def _no_lots(self, table: DatasetId) -> NoLots:
         bounds = [f"from {self._span.first}" if self._span.first else ""]
         bounds += [f"to {self._span.last}" if self._span.last else ""]
-        whole = Census(self._census.store, self._census.keys, self._census.makers.values(), late_s=0)
+        whole = Inventory(
+            self._inventory.store, self._inventory.keys, self._inventory.makers.values(), late_s=0
+        )
         lots = sorted(whole.expected(table) | whole.published(table).keys())
         range_ = " ".join(bound for bound in bounds if bound)
         return NoLots(
@@ -182,9 +184,9 @@ class _Planner:
         )
 
     def _replay(self, table: DatasetId, lot: str) -> list[PlannedLot]:
-        spec = self._census.makers[table]
-        unfinished = self._census.unfinished(spec.id).get(lot)
-        state = self._census.published(table).get(lot)
+        spec = self._inventory.makers[table]
+        unfinished = self._inventory.unfinished(spec.id).get(lot)
+        state = self._inventory.published(table).get(lot)
         if unfinished is not None and unfinished[0] is ArcState.RUNNING:
             return [PlannedLot(spec.name, lot, LotAction.SKIP, "it is running")]
         if unfinished is not None and state is not None:
@@ -195,21 +197,21 @@ class _Planner:
 
     def _backfill(self, table: DatasetId, lot: str) -> list[PlannedLot]:
         """Plan what makes a lot: its arc, or arcs upstream whose lots it waits for."""
-        census, spec = self._census, self._census.makers.get(table)
+        inventory, spec = self._inventory, self._inventory.makers.get(table)
         if spec is None:
             return [
                 PlannedLot("", lot, LotAction.BLOCKED, f"{table.name} has no lot {lot}, and no arc writes it")
             ]
-        if census.answered(table, lot):
+        if inventory.has_lot(table, lot):
             return [PlannedLot(spec.name, lot, LotAction.SKIP, "it exists")]
-        unfinished = census.unfinished(spec.id).get(lot)
+        unfinished = inventory.unfinished(spec.id).get(lot)
         if unfinished is not None and unfinished[0] is ArcState.RUNNING:
             return [PlannedLot(spec.name, lot, LotAction.SKIP, "it is running")]
-        lacking = census.lacking(spec, lot)
-        if not lacking:
+        missing = inventory.missing_sources(spec, lot)
+        if not missing:
             why = unfinished[0].value if unfinished is not None else "absent"
             return [PlannedLot(spec.name, lot, LotAction.MAKE, f"it is {why}")]
-        upstream = [step for source in lacking for step in self._backfill(source, lot)]
+        upstream = [step for source in missing for step in self._backfill(source, lot)]
         blocked = [step for step in upstream if step.action is LotAction.BLOCKED]
         if blocked:
             return [PlannedLot(spec.name, lot, LotAction.BLOCKED, blocked[0].why)]
@@ -297,7 +299,7 @@ def _parse_lots(pipeline: "Pipeline", arc: str, lots: Sequence[str]) -> list[str
 
 def _failed_lots(pipeline: "Pipeline", keys: ArcKeys, arc: str) -> list[str]:
     spec = next(spec for spec in graph.specs(pipeline) if spec.name == arc)
-    unfinished = Census(pipeline.context.store, keys, [spec]).unfinished(spec.id)
+    unfinished = Inventory(pipeline.context.store, keys, [spec]).unfinished(spec.id)
     return sorted(lot for lot, (state, _) in unfinished.items() if state is not ArcState.RUNNING)
 
 

@@ -80,7 +80,7 @@ class Backlog:
 
     def _graces_us(self) -> dict[str, int]:
         specs = barriers.with_grace(arc.spec for arc in self._program.all_arcs().values())
-        return self._store.run(lambda tx: barriers.left_us(tx, self._arc_keys, specs)) if specs else {}
+        return self._store.run(lambda tx: barriers.remaining_us(tx, self._arc_keys, specs)) if specs else {}
 
     def _requested(self, tx: Tx) -> bool:
         """Whether lots are requested that some runner is to make."""

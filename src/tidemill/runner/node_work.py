@@ -226,7 +226,7 @@ class NodeWork:
         if not specs:
             return False
         now, did = self._scope.clock.monotonic(), False
-        for spec, lot in self._scope.store.run(lambda tx: barriers.over(tx, self._arc_keys, specs)):
+        for spec, lot in self._scope.store.run(lambda tx: barriers.all_expired(tx, self._arc_keys, specs)):
             if now >= self._retry_at.get(spec.id, 0.0) and self._state.is_patient(spec.id):
                 make = partial(self._arcs.end_grace, spec, lot)
                 did |= self._threads.start(f"{spec.id} {lot}", partial(self._make_lot, spec.id, lot, make))
