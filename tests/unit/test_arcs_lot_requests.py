@@ -153,8 +153,8 @@ def test_a_batch_has_no_more_lots_under_way_than_was_asked_for_and_leaves_a_plac
 def test_of_two_places_one_is_left_to_what_arrives_as_long_as_something_has(crowd, live, bulk):
     assert crowd.has_room(2) is live
     assert crowd.has_room(2, "batch", 5) is bulk
-    assert crowd.joined("").live == crowd.live + 1
-    assert crowd.joined("x").batches["x"] == crowd.batches.get("x", 0) + 1
+    assert crowd.with_one_more("").live == crowd.live + 1
+    assert crowd.with_one_more("x").batches["x"] == crowd.batches.get("x", 0) + 1
 
 
 def test_what_arrives_goes_before_a_backfill_of_an_arc_that_takes_one_lot_at_a_time():

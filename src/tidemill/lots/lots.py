@@ -148,6 +148,8 @@ def fragmented(tx: Tx, keys: LotKeys, dataset: DatasetId, limit: int = 100) -> l
 
 def unmark_fragmented(tx: Tx, keys: LotKeys, seen: LotRow) -> None:
     """Remove a lot from the fragmented ones, unless it changed: compaction cannot reduce its files."""
+    if current(tx, keys, seen.dataset, seen.lot) == seen:
+        tx.clear(keys.fragmented[(*seen.dataset.parts, seen.lot)], quiet=True)
 
 
 def retired(tx: Tx, keys: LotKeys, until: int, limit: int = 100) -> list[Retired]:
