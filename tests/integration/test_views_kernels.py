@@ -125,7 +125,7 @@ def test_forty_queries_are_equal_to_spark_as_jobs(
     shared = [one for one in kernels.chain.operators if len(kernels.chain.leaving(one.number)) > 1]
     assert shared, "some have several consumers"
     bundles = [info.key for info in kernels.objects.list("state/") if info.key.endswith(".runs")]
-    assert len(bundles) == sum(one.kept != TraceChanges() for one in told), "and no kernel ran twice"
+    assert len(bundles) == sum(one.changes != TraceChanges() for one in told), "and no kernel ran twice"
     both = Step({n: [*first.inserts[n], *then.inserts[n]] for n in first.inserts}, then.deletes)
     cases = [
         Case(name, sql, Holding(partial(_held, kernels, name)), equality_of(some[name]))

@@ -154,7 +154,9 @@ class Kernels:
         rebuilt = {name for one in self.chain.operators if one.number in lost for name in one.traces.values()}
         if lost:
             self.loads += 1
-            plan = StepPlan(self.chain, self.chain.below(lost), ranges(self.count + 1), first=True, kept=lost)
+            plan = StepPlan(
+                self.chain, self.chain.below(lost), ranges(self.count + 1), first=True, stored=lost
+            )
             ran = self._run(plan, self.base, "load")
             loaded, again = ran.reports, ran.changes
             kept = TraceChanges.together(

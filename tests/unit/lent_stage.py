@@ -162,7 +162,7 @@ class Machine:
     def load(self, inputs: Mapping[str, Rows], count: int) -> dict[int, list[pa.Table]]:
         """Compute everything from whole inputs, as if nothing were remembered; nothing is kept."""
         every = frozenset(one.number for one in self.chain.operators)
-        plan = StepPlan(self.chain, every, ranges(count), first=True, kept=frozenset())
+        plan = StepPlan(self.chain, every, ranges(count), first=True, stored=frozenset())
         given, told = self._run(plan, inputs, 0)
         assert complete_changes(plan, told) == ((), ())
         return given

@@ -135,9 +135,9 @@ WHOLE = [told(1, 0, 0), told(1, 1, 0), told(2, 0, 1), told(2, 1, 1), told(4, 0)]
 def test_a_step_is_whole_when_each_node_told_once_of_each_range() -> None:
     assert complete_changes(plan(), WHOLE).added == ()
     for place in range(4):
-        with pytest.raises(StepLost, match="1 told nothing"):
+        with pytest.raises(StepLost, match="1 reported nothing"):
             complete_changes(plan(), [*WHOLE[:place], *WHOLE[place + 1 :]])
-        with pytest.raises(StepLost, match="1 twice"):
+        with pytest.raises(StepLost, match="1 reported twice"):
             complete_changes(plan(), [*WHOLE, WHOLE[place]])
     for odd in (told(1, 2, 0), told(3, 0, 2), told(1, 0, 3), told(1, 0, 9)):
         with pytest.raises(StepLost):
@@ -148,7 +148,7 @@ def test_what_a_task_told_is_read_back() -> None:
     one = TaskReport(2, 1, [3, 4], seconds=0.5, rows=7, files=[("v", "k", 1, 2, "ff")], aside={"3": 1})
     again = TaskReport.decode(one.encode())
     assert again.encode() == one.encode()
-    assert (again.operators, again.aside, again.kept) == ([3, 4], {"3": 1}, one.kept)
+    assert (again.operators, again.aside, again.changes) == ([3, 4], {"3": 1}, one.changes)
 
 
 @pytest.mark.rule("DBSP-9")

@@ -475,8 +475,8 @@ def test_zeros_and_nans_have_one_hash_also_inside_of_nested_values() -> None:
 @pytest.mark.parametrize("count", [1, 2, 7, 256])
 def test_an_aggregate_over_everything_speaks_first_in_one_range_alone(count: int) -> None:
     operator = KINDS["everything"].operator
-    assert sum(operator.speaks_first(within) for within in ranges(count)) == 1
-    assert not any(KINDS["groups"].operator.speaks_first(within) for within in ranges(count))
+    assert sum(operator.emits_without_input(within) for within in ranges(count)) == 1
+    assert not any(KINDS["groups"].operator.emits_without_input(within) for within in ranges(count))
 
 
 def test_rows_of_a_view_meet_by_the_first_half_of_their_identity() -> None:
@@ -484,7 +484,7 @@ def test_rows_of_a_view_meet_by_the_first_half_of_their_identity() -> None:
     packed = operator.pack(0, pa.table({"c0": pa.array([7], INT), "_w": [1]}))["rows"]
     assert packed["_h"].to_pylist() == packed["c1"].to_pylist()
     nested = OutputSink("v", ("x",), (pa.list_(INT),))
-    assert nested.asks_spark
+    assert nested.needs_spark
     rows = pa.table({"c0": pa.array([[7]], pa.list_(INT)), "c1": [5], "c2": [6], "_w": [1]})
     assert nested.pack(0, rows)["rows"]["_h"].to_pylist() == [5]
 

@@ -159,4 +159,4 @@ def test_a_join_in_a_later_job_than_its_source_remembers_rows_itself() -> None:
     assert set(found[0].traces) == set()
     assert set(found[1].traces) == {"left", "right"}
     assert found[1].borrowed == ()
-    assert not any(found[1].operator.stays(side) for side in (0, 1))
+    assert not any(found[1].operator.is_local(side) for side in (0, 1))

@@ -45,7 +45,7 @@ def test_no_step_of_hundreds_rewrites_or_writes_more_than_its_bound_though_the_b
         operator.step({0: [*rows(CHANGES), *gone]}, pieces=1)
         (told,) = operator.told
         rewritten = dict.fromkeys(operator.chain.traces, 0)
-        for one in told.kept.merged:
+        for one in told.changes.merged:
             rewritten[one.trace] += one.entry.rows if one.entry else 0
         merged.append(max(rewritten.values()))
         sizes.append(operator.objects.head(f"step-{operator.version.step}/0").size)

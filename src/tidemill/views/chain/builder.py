@@ -1,6 +1,6 @@
-"""Builds the chain of a circuit: its stateful operators, and the edges between them."""
+"""Build the chain of a circuit: its stateful operators and the edges between them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -27,18 +27,18 @@ from tidemill.views.kernels.extremes import BEST
 from tidemill.views.kernels.group_by import GroupAggregate, GroupKernel
 
 Types = Mapping[Operator, tuple[str, ...]]
-Arrow = Callable[[str], pa.DataType]
-"""The Arrow type of a Spark type; `TypeRefused` for those that no kernel takes."""
+ArrowTypes = Callable[[str], pa.DataType]
+"""Converts a Spark type to an Arrow type; raises `TypeRefused` if no kernel supports it."""
 
 
 class ChainBuilder:
     """Builds the chain of a circuit.
 
     Args:
-        types: of every operator's columns, as Spark writes them.
-        ids: of every operator.
-        arrow: from Spark's types to Arrow's.
-        kinds: how the rows of each table come: "rows", "changes" or "keyed".
+        types: the column types of every operator, as Spark writes them.
+        ids: the id of every operator.
+        arrow: converts Spark types to Arrow types.
+        kinds: for each table, what its input rows are: "rows", "changes" or "keyed".
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ChainBuilder:
         circuit: Circuit,
         types: Types,
         ids: Mapping[Operator, str],
-        arrow: Arrow,
+        arrow: ArrowTypes,
         kinds: Mapping[str, str],
     ) -> None:
         self._circuit = circuit
@@ -54,19 +54,21 @@ class ChainBuilder:
         self._ids = ids
         self._arrow = arrow
         self._kinds = kinds
-        self._grows: dict[Operator, bool] = {}
+        self._append_only: dict[Operator, bool] = {}
         for output in circuit.outputs.values():
-            self._grows |= append_only(output)
-        self._wiring = ChainGraph()
-        self._made: dict[Operator, int] = {}  # operators with state, and the operators that give their rows
+            self._append_only |= append_only(output)
+        self._graph = ChainGraph()
+        self._numbers: dict[
+            Operator, int
+        ] = {}  # the number in the chain of each stateful operator and source
         self._keys: dict[ops.Source, tuple[int, ...]] = {}
 
     def build(self, views: Sequence[str]) -> Chain:
-        """The chain of these views; `NoKernel` says which operator no kernel computes, and why."""
+        """Build the chain of these views; raise `NoKernel` if no kernel computes one of their operators."""
         self._keys = source_keys(walk(*(self._circuit.outputs[view] for view in views)), self._types)
         for view in views:
             self._output(view)
-        return self._wiring.chain()
+        return self._graph.chain()
 
     # --- views
 
@@ -76,16 +78,19 @@ class ChainBuilder:
         if not types:
             raise NoKernel("a view without columns")
         flows = self._flows(output)
-        local = len(flows) == 1 and isinstance(flows[0][0], int) and self._meets(*flows[0])
+        local = len(flows) == 1 and isinstance(flows[0][0], int) and self._keeps_key(*flows[0])
         operator = OutputSink(view, output.names, tuple(map(self._arrow, types)), local)
-        number = self._wiring.add(f"view:{view}", operator)
+        number = self._graph.add(f"view:{view}", operator)
         for origin, expressions in flows:
-            self._wiring.connect(origin, number, 0, expressions)
+            self._graph.connect(origin, number, 0, expressions)
 
-    def _meets(self, origin: int | ChainInput, expressions: RowExpressions) -> bool:
-        """Whether equal rows of a view come from one range: the whole key of their operator is among them."""
+    def _keeps_key(self, origin: int | ChainInput, expressions: RowExpressions) -> bool:
+        """Return whether the rows still have every key column of their operator.
+
+        Then equal rows of the view come from the same range.
+        """
         assert isinstance(origin, int)
-        operator = self._wiring.operator(origin)
+        operator = self._graph.operator(origin)
         keys = 0
         if isinstance(operator, StatefulAggregate):
             keys = len(operator.kernel.keys)
@@ -93,22 +98,22 @@ class ChainBuilder:
             keys = len(operator.types)
         if not keys or expressions.explodes:
             return False
-        here: list[int | None] = list(range(len(operator.out) - 1))
+        origins: list[int | None] = list(range(len(operator.out) - 1))  # the operator's column in each column
         for step in expressions.steps:
             if isinstance(step, SelectStep):
-                chosen = [one.column for one in step.expressions]
-                here = [None if place is None else here[place] for place in chosen]
-        return set(range(keys)) <= set(here)
+                selected = [expression.column for expression in step.expressions]
+                origins = [None if place is None else origins[place] for place in selected]
+        return set(range(keys)) <= set(origins)
 
-    # --- row by row
+    # --- row expressions
 
     def _flows(self, op: Operator) -> list[tuple[int | ChainInput, RowExpressions]]:
-        """From where the rows of an operator come, and through which row expressions."""
+        """Return where the rows of an operator come from, and the row expressions they pass."""
         if isinstance(op, ops.Source):
             return [(self._source(op), RowExpressions())]
         if isinstance(op, ops.LiteralRows):
             name = f"values:{self._ids[op]}"
-            self._wiring.constant(name, op)
+            self._graph.constant(name, op)
             return [(ChainInput(name, op.width), RowExpressions())]
         if isinstance(op, ops.Filter):
             self._no_clock(op.conditions)
@@ -122,7 +127,7 @@ class ChainBuilder:
             ]
         if isinstance(op, ops.Generate):
             step = ExplodeStep(op.call, op.input.width, op.produces, op.outer)
-            return [self._apart(op.input, *flow, step) for flow in self._flows(op.input)]
+            return [self._exploded(op.input, *flow, step) for flow in self._flows(op.input)]
         if isinstance(op, ops.UnionAll):
             return [
                 (origin, expressions.cast(self._types[part], self._types[op]))
@@ -131,34 +136,34 @@ class ChainBuilder:
             ]
         if isinstance(op, ops.ViewOutput):
             return self._flows(op.input)
-        if op not in self._made:
-            self._made[op] = self._stateful(op)
-        number = self._made[op]
-        return [(number, self._finals(op))]
+        if op not in self._numbers:
+            self._numbers[op] = self._stateful(op)
+        number = self._numbers[op]
+        return [(number, self._output_columns(op))]
 
-    def _apart(
+    def _exploded(
         self, below: Operator, origin: int | ChainInput, expressions: RowExpressions, step: ExplodeStep
     ) -> tuple[int | ChainInput, RowExpressions]:
-        """Behind a kernel nothing is exploded: such rows pass through files into a job of their own."""
+        """Add an explode step. Rows of a kernel reach it through files, in a later job."""
         if isinstance(origin, int):
             types = tuple(map(self._arrow, self._types[below]))
             origin, expressions = (
-                ChainInput(self._wiring.spilled(origin, expressions, types), len(types)),
+                ChainInput(self._graph.spilled(origin, expressions, types), len(types)),
                 RowExpressions(),
             )
         return origin, expressions.explode(step)
 
-    def _no_clock(self, expressions: Sequence[Expr]) -> None:
-        if any(one.reads_clock for one in expressions):
+    def _no_clock(self, expressions: Iterable[Expr]) -> None:
+        if any(expression.reads_clock for expression in expressions):
             raise NoKernel("it reads the clock")
 
     def _source(self, op: ops.Source) -> int | ChainInput:
         kind = self._kinds[op.table]
         if kind not in {"rows", "changes", "keyed"}:
-            raise NoKernel(f"the rows of {op.table} come {kind}")
+            raise NoKernel(f"no kernel reads {op.table}, which is of kind {kind}")
         if kind == "rows":
             return ChainInput(op.table, op.width)
-        if op not in self._made:
+        if op not in self._numbers:
             types = tuple(self._arrow(each.type) for each in op.columns)
             if kind == "changes":
                 key, extra = self._keys.get(op, ()), 0
@@ -166,12 +171,12 @@ class ChainBuilder:
                 name = f"{self._ids[op]}.by{'-'.join(map(str, key))}" if key else self._ids[op]
             else:
                 operator, extra, name = UpsertsSource(types, op.key), 3, self._ids[op]
-            number = self._wiring.add(name, operator)
-            self._wiring.connect(ChainInput(op.table, op.width + extra), number, 0, RowExpressions())
-            self._made[op] = number
-        return self._made[op]
+            number = self._graph.add(name, operator)
+            self._graph.connect(ChainInput(op.table, op.width + extra), number, 0, RowExpressions())
+            self._numbers[op] = number
+        return self._numbers[op]
 
-    # --- operators with state
+    # --- stateful operators
 
     def _stateful(self, op: Operator) -> int:
         if isinstance(op, ops.Join):
@@ -184,97 +189,89 @@ class ChainBuilder:
             kind = op.operation + ("_all" if op.keep_all else "")
             return self._sets(op, kind, (op.left, op.right))
         if isinstance(op, ops.Window) and op.partition:
-            return self._keyed(op, [self._plain(op.partition)], self._plain(op.partition))
+            key = self._columns_of(op.partition)
+            return self._keyed(op, [key], key)
         raise NoKernel(f"a {op.kind}{' over everything' if isinstance(op, ops.Window) else ''} has no key")
 
     def _join(self, op: ops.Join) -> int:
         if not op.keys:
             raise NoKernel(f"a {op.join} join without an equality has no key")
         if op.join != "inner":
-            return self._outer(op)
+            return self._keyed_join(op)
         assert not op.residual
         sides = []
-        widened = [self._common(op, key) for key in op.keys]
-        for place, child in enumerate((op.left, op.right)):
-            keys = [(key.left, key.right)[place].column for key in op.keys]
-            types = list(self._types[child]) if child.width else []
-            given = [column(i) for i in range(child.width)]
-            at = []
-            for key, wanted in zip(keys, widened, strict=True):
-                assert key is not None
-                if types[key] == wanted:
-                    at.append(key)
-                else:
-                    at.append(len(given))
-                    given.append(Expr(("CAST(", key, f" AS {wanted})"), frozenset({"cast"})))
-                    types.append(wanted)
-            sides.append((child, tuple(given), tuple(at), tuple(map(self._arrow, types))))
-        (left, left_given, left_at, left_types), (right, right_given, right_at, right_types) = sides
+        key_types = [self._key_type(op, key) for key in op.keys]
+        for child, expressions in (
+            (op.left, [key.left for key in op.keys]),
+            (op.right, [key.right for key in op.keys]),
+        ):
+            keys = self._columns_of(expressions)
+            columns, key_places, types = self._with_key(child, keys, key_types)
+            sides.append((columns, tuple(key_places), tuple(map(self._arrow, types))))
+        (left_columns, left_keys, left_types), (right_columns, right_keys, right_types) = sides
         safe = tuple(key.null_safe for key in op.keys)
-        lent = (self._lent(op, 0), self._lent(op, 1))
-        operator = StatefulJoin(left_types, right_types, left_at, right_at, safe, lent)
-        number = self._wiring.add(self._ids[op], operator)
-        self._feed(left, number, 0, left_given)
-        self._feed(right, number, 1, right_given)
+        lent = (self._shared_source(op, 0), self._shared_source(op, 1))
+        operator = StatefulJoin(left_types, right_types, left_keys, right_keys, safe, lent)
+        number = self._graph.add(self._ids[op], operator)
+        self._connect_child(op.left, number, 0, left_columns)
+        self._connect_child(op.right, number, 1, right_columns)
         return number
 
-    def _lent(self, op: ops.Join, side: int) -> SharedSource | None:
-        """What a join reads of the source of a side, if that remembers its rows by the same key."""
-        found = side_key(op, side, self._types)
-        if found is None or self._kinds[found[0].table] == "rows":
+    def _shared_source(self, op: ops.Join, side: int) -> SharedSource | None:
+        """Return the source whose trace a side of a join can read, if it has a trace by the same key."""
+        shareable = side_key(op, side, self._types)
+        if shareable is None or self._kinds[shareable[0].table] == "rows":
             return None
-        source, places, key = found
-        at = self._source(source)
-        operator = self._wiring.operator(at) if isinstance(at, int) else None
+        source, places, key = shareable
+        origin = self._source(source)
+        operator = self._graph.operator(origin) if isinstance(origin, int) else None
         if isinstance(operator, ChangesSource | UpsertsSource) and operator.key == key:
             return SharedSource(operator, places)
         return None
 
-    def _common(self, op: ops.Join, key: ops.JoinKey) -> str:
-        """The type that both parts of a pair of keys are compared in, as Spark would."""
+    def _key_type(self, op: ops.Join, key: ops.JoinKey) -> str:
+        """Return the type in which Spark compares the two columns of a join key."""
         assert key.left.column is not None
         assert key.right.column is not None
-        one, other = self._types[op.left][key.left.column], self._types[op.right][key.right.column]
-        common = common_type(one, other)
+        left, right = self._types[op.left][key.left.column], self._types[op.right][key.right.column]
+        common = common_type(left, right)
         if common is None:
-            raise NoKernel(f"a join compares {one} with {other}")
+            raise NoKernel(f"a join compares {left} with {right}")
         return common
 
     def _aggregate(self, op: ops.Aggregate) -> int:
         below = self._types[op.input] if op.input.width else ()
-        keys, aggs, values, results = [], [], {}, []
-        if not all(_is_native(one) for one in op.calls):
-            return self._groups(op)
-        for group in op.groups:
-            assert group.column is not None
-            keys.append(group.column)
-        for n, one in enumerate(op.calls):
-            place = one.arguments[0].column if one.arguments else None
+        aggs, values, results = [], {}, []
+        if not all(_is_native(aggregate) for aggregate in op.calls):
+            return self._keyed_aggregate(op)
+        keys = self._columns_of(op.groups)
+        for n, aggregate in enumerate(op.calls):
+            place = aggregate.arguments[0].column if aggregate.arguments else None
             if place is not None:
                 values[place] = f"v{place}"
-            aggs.append(GroupAggregate(one.name, None if place is None else f"v{place}", f"a{n}"))
+            aggs.append(GroupAggregate(aggregate.name, None if place is None else f"v{place}", f"a{n}"))
             results.append(self._arrow(self._types[op][len(op.groups) + n]))
         fields = [pa.field(f"k{n}", self._arrow(below[place])) for n, place in enumerate(keys)]
         if op.sets is not None:
             fields.append(pa.field(f"k{len(keys)}", pa.int64()))
         inputs = [pa.field(name, self._arrow(below[place])) for place, name in values.items()]
-        best = 1 if self._grows.get(op.input) else BEST
+        best = 1 if self._append_only.get(op.input) else BEST
         try:
             always = not op.groups and op.sets is None
             kernel = GroupKernel(pa.schema(fields), pa.schema(inputs), tuple(aggs), best, always)
             operator = StatefulAggregate(kernel, tuple(results))
         except TypeRefused as error:
             if op.groups and op.sets is None:
-                return self._groups(op)
+                return self._keyed_aggregate(op)
             raise NoKernel(error.message) from None
         sent = [[*map(column, keys), *map(column, values)]]
         if op.sets is not None:
-            if len({frozenset(one) for one in op.sets}) < len(op.sets):  # Spark gives its rows once for each
-                raise NoKernel("a grouping set is there twice")
-            sent = [_set(one, keys, list(values), below) for one in op.sets]
-        number = self._wiring.add(f"{self._ids[op]}.{best}", operator)
-        for place, given in enumerate(sent):
-            self._feed(op.input, number, place, given)
+            if len(set(map(frozenset, op.sets))) < len(op.sets):  # Spark returns the rows once for each
+                raise NoKernel("a grouping set is listed twice")
+            sent = [_grouping_set(grouped, keys, list(values), below) for grouped in op.sets]
+        number = self._graph.add(f"{self._ids[op]}.{best}", operator)
+        for side, columns in enumerate(sent):
+            self._connect_child(op.input, number, side, columns)
         return number
 
     def _sets(self, op: Operator, kind: str, children: Sequence[Operator]) -> int:
@@ -282,154 +279,166 @@ class ChainBuilder:
         if not types:
             raise NoKernel("rows without columns")
         operator = StatefulSet(kind, tuple(map(self._arrow, types)))
-        number = self._wiring.add(self._ids[op], operator)
+        number = self._graph.add(self._ids[op], operator)
         for place, child in enumerate(children):
             for origin, expressions in self._flows(child):
-                self._wiring.connect(origin, number, place, expressions.cast(self._types[child], types))
+                self._graph.connect(origin, number, place, expressions.cast(self._types[child], types))
         return number
 
-    # --- operators with a key
+    # --- keyed operators
 
-    def _plain(self, expressions: Sequence[Expr]) -> list[int]:
-        places = [one.column for one in expressions]
-        assert None not in places, "keys were made plain columns before"
+    def _columns_of(self, expressions: Sequence[Expr]) -> list[int]:
+        places = [expression.column for expression in expressions]
+        assert None not in places, "`prepared` replaces expressions in keys by columns"
         return [place for place in places if place is not None]
 
-    def _groups(self, op: ops.Aggregate) -> int:
-        """An aggregate that Spark computes, for the groups that changed."""
-        slow = ", ".join(sorted({one.name for one in op.calls if not _is_native(one)})) or "an aggregate"
+    def _keyed_aggregate(self, op: ops.Aggregate) -> int:
+        """Add an aggregate that Spark computes for the groups that changed."""
+        names = {aggregate.name for aggregate in op.calls if not _is_native(aggregate)}
+        name = ", ".join(sorted(names)) or "an aggregate"
         if not op.groups:
-            raise NoKernel(f"{slow} of everything has no key")
+            raise NoKernel(f"{name} of everything has no key")
         if op.sets is not None:
-            raise NoKernel(f"{slow} with grouping sets has no key")
-        return self._keyed(op, [self._plain(op.groups)], list(range(len(op.groups))))
+            raise NoKernel(f"{name} with grouping sets has no key")
+        return self._keyed(op, [self._columns_of(op.groups)], list(range(len(op.groups))))
 
-    def _outer(self, op: ops.Join) -> int:
-        """A join that Spark computes, for the keys that changed."""
-        left, right = self._plain([key.left for key in op.keys]), self._plain([key.right for key in op.keys])
+    def _keyed_join(self, op: ops.Join) -> int:
+        """Add a join that Spark computes for the keys that changed."""
+        left = self._columns_of([key.left for key in op.keys])
+        right = self._columns_of([key.right for key in op.keys])
         for key in op.keys:
-            self._common(op, key)
+            self._key_type(op, key)
         width = op.left.width
         if op.join == "full":
             return self._keyed(op, [left, right], [*left], [width + place for place in right])
-        here = [width + place for place in right] if op.join == "right" else left
-        return self._keyed(op, [left, right], here)
+        result = [width + place for place in right] if op.join == "right" else left
+        return self._keyed(op, [left, right], result)
 
     def _keyed(
         self, op: Operator, keys: Sequence[Sequence[int]], result: Sequence[int], other: Sequence[int] = ()
     ) -> int:
-        """An operator that is computed by Spark for the keys that changed.
+        """Add an operator that Spark computes for the keys that changed.
 
         Args:
             op: the operator.
-            keys: for each input, which of its columns are the key.
-            result: which of the operator's own columns are the key.
-            other: those that are it where the first are NULL.
+            keys: the key columns of each input.
+            result: the key columns of the operator itself.
+            other: the columns to use instead where those of `result` are NULL.
         """
-        if any(one.reads_clock for one in expressions_of(op)):
-            raise NoKernel("it reads the clock")
-        children, name = op.inputs, self._ids[op]
-        kinds = [self._kinds_of_key(op, keys, n) for n in range(len(keys[0]))]
+        self._no_clock(expressions_of(op))
+        key_types = self._key_types(op, keys)
         key = [
-            _cast(_either(place, other[n] if other else None), self._types[op][place], kind)
-            for n, (place, kind) in enumerate(zip(result, kinds, strict=True))
+            _cast(_coalesced(place, other[n] if other else None), self._types[op][place], key_type)
+            for n, (place, key_type) in enumerate(zip(result, key_types, strict=True))
         ]
-        gathers = []
-        for place, (child, mine) in enumerate(zip(children, keys, strict=True)):
-            given, at, types = self._with_key(child, mine, kinds)
-            operator = GatherRows(tuple(map(self._arrow, types)), tuple(at))
-            number = self._wiring.add(f"{name}.gather{place}", operator)
-            self._feed(child, number, 0, given)
-            gathers.append(number)
-        shown = tuple(map(self._arrow, self._types[op]))
-        result_at = self._wiring.add(name, ReplaceRows(shown, tuple(map(self._arrow, kinds))))
-        for place, (child, mine) in enumerate(zip(children, keys, strict=True)):
-            sent = [
-                _cast(column(i), self._types[child][i], kind) for i, kind in zip(mine, kinds, strict=True)
+        gathers = self._gathers(op, keys, key_types)
+        types = tuple(map(self._arrow, self._types[op]))
+        target = self._graph.add(self._ids[op], ReplaceRows(types, tuple(map(self._arrow, key_types))))
+        for child, child_key, gather in zip(op.inputs, keys, gathers, strict=True):
+            changed = [
+                _cast(column(place), self._types[child][place], key_type)
+                for place, key_type in zip(child_key, key_types, strict=True)
             ]
-            self._feed(child, result_at, 1, sent)
-            for elsewhere, number in enumerate(gathers):
-                if elsewhere != place:
-                    self._feed(child, number, 1, sent)
-        reads = []
-        for number, child in zip(gathers, children, strict=True):
-            reads.append(
-                self._wiring.spill(number, RowExpressions().select([column(i) for i in range(child.width)]))
-            )
-        table = f"result:{result_at}"
-        self._wiring.query(KeyedQuery(table, op, tuple(key), tuple(reads)))
-        self._wiring.connect(ChainInput(table, op.width + len(key)), result_at, 0, RowExpressions())
-        return result_at
+            self._connect_child(child, target, 1, changed)
+            for other_gather in gathers:
+                if other_gather != gather:
+                    self._connect_child(child, other_gather, 1, changed)
+        reads = [
+            self._graph.spill(gather, RowExpressions().select(list(map(column, range(child.width)))))
+            for gather, child in zip(gathers, op.inputs, strict=True)
+        ]
+        table = f"result:{target}"
+        self._graph.query(KeyedQuery(table, op, tuple(key), tuple(reads)))
+        self._graph.connect(ChainInput(table, op.width + len(key)), target, 0, RowExpressions())
+        return target
 
-    def _kinds_of_key(self, op: Operator, keys: Sequence[Sequence[int]], n: int) -> str:
+    def _gathers(self, op: Operator, keys: Sequence[Sequence[int]], key_types: Sequence[str]) -> list[int]:
+        """Add the operators that gather the rows of each input; return their numbers."""
+        gathers = []
+        for n, (child, key) in enumerate(zip(op.inputs, keys, strict=True)):
+            columns, places, types = self._with_key(child, key, key_types)
+            operator = GatherRows(tuple(map(self._arrow, types)), tuple(places))
+            number = self._graph.add(f"{self._ids[op]}.gather{n}", operator)
+            self._connect_child(child, number, 0, columns)
+            gathers.append(number)
+        return gathers
+
+    def _key_types(self, op: Operator, keys: Sequence[Sequence[int]]) -> list[str]:
         if isinstance(op, ops.Join):
-            return self._common(op, op.keys[n])
-        return self._types[op.inputs[0]][keys[0][n]]
+            return [self._key_type(op, key) for key in op.keys]
+        return [self._types[op.inputs[0]][place] for place in keys[0]]
 
     def _with_key(
-        self, child: Operator, key: Sequence[int], kinds: Sequence[str]
+        self, child: Operator, key: Sequence[int], key_types: Sequence[str]
     ) -> tuple[list[Expr], list[int], list[str]]:
-        """A child's columns with the key among them as it is compared: what, where, and the types."""
-        types, given, at = list(self._types[child]), [column(i) for i in range(child.width)], []
-        for place, kind in zip(key, kinds, strict=True):
-            if types[place] == kind:
-                at.append(place)
+        """Return the columns of a child with its key in the types that are compared.
+
+        Returns the columns, the places of the key among them, and the types of the columns. A key column of
+        another type is added a second time, with a cast.
+        """
+        types, columns, places = list(self._types[child]), list(map(column, range(child.width))), []
+        for place, key_type in zip(key, key_types, strict=True):
+            if types[place] == key_type:
+                places.append(place)
             else:
-                at.append(len(given))
-                given.append(_cast(column(place), self._types[child][place], kind))
-                types.append(kind)
-        return given, at, types
+                places.append(len(columns))
+                columns.append(_cast(column(place), types[place], key_type))
+                types.append(key_type)
+        return columns, places, types
 
-    def _finals(self, op: Operator) -> RowExpressions:
-        """From the columns an operator gives to those of its operator."""
-        if not isinstance(self._wiring.operator(self._made[op]), StatefulAggregate | StatefulJoin):
-            return RowExpressions()
-        if not isinstance(op, ops.Aggregate):
-            if isinstance(op, ops.Join):
-                return self._unwidened(op)
-            return RowExpressions()
-        if op.sets is None:
-            return RowExpressions()
-        groups, width = len(op.groups), len(op.groups) + 1 + len(op.calls)  # which set comes behind the key
-        return RowExpressions().select(list(map(column, (*range(groups), *range(groups + 1, width), groups))))
+    def _output_columns(self, op: Operator) -> RowExpressions:
+        """Return the row expressions from the columns of a stateful operator to those of the circuit's."""
+        operator = self._graph.operator(self._numbers[op])
+        if isinstance(op, ops.Join) and isinstance(operator, StatefulJoin):
+            return self._without_cast_keys(op, operator)
+        if isinstance(op, ops.Aggregate) and isinstance(operator, StatefulAggregate) and op.sets is not None:
+            groups, width = len(op.groups), len(op.groups) + 1 + len(op.calls)  # the set's id follows the key
+            places = (*range(groups), *range(groups + 1, width), groups)
+            return RowExpressions().select(list(map(column, places)))
+        return RowExpressions()
 
-    def _unwidened(self, op: ops.Join) -> RowExpressions:
-        """A join's operator may give columns that are keys of a wider type alone: they are left out."""
-        operator = self._wiring.operator(self._made[op])
-        assert isinstance(operator, StatefulJoin)
-        width = op.left.width
-        kept = [*range(width), *range(len(operator.left), len(operator.left) + op.right.width)]
-        every = list(range(len(operator.left) + len(operator.right)))
-        return RowExpressions() if kept == every else RowExpressions().select([column(i) for i in kept])
+    def _without_cast_keys(self, op: ops.Join, operator: StatefulJoin) -> RowExpressions:
+        """Drop the columns that a join has only because a key is compared in another type."""
+        left = len(operator.left)
+        selected = [*range(op.left.width), *range(left, left + op.right.width)]
+        if selected == list(range(left + len(operator.right))):
+            return RowExpressions()
+        return RowExpressions().select(list(map(column, selected)))
 
-    def _feed(self, child: Operator, number: int, side: int, given: Sequence[Expr]) -> None:
+    def _connect_child(self, child: Operator, number: int, side: int, columns: Sequence[Expr]) -> None:
+        """Connect a child to a side of an operator that reads these columns of it."""
+        unchanged = [expression.column for expression in columns] == list(range(child.width))
         for origin, expressions in self._flows(child):
-            plain = [one.column for one in given] == list(range(child.width))
-            self._wiring.connect(origin, number, side, expressions if plain else expressions.select(given))
+            self._graph.connect(
+                origin, number, side, expressions if unchanged else expressions.select(columns)
+            )
 
 
-def _cast(expr: Expr, given: str, kind: str) -> Expr:
-    """An expression of a type; a column that has it already stays plain."""
-    if expr.column is not None and given == kind:
+def _cast(expr: Expr, current: str, target: str) -> Expr:
+    """Cast an expression; a column that has the type already stays as it is."""
+    if expr.column is not None and current == target:
         return expr
-    return Expr(joined(("CAST(", *expr.parts, f" AS {kind})")), expr.calls | {"cast"})
+    return Expr(joined(("CAST(", *expr.parts, f" AS {target})")), expr.calls | {"cast"})
 
 
-def _either(place: int, other: int | None) -> Expr:
+def _coalesced(place: int, other: int | None) -> Expr:
     return column(place) if other is None else call("coalesce", column(place), column(other))
 
 
-def _is_native(one: ops.AggregateCall) -> bool:
-    return one.plain and not one.distinct and one.filter is None and kernel_of(one.name) is not None
+def _is_native(aggregate: ops.AggregateCall) -> bool:
+    simple = aggregate.plain and not aggregate.distinct and aggregate.filter is None
+    return simple and kernel_of(aggregate.name) is not None
 
 
-def _set(one: Sequence[int], keys: Sequence[int], values: Sequence[int], types: Sequence[str]) -> list[Expr]:
-    """The columns that one grouping set sends: keys that are not of it are NULL; then its id, then values."""
-    given = [
-        column(place) if n in one else Expr((f"CAST(NULL AS {types[place]})",), frozenset({"cast"}))
+def _grouping_set(
+    grouped: Sequence[int], keys: Sequence[int], values: Sequence[int], types: Sequence[str]
+) -> list[Expr]:
+    """Return the columns of one grouping set: its keys (others are NULL), its id, and the values."""
+    columns = [
+        column(place) if n in grouped else Expr((f"CAST(NULL AS {types[place]})",), frozenset({"cast"}))
         for n, place in enumerate(keys)
     ]
     count = len(keys)
-    number = sum(1 << (count - 1 - n) for n in range(count) if n not in one)
-    given.append(Expr((f"CAST({number} AS BIGINT)",), frozenset({"cast"})))
-    return [*given, *(column(place) for place in values)]
+    number = sum(1 << (count - 1 - n) for n in range(count) if n not in grouped)
+    columns.append(Expr((f"CAST({number} AS BIGINT)",), frozenset({"cast"})))
+    return [*columns, *(column(place) for place in values)]

@@ -24,7 +24,7 @@ from tidemill.views.trace.layout import Layout
 
 @dataclass(frozen=True)
 class ChainInput:
-    """The rows of a table that a step brings, as they come; or rows of an earlier job, or of a query."""
+    """An input of a chain: the rows of a table in this step, of an earlier job, or of a query."""
 
     table: str
     width: int
@@ -32,15 +32,15 @@ class ChainInput:
 
 @dataclass(frozen=True)
 class Edge:
-    """How rows come to a side of an operator.
+    """A path of rows to one side of an operator.
 
     Args:
-        number: its place in the chain.
-        origin: where they come from: the number of an operator, or an input.
+        number: the edge's place in the chain.
+        origin: where the rows come from: the number of an operator, or an input.
         target: the number of the operator they go to.
-        side: which of its sides.
-        expressions: what happens on the way.
-        plain: which columns of the origin it chooses, if that is all that happens.
+        side: the side of that operator.
+        expressions: the row expressions that are applied.
+        plain: the columns that the expressions select, if they do nothing else; None otherwise.
     """
 
     number: int
@@ -53,9 +53,9 @@ class Edge:
 
 @dataclass(frozen=True)
 class PlacedOperator:
-    """An operator, its id, its job and layer, and which views need it.
+    """A stateful operator with its id, its job and layer, and the views that need it.
 
-    What it reads of others' traces is `borrowed`: its name for each, the trace's id and layout.
+    `borrowed` lists the traces of other operators that it reads: its name for each, id and layout.
     """
 
     number: int
@@ -68,25 +68,25 @@ class PlacedOperator:
 
     @property
     def traces(self) -> dict[str, str]:
-        """The ids of its traces, by their names."""
+        """Return the ids of its traces by name."""
         return {name: f"{self.id}.{name}" for name in self.operator.layouts}
 
     @property
     def reads(self) -> frozenset[str]:
-        """The ids of all traces that it needs: its own, and those that it reads of others."""
+        """Return the ids of all traces that it reads: its own and borrowed ones."""
         return frozenset(self.traces.values()) | {trace for _, trace, _ in self.borrowed}
 
 
 @dataclass(frozen=True)
 class KeyedQuery:
-    """A keyed operator's query.
+    """The query of a keyed operator.
 
     Args:
-        table: the input that its result is.
-        operator: what is computed.
-        key: the key of a result's row, over the operator's columns.
-        reads: the inputs with the rows of each of the operator's inputs.
-        expressions: what happens to the operator's rows before they are stored.
+        table: the name of the chain input that holds the result.
+        operator: the operator to compute.
+        key: the key of a result row, over the operator's columns.
+        reads: the chain inputs with the rows of each of the operator's inputs.
+        expressions: the row expressions applied to the result before it is stored.
     """
 
     table: str
@@ -98,7 +98,7 @@ class KeyedQuery:
 
 @dataclass(frozen=True)
 class Chain:
-    """Nodes by number, edges by number, the queries between jobs, and inputs that never change."""
+    """The operators by number, the edges by number, the queries between jobs, and the constant inputs."""
 
     operators: tuple[PlacedOperator, ...]
     edges: tuple[Edge, ...]
@@ -107,66 +107,71 @@ class Chain:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The tables whose changes it reads."""
-        ours = {one.table for one in self.queries} | self.spills.keys() | dict(self.constants).keys()
-        named = {edge.origin.table for edge in self.edges if isinstance(edge.origin, ChainInput)}
-        return tuple(sorted(named - ours))
+        """Return the tables whose changes it reads."""
+        internal = {query.table for query in self.queries} | self.spills.keys() | dict(self.constants).keys()
+        inputs = {edge.origin.table for edge in self.edges if isinstance(edge.origin, ChainInput)}
+        return tuple(sorted(inputs - internal))
 
     @property
     def spills(self) -> dict[str, PlacedOperator]:
-        """The operators whose rows are inputs of later jobs, by the names of these."""
-        return {one.operator.view: one for one in self.operators if isinstance(one.operator, SpillSink)}
+        """Return the operators that write rows for later jobs, by the name of the input they write."""
+        return {
+            placed.operator.view: placed
+            for placed in self.operators
+            if isinstance(placed.operator, SpillSink)
+        }
 
     @property
     def jobs(self) -> int:
-        """How many jobs a step has."""
-        return 1 + max((one.job for one in self.operators), default=0)
+        """Return how many jobs a step has."""
+        return 1 + max((placed.job for placed in self.operators), default=0)
 
     def depth(self, job: int) -> int:
-        """How many layers a job has."""
-        return max((one.layer for one in self.operators if one.job == job), default=0)
+        """Return how many layers a job has."""
+        return max((placed.layer for placed in self.operators if placed.job == job), default=0)
 
     @property
     def outputs(self) -> dict[str, PlacedOperator]:
-        """The operators of views."""
-        found = [
-            one for one in self.operators if isinstance(one.operator, OutputSink) and one.operator.identified
-        ]
-        return {one.operator.view: one for one in found if isinstance(one.operator, OutputSink)}
+        """Return the sinks of the views, by view."""
+        return {
+            placed.operator.view: placed
+            for placed in self.operators
+            if isinstance(placed.operator, OutputSink) and placed.operator.identified
+        }
 
     @property
     def traces(self) -> frozenset[str]:
-        return frozenset(name for one in self.operators for name in one.traces.values())
+        return frozenset(trace for placed in self.operators for trace in placed.traces.values())
 
     def below(self, numbers: Collection[int]) -> frozenset[int]:
-        """These operators and all that they read."""
-        found = set(numbers)
-        while more := {one for one, other in self._links if other in found} - found:
-            found |= more
-        return frozenset(found)
+        """Return these operators and all operators they read, directly or not."""
+        reached = set(numbers)
+        while more := {lower for lower, upper in self._links if upper in reached} - reached:
+            reached |= more
+        return frozenset(reached)
 
     def above(self, numbers: Collection[int]) -> frozenset[int]:
-        """These operators and all that read them."""
-        found = set(numbers)
-        while more := {other for one, other in self._links if one in found} - found:
-            found |= more
-        return frozenset(found)
+        """Return these operators and all operators that read them, directly or not."""
+        reached = set(numbers)
+        while more := {upper for lower, upper in self._links if lower in reached} - reached:
+            reached |= more
+        return frozenset(reached)
 
     @cached_property
     def _links(self) -> frozenset[tuple[int, int]]:
-        """Pairs of operators of which the second reads the first, also through files and queries."""
-        behind = {name: [placed.number] for name, placed in self.spills.items()}
+        """Return pairs of operators: the second reads the first, directly or through files and queries."""
+        writers = {name: [placed.number] for name, placed in self.spills.items()}
         for query in self.queries:
-            behind[query.table] = [number for name in query.reads for number in behind[name]]
-        found = set()
+            writers[query.table] = [number for name in query.reads for number in writers[name]]
+        links = set()
         for edge in self.edges:
             origin = edge.origin
-            before = [origin] if isinstance(origin, int) else behind.get(origin.table, [])
-            found |= {(number, edge.target) for number in before}
-        return frozenset(found)
+            lower = [origin] if isinstance(origin, int) else writers.get(origin.table, [])
+            links |= {(number, edge.target) for number in lower}
+        return frozenset(links)
 
     def leaving(self, origin: int | str) -> list[Edge]:
-        """The edges out of an operator, or of a table's changes."""
+        """Return the edges that begin at an operator or at an input."""
         return [
             edge
             for edge in self.edges

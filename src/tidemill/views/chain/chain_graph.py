@@ -1,8 +1,8 @@
-"""A chain under construction: stateful operators, the edges between them, and how they fall into jobs.
+"""A chain under construction: its stateful operators, their edges, and their division into jobs and layers.
 
 Add an operator before you connect its output. A job ends where rows must be in files: for the query of a
-keyed operator, and for rows that are exploded after a kernel. Within a job operators lie in layers, each
-after those it reads.
+keyed operator, and for rows that are exploded after a kernel. Within a job, each operator is in a layer after
+those it reads.
 """
 
 from collections.abc import Mapping
@@ -30,11 +30,11 @@ class ChainGraph:
         self._constants: dict[str, Operator] = {}
 
     def chain(self) -> Chain:
-        """The chain of all that was added."""
-        self._fuse()
+        """Return the finished chain."""
+        self._fuse_queries()
         jobs = self._jobs()
-        self._part(jobs)
-        self._cross(jobs)
+        self._unshare_across_jobs(jobs)
+        self._spill_across_jobs(jobs)
         layers = self._layers(jobs)
         operators = tuple(
             PlacedOperator(
@@ -46,58 +46,58 @@ class ChainGraph:
         for number, (origin, target, side, expressions) in enumerate(self._edges):
             width = origin.width if isinstance(origin, ChainInput) else len(self.operator(origin).out) - 1
             operator = self.operator(target)
-            asks = isinstance(operator, OutputSink) and operator.asks_spark
-            plain = None if asks else expressions.plain(width)
+            needs_spark = isinstance(operator, OutputSink) and operator.needs_spark
+            plain = None if needs_spark else expressions.plain(width)
             edges.append(Edge(number, origin, target, side, expressions, plain))
         chain = Chain(operators, tuple(edges), tuple(self._queries), tuple(self._constants.items()))
-        needs = {view: chain.below({one.number}) for view, one in chain.outputs.items()}
-        marked = [
-            replace(one, views=frozenset(view for view, below in needs.items() if one.number in below))
-            for one in operators
+        needed = {view: chain.below({sink.number}) for view, sink in chain.outputs.items()}
+        with_views = [
+            replace(placed, views=frozenset(view for view, below in needed.items() if placed.number in below))
+            for placed in operators
         ]
-        return replace(chain, operators=tuple(marked))
+        return replace(chain, operators=tuple(with_views))
 
     def _borrowed(self, number: int) -> tuple[tuple[str, str, Layout], ...]:
-        """What a join reads of its sources' traces: its name for each, the trace's id and layout."""
+        """Return the traces of its sources that a join reads: its name for each, id and layout."""
         operator = self.operator(number)
         if not isinstance(operator, StatefulJoin):
             return ()
-        from_source = {
+        sources = {
             side: self._operators[origin][0]
             for origin, target, side, _ in self._edges
             if target == number and isinstance(origin, int)
         }
         return tuple(
-            (f"{tag}.{name}", f"{from_source[side]}.{name}", layout)
+            (f"{tag}.{name}", f"{sources[side]}.{name}", layout)
             for side, tag, layouts in operator.borrowed
             for name, layout in layouts.items()
         )
 
-    # --- putting together
+    # --- adding
 
     def add(self, name: str, operator: StatefulOperator) -> int:
-        """An operator, under the name that its state is kept by; its number."""
+        """Add an operator under the name of its stored state; return its number."""
         self._operators.append((name, operator))
         return len(self._operators) - 1
 
     def connect(self, origin: int | ChainInput, target: int, side: int, expressions: RowExpressions) -> None:
-        """Rows go from there to a side of an operator, through a expressions."""
+        """Send rows from an operator or input to a side of an operator, through row expressions."""
         self._edges.append((origin, target, side, expressions))
 
     def operator(self, number: int) -> StatefulOperator:
-        """One that was added."""
+        """Return an operator by its number."""
         return self._operators[number][1]
 
     def constant(self, name: str, op: Operator) -> None:
-        """An operator whose rows are the same in every step."""
+        """Add an input with the same rows in every step."""
         self._constants[name] = op
 
     def query(self, query: KeyedQuery) -> None:
-        """What Spark computes from rows that were kept."""
+        """Add the query of a keyed operator."""
         self._queries.append(query)
 
     def spill(self, origin: int, expressions: RowExpressions) -> str:
-        """Keep the rows of an operator for a later job; the name of the input they are there."""
+        """Write the selected columns of an operator for a later job; return the name of its input."""
         width = len(self.operator(origin).out) - 1
         places = expressions.plain(width)
         assert places is not None
@@ -105,7 +105,7 @@ class ChainGraph:
         return self.spilled(origin, expressions, types)
 
     def spilled(self, origin: int, expressions: RowExpressions, types: tuple[pa.DataType, ...]) -> str:
-        """The same, where the expressions makes columns of these types."""
+        """Write the rows of an operator for a later job, with columns of these types; return its input."""
         name = f"spill:{len(self._operators)}"
         number = self.add(name, SpillSink(name, tuple(f"c{i}" for i in range(len(types))), types, local=True))
         self.connect(origin, number, 0, expressions)
@@ -113,44 +113,45 @@ class ChainGraph:
 
     # --- jobs and layers
 
-    def _fuse(self) -> None:
-        """What happens to the result of a keyed operator on its only way is done by its query: what is left
-        out there is neither stored nor compared.
+    def _fuse_queries(self) -> None:
+        """Move the row expressions after a keyed operator into its query, if it has only one reader.
+
+        Rows and columns that they drop are then neither stored nor compared.
         """
         for place, query in enumerate(self._queries):
             number = int(query.table.partition(":")[2])
-            ways = [at for at, (origin, *_) in enumerate(self._edges) if origin == number]
+            leaving = [at for at, (origin, *_) in enumerate(self._edges) if origin == number]
             name, operator = self._operators[number]
-            if len(ways) != 1 or not isinstance(operator, ReplaceRows):
+            if len(leaving) != 1 or not isinstance(operator, ReplaceRows):
                 continue
-            _, target, side, expressions = self._edges[ways[0]]
+            _, target, side, expressions = self._edges[leaving[0]]
             if expressions.explodes or expressions.plain(len(operator.types)) is not None:
                 continue
-            shown = self.operator(target).takes(side)
-            self._operators[number] = (f"{name}.{expressions.digest}", replace(operator, types=shown))
+            types = self.operator(target).takes(side)
+            self._operators[number] = (f"{name}.{expressions.digest}", replace(operator, types=types))
             self._queries[place] = replace(query, expressions=expressions)
-            self._edges[ways[0]] = (number, target, side, RowExpressions())
-            for at, (origin, to, where, way) in enumerate(self._edges):
+            self._edges[leaving[0]] = (number, target, side, RowExpressions())
+            for at, edge in enumerate(self._edges):
+                origin = edge[0]
                 if isinstance(origin, ChainInput) and origin.table == query.table:
-                    widened = replace(origin, width=len(shown) + len(query.key))
-                    self._edges[at] = (widened, to, where, way)
+                    self._edges[at] = (replace(origin, width=len(types) + len(query.key)), *edge[1:])
 
     def _jobs(self) -> dict[int, int]:
-        """The job of every operator: behind the queries that it reads."""
-        queries = {one.table: one for one in self._queries}
+        """Return the job of every operator: a later one than those of the queries and files it reads."""
+        queries = {query.table: query for query in self._queries}
         spills = {
             operator.view: n
             for n, (_, operator) in enumerate(self._operators)
             if isinstance(operator, SpillSink)
         }
-        found: dict[int, int] = {}
+        jobs: dict[int, int] = {}
 
         def job(number: int) -> int:
-            if number not in found:
-                found[number] = max(
+            if number not in jobs:
+                jobs[number] = max(
                     (before(origin) for origin, target, _, _ in self._edges if target == number), default=0
                 )
-            return found[number]
+            return jobs[number]
 
         def before(origin: int | ChainInput) -> int:
             if isinstance(origin, int):
@@ -160,10 +161,10 @@ class ChainGraph:
 
         for number in range(len(self._operators)):
             job(number)
-        return found
+        return jobs
 
-    def _part(self, jobs: Mapping[int, int]) -> None:
-        """A join in a later job than its source remembers rows itself: they reach it through files."""
+    def _unshare_across_jobs(self, jobs: Mapping[int, int]) -> None:
+        """Give a join its own trace if its source is in an earlier job: the rows reach it through files."""
         for origin, target, side, _ in self._edges:
             name, operator = self._operators[target]
             if isinstance(operator, StatefulJoin) and isinstance(origin, int) and jobs[origin] < jobs[target]:
@@ -171,8 +172,8 @@ class ChainGraph:
                 lent = (left, None) if side else (None, right)
                 self._operators[target] = (name, replace(operator, lent=lent))
 
-    def _cross(self, jobs: dict[int, int]) -> None:
-        """Have rows that go from one job to a later one pass through files."""
+    def _spill_across_jobs(self, jobs: dict[int, int]) -> None:
+        """Route rows from one job to a later one through files."""
         for place, (origin, target, side, expressions) in enumerate(list(self._edges)):
             if isinstance(origin, int) and jobs[origin] < jobs[target]:
                 types = self.operator(target).takes(side)
@@ -181,11 +182,11 @@ class ChainGraph:
                 self._edges[place] = (ChainInput(name, len(types)), target, side, RowExpressions())
 
     def _layers(self, jobs: Mapping[int, int]) -> dict[int, int]:
-        """The layer of every operator in its job."""
-        found: dict[int, int] = {}
+        """Return the layer of every operator within its job."""
+        layers: dict[int, int] = {}
 
         def layer(number: int) -> int:
-            if number not in found:
+            if number not in layers:
                 operator = self._operators[number][1]
                 below = [
                     layer(origin) if isinstance(origin, int) else 0
@@ -193,9 +194,9 @@ class ChainGraph:
                     if target == number
                 ]
                 stays = isinstance(operator, OutputSink) and operator.local
-                found[number] = max(below, default=0) + (0 if stays else 1)
-            return found[number]
+                layers[number] = max(below, default=0) + (0 if stays else 1)
+            return layers[number]
 
         for number in range(len(self._operators)):
             layer(number)
-        return found
+        return layers

@@ -1,4 +1,7 @@
-"""Around the query of a keyed operator (DBSP-17): its rows are gathered, and its result is replaced."""
+"""The two stateful operators around the query of a keyed operator (DBSP-17).
+
+`GatherRows` collects the rows of the changed keys. `ReplaceRows` replaces the stored result of these keys.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,10 +31,10 @@ from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 
 @dataclass(frozen=True)
 class GatherRows:
-    """One input of a keyed operator: remembers its rows by key, and gives all rows of the keys that changed.
+    """One input of a keyed operator: stores its rows by key, and outputs all rows of the changed keys.
 
-    Side 0 takes rows; the others take keys that changed elsewhere, in another input of the operator. What it
-    gives is no change but rows as they are now, with how often each is there.
+    Side 0 receives rows; side 1 receives keys that changed in another input of the operator. The output is
+    not a change: it is the current rows, each with its count.
     """
 
     types: tuple[pa.DataType, ...]
@@ -58,7 +61,7 @@ class GatherRows:
         table = rows_by_key(rows, self._layout, self.key)
         packed = {"rows": consolidate(table, self._layout)}
         if packed["rows"].num_rows < table.num_rows:
-            # A key whose rows cancel out is among those whose result is taken back: it is computed again.
+            # If the rows of a key cancel out, its result must still be computed again.
             names = self._layout.key_names
             packed["keys"] = distinct_keys([table.select([HASH, *names])], names)
         return packed
@@ -69,20 +72,20 @@ class GatherRows:
         keys = pa.concat_tables(
             [delta.select(names), *(part.select(names) for part in parts.get("keys", ()))]
         )
-        found = keyed_rows.rows_of_keys(keys, traces["main"], delta)
+        gathered = keyed_rows.rows_of_keys(keys, traces["main"], delta)
         chosen = [column_name(i, self.types, self.key) for i in range(len(self.types))]
-        rows = found.select([*chosen, WEIGHT]).rename_columns(self.out.names)
+        rows = gathered.select([*chosen, WEIGHT]).rename_columns(self.out.names)
         return OperatorOutput([rows], {"main": delta})
 
-    def speaks_first(self, within: HashRange) -> bool:
+    def emits_without_input(self, within: HashRange) -> bool:
         return False
 
 
 @dataclass(frozen=True)
 class ReplaceRows:
-    """The result of a keyed operator: what is stored for a key goes, what Spark computed for it comes.
+    """The result of a keyed operator: replaces the stored rows of a key by those that Spark computed.
 
-    Side 0 takes results, the operator's columns and behind them the key; side 1 takes the keys that changed.
+    Side 0 receives results: the operator's columns, then the key. Side 1 receives the keys that changed.
     """
 
     types: tuple[pa.DataType, ...]
@@ -90,9 +93,9 @@ class ReplaceRows:
 
     @cached_property
     def _layout(self) -> Layout:
-        mine = [pa.field(f"k{n}", kind) for n, kind in enumerate(self.keys)]
+        keys = [pa.field(f"k{n}", kind) for n, kind in enumerate(self.keys)]
         rest = [pa.field(f"p{n}", kind) for n, kind in enumerate(self.types)]
-        return Layout(pa.schema([*mine, *rest]), len(self.keys))
+        return Layout(pa.schema([*keys, *rest]), len(self.keys))
 
     @property
     def layouts(self) -> dict[str, Layout]:
@@ -117,20 +120,20 @@ class ReplaceRows:
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> OperatorOutput:
         results = concatenated(parts.get("rows", ()), self._layout)
         names = [HASH, *self._layout.key_names]
-        given = [part.select(names) for part in parts.get("keys", ())]
-        keys = pa.concat_tables([results.select(names), *given])
+        changed = [part.select(names) for part in parts.get("keys", ())]
+        keys = pa.concat_tables([results.select(names), *changed])
         change = keyed_rows.replacement(keys, results, traces["main"])
         chosen = [f"p{n}" for n in range(len(self.types))]
         return OperatorOutput(
             [change.select([*chosen, WEIGHT]).rename_columns(self.out.names)], {"main": change}
         )
 
-    def speaks_first(self, within: HashRange) -> bool:
+    def emits_without_input(self, within: HashRange) -> bool:
         return False
 
 
 def _keys(rows: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Keys c0, c1, … with their hash, each once."""
+    """Return the distinct keys c0, c1, … with their hash."""
     table = rows.select([f"c{n}" for n in range(len(names))]).rename_columns(list(names)).combine_chunks()
     table = canonical_keys(table, list(names))
     return distinct_keys([table.append_column(HASH, hash_column(table, names))], list(names))

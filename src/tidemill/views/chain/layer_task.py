@@ -1,11 +1,12 @@
-"""One layer of a chain in one range of hash space: what a task computes, and what it reports.
+"""The task that computes one layer of a chain in one range of hash space, and its report.
 
-`compute_layer` is a function of the packets it receives and of the version file. A repeated task gives the
-same rows and the same runs, in a bundle with another name (DBSP-46). Packets travel between layers through
-Spark's shuffle, or stay in the process; neither is decided here.
+`compute_layer` depends only on the packets it receives and on the version file. A repeated task returns the
+same rows and the same runs, in a bundle with another name (DBSP-46). The executor decides whether packets
+travel between layers through Spark's shuffle or stay in the process.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from tidemill.views.trace.version import TraceChanges, TraceVersion
 
 
 class Packet(NamedTuple):
-    """Rows on their way: to which range, to which operator, and what they are there."""
+    """Rows sent to an operator in a range; the tag says what the operator uses them for."""
 
     range: int
     operator: int
@@ -39,15 +40,15 @@ class Packet(NamedTuple):
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What all tasks of a step know.
+    """The plan of one job of a step, which all its tasks share.
 
     Args:
-        chain: what is computed.
-        active: the numbers of the operators that take part.
-        ranges: hash space, one range for each task of a layer.
-        first: operators remember nothing, and are given whole inputs: traces are built, or built anew.
-        job: which of the chain's jobs.
-        kept: the operators whose traces are written; None is all.
+        chain: the chain to compute.
+        active: the numbers of the operators to run.
+        ranges: a division of hash space, with one range for each task of a layer.
+        first: whether traces are empty and inputs complete, because traces are built or rebuilt.
+        job: the number of the job in the chain.
+        stored: the operators whose traces are written; None for all.
     """
 
     chain: Chain
@@ -55,90 +56,91 @@ class StepPlan:
     ranges: tuple[HashRange, ...]
     job: int = 0
     first: bool = False
-    kept: frozenset[int] | None = None
+    stored: frozenset[int] | None = None
 
     @property
     def depth(self) -> int:
-        """How many layers the job has."""
+        """Return how many layers the job has."""
         return self.chain.depth(self.job)
 
     @property
-    def mine(self) -> frozenset[int]:
-        """The operators of this job that take part."""
-        return frozenset(
-            one.number for one in self.chain.operators if one.number in self.active and one.job == self.job
-        )
+    def numbers(self) -> frozenset[int]:
+        """Return the numbers of the active operators of this job."""
+        return frozenset(n for n in self.active if self.chain.operators[n].job == self.job)
 
     def layer(self, number: int) -> list[PlacedOperator]:
-        """The operators that a layer computes."""
+        """Return the operators that a layer computes."""
         return [
-            one
-            for one in self.chain.operators
-            if one.number in self.mine and not isinstance(one.operator, OutputSink) and one.layer == number
+            placed
+            for placed in self.chain.operators
+            if placed.layer == number
+            and placed.number in self.numbers
+            and not isinstance(placed.operator, OutputSink)
         ]
 
     def leaving(self, origin: int | str) -> list[Edge]:
-        return [edge for edge in self.chain.leaving(origin) if edge.target in self.mine]
+        return [edge for edge in self.chain.leaving(origin) if edge.target in self.numbers]
 
-    def typed(self, number: int) -> dict[int, list[Edge]]:
-        """Of a layer's operators the edges on which Spark has to compute something."""
-        found = {
-            one.number: [e for e in self.leaving(one.number) if e.plain is None] for one in self.layer(number)
+    def spark_edges(self, number: int) -> dict[int, list[Edge]]:
+        """Return the edges after a layer whose row expressions Spark must evaluate, by operator."""
+        edges = {
+            placed.number: [edge for edge in self.leaving(placed.number) if edge.plain is None]
+            for placed in self.layer(number)
         }
-        return {operator: edges for operator, edges in found.items() if edges}
+        return {operator: leaving for operator, leaving in edges.items() if leaving}
 
     def send(
-        self, edge: Edge, rows: pa.Table, here: int | None = None, *, narrow: bool = False
+        self, edge: Edge, rows: pa.Table, origin: int | None = None, *, compact: bool = False
     ) -> Iterator[Packet]:
-        """The packets of rows at the end of an edge."""
-        return self.deliver(edge.target, edge.side, rows, here, narrow=narrow)
+        """Pack rows for the target of an edge; see `deliver`."""
+        return self.deliver(edge.target, edge.side, rows, origin, compact=compact)
 
     def deliver(
-        self, number: int, side: int, rows: pa.Table, here: int | None = None, *, narrow: bool = False
+        self, number: int, side: int, rows: pa.Table, origin: int | None = None, *, compact: bool = False
     ) -> Iterator[Packet]:
-        """The packets of rows for a side of an operator.
+        """Pack rows for a side of an operator.
 
         Args:
-            number: of the operator.
-            side: which of its sides.
-            rows: c0, c1, … as the side takes them, and `_w`.
-            here: the range in which they were made; rows that do not travel stay there.
-            narrow: they leave the process, and are to have few octets (`compacted`).
+            number: the number of the operator.
+            side: the side that receives the rows.
+            rows: c0, c1, … with the types of the side, and `_w`.
+            origin: the range that computed the rows. Rows that need no exchange stay in it.
+            compact: whether the rows leave the process and should use few bytes (`compacted`).
         """
         operator = self.chain.operators[number].operator
-        for tag, table in operator.pack(side, _typed(operator, side, rows)).items():
-            small = table
-            if narrow and table.num_rows >= COMPACTED_ROWS:
-                small = compacted(table, operator.layouts.get(tag))
-            stays = operator.local if isinstance(operator, OutputSink) else _stays(operator, side)
-            if stays or len(self.ranges) == 1:
-                parts = [((here or 0) if stays else 0, small)]
+        for tag, table in operator.pack(side, _with_types(operator, side, rows)).items():
+            packed = table
+            if compact and table.num_rows >= COMPACTED_ROWS:
+                packed = compacted(table, operator.layouts.get(tag))
+            local = operator.local if isinstance(operator, OutputSink) else _is_local(operator, side)
+            if local or len(self.ranges) == 1:
+                parts = [((origin or 0) if local else 0, packed)]
             else:
-                parts = list(enumerate(split(small, self.ranges, column(table, HASH))))
+                parts = list(enumerate(split(packed, self.ranges, column(table, HASH))))
             for to, part in parts:
-                for portion in split_rows(part):
-                    yield Packet(to, number, tag, portion)
+                for piece in split_rows(part):
+                    yield Packet(to, number, tag, piece)
 
 
 @dataclass
 class TaskReport:
-    """What one task tells the driver.
+    """What one task reports to the driver.
 
     Args:
-        layer, range: which task.
-        operators: the operators it has computed.
-        kept: what it added to traces.
+        layer, range: identify the task.
+        operators: the operators it computed.
+        changes: the changes of its traces.
         seconds: the time it took, without waiting for rows.
-        rows: how many came in.
-        files: what it wrote for views: (view, key, rows, size, digest).
-        aside: of sources, how many rows are set aside after the step, by operator.
-        exhausted: groups of an operator that need their values read again, by operator.
+        rows: the number of rows it received.
+        files: the files it wrote for views: (view, key, rows, size, digest).
+        aside: how many rows each source has set aside after the step, by operator.
+        exhausted: how many groups need their values read again, by operator.
     """
 
     layer: int
     range: int
     operators: list[int] = field(default_factory=list)
-    kept: TraceChanges = field(default_factory=TraceChanges)
+    changes: TraceChanges = field(default_factory=TraceChanges)
     seconds: float = 0.0
     rows: int = 0
     files: list[tuple[str, str, int, int, str]] = field(default_factory=list)
@@ -146,21 +148,21 @@ class TaskReport:
     exhausted: dict[str, int] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        rest = {name: value for name, value in vars(self).items() if name != "kept"}
-        return json.dumps([rest, self.kept.encode().decode()]).encode()
+        rest = {name: value for name, value in vars(self).items() if name != "changes"}
+        return json.dumps([rest, self.changes.encode().decode()]).encode()
 
     @classmethod
     def decode(cls, body: bytes) -> "TaskReport":
-        rest, kept = json.loads(body)
-        return cls(**rest, kept=TraceChanges.decode(kept.encode()))
+        rest, changes = json.loads(body)
+        return cls(**rest, changes=TraceChanges.decode(changes.encode()))
 
 
-def _stays(operator: StatefulOperator, side: int) -> bool:
-    return isinstance(operator, StatefulJoin) and operator.stays(side)
+def _is_local(operator: StatefulOperator, side: int) -> bool:
+    return isinstance(operator, StatefulJoin) and operator.is_local(side)
 
 
-def _typed(operator: StatefulOperator, side: int, rows: pa.Table) -> pa.Table:
-    """Rows in the types that are known: sessions may call UTC otherwise, and say what cannot be NULL."""
+def _with_types(operator: StatefulOperator, side: int, rows: pa.Table) -> pa.Table:
+    """Cast rows to the declared types: a session may name UTC differently or mark columns as NOT NULL."""
     for place, kind in enumerate(operator.takes(side)):
         if rows.schema.field(place).type != kind:
             name = f"c{place}"
@@ -179,116 +181,117 @@ class TaskState(NamedTuple):
 def compute_layer(
     plan: StepPlan,
     layer: int,
-    here: int,
+    range_number: int,
     parts: Mapping[int, Mapping[str, Sequence[pa.Table]]],
     state: TaskState,
-    told: TaskReport,
+    report: TaskReport,
 ) -> Iterator[tuple[PlacedOperator, pa.Table]]:
-    """Run the operators of a layer in a range; what each gives, in pieces. The caller writes the bundle.
+    """Run the operators of a layer in a range and yield the output of each in pieces.
+
+    The caller writes the bundle.
 
     Args:
-        plan: of the step.
-        layer: which.
-        here: the number of the range.
-        parts: the packed tables that came, by operator and tag.
-        state: the traces.
-        told: what there is to tell is added to it, and complete when all pieces are read.
+        plan: the plan of the step.
+        layer: the number of the layer.
+        range_number: the number of the range.
+        parts: the packed tables that arrived, by operator and tag.
+        state: where traces are read and written.
+        report: receives the task's results; complete when all pieces are read.
     """
-    within = plan.ranges[here]
+    within = plan.ranges[range_number]
     for placed in plan.layer(layer):
-        mine = parts.get(placed.number, {})
-        told.operators.append(placed.number)
-        told.rows += sum(table.num_rows for tables in mine.values() for table in tables)
-        spines = _spines(plan, placed, within, state)
-        came = any(table.num_rows for tables in mine.values() for table in tables)
-        if not came and not (plan.first and placed.operator.speaks_first(within)):
+        received = parts.get(placed.number, {})
+        rows = sum(table.num_rows for tables in received.values() for table in tables)
+        report.operators.append(placed.number)
+        report.rows += rows
+        traces = _traces(plan, placed, within, state)
+        if not rows and not (plan.first and placed.operator.emits_without_input(within)):
             merged = [
-                TraceChanges((), tuple(spines[name].merges(state.bundle, MERGED_ROWS)))
+                TraceChanges((), tuple(traces[name].merges(state.bundle, MERGED_ROWS)))
                 for name in placed.traces
             ]
-            told.kept = TraceChanges.together([told.kept, *merged])
+            report.changes = TraceChanges.together([report.changes, *merged])
             continue
-        given = placed.operator.step(mine, spines, first=plan.first)
-        if given.exhausted:
-            told.exhausted[str(placed.number)] = given.exhausted
-        if given.aside:
-            told.aside[str(placed.number)] = given.aside
-        for piece in _pieces(given):
+        output = placed.operator.step(received, traces, first=plan.first)
+        if output.exhausted:
+            report.exhausted[str(placed.number)] = output.exhausted
+        if output.aside:
+            report.aside[str(placed.number)] = output.aside
+        for piece in _pieces(output):
             yield placed, piece
-        if plan.kept is not None and placed.number not in plan.kept:
+        if plan.stored is not None and placed.number not in plan.stored:
             continue
-        told.kept = TraceChanges.together(
-            [
-                told.kept,
-                *(
-                    spines[name].extend(delta, state.bundle, settled=name in given.settled)
-                    for name, delta in given.deltas.items()
-                ),
-            ]
-        )
+        extended = [
+            traces[name].extend(delta, state.bundle, settled=name in output.settled)
+            for name, delta in output.deltas.items()
+        ]
+        report.changes = TraceChanges.together([report.changes, *extended])
 
 
 MERGED_ROWS = 65_536
-"""Rows that merges may rewrite in a range to which nothing came."""
+"""How many rows merges may rewrite in a range that received no rows."""
 
 
-def _spines(plan: StepPlan, placed: PlacedOperator, within: HashRange, state: TaskState) -> dict[str, Trace]:
+def _traces(plan: StepPlan, placed: PlacedOperator, within: HashRange, state: TaskState) -> dict[str, Trace]:
     layouts, version = placed.operator.layouts, state.version
-    mine = ((name, trace, layouts[name]) for name, trace in placed.traces.items())
+    owned = ((name, trace, layouts[name]) for name, trace in placed.traces.items())
     return {
         name: Trace(trace, layout, (), state.cache, within)
         if plan.first
         else Trace.of(version, trace, layout, state.cache, within, version.step)
-        for name, trace, layout in (*mine, *placed.borrowed)
+        for name, trace, layout in (*owned, *placed.borrowed)
     }
 
 
-def _pieces(given: OperatorOutput) -> Iterator[pa.Table]:
-    """The output in tables that are neither tiny nor huge."""
-    for some in batched(given.out, 4 * BATCH_ROWS, BATCH_BYTES):
-        yield pa.concat_tables(some)
+def _pieces(output: OperatorOutput) -> Iterator[pa.Table]:
+    """Yield the output in tables of a moderate size."""
+    for tables in batched(output.out, 4 * BATCH_ROWS, BATCH_BYTES):
+        yield pa.concat_tables(tables)
 
 
 def select_columns(rows: pa.Table, places: Sequence[int]) -> pa.Table:
-    """The columns at these places as c0, c1, …, with the weight."""
+    """Return the columns at these places as c0, c1, …, with the weight."""
     names = [f"c{place}" for place in places]
     numbered = [f"c{i}" for i in range(len(names))]
     return pa.table([rows[name] for name in [*names, WEIGHT]], names=[*numbered, WEIGHT])
 
 
 def packets_by_range(packets: Iterable[Packet]) -> dict[int, dict[int, dict[str, list[pa.Table]]]]:
-    """Packets by range, operator and tag."""
-    found: dict[int, dict[int, dict[str, list[pa.Table]]]] = {}
+    """Group packets by range, operator and tag."""
+    grouped: dict[int, dict[int, dict[str, list[pa.Table]]]] = {}
     for packet in packets:
-        tags = found.setdefault(packet.range, {}).setdefault(packet.operator, {})
+        tags = grouped.setdefault(packet.range, {}).setdefault(packet.operator, {})
         tags.setdefault(packet.tag, []).append(packet.table)
-    return found
+    return grouped
 
 
-def complete_changes(plan: StepPlan, every: Sequence[TaskReport]) -> TraceChanges:
-    """What all tasks kept; `StepLost` unless each operator told once of each range (DBSP-46)."""
-    wanted = {
-        (one.number, here)
+def complete_changes(plan: StepPlan, reports: Sequence[TaskReport]) -> TraceChanges:
+    """Combine the trace changes of all tasks.
+
+    Raises `StepLost` unless each operator is reported exactly once for each range (DBSP-46).
+    """
+    expected = {
+        (placed.number, range_number)
         for layer in range(1, plan.depth + 1)
-        for one in plan.layer(layer)
-        for here in range(len(plan.ranges))
+        for placed in plan.layer(layer)
+        for range_number in range(len(plan.ranges))
     }
-    seen: dict[tuple[int, int], int] = {}
-    for told in every:
-        for operator in told.operators:
-            seen[operator, told.range] = seen.get((operator, told.range), 0) + 1
-    twice = sorted(key for key, count in seen.items() if count > 1)
-    missing = sorted(wanted - seen.keys())
-    if twice or missing or seen.keys() - wanted:
+    counts = Counter((operator, report.range) for report in reports for operator in report.operators)
+    repeated = [task for task, count in counts.items() if count > 1]
+    missing = expected - counts.keys()
+    if repeated or missing or counts.keys() - expected:
         raise StepLost(
-            f"a step is not whole: of {len(wanted)} tasks {len(missing)} told nothing, {len(twice)} twice"
+            f"reports of a step are missing or repeated: of {len(expected)} tasks,"
+            f" {len(missing)} reported nothing and {len(repeated)} reported twice"
         )
-    return TraceChanges.together(told.kept for told in every)
+    return TraceChanges.together(report.changes for report in reports)
 
 
-def timings(every: Iterable[TaskReport]) -> dict[str, Any]:
-    """Where the time of a step went inside of kernels: the sum, and the slowest task of each layer."""
-    tasks = list(every)
-    layers = {told.layer for told in tasks}
-    slowest = {layer: max(told.seconds for told in tasks if told.layer == layer) for layer in layers}
-    return {"kernel_s": sum(told.seconds for told in tasks), "critical_s": sum(slowest.values())}
+def timings(reports: Iterable[TaskReport]) -> dict[str, Any]:
+    """Return the time that a step spent in kernels: the sum, and the slowest task of each layer."""
+    slowest: dict[int, float] = {}
+    total = 0.0
+    for report in reports:
+        slowest[report.layer] = max(report.seconds, slowest.get(report.layer, 0.0))
+        total += report.seconds
+    return {"kernel_s": total, "critical_s": sum(slowest.values())}

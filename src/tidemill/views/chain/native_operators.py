@@ -1,4 +1,4 @@
-"""The native operators: joins, groups, and sets of rows (DBSP-11 to DBSP-13)."""
+"""The stateful operators with native kernels: joins, aggregates and set operations (DBSP-11 to DBSP-13)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidemill.errors import TypeRefused
-from tidemill.views.chain.source_sharing import SharedSource
+from tidemill.views.chain.source_sharing import SharedRows, SharedSource
 from tidemill.views.chain.stateful_operator import (
     OperatorOutput,
     Parts,
@@ -30,10 +30,11 @@ from tidemill.views.trace.hash_space import HashRange, hash_bounds
 from tidemill.views.trace.key_hash import GLOBAL_HASH
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 from tidemill.views.trace.order import distinct
+from tidemill.views.trace.trace import Trace
 
 
 def _all(name: str) -> str:
-    """The trace of all values of a min or max."""
+    """Return the name of the trace with all values of a min or max."""
     return f"{name}.all"
 
 
@@ -42,10 +43,10 @@ class StatefulJoin:
     """An inner equi-join of two sides.
 
     Args:
-        left, right: the types of the columns of each side.
-        left_keys, right_keys: which of them are the key, pair by pair of the same type.
-        null_safe: which pairs are compared by `<=>`.
-        lent: for each side whose rows a source remembers, what is read there.
+        left, right: the column types of each side.
+        left_keys, right_keys: the key columns of each side; the columns of a pair have the same type.
+        null_safe: for each pair, whether it is compared by `<=>`.
+        lent: for each side, the source whose trace it reads; None if the join has a trace itself.
     """
 
     left: tuple[pa.DataType, ...]
@@ -57,11 +58,10 @@ class StatefulJoin:
 
     @cached_property
     def _kernel(self) -> JoinKernel:
-        mine, theirs = layout_of(self.left, self.left_keys), layout_of(self.right, self.right_keys)
         width = len(self.left)
         return JoinKernel(
-            mine,
-            theirs,
+            layout_of(self.left, self.left_keys),
+            layout_of(self.right, self.right_keys),
             self.null_safe,
             tuple((column_name(i, self.left, self.left_keys), f"c{i}") for i in range(width)),
             tuple(
@@ -75,12 +75,12 @@ class StatefulJoin:
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        mine = zip(self._sides.items(), self.lent, strict=True)
-        return {tag: layout for (tag, layout), lent in mine if lent is None}
+        sides = zip(self._sides.items(), self.lent, strict=True)
+        return {tag: layout for (tag, layout), lent in sides if lent is None}
 
     @property
     def borrowed(self) -> list[tuple[int, str, Mapping[str, Layout]]]:
-        """The sides whose rows sources remember: number and name, and the traces of the source."""
+        """Return the sides that read the trace of a source: number, name, and the traces of the source."""
         sides = enumerate(zip(self._sides, self.lent, strict=True))
         return [(side, tag, lent.layouts) for side, (tag, lent) in sides if lent is not None]
 
@@ -95,27 +95,30 @@ class StatefulJoin:
         tag, keys = ("left", self.left_keys) if side == 0 else ("right", self.right_keys)
         layout = self._sides[tag]
         for place, safe in zip(keys, self.null_safe, strict=True):
-            if not safe and rows[f"c{place}"].null_count:  # it matches nothing: it need not travel
+            if not safe and rows[f"c{place}"].null_count:  # NULL matches nothing: do not send the row
                 rows = rows.filter(pc.is_valid(rows[f"c{place}"]))
         packed = rows_by_key(rows, layout, keys)
         return {tag: packed if self.lent[side] is not None else reduced(packed, layout)}
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> OperatorOutput:
-        changes, known = {}, []
+        changes: dict[str, pa.Table] = {}
+        stored: list[Trace | SharedRows] = []
         for (tag, layout), lent in zip(self._sides.items(), self.lent, strict=True):
             rows = concatenated(parts.get(tag, ()), layout)
             changes[tag] = self._kernel.added_up(rows, layout) if lent is None else sorted_by_hash(rows)
-            theirs = {name: traces[f"{tag}.{name}"] for name in lent.layouts} if lent is not None else {}
-            known.append(traces[tag] if lent is None else lent.rows(layout, theirs))
-        out = self._kernel.step(changes["left"], changes["right"], *known)
+            if lent is None:
+                stored.append(traces[tag])
+            else:
+                stored.append(lent.rows(layout, {name: traces[f"{tag}.{name}"] for name in lent.layouts}))
+        out = self._kernel.step(changes["left"], changes["right"], *stored)
         deltas = {tag: changes[tag] for tag in self.layouts}
         return OperatorOutput(out, deltas, settled=frozenset(deltas))
 
-    def stays(self, side: int) -> bool:
-        """Whether what comes to a side is in its range already: a source has the rows by the same key."""
+    def is_local(self, side: int) -> bool:
+        """Return whether the rows of a side are already in their range: its source has the same key."""
         return self.lent[side] is not None
 
-    def speaks_first(self, within: HashRange) -> bool:
+    def emits_without_input(self, within: HashRange) -> bool:
         return False
 
 
@@ -123,12 +126,12 @@ class StatefulJoin:
 class StatefulAggregate:
     """Groups with native aggregates. Rows have the key first, then the values, then `_w`.
 
-    Where rows can be taken away, all values of a min or max are kept beside its best few: a group that has
-    used these up is filled again from its values alone (DBSP-13), and nobody else's are read.
+    If the input can have deletes, a min or max has two traces: its best few values, and all of them. When a
+    group has lost its best values, they are read again from all values of this group only (DBSP-13).
 
     Args:
-        kernel: what is added up.
-        results: the types of the aggregates' values, as Spark's analysis of the query says.
+        kernel: the kernel that computes the aggregates.
+        results: the types of the aggregates, from Spark's analysis of the query.
     """
 
     kernel: GroupKernel
@@ -156,17 +159,17 @@ class StatefulAggregate:
     def out(self) -> pa.Schema:
         return with_weight(numbered_columns([*(each.type for each in self.kernel.keys), *self.results]))
 
-    def _shown(self, table: pa.Table) -> pa.Table:
-        """The kernel's rows with the values that Spark's own aggregates have."""
+    def _with_results(self, table: pa.Table) -> pa.Table:
+        """Convert the kernel's rows to the values that Spark's aggregates have."""
         names = [each.name for each in self.kernel.schema if each.name not in {HASH, WEIGHT}]
         keys = len(self.kernel.keys)
-        made, at = [table[name] for name in names[:keys]], keys
+        columns, at = [table[name] for name in names[:keys]], keys
         for agg, result in zip(self.kernel.aggs, self.results, strict=True):
             argument = self._argument(agg)
             raw = names[at : at + agg.kernel.raw_width(argument)]
-            made.append(agg.kernel.final([chunk(table, name) for name in raw], argument, result))
+            columns.append(agg.kernel.final([chunk(table, name) for name in raw], argument, result))
             at += len(raw)
-        return pa.Table.from_arrays([*made, table[WEIGHT]], names=self.out.names)
+        return pa.Table.from_arrays([*columns, table[WEIGHT]], names=self.out.names)
 
     def takes(self, side: int) -> tuple[pa.DataType, ...]:
         return tuple(each.type for each in (*self.kernel.keys, *self.kernel.values))
@@ -178,45 +181,47 @@ class StatefulAggregate:
         return self.kernel.accumulate(rows.append_column(HASH, hashes))
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> OperatorOutput:
-        whole = {tag: concatenated(parts.get(tag, ()), one) for tag, one in self.kernel.layouts.items()}
-        made = self.kernel.step([whole], traces, first=first)
-        deltas = dict(made.traces)
-        out = [made.out]
+        received = {
+            tag: concatenated(parts.get(tag, ()), layout) for tag, layout in self.kernel.layouts.items()
+        }
+        result = self.kernel.step([received], traces, first=first)
+        deltas = dict(result.traces)
+        out = [result.out]
         exhausted = 0
         if self.kernel.best > 1:
-            deltas |= {_all(name): made.values[name] for name in self._extremes}
-            if made.pending is not None:
-                again = self.kernel.refill(made.pending, self._values(made.pending, whole, traces))
-                out.append(again.out)
+            deltas |= {_all(name): result.values[name] for name in self._extremes}
+            if result.pending is not None:
+                refilled = self.kernel.refill(result.pending, self._values(result.pending, received, traces))
+                out.append(refilled.out)
                 deltas |= {
-                    name: pa.concat_tables([deltas[name], again.traces[name]]) for name in self._extremes
+                    name: pa.concat_tables([deltas[name], refilled.traces[name]]) for name in self._extremes
                 }
-        elif made.pending is not None:
-            exhausted = made.pending.num_rows
+        elif result.pending is not None:
+            exhausted = result.pending.num_rows
         settled = frozenset({MAIN, BINS, *map(_all, self._extremes)} & deltas.keys())
         return OperatorOutput(
-            [self._shown(table) for table in out], deltas, exhausted=exhausted, settled=settled
+            [self._with_results(table) for table in out], deltas, exhausted=exhausted, settled=settled
         )
 
     def _values(
-        self, pending: pa.Table, whole: Mapping[str, pa.Table], traces: Traces
+        self, pending: pa.Table, received: Mapping[str, pa.Table], traces: Traces
     ) -> dict[str, pa.Table]:
-        """All values that these groups have after the step, of each min and max."""
+        """Return all values of each min and max that these groups have after the step."""
         hashes = distinct(column(pending, HASH))
-        found = {}
+        values = {}
         for name in self._extremes:
-            mine = whole[name].filter(pc.is_in(whole[name][HASH], pa.array(hashes)))
-            found[name] = pa.concat_tables([traces[_all(name)].lookup(hashes), mine])
-        return found
+            changes = received[name].filter(pc.is_in(received[name][HASH], pa.array(hashes)))
+            values[name] = pa.concat_tables([traces[_all(name)].lookup(hashes), changes])
+        return values
 
-    def speaks_first(self, within: HashRange) -> bool:
+    def emits_without_input(self, within: HashRange) -> bool:
         low, high = hash_bounds(*within.grains)
         return self.kernel.always and low <= GLOBAL_HASH <= high
 
 
 @dataclass(frozen=True)
 class StatefulSet:
-    """DISTINCT, INTERSECT and EXCEPT: how often each row is there on each side."""
+    """DISTINCT, INTERSECT and EXCEPT: stores the count of each row on each side."""
 
     kernel_kind: str
     types: tuple[pa.DataType, ...]
@@ -251,5 +256,5 @@ class StatefulSet:
         counted = self._kernel.step(left, right, traces["main"])
         return OperatorOutput([counted.out], {"main": counted.state})
 
-    def speaks_first(self, within: HashRange) -> bool:
+    def emits_without_input(self, within: HashRange) -> bool:
         return False

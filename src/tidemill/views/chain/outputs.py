@@ -1,4 +1,4 @@
-"""Where the rows of a chain leave it: changes of views, and rows for a later job of the step."""
+"""The sinks of a chain: changes of views, and rows for a later job of the step."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,11 +19,11 @@ from tidemill.views.trace.layout import HASH, Layout
 
 @dataclass(frozen=True)
 class OutputSink:
-    """Where the changes of a view arrive. Packets have its columns, both halves of a row's identity and `_w`;
-    rows come with the identity if Spark has to compute it (`asks_spark`), else without.
+    """The sink that receives the changes of a view. It has no trace.
 
-    It remembers nothing. Rows meet by the first half of their identity, unless they meet already where they
-    come from (`local`): then they do not travel.
+    Packets have the view's columns, both halves of the row identity, and `_w`. Rows arrive with an identity
+    only if Spark computes it (`needs_spark`). Equal rows go to the same range by the first half of their
+    identity. Rows that are in the same range already (`local`) are not exchanged.
     """
 
     view: str
@@ -37,12 +37,12 @@ class OutputSink:
 
     @property
     def identified(self) -> bool:
-        """Whether rows have their identity with them."""
+        """Return whether packets include the identity of rows."""
         return not isinstance(self, SpillSink)
 
     @cached_property
-    def asks_spark(self) -> bool:
-        """Whether Spark computes the identity of its rows."""
+    def needs_spark(self) -> bool:
+        """Return whether Spark computes the identity of its rows."""
         return self.identified and not all(map(identifiable, self.types))
 
     @cached_property
@@ -53,21 +53,23 @@ class OutputSink:
         return self.types
 
     def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
-        *given, weights = rows.columns
-        if self.identified and not self.asks_spark:
-            given += row_identity(given)
-        rows = pa.Table.from_arrays([*given, weights], schema=self.out)  # whatever Spark says of NULLs
+        *columns, weights = rows.columns
+        if self.identified and not self.needs_spark:
+            columns += row_identity(columns)
+        rows = pa.Table.from_arrays(
+            [*columns, weights], schema=self.out
+        )  # ignores which columns Spark marks as NOT NULL
         if not self.identified:
             return {"rows": rows}
         return {"rows": rows.append_column(HASH, rows[f"c{len(self.types)}"])}
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> OperatorOutput:
-        raise AssertionError("a view's rows are written, not computed")
+        raise AssertionError("a sink computes nothing")
 
-    def speaks_first(self, within: HashRange) -> bool:
+    def emits_without_input(self, within: HashRange) -> bool:
         return False
 
 
 @dataclass(frozen=True)
 class SpillSink(OutputSink):
-    """Rows that a later job of the step reads: they are written as they are, where they were made."""
+    """The sink for rows that a later job of the step reads. The task that computes them writes them."""

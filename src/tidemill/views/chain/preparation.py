@@ -1,10 +1,10 @@
-"""A circuit whose operators with state read plain columns: what they compute stands in projections below.
+"""Rewrite a circuit so that its stateful operators read plain columns; projections below them compute these.
 
-    join        keys that are expressions become columns of its inputs; its further condition a filter above
-    aggregate   its input is a projection of its keys and arguments; a FILTER becomes a CASE in the argument
+    join        expressions in keys become columns of its inputs; other conditions become a filter above it
+    aggregate   its input becomes a projection of keys and arguments; a FILTER becomes a CASE in the argument
+    window      expressions in its partition become columns of its input
 
-The meaning stays the same, and the interpreter can show it. What no kernel computes yet is refused with
-`NoKernel`: then the view is computed otherwise.
+The result is the same. An operator that no kernel computes raises `NoKernel`; the view is then recomputed.
 """
 
 from dataclasses import replace
@@ -27,14 +27,14 @@ from tidemill.views.circuit.rungs import is_native
 
 
 class NoKernel(Exception):
-    """An operator that no kernel computes; says why."""
+    """No kernel computes an operator; the message gives the reason."""
 
 
 def prepared(output: ViewOutput) -> ViewOutput:
-    """The view with plain columns under its operators with state."""
-    made = replaced(output, _prepared)
-    assert isinstance(made, ViewOutput)
-    return made
+    """Rewrite a view so that its stateful operators read plain columns."""
+    rewritten = replaced(output, _prepared)
+    assert isinstance(rewritten, ViewOutput)
+    return rewritten
 
 
 def _prepared(op: Operator) -> Operator:
@@ -51,87 +51,86 @@ def _join(op: Join) -> Operator:
     if not op.keys:
         return op
     lefts, rights = [key.left for key in op.keys], [key.right for key in op.keys]
-    left, left_at = _with_columns(op.left, lefts)
-    right, right_at = _with_columns(op.right, rights)
+    left, left_keys = _with_columns(op.left, lefts)
+    right, right_keys = _with_columns(op.right, rights)
     keys = tuple(
-        JoinKey(column(one), column(other), key.null_safe)
-        for one, other, key in zip(left_at, right_at, op.keys, strict=True)
+        JoinKey(column(left_key), column(right_key), key.null_safe)
+        for left_key, right_key, key in zip(left_keys, right_keys, op.keys, strict=True)
     )
     width, wide = op.left.width, left.width
-    moved = tuple(one.renumbered(lambda i: i if i < width else i - width + wide) for one in op.residual)
+    moved = tuple(expr.renumbered(lambda i: i if i < width else i - width + wide) for expr in op.residual)
     inner = op.join == "inner"
-    made: Operator = replace(op, left=left, right=right, keys=keys, residual=() if inner else moved)
+    join: Operator = replace(op, left=left, right=right, keys=keys, residual=() if inner else moved)
     if inner and moved:
-        made = Filter(made, moved)
-    if made.width == op.width:
-        return made
-    kept = [*range(width), *(() if op.left_only else range(wide, wide + op.right.width))]
-    return Project(made, tuple(column(i) for i in kept))
+        join = Filter(join, moved)
+    if join.width == op.width:
+        return join
+    selected = [*range(width), *(() if op.left_only else range(wide, wide + op.right.width))]
+    return Project(join, tuple(column(i) for i in selected))
 
 
 def _window(op: Window) -> Operator:
     below, places = _with_columns(op.input, list(op.partition))
-    made = replace(op, input=below, partition=tuple(column(i) for i in places))
-    if made.width == op.width:
-        return made
+    window = replace(op, input=below, partition=tuple(column(i) for i in places))
+    if window.width == op.width:
+        return window
     width = op.input.width
-    return Project(made, tuple(column(i) for i in [*range(width), *range(below.width, made.width)]))
+    return Project(window, tuple(column(i) for i in [*range(width), *range(below.width, window.width)]))
 
 
-def _with_columns(op: Operator, wanted: list[Expr]) -> tuple[Operator, list[int]]:
-    """The operator with these expressions among its columns, and where."""
-    new = [expr for expr in dict.fromkeys(wanted) if expr.column is None]
+def _with_columns(op: Operator, expressions: list[Expr]) -> tuple[Operator, list[int]]:
+    """Return an operator that has these expressions as columns, and the places of these columns."""
+    new = [expr for expr in dict.fromkeys(expressions) if expr.column is None]
     place = {expr: op.width + n for n, expr in enumerate(new)}
-    found = [place[expr] if expr.column is None else expr.column for expr in wanted]
+    places = [place[expr] if expr.column is None else expr.column for expr in expressions]
     if not new:
-        return op, found
-    return Project(op, (*(column(i) for i in range(op.width)), *new)), found
+        return op, places
+    return Project(op, (*(column(i) for i in range(op.width)), *new)), places
 
 
 def _aggregate(op: Aggregate) -> Operator:
-    calls = [_plain_call(one) for one in op.calls]
-    if any(one is None for one in calls):
+    native = [simple for aggregate in op.calls if (simple := _native_call(aggregate)) is not None]
+    if len(native) < len(op.calls):
         below, places = _with_columns(op.input, list(op.groups))
         return replace(op, input=below, groups=tuple(column(i) for i in places))
-    arguments = [argument for one in calls if one is not None for argument in one[1]]
-    given_below = tuple(dict.fromkeys([*op.groups, *arguments]))
-    place = {expr: n for n, expr in enumerate(given_below)}
-    made = []
-    for one in calls:
-        assert one is not None
-        name, given = one
-        moved = tuple(column(place[argument]) for argument in given)
+    columns = tuple(
+        dict.fromkeys([*op.groups, *(argument for _, arguments in native for argument in arguments)])
+    )
+    place = {expr: n for n, expr in enumerate(columns)}
+    calls = []
+    for name, arguments in native:
+        moved = tuple(column(place[argument]) for argument in arguments)
         value = call(name, *moved) if moved else text("count(*)", "count")
-        made.append(AggregateCall(value, name, moved))
+        calls.append(AggregateCall(value, name, moved))
     groups = tuple(column(place[expr]) for expr in op.groups)
-    return Aggregate(Project(op.input, given_below), groups, tuple(made), op.sets)
+    return Aggregate(Project(op.input, columns), groups, tuple(calls), op.sets)
 
 
-def _plain_call(one: AggregateCall) -> tuple[str, tuple[Expr, ...]] | None:
-    """An aggregate as its name and one argument at most; None if it is not of that kind."""
-    entry = aggregate(one.name)
-    if not is_native(one) or entry.kernel is None:
+def _native_call(aggregate_call: AggregateCall) -> tuple[str, tuple[Expr, ...]] | None:
+    """Return the name and at most one argument of a native aggregate; None for any other aggregate."""
+    entry = aggregate(aggregate_call.name)
+    if not is_native(aggregate_call) or entry.kernel is None:
         return None
     name = entry.same_as or entry.name
     match entry.kernel.argument:
         case Argument.TRUE:
-            return name, (_when(_and(one.filter, one.arguments[0]), text("1")),)
+            return name, (_when(_and(aggregate_call.filter, aggregate_call.arguments[0]), text("1")),)
         case Argument.ALL_PRESENT:
-            return name, _all_present(one)
+            return name, _all_present(aggregate_call)
         case Argument.VALUE:
-            if len(one.arguments) != 1:
+            if len(aggregate_call.arguments) != 1:
                 return None
-            value = _templated(entry.kernel.value, one.arguments[0])
-            return name, (value if one.filter is None else _when(one.filter, value),)
+            value = _templated(entry.kernel.value, aggregate_call.arguments[0])
+            return name, (value if aggregate_call.filter is None else _when(aggregate_call.filter, value),)
 
 
-def _all_present(one: AggregateCall) -> tuple[Expr, ...]:
-    """One argument at most, which is NULL where an argument is NULL or the filter is not true."""
-    varying = [argument for argument in one.arguments if _varies(argument)]
-    if one.filter is None and len(varying) < 2:
-        return tuple(varying)
-    condition = one.filter
-    for argument in varying:
+def _all_present(aggregate_call: AggregateCall) -> tuple[Expr, ...]:
+    """Return at most one argument. It is NULL if any argument is NULL or the filter is not true."""
+    nullable = [argument for argument in aggregate_call.arguments if _is_nullable(argument)]
+    if aggregate_call.filter is None and len(nullable) < 2:
+        return tuple(nullable)
+    condition = aggregate_call.filter
+    for argument in nullable:
         condition = _and(condition, _not_null(argument))
     assert condition is not None
     return (_when(condition, text("1")),)
@@ -144,20 +143,20 @@ def _templated(template: str, argument: Expr) -> Expr:
     return Expr(joined((before, *argument.parts, after)), argument.calls)
 
 
-def _varies(argument: Expr) -> bool:
-    """Whether it can be NULL: `*` and numbers cannot."""
+def _is_nullable(argument: Expr) -> bool:
+    """Return whether an argument can be NULL: `*` and numbers cannot."""
     if argument.columns or argument.calls:
         return True
-    said = argument.sql().strip()
-    return not (said == "*" or said.replace(".", "", 1).isdigit())
+    sql = argument.sql().strip()
+    return not (sql == "*" or sql.replace(".", "", 1).isdigit())
 
 
 def _not_null(expr: Expr) -> Expr:
     return Expr(joined((*expr.enclosed().parts, " IS NOT NULL")), expr.calls)
 
 
-def _and(one: Expr | None, other: Expr) -> Expr:
-    return other if one is None else both(one, "AND", other)
+def _and(first: Expr | None, second: Expr) -> Expr:
+    return second if first is None else both(first, "AND", second)
 
 
 def _when(condition: Expr, value: Expr) -> Expr:

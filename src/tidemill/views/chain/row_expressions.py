@@ -1,8 +1,8 @@
-"""Legs: what happens to rows one by one on their way from one operator with state to the next (DBSP-10).
+"""Row expressions: the conditions and expressions between two stateful operators (DBSP-10).
 
-A relation on its way has the columns c0, c1, … and a weight `_w`. Conditions and expressions are Spark SQL
-and are evaluated by Spark, one step after the other: what can raise is evaluated on the rows that the steps
-before have left, and on no other. A expressions that only chooses columns needs no Spark: `plain` says which.
+Rows have the columns c0, c1, … and a weight `_w`. Spark evaluates the steps in order, so an expression that
+can raise sees only the rows that the earlier steps kept. Row expressions that only select columns do not need
+Spark: `plain` returns these columns.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ class FilterStep:
 
 @dataclass(frozen=True)
 class SelectStep:
-    """Compute the columns anew."""
+    """Replace the columns by these expressions."""
 
     stored_name: ClassVar = "Select"
 
@@ -33,7 +33,7 @@ class SelectStep:
 
 @dataclass(frozen=True)
 class ExplodeStep:
-    """Each row once per row that a generator makes of it; see `circuit.operators.Generate`."""
+    """Repeat each row for every row that a generator returns for it; see `circuit.operators.Generate`."""
 
     stored_name: ClassVar = "Explode"
 
@@ -48,7 +48,7 @@ RowStep = FilterStep | SelectStep | ExplodeStep
 
 @dataclass(frozen=True)
 class RowExpressions:
-    """Steps, in order."""
+    """The steps, in order."""
 
     steps: tuple[RowStep, ...] = ()
 
@@ -56,51 +56,51 @@ class RowExpressions:
         return RowExpressions((*self.steps, FilterStep(tuple(conditions)))) if conditions else self
 
     def select(self, expressions: Sequence[Expr]) -> "RowExpressions":
-        """Columns computed from those so far; choosing among chosen columns stays one step."""
-        chosen = tuple(expressions)
+        """Add a step that computes the columns. Two steps become one if the second only selects columns."""
+        columns = tuple(expressions)
         last = self.steps[-1] if self.steps else None
-        if isinstance(last, SelectStep) and all(one.column is not None for one in chosen):
-            merged = tuple(last.expressions[one.column or 0] for one in chosen)
+        if isinstance(last, SelectStep) and all(expr.column is not None for expr in columns):
+            merged = tuple(last.expressions[expr.column or 0] for expr in columns)
             return RowExpressions((*self.steps[:-1], SelectStep(merged)))
-        return RowExpressions((*self.steps, SelectStep(chosen)))
+        return RowExpressions((*self.steps, SelectStep(columns)))
 
     def explode(self, step: ExplodeStep) -> "RowExpressions":
         return RowExpressions((*self.steps, step))
 
-    def cast(self, types: Sequence[str], wanted: Sequence[str]) -> "RowExpressions":
-        """With columns of these types made into columns of those wanted."""
-        if list(types) == list(wanted):
+    def cast(self, types: Sequence[str], targets: Sequence[str]) -> "RowExpressions":
+        """Cast columns of these types to the target types."""
+        if list(types) == list(targets):
             return self
         return self.select(
             [
-                column(i) if one == other else Expr(("CAST(", i, f" AS {other})"), frozenset({"cast"}))
-                for i, (one, other) in enumerate(zip(types, wanted, strict=True))
+                column(i) if kind == target else Expr(("CAST(", i, f" AS {target})"), frozenset({"cast"}))
+                for i, (kind, target) in enumerate(zip(types, targets, strict=True))
             ]
         )
 
     @property
     def digest(self) -> str:
-        """The same for the same steps: part of the name of what is stored behind them."""
-        said = [
-            (step.stored_name, *(one.sql() for one in _expressions(step)), getattr(step, "outer", ""))
+        """Return a hash of the steps. It is part of the name of the state stored after them."""
+        normal_form = [
+            (step.stored_name, *(expr.sql() for expr in _expressions(step)), getattr(step, "outer", ""))
             for step in self.steps
         ]
-        return hashlib.blake2b(repr(said).encode(), digest_size=6).hexdigest()
+        return hashlib.blake2b(repr(normal_form).encode(), digest_size=6).hexdigest()
 
     @property
     def explodes(self) -> bool:
         return any(isinstance(step, ExplodeStep) for step in self.steps)
 
     def plain(self, width: int) -> tuple[int, ...] | None:
-        """Which of the `width` columns it chooses, if that is all it does."""
+        """Return which of the `width` columns it selects, or None if it does anything else."""
         places = tuple(range(width))
         for step in self.steps:
             if not isinstance(step, SelectStep):
                 return None
-            chosen = [one.column for one in step.expressions]
-            if any(place is None for place in chosen):
+            selected = [expr.column for expr in step.expressions]
+            if any(place is None for place in selected):
                 return None
-            places = tuple(places[place] for place in chosen if place is not None)
+            places = tuple(places[place] for place in selected if place is not None)
         return places
 
 

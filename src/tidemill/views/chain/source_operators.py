@@ -1,4 +1,4 @@
-"""Where the rows of datasets enter: those that may be deleted, and those with a key (DBSP-21, LOT-40)."""
+"""The source operators of datasets that allow deletes and of datasets with a key (DBSP-21, LOT-40)."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,11 +32,11 @@ ASIDE = "aside"
 
 @dataclass(frozen=True)
 class ChangesSource:
-    """The source operator of a dataset that allows deletes: no row is there fewer than no times (DBSP-21).
+    """The source operator of a dataset that allows deletes: no row gets a negative count (DBSP-21).
 
     Args:
-        types: of the dataset's columns.
-        key: those by which rows are remembered, for joins that read them here; empty: by all of the row.
+        types: the column types of the dataset.
+        key: the columns that the trace is sorted by, for joins that read it; empty for the whole row.
     """
 
     types: tuple[pa.DataType, ...]
@@ -72,8 +72,8 @@ class ChangesSource:
         admitted = source.step(delta, traces[MAIN], quarantined=quarantined)
         aside = 0
         if admitted.quarantine.num_rows or quarantined:
-            known = pa.concat_tables([self._layout.empty(), *traces[ASIDE].scan(), admitted.quarantine])
-            aside = consolidate(known, self._layout).num_rows
+            quarantine = pa.concat_tables([self._layout.empty(), *traces[ASIDE].scan(), admitted.quarantine])
+            aside = consolidate(quarantine, self._layout).num_rows
         names = self._layout.names
         if self.key:
             names = [column_name(i, self.types, self.key) for i in range(len(self.types))]
@@ -84,16 +84,16 @@ class ChangesSource:
             settled=frozenset({MAIN, ASIDE}),
         )
 
-    def speaks_first(self, within: HashRange) -> bool:
+    def emits_without_input(self, within: HashRange) -> bool:
         return False
 
 
 @dataclass(frozen=True)
 class UpsertsSource:
-    """The source operator of a keyed dataset: the stored row of a key goes, the last written comes (LOT-40).
+    """The source operator of a dataset with a key: replaces a key's stored row by its last write (LOT-40).
 
-    Rows have the dataset's columns, then whether they delete, then the position and the ordinal that say
-    which write is the last.
+    Rows have the dataset's columns, then whether they delete, then the position and ordinal that order the
+    writes.
     """
 
     types: tuple[pa.DataType, ...]
@@ -127,18 +127,18 @@ class UpsertsSource:
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> OperatorOutput:
         last = self._last(concatenated(parts.get("writes", ()), self._writes))
-        there = last.filter(pc.invert(last["_gone"])).select(self._layout.schema.names)
-        change = keyed_rows.replacement(last.select([HASH, *self._layout.key_names]), there, traces[MAIN])
+        present = last.filter(pc.invert(last["_gone"])).select(self._layout.schema.names)
+        change = keyed_rows.replacement(last.select([HASH, *self._layout.key_names]), present, traces[MAIN])
         names = [column_name(i, self.types, self.key) for i in range(len(self.types))]
         return OperatorOutput(
             [change.select([*names, WEIGHT]).rename_columns(self.out.names)], {MAIN: change}
         )
 
-    def speaks_first(self, within: HashRange) -> bool:
+    def emits_without_input(self, within: HashRange) -> bool:
         return False
 
     def _last(self, writes: pa.Table) -> pa.Table:
-        """Of each key the write with the greatest position, and there the greatest ordinal."""
+        """Return the last write of each key, by position and then by ordinal."""
         if writes.num_rows == 0:
             return writes
         writes = writes.combine_chunks()

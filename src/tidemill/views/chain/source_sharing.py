@@ -1,4 +1,4 @@
-"""By which columns a source remembers its rows: by the key of joins, which then read them there (ADR 20)."""
+"""Choose the key of a source's trace so that joins can read it instead of storing the rows again (ADR 20)."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,55 +21,55 @@ Types = Mapping[Operator, tuple[str, ...]]
 
 
 def source_of(op: Operator) -> tuple[ops.Source, Places] | None:
-    """The source whose rows an operator gives as they are, and which columns of it; None if it does more."""
+    """Return the source of an operator that only selects columns, and these columns; None for any other."""
     if isinstance(op, ops.Source):
         return op, tuple(range(op.width))
     if isinstance(op, ops.Project) and (below := source_of(op.input)) is not None:
         source, places = below
-        chosen = [one.column for one in op.expressions]
-        if None not in chosen:
-            return source, tuple(places[place] for place in chosen if place is not None)
+        selected = [expr.column for expr in op.expressions]
+        if None not in selected:
+            return source, tuple(places[place] for place in selected if place is not None)
     return None
 
 
 def side_key(op: ops.Join, side: int, types: Types) -> tuple[ops.Source, Places, Places] | None:
-    """The source of a join's side, its columns there, and those of them that are the key.
+    """Return the source of a join's side, the columns that the side reads, and the key columns.
 
-    None unless the join could read them at the source: it has to compare them as they are stored, and by
-    `=`, so that nothing is looked for by NULL.
+    Returns None if the join cannot read the source's trace: it must compare the stored values unchanged, and
+    by `=`, so that no lookup is by NULL.
     """
     below = source_of(op.inputs[side]) if op.join == "inner" and op.keys else None
     if below is None or any(key.null_safe for key in op.keys):
         return None
     source, places = below
-    mine = []
+    key_places = []
     for key in op.keys:
         left, right = key.left.column, key.right.column
         if left is None or right is None or types[op.left][left] != types[op.right][right]:
             return None
-        mine.append(places[(left, right)[side]])
-    return (source, places, tuple(mine)) if len(set(mine)) == len(mine) else None
+        key_places.append(places[(left, right)[side]])
+    return (source, places, tuple(key_places)) if len(set(key_places)) == len(key_places) else None
 
 
 def source_keys(operators: Iterable[Operator], types: Types) -> dict[ops.Source, Places]:
-    """For each source the key that most joins could use; of several the first by its columns."""
-    asked: dict[ops.Source, Counter[Places]] = {}
+    """Return for each source the key that most joins can use; if several, the first by its columns."""
+    usable: dict[ops.Source, Counter[Places]] = {}
     for op in operators:
         if isinstance(op, ops.Join):
             for side in (0, 1):
-                if (found := side_key(op, side, types)) is not None:
-                    source, _, key = found
-                    asked.setdefault(source, Counter())[key] += 1
-    return {source: min(keys, key=lambda one: (-keys[one], one)) for source, keys in asked.items()}
+                if (shareable := side_key(op, side, types)) is not None:
+                    source, _, key = shareable
+                    usable.setdefault(source, Counter())[key] += 1
+    return {source: min(keys, key=lambda key: (-keys[key], key)) for source, keys in usable.items()}
 
 
 @dataclass(frozen=True)
 class SharedSource:
-    """What a side of a join reads of a source.
+    """A source whose trace a side of a join reads.
 
     Args:
-        source: what remembers the rows, by the same columns in the same order as the join's key.
-        places: the columns of the source that come to the side.
+        source: the source; its trace has the join's key columns in the same order.
+        places: the columns of the source that the side reads.
     """
 
     source: ChangesSource | UpsertsSource
@@ -77,15 +77,15 @@ class SharedSource:
 
     @property
     def layouts(self) -> Mapping[str, Layout]:
-        """The traces that are read, by their names at the source."""
+        """Return the layouts of the source's traces by name."""
         return self.source.layouts
 
     def rows(self, layout: Layout, traces: Traces) -> "SharedRows":
-        """What the side remembers.
+        """Return the source's rows in the layout of the side.
 
         Args:
-            layout: of the side, with the columns p0, p1, … in the order of `places`.
-            traces: those of the source.
+            layout: the layout of the side, with the columns p0, p1, … in the order of `places`.
+            traces: the traces of the source.
         """
         names = {name: name for name in (HASH, *layout.key_names, WEIGHT)}
         for place, origin in enumerate(self.places):
@@ -94,7 +94,7 @@ class SharedSource:
 
 
 class SharedRows:
-    """The rows of a source's traces as those of a side of a join."""
+    """Reads a source's traces in the layout of a side of a join."""
 
     def __init__(self, layout: Layout, names: Mapping[str, str], traces: Traces) -> None:
         self._layout = layout
@@ -102,34 +102,34 @@ class SharedRows:
         self._traces = traces
 
     def lookups(self, hashes: Hashes, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """All rows with keys of these hashes, in tables of a bounded size, each in one chunk.
+        """Yield all rows with keys of these hashes, in tables of a bounded size with one chunk each.
 
-        What is set aside is left out, as if it were nowhere: the source's trace has it with a negative
-        weight, but nobody else may see it, not even for as long as it takes to cancel it.
+        Rows that are set aside are left out. The source's trace has them with a negative weight, but no other
+        operator may see them, not even until a later row cancels them.
         """
-        wanted = self._layout.select(columns)
+        names = self._layout.select(columns)
         main, fine = self._traces[MAIN], self._traces[MAIN].layout.fine
         aside = self._set_aside(hashes)
-        theirs = [self._names[one] for one in wanted] if aside is None else None
-        for table in main.lookups(hashes, theirs, keys=fine):
-            there = table if aside is None else _without(aside, table, main.layout)
-            found = {one: there[self._names[one]] for one in wanted}
+        source_names = [self._names[name] for name in names] if aside is None else None
+        for table in main.lookups(hashes, source_names, keys=fine):
+            rows = table if aside is None else _without(aside, table, main.layout)
+            arrays = {name: rows[self._names[name]] for name in names}
             if fine:
-                keys = [chunk(there, one) for one in main.layout.key_names]
-                found[HASH] = pa.array(key_hashes(keys, there.num_rows))
-            yield pa.table(found)
+                keys = [chunk(rows, name) for name in main.layout.key_names]
+                arrays[HASH] = pa.array(key_hashes(keys, rows.num_rows))
+            yield pa.table(arrays)
 
     def _set_aside(self, hashes: Hashes) -> pa.Table | None:
-        """The rows with keys of these hashes that are set aside, each once; None if there are none."""
-        spine = self._traces.get(ASIDE)
-        if spine is None or not spine.entries:
+        """Return the distinct rows with keys of these hashes that are set aside; None if there are none."""
+        trace = self._traces.get(ASIDE)
+        if trace is None or not trace.entries:
             return None
-        every = [spine.layout.empty(), *spine.lookups(hashes, keys=spine.layout.fine)]
-        found = consolidate(pa.concat_tables(every), spine.layout)
-        return found if found.num_rows else None
+        tables = [trace.layout.empty(), *trace.lookups(hashes, keys=trace.layout.fine)]
+        aside = consolidate(pa.concat_tables(tables), trace.layout)
+        return aside if aside.num_rows else None
 
 
-def _without(some: pa.Table, rows: pa.Table, layout: Layout) -> pa.Table:
-    """The rows that are none of some, which are in their one form; in one chunk."""
-    others = positions(some, rows, layout.names, zeros="differ") < 0
-    return rows if others.all() else rows.filter(pa.array(others)).combine_chunks()
+def _without(excluded: pa.Table, rows: pa.Table, layout: Layout) -> pa.Table:
+    """Return the rows that are not among the excluded ones, which are consolidated; in one chunk."""
+    remaining = positions(excluded, rows, layout.names, zeros="differ") < 0
+    return rows if remaining.all() else rows.filter(pa.array(remaining)).combine_chunks()

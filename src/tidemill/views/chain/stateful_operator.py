@@ -1,11 +1,11 @@
-"""Operators with state as one step sees them: how rows reach them, what they give, what they remember.
+"""The protocol of stateful operators: how they receive rows, what they output, and which traces they have.
 
-An operator is a value that reaches tasks by pickling; it is connected to nothing. Rows come to a *side* of it
-with the columns c0, c1, … and `_w`; `pack` gives them the hash of their key and may combine them, which
-happens before the exchange. What leaves it has the columns of `out`, again c0, c1, … and `_w`.
+An operator is a value without connections; it reaches tasks by pickling. Rows arrive at a *side* of it with
+the columns c0, c1, … and `_w`. Before the exchange, `pack` adds the hash of their key and may combine them.
+The output has the columns of `out`, again c0, c1, … and `_w`.
 
-The hash is ours and not Spark's (see ADR 16): one function of the Arrow values, the same wherever a row comes
-from, so that rows which one kernel sends to the next need not pass through Spark.
+The hash is not Spark's (see ADR 16). It is one function of the Arrow values, so it is the same for every
+origin of a row, and rows can go from one kernel to the next without passing through Spark.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,20 +21,20 @@ from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 from tidemill.views.trace.trace import Trace
 
 Parts = Mapping[str, Sequence[pa.Table]]
-"""Packed tables by their tag, as they came from all tasks."""
+"""The packed tables from all tasks, by tag."""
 
 Traces = Mapping[str, Trace]
 
 
 class OperatorOutput(NamedTuple):
-    """What an operator makes of a step.
+    """The result of one operator in a step.
 
     Args:
-        out: its change, in pieces that may cancel each other.
-        deltas: what each trace gets.
+        out: the change of its rows, in pieces that may cancel each other.
+        deltas: the change of each trace.
         aside: how many rows a source has set aside after the step (DBSP-21).
-        exhausted: groups whose min or max has to be read again; the step cannot end without them.
-        settled: the traces whose delta is in its one form already (`consolidate`).
+        exhausted: how many groups need their min or max read again before the step can end.
+        settled: the traces whose delta is already consolidated (`consolidate`).
     """
 
     out: Iterable[pa.Table]
@@ -45,72 +45,74 @@ class OperatorOutput(NamedTuple):
 
 
 class StatefulOperator(Protocol):
-    """An operator with state."""
+    """An operator with traces, as a step computes it."""
 
     @property
     def layouts(self) -> Mapping[str, Layout]:
-        """Its traces."""
+        """The layouts of its traces by name."""
         ...
 
     @property
     def out(self) -> pa.Schema:
-        """The columns it gives: c0, c1, … and `_w`."""
+        """The columns of its output: c0, c1, … and `_w`."""
         ...
 
     def takes(self, side: int) -> tuple[pa.DataType, ...]:
-        """The types of the columns that come to a side."""
+        """Return the column types of a side."""
         ...
 
     def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
-        """Rows of a side as they are sent: tables with a hash `_h`, by tag."""
+        """Pack rows of a side for the exchange: tables with a hash `_h`, by tag."""
         ...
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> OperatorOutput:
-        """One step in one range; the first one is given everything."""
+        """Compute a step in one range; the first step receives the complete input."""
         ...
 
-    def speaks_first(self, within: HashRange) -> bool:
-        """Whether it gives something in this range in its first step even if nothing comes."""
+    def emits_without_input(self, within: HashRange) -> bool:
+        """Return whether its first step outputs rows in this range even if it receives none."""
         ...
 
 
 def numbered_columns(types: Iterable[pa.DataType]) -> pa.Schema:
-    """c0, c1, … of these types."""
+    """Return a schema with the columns c0, c1, … of these types."""
     return pa.schema([pa.field(f"c{i}", kind) for i, kind in enumerate(types)])
 
 
 def with_weight(schema: pa.Schema) -> pa.Schema:
-    """These columns and a weight."""
+    """Add a weight to these columns."""
     return schema.append(pa.field(WEIGHT, pa.int64()))
 
 
 def hash_column(rows: pa.Table, names: Sequence[str]) -> pa.Array:
-    """The hash of the key: equal for keys that Spark would group together."""
+    """Hash the key columns; keys that Spark groups together have the same hash."""
     return pa.array(key_hashes([chunk(rows, name) for name in names], rows.num_rows))
 
 
 def concatenated(parts: Sequence[pa.Table], layout: Layout) -> pa.Table:
-    """Tables of one layout as one."""
+    """Concatenate tables of one layout."""
     return pa.concat_tables([layout.empty(), *(layout.conform(part) for part in parts)])
 
 
 def layout_of(types: Sequence[pa.DataType], keys: Sequence[int]) -> Layout:
-    """The trace of rows by a key: the key's columns first; a column that is in the key is kept once."""
-    mine = [pa.field(f"k{n}", types[place]) for n, place in enumerate(keys)]
+    """Return the layout of a trace by this key: the key first, then the columns that are not part of it."""
+    key_fields = [pa.field(f"k{n}", types[place]) for n, place in enumerate(keys)]
     rest = [pa.field(column_name(i, types, keys), kind) for i, kind in enumerate(types)]
-    return Layout(pa.schema([*mine, *(each for each in rest if each.name.startswith("p"))]), len(keys))
+    return Layout(pa.schema([*key_fields, *(each for each in rest if each.name.startswith("p"))]), len(keys))
 
 
 def column_name(place: int, types: Sequence[pa.DataType], keys: Sequence[int]) -> str:
-    """What a trace by this key calls a column. Keys with floats are kept beside the column as it came:
-    -0.0 is the same key as 0.0, but not the same value.
+    """Return the name of a column in a trace by this key.
+
+    A key column with floats is also stored with its original values: -0.0 is the same key as 0.0, but not the
+    same value.
     """
-    apart = place not in keys or has_floats(types[place])
-    return f"p{place}" if apart else f"k{keys.index(place)}"
+    separate = place not in keys or has_floats(types[place])
+    return f"p{place}" if separate else f"k{keys.index(place)}"
 
 
 def rows_by_key(rows: pa.Table, layout: Layout, keys: Sequence[int]) -> pa.Table:
-    """Rows c0, c1, … with the columns of a trace by this key, and its hash; others come along."""
+    """Return rows c0, c1, … with the columns of a trace by this key, its hash, and the `_` columns."""
     arrays = {f"k{n}": rows[f"c{place}"] for n, place in enumerate(keys)}
     arrays |= {name: rows[f"c{name[1:]}"] for name in layout.names if name.startswith("p")}
     arrays |= {name: rows[name] for name in rows.column_names if name.startswith("_")}

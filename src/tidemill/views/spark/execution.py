@@ -170,7 +170,7 @@ def choose(plan: StepPlan, tables: Iterable[str], size: InputSize, cores: int) -
     layers = calls = 0
     for number in range(plan.chain.jobs):
         part = replace(plan, job=number)
-        typed = sum(1 for layer in range(1, part.depth + 1) if part.typed(layer))
+        typed = sum(1 for layer in range(1, part.depth + 1) if part.spark_edges(layer))
         layers += part.depth + typed
         given = tables if number == 0 else [query.table for query in plan.chain.queries]
         calls += typed + sum(any(edge.plain is None for edge in part.leaving(table)) for table in given)

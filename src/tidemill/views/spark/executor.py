@@ -71,7 +71,7 @@ class ChainExecutor(ABC):
             with ExitStack() as open_queries:
                 began = time.perf_counter()
                 given = self._inputs_of_job(inputs, open_queries)
-                if not self.plan.mine or not (given or self.plan.first):
+                if not self.plan.numbers or not (given or self.plan.first):
                     continue
                 run = self.planned(given)
                 planned = time.perf_counter()
@@ -88,7 +88,7 @@ class ChainExecutor(ABC):
         wanted = {
             edge.origin.table
             for edge in self.plan.chain.edges
-            if isinstance(edge.origin, ChainInput) and edge.target in self.plan.mine
+            if isinstance(edge.origin, ChainInput) and edge.target in self.plan.numbers
         }
         for name in sorted(wanted):
             if name in inputs:

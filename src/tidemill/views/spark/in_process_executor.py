@@ -105,7 +105,7 @@ class InProcessExecutor(ChainExecutor):
                 continue
             rows = row_expressions.apply_expressions(self.spark, frame, edge.expressions)
             operator = self.plan.chain.operators[edge.target].operator
-            if isinstance(operator, OutputSink) and operator.asks_spark:
+            if isinstance(operator, OutputSink) and operator.needs_spark:
                 rows = row_expressions.with_identity(rows, len(operator.types), self.types_of(edge.target))
             found += self._sent_here(edge, _collected(rows))
         if together:
@@ -128,7 +128,7 @@ class InProcessExecutor(ChainExecutor):
                 parts[row.column(0)[0].as_py()].append(row)
         task = tasks.layer(self.plan, self._here, number, write)
         made = _held(itertools.chain.from_iterable(threads.map(lambda part: _held(task(iter(part))), parts)))
-        if not self.plan.typed(number):
+        if not self.plan.spark_edges(number):
             return made
         given = [batch.select(WIRE.names) for batch in made if not _is_typed(batch)]
         if len(given) < len(made):

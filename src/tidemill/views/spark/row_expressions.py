@@ -62,7 +62,7 @@ def after_layer(df: "DataFrame", plan: StepPlan, layer: int, types_of: TypesOf) 
     """The rows of a layer at the ends of its edges: a struct column `e7` for edge 7."""
     from pyspark.sql import functions as sf
 
-    edges = [edge for edges in plan.typed(layer).values() for edge in edges]
+    edges = [edge for edges in plan.spark_edges(layer).values() for edge in edges]
     wire = [sf.col(name) for name in WIRE.names]
     df = df.select(*wire, *(sf.col(f"n{edge.origin}").alias(f"e{edge.number}") for edge in edges))
     return _moved(df, wire, edges, plan, types_of)
@@ -101,7 +101,7 @@ def _moved(
 
 def _is_of_view(plan: StepPlan, edge: Edge) -> bool:
     operator = plan.chain.operators[edge.target].operator
-    return isinstance(operator, OutputSink) and operator.asks_spark
+    return isinstance(operator, OutputSink) and operator.needs_spark
 
 
 def _step(edge: Edge, place: int) -> "Column":

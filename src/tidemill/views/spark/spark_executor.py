@@ -71,7 +71,7 @@ class SparkExecutor(ChainExecutor):
 
     def _sent(self, number: int, side: int, df: "DataFrame") -> "DataFrame":
         operator = self.plan.chain.operators[number].operator
-        if isinstance(operator, OutputSink) and operator.asks_spark:
+        if isinstance(operator, OutputSink) and operator.needs_spark:
             df = row_expressions.with_identity(df, len(operator.types), self.types_of(number))
         return df.mapInArrow(tasks.in_worker(tasks.sending(self.plan, self.site, number, side)), WIRE_DDL)
 
@@ -86,7 +86,7 @@ class SparkExecutor(ChainExecutor):
             frame = frame.repartitionById(len(self.plan.ranges), sf.col("to"))
             schema = from_arrow_schema(tasks.typed_schema(self.plan, layer))
             frame = frame.mapInArrow(tasks.in_worker(tasks.layer(self.plan, self.site, layer)), schema)
-            if self.plan.typed(layer):
+            if self.plan.spark_edges(layer):
                 frame = row_expressions.after_layer(frame, self.plan, layer, self.types_of)
                 packing = tasks.in_worker(tasks.packing(self.plan, self.site, layer))
                 frame = frame.mapInArrow(packing, WIRE_DDL)

@@ -332,7 +332,7 @@ class _Step:
         size = sum((size_of(lots) for lots in slices.values()), NOTHING)
         active = self._chain.below(missing | outputs)
         tasks = ranges(tasks_for(self._spark, size))
-        plan = StepPlan(self._chain, active, tasks, first=True, kept=missing)
+        plan = StepPlan(self._chain, active, tasks, first=True, stored=missing)
         inputs: dict[str, StepInput] = {
             name: LotInput(self._spark, self._storage, self._declared(name), lots)
             for name, lots in slices.items()

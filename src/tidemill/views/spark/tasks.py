@@ -160,7 +160,7 @@ class _Arrived:
 
 def _sent(plan: StepPlan, site: TaskSite, edge: Edge, rows: pa.Table, here: int | None = None) -> Batches:
     """Rows at the end of an edge, on the wire."""
-    return to_wire(plan.send(edge, rows, here, narrow=site.apart))
+    return to_wire(plan.send(edge, rows, here, compact=site.apart))
 
 
 # --- the first layer: changes of tables
@@ -171,7 +171,7 @@ def sending(plan: StepPlan, site: TaskSite, operator: int, side: int) -> Task:
 
     def run(batches: Batches) -> Batches:
         for rows in _large(batches):
-            yield from to_wire(plan.deliver(operator, side, rows, narrow=site.apart))
+            yield from to_wire(plan.deliver(operator, side, rows, compact=site.apart))
 
     return run
 
@@ -238,7 +238,7 @@ def _large(batches: Batches) -> Iterator[pa.Table]:
 
 def layer(plan: StepPlan, site: TaskSite, number: int, write: Write = write_now) -> Task:
     """The kernels of a layer; what needs Spark leaves as structs (`typed_schema`), the rest as packets."""
-    typed = plan.typed(number)
+    typed = plan.spark_edges(number)
     schema = typed_schema(plan, number)
     last = number == plan.depth and not typed
 
@@ -291,7 +291,7 @@ def _direct(plan: StepPlan, site: TaskSite, placed: PlacedOperator, piece: pa.Ta
 def typed_schema(plan: StepPlan, number: int) -> pa.Schema:
     """The columns of a layer's rows: those of the wire, and structs of the operators that Spark reads."""
     fields = []
-    for operator in plan.typed(number):
+    for operator in plan.spark_edges(number):
         inner = [pa.field(each.name, each.type) for each in plan.chain.operators[operator].operator.out]
         fields.append(pa.field(f"n{operator}", pa.struct(inner)))
     return pa.schema([*WIRE, *fields])
@@ -324,7 +324,7 @@ def _padded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 def packing(plan: StepPlan, site: TaskSite, number: int, write: Write = write_now) -> Task:
     """Rows that Spark has computed (a struct column `e7` for edge 7) to packets; those of views to files."""
-    edges = [edge for edges in plan.typed(number).values() for edge in edges]
+    edges = [edge for edges in plan.spark_edges(number).values() for edge in edges]
     last = number == plan.depth
 
     def sent(held: dict[tuple[int, int], list[pa.Table]]) -> Batches:
