@@ -11,6 +11,7 @@ from tests.leases import end_lease
 from tests.servers.process import wait_until
 from tidemill import crash
 from tidemill.pipeline import run as pipeline_run
+from tidemill.pipeline.run import join_cluster, run_as_node
 from tidemill.runner.presence import OwnPresence
 from tidemill.testing.threads import STUCK_S
 
@@ -54,7 +55,8 @@ class Paused:
 
     def _run(self) -> None:
         try:
-            self.ended = pipeline_run.run(self.pipeline, ttl_s=TTL_S)
+            with join_cluster(self.pipeline, ttl_s=TTL_S) as presence:
+                self.ended = run_as_node(self.pipeline, presence)
         except BaseException as error:  # noqa: BLE001 - looked at by the test
             self.ended = error
 

@@ -120,10 +120,18 @@ class ArcWork:
             )
             return []
         sequence = LotSequence(ticket, page)
+
+        def make(number: int) -> LotOutcome | None:
+            with sequence.turn(number) as turn:
+                if sequence.stopped_at is not None or sequence.broken is not None:
+                    return None
+                outcome = self._make(spec, sequence.lot(number), turn, MakeOptions())
+                if outcome.ended is LotEnd.FULL:
+                    sequence.stop(number)
+                return outcome
+
         with ThreadPoolExecutor(min(spec.max_concurrent, len(page)), thread_name_prefix="lots") as pool:
-            futures = [
-                pool.submit(self._make_in_order, spec, sequence, number) for number in range(len(page))
-            ]
+            futures = [pool.submit(make, number) for number in range(len(page))]
         if sequence.broken is not None:
             raise sequence.broken
         outcomes = [future.result() for future in futures]
@@ -131,16 +139,6 @@ class ArcWork:
             reached = sequence.progress_before(sequence.stopped_at)
             self._scope.step("arcs.give-up", lambda tx: self._stop(tx, ticket, reached))
         return [outcome for outcome in outcomes if outcome is not None]
-
-    def _make_in_order(self, spec: ArcSpec, sequence: LotSequence, number: int) -> LotOutcome | None:
-        """Make one lot of a run. It ends after the lots before it."""
-        with sequence.turn(number) as turn:
-            if sequence.stopped_at is not None or sequence.broken is not None:
-                return None
-            outcome = self._make(spec, sequence.lot(number), turn, MakeOptions())
-            if outcome.ended is LotEnd.FULL:
-                sequence.stop(number)
-            return outcome
 
     def _events(
         self, spec: ArcSpec, ticket: Ticket, most: int

@@ -178,9 +178,10 @@ class Pipeline(Registry):
         self, *, watch: bool = False, emit: Emit = ignore, stop: threading.Event | None = None
     ) -> "Report":
         """Process everything that arrived, through sources, arcs and views; with `watch`, keep running."""
-        from tidemill.pipeline.run import run
+        from tidemill.pipeline.run import join_cluster, run_as_node
 
-        return run(self, watch=watch, emit=emit, stop=stop)
+        with join_cluster(self, emit) as presence:
+            return run_as_node(self, presence, watch=watch, emit=emit, stop=stop)
 
     def gaps(self, *tables: str, first: "Bound" = None, last: "Bound" = None) -> "GapReport":
         """Return the lots that are expected but not published, of these tables or of all.

@@ -1,11 +1,12 @@
-"""Run a pipeline in this process: join the cluster as a node, apply the plan, then process what is due.
+"""Run a pipeline as a node of its cluster: apply the plan, then process what is due.
 
-`run` is what `Pipeline.run()` calls. `run_as_node` is also the entry of the child process of `tidemill run`,
-whose supervisor holds the lease. Both end in `runner.Runner.run`.
+`run_as_node` needs a node. `Pipeline.run()` joins the cluster itself (`join_cluster`). The child process of
+`tidemill run` calls it too: there the supervisor holds the lease of the node.
 """
 
 import contextlib
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tidemill.cluster.leases import TTL_S, LeaseTiming
@@ -26,19 +27,12 @@ if TYPE_CHECKING:
 THREADS = 4
 
 
-def run(
-    pipeline: "Pipeline",
-    *,
-    watch: bool = False,
-    emit: Emit = ignore,
-    stop: threading.Event | None = None,
-    ttl_s: float = TTL_S,
-) -> Report:
-    """Run the pipeline until it has caught up; with `watch`, until `stop` is set."""
+@contextlib.contextmanager
+def join_cluster(pipeline: "Pipeline", emit: Emit = ignore, *, ttl_s: float = TTL_S) -> Iterator[Presence]:
+    """Join the cluster as a node, and renew its lease until the end of the block."""
     keep_memory()  # must come before the first thread
     context = pipeline.context
-    with contextlib.ExitStack() as stack:
-        own_slot = stack.enter_context(slot(context.place, context.chance))
+    with slot(context.place, context.chance) as own_slot:
         cluster = ClusterContext(
             store=context.store,
             cluster=context.place.cluster,
@@ -56,7 +50,7 @@ def run(
         )
         presence.start()
         try:
-            report = run_as_node(pipeline, presence, watch=watch, emit=emit, stop=stop)
+            yield presence
         except Crashed:
             presence.abandon()
             raise
@@ -64,7 +58,6 @@ def run(
             presence.close()
             raise
         presence.close()
-        return report
 
 
 def run_as_node(

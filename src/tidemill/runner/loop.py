@@ -1,7 +1,7 @@
-"""The loop of a runner: one turn of its node's work after the other, until it has caught up or is stopped.
+"""The loop of a runner: start what is due, wait for a wakeup, and repeat until caught up or stopped.
 
-A node that loses its lease joins the node list again, under a higher epoch. The loop then drops the work of
-the old epoch (`NodeWork`) and creates it again under the new one.
+A node that loses its lease joins the node list again, under a higher epoch. The loop then drops the
+`NodeWork` of the old epoch and creates one for the new epoch.
 """
 
 import threading
@@ -12,7 +12,7 @@ from functools import partial
 from tidemill.arcs.keys import ArcKeys
 from tidemill.clock import backoff
 from tidemill.cluster.nodes import Node
-from tidemill.errors import LeaseLost, StoreError
+from tidemill.errors import StoreError
 from tidemill.publish.projections import Projections, ProjectionThread
 from tidemill.runner.backlog import Backlog
 from tidemill.runner.failures import Failures
@@ -29,25 +29,25 @@ from tidemill.triggers.keys import TriggerKeys
 from tidemill.views.steps.keys import StepKeys
 
 PAUSE_S = 0.5
-"""How long a turn that found nothing to do waits for a wakeup."""
+"""How long the loop waits for a wakeup when nothing is due."""
 
 AWAY_S = 5.0
 THREADS = 8
 
 
 def _fine() -> None:
-    """For a loop whose worker is another process."""
+    """Check nothing: for a loop whose worker is another process."""
 
 
 class Loop:
-    """One runner's loop over one program.
+    """Runs one program on one node.
 
     Args:
-        scope: what the runner works with; each epoch of its node gets its own copy.
+        scope: the runner's store, objects, clock and so on; each epoch of its node gets a copy.
         presence: keeps our entry in the node list.
         program: what to run.
-        engine: what computes.
-        check: raises an error when the worker, or our entry in the node list, has ended for good.
+        engine: the ports that compute.
+        check: raises an error when the worker, or our entry in the node list, has ended and cannot recover.
         projections: whether to show states as names in object storage.
     """
 
@@ -71,10 +71,10 @@ class Loop:
         self._backlog = Backlog(scope, program, self.state)
         self._failures = Failures(scope, self.state)
         self._work: NodeWork | None = None
-        self._failed_turns = 0  # in a row, because the store did not answer
+        self._failed_passes = 0  # in a row, because the store did not answer
 
     def run(self, *, watch: bool, stop: threading.Event | None = None) -> RunTotals:
-        """Run until everything that has arrived is processed, or has failed too often.
+        """Run until all new data is processed, or has failed too often.
 
         - watch: run until stopped instead.
         """
@@ -88,14 +88,20 @@ class Loop:
             try:
                 while not state.stop.is_set():
                     threads.wakeup.clear()
-                    did = self._turn()
+                    did = False
+                    try:
+                        if self._presence.alive():
+                            did = self.work().start_due()
+                        self._failed_passes = 0
+                    except StoreError as error:
+                        self._wait_for_store(error)
                     threads.check()
                     if state.projections is not None:
                         state.projections.check()
                     self._check()
                     if did:
                         continue
-                    # A run that ended since the turn began may have published what nobody was woken for.
+                    # A run that ended after `start_due` looked may have published lots that wake no one else.
                     if not watch and self._backlog.is_empty() and not threads.wakeup.is_set():
                         break
                     self._scope.clock.wait(threads.wakeup, PAUSE_S)
@@ -103,30 +109,14 @@ class Loop:
                 unsubscribe()
         return state.totals
 
-    def _turn(self) -> bool:
-        """Run one turn. A runner that watches survives a store that does not answer."""
-        try:
-            did = self.turn()
-            self._failed_turns = 0
-            return did
-        except StoreError as error:
-            if not self.state.watching:
-                raise
-            self._failed_turns += 1
-            pause_s = backoff(self._failed_turns, self._scope.chance, first_s=0.05, most_s=AWAY_S)
-            self._failures.report("turn", error, pause_s, self._failed_turns)
-            self._scope.clock.wait(self.state.stop, pause_s)
-            return False
-
-    def turn(self) -> bool:
-        """Do what can be done at once, and start the rest in threads; False if there was nothing."""
-        if not self._presence.alive():
-            return False
-        work = self.work()
-        try:
-            return work.turn()
-        except LeaseLost:
-            return False  # we joined again, or the runner is over: the next turn knows
+    def _wait_for_store(self, error: StoreError) -> None:
+        """Wait before the next pass, if the runner watches; raise the error if it only catches up."""
+        if not self.state.watching:
+            raise error
+        self._failed_passes += 1
+        pause_s = backoff(self._failed_passes, self._scope.chance, first_s=0.05, most_s=AWAY_S)
+        self._failures.report("store", error, pause_s, self._failed_passes)
+        self._scope.clock.wait(self.state.stop, pause_s)
 
     def work(self) -> NodeWork:
         """Return the work of our node under its current epoch."""
@@ -138,7 +128,7 @@ class Loop:
         return self._work
 
     def _end_earlier_runs(self, node: Node) -> None:
-        """End the runs that earlier epochs of this node left."""
+        """End the runs that earlier epochs of this node left unfinished."""
         keys, after = StepKeys(self._scope.cluster), b""
         while True:
             step = partial(runs.lapse, keys=keys.triggers, cluster=keys.cluster, node=node, after=after)
@@ -149,11 +139,11 @@ class Loop:
                 return
 
     def end(self, timeout_s: float = 30.0, *, drop: bool = False) -> bool:
-        """Start nothing more, and wait for the runs that are under way; False if some still are.
+        """Start nothing more, and wait for the current runs; return False if some still run.
 
-        Long jobs end early: compaction ends after the lot that it works on.
+        Long jobs end early: compaction ends after its current lot.
 
-        - drop: leave out projections that wait to be written.
+        - drop: discard projections that wait to be written.
         """
         self.state.ending = True
         ended = self.state.threads.stop(timeout_s)

@@ -1,15 +1,16 @@
-"""The work of a runner's node, under one epoch of it: find what is due, and start it in a run thread.
+"""Find the work that is due for a runner's node, and start each job in a run thread.
 
-Each turn wakes the subscribers of what was published, closes intervals that are over, polls sources, starts
-runs that are due, and makes lots that were requested: retries, replays, backfills. Everything that takes time
-gets a thread, under a name that only one job has at a time. Nothing here needs a leader: each step is a
-transaction, and the store refuses it to all nodes but one.
+Each pass (`NodeWork.start_due`) wakes the subscribers of new lots, closes intervals that are over, polls
+sources, starts runs that are due, and makes lots that were requested: retries, replays, backfills. Everything
+that takes time gets a thread, under a name that only one job has at a time. Nothing here needs a leader: each
+step is a transaction, and the store lets only one node commit it.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 from tidemill.arcs import barriers, lot_requests
 from tidemill.arcs.keys import ArcKeys
@@ -25,6 +26,7 @@ from tidemill.runner.failures import Failures
 from tidemill.runner.loop_state import PATIENCE, LoopState
 from tidemill.runner.part_futures import PartFutures
 from tidemill.runner.program import ArcProgram, Program
+from tidemill.runner.run_threads import RunJob
 from tidemill.runner.upkeep import SPARE, Upkeep
 from tidemill.scope import Scope
 from tidemill.sources.source import POLL_EVERY_S, Arrival, SourceRuntime
@@ -40,12 +42,12 @@ from tidemill.views.steps.stepper import Compute, GroupStep
 RESUME_EVERY_S = 2.0
 
 IDLE = frozenset({LotEnd.DONE, LotEnd.ELSEWHERE, LotEnd.FULL, LotEnd.WAITING})
-"""Ends of work on a lot in which nothing was made."""
+"""Outcomes of work on a lot that produced nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """What computes: on Spark in the product, in process in tests.
+    """The ports that compute: on Spark in production, in process in tests.
 
     Args:
         parts: runs the parts of arcs and sources.
@@ -61,7 +63,7 @@ class Engine:
 
 
 class NodeWork:
-    """What one runner does as a node, under one epoch of it."""
+    """Finds and starts the work of one node under one of its epochs."""
 
     def __init__(self, scope: Scope, program: Program, engine: Engine, state: LoopState) -> None:
         self.node = scope.node
@@ -93,22 +95,32 @@ class NodeWork:
         self.upkeep = Upkeep(scope, program, engine.parts, engine.rewrite, state, self._failures)
         self._close_at = self._resume_at = 0.0
         self._poll_at: dict[str, float] = {}
-        self._retry_at: dict[str, float] = {}  # by arc, when a lot may be tried again that another node has
+        self._retry_at: dict[str, float] = {}  # by arc: when to try again a lot that another node works on
 
-    def turn(self) -> bool:
-        """Do what takes no time, and start the rest in threads; False if there was nothing to do."""
-        did = self._scheduler.tick() == 0.0
-        did |= self._close_intervals()
-        did |= self._poll_sources()
-        did |= self._start_runs()
-        did |= self._make_requested_lots()
-        did |= self._end_graces()
-        did |= self._resume_lots()
-        self.upkeep.turn()
-        return did
+    def start_due(self) -> bool:
+        """Start in threads everything that is due; return False if nothing was due or the lease is lost.
+
+        Waking subscribers and closing intervals take little time, so they happen here.
+        """
+        try:
+            did = self._scheduler.tick() == 0.0
+            did |= self._close_intervals()
+            jobs = chain(
+                self._source_polls(),
+                self._due_runs(),
+                self._requested_lots(),
+                self._ended_graces(),
+                self._abandoned_lots(),
+            )
+            for job in jobs:
+                did |= self._threads.start(job.name, job.run, spare=job.spare)
+            self.upkeep.start_due()
+            return did
+        except LeaseLost:
+            return False  # the node has joined again, or the runner ends: the next pass finds out
 
     def close(self) -> None:
-        """Close the sources, so that other nodes can take over."""
+        """Close the sources, so that other nodes can take them over."""
         try:
             for source in self._sources.values():
                 with contextlib.suppress(LeaseLost, StoreError):  # then its leases expire
@@ -133,17 +145,16 @@ class NodeWork:
 
     # --- sources
 
-    def _poll_sources(self) -> bool:
-        """Start a poll of each source whose pause is over."""
-        now, did = self._scope.clock.monotonic(), False
+    def _source_polls(self) -> Iterator[RunJob]:
+        """Yield a poll of each source whose pause is over."""
+        now = self._scope.clock.monotonic()
         for name in self._program.sources:
             if now >= self._poll_at.get(name, 0.0):
                 self._poll_at[name] = now + POLL_EVERY_S
-                did |= self._threads.start(name, partial(self._poll, name))
-        return did
+                yield RunJob(name, partial(self._poll, name))
 
     def _poll(self, name: str) -> None:
-        """Take what has arrived at a source, and publish what was taken, by us or by a node that is gone."""
+        """Poll a source: take new data, and publish what this node or a dead one has taken."""
         try:
             polled = self._sources[name].poll()
             self._totals.failures[name] = list(polled.failed) * PATIENCE
@@ -160,21 +171,19 @@ class NodeWork:
 
     # --- runs of arcs and groups of views
 
-    def _start_runs(self) -> bool:
-        """Start the runs that are due."""
-        did = False
+    def _due_runs(self) -> Iterator[RunJob]:
+        """Yield the runs that are due."""
         query = self._due.due(wanted=lambda name: self._program.knows(name) and self._state.is_patient(name))
         for due in query.due:
-            did |= self._threads.start(due.name, partial(self._run, due))
-        return did
+            yield RunJob(due.name, partial(self._run, due))
 
     def _run(self, due: Due) -> None:
-        """Run an arc over its new lots, or a group of views over its new steps."""
+        """Run an arc on its new lots, or step a group of views."""
         ticket = None
         try:
-            arc = self._program.arc(due.name)  # an arc of a template is made before its first run
+            arc = self._program.arc(due.name)  # an arc of a template is created before its first run
             if arc is None and due.name not in self._program.groups:
-                return  # its dataset is gone
+                return  # its dataset no longer exists
             ticket = self._start(due)
             if ticket is None:
                 return  # another node was faster
@@ -201,64 +210,59 @@ class NodeWork:
 
     # --- lots outside of the runs of their arcs
 
-    def _make_requested_lots(self) -> bool:
-        """Start lots that were requested; some threads are kept for what arrives."""
-        now, did, arcs = self._scope.clock.monotonic(), False, self._program.all_arcs()
+    def _requested_lots(self) -> Iterator[RunJob]:
+        """Yield the requested lots; they leave some threads for new data."""
+        now, arcs = self._scope.clock.monotonic(), self._program.all_arcs()
         for request in self._workable():
             if now >= self._retry_at.get(request.arc, 0.0):
                 make = partial(self._arcs.make_requested, arcs[request.arc].spec, request)
                 job = partial(self._make_lot, request.arc, request.lot, make)
-                did |= self._threads.start(f"{request.arc} {request.lot}", job, spare=SPARE)
-        return did
+                yield RunJob(f"{request.arc} {request.lot}", job, spare=SPARE)
 
     def _workable(self) -> list[LotRequest]:
-        """Lots that were requested and can start, of arcs that have not failed too often."""
+        """Return the requested lots that can start, of arcs that have not failed too often."""
         specs = [arc.spec for name, arc in self._program.all_arcs().items() if self._state.is_patient(name)]
         return self._scope.store.run(lambda tx: lot_requests.startable(tx, self._arc_keys, specs))
 
-    def _end_graces(self) -> bool:
-        """Start lots that have waited long enough for their last source.
+    def _ended_graces(self) -> Iterator[RunJob]:
+        """Yield the lots that have waited long enough for their last source.
 
-        No subscription is due at the end of a grace, because nothing was published. So each turn reads which
+        No subscription is due at the end of a grace, because nothing was published. So each pass reads which
         lots have waited longest: one short range for each arc that has such a policy.
         """
         specs = barriers.with_grace(arc.spec for arc in self._program.all_arcs().values())
         if not specs:
-            return False
-        now, did = self._scope.clock.monotonic(), False
+            return
+        now = self._scope.clock.monotonic()
         for spec, lot in self._scope.store.run(lambda tx: barriers.all_expired(tx, self._arc_keys, specs)):
             if now >= self._retry_at.get(spec.id, 0.0) and self._state.is_patient(spec.id):
                 make = partial(self._arcs.end_grace, spec, lot)
-                did |= self._threads.start(f"{spec.id} {lot}", partial(self._make_lot, spec.id, lot, make))
-        return did
+                yield RunJob(f"{spec.id} {lot}", partial(self._make_lot, spec.id, lot, make))
 
     def _make_lot(self, arc: str, lot: str, make: Callable[[], LotOutcome]) -> None:
         """Make a lot that was requested, or whose grace is over."""
         try:
             outcome = make()
-            if outcome.ended in (LotEnd.ELSEWHERE, LotEnd.FULL):  # other nodes work on it: not at once again
+            if outcome.ended in (LotEnd.ELSEWHERE, LotEnd.FULL):  # other nodes work on it: try again later
                 self._retry_at[arc] = self._scope.clock.monotonic() + FULL_BACKOFF_S
             elif outcome.ended not in IDLE:
                 self._totals.add([outcome])
         except LeaseLost:
             return
-        except Exception as error:  # noqa: BLE001 - reported; `_resume_lots` finds the lot again
+        except Exception as error:  # noqa: BLE001 - reported; `_abandoned_lots` finds the lot again
             self._totals.unfinished.add((arc, lot))
             self._failures.add(arc, error)
 
-    def _resume_lots(self) -> bool:
-        """Start running lots that no node works on: such as a retry whose node is gone."""
-        now, did = self._scope.clock.monotonic(), False
+    def _abandoned_lots(self) -> Iterator[RunJob]:
+        """Yield running lots that no node works on, such as a retry whose node is gone."""
+        now = self._scope.clock.monotonic()
         if now < self._resume_at:
-            return False
+            return
         self._resume_at = now + RESUME_EVERY_S
         busy = self._threads.busy
         for left in self._arcs.left():
             if left.arc not in busy and self._program.knows(left.arc):
-                did |= self._threads.start(
-                    f"{left.arc} {left.lot}", partial(self._resume_lot, left.arc, left.lot)
-                )
-        return did
+                yield RunJob(f"{left.arc} {left.lot}", partial(self._resume_lot, left.arc, left.lot))
 
     def _resume_lot(self, arc: str, lot: str) -> None:
         try:

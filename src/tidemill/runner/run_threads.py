@@ -1,22 +1,36 @@
-"""Run threads: the threads in which a runner's runs take place, each from its start to its end.
+"""Run threads: the thread pool of a runner, with one thread per run from its start to its end.
 
-A run mostly waits: for parts that workers make, and for Spark. So the threads are many and cheap. The workers
-and Spark decide how much is computed at once.
+A run mostly waits, for workers that make its parts and for Spark. So a thread per run is cheap. The workers
+and Spark limit how much is computed at the same time.
 """
 
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tidemill.clock import SYSTEM
 
-Job = Callable[[], None]
+
+@dataclass(frozen=True)
+class RunJob:
+    """Something to run in a thread.
+
+    Args:
+        name: no two jobs of one name run at the same time.
+        run: does the work.
+        spare: start only if more threads than this are free.
+    """
+
+    name: str
+    run: Callable[[], None]
+    spare: int = 0
 
 
 class RunThreads:
-    """Runs jobs in threads, each under a name that only one of them has at a time.
+    """Runs jobs in threads. No two jobs of one name run at the same time.
 
-    Jobs catch the errors that they can deal with. An error that a job raises means that this process is dead:
+    Jobs catch the errors that they can handle. An error that a job raises means that this process is dead:
     no new job starts, and `check` raises the error.
     """
 
@@ -24,13 +38,13 @@ class RunThreads:
         self._most = most
         self._names: set[str] = set()
         self._lock = threading.Lock()
-        self._jobs: queue.SimpleQueue[tuple[str, Job] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[str, Callable[[], None]] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._broken: BaseException | None = None
-        self.wakeup = threading.Event()  # set when a job has ended; whoever waits for it clears it
+        self.wakeup = threading.Event()  # set when a job has ended; the waiting loop clears it
 
-    def start(self, name: str, job: Job, *, spare: int = 0) -> bool:
-        """Run a job; False if a job of that name runs, or no more than `spare` threads are free."""
+    def start(self, name: str, job: Callable[[], None], *, spare: int = 0) -> bool:
+        """Start a job; return False if a job of that name runs, or at most `spare` threads are free."""
         with self._lock:
             if name in self._names or len(self._names) >= self._most - spare or self._broken is not None:
                 return False
@@ -49,20 +63,20 @@ class RunThreads:
             return frozenset(self._names)
 
     def check(self) -> None:
-        """Raise the error that a job raised."""
+        """Raise the error that a job raised, if there is one."""
         if self._broken is not None:
             raise self._broken
 
     def stop(self, timeout_s: float = 30.0) -> bool:
-        """Start no more jobs and wait for those that run; False if some still do."""
+        """Start no more jobs, and wait for those that run; return False if some still run."""
         with self._lock:
             self._most = 0
         for _ in self._threads:
             self._jobs.put(None)
-        by = SYSTEM.monotonic() + timeout_s
+        deadline = SYSTEM.monotonic() + timeout_s
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(max(0.0, by - SYSTEM.monotonic()))
+                thread.join(max(0.0, deadline - SYSTEM.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
     def _serve(self) -> None:
@@ -73,6 +87,6 @@ class RunThreads:
             except BaseException as error:  # noqa: BLE001 - raised by `check`
                 self._broken = self._broken or error
             finally:
-                with self._lock:  # both at once: when it is gone from `busy`, the wakeup is set
+                with self._lock:  # together: when the name has left `busy`, the wakeup is set
                     self._names.discard(name)
                     self.wakeup.set()

@@ -71,8 +71,8 @@ class Upkeep:
         )
         self._clean_at = self._compact_at = self._collect_at = 0.0
 
-    def turn(self) -> None:
-        """Start the jobs whose time has come. Compaction needs spare threads: it waits for other work."""
+    def start_due(self) -> None:
+        """Start the jobs that are due. Compaction leaves some threads for other work."""
         now, threads = self._scope.clock.monotonic(), self._state.threads
         if now >= self._clean_at:
             self._clean_at = now + CLEAN_EVERY_S
