@@ -74,25 +74,25 @@ class Given:
 @pytest.mark.rule("CLU-4")
 def test_a_given_presence_ends_before_the_lease_does_unless_it_was_renewed() -> None:
     given = Given()
-    given.presence.look()
+    given.presence.read()
     assert given.presence.alive()
     given.clock.advance(10.0)
     given.beat()
-    given.presence.look()
+    given.presence.read()
     given.clock.advance(11.9)
     assert given.presence.alive()
     given.clock.advance(0.2)  # three seconds before the store would give it to somebody else
     assert not given.presence.alive()
     given.beat()
-    given.presence.look()
+    given.presence.read()
     assert not given.presence.alive()  # once it was over it stays so
 
 
 def test_a_given_presence_is_lost_with_its_epoch() -> None:
     given = Given()
-    given.presence.look()
+    given.presence.read()
     given.join(given.node)
-    given.presence.look()
+    given.presence.read()
     assert not given.presence.alive()
     with pytest.raises(LeaseLost):
         given.presence.start()
@@ -100,11 +100,11 @@ def test_a_given_presence_is_lost_with_its_epoch() -> None:
 
 def test_a_given_presence_takes_nothing_new_while_its_node_drains() -> None:
     given = Given()
-    given.presence.look()
+    given.presence.read()
     assert given.presence.accepts()
     draining = Node(id="n", epoch=given.node.epoch, draining=True)
     given.store.run(lambda tx: nodes.beat(tx, given.keys, draining, given.ttl_us))
-    given.presence.look()
+    given.presence.read()
     assert given.presence.alive()
     assert not given.presence.accepts()
 

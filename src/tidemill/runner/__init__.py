@@ -1,1 +1,1 @@
-"""Runners: a supervisor with one child that holds a Spark session, and hands that run futures."""
+"""Run pipelines: the loop that starts runs, the in-process worker, and the supervisor of `tidemill run`."""

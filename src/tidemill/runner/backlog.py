@@ -1,4 +1,4 @@
-"""The backlog: what is left to do for a runner that catches up."""
+"""The backlog: the work that is left for a runner that catches up."""
 
 from functools import partial
 
@@ -14,16 +14,16 @@ from tidemill.triggers.subscriptions import AnyRow, Scheduled, Waiting
 from tidemill.views.steps.keys import StepKeys
 
 FAR_US = 60_000_000
-"""A runner that catches up waits for what is to run within this time. What its pace, or a barrier, delays for
-longer is left to a later run, and reported.
+"""A runner that catches up waits for runs that are due within this time. It leaves a run that its pace or a
+barrier delays for longer to a later call, and reports it.
 """
 
 CLOSING = "intervals"
-"""The name under which closing intervals fails."""
+"""The name under which failures to close intervals are reported."""
 
 
 class Backlog:
-    """Reads what is left to do, now and later."""
+    """Reads the work that is left, now and later."""
 
     def __init__(self, scope: Scope, program: Program, state: LoopState) -> None:
         self._store = scope.store
@@ -32,9 +32,9 @@ class Backlog:
         self._state = state
 
     def is_empty(self) -> bool:
-        """Whether everything that has arrived is done, by this node or others, or has failed too often.
+        """Return whether all new data is processed, by this node or others, or has failed too often.
 
-        Notes in the totals what is to run later.
+        Records in the totals which runs are due later.
         """
         state, patient = self._state, self._state.is_patient
         if state.threads.busy - upkeep.NAMES:
@@ -67,7 +67,7 @@ class Backlog:
         return not self._store.run(self._requested)
 
     def _rows(self, tx: Tx) -> dict[str, AnyRow | None]:
-        """The subscriptions of the program, and those of its templates that no run has met yet."""
+        """Return the subscriptions of the program, and those of its templates that have not run yet."""
         names = [*self._program.arcs, *self._program.groups]
         rows = {name: subscriptions.read(tx, self._keys.triggers, name) for name in names}
         for template in self._program.template_arcs.templates:
@@ -75,7 +75,7 @@ class Backlog:
         return rows
 
     def _opens_us(self, tx: Tx, row: Waiting) -> int | None:
-        """How long until the gate of a subscription opens; None if it has nothing to process."""
+        """Return how long until the gate of a subscription opens; None if it has nothing to process."""
         return schedules.opens_us(tx, self._keys.triggers, self._keys.lots, row.tally)
 
     def _graces_us(self) -> dict[str, int]:
@@ -83,7 +83,7 @@ class Backlog:
         return self._store.run(lambda tx: barriers.remaining_us(tx, self._arc_keys, specs)) if specs else {}
 
     def _requested(self, tx: Tx) -> bool:
-        """Whether lots are requested that some runner is to make."""
+        """Return whether a runner still has to make a requested lot."""
         return any(
             lot_requests.pending(tx, self._arc_keys, limit=1, arc=name)
             and not lot_requests.paused(tx, self._arc_keys, name)

@@ -1,12 +1,12 @@
 """The child process of a runner: it holds the Spark session and runs user code.
 
-The supervisor writes to the child's standard input: first a `RunnerHello`, later `Drain`. When that pipe is
-closed the supervisor is dead, and the child dies too. The child acts under an epoch of the node that no other
-child has. When that epoch is over the store refuses its writes, and the supervisor kills it. The child calls
-`main`, a function named as `module:function`, with a `ChildContext`; its return value is the exit code.
+The supervisor writes to the child's standard input: first a `RunnerHello`, later `Drain`. If this pipe
+closes, the supervisor is dead, and the child exits too. Each child has its own epoch of the node. When that
+epoch ends, the store refuses the child's writes and the supervisor kills it. The child calls `main`, a
+function named as `module:function`, with a `ChildContext`. The return value is the exit code.
 
-Before it ends, the child writes its exit code to a pipe. A child that ends without that has died, even if its
-exit code is 0.
+Before it ends, the child writes its exit code to a pipe. A child that ends without writing it has died, even
+if its exit code is 0.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from tidemill.store import Store, open_store
 from tidemill.views.spark.memory import keep_memory
 
 RESTART = 75
-"""The exit code that asks for a new process, for example because the Spark session is lost."""
+"""The exit code that requests a new process, for example because the Spark session is lost."""
 
 MOST_HELLO_BYTES = 16_000_000
 
@@ -54,21 +54,21 @@ class RunnerHello(msgspec.Struct, frozen=True, kw_only=True):
     ended: int  # the descriptor of the pipe for its exit code
     timing: LeaseTiming = DEFAULT_TIMING
     grace_s: float = 30.0
-    path: list[str] = []  # where modules are found
+    path: list[str] = []  # the module search path
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """Take nothing new, and end within this many seconds."""
+    """Tell the child to start nothing new, and to end within this many seconds."""
 
     grace_s: float
 
 
 class ChildContext:
-    """What the main function of a child works with.
+    """The context that the main function of a child receives.
 
     - place, store: of the cluster; the store is open.
-    - presence: the node, whose lease the supervisor renews; no other child has its epoch.
-    - arguments: what the supervisor was given for this function.
+    - presence: the node, under this child's own epoch; the supervisor renews its lease.
+    - arguments: plain data for the function, from the supervisor.
     - draining: set when the function should end, within `grace_s`.
     """
 
@@ -87,7 +87,7 @@ class ChildContext:
         self.draining = threading.Event()
 
     def drain(self, grace_s: float) -> None:
-        """Ask the main function to end."""
+        """Request that the main function ends."""
         self.grace_s = grace_s
         self.draining.set()
 
@@ -97,20 +97,20 @@ Main = Callable[[ChildContext], int | None]
 
 def main() -> int:
     """Run as a child; return the exit code."""
-    keep_memory()  # before there are threads
+    keep_memory()  # must come before the first thread
     prctl(PR_SET_NAME, b"tidemill-runner")
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):  # the supervisor handles these, and sends `Drain`
         signal.signal(number, signal.SIG_IGN)
     crash.arm_from_environment()
     messages = os.dup(0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)  # processes that user code starts must not read our messages
-    os.close(nothing)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)  # processes that user code starts must not read our messages
+    os.close(null)
     line, rest = _first_line(messages)
     hello = msgspec.json.decode(line, type=RunnerHello)
     if os.getppid() != hello.parent:
-        return RESTART  # the supervisor died before we asked to die with it
+        return RESTART  # the supervisor died before `prctl` above
     sys.path[:] = hello.path or sys.path
     code = 1
     try:
@@ -128,7 +128,7 @@ def main() -> int:
         code = RESTART
     except TidemillError as error:
         sys.stderr.write(f"{error}\n")
-    except Exception:  # noqa: BLE001 - printed, and the exit code says that it failed
+    except Exception:  # noqa: BLE001 - printed, and the exit code is 1
         traceback.print_exc()
     with contextlib.suppress(OSError):
         os.write(hello.ended, b"%d\n" % code)
@@ -144,7 +144,7 @@ def find_main(name: str) -> Main:
         raise UsageError(f"cannot import {name!r}: {error}", hint="name it as module:function") from error
     if not callable(loaded):
         raise UsageError(f"{name!r} is not a function", hint="name it as module:function")
-    return loaded  # type: ignore[no-any-return] # callable, as far as anybody can know
+    return loaded  # type: ignore[no-any-return] # checked to be callable
 
 
 def _first_line(fd: int) -> tuple[bytes, bytes]:
@@ -152,14 +152,14 @@ def _first_line(fd: int) -> tuple[bytes, bytes]:
     while b"\n" not in data and len(data) < MOST_HELLO_BYTES:
         piece = os.read(fd, 65_536)
         if not piece:
-            os._exit(RESTART)  # the supervisor is gone
+            os._exit(RESTART)  # the supervisor is dead
         data += piece
     line, _, rest = data.partition(b"\n")
     return line, rest
 
 
 def _listen(fd: int, rest: bytes, context: ChildContext) -> None:
-    """Obey the supervisor until it is gone, and die with it."""
+    """Process the supervisor's messages; when it dies, kill this process group."""
     while True:
         *lines, rest = rest.split(b"\n")
         for line in lines:
@@ -169,7 +169,7 @@ def _listen(fd: int, rest: bytes, context: ChildContext) -> None:
         except OSError:
             piece = b""
         if not piece:
-            os.killpg(0, signal.SIGKILL)  # with the Java process and Python workers
+            os.killpg(0, signal.SIGKILL)  # this process, the JVM and the Python workers
         rest += piece
 
 

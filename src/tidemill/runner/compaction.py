@@ -1,14 +1,14 @@
-"""Compacting: the small files of a lot become few large ones, and nobody notices (LOT-37).
+"""Compact a lot: replace its small files by a few large ones; readers see the same rows (LOT-37).
 
-    look     the lot's row and what its manifest lists; nothing is done if files cannot be fewer
+    read     the lot's row and the files of its manifest; stop if there cannot be fewer files
     open     the attempt, before its first object
-    rewrite  the rows of all files into new ones; both are read, and their digests compared
-    digest   what the lot holds is written down in its row, if it was not
+    rewrite  all rows into new files; read old and new files, and compare their digests
+    digest   store the digest of the content in the lot's row, if it has none
     commit   one transaction: the row names the new manifest, the old layout is retired, the attempt has ended
 
-The generation stays, there is no event, and no subscriber is woken. Small files of several lots are never put
-together: a lot is what is replaced, read and removed as one. A process may die anywhere: what it wrote is
-found by the cleaner, and the lot is as it was or as it is to be.
+The generation stays, there is no event, and no subscriber is woken. Files of different lots are never
+combined, because a lot is replaced, read and removed as one unit. A process may die at any point: the lot has
+its old layout or the new one, and the cleaner removes unused files.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession as Session
 
 Rewrite: TypeAlias = Callable[[DatasetRow, Sequence[StoredObject], str], Rewritten]
-"""Writes the rows of a dataset's objects into a folder of its own."""
+"""Writes the rows of a dataset's objects into files of a new folder."""
 
 
 def on_spark(spark: "Session", storage: Storage, tags: JobTags | None = None) -> Rewrite:
-    """Rewriting by jobs of this session, under the attempt whose folder they write into."""
-    marks = tags or JobTags(spark)
+    """Return a `Rewrite` that runs Spark jobs, tagged with the attempt whose folder they write to."""
+    job_tags = tags or JobTags(spark)
 
     def run(dataset: DatasetRow, items: Sequence[StoredObject], prefix: str) -> Rewritten:
         schema = stored_schema(dataset.schema, dataset.kind)
-        with marks.marked(attempt_in(prefix)):
+        with job_tags.marked(attempt_in(prefix)):
             return rewrite(spark, storage, schema, items, prefix)
 
     return run
@@ -74,9 +74,9 @@ class Compacted(msgspec.Struct, frozen=True, kw_only=True):
 class Compactor:
     """Compacts lots, as one node.
 
-    - rewrite: has it done; on Spark in the product.
+    - rewrite: writes the new files; on Spark in production.
     - projections: shows the new manifest under the lot's plain name.
-    - target_bytes: files of less than half of it are small.
+    - target_bytes: a file is small if it has less than half of this.
     """
 
     def __init__(
@@ -95,30 +95,30 @@ class Compactor:
         self._projections = projections
         self._target_bytes = target_bytes
 
-    def compact(self, of: DatasetId, lot: str) -> Compacted | None:
-        """Compact one lot; None when its files cannot be fewer, or somebody else is at it.
+    def compact(self, dataset_id: DatasetId, lot: str) -> Compacted | None:
+        """Compact one lot; return None if it cannot have fewer files, or another node compacts it.
 
-        `WriteMismatch` when what was written is not what was read: then the lot stays as it is.
+        Raises `WriteMismatch` if the rows written are not the rows read. Then the lot stays as it is.
         """
         keys = self._keys
-        # Both of one moment: a lot never has columns that its dataset has not.
-        dataset, seen = self._scope.store.run(
-            lambda tx: (datasets.read(tx, keys, of), lots.current(tx, keys, of, lot))
+        # Read both in one transaction: then the dataset has all columns of the lot.
+        dataset, current = self._scope.store.run(
+            lambda tx: (datasets.read(tx, keys, dataset_id), lots.current(tx, keys, dataset_id, lot))
         )
-        if seen is None:
-            raise LotUnknown(f"there is no lot {lot} of {of}")
-        if seen.state is not LotState.COMPLETE:
+        if current is None:
+            raise LotUnknown(f"there is no lot {lot} of {dataset_id}")
+        if current.state is not LotState.COMPLETE:
             return None
-        root = self._manifests.load(seen.manifest)
-        items = self._manifests.listed(seen.manifest)
-        if not can_be_fewer(items, self._target_bytes) or _gathers(dataset, items):
-            self._scope.store.run(lambda tx: lots.unmark_fragmented(tx, keys, seen))
+        root = self._manifests.load(current.manifest)
+        items = self._manifests.listed(current.manifest)
+        if not can_be_fewer(items, self._target_bytes) or _holds_several_appends(dataset, items):
+            self._scope.store.run(lambda tx: lots.unmark_fragmented(tx, keys, current))
             return None
-        hold = self._publisher.begin_compaction(seen, root.inputs, self._scope.new_attempt())
+        hold = self._publisher.begin_compaction(current, root.inputs, self._scope.new_attempt())
         if hold is None:
             return None
         try:
-            row = self._compacted(dataset, seen, root, items, hold)
+            row = self._replace_files(dataset, current, root, items, hold)
         except LotConflict as conflict:
             self._publisher.abandon(hold, conflict.message)
             return None
@@ -127,63 +127,65 @@ class Compactor:
             raise
         if self._projections is not None:
             self._projections.lot(dataset.id, lot)
-        done = Compacted(
+        compacted = Compacted(
             lot=lot,
             generation=row.generation,
             revision=row.revision,
             files_before=len(items),
             files=row.files,
-            size_before=seen.size,
+            size_before=current.size,
             size=row.size,
         )
         self._scope.emit(
             LotCompacted(
                 dataset=str(dataset.id),
                 lot=lot,
-                generation=done.generation,
-                revision=done.revision,
-                files_before=done.files_before,
-                files=done.files,
+                generation=compacted.generation,
+                revision=compacted.revision,
+                files_before=compacted.files_before,
+                files=compacted.files,
             )
         )
-        return done
+        return compacted
 
-    def _compacted(
-        self, dataset: DatasetRow, seen: LotRow, root: Manifest, items: Sequence[StoredObject], hold: Hold
+    def _replace_files(
+        self, dataset: DatasetRow, current: LotRow, root: Manifest, items: Sequence[StoredObject], hold: Hold
     ) -> LotRow:
         digest = ""
 
         def write(folders: Mapping[DatasetId, str]) -> list[SinkWritten]:
             nonlocal digest
-            made = self._rewrite(dataset, items, folders[dataset.id])
-            digest = self._verified(dataset, seen, made)
-            counts = self._checks(root)
+            rewritten = self._rewrite(dataset, items, folders[dataset.id])
+            digest = self._verify(dataset, current, rewritten)
+            written = rewritten.written
             return [
                 SinkWritten(
-                    dataset=dataset.id, objects=made.written.objects, rows=made.written.rows, checks=counts
+                    dataset=dataset.id, objects=written.objects, rows=written.rows, checks=self._checks(root)
                 )
             ]
 
         [new] = self._manifests.write_lot(hold, write, {dataset.id: dataset.fingerprint})
-        if seen.digest != digest:
-            seen = self._publisher.digest_lot(seen, digest)
-        return self._publisher.commit_compaction(hold, seen, msgspec.structs.replace(new, digest=digest))
+        if current.digest != digest:
+            current = self._publisher.digest_lot(current, digest)
+        return self._publisher.commit_compaction(hold, current, msgspec.structs.replace(new, digest=digest))
 
-    def _verified(self, dataset: DatasetRow, seen: LotRow, made: Rewritten) -> str:
-        """Return the digest of a lot's content; `WriteMismatch` if the new files hold other rows."""
-        if made.after != made.before or made.written.rows != seen.rows:
+    def _verify(self, dataset: DatasetRow, current: LotRow, rewritten: Rewritten) -> str:
+        """Return the digest of a lot's content; raise `WriteMismatch` if the new files have other rows."""
+        if rewritten.after != rewritten.before or rewritten.written.rows != current.rows:
             raise WriteMismatch(
-                f"another layout of lot {seen.lot} of {dataset.id} has other content:"
-                f" {made.written.rows} rows of {seen.rows}"
+                f"the compacted files of lot {current.lot} of {dataset.id} do not have the same rows"
+                f" ({rewritten.written.rows} rows, expected {current.rows})"
             )
-        # A digest is of rows of certain columns: the schema may be another one since it was written down.
-        digest = f"{dataset.fingerprint[:8]}:{made.before}"
-        if seen.digest.partition(":")[0] == digest.partition(":")[0] and seen.digest != digest:
-            raise WriteMismatch(f"lot {seen.lot} of {dataset.id} does not hold what was published")
+        # A digest covers the columns of one schema. The schema may have changed since it was stored.
+        digest = f"{dataset.fingerprint[:8]}:{rewritten.before}"
+        if current.digest.partition(":")[0] == digest.partition(":")[0] and current.digest != digest:
+            raise WriteMismatch(
+                f"the files of lot {current.lot} of {dataset.id} differ from what was published"
+            )
         return digest
 
     def _checks(self, root: Manifest) -> dict[str, int]:
-        """What was counted when the lot was made: of a root that gathers appends, by each of them."""
+        """Return the check counts of a lot: those of its root manifest, or the sums over its parts."""
         if root.checks or not root.parts:
             return root.checks
         total: dict[str, int] = {}
@@ -193,20 +195,20 @@ class Compactor:
         return total
 
 
-def _gathers(dataset: DatasetRow, items: Sequence[StoredObject]) -> bool:
-    """Do the files say what came before what? Those of a keyed lot that gathers several appends do: which of
-    two writes of a key is the later one is told by the append it is in (LOT-40).
+def _holds_several_appends(dataset: DatasetRow, items: Sequence[StoredObject]) -> bool:
+    """Return whether a keyed lot has files of several appends. Their order decides which write of a key is
+    the last one (LOT-40), so they must not be merged.
     """
     return dataset.kind is Kind.KEYED and len({attempt_in(item.uri) for item in items}) > 1
 
 
 def can_be_fewer(items: Sequence[StoredObject], target_bytes: int) -> bool:
-    """Are there two small files with the same partition values?"""
-    seen = set()
+    """Return whether two small files have the same partition values."""
+    partitions = set()
     for item in items:
         if item.size < target_bytes // 2:
-            place = tuple(sorted(item.partition.items(), key=lambda one: one[0]))
-            if place in seen:
+            partition = tuple(sorted(item.partition.items(), key=lambda column: column[0]))
+            if partition in partitions:
                 return True
-            seen.add(place)
+            partitions.add(partition)
     return False

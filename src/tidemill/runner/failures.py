@@ -1,4 +1,4 @@
-"""Failures of a runner: each is reported, and what failed is tried again after a pause."""
+"""Report the failures of a runner, and schedule retries after a pause."""
 
 import contextlib
 
@@ -12,13 +12,13 @@ from tidemill.triggers.events import RunFailed
 from tidemill.triggers.runs import Ticket
 
 MOST_MESSAGES = 20
-"""Messages that are kept of one thing that fails: a runner may watch for months."""
+"""How many messages to keep per failing name: a runner may watch for months."""
 
 RELEASED_US = 200_000
 
 
 class Failures:
-    """Reports what failed on one node, and postpones it."""
+    """Reports failures on one node, and postpones their runs."""
 
     def __init__(self, scope: Scope, state: LoopState) -> None:
         self._scope = scope
@@ -26,13 +26,13 @@ class Failures:
         self._state = state
 
     def add(self, name: str, error: Exception, ticket: Ticket | None = None) -> float:
-        """Report a failure and postpone its run; return for how many seconds."""
+        """Report a failure and postpone its run; return the pause in seconds."""
         messages = self._state.totals.failures.setdefault(name, [])
         messages.append(_message(error))
         del messages[:-MOST_MESSAGES]
         pause_s = backoff(len(messages), self._scope.chance, first_s=0.2, most_s=60.0)
         if ticket is not None:
-            with contextlib.suppress(LeaseLost, StoreError):  # then the run expires with our lease
+            with contextlib.suppress(LeaseLost, StoreError):  # the run then expires with our lease
                 self._scope.store.run(
                     lambda tx: runs.fail(
                         tx,
@@ -47,11 +47,11 @@ class Failures:
         return pause_s
 
     def release(self, ticket: Ticket | None) -> None:
-        """Give up a run whose lease was lost: if it is still ours, another node continues it at once."""
+        """Release a run whose lease was lost; if it is still ours, another node continues it at once."""
         if ticket is None or self._state.dead:
             return
         keys = self._keys
-        with contextlib.suppress(LeaseLost, StoreError):  # then another node has it already
+        with contextlib.suppress(LeaseLost, StoreError):  # another node then has it already
             self._scope.store.run(
                 lambda tx: runs.fail(
                     tx, keys.triggers, keys.cluster, ticket, backoff_us=RELEASED_US, counted=False
@@ -59,7 +59,7 @@ class Failures:
             )
 
     def report(self, name: str, error: Exception, pause_s: float, failures: int = 1) -> None:
-        """Emit what failed, and in how many seconds it is tried again."""
+        """Emit an event with the error and the pause before the retry."""
         self._scope.emit(
             RunFailed(
                 name=name,

@@ -1,8 +1,8 @@
-"""One run of a claimed future in a thread of a runner, and what the code of the future may ask.
+"""Run a claimed future in a thread of a runner, and give its code access to that run.
 
-The code is a function of a module, found by its name. It gets what it works with, such as a Spark session,
-from `tools()`. `current()` says where it may write: the future's id and the epoch of its claim are part of
-every folder, so that a stale run and its successor never share one (LOT-17).
+The code is a function of a module, found by its name. `tools()` returns what it works with, such as a Spark
+session. `current()` returns where it may write: every folder name contains the future's id and the epoch of
+its claim, so a stale run and its successor never share a folder (LOT-17).
 """
 
 from contextvars import ContextVar
@@ -27,26 +27,26 @@ class FutureRun:
         self.tools = tools
         self.place = PartPlace(job.id.hex(), job.claim.epoch)
         self.tag = tag_of(self.place)
-        self.stopped = ""  # "lost" or "drain": its claim is over, and nothing of it is written
+        self.stopped = ""  # "lost" or "drain": its claim has ended, and its result is not written
         self.interrupted_at = float("-inf")
 
     @property
     def ending(self) -> str:
-        """Why this run should end; empty while it should not."""
+        """Why this run should end; empty while it should continue."""
         return self.stopped or self.job.ending
 
     def check(self) -> None:
-        """Raise when this run should end."""
+        """Raise an error if this run should end."""
         if self.stopped:
-            raise LeaseLost(f"the claim on {self.job.id.hex()} under epoch {self.place.epoch} is over")
+            raise LeaseLost(f"the claim on {self.job.id.hex()} under epoch {self.place.epoch} has ended")
         if self.job.ending:
-            raise FutureCancelled(f"{self.job.spec.name} ({self.job.id.hex()}) was asked to end")
+            raise FutureCancelled(f"{self.job.spec.name} ({self.job.id.hex()}) must end: {self.job.ending}")
 
 
 _run: ContextVar[FutureRun | None] = ContextVar("tidemill-future-run", default=None)
 
 
-def _now() -> FutureRun:
+def _current_run() -> FutureRun:
     run = _run.get()
     if run is None:
         raise UsageError("this thread runs no future", hint="call this only from the code of a part")
@@ -54,27 +54,27 @@ def _now() -> FutureRun:
 
 
 def current() -> PartPlace:
-    """The future that this thread runs, and the epoch of its claim."""
-    return _now().place
+    """Return the future that this thread runs, and the epoch of its claim."""
+    return _current_run().place
 
 
 def tools() -> Any:
-    """The tools of the worker that runs this future."""
-    return _now().tools
+    """Return the tools of the worker that runs this future."""
+    return _current_run().tools
 
 
 def check() -> None:
-    """Raise `LeaseLost` or `FutureCancelled` when this future should end; call it between long steps."""
-    _now().check()
+    """Raise `LeaseLost` or `FutureCancelled` if this future should end; call it between long steps."""
+    _current_run().check()
 
 
 def tag_of(place: PartPlace) -> str:
-    """The tag of every Spark job of a future; the future is interrupted by it."""
+    """Return the tag of a future's Spark jobs, which is used to interrupt them."""
     return f"tidemill-{place.task}-{place.epoch}"
 
 
 class _Site(WorkerSite):
-    """A site in the process of the runner itself, which has opened everything already."""
+    """A site that uses the store and objects that the runner has already opened."""
 
     def __init__(self, hello: ChildHello, scope: Scope) -> None:
         super().__init__(hello, clock=scope.clock)
@@ -86,7 +86,7 @@ class FutureRunner(TaskRunner):
     """Runs futures as a worker's child runs tasks, but several at once. Threads may share it.
 
     Args:
-        scope: what the runner works with.
+        scope: the runner's scope.
         key: the cluster key.
         node_id: the node that claims the futures.
     """
@@ -105,7 +105,7 @@ class FutureRunner(TaskRunner):
         super().__init__(_Site(hello, scope))
 
     def run_future(self, run: FutureRun) -> Outcome:
-        """Run one future to its outcome. Raises only what counts as the death of this process."""
+        """Run one future and return its outcome. An error raised here means that this process is dead."""
         job = run.job
         task = TaskMessage(0, job.claim.epoch, job.spec_raw, job.inputs, job.code)
         token = _run.set(run)
@@ -116,5 +116,5 @@ class FutureRunner(TaskRunner):
 
     def _broken(self, task: TaskMessage, error: BaseException, kind: str, took_us: int) -> TaskBroken:
         if isinstance(error, Crashed):
-            raise error  # a crash point counts as the death of the process
+            raise error  # a crash point simulates the death of the process
         return super()._broken(task, error, kind, took_us)

@@ -1,15 +1,15 @@
 """The worker inside a runner: claims the futures of the runner's pipelines and runs them in threads.
 
-One thread turns the claim loop, the same one as in a worker process. Worker threads run what was claimed. A
-guard thread interrupts a future when the lease is over, or when the future was asked to end, even while the
+One thread runs the claim loop, the same as in a worker process. Worker threads run the claimed futures. A
+guard thread interrupts a future when the lease has ended or the future was requested to end, even while the
 loop waits for the store.
 
-A lost lease ends everything that was begun under it (FUT-55): what the threads still make is dropped, and the
-claims are given back under the next epoch. If a result slips through, the store refuses it. Claims that an
-earlier process of this node left are ended as a leader would end them, counted as one more death (FUT-49).
+A lost lease ends everything that started under it (FUT-55): results of running futures are dropped, and the
+claims are returned under the next epoch. The store refuses a result that is written too late. Claims that an
+earlier process of this node left are ended as a leader would end them, and count as one more death (FUT-49).
 
-A crash point that is hit in a future or in the loop counts as the death of the process: nothing is written
-any more, and `check` raises it.
+A crash point in a future or in the loop simulates the death of the process: nothing more is written, and
+`check` raises the error.
 """
 
 import threading
@@ -27,25 +27,25 @@ from tidemill.runner.worker_threads import Interrupt, WorkerThreads, no_interrup
 from tidemill.scope import Scope
 
 LINGER_S = 5.0
-"""How long the end waits for futures that were interrupted."""
+"""How long to wait at the end for interrupted futures."""
 
 GUARD_EVERY_S = 0.1
 LEAST_PAUSE_S = 0.02
 
 
 class InProcessWorker:
-    """Runs the futures that ask for one of `names`, in threads of this process.
+    """Runs the futures that require one of `names`, in threads of this process.
 
-    A node has at most one of these: it gives back claims of its node that it does not know.
+    A node has at most one in-process worker, because it returns claims of its node that it does not know.
 
     Args:
-        scope: what the runner works with.
+        scope: the runner's scope.
         key: the cluster key; only code that was signed with it runs.
         presence: our node.
-        names: what the futures ask for; see `part_futures.resource_of`.
-        threads: how many futures run at once.
-        tools: what the code of a future gets from `future_run.tools()`.
-        interrupt: ends the Spark jobs of a tag; called by the guard, and may raise.
+        names: the resources that the futures require; see `part_futures.resource_of`.
+        threads: how many futures run at the same time.
+        tools: what `future_run.tools()` returns to the code of a future.
+        interrupt: ends the Spark jobs with a tag; called by the guard thread, and may raise.
     """
 
     def __init__(
@@ -88,17 +88,17 @@ class InProcessWorker:
     def _serves(self, lane: Lane) -> bool:
         return not self._names.isdisjoint(bounds_of(lane.label)[0].named)
 
-    # --- from outside
+    # --- called by other threads
 
     def start(self) -> None:
-        """Begin to claim."""
+        """Start to claim futures."""
         self._loop = threading.Thread(target=self._run, name="claim-loop", daemon=True)
         self._loop.start()
         self._threads.open(self._wake.set, self._break)
         threading.Thread(target=self._guard, name="claim-guard", daemon=True).start()
 
     def check(self) -> None:
-        """Raise when this worker has ended: a caller would wait for its futures for ever."""
+        """Raise an error if this worker has ended: a caller would wait for its futures forever."""
         if self._broken is not None:
             raise self._broken
         if self._over.is_set():
@@ -106,18 +106,18 @@ class InProcessWorker:
 
     @property
     def busy(self) -> int:
-        """How many futures are in threads now."""
+        """How many futures run now."""
         return len(self._threads)
 
     def drain(self, grace_s: float = 30.0) -> bool:
-        """Take nothing new, let what runs finish within the grace, give the rest back, end (CLU-25).
+        """Claim nothing more, let running futures finish within the grace, return the others, end (CLU-25).
 
-        Returns when nothing is left to write; False if the store did not answer in time. Idempotent; the
-        shortest grace holds. A future that does not heed its interruption is abandoned after some seconds.
+        Returns when nothing is left to write, or False if the store did not answer in time. Idempotent; the
+        shortest grace applies. A future that ignores its interruption is abandoned after some seconds.
         """
-        by = self.clock.monotonic() + grace_s
-        before = self._claims.drain_by
-        self._claims.drain(by if before is None else min(by, before))
+        deadline = self.clock.monotonic() + grace_s
+        earlier = self._claims.drain_by
+        self._claims.drain(deadline if earlier is None else min(deadline, earlier))
         self._wake.set()
         if self._loop is None:
             self._idle.set()
@@ -126,11 +126,11 @@ class InProcessWorker:
         return ended and self._broken is None
 
     def stop(self) -> None:
-        """Give everything back and end."""
+        """Return all claims and end."""
         self.drain(0.0)
 
     def abandon(self) -> None:
-        """End as if killed: write nothing any more, and interrupt what runs."""
+        """End as if killed: write nothing more, and interrupt running futures."""
         self._over.set()
         self._idle.set()
         self._threads.drop()
@@ -140,10 +140,10 @@ class InProcessWorker:
         self._over.set()
         self._wake.set()
         self._threads.close()
-        by = self.clock.monotonic() + LINGER_S
+        deadline = self.clock.monotonic() + LINGER_S
         if self._loop is not None and self._loop is not threading.current_thread():
             self._loop.join(LINGER_S)
-        if self._threads.join(by):
+        if self._threads.join(deadline):
             self._quiet.set()
 
     def _break(self, error: BaseException) -> None:
@@ -181,9 +181,9 @@ class InProcessWorker:
         return min(pause_s, max(LEAST_PAUSE_S, self._claims.drain_by - self.clock.monotonic()))
 
     def _guard(self) -> None:
-        """Interrupt futures whose end is wanted, even while the loop waits for the store.
+        """Interrupt futures that should end, even while the loop waits for the store.
 
-        Goes on after `_end` has given up waiting: a future may start its Spark job late, and no other thread
+        Continue after `_end` has stopped waiting: a future may start its Spark job late, and no other thread
         would cancel it.
         """
         while not self.clock.wait(self._quiet, GUARD_EVERY_S):

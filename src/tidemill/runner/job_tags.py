@@ -1,4 +1,4 @@
-"""Job tags: the Spark jobs that a runner has under way, by attempt, so that they can be interrupted."""
+"""Job tags: tag a runner's Spark jobs with their attempt, so that they can be interrupted."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class JobTags:
-    """The tags of one Spark session. Any number of threads may use it."""
+    """The tags that are in use in one Spark session. Any number of threads may use it."""
 
     def __init__(self, session: "SparkSession") -> None:
         self._session = session
@@ -30,7 +30,7 @@ class JobTags:
             self._tags.discard(tag)
 
     def interrupt(self) -> None:
-        """Interrupt the jobs that are under way. A job that starts a moment later is not: repeat the call."""
+        """Interrupt all running jobs, but not one that starts a moment later: repeat the call."""
         for tag in list(self._tags):
-            with contextlib.suppress(Exception):  # Spark may be gone with what ended us
+            with contextlib.suppress(Exception):  # Spark may have died too
                 interrupt(self._session, tag)

@@ -1,4 +1,4 @@
-"""The runner room's layout in the store.
+"""The layout of the runner's rows in the store.
 
 (C, "part-future", attempt, key)     the future that makes a part -> its id
 """

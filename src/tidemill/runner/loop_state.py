@@ -1,4 +1,4 @@
-"""The state of a runner's loop that outlives an epoch of its node, shared by all that works for it."""
+"""The state of a runner's loop. It outlives the epochs of its node; the loop and its threads share it."""
 
 import threading
 from dataclasses import dataclass, field
@@ -8,20 +8,20 @@ from tidemill.runner.run_threads import RunThreads
 from tidemill.runner.run_totals import RunTotals
 
 PATIENCE = 3
-"""How often a run may fail before a runner that catches up leaves it. One that watches never gives up."""
+"""How often a run may fail before a runner that catches up gives it up. One that watches never does."""
 
 
 @dataclass
 class LoopState:
-    """What the loop and its run threads tell each other.
+    """State that the loop and its run threads share.
 
     Args:
-        threads: where runs take place.
-        totals: what was done so far.
+        threads: the threads of runs.
+        totals: the work done so far.
         projections: shows states as names in object storage; None if that is switched off.
-        watching: whether the runner stays for what arrives, or ends when it has caught up.
-        dead: whether this process counts as killed; then it writes nothing any more.
-        ending: whether the loop has ended, and only waits for its threads.
+        watching: whether the runner waits for new data; otherwise it ends when it has caught up.
+        dead: whether this process is treated as killed; then it writes nothing more.
+        ending: whether the loop has ended and only waits for its threads.
         stop: set by the user to end the loop.
     """
 
@@ -34,9 +34,9 @@ class LoopState:
     stop: threading.Event = field(default_factory=threading.Event)
 
     def stops(self) -> bool:
-        """Whether nothing new may begin."""
+        """Return whether nothing new may start."""
         return self.ending or self.stop.is_set()
 
     def is_patient(self, name: str) -> bool:
-        """Whether something that failed is tried again, by its name."""
+        """Return whether to retry a run, a source or an arc of this name that has failed."""
         return self.watching or len(self.totals.failures.get(name, ())) < PATIENCE

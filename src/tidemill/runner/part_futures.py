@@ -1,11 +1,12 @@
-"""Parts as durable futures: the port that arcs and sources have their parts run through (LOT-18, LOT-26).
+"""Run the parts of arcs and sources as durable futures (LOT-18, LOT-26).
 
-A part's future has no owner, so that its result outlives whoever submitted it, and is pinned, so that it is
-kept for as long as its attempt: a runner that goes on with the attempt finds what was made under an equal key
-and runs the rest. Asking for a part again that had failed arms it again: every count begins anew.
+The future of a part has no owner, so its result outlives the process that submitted it. It is pinned, so its
+result is kept until its attempt ends. A runner that continues the attempt finds the parts that were made
+under an equal key, and runs only the others. Submitting a failed part again resets its counters and runs it
+again.
 
-A row per part, by attempt, says which futures to delete once the attempt has ended. It is written with the
-future and cleared with it, so that whoever comes by (`forget_ended`) finds what a dead runner left.
+A row per part, by attempt, records which futures to delete when the attempt has ended. The row is written and
+cleared together with the future. So any runner can delete what a dead runner left (`forget_ended`).
 """
 
 import contextlib
@@ -48,8 +49,8 @@ from tidemill.scope import Scope
 from tidemill.store import Tx
 
 PIN = "part"
-LOOK_S = 0.5
-"""How often whoever waits asks whether there is still somebody to wait for."""
+CHECK_EVERY_S = 0.5
+"""How often a waiting thread checks whether the worker still runs."""
 
 MOST_KEY_BYTES = 500
 READ_PAGE = 200
@@ -59,22 +60,22 @@ Make = Callable[[PartTask], Sequence[SinkWritten]]
 
 
 def resource_of(pipeline: str) -> str:
-    """What the parts of a pipeline ask for, and what the runners that have this pipeline offer."""
+    """Return the resource that the parts of a pipeline require, and that its runners offer."""
     return RUNNERS + quote(pipeline, safe="")
 
 
 def _fine() -> None:
-    """For whoever waits for hands of other processes."""
+    """Check nothing: for parts that run in other processes."""
 
 
 class PartFutures:
-    """Runs parts as futures, wherever there are hands for them. One for every thread, or one for all.
+    """Runs parts as futures on any runner of the pipeline. Several threads may share it.
 
     Args:
-        scope: what the runner works with.
+        scope: the runner's scope.
         key: the cluster key.
-        function: makes a part; of a module, so that every runner finds it by its name.
-        check: called while waiting; raises when it makes no sense to wait any longer.
+        function: makes a part; a function of a module, so that every runner finds it by its name.
+        check: called while waiting; raises an error if waiting is pointless.
     """
 
     def __init__(
@@ -100,35 +101,38 @@ class PartFutures:
     # --- running
 
     def run(self, tasks: Sequence[PartTask]) -> Iterator[PartEnd]:
-        """Have parts made, and say how each ended, as they end.
+        """Make parts; yield how each ended, in the order in which they end.
 
-        What was made under an equal key is given as it is (`reused`); what runs is awaited; what had failed,
-        was set aside or cancelled is armed again. All are submitted when the first is asked for.
+        A part that was made under an equal key is returned as it is (`reused`). A part that runs already is
+        awaited. One that failed, was quarantined or was cancelled runs again. The first `next` submits all.
         """
         submitted = self._submit(tasks)
         awaited = dict(submitted)
         while awaited:
             self._check()
             try:
-                for ended in self._waiting.ended(list(awaited), timeout_s=LOOK_S):
-                    for one in ended:
-                        task, before = awaited[one.id]
-                        end = self._ended(task, one.id, one.row, before)
+                for ended in self._waiting.ended(list(awaited), timeout_s=CHECK_EVERY_S):
+                    for future in ended:
+                        task, version = awaited[future.id]
+                        end = self._end_of(task, future.id, future.row, version)
                         if end is not None:
-                            del awaited[one.id]
+                            del awaited[future.id]
                             yield end
                     self._check()
             except FutureTimeout:
                 continue
 
-    def _ended(self, task: PartTask, future_id: bytes, row: AnyRow | None, before: int) -> PartEnd | None:
-        """How a part ended; None when its result is gone, and it is made once more."""
+    def _end_of(self, task: PartTask, future_id: bytes, row: AnyRow | None, version: int) -> PartEnd | None:
+        """Return how a part ended; None if its result is lost, so that it is made again.
+
+        - version: of the result that existed before we submitted the part; 0 if there was none.
+        """
         if isinstance(row, Realized):
-            there, value = self._outcomes.value(future_id, row)
-            if not there:
+            exists, value = self._outcomes.value(future_id, row)
+            if not exists:
                 return None
-            written: tuple[SinkWritten, ...] = tuple(value)  # type: ignore[arg-type] # what the function made
-            return PartDone(task=task, written=written, reused=row.result.version <= before)
+            written: tuple[SinkWritten, ...] = tuple(value)  # type: ignore[arg-type] # the function's result
+            return PartDone(task=task, written=written, reused=row.result.version <= version)
         failure = self._store.run(lambda tx: _failure(tx, self._keys, future_id))
         if failure is None:
             kind = row.state.value if row is not None else "lost"
@@ -139,16 +143,19 @@ class PartFutures:
     # --- submitting
 
     def _submit(self, tasks: Sequence[PartTask]) -> dict[bytes, tuple[PartTask, int]]:
-        """Enter what is not there; the ids, and the epochs at which results were there before us."""
+        """Store futures for parts that have none; return for each id its part and the version of its result.
+
+        The version is that of a result that existed before; 0 if there was none.
+        """
         if not tasks:
             return {}
-        known = self._known(tasks)
+        usable = self._have_futures(tasks)
         code = self._submissions.code(self._function)
         ids = self._submissions.new_ids(len(tasks))
         new: list[Spec] = []
         by_key = {_key(task): task for task in tasks}
-        for task, there, future_id in zip(tasks, known, ids, strict=True):
-            if there:
+        for task, has_future, future_id in zip(tasks, usable, ids, strict=True):
+            if has_future:
                 continue
             options = Options(
                 needs=Needs(named=(resource_of(task.pipeline),)),
@@ -160,74 +167,79 @@ class PartFutures:
             )
             named = code._replace(name=" ".join(text for text in (task.author, task.lot, task.part) if text))
             new.append(self._submissions.make(named, (task,), NOTHING, options, future_id=future_id).spec)
-        made = {spec.key: spec for spec in new}
-        found: dict[bytes, tuple[PartTask, int]] = {}
-        gone: list[PartTask] = []
+        specs = {spec.key: spec for spec in new}
+        submitted: dict[bytes, tuple[PartTask, int]] = {}
+        deleted: list[PartTask] = []  # their futures were deleted since `_have_futures`
         pages: list[list[PartTask]] = [
             [by_key[spec.key] for spec in page]
-            for page in submit.pages(new, lambda one: submit.weight(one) + 4)
+            for page in submit.pages(new, lambda spec: submit.weight(spec) + 4)
         ]
-        old = [task for task, there in zip(tasks, known, strict=True) if there]
+        old = [task for task, has_future in zip(tasks, usable, strict=True) if has_future]
         pages += [old[at : at + DELETE_PAGE] for at in range(0, len(old), DELETE_PAGE)]
         for page in pages:
-            entered = self._scope.step("runner.submit", partial(self._enter, page=page, made=made))
-            for task, one in zip(page, entered, strict=True):
-                if one is not None:
-                    found[one[0]] = (task, one[1])
+            futures = self._scope.step("runner.submit", partial(self._submit_page, page=page, specs=specs))
+            for task, future in zip(page, futures, strict=True):
+                if future is not None:
+                    submitted[future[0]] = (task, future[1])
                 else:
-                    gone.append(task)
-        return {**found, **self._submit(gone)}
+                    deleted.append(task)
+        return {**submitted, **self._submit(deleted)}
 
-    def _known(self, tasks: Sequence[PartTask]) -> list[bool]:
-        """Which of these have a future that is good, or can be armed again."""
+    def _have_futures(self, tasks: Sequence[PartTask]) -> list[bool]:
+        """Return for each part whether it has a future that is usable or can run again."""
 
         def read(tx: Tx, page: Sequence[PartTask]) -> list[bool]:
             ids = tx.get_many([self._keys.key[_key(task)] for task in page])
-            found = edges.read_many(tx, self._keys, [one for one in ids if one is not None])
-            states = dict(zip([one for one in ids if one is not None], found, strict=True))
-            return [one is not None and not isinstance(states[one], Cancelled | None) for one in ids]
+            stored = [future_id for future_id in ids if future_id is not None]
+            rows = dict(zip(stored, edges.read_many(tx, self._keys, stored), strict=True))
+            return [
+                future_id is not None and not isinstance(rows[future_id], Cancelled | None)
+                for future_id in ids
+            ]
 
-        known: list[bool] = []
+        usable: list[bool] = []
         for at in range(0, len(tasks), READ_PAGE):
-            known += self._store.run(partial(read, page=tasks[at : at + READ_PAGE]))
-        return known
+            usable += self._store.run(partial(read, page=tasks[at : at + READ_PAGE]))
+        return usable
 
-    def _enter(
-        self, tx: Tx, page: Sequence[PartTask], made: dict[str, Spec]
+    def _submit_page(
+        self, tx: Tx, page: Sequence[PartTask], specs: dict[str, Spec]
     ) -> list[tuple[bytes, int] | None]:
-        """Enter a page: ids, and the versions of results that are there; None for one that is gone since we
-        looked. What somebody else has entered meanwhile is theirs and ours.
+        """Store the futures of a page; return for each part the future's id and the version of its result.
+
+        None for a future that was deleted since we read it. If another runner has submitted the same part in
+        the meantime, both await that future.
         """
-        found: list[tuple[bytes, int] | None] = []
+        futures: list[tuple[bytes, int] | None] = []
         for task in page:
             key = _key(task)
-            known = tx.get(self._keys.key[key])
-            row = edges.read(tx, self._keys, known) if known is not None else None
-            if known is not None and isinstance(row, Cancelled) and key in made:
-                sweep.delete(tx, self._keys, known, row)
-                tx.clear(self._keys.pin[known, PIN])
+            future_id = tx.get(self._keys.key[key])
+            row = edges.read(tx, self._keys, future_id) if future_id is not None else None
+            if future_id is not None and isinstance(row, Cancelled) and key in specs:
+                sweep.delete(tx, self._keys, future_id, row)
+                tx.clear(self._keys.pin[future_id, PIN])
                 row = None
-            if known is None or row is None:
-                if key not in made:
-                    found.append(None)
+            if future_id is None or row is None:
+                if key not in specs:
+                    futures.append(None)
                     continue
-                known = submit.submit_one(tx, self._keys, made[key])
-                results.pin(tx, self._keys, known, PIN)
-                tx.set(self._own.part[task.attempt, _short(task.key)], known, quiet=True)
-                found.append((known, 0))
+                future_id = submit.submit_one(tx, self._keys, specs[key])
+                results.pin(tx, self._keys, future_id, PIN)
+                tx.set(self._own.part[task.attempt, _short(task.key)], future_id, quiet=True)
+                futures.append((future_id, 0))
             elif isinstance(row, Failed | Quarantined):
-                requeue.requeue(tx, self._keys, known)
-                found.append((known, 0))
+                requeue.requeue(tx, self._keys, future_id)
+                futures.append((future_id, 0))
             else:
-                found.append((known, row.result.version if isinstance(row, Realized) else 0))
-        return found
+                futures.append((future_id, row.result.version if isinstance(row, Realized) else 0))
+        return futures
 
     # --- deleting
 
     def forget(self, attempt: str) -> int:
-        """Delete the futures of an attempt that has ended, with all that hangs on them; how many there were.
+        """Delete the futures of an ended attempt, with their results and rows; return how many.
 
-        One that runs is cancelled, and goes when somebody comes by after its end.
+        A future that runs is cancelled; a later call deletes it.
         """
         deleted, after = 0, b""
         while True:
@@ -239,7 +251,7 @@ class PartFutures:
                 return deleted
 
     def forget_ended(self) -> int:
-        """Do that for every attempt that is not open any more: what runners left that died; how many."""
+        """Delete the futures that dead runners left for attempts that have ended; return how many."""
         deleted = 0
         for attempt in self._store.run(lambda tx: reap.holders(tx, self._own.part)):
             if not self._store.run(partial(self._is_open, attempt=attempt)):
@@ -254,28 +266,28 @@ class PartFutures:
 
     def _delete(self, tx: Tx, attempt: str, after: bytes) -> "_Page":
         lo, hi = self._own.part.under(attempt)
-        found = tx.range(max(lo, after + b"\x00"), hi, limit=DELETE_PAGE)
+        index_rows = tx.range(max(lo, after + b"\x00"), hi, limit=DELETE_PAGE)
         deleted, garbage = 0, []
-        for index in found:
-            one = index.value
-            row = edges.read(tx, self._keys, one)
+        for index in index_rows:
+            future_id = index.value
+            row = edges.read(tx, self._keys, future_id)
             if row is not None and row.state not in ENDED:
-                row = cancel.cancel(tx, self._keys, one)
+                row = cancel.cancel(tx, self._keys, future_id)
                 if isinstance(row, Claimed):
                     continue
             if row is not None:
-                spec = edges.must_read_spec(tx, self._keys, one)
-                garbage += [copy.location.name for copy in results.copies(tx, self._keys, one)]
+                spec = edges.must_read_spec(tx, self._keys, future_id)
+                garbage += [copy.location.name for copy in results.copies(tx, self._keys, future_id)]
                 if spec.args.inline is None:
-                    garbage.append(args_object(one, spec.args.digest))
-                sweep.delete(tx, self._keys, one, row)
+                    garbage.append(args_object(future_id, spec.args.digest))
+                sweep.delete(tx, self._keys, future_id, row)
                 deleted += 1
-            tx.clear(self._keys.pin[one, PIN])
+            tx.clear(self._keys.pin[future_id, PIN])
             tx.clear(index.key, quiet=True)
-        return _Page(deleted, garbage, found[-1].key if len(found) == DELETE_PAGE else b"")
+        return _Page(deleted, garbage, index_rows[-1].key if len(index_rows) == DELETE_PAGE else b"")
 
     def _remove(self, names: Sequence[str]) -> None:
-        """Delete objects whose names are noted as garbage; if that fails, a leader does it."""
+        """Delete objects that are listed as garbage; if that fails, a leader deletes them later."""
         if not names:
             return
         with contextlib.suppress(ObjectError, StoreError):
@@ -290,16 +302,16 @@ class PartFutures:
 class _Page(NamedTuple):
     deleted: int
     garbage: list[str]
-    after: bytes  # where the next page begins; empty at the end
+    after: bytes  # the last key of this page; empty after the last page
 
 
 def _key(task: PartTask) -> str:
-    """Equal work of one attempt: what another attempt made lies in that one's folder, and goes with it."""
+    """Return the key of a part. It names the attempt, because files are deleted with their attempt."""
     return f"part/{task.attempt}/{_short(task.key)}"
 
 
 def _short(key: str) -> str:
-    """A key that fits into one of the store, whatever it is made of."""
+    """Return the key, or its digest if it is too long for the store."""
     raw = key.encode()
     return key if len(raw) <= MOST_KEY_BYTES else blake2b(raw, digest_size=32).hexdigest()
 

@@ -1,12 +1,12 @@
-"""Making a part: what a worker thread of a runner does for one task, with Spark and the user's function.
+"""Make a part: run the user's function on Spark, in a worker thread of a runner.
 
-It reads exactly the objects that the task names, calls the function, checks that the result has the columns
-of its sink, and writes each sink into a folder that belongs to this claim alone. It returns the list of
-files, which becomes the manifest.
+`make_part` reads exactly the objects that the task names, calls the function, checks that the result has the
+columns of its sink, and writes each sink into a folder that belongs to this claim alone. It returns the list
+of files, which becomes the manifest.
 
-A linear arc over a table whose rows are inserted and deleted never sees a weight (LOT-41). Its function is
-called once with the inserted rows and once with the deleted ones, each repeated by its weight, and what it
-makes of the latter is deleted. That is correct for a function that maps row by row; planning tries it out.
+The function of a linear arc over a table with inserts and deletes never sees a weight (LOT-41). It is called
+once with the inserted rows and once with the deleted rows, each repeated by its weight. Its result for the
+deleted rows is deleted. This is correct for a function that maps row by row; planning tests this.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Tools:
-    """What the threads of a runner work with."""
+    """The session, storage and program that the threads of a runner share."""
 
     spark: "SparkSession"
     storage: Storage
@@ -45,143 +45,149 @@ class Tools:
 
 
 def make_part(task: PartTask) -> Sequence[SinkWritten]:
-    """Make one part; called by its name in a thread of a runner's hands."""
+    """Make one part. Futures refer to this function by its name; a worker thread of a runner calls it."""
     tools: Tools = future_run.tools()
     place = future_run.current()
     with tagged(tools.spark, future_run.tag_of(place)):
         if task.kind == "source":
-            return _ingested(tools, task, place)
-        return _computed(tools, task, place)
+            return _ingest(tools, task, place)
+        return _compute(tools, task, place)
 
 
-def _computed(tools: Tools, task: PartTask, place: PartPlace) -> list[SinkWritten]:
+def _compute(tools: Tools, task: PartTask, place: PartPlace) -> list[SinkWritten]:
     arc = tools.program.arc(task.author)
     if arc is None or arc.spec.code != task.code:
         raise CodeDiffers(f"this runner has {'other code' if arc else 'no code'} for {task.author}")
     frames = [
-        read_objects(tools.spark, tools.storage, tools.program.schema(one.dataset), one.objects)
-        for one in task.inputs
+        read_objects(tools.spark, tools.storage, tools.program.schema(part.dataset), part.objects)
+        for part in task.inputs
     ]
     crash.point("runner.function.before")
     with kept(tools.spark):
-        results = _results(arc, frames)
+        results = _call(arc, frames)
     written = []
     for sink, frame in zip(task.sinks, results, strict=True):
         future_run.check()
-        wanted = tools.program.schema(sink.dataset)
-        evolves = tools.program.dataset(sink.dataset).drift is Drift.EVOLVE
-        out = fitted(arc, sink.dataset.name, frame, wanted, evolves=evolves)
-        bad = PartSink(dataset=sink.quarantine or quarantine_of(sink.dataset))
-        made = write_checked(
-            out,
+        dataset = tools.program.dataset(sink.dataset)
+        columns = tools.program.schema(sink.dataset)
+        evolves = dataset.drift is Drift.EVOLVE
+        quarantine = PartSink(dataset=sink.quarantine or quarantine_of(sink.dataset))
+        result = write_checked(
+            select_columns(arc, sink.dataset.name, frame, columns, evolves=evolves),
             tools.storage,
             tools.objects,
             place.data_prefix(task, sink),
-            place.data_prefix(task, bad),
+            place.data_prefix(task, quarantine),
             arc.checks.get(sink.dataset.name, ()),
             table=sink.dataset.name,
-            kind=tools.program.dataset(sink.dataset).kind,
+            kind=dataset.kind,
             partition_by=sink.partition_by,
         )
         written.append(
             SinkWritten(
-                dataset=sink.dataset, objects=made.rows.objects, rows=made.rows.rows, checks=made.counts
+                dataset=sink.dataset,
+                objects=result.rows.objects,
+                rows=result.rows.rows,
+                checks=result.counts,
             )
         )
         if sink.quarantine is not None:
-            out_of = made.quarantined
-            written.append(SinkWritten(dataset=sink.quarantine, objects=out_of.objects, rows=out_of.rows))
+            quarantined = result.quarantined
+            written.append(
+                SinkWritten(dataset=sink.quarantine, objects=quarantined.objects, rows=quarantined.rows)
+            )
     return written
 
 
-def _results(arc: ArcProgram, frames: "Sequence[DataFrame]") -> "list[DataFrame]":
+def _call(arc: ArcProgram, frames: "Sequence[DataFrame]") -> "list[DataFrame]":
     if len(frames) != 1 or not _is_linear(arc, frames[0]):
         return results_of(arc, arc.function(*frames))
-    inserted, deleted = (results_of(arc, arc.function(half)) for half in _halves(frames[0]))
-    return [_joined(one, other) for one, other in zip(inserted, deleted, strict=True)]
+    inserted, deleted = (results_of(arc, arc.function(half)) for half in _split(frames[0]))
+    return [_union(plus, minus) for plus, minus in zip(inserted, deleted, strict=True)]
 
 
 def results_of(arc: ArcProgram, returned: Any) -> "list[DataFrame]":
-    """What a function returned, as one frame for each sink."""
+    """Return a function's result as one frame per sink; raise `ArcResult` if it does not fit."""
     names = [sink.dataset.name for sink in arc.spec.sinks]
     if is_frame(returned):
-        found: list[Any] = [returned]
+        frames: list[Any] = [returned]
     elif isinstance(returned, Mapping):
         if set(returned) != set(names):
             raise ArcResult(
                 f"arc {arc.spec.name} ({arc.where}) returned {', '.join(map(str, returned)) or 'nothing'}",
                 hint=f"return a frame for each of {', '.join(names)}",
             )
-        found = [returned[name] for name in names]
+        frames = [returned[name] for name in names]
     elif isinstance(returned, tuple | list):
-        found = list(returned)
+        frames = list(returned)
     else:
-        found = [returned]
-    if len(found) != len(names) or not all(is_frame(one) for one in found):
-        kinds = ", ".join(type(one).__name__ for one in found)
+        frames = [returned]
+    if len(frames) != len(names) or not all(is_frame(frame) for frame in frames):
+        kinds = ", ".join(type(frame).__name__ for frame in frames)
         raise ArcResult(
-            f"arc {arc.spec.name} ({arc.where}) returned {kinds}, and writes {', '.join(names)}",
+            f"arc {arc.spec.name} ({arc.where}) returned {kinds}, but writes {', '.join(names)}",
             hint=f"return {len(names)} Spark DataFrame{'s, in that order' if len(names) > 1 else ''}",
         )
-    return found
+    return frames
 
 
-def fitted(
-    arc: ArcProgram, sink: str, frame: "DataFrame", wanted: str, *, evolves: bool = False
+def select_columns(
+    arc: ArcProgram, sink: str, frame: "DataFrame", columns: str, *, evolves: bool = False
 ) -> "DataFrame":
-    """A frame with exactly the columns of its sink, in their order; `ArcResult` if it has others.
+    """Select exactly the columns of the sink, in their order; raise `ArcResult` if the frame has others.
 
-    - evolves: the sink may have columns that the function does not return any more, and wider types.
+    - evolves: the sink may have columns that the function no longer returns, and wider types.
     """
     try:
-        there = {one.name: one.type for one in schema.of_spark(frame.schema).stored().columns}
+        types = {column.name: column.type for column in schema.of_spark(frame.schema).stored().columns}
     except BadSchema as error:
         raise ArcResult(f"arc {arc.spec.name} ({arc.where}): {error.message}") from error
-    expected = {one.name: one.type for one in schema.parse(wanted).stored().columns}
+    expected = {column.name: column.type for column in schema.parse(columns).stored().columns}
     if evolves:
-        frame, there = _widened(frame, there, schema.parse(wanted).stored())
-    problems = [f"{name} is missing" for name in expected if name not in there]
-    problems += [f"{name} is not in {sink}" for name in there if name not in expected]
+        frame, types = _widen(frame, types, schema.parse(columns).stored())
+    problems = [f"{name} is missing" for name in expected if name not in types]
+    problems += [f"{name} is not in {sink}" for name in types if name not in expected]
     problems += [
-        f"{name} is {there[name]}, not {kind}"
+        f"{name} is {types[name]}, not {kind}"
         for name, kind in expected.items()
-        if name in there and there[name] != kind
+        if name in types and types[name] != kind
     ]
     if problems:
         raise ArcResult(f"arc {arc.spec.name} ({arc.where}) returned other columns: {'; '.join(problems)}")
     return frame.select(*[schema.quoted(name) for name in expected])
 
 
-def _widened(
-    frame: "DataFrame", there: "dict[str, schema.Type]", wanted: schema.Schema
+def _widen(
+    frame: "DataFrame", types: "dict[str, schema.Type]", table: schema.Schema
 ) -> "tuple[DataFrame, dict[str, schema.Type]]":
-    """A frame with the columns that its table has beside, as NULL, and with the types that became wider."""
+    """Add the columns that only the table has, as NULL, and cast columns whose type in the table is wider."""
     from pyspark.sql import functions as sf
 
-    kinds = {field.name: field.dataType for field in schema.to_spark(wanted).fields}
-    for one in wanted.columns:
-        if one.name not in there:
-            frame = frame.withColumn(one.name, sf.lit(None).cast(kinds[one.name]))
-        elif is_wider(there[one.name], one.type):
-            frame = frame.withColumn(one.name, sf.col(schema.quoted(one.name)).cast(kinds[one.name]))
+    kinds = {field.name: field.dataType for field in schema.to_spark(table).fields}
+    for column in table.columns:
+        name = column.name
+        if name not in types:
+            frame = frame.withColumn(name, sf.lit(None).cast(kinds[name]))
+        elif is_wider(types[name], column.type):
+            frame = frame.withColumn(name, sf.col(schema.quoted(name)).cast(kinds[name]))
         else:
             continue
-        there = {**there, one.name: one.type}
-    return frame, there
+        types = {**types, name: column.type}
+    return frame, types
 
 
-def _halves(frame: "DataFrame") -> "tuple[DataFrame, DataFrame]":
+def _split(frame: "DataFrame") -> "tuple[DataFrame, DataFrame]":
     """Split a change into inserted and deleted rows, each repeated by its weight."""
     from pyspark.sql import functions as sf
     from pyspark.sql import types as st
 
     schema = st.StructType([field for field in frame.schema.fields if field.name != WEIGHT])
-    turned = frame.withColumn(WEIGHT, -sf.col(WEIGHT))
-    return view_rows.repeated(frame, schema), view_rows.repeated(turned, schema)
+    negated = frame.withColumn(WEIGHT, -sf.col(WEIGHT))
+    return view_rows.repeated(frame, schema), view_rows.repeated(negated, schema)
 
 
-def _joined(inserted: "DataFrame", deleted: "DataFrame") -> "DataFrame":
-    """Join what the function made of both halves into one change."""
+def _union(inserted: "DataFrame", deleted: "DataFrame") -> "DataFrame":
+    """Combine the results for inserted and deleted rows into one change."""
     from pyspark.sql import functions as sf
 
     plus, minus = sf.lit(1).cast("bigint"), sf.lit(-1).cast("bigint")
@@ -189,11 +195,11 @@ def _joined(inserted: "DataFrame", deleted: "DataFrame") -> "DataFrame":
 
 
 def _is_linear(arc: ArcProgram, frame: "DataFrame") -> bool:
-    """Whether the function of this arc is called for insertions and deletions separately."""
+    """Return whether to call the function for inserted and deleted rows separately."""
     return arc.spec.changes == "linear" and WEIGHT in frame.columns
 
 
-def _ingested(tools: Tools, task: PartTask, place: PartPlace) -> Sequence[SinkWritten]:
+def _ingest(tools: Tools, task: PartTask, place: PartPlace) -> Sequence[SinkWritten]:
     source = tools.program.sources.get(task.author)
     if source is None:
         raise CodeDiffers(f"this runner has no source {task.author}")

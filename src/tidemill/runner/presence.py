@@ -1,9 +1,9 @@
 """The presence of a runner: its entry in the node list, which fences everything it writes.
 
-In one process (`Pipeline.run()`) the runner renews its own entry, from a thread of `OwnPresence`. It also
-stands for leader, so that a cluster without workers has a leader too. In a child process the supervisor
-renews the entry, and `GivenPresence` reads how long it is good. A child whose supervisor hangs thus stops by
-itself; if it does not, the store refuses its writes.
+In one process (`Pipeline.run()`), a thread of `OwnPresence` renews the runner's entry. It also takes part in
+the election of the leader, so that a cluster without workers has a leader too. In a child process the
+supervisor renews the entry, and `GivenPresence` reads when it expires. So a child whose supervisor hangs
+stops by itself; if it does not, the store refuses its writes.
 """
 
 import threading
@@ -33,10 +33,10 @@ KIND = "runner"
 
 
 class Presence(NodeLease, Protocol):
-    """What a runner knows of its node."""
+    """A runner's node and its lease."""
 
     def check(self) -> None:
-        """Raise the error that ended the renewal of our entry: the entry will not be good again."""
+        """Raise the error that ended the renewal of our entry. The entry cannot become valid again."""
         ...
 
 
@@ -45,11 +45,11 @@ class OwnPresence:
 
     Args:
         context: the cluster, its store, clock and timing.
-        node_id: ours; each process that takes the same slot has the same id.
+        node_id: ours; every process that takes the same slot has the same id.
         epoch: all our epochs are above this one.
-        names: the resources that futures may ask for here.
-        threads: how many futures run at once.
-        objects: opens the object storage, where the leader deletes results that are not needed any more.
+        names: the resources that futures may require here.
+        threads: how many futures run at the same time.
+        objects: opens the object storage, where the leader deletes results that are no longer needed.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class OwnPresence:
             raise self.broken
 
     def start(self) -> Node:
-        """Join the node list, and start to renew."""
+        """Join the node list, and start to renew our entry."""
         membership = self.member.membership
         for _ in range(JOIN_TRIES):
             wait_s = membership.tick()
@@ -122,17 +122,17 @@ class OwnPresence:
             self.broken = error
 
     def begin_again(self) -> None:
-        """End this epoch and join under the next one: everything that was begun under this one is over."""
+        """End this epoch and join under the next one. This ends everything that started under this epoch."""
         self.member.membership.begin_again()
         self._wake.set()
 
     def drain(self) -> None:
-        """Mark this node as draining: it takes nothing new. It stays in the list until `close`."""
+        """Mark this node as draining: it takes no new work. It stays in the list until `close`."""
         self.member.drain(float("inf"))
         self._wake.set()
 
     def close(self) -> None:
-        """Leave the list. Idempotent."""
+        """Leave the node list. Idempotent."""
         self._released = True
         self.drain()
         self._join()
@@ -151,12 +151,12 @@ class OwnPresence:
 
 
 class GivenPresence:
-    """An entry that the supervisor renews. This process reads it every second; once lost, it stays lost.
+    """An entry that the supervisor renews. This process reads it every second. Once lost, it stays lost.
 
     Args:
-        store: where the node list is.
+        store: contains the node list.
         cluster: its name.
-        node: the node and the epoch that we act under.
+        node: our node, under our epoch.
         timing: of its lease.
     """
 
@@ -195,36 +195,36 @@ class GivenPresence:
         return self._ends_at - self._clock.monotonic()
 
     def check(self) -> None:
-        """Never raises: the supervisor kills this process when the entry is over."""
+        """Do nothing: the supervisor kills this process when the entry has ended."""
 
     def start(self) -> Node:
-        """Read the entry, and start to read it every second; `LeaseLost` if it is over already."""
-        self.look()
+        """Read the entry now and then every second; raise `LeaseLost` if it has ended already."""
+        self.read()
         if not self.alive():
             raise LeaseLost(f"node {self._node.id} is no longer in the list under epoch {self._node.epoch}")
         self._thread.start()
         return self._node
 
-    def look(self) -> None:
+    def read(self) -> None:
         """Read the entry now."""
 
-        def read(tx: Tx) -> tuple[Node | None, int]:
+        def entry_and_time(tx: Tx) -> tuple[Node | None, int]:
             return nodes.read(tx, self._keys, self._node.id), tx.now()
 
-        sent = self._clock.monotonic()
+        sent_at = self._clock.monotonic()
         try:
-            entry, now = self._store.run(read)
+            entry, now = self._store.run(entry_and_time)
         except StoreError:
-            return  # the entry is good until it expires
+            return  # the entry is valid until it expires
         if entry is None or entry.epoch != self._node.epoch or entry.expires_at <= now:
             self._lost = True
             return
         self._node = entry
-        self._ends_at = sent + (entry.expires_at - now) / SECOND_US
+        self._ends_at = sent_at + (entry.expires_at - now) / SECOND_US
 
     def _run(self) -> None:
         while not self._lost and not self._clock.wait(self._over, READ_EVERY_S):
-            self.look()
+            self.read()
 
     def close(self) -> None:
         """Stop reading."""

@@ -1,8 +1,8 @@
-"""A program: all that a runner runs of one pipeline, with its code.
+"""A program: everything that a runner runs for one pipeline, with its code.
 
-A pipeline's declarations become a program when it is planned: specs that are stored, and functions that are
-not. Every process that imports the pipeline makes the same program; where one has other code, the digests
-differ, and a part of the other code's is refused (`CodeDiffers`) instead of run.
+Planning a pipeline turns its declarations into a program: specs, which are stored, and functions, which are
+not. Every process that imports the pipeline makes the same program. If one has different code, the digests
+differ, and it refuses parts of the other code (`CodeDiffers`).
 """
 
 import threading
@@ -23,7 +23,11 @@ from tidemill.views.steps.groups import GroupSpec
 
 @dataclass(frozen=True, kw_only=True)
 class ArcProgram:
-    """An arc with its function; `where` is its line, for errors; what is expected of its tables, by name."""
+    """An arc with its function.
+
+    - where: the line of its declaration, for errors.
+    - checks: the checks of its tables, by name.
+    """
 
     spec: ArcSpec
     function: Callable[..., Any] = field(repr=False)
@@ -33,13 +37,13 @@ class ArcProgram:
 
 @dataclass(frozen=True, kw_only=True)
 class ViewProgram:
-    """A view: its query, and the tables by the names the query has for them.
+    """A view: its query, and its tables by the names that the query uses.
 
     - function, reads: instead of a query, a function over frames of these tables, in this order.
-    - code: the digest of all that decides its result.
-    - clock: what its query asks of the clock; None for one that does not ask.
-    - circuit: its query as a circuit, for kernels; None where there is none.
-    - refresh: `full` keeps it away from them.
+    - code: the digest of everything that decides its result.
+    - clock: how its query uses the clock; None if it does not.
+    - circuit: its query as a circuit, for kernels; None if it has none.
+    - refresh: `full` recomputes it without kernels.
     """
 
     name: str
@@ -73,16 +77,16 @@ class TemplateArc:
 
 
 MakeTemplateArc = Callable[[str], TemplateArc | None]
-"""Makes the arc of this id; None when its dataset does not exist. Raises what is wrong with it."""
+"""Makes the arc of this id; None if its dataset does not exist. Raises an error if the arc is invalid."""
 
 
 class TemplateArcs:
-    """The arcs of a program's templates, made when a runner first meets their names (HEAP-12).
+    """The arcs of a program's templates, created when a runner first needs them (HEAP-12).
 
-    The scheduler of any runner makes a template's subscriptions. Only runners that have the template's
-    function know what such an arc runs. They make it when they first meet its id, in a run that is due or in
-    a part that another runner has listed. Making one declares its tables. Several runners may do it at once,
-    because declaring the same again changes nothing. Several threads may call `find` at once.
+    The scheduler of any runner creates a template's subscriptions. Only runners with the template's function
+    know what such an arc runs. They create it when they first find its id, in a due run or in a part that
+    another runner has listed. Creating it declares its tables. Several runners may do this at the same time,
+    because repeating a declaration changes nothing. Several threads may call `find` at the same time.
 
     Args:
         templates: the ids of the templates.
@@ -95,7 +99,7 @@ class TemplateArcs:
         self.templates = templates
         self._make = make
         self._lock = threading.Lock()
-        self._made: Mapping[str, TemplateArc] = {}
+        self._arcs: Mapping[str, TemplateArc] = {}
 
     def template_of(self, arc: str) -> str | None:
         """Return the template that an arc of this id belongs to, by its name alone."""
@@ -104,27 +108,27 @@ class TemplateArcs:
 
     @property
     def arcs(self) -> dict[str, ArcProgram]:
-        """The arcs that were made so far."""
-        return {name: made.arc for name, made in self._made.items()}
+        """The arcs that were created so far."""
+        return {name: created.arc for name, created in self._arcs.items()}
 
     @property
     def datasets(self) -> dict[DatasetId, DatasetRow]:
-        """The datasets that the arcs made so far read and write."""
-        return {id_: dataset for made in self._made.values() for id_, dataset in made.datasets.items()}
+        """The datasets that these arcs read and write."""
+        return {id_: dataset for created in self._arcs.values() for id_, dataset in created.datasets.items()}
 
     def find(self, arc: str) -> ArcProgram | None:
-        """Return the arc of this id, made if necessary; None if no template of ours has it."""
-        made = self._made.get(arc)
-        if made is not None:
-            return made.arc
+        """Return the arc of this id, created if necessary; None if it belongs to none of our templates."""
+        created = self._arcs.get(arc)
+        if created is not None:
+            return created.arc
         if self.template_of(arc) is None:
             return None
         with self._lock:
-            made = self._made.get(arc) or self._make(arc)
-            if made is None:
+            created = self._arcs.get(arc) or self._make(arc)
+            if created is None:
                 return None
-            self._made = {**self._made, arc: made}  # not in place: other threads may be reading it
-        return made.arc
+            self._arcs = {**self._arcs, arc: created}  # not in place: other threads may be reading it
+        return created.arc
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,11 +143,11 @@ class Program:
     template_arcs: TemplateArcs = field(default_factory=TemplateArcs, repr=False)
 
     def knows(self, name: str) -> bool:
-        """Whether a subscription of this name is ours to run."""
+        """Return whether a subscription of this name belongs to this pipeline."""
         return name in self.arcs or name in self.groups or self.template_arcs.template_of(name) is not None
 
     def arc(self, id_: str) -> ArcProgram | None:
-        """Return an arc of ours; one of a template is made when it is first needed."""
+        """Return an arc of this pipeline; the arc of a template is created when first needed."""
         return self.arcs.get(id_) or self.template_arcs.find(id_)
 
     def all_arcs(self) -> dict[str, ArcProgram]:

@@ -1,7 +1,7 @@
-"""Totals of a runner: what it has done so far, and what it has given up on.
+"""Count what a runner has done so far, and what it has given up.
 
-A runner that stays for weeks makes millions of lots. It counts them and does not keep them, so the totals are
-as large as the pipeline and no larger.
+A runner that watches for weeks makes millions of lots. It counts them and does not keep them, so the size of
+the totals depends only on the pipeline.
 """
 
 import threading
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from tidemill.arcs.work import LotEnd, LotOutcome
 
 MOST_ERRORS = 100
-"""Errors that are kept of one arc: the newest."""
+"""How many errors to keep per arc: the newest."""
 
 
 @dataclass
 class ArcTotals:
-    """How the lots of one arc ended."""
+    """Counts how the lots of one arc ended."""
 
     ended: Counter[LotEnd] = field(default_factory=Counter)
     rows: Counter[str] = field(default_factory=Counter)
@@ -35,14 +35,14 @@ class ArcTotals:
 
 @dataclass
 class RunTotals:
-    """What a runner has done so far. Its run threads write it, and any thread may read it.
+    """The work of a runner so far. Its run threads write it, and any thread may read it.
 
     Args:
         arcs: by arc.
-        failures: by name, the messages of the failures in a row of a run, a source or a lot.
+        failures: by name of a run, a source or an arc: the messages of its last failures in a row.
         steps: by group of views.
-        settled: by source, whether everything that has arrived is taken.
-        later: what is to run later, and in how many seconds.
+        settled: by source, whether all new data is taken.
+        later: by name, in how many seconds a run is due.
         unfinished: (arc, lot) of requested lots whose work failed.
         files: how many files were taken.
         closed: how many intervals were closed.

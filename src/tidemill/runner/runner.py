@@ -1,4 +1,4 @@
-"""A runner in one process: a worker that makes parts, a loop that starts runs, one Spark session for both."""
+"""A runner in one process: a worker makes parts, a loop starts runs, and both share one Spark session."""
 
 import contextlib
 import threading
@@ -32,20 +32,20 @@ from tidemill.views.steps.inputs import InputReader, ManifestReader
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ENDING_TRIES = 5
-"""Seconds that runs have to end in when they are broken off."""
+INTERRUPT_ROUNDS = 5
+"""How often to interrupt running jobs after an error, once a second."""
 
 
 class Runner:
     """Runs one program until it is stopped, or has caught up.
 
     Args:
-        scope: what the runner works with.
+        scope: the store, objects, clock and event sink to use.
         key: the cluster key.
         presence: keeps our entry in the node list.
         program: what to run.
         spark: the session for parts and steps.
-        threads: how many parts to make at once.
+        threads: how many parts to make at the same time.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Runner:
         self.loop = Loop(scope, presence, program, engine, check=self._check)
 
     def _work_only(self, stop: threading.Event) -> RunTotals:
-        """Make parts of runs that other runners have started, until stopped."""
+        """Make parts of runs that other runners started, until stopped."""
         while not self._clock.wait(stop, 0.5):
             self._check()
         return self.loop.state.totals
@@ -93,11 +93,11 @@ class Runner:
     def run(self, *, watch: bool, starts: bool = True, stop: threading.Event | None = None) -> RunTotals:
         """Run until everything is processed.
 
-        An error that means that this process is dead (`Crashed`) is raised at once, and nothing is cleaned
-        up. After any other error, such as an interruption, no claim and no thread is left.
+        `Crashed` simulates the death of this process: it is raised at once, without cleaning up. After any
+        other error, such as an interrupt, no claim and no thread is left.
 
         - watch: run until stopped instead.
-        - starts: start runs, or only make parts of runs that other runners have started.
+        - starts: start runs; if False, only make parts of runs that other runners started.
         """
         self.worker.start()
         try:
@@ -112,17 +112,17 @@ class Runner:
             self.worker.abandon()
             self.loop.end(5.0)
             raise
-        except BaseException:  # an error or an interruption: end soon, with nothing left claimed
-            self._break_off()
+        except BaseException:  # an error or an interrupt: end soon, and leave no claim
+            self._stop_after_error()
             raise
         self.worker.drain()
         return totals
 
-    def _break_off(self) -> None:
-        self.worker.stop()  # runs that wait for parts get an error
-        for _ in range(ENDING_TRIES):
-            self._tags.interrupt()  # again: the next job of a step is not interrupted with this one
-            with contextlib.suppress(Exception):  # raise the first error, not one that follows from it
+    def _stop_after_error(self) -> None:
+        self.worker.stop()  # runs that wait for parts then get an error
+        for _ in range(INTERRUPT_ROUNDS):
+            self._tags.interrupt()  # again: this does not cover the next job of a step
+            with contextlib.suppress(Exception):  # the caller raises the first error
                 if self.loop.end(1.0, drop=True):
                     return
 
@@ -130,7 +130,7 @@ class Runner:
 def _step_computer(
     scope: Scope, spark: "SparkSession", storage: Storage, program: Program, tags: JobTags
 ) -> StepComputer:
-    """Return what computes the steps of the program's views, each under a job tag to interrupt it by."""
+    """Return the computer of the program's view steps; each step has a job tag, to interrupt it."""
     manifests = ManifestReader(storage.objects)
     declared = [view for group in program.groups.values() for view in group.views]
     sources = ViewSources(
@@ -151,7 +151,7 @@ def _step_computer(
 
 
 def _trusted(scope: Scope, view: ViewProgram) -> ViewProgram:
-    """Return the view, without its circuit if that gave other rows than its query (DBSP-19)."""
+    """Return the view, without its circuit if certification found different rows (DBSP-19)."""
     if view.circuit is None:
         return view
     digest = certificates.digest_of(view.code, view.circuit)

@@ -1,13 +1,13 @@
-"""Slots: in a home, a runner has a number that nobody else has while it lives.
+"""Slots: each live runner of a home has a unique number.
 
-The first free number is taken by an exclusive lock on `runners/N.lock`, which the kernel lets go of with the
-process, however that ends. So whoever has the lock knows the runner that had it before to be dead, and goes
-by its name, `runner-N`: joining under it raises the epoch, and whatever the dead one held is over at once,
-instead of when its lease runs out.
+A runner takes the first free number by an exclusive lock on `runners/N.lock`. The kernel releases the lock
+when the process ends in any way. So the holder of the lock knows that the previous runner is dead, and uses
+the same name, `runner-N`. Joining under this name raises the epoch, which ends all claims of the dead runner
+at once, before its lease expires.
 
-Epochs of one name must never come again, even after its entry has left the list: the file counts lives, and
-each life has a range of epochs of its own. Elsewhere (a store that several machines share) names are random,
-and leases run out.
+An epoch of a name must never repeat, even after its entry has left the node list. So the file counts the
+starts, and each start has its own range of epochs. In a store that several machines share, names are random,
+and leases have to expire.
 """
 
 import contextlib
@@ -25,12 +25,12 @@ from tidemill.futures.home import ClusterAddress
 
 FOLDER = "runners"
 MOST_RUNNERS = 1_000
-LIFE = 1 << 24
-"""How many epochs a life has: a node joins again when its lease was lost, or its child has died."""
+EPOCHS_PER_START = 1 << 24
+"""How many epochs each start has. A node joins again when its lease was lost or its child has died."""
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """A runner's name, and the epoch above which its own are."""
+    """A runner's name. All its epochs are above `epoch`."""
 
     node_id: str
     epoch: int = 0
@@ -38,26 +38,29 @@ class Slot(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def slot(place: ClusterAddress, chance: random.Random) -> Iterator[Slot]:
-    """A slot of the place's home while inside; a random name where there is no home."""
+    """Hold a slot of the home during the block; without a home, use a random name."""
     if not place.home:
         yield Slot(f"runner-{random_id(chance)}")
         return
     folder = Path(place.home) / FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for number in range(MOST_RUNNERS):
-        fd = _locked(folder / f"{number}.lock")
+        fd = _lock(folder / f"{number}.lock")
         if fd is None:
             continue
         try:
-            yield Slot(f"runner-{number}", _next_life(fd) * LIFE)
+            yield Slot(f"runner-{number}", _count_start(fd) * EPOCHS_PER_START)
         finally:
             os.close(fd)
         return
-    raise UsageError(f"{MOST_RUNNERS:,} runners in one home", hint="use more threads instead")
+    raise UsageError(
+        f"{place.home} has {MOST_RUNNERS:,} runners already, the most of one home",
+        hint="use more threads instead",
+    )
 
 
-def _locked(path: Path) -> int | None:
-    """The open file with our lock on it; None when somebody else has it."""
+def _lock(path: Path) -> int | None:
+    """Open and lock the file; return None if another process holds the lock."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,10 +70,10 @@ def _locked(path: Path) -> int | None:
     return fd
 
 
-def _next_life(fd: int) -> int:
-    """Count this life, on disk before it begins."""
+def _count_start(fd: int) -> int:
+    """Return the number of this start, after it is stored on disk."""
     text = os.pread(fd, 32, 0).split(b"\n")[0]
-    life = int(text) + 1 if text.isdigit() else 1
-    os.pwrite(fd, b"%d\n" % life, 0)
+    start = int(text) + 1 if text.isdigit() else 1
+    os.pwrite(fd, b"%d\n" % start, 0)
     os.fsync(fd)
-    return life
+    return start

@@ -1,11 +1,11 @@
 """The supervisor of a runner: renews the node's lease and keeps a child running. It runs no user code.
 
-Each child acts under an epoch of the node that no other child has. When a child dies its epoch ends at once,
-so that everything it had claimed is over, and another child starts under the next epoch. If children keep
-dying young, each restart waits longer. When the lease is lost the child is killed, and the node joins again.
+Each child has its own epoch of the node. When a child dies, its epoch and all its claims end at once, and
+another child starts under the next epoch. If children keep dying soon after their start, each restart waits
+longer. When the lease is lost, the supervisor kills the child, and the node joins again.
 
-SIGTERM and SIGINT drain: the child finishes what it can within the grace and ends. A second signal ends the
-grace. A child that ends by itself ends the runner, with its exit code.
+SIGTERM and SIGINT drain the runner: the child finishes what it can within the grace, and ends. A second
+signal ends the grace. A child that ends by itself ends the runner, with its exit code.
 """
 
 import contextlib
@@ -36,22 +36,24 @@ from tidemill.runner.presence import OwnPresence
 from tidemill.runner.slots import slot
 from tidemill.store import open_store
 
-LOOK_S = 0.2
-YOUNG_S = 10.0
-MOST_YOUNG = 20
-"""The runner ends after this many children in a row that died young. A part that kills its runner is
-quarantined after fewer deaths."""
+CHECK_EVERY_S = 0.2
+EARLY_S = 10.0
+"""A child that lives for less than this died early."""
+
+MOST_EARLY = 20
+"""The runner ends after this many early deaths in a row. A part that kills its runner is quarantined after
+fewer deaths."""
 
 KILL_AFTER_S = 10.0
-"""How long after the grace a child may take to give back its claims."""
+"""How long after the grace a child may take to return its claims."""
 
 
 class RunnerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a runner.
 
-    - names, threads: what its entry in the node list offers. The worker in the child decides what it claims.
+    - names, threads: what its entry in the node list offers. The worker in the child decides what to claim.
     - grace_s: how long running futures may take to end when the runner drains.
-    - most_pause_s: the longest pause before a restart, after children that died young.
+    - most_pause_s: the longest pause before a restart, after early deaths.
     """
 
     names: frozenset[str] = frozenset()
@@ -62,7 +64,7 @@ class RunnerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChildStarted(Event, frozen=True):
-    """A runner has started its child, under an epoch that no other child has."""
+    """A runner has started its child, under a new epoch."""
 
     node: str
     epoch: int
@@ -93,7 +95,7 @@ def run_runner(
         emit: where events go.
     """
     chance = chance if chance is not None else random.Random()
-    with slot(place, chance) as taken, open_store(place.store, clock=clock, chance=chance) as store:
+    with slot(place, chance) as own_slot, open_store(place.store, clock=clock, chance=chance) as store:
         context = ClusterContext(
             store=store,
             cluster=place.cluster,
@@ -104,8 +106,8 @@ def run_runner(
         )
         presence = OwnPresence(
             context,
-            taken.node_id,
-            epoch=taken.epoch,
+            own_slot.node_id,
+            epoch=own_slot.epoch,
             names=options.names,
             threads=options.threads,
             objects=(lambda: open_objects(place.objects, clock=clock, probe=False))
@@ -128,7 +130,7 @@ class SparkChild(SupervisedProcess):
     def __init__(self, hello: RunnerHello, *, life: int) -> None:
         super().__init__()
         self.node = hello.node
-        self._ended, their_end = os.pipe()
+        self._ended, child_end = os.pipe()
         environment = {k: v for k, v in os.environ.items() if k != crash.ENVIRONMENT}
         if point := crash.in_life(life):
             environment[crash.ENVIRONMENT] = point
@@ -136,14 +138,14 @@ class SparkChild(SupervisedProcess):
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tidemill.runner.child"],
                 stdin=subprocess.PIPE,
-                pass_fds=[their_end],
+                pass_fds=[child_end],
                 start_new_session=True,
                 env=environment,
             )
         finally:
-            os.close(their_end)
+            os.close(child_end)
         self.pid = self.process.pid
-        self.send(msgspec.structs.replace(hello, ended=their_end))
+        self.send(msgspec.structs.replace(hello, ended=child_end))
         self.pidfd = os.pidfd_open(self.pid)
 
     def send(self, message: RunnerHello | Drain) -> None:
@@ -153,17 +155,17 @@ class SparkChild(SupervisedProcess):
             self.process.stdin.write(msgspec.json.encode(message) + b"\n")
             self.process.stdin.flush()
 
-    def bury(self) -> int | None:
-        """Wait for its end and kill what it has started; its exit code, or None if it died."""
+    def reap(self) -> int | None:
+        """Wait for its end and kill the processes it started; return its exit code, or None if it died."""
         code = self.process.wait()
         self.kill_group()
-        last_word = os.read(self._ended, 32)
+        written = os.read(self._ended, 32)
         os.close(self._ended)
         os.close(self.pidfd)
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
-        return code if last_word else None
+        return code if written else None
 
 
 class RunnerSupervisor:
@@ -190,10 +192,10 @@ class RunnerSupervisor:
         self.emit = emit
         self.wakeup = LoopWakeup()
         self.drain_by: float | None = None
-        self._told = False
+        self._drain_sent = False
         self._pause = RestartPause(clock, chance, most_s=options.most_pause_s)
         self._epoch = -1  # of the last child
-        self._lives = 0
+        self._starts = 0
         self._child: SparkChild | None = None
 
     def run(self) -> int:
@@ -202,27 +204,27 @@ class RunnerSupervisor:
             node = self._node()
             if node is None:
                 return 0
-            began = self.clock.monotonic()
+            started_at = self.clock.monotonic()
             child = self._start(node)
             self._watch(child)
             self._child = None
-            code = child.bury()
+            code = child.reap()
             if code is not None and code != RESTART:
                 return code
             if self.drain_by is not None:
                 return 0
-            self._died(child, code, self.clock.monotonic() - began)
+            self._died(child, code, self.clock.monotonic() - started_at)
 
     # --- one child
 
     def _node(self) -> Node | None:
-        """Our node under an epoch that no child has had; None if we drain before there is one."""
+        """Wait until our node has a new epoch, and return it; return None if the runner drains first."""
         while self.drain_by is None:
             if self.presence.broken is not None:
                 raise self.presence.broken
             if self.presence.accepts() and self.presence.node.epoch != self._epoch:
                 return self.presence.node
-            self._wait(LOOK_S / 10)
+            self._wait(CHECK_EVERY_S / 10)
         return None
 
     def _start(self, node: Node) -> SparkChild:
@@ -242,10 +244,10 @@ class RunnerSupervisor:
             grace_s=self.options.grace_s,
             path=sys.path,
         )
-        child = self._child = SparkChild(hello, life=self._lives)
-        self._lives += 1
+        child = self._child = SparkChild(hello, life=self._starts)
+        self._starts += 1
         self._epoch = node.epoch
-        self._told = False
+        self._drain_sent = False
         self.emit(ChildStarted(node=node.id, epoch=node.epoch, pid=child.pid))
         return child
 
@@ -255,7 +257,7 @@ class RunnerSupervisor:
             selector.register(child.pidfd, selectors.EVENT_READ)
             selector.register(self.wakeup.reader, selectors.EVENT_READ)
             while True:
-                ready = {key.fd for key, _ in selector.select(LOOK_S)}
+                ready = {key.fd for key, _ in selector.select(CHECK_EVERY_S)}
                 if child.pidfd in ready:
                     return
                 self.wakeup.hush()
@@ -264,17 +266,17 @@ class RunnerSupervisor:
                 if self.drain_by is not None:
                     self._drain(child, self.drain_by)
 
-    def _drain(self, child: SparkChild, by: float) -> None:
+    def _drain(self, child: SparkChild, deadline: float) -> None:
         now = self.clock.monotonic()
-        if not self._told:
-            self._told = True
+        if not self._drain_sent:
+            self._drain_sent = True
             self.presence.drain()
-            child.send(Drain(max(0.0, by - now)))
-        if now > by + KILL_AFTER_S:
+            child.send(Drain(max(0.0, deadline - now)))
+        if now > deadline + KILL_AFTER_S:
             child.kill("drain")
 
     def _died(self, child: SparkChild, code: int | None, lived_s: float) -> None:
-        """End the epoch of a child that died, and pause if children keep dying young."""
+        """End the epoch of a child that died, and pause if children keep dying early."""
         kind = child.killed_for or ("again" if code == RESTART else "crash")
         message = f"the child ended with {child.process.returncode} after {lived_s:.1f} s"
         self.emit(ChildEnded(node=child.node.id, pid=child.pid, kind=kind, message=message))
@@ -282,16 +284,16 @@ class RunnerSupervisor:
             self.presence.begin_again()
         if child.killed_for:
             return
-        if lived_s >= YOUNG_S:
+        if lived_s >= EARLY_S:
             self._pause.succeeded()
             return
         self._pause.failed()
-        if self._pause.failures >= MOST_YOUNG:
-            raise RunnerDied(f"{self._pause.failures} times in a row {message}")
+        if self._pause.failures >= MOST_EARLY:
+            raise RunnerDied(f"{message}; {self._pause.failures} children in a row ended early")
         self._wait(self._pause.left_s)
 
     def _wait(self, timeout_s: float) -> None:
-        """Wait this long, or until we drain."""
+        """Wait this long, or until the runner drains."""
         end = self.clock.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
             selector.register(self.wakeup.reader, selectors.EVENT_READ)
@@ -299,29 +301,29 @@ class RunnerSupervisor:
                 selector.select(left)
                 self.wakeup.hush()
 
-    # --- leaving
+    # --- draining
 
     @property
     def draining(self) -> bool:
         return self.drain_by is not None
 
     def drain(self) -> None:
-        """Leave within the grace. Idempotent; a signal handler may call this."""
+        """Drain the runner within the grace. Idempotent; a signal handler may call this."""
         if not self.draining:
             self._leave_by(self.clock.monotonic() + self.options.grace_s)
 
     def hurry(self) -> None:
-        """Leave without a grace, or end it."""
+        """Drain the runner without a grace, or end the grace now."""
         self._leave_by(self.clock.monotonic())
 
-    def _leave_by(self, by: float) -> None:
-        self.drain_by = by
-        self._told = False
+    def _leave_by(self, deadline: float) -> None:
+        self.drain_by = deadline
+        self._drain_sent = False
         self.wakeup.ring()
 
     def close(self) -> None:
-        """Kill a child that is left after an error."""
+        """Kill the child if an error left it running."""
         if self._child is not None:
             self._child.kill("close")
-            self._child.bury()
+            self._child.reap()
         self.wakeup.close()

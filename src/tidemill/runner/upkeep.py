@@ -1,4 +1,4 @@
-"""Upkeep: from time to time a runner removes what attempts and steps left, and compacts lots."""
+"""Upkeep: periodically remove what ended attempts and steps left, and compact lots."""
 
 from functools import partial
 
@@ -27,10 +27,10 @@ COLLECT_EVERY_S = 300.0
 
 COMPACT_EVERY_S = 10.0
 SPARE = 2
-"""Run threads that are kept for what arrives, however many lots were requested or are to be compacted."""
+"""Run threads that requested lots and compaction leave free for new data."""
 
 NAMES = frozenset({"clean", "compact"})
-"""The jobs of upkeep: a runner that catches up does not wait for them."""
+"""The names of upkeep jobs: a runner that catches up does not wait for them."""
 
 
 class Upkeep:
@@ -82,7 +82,7 @@ class Upkeep:
             threads.start("compact", partial(self.compact, self._compactor), spare=SPARE)
 
     def clean(self) -> None:
-        """Remove what ended attempts left, the futures of their parts, and what steps have replaced."""
+        """Remove leftovers of ended attempts, the futures of their parts, and objects that steps replaced."""
         try:
             while self._cleaner.clean():
                 pass
@@ -97,9 +97,9 @@ class Upkeep:
             self._failures.report("clean", error, CLEAN_EVERY_S)
 
     def compact(self, compactor: Compactor) -> None:
-        """Compact the lots that are marked now. One that fails stays as it is, and is tried again later.
+        """Compact the lots that are marked now. If one fails, it stays as it is and is retried later.
 
-        Ends after the lot that it works on when the runner ends.
+        When the runner ends, this ends after the current lot.
         """
         for dataset in self._program.all_datasets():
             try:
@@ -119,11 +119,11 @@ class Upkeep:
 
 
 class AttemptLeftovers:
-    """Removes what an ended attempt has besides its objects, for the cleaner. May be repeated.
+    """Removes what an ended attempt leaves apart from its objects, for the cleaner. May be repeated.
 
-    That is the futures of its parts. And the names that show its lots are corrected: a publisher writes them
-    right after the publication, and one that dies in between leaves outdated names, such as `running.arc` for
-    a lot that is complete. The cleaner visits each ended attempt at least once (LOT-22, LOT-23).
+    It deletes the futures of the attempt's parts, and corrects the names that show its lots. A publisher
+    writes these names right after the publication. If it dies in between, they are outdated, such as
+    `running.arc` for a complete lot. The cleaner visits each ended attempt at least once (LOT-22, LOT-23).
     """
 
     def __init__(self, scope: Scope, parts: PartFutures, projections: Projections | None) -> None:

@@ -1,36 +1,88 @@
 """Worker threads of a runner: each runs one claimed future at a time.
 
-They are the `Executor` of the worker inside a runner. Futures are claimed only when a thread is free, because
-several runners share them. A future whose end is wanted is interrupted by its tag, again and again until it
-has ended (`interrupt_ended`).
+They are the `Executor` of the in-process worker. Futures are claimed only when a thread is free, because
+several runners share them. A future that should end is interrupted by its tag, repeatedly until it has ended
+(`interrupt_ended`).
+
+A suspect is a future that was running when two runners died: it may be the reason. While there are suspects,
+one future runs at a time, until each suspect has run. So the next death counts against one future only.
 """
 
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
+from functools import partial
 
 from tidemill.clock import Clock
+from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
+from tidemill.futures.protocol import edges, reap
+from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.lanes import Capacity
+from tidemill.futures.protocol.rows import Unclaimed
 from tidemill.futures.worker.claim_loop import Executor
 from tidemill.futures.worker.jobs import ClaimRequest, FutureJob
 from tidemill.futures.worker.ledger import Ledger
 from tidemill.futures.worker.task import Outcome
 from tidemill.futures.worker.wire import InputsMissing, TaskBroken, TaskDone
 from tidemill.runner.future_run import FutureRun, FutureRunner
-from tidemill.runner.suspects import Suspects
+from tidemill.store import Store
 
 INTERRUPT_EVERY_S = 1.0
 
 PLENTY = Capacity(cpu=1e9, ram=2**60)
-"""What futures may ask for, besides a name. The number of threads is the limit, and Spark has its own."""
+"""What futures may require in addition to a name. The number of threads is the limit; Spark has its own."""
+
+SUSPECT_REAPS = 2
+"""A future is a suspect after this many deaths of its runner."""
+
+SUSPECTS_PAGE = 200
 
 Interrupt = Callable[[str], None]
 
 
 def no_interrupt(tag: str) -> None:
-    """For futures that cannot be interrupted."""
+    """Do nothing: for futures that cannot be interrupted."""
+
+
+class Suspects:
+    """The suspects of one node; true while there are any."""
+
+    def __init__(self, store: Store, keys: FutureKeys, cluster: ClusterKeys) -> None:
+        self._store = store
+        self._keys = keys
+        self._cluster = cluster
+        self._ids: set[bytes] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._ids)
+
+    def clear(self, future_id: bytes) -> None:
+        """Remove a future that has run without killing its runner."""
+        self._ids.discard(future_id)
+
+    def reap(self, node: Node) -> int:
+        """End the claims of earlier processes of the node that died; return how many.
+
+        Each death is counted, so that a future that kills its runners is found.
+        """
+        after, total, more = b"", 0, True
+        take = partial(reap.reap_page, keys=self._keys, cluster=self._cluster, node_id=node.id)
+        while more:
+            page, after = self._store.run(partial(take, after=after))
+            total += len(page.moved)
+            more = page.more
+            self._ids |= {future_id for future_id, row in page.moved if row.tally.reaps >= SUSPECT_REAPS}
+        return total
+
+    def refresh(self, own: Container[bytes]) -> None:
+        """Remove suspects that have ended or that other nodes run; keep those that we run (`own`)."""
+        ids = list(self._ids)[:SUSPECTS_PAGE]
+        rows = self._store.run(lambda tx: edges.read_many(tx, self._keys, ids))
+        for future_id, row in zip(ids, rows, strict=True):
+            if not isinstance(row, Unclaimed) and future_id not in own:
+                self._ids.discard(future_id)
 
 
 class WorkerThreads(Executor):
@@ -38,11 +90,11 @@ class WorkerThreads(Executor):
 
     Args:
         runner: runs one future to its outcome.
-        ledger: where the ends of jobs go.
-        names: the resources that the futures ask for.
-        size: how many threads.
-        tools: what the code of a future gets from `future_run.tools()`.
-        interrupt: ends the Spark jobs of a tag; may raise.
+        ledger: receives the outcomes of jobs.
+        names: the resources that the futures require.
+        size: the number of threads.
+        tools: what `future_run.tools()` returns to the code of a future.
+        interrupt: ends the Spark jobs with a tag; may raise.
         clock: the source of time.
     """
 
@@ -69,10 +121,10 @@ class WorkerThreads(Executor):
         self._threads: list[threading.Thread] = []
         self._queue: queue.SimpleQueue[FutureRun | None] = queue.SimpleQueue()
         self._ends: queue.SimpleQueue[tuple[FutureRun, Outcome]] = queue.SimpleQueue()
-        self._runs: dict[int, FutureRun] = {}  # in threads, even if their claims are over
+        self._runs: dict[int, FutureRun] = {}  # in threads, even if their claims have ended
 
     def __len__(self) -> int:
-        """How many futures are in threads now."""
+        """Return how many futures run now."""
         return len(self._runs)
 
     @property
@@ -86,28 +138,27 @@ class WorkerThreads(Executor):
 
         Args:
             ended: called when a future has ended.
-            broke: called with an error that must not happen in a future. A crash point counts as the death
-                of the process.
+            broke: called with an error that means that this process is dead, such as a crash point.
         """
         for number in range(self.size):
-            target = threading.Thread(
+            thread = threading.Thread(
                 target=self._serve, args=(ended, broke), name=f"future-{number}", daemon=True
             )
-            self._threads.append(target)
+            self._threads.append(thread)
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
-        """Let each thread end when its future has."""
+        """Let each thread end when its future has ended."""
         for _ in range(self.size):
             self._queue.put(None)
 
-    def join(self, by: float) -> bool:
-        """Wait for closed threads, until this time of the monotonic clock; return whether all have ended."""
-        others = [thread for thread in self._threads if thread is not threading.current_thread()]
-        for thread in others:
-            thread.join(max(0.0, by - self._clock.monotonic()))
-        return not any(thread.is_alive() for thread in others)
+    def join(self, deadline: float) -> bool:
+        """Wait for closed threads until this time of the monotonic clock; return whether all have ended."""
+        threads = [thread for thread in self._threads if thread is not threading.current_thread()]
+        for thread in threads:
+            thread.join(max(0.0, deadline - self._clock.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
 
     def _serve(self, ended: Callable[[], None], broke: Callable[[BaseException], None]) -> None:
         while (run := self._queue.get()) is not None:
@@ -143,7 +194,7 @@ class WorkerThreads(Executor):
                 self._ledger.block(job, [loss.id for loss in outcome.losses], outcome.losses)
 
     def interrupt_ended(self) -> None:
-        """Interrupt the futures whose end is wanted; any thread may call this."""
+        """Interrupt the futures that should end; any thread may call this."""
         now = self._clock.monotonic()
         for run in self._running:
             if run.ending and now >= run.interrupted_at + INTERRUPT_EVERY_S:
@@ -168,7 +219,7 @@ class WorkerThreads(Executor):
             self._queue.put(run)
 
     def interrupt(self, job: FutureJob) -> None:
-        """`interrupt_ended` does it: `job.ending` is set."""
+        """Do nothing: `job.ending` is set, and `interrupt_ended` interrupts the future."""
 
     def drain(self, by: float) -> None:
         if self._clock.monotonic() < by:
@@ -180,7 +231,7 @@ class WorkerThreads(Executor):
                 end(run.job)
 
     def drop(self) -> None:
-        """Write nothing of what runs now, and have it interrupted; any thread may call this."""
+        """Discard the results of running futures and let them be interrupted; any thread may call this."""
         for run in self._running:
             run.stopped = run.stopped or "lost"
 
@@ -192,4 +243,4 @@ class WorkerThreads(Executor):
 
     def refresh(self) -> None:
         if self._suspects:
-            self._suspects.look(self._ledger.jobs)
+            self._suspects.refresh(self._ledger.jobs)
