@@ -27,7 +27,7 @@ from tidemill.futures.home import ClusterAddress
 from tidemill.futures.protocol.rows import Claimed, Quarantined, Realized, Unclaimed
 from tidemill.publish.parts import PartDone, PartFailed
 from tidemill.runner.part_futures import PartFutures
-from tidemill.runner.slots import LIFE
+from tidemill.runner.slots import EPOCHS_PER_START
 from tidemill.testing.threads import STUCK_S
 
 __all__ = ["stage"]
@@ -262,13 +262,13 @@ def test_a_new_life_of_a_killed_runner_has_its_name_and_a_higher_epoch(home: Sta
             with RunnerProcess(home, home=folder) as third:
                 again = third.child()
                 assert again["node"] == "runner-0"
-                assert again["epoch"] > one["epoch"] + LIFE // 2
+                assert again["epoch"] > one["epoch"] + EPOCHS_PER_START // 2
                 assert third.end(signal.SIGTERM) == 0
             assert second.end(signal.SIGTERM) == 0
     # even after its entry has left the list, no epoch comes again
     assert home.nodes() == []
     with RunnerProcess(home, home=folder) as fourth:
-        assert fourth.child()["epoch"] > again["epoch"] + LIFE // 2
+        assert fourth.child()["epoch"] > again["epoch"] + EPOCHS_PER_START // 2
 
 
 def test_what_a_killed_runner_held_in_a_home_goes_on_at_once_and_workers_leave_it_alone(home: Stage) -> None:

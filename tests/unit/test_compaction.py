@@ -226,7 +226,7 @@ def test_other_content_is_refused_and_the_lot_stays_as_it_is():
     def losing(dataset: DatasetRow, items: Sequence[StoredObject], prefix: str) -> Rewritten:
         return stage.rewrite(dataset, items[1:], prefix)
 
-    with pytest.raises(WriteMismatch, match="38 rows of 40"):
+    with pytest.raises(WriteMismatch, match="38 rows, expected 40"):
         stage.compactor(rewrite=losing).compact(ORDERS.id, LOT)
     assert stage.row == before
     assert not stage.store.run(lambda tx: attempts.open_ids(tx, stage.keys))

@@ -17,7 +17,7 @@ from tidemill.futures.worker.worker import WorkerOptions
 from tidemill.publish.parts import PartPlace
 from tidemill.runner import future_run
 from tidemill.runner.presence import GivenPresence, OwnPresence
-from tidemill.runner.slots import LIFE, slot
+from tidemill.runner.slots import EPOCHS_PER_START, slot
 from tidemill.store.memory import MemoryStore
 from tidemill.testing.fake_clock import FakeClock
 
@@ -31,14 +31,14 @@ def test_the_first_free_slot_is_taken_and_every_life_of_it_has_later_epochs(tmp_
         assert (first.node_id, second.node_id) == ("runner-0", "runner-1")
     with slot(place, CHANCE) as again:
         assert again.node_id == "runner-0"
-        assert again.epoch == first.epoch + LIFE
+        assert again.epoch == first.epoch + EPOCHS_PER_START
 
 
 def test_a_slot_file_that_holds_nonsense_counts_from_the_beginning(tmp_path: Path) -> None:
     (tmp_path / "runners").mkdir()
     (tmp_path / "runners" / "0.lock").write_bytes(b"what\n")
     with slot(ClusterAddress.of_home(tmp_path), CHANCE) as first:
-        assert first.epoch == LIFE
+        assert first.epoch == EPOCHS_PER_START
 
 
 def test_elsewhere_every_runner_has_a_name_of_its_own() -> None:

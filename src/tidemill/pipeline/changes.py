@@ -85,7 +85,7 @@ def _of_dataset(reader: TableReader, name: str, after: int) -> "DataFrame":
 def _inputs_of(
     reader: TableReader, dataset: DatasetRow, positions: Sequence[int]
 ) -> Iterator[tuple[int, Sequence[InputLot]]]:
-    """Yield the input lots of what was published at these positions, from the manifests."""
+    """Yield the input lots of each of these positions, from the manifests."""
     keys = reader.context.keys.lots
 
     def rows(tx: Tx, page: Sequence[int]) -> list[lots.LotRow]:
@@ -168,7 +168,7 @@ def _with_inputs(frame: "DataFrame", inputs: Lots) -> "DataFrame":
 
     if not any(inputs.values()) and None not in inputs.values():
         return frame.withColumn(INPUTS, sf.array().cast(INPUTS_TYPE))
-    named = [
+    values = [
         None
         if lots is None
         else [
@@ -178,7 +178,7 @@ def _with_inputs(frame: "DataFrame", inputs: Lots) -> "DataFrame":
         for lots in inputs.values()
     ]
     table = frame.sparkSession.createDataFrame(
-        pa.table({POSITION: pa.array(inputs, pa.int64()), INPUTS: pa.array(named, _arrow)})
+        pa.table({POSITION: pa.array(inputs, pa.int64()), INPUTS: pa.array(values, _arrow)})
     )
     columns = [sf.col(quoted(name)) for name in frame.columns]
     return frame.join(sf.broadcast(table), POSITION, "left").select(*columns, sf.col(INPUTS))

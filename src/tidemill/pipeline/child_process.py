@@ -20,7 +20,7 @@ MAIN = "tidemill.pipeline.child_process:main"
 
 
 class PipelineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a supervisor needs to know of a pipeline."""
+    """The name of a pipeline and the address of its cluster, for a supervisor."""
 
     name: str
     store: str
@@ -49,7 +49,7 @@ class LoadFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process that imports a pipeline prints: one of the two."""
+    """The output of the process that imports a pipeline: one of the two."""
 
     info: PipelineInfo | None = None
     failure: LoadFailure | None = None
@@ -74,15 +74,15 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_info(target: str, folder: Path) -> PipelineInfo:
-    """Return what a supervisor needs to know, from a process that imports the pipeline and exits."""
+    """Start a process that imports the pipeline and exits; return the name and the cluster that it prints."""
     command = [sys.executable, "-m", "tidemill.pipeline.child_process", target, str(folder)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
-    lines = done.stdout.splitlines()
+    process = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    lines = process.stdout.splitlines()
     try:
         result = msgspec.json.decode(lines[-1], type=LoadResult)
     except (IndexError, msgspec.DecodeError):
         raise PipelineNotFound(
-            f"importing {target} ended the process with exit code {done.returncode}",
+            f"importing {target} ended the process with exit code {process.returncode}",
             hint="run the file with python to see why",
         ) from None
     if result.failure is not None:

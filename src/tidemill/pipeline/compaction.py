@@ -1,14 +1,12 @@
 """Compact the lots of a table on request: `table.compact()` and `tidemill compact` (LOT-37)."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tidemill.errors import UsageError
 from tidemill.events import Emit, ignore
-from tidemill.lots import lots
-from tidemill.lots.datasets import DatasetRow
-from tidemill.pipeline.context import PipelineContext
+from tidemill.pipeline.lot_info import lot_rows
 from tidemill.pipeline.reader import stored_dataset
 from tidemill.publish.projections import Projections
 from tidemill.runner.compaction import Compacted, Compactor, on_spark
@@ -17,13 +15,11 @@ from tidemill.spark.lot_writer import TARGET_BYTES
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
 
-PAGE = 500
-
 
 def compact(
     pipeline: "Pipeline",
     name: str,
-    wanted: Sequence[str] = (),
+    only: Sequence[str] = (),
     *,
     target_bytes: int = TARGET_BYTES,
     emit: Emit = ignore,
@@ -48,21 +44,9 @@ def compact(
             projections=Projections(scope),
             target_bytes=target_bytes,
         )
-        for lot in wanted or _all_lots(context, dataset):
+        for lot in only or (row.lot for row in lot_rows(pipeline, name)):
             result = compactor.compact(dataset.id, lot)
             report(lot, result)
             if result is not None:
                 results.append(result)
     return results
-
-
-def _all_lots(context: PipelineContext, dataset: DatasetRow) -> Iterator[str]:
-    after = ""
-    while True:
-        page = context.store.run(
-            lambda tx, after=after: lots.listed(tx, context.keys.lots, dataset.id, after, PAGE)  # type: ignore[misc]
-        )
-        yield from (row.lot for row in page)
-        if len(page) < PAGE:
-            return
-        after = page[-1].lot

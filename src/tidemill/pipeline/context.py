@@ -1,4 +1,4 @@
-"""Open what a pipeline needs in this process: its store, its object storage and its Spark session."""
+"""Open the store, the object storage and the Spark session of a pipeline in this process."""
 
 import contextlib
 import random
@@ -62,7 +62,7 @@ class PipelineContext:
         self.clock = clock
         self.chance = chance
         self.keys = StepKeys(place.cluster)
-        self._wanted = spark
+        self._spark_option = spark
         self._app = app
         self._connection: Connection | None = None
         self._session: SparkSession | None = None
@@ -147,19 +147,19 @@ class PipelineContext:
     @contextlib.contextmanager
     def spark(self) -> Iterator["SparkSession"]:
         """Yield the session, opened when first used. A user's own session has our settings in the block."""
-        if is_session(self._wanted):
-            with adopt(self._wanted) as session:  # type: ignore[arg-type] # checked above
+        if is_session(self._spark_option):
+            with adopt(self._spark_option) as session:  # type: ignore[arg-type] # checked above
                 yield session
             return
         with self._lock:
             if self._session is None:
-                self._session = open_session(settings_of(self._wanted, self._app))
+                self._session = open_session(settings_of(self._spark_option, self._app))
         yield self._session
 
     @property
     def settings(self) -> SparkSettings | None:
         """The settings with which another process opens Spark; None if the user passed a session."""
-        return None if is_session(self._wanted) else settings_of(self._wanted, self._app)
+        return None if is_session(self._spark_option) else settings_of(self._spark_option, self._app)
 
     def close(self) -> None:
         """Close the store. Leave Spark running: other code in this process may use it."""

@@ -1,4 +1,4 @@
-"""Hold what a user declares, as frozen values, each with its line (LOT-1).
+"""The declarations of a user, as frozen values, each with its line (LOT-1).
 
 A declaration uses neither the store nor Spark. The plan checks declarations and derives stages from them.
 Every process that imports the pipeline makes the same declarations.
@@ -74,7 +74,7 @@ class SinkDecl:
 class ArcDecl:
     """A function from lots to lots; a template, if the first table it reads is a pattern.
 
-    - template: the name of the template that this arc comes from, if any.
+    - template: the name of the template that created this arc, if any.
     """
 
     name: str
@@ -97,7 +97,7 @@ class ViewDecl:
     """A query whose result is kept up to date, or a function over DataFrames (DBSP-18).
 
     - reads: the tables of a function, in the order of its arguments.
-    - linear, keyed_by: what a function is declared to be, so that a step need not run it on whole tables.
+    - linear, keyed_by: how a function is declared, so that a step does not run it on whole tables.
     """
 
     name: str
@@ -113,7 +113,7 @@ class ViewDecl:
 
     @property
     def declared(self) -> str:
-        """What a function is declared to be, as text."""
+        """How a function is declared, as text."""
         by = f"keyed by {', '.join(self.keyed_by)}" if self.keyed_by else "full"
         return "linear" if self.linear else by
 

@@ -27,7 +27,7 @@ class Explanation:
     'incremental'
 
     - certificate: the result of the comparison with plain Spark; None before the first run.
-    - declared: for a function, what it is declared to be: linear, keyed or full.
+    - declared: for a function, how it is declared: linear, keyed or full.
     - always_full: whether its refresh is `full`.
     - recomputed: why each step recomputes it; empty if it is incremental.
     """
@@ -75,7 +75,7 @@ class Explanation:
         return "\n".join(head)
 
     def json(self) -> dict[str, object]:
-        """Return the explanation as JSON, with everything that the text says."""
+        """Return the explanation as JSON, with the same content as the text."""
         return {
             "view": self.view,
             "runs": "full" if self.recomputed else "incremental",
@@ -105,7 +105,7 @@ def explain(pipeline: "Pipeline", view: str) -> Explanation:
 
     plan, decl = pipeline.plan(), pipeline.views[view]
     certifications = (stage for stage in plan.stages if isinstance(stage, CertifyView | CertifyFunction))
-    known = next((stage.known for stage in certifications if stage.view == view), None)
+    certificate = next((stage.certificate for stage in certifications if stage.view == view), None)
     always = decl.refresh == "full"
     groups = plan.program.groups.values()
     (members,) = (group.views for group in groups if any(member.name == view for member in group.views))
@@ -113,4 +113,4 @@ def explain(pipeline: "Pipeline", view: str) -> Explanation:
         reasons = chain_of(spark, members, plan.program.datasets).reasons
     why = "refresh='full'" if always else reasons.get(view, "")
     circuit = None if decl.function is not None else plan.explained(view)
-    return Explanation(view, circuit, known, decl.declared, always_full=always, recomputed=why)
+    return Explanation(view, circuit, certificate, decl.declared, always_full=always, recomputed=why)

@@ -72,23 +72,23 @@ def maker(pipeline: "Pipeline", name: str) -> "ArcDecl":
 def groups(pipeline: "Pipeline") -> dict[str, str]:
     """Return the group of each view, and each group by its own name unless an arc has that name."""
     arcs = pipeline.all_arcs()
-    named = {view.group: view.group for view in pipeline.views.values() if view.group not in arcs}
-    return named | {view.name: view.group for view in pipeline.views.values()}
+    by_group = {view.group: view.group for view in pipeline.views.values() if view.group not in arcs}
+    return by_group | {view.name: view.group for view in pipeline.views.values()}
 
 
 def read_by(pipeline: "Pipeline", view: str) -> list[str]:
     """Return the tables of lots that a view reads, also through other views."""
     tables: dict[str, None] = {}
     views = [view]
-    seen = {view}
+    visited = {view}
     while views:
         decl = pipeline.views[views.pop()]
-        names = set(decl.reads) if decl.function else {one.name for one in queries.table_names(decl.sql)}
+        names = set(decl.reads) if decl.function else {table.name for table in queries.table_names(decl.sql)}
         for name in sorted(queries.match(name, dict.fromkeys(pipeline.names)) for name in names):
             if name not in pipeline.views:
                 tables[name] = None
-            elif name not in seen:
-                seen.add(name)
+            elif name not in visited:
+                visited.add(name)
                 views.append(name)
     return list(tables)
 

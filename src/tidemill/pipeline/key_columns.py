@@ -24,8 +24,8 @@ def check_columns(dataset: DatasetRow) -> None:
     """
     columns = schema.parse(dataset.schema).columns
     names = [column.name for column in columns]
-    for use, wanted in (("use as key", dataset.key), ("order by", dataset.order_by)):
-        missing = [name for name in wanted if name not in names]
+    for use, required in (("use as key", dataset.key), ("order by", dataset.order_by)):
+        missing = [name for name in required if name not in names]
         if missing:
             raise DeclarationError(
                 f'{dataset.name} has no column "{missing[0]}" to {use}',
@@ -78,13 +78,13 @@ def deletions(dataset: DatasetRow, rows: Any, columns: pa.Schema) -> pa.Table:
     deletion must have the order columns too: otherwise its order among the other writes is unknown
     (`AppendRefused`).
     """
-    wanted = pa.schema([field for field in columns if field.name in (*dataset.key, *dataset.order_by)])
-    table = to_table(_select(rows, wanted.names), wanted, dataset.name)
+    used = pa.schema([field for field in columns if field.name in (*dataset.key, *dataset.order_by)])
+    table = to_table(_select(rows, used.names), used, dataset.name)
     for name in dataset.order_by:
         if table.column(name).null_count:
             raise operations.unordered(dataset, name)
     full = [
-        table.column(field.name) if field.name in wanted.names else pa.nulls(len(table), field.type)
+        table.column(field.name) if field.name in used.names else pa.nulls(len(table), field.type)
         for field in columns
     ]
     return pa.table(full, schema=columns)

@@ -53,22 +53,24 @@ def lots_of(pipeline: "Pipeline", name: str) -> list[LotInfo]:
     if name in pipeline.views:
         return list(_steps(pipeline, name))
     times = _publication_times(pipeline, name)
-    published = {row.lot: _published(row, times) for row in _rows(pipeline, name)}
+    published = {row.lot: _published(row, times) for row in lot_rows(pipeline, name)}
     makers = {sink.name: arc for arc in pipeline.all_arcs().values() for sink in arc.sinks}
     arc = makers.get(name)
     if arc is None:
         return list(published.values())
-    standing = {lot.lot: lot for lot in _standings(pipeline, graph.arc_id(pipeline, arc.name))}
-    expected = {row.lot for read in arc.reads if read not in pipeline.views for row in _rows(pipeline, read)}
+    statuses = {lot.lot: lot for lot in _statuses(pipeline, graph.arc_id(pipeline, arc.name))}
+    expected = {
+        row.lot for read in arc.reads if read not in pipeline.views for row in lot_rows(pipeline, read)
+    }
     waits = waiting_lots(pipeline, arc.name)
     infos = []
-    for lot in sorted({*published, *standing, *expected}):
+    for lot in sorted({*published, *statuses, *expected}):
         if lot in published:
             info = published[lot]
-            replaying = lot in standing and standing[lot].replaying
+            replaying = lot in statuses and statuses[lot].replaying
             infos.append(msgspec.structs.replace(info, note="replaying") if replaying else info)
-        elif lot in standing:
-            infos.append(unpublished(standing[lot]))
+        elif lot in statuses:
+            infos.append(unpublished(statuses[lot]))
         else:
             infos.append(LotInfo(lot=lot, state="waiting", note=waits.get(lot, "")))
     return infos
@@ -104,7 +106,8 @@ def unpublished(lot: LotStatus) -> LotInfo:
             return LotInfo(lot=lot.lot, state="waiting", generation=lot.generation)
 
 
-def _rows(pipeline: "Pipeline", name: str) -> Iterator[LotRow]:
+def lot_rows(pipeline: "Pipeline", name: str) -> Iterator[LotRow]:
+    """Yield the rows of all published lots of a table, in the order of their ids."""
     context, dataset = pipeline.context, graph.id_of(pipeline, name)
     after = ""
     while True:
@@ -117,7 +120,7 @@ def _rows(pipeline: "Pipeline", name: str) -> Iterator[LotRow]:
         after = page[-1].lot
 
 
-def _standings(pipeline: "Pipeline", arc: str) -> Iterator[LotStatus]:
+def _statuses(pipeline: "Pipeline", arc: str) -> Iterator[LotStatus]:
     context, keys = pipeline.context, ArcKeys(pipeline.context.place.cluster)
     after = ""
     while True:
@@ -165,7 +168,7 @@ def _steps(pipeline: "Pipeline", view: str) -> Iterator[LotInfo]:
             lambda tx, after=after: commits.rows(tx, context.keys, pipeline.name, group, after, 1 << 60)  # type: ignore[misc]
         )
         for row in page:
-            output = next((one for one in row.outputs if one.view == view and one.changes), None)
+            output = next((out for out in row.outputs if out.view == view and out.changes), None)
             yield LotInfo(
                 lot=f"step {row.step}",
                 state="complete" if output else "empty",

@@ -1,7 +1,7 @@
 """Request lots: backfill missing lots, replay existing ones, retry failed ones (LOT-31).
 
-A plan says for each lot what would be done, and by which arc. `submit` then stores a request for each, and
-runners process the requests, a limited number at a time. Nothing is removed: a replayed lot stays as it is
+A plan lists for each lot the action and the arc. `submit` then stores a request for each lot, and runners
+process the requests, a limited number at a time. Nothing is removed: a replayed lot stays as it is
 until its next generation is published. Arcs and views downstream follow, because a publication is an event
 like any other.
 """
@@ -38,12 +38,12 @@ Report = Callable[[int, int], None]
 """Called with the number of stored requests, and the number of all."""
 
 
-def ignore(done: int, total: int) -> None:
+def ignore(stored: int, total: int) -> None:
     """Report no progress."""
 
 
 class LotAction(StrEnum):
-    """What a request does with a lot."""
+    """The action of a request for one lot."""
 
     MAKE = "make"  # it does not exist; a runner makes it
     REMAKE = "remake"  # it exists; a runner makes its next generation
@@ -53,7 +53,7 @@ class LotAction(StrEnum):
 
 
 class PlannedLot(msgspec.Struct, frozen=True):
-    """One lot of a plan, and what is done with it."""
+    """One lot of a plan, and its action."""
 
     arc: str
     lot: str
@@ -124,13 +124,13 @@ def plan(
     table = name if name not in pipeline.all_arcs() else arc.sinks[0].name
     unit = graph.unit_of(pipeline, table)
     if lots is not None:
-        named = sorted({graph.lot_of(table, unit, lot) for lot in lots})
-        if first is not None or last is not None or not named:
+        only = sorted({graph.lot_of(table, unit, lot) for lot in lots})
+        if first is not None or last is not None or not only:
             raise UsageError("lots and a range are given together", hint="pass lots, or a range")
-        span = Span(named[0], named[-1])
+        span = Span(only[0], only[-1])
     else:
-        named, span = None, graph.span(unit, first, last)
-    planned = _Planner(pipeline, kind, span).plan(graph.id_of(pipeline, table), named)
+        only, span = None, graph.span(unit, first, last)
+    planned = _Planner(pipeline, kind, span).plan(graph.id_of(pipeline, table), only)
     return LotRequestPlan(
         kind=kind,
         arc=arc.name,
@@ -149,20 +149,20 @@ class _Planner:
             context.store, ArcKeys(context.place.cluster), graph.specs(pipeline), span, late_s=0
         )
 
-    def plan(self, table: DatasetId, named: Sequence[str] | None) -> list[PlannedLot]:
+    def plan(self, table: DatasetId, only: Sequence[str] | None) -> list[PlannedLot]:
         expected, published = self._inventory.expected(table), self._inventory.published(table)
-        known = expected | published.keys()
-        if named is not None:
-            unknown = [lot for lot in named if lot not in known]
+        existing = expected | published.keys()
+        if only is not None:
+            unknown = [lot for lot in only if lot not in existing]
             if unknown:
                 raise LotUnknown(
                     f"{table.name}: lot {unknown[0]} has no inputs"
                     + (f", nor have {len(unknown) - 1} others" if len(unknown) > 1 else "")
                 )
-        elif not known:
+        elif not existing:
             raise self._no_lots(table)
         planned: dict[tuple[str, str], PlannedLot] = {}
-        for lot in sorted(known) if named is None else named:
+        for lot in sorted(existing) if only is None else only:
             steps = (
                 self._replay(table, lot) if self._kind is RequestKind.REPLAY else self._backfill(table, lot)
             )
@@ -173,10 +173,10 @@ class _Planner:
     def _no_lots(self, table: DatasetId) -> NoLots:
         bounds = [f"from {self._span.first}" if self._span.first else ""]
         bounds += [f"to {self._span.last}" if self._span.last else ""]
-        whole = Inventory(
+        unbounded = Inventory(
             self._inventory.store, self._inventory.keys, self._inventory.makers.values(), late_s=0
         )
-        lots = sorted(whole.expected(table) | whole.published(table).keys())
+        lots = sorted(unbounded.expected(table) | unbounded.published(table).keys())
         range_ = " ".join(bound for bound in bounds if bound)
         return NoLots(
             f"{table.name} has no lots {range_}".rstrip(),
@@ -223,18 +223,18 @@ def submit(pipeline: "Pipeline", planned: LotRequestPlan, report: Report = ignor
     """Store a request for every lot that runners make, page by page; return the plan with its batch.
 
     It may be repeated: lots that are already requested, or that exist by now, are skipped. If the process
-    dies on the way, the first pages are requested.
+    dies before the end, only the first pages are requested.
     """
     context = pipeline.context
     keys, batch = ArcKeys(context.place.cluster), context.scope.new_attempt()
-    order = RequestOptions(planned.kind, batch, planned.at_once)
+    options = RequestOptions(planned.kind, batch, planned.at_once)
     requested = planned.requested
     for first in range(0, len(requested), PAGE):
         page = requested[first : first + PAGE]
 
         def step(tx: Tx, page: Sequence[PlannedLot] = page) -> None:
             for lot in page:
-                lot_requests.request(tx, keys, graph.arc_id(pipeline, lot.arc), lot.lot, order)
+                lot_requests.request(tx, keys, graph.arc_id(pipeline, lot.arc), lot.lot, options)
 
         crash.point("lot_requests.submit.before")
         context.store.run(step)
@@ -268,18 +268,18 @@ def retry(pipeline: "Pipeline", arc: str | None = None, lots: Sequence[str] = ()
     for group in set(groups.values()) if arc is None else {groups[arc]} if arc in groups else set():
         context.store.run(partial(_revive, keys=keys, name=group_id(pipeline.name, group)))
     if arc is None:
-        wanted = list(arcs)
+        names = list(arcs)
     elif arc in pipeline.templates:
-        wanted = [child.name for child in arcs.values() if child.template == arc]
+        names = [child.name for child in arcs.values() if child.template == arc]
     else:
-        wanted = [arc] if arc in arcs else [] if arc in groups else [graph.maker(pipeline, arc).name]
-    named = {name: _parse_lots(pipeline, name, lots) for name in wanted}  # all, before the first request
+        names = [arc] if arc in arcs else [] if arc in groups else [graph.maker(pipeline, arc).name]
+    chosen = {name: _parse_lots(pipeline, name, lots) for name in names}  # all, before the first request
     requested: list[tuple[str, str]] = []
-    for name in wanted:
+    for name in names:
         id_ = graph.arc_id(pipeline, name)
-        names = named[name] or _failed_lots(pipeline, keys, name)
-        for first in range(0, len(names), PAGE):
-            page = names[first : first + PAGE]
+        failed = chosen[name] or _failed_lots(pipeline, keys, name)
+        for first in range(0, len(failed), PAGE):
+            page = failed[first : first + PAGE]
             context.store.run(
                 lambda tx, page=page, id_=id_: [  # type: ignore[misc]
                     lot_requests.request_retry(tx, keys, id_, lot) for lot in page

@@ -216,7 +216,7 @@ class Pipeline(Registry):
     ) -> "LotRequestPlan":
         """Request missing lots; the next run makes them.
 
-        If an input is missing too, the arcs upstream are asked for it. Existing lots stay as they are.
+        If an input is missing too, it is requested from its arc. Existing lots stay as they are.
 
         Args:
             table: an arc, or a table that an arc writes.
@@ -329,5 +329,5 @@ class Pipeline(Registry):
             "template": len(self.templates),
             "view": len(self.views),
         }
-        shown = ", ".join(f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items() if n)
+        shown = ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in counts.items() if n)
         return f"<Pipeline {self.name}: {shown or 'empty'}>"

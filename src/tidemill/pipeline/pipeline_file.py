@@ -81,9 +81,9 @@ def _import_file(file: Path) -> ModuleType:
     if not file.is_file():
         raise PipelineNotFound(f"there is no file {file}")
     name = f"tidemill_pipeline_{file.stem}"
-    known = sys.modules.get(name)
-    if known is not None and getattr(known, "__file__", None) == str(file):
-        return known
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(file):
+        return loaded
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
     spec = importlib.util.spec_from_file_location(name, file)

@@ -44,9 +44,8 @@ def query(pipeline: "Pipeline", sql: str) -> "DataFrame":
     names = [table.name for table in queries.table_names(sql)]
     with pipeline.context.spark() as spark:
         reader = TableReader(pipeline, spark)
-        known = dict.fromkeys([*pipeline.names, *pipeline.quarantines])
-        wanted = {queries.match(name, known) for name in names}
-        frames = {name: reader.table(name) for name in wanted}
+        tables = dict.fromkeys([*pipeline.names, *pipeline.quarantines])
+        frames = {name: reader.table(name) for name in {queries.match(name, tables) for name in names}}
         with (
             _query_errors(),
             queries.over(spark, sql, frames, f"q{pipeline.context.chance.getrandbits(64):x}") as result,

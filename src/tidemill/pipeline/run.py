@@ -1,4 +1,4 @@
-"""Run a pipeline as a node of its cluster: apply the plan, then process what is due.
+"""Run a pipeline as a node of its cluster: apply the plan, then process new data.
 
 `run_as_node` needs a node. `Pipeline.run()` joins the cluster itself (`join_cluster`). The child process of
 `tidemill run` calls it too: there the supervisor holds the lease of the node.

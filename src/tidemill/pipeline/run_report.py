@@ -1,4 +1,4 @@
-"""Report what a run did."""
+"""The report of a run: counts of files, lots and steps, and errors."""
 
 import msgspec
 
@@ -25,7 +25,7 @@ class ArcReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Report what a run did. True when nothing failed.
+    """The counts and errors of a run. True when nothing failed.
 
     >>> report = Report(pipeline="shop", seconds=1.5, files=3)
     >>> print(report)

@@ -46,7 +46,7 @@ def _caller() -> tuple[str | None, int]:
 
 
 def _shown(file: str) -> str:
-    """Return the path relative to the current folder, if it lies below it."""
+    """Return the path relative to the current folder, if it is below it."""
     path = Path(file)
     try:
         return str(path.resolve().relative_to(Path.cwd()))

@@ -162,7 +162,7 @@ def _subscription(tx: Tx, pipeline: "Pipeline", name: str) -> RunInfo:
     if row is None:
         return info
     heads = events.heads(tx, context.keys.lots, row.tally.terms.sources)
-    behind = sum(heads[source] - seen for source, seen in row.tally.seen.items())
+    behind = sum(heads[source] - position for source, position in row.tally.seen.items())
     run = row.run if isinstance(row, Scheduled) else None
     state: Literal["running", "scheduled", "waiting"] = (
         "running" if run is not None else "scheduled" if isinstance(row, Scheduled) else "waiting"

@@ -122,7 +122,7 @@ class Dataset(Table):
 
         Args:
             rows: columns match by name; a missing column becomes NULL.
-            producer: who sends the rows. With `seq`, a repeated append takes effect once.
+            producer: the name of the sender. With `seq`, a repeated append takes effect once.
             seq: a number that grows with each append of the producer; numbers may be skipped.
         """
         return self._write(rows, RowOperation.APPEND, producer, seq)
@@ -155,7 +155,7 @@ class Dataset(Table):
 
         Args:
             lot: the id of the lot, see `lots()`.
-            why: a comment for people who inspect the lot later.
+            why: a comment, shown with the lot.
         """
         return writes.remove(self.pipeline.context, self._decl, lot, why=why)
 

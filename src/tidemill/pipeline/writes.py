@@ -67,7 +67,7 @@ def append(
         decl: the dataset.
         rows: as the user passed them.
         operation: append, upsert or delete.
-        producer: who sends the rows; with `seq`, a repeated append returns the receipt of the first one.
+        producer: the name of the sender; with `seq`, a repeated append returns the receipt of the first one.
         seq: the number of this append among those of the producer.
     """
     if (producer is None) != (seq is None):
@@ -110,7 +110,7 @@ def replace(context: PipelineContext, decl: DatasetDecl, lot: str, rows: Any) ->
 
 
 def remove(context: PipelineContext, decl: DatasetDecl, lot: str, *, why: str = "") -> Receipt:
-    """Publish a next generation of a lot that has no rows and counts as removed."""
+    """Publish the next generation of a lot: without rows, and marked as removed."""
     _refuse_keyed(decl, lot)
     hold = _begin_correction(context, decl, lot, remove=True)
     return _publish_correction(context, hold, context.manifests.taken_back(hold, why or "removed"))

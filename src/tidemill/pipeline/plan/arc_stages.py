@@ -29,7 +29,7 @@ MAX_RETRIED = 200
 class DeclareArc:
     """Declare an arc and its subscription.
 
-    - template: the template that the arc comes from, if any; the scheduler then makes the subscription.
+    - template: the template that created the arc, if any; the scheduler then creates the subscription.
     """
 
     spec: ArcSpec
@@ -102,7 +102,7 @@ class DeclareArc:
                 )
 
     def _switch(self, tx: Tx, context: "PipelineContext", keys: ArcKeys) -> None:
-        """Pause or resume the arc if the declaration changed; what a user paused stays paused (LOT-38)."""
+        """Pause or resume the arc if the declaration changed; a pause by a user stays (LOT-38)."""
         try:
             before = arc_rows.read(tx, keys, self.spec.id).enabled
         except ArcUnknown:

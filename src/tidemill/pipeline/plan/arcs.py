@@ -15,6 +15,7 @@ from tidemill.errors import DeclarationError, TidemillError
 from tidemill.futures.values.code_digests import code_digest
 from tidemill.lots.checks import can_drop, quarantine_of
 from tidemill.lots.datasets import DatasetRow, Kind
+from tidemill.lots.ids import Unit
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline import graph
 from tidemill.pipeline.declarations import ArcDecl, SinkDecl
@@ -55,7 +56,7 @@ class ArcPlanner:
         while unplanned:
             self._refuse_orphans(unplanned, foreign)
             ready = [
-                arc for arc in unplanned.values() if all(name in self.catalog.known for name in arc.reads)
+                arc for arc in unplanned.values() if all(name in self.catalog.tables for name in arc.reads)
             ]
             if not ready:
                 self._raise_unplanned(unplanned)
@@ -78,14 +79,14 @@ class ArcPlanner:
     def _refuse_orphans(self, unplanned: dict[str, ArcDecl], foreign: Collection[str]) -> None:
         """Refuse arcs of templates that read a table which a refused arc would have made."""
         for arc in list(unplanned.values()):
-            missing = [name for name in arc.reads if name in foreign and name not in self.catalog.known]
+            missing = [name for name in arc.reads if name in foreign and name not in self.catalog.tables]
             if arc.template and missing:
                 del unplanned[arc.name]
                 self._refuse(arc, f"there is no table {missing[0]}")
 
     def _raise_unplanned(self, unplanned: Mapping[str, ArcDecl]) -> None:
-        """Raise the reason why none of these arcs can be planned."""
-        made = {sink.name for arc in unplanned.values() for sink in arc.sinks}
+        """Raise an error that says why these arcs cannot be planned."""
+        written = {sink.name for arc in unplanned.values() for sink in arc.sinks}
         for arc in unplanned.values():
             for name in arc.reads:
                 if name in self.pipeline.views:
@@ -93,7 +94,7 @@ class ArcPlanner:
                         f"{arc.line}: arc {arc.name} reads the view {name}, whose rows can change",
                         hint="declare a view instead of the arc",
                     )
-                if name not in self.catalog.known and name not in made:
+                if name not in self.catalog.tables and name not in written:
                     raise DeclarationError(
                         f"{arc.line}: arc {arc.name} reads {name}", hint=self.catalog.near(name)
                     )
@@ -104,29 +105,50 @@ class ArcPlanner:
         )
 
     def arc(self, arc: ArcDecl) -> ArcProgram:
-        """Plan one arc whose inputs are known."""
-        inputs = [self.catalog.known[name] for name in arc.reads]
-        first = inputs[0].dataset
-        assert first is not None
-        for name, known in zip(arc.reads, inputs, strict=True):
-            assert known.dataset is not None
-            if known.dataset.unit != first.unit or (len(inputs) > 1 and first.unit is None):
+        """Plan one arc. All its inputs are in the catalog."""
+        inputs = [self.catalog.tables[name] for name in arc.reads]
+        self._check_inputs(arc, inputs)
+        program = ArcProgram(
+            spec=self._spec(arc, inputs),
+            function=arc.function,
+            where=str(arc.line),
+            checks={sink.name: sink.checks for sink in arc.sinks},
+        )
+        weighted = arc.changes == "linear" and any(table.retracts for table in inputs)
+        if weighted:
+            self._check_linear(arc, program, inputs)
+        kind = Kind.CHANGES if arc.changes == "raw" or weighted else Kind.ROWS
+        self._add_sinks(arc, kind, inputs, self._sink_schemas(arc, program, inputs))
+        self.catalog.stages.append(
+            DeclareArc(spec=program.spec, where=str(arc.line), pace=arc.pace, template=arc.template)
+        )
+        return program
+
+    def _check_inputs(self, arc: ArcDecl, inputs: Sequence[KnownTable]) -> None:
+        """Refuse tables that an arc cannot read."""
+        unit = _unit(inputs)
+        for name, table in zip(arc.reads, inputs, strict=True):
+            assert table.dataset is not None
+            if table.dataset.unit != unit or (len(inputs) > 1 and unit is None):
                 raise DeclarationError(
                     f"arc {arc.name} reads {', '.join(arc.reads)}, whose intervals differ",
                     hint="tables that one arc reads need the same intervals, like lots='PT5M'",
                 )
-            if known.dataset.kind is Kind.KEYED:
+            if table.dataset.kind is Kind.KEYED:
                 raise DeclarationError(
                     f"arc {arc.name} reads {name}, which has a key", hint="declare a view instead of the arc"
                 )
-            if known.retracts and arc.changes is None:
+            if table.retracts and arc.changes is None:
                 raise DeclarationError(
                     f"arc {arc.name} reads {name}, whose rows can be deleted",
                     hint="use changes='linear' if it maps single rows, or changes='raw' to read and return"
                     " _weight; or declare a view instead",
                 )
+
+    def _spec(self, arc: ArcDecl, inputs: Sequence[KnownTable]) -> ArcSpec:
+        """Return the stored form of an arc."""
         of_lots = any(check.needs_whole_lot for sink in arc.sinks for check in sink.checks)
-        spec = ArcSpec(
+        return ArcSpec(
             pipeline=self.pipeline.name,
             name=arc.name,
             reads=tuple(table.dataset.id for table in inputs if table.dataset is not None),
@@ -149,17 +171,13 @@ class ArcPlanner:
             grace_us=arc.grace.grace_us,
             after_grace=arc.grace.then,
         )
-        program = ArcProgram(
-            spec=spec,
-            function=arc.function,
-            where=str(arc.line),
-            checks={sink.name: sink.checks for sink in arc.sinks},
-        )
-        weighted = arc.changes == "linear" and any(table.retracts for table in inputs)
-        if weighted:
-            self._check_linear(arc, program, inputs)
-        kind = Kind.CHANGES if arc.changes == "raw" or weighted else Kind.ROWS
-        for sink, ddl in zip(arc.sinks, self._sink_schemas(arc, program, inputs), strict=True):
+
+    def _add_sinks(
+        self, arc: ArcDecl, kind: Kind, inputs: Sequence[KnownTable], schemas: Sequence[str]
+    ) -> None:
+        """Add the tables that an arc writes, and their quarantines, to the catalog."""
+        unit = _unit(inputs)
+        for sink, ddl in zip(arc.sinks, schemas, strict=True):
             names = schema.parse(ddl).names
             missing = [name for name in sink.partition_by if name not in names]
             if missing:
@@ -168,7 +186,7 @@ class ArcPlanner:
                 )
             dataset = DatasetRow(
                 name=sink.name,
-                unit=first.unit,
+                unit=unit,
                 kind=kind,
                 deletes=kind is Kind.CHANGES,
                 schema=ddl,
@@ -177,11 +195,7 @@ class ArcPlanner:
             dataset = self.catalog.add(effective(dataset), arc.line, made_by=f"arc {arc.name}")
             self.catalog.expected(dataset, sink.checks)
             if can_drop(sink.checks):
-                self.catalog.quarantine(dataset.id, first.unit, arc.line, f"checks of {sink.name}")
-        self.catalog.stages.append(
-            DeclareArc(spec=spec, where=str(arc.line), pace=arc.pace, template=arc.template)
-        )
-        return program
+                self.catalog.quarantine(dataset.id, unit, arc.line, f"checks of {sink.name}")
 
     def _sink_schemas(self, arc: ArcDecl, program: ArcProgram, inputs: Sequence[KnownTable]) -> list[str]:
         """Return the schemas of an arc's tables: declared, or derived by Spark (LOT-44)."""
@@ -231,13 +245,19 @@ class ArcPlanner:
         while True:
             after = stored[-1].id if stored else prefix
             page = self.pipeline.context.store.run(partial(arc_rows.listed, keys=keys, after=after))
-            ours = [spec for spec in page if spec.id.startswith(prefix)]
-            stored += ours
-            if len(ours) < 100:
+            own = [spec for spec in page if spec.id.startswith(prefix)]
+            stored += own
+            if len(own) < 100:
                 break
         templates = tuple(f"{prefix}{name}[" for name in self.pipeline.templates)
         removed = [spec.id for spec in stored if spec.id not in arcs and not spec.id.startswith(templates)]
         return [RemoveArc(name=name) for name in removed]
+
+
+def _unit(inputs: Sequence[KnownTable]) -> Unit | None:
+    """Return the interval of an arc's lots: that of its first input."""
+    assert inputs[0].dataset is not None
+    return inputs[0].dataset.unit
 
 
 def _code(arc: ArcDecl) -> str:

@@ -41,7 +41,7 @@ class Catalog:
     def __init__(self, pipeline: "Pipeline", spark: "SparkSession") -> None:
         self.pipeline = pipeline
         self.spark = spark
-        self.known: dict[str, KnownTable] = {}
+        self.tables: dict[str, KnownTable] = {}
         self.stages: list[PlanStage] = []
         self.datasets: dict[DatasetId, DatasetRow] = {}
         self._frames: dict[str, DataFrame] = {}
@@ -51,22 +51,22 @@ class Catalog:
         if dataset.drift is Drift.EVOLVE:
             dataset = self._evolved(dataset)
         self.datasets[dataset.id] = dataset
-        self.known[dataset.name] = KnownTable(dataset, dataset.schema, dataset.kind is not Kind.ROWS)
+        self.tables[dataset.name] = KnownTable(dataset, dataset.schema, dataset.kind is not Kind.ROWS)
         self.stages.append(DeclareDataset(dataset=dataset, where=str(line), made_by=made_by))
         return dataset
 
     def adopt(self, dataset: DatasetRow) -> None:
         """Add a table that another pipeline declares."""
         self.datasets[dataset.id] = dataset
-        self.known[dataset.name] = KnownTable(dataset, dataset.schema, dataset.kind is not Kind.ROWS)
+        self.tables[dataset.name] = KnownTable(dataset, dataset.schema, dataset.kind is not Kind.ROWS)
 
     def _evolved(self, dataset: DatasetRow) -> DatasetRow:
         context = self.pipeline.context
         try:
-            known = context.store.run(lambda tx: datasets.read(tx, context.keys.lots, dataset.id))
+            stored = context.store.run(lambda tx: datasets.read(tx, context.keys.lots, dataset.id))
         except DatasetUnknown:
             return dataset
-        grown = evolved(known, dataset)
+        grown = evolved(stored, dataset)
         return msgspec.structs.replace(dataset, schema=grown.schema, fingerprint=grown.fingerprint)
 
     # --- checks
@@ -87,12 +87,14 @@ class Catalog:
                 hint="put the check on an arc that reads the dataset",
             )
 
-    def quarantine(self, of: DatasetId, unit: Unit | None, line: SourceLine, made_by: str) -> DatasetId:
+    def quarantine(
+        self, dataset_id: DatasetId, unit: Unit | None, line: SourceLine, made_by: str
+    ) -> DatasetId:
         """Add the quarantine table of a dataset."""
-        quarantine = quarantine_of(of)
+        quarantine = quarantine_of(dataset_id)
         if quarantine.name in self.pipeline.names:
             raise DeclarationError(
-                f"{quarantine.name} is the name of the quarantine table of {of.name}",
+                f"{quarantine.name} is the name of the quarantine table of {dataset_id.name}",
                 hint=f"rename the table {quarantine.name}",
             )
         dataset = DatasetRow(
@@ -108,14 +110,14 @@ class Catalog:
 
     # --- empty frames, for Spark to analyse
 
-    def empty(self, known: KnownTable) -> "DataFrame":
-        kind = Kind.ROWS if known.dataset is None else known.dataset.kind
-        return self.spark.createDataFrame([], stored_schema(known.ddl, kind))
+    def empty(self, table: KnownTable) -> "DataFrame":
+        kind = Kind.ROWS if table.dataset is None else table.dataset.kind
+        return self.spark.createDataFrame([], stored_schema(table.ddl, kind))
 
     def frame(self, name: str) -> "DataFrame":
         """Return an empty DataFrame of a table; made once, because each costs a call to Spark."""
         if name not in self._frames:
-            self._frames[name] = self.spark.createDataFrame([], self.known[name].ddl)
+            self._frames[name] = self.spark.createDataFrame([], self.tables[name].ddl)
         return self._frames[name]
 
 

@@ -30,7 +30,7 @@ class Certify(ABC):
     """Test a property of a view on generated steps, once for its code.
 
     - digest: of the code that is tested.
-    - known: the result of an earlier test of the same code.
+    - certificate: the result of an earlier test of the same code.
     """
 
     pipeline: str
@@ -38,7 +38,7 @@ class Certify(ABC):
     where: str
     digest: str
     tables: Mapping[str, str] = field(repr=False)
-    known: ViewCertificate | None = None
+    certificate: ViewCertificate | None = None
 
     @abstractmethod
     def _certify(self, spark: "SparkSession") -> ViewCertificate: ...
@@ -65,8 +65,8 @@ class Certify(ABC):
         context.store.run(lambda tx: certificates.write(tx, cluster, self.digest, certificate))
         return self._event(certificate)
 
-    def _described(self, what: str, detail: str) -> dict[str, str]:
-        return {"what": what, "name": self.view, "detail": " ".join(detail.split()), "where": self.where}
+    def _described(self, kind: str, detail: str) -> dict[str, str]:
+        return {"what": kind, "name": self.view, "detail": " ".join(detail.split()), "where": self.where}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +90,14 @@ class CertifyView(Certify):
         )
 
     def describe(self) -> dict[str, str]:
-        known = self.known
-        if known is None:
+        certificate = self.certificate
+        if certificate is None:
             detail = "its circuit is compared with plain Spark when it is created"
-        elif known.equal:
-            detail = f"equal to plain Spark ({known.kind}) after {known.compared} generated steps"
-            detail = known.why or detail
+        elif certificate.equal:
+            detail = f"equal to plain Spark ({certificate.kind}) after {certificate.compared} generated steps"
+            detail = certificate.why or detail
         else:
-            detail = f"NOT equal to plain Spark, so every step recomputes it: {known.why}"
+            detail = f"NOT equal to plain Spark, so every step recomputes it: {certificate.why}"
         return self._described("circuit", detail)
 
 
@@ -122,13 +122,13 @@ class CertifyFunction(Certify):
         )
 
     def describe(self) -> dict[str, str]:
-        known = self.known
-        if known is None:
+        certificate = self.certificate
+        if certificate is None:
             detail = f"declared {self.declared}; this is tested when it is created"
-        elif known.equal:
-            detail = f"{self.declared} as declared, after {known.compared} generated steps"
+        elif certificate.equal:
+            detail = f"{self.declared} as declared, after {certificate.compared} generated steps"
         else:
-            detail = f"declared {self.declared} but is NOT, so every step recomputes it: {known.why}"
+            detail = f"declared {self.declared} but is NOT, so every step recomputes it: {certificate.why}"
         return self._described("function", detail)
 
 
@@ -155,19 +155,19 @@ def certify_arc(
     """
     digest = hashlib.sha256(repr((certificates.FORMAT, "linear", code, ddl)).encode()).hexdigest()[:32]
     cluster = context.place.cluster
-    known = context.store.run(lambda tx: certificates.read(tx, cluster, digest))
-    if known is not None:
-        return known
+    stored = context.store.run(lambda tx: certificates.read(tx, cluster, digest))
+    if stored is not None:
+        return stored
     contents = TableContents({table: ddl})
     for step in generated_steps.generate_steps({table: ddl})[:2]:
         contents.apply(step)
-    whole = contents.frame(spark, table)
+    all_rows = contents.frame(spark, table)
     rows = contents.rows(table)
-    frames = [whole, *(_frame(spark, table, ddl, some) for some in (rows[::2], rows[1::2], []))]
+    frames = [all_rows, *(_frame(spark, table, ddl, half) for half in (rows[::2], rows[1::2], []))]
     outputs = [results(frame) for frame in frames]
     queries = []
     with ExitStack() as stack:
-        for number, frame in enumerate(one for output in zip(*outputs, strict=True) for one in output):
+        for number, frame in enumerate(frame for sink in zip(*outputs, strict=True) for frame in sink):
             view = f"tidemill_linear_{digest}_{number}"
             frame.createOrReplaceTempView(view)
             stack.callback(spark.catalog.dropTempView, view)

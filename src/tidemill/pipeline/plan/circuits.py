@@ -68,7 +68,7 @@ def make(
     frames: "Mapping[str, DataFrame]",
     tag: str,
 ) -> ViewCircuit:
-    """Compile a query to a circuit and rewrite it; a `QueryError` names the position of what is wrong.
+    """Compile a query to a circuit and rewrite it; a `QueryError` names its position in the query.
 
     Args:
         spark: the session, for types and for Spark's own checks.
@@ -111,7 +111,7 @@ def _refusal(message: str, sql: str) -> QueryRefused:
 
 @contextmanager
 def query_errors_at(line: SourceLine, sql: str) -> Iterator[None]:
-    """Prefix errors of a query with their position in the user's file, as far as it is known."""
+    """Prefix errors of a query with their position in the user's file, if it is known."""
     try:
         yield
     except QueryError as error:
@@ -129,9 +129,9 @@ def _located(error: Kind, line: SourceLine, sql: str) -> Kind:
 
 def explained(circuits: Mapping[str, ViewCircuit], view: str) -> CircuitExplanation:
     """Explain a view, down to the datasets it reads; `circuits` has the circuits of all views."""
-    whole = Circuit({name: circuit.output for name, circuit in circuits.items()}).linked()
+    linked = Circuit({name: circuit.output for name, circuit in circuits.items()}).linked()
     notes = {view: circuits[view].notes}
-    return explain(Circuit({view: whole.outputs[view]}, notes), Pins(settings=PINNED))
+    return explain(Circuit({view: linked.outputs[view]}, notes), Pins(settings=PINNED))
 
 
 def refuse_incremental(output: ViewOutput | None, line: SourceLine, why: str) -> None:

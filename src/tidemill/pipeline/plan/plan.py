@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a pipeline consists of, and what applying it would change in the store.
+    """The program of a pipeline, and the changes to the store that applying the plan would make.
 
     >>> import tidemill as tm
     >>> shop = tm.Pipeline("shop", home="shop-home", spark=spark)

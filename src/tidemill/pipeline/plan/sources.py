@@ -31,7 +31,7 @@ class SourcePlanner:
                 yield self._planned(decl)
 
     def _planned(self, decl: SourceDecl) -> PlannedSource:
-        dataset = self.catalog.known[decl.dataset].dataset
+        dataset = self.catalog.tables[decl.dataset].dataset
         assert dataset is not None
         self.catalog.expected(dataset, decl.checks)
         if dataset.unit is not None:

@@ -1,4 +1,4 @@
-"""Define what a stage of a plan is, and the stages for datasets and sources.
+"""The stages of a plan: their protocol, and the stages for datasets and sources.
 
 A stage is a small frozen value that can be applied and described. The stages for arcs, templates, views and
 certification are in separate modules.
@@ -85,7 +85,7 @@ class DeclareDataset:
 
 @dataclass(frozen=True)
 class DeclareSource:
-    """Show a source in the plan. It has no row in the store; it is known when its dataset is."""
+    """Show a source in the plan. It has no row in the store; its status is that of its dataset."""
 
     dataset: DatasetId
     detail: str

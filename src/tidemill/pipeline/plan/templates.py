@@ -1,7 +1,7 @@
 """Plan templates: an arc that reads a pattern becomes one arc for each table that matches (HEAP-12).
 
 The arcs of a template follow from the names of tables alone: those declared here, those in the store that
-another pipeline declared, and those that the arcs themselves write. When a runner meets the arc of a table
+another pipeline declared, and those that the arcs themselves write. When a runner finds the arc of a table
 that was created later, `make_child` plans and declares it.
 """
 
@@ -48,14 +48,14 @@ def template_id(pipeline: "Registry", name: str) -> str:
 
 def template_of(pipeline: "Registry", decl: ArcDecl) -> Template:
     """Return the stored form of a template."""
-    first, *others = (sink.name for sink in decl.sinks)
+    first, *also = (sink.name for sink in decl.sinks)
     id_ = template_id(pipeline, decl.name)
     sources = tuple(graph.id_of(pipeline, name) for name in decl.reads[1:])
     return Template(
         name=id_,
         reads=decl.reads[0],
         writes=first,
-        also=tuple(others),
+        also=tuple(also),
         terms=terms_of(decl.pace, sources, id_),
         paused=not decl.enabled,
     )
@@ -131,9 +131,9 @@ def foreign_tables(
     pipeline: "Pipeline", stored: Mapping[str, DatasetRow], children: Mapping[str, ArcDecl]
 ) -> dict[str, DatasetRow]:
     """Return the stored tables that this pipeline neither declares nor writes."""
-    made = {sink.name for arc in (*pipeline.arcs.values(), *children.values()) for sink in arc.sinks}
+    written = {sink.name for arc in (*pipeline.arcs.values(), *children.values()) for sink in arc.sinks}
     return {
-        name: table for name, table in stored.items() if name not in made and name not in pipeline.datasets
+        name: table for name, table in stored.items() if name not in written and name not in pipeline.datasets
     }
 
 

@@ -1,22 +1,28 @@
-"""Plan views: analyse their queries with Spark, compile circuits, and form groups."""
+"""Plan views: analyse their queries with Spark, compile circuits, form groups, and declare them."""
 
 import hashlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
-from tidemill.errors import DeclarationError, TidemillError
+from tidemill.clock import Clock
+from tidemill.cluster.leases import Busy
+from tidemill.errors import DeclarationError, GroupUnknown, StoreBusy, TidemillError
 from tidemill.futures.values.code_digests import code_digest
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.declarations import ViewDecl
-from tidemill.pipeline.pace import Pace, shortest, terms_of
+from tidemill.pipeline.pace import Pace, declare_schedule, shortest, terms_of
 from tidemill.pipeline.plan import circuits
 from tidemill.pipeline.plan.catalog import Catalog, KnownTable, ddl_of, short
 from tidemill.pipeline.plan.certification import CertifyFunction, CertifyView
-from tidemill.pipeline.plan.view_stages import DeclareGroups, RemoveGroup
+from tidemill.pipeline.plan.stages import StageStatus
 from tidemill.pipeline.source_line import errors_at
 from tidemill.runner.program import GroupProgram, ViewProgram
 from tidemill.spark import queries, schema
 from tidemill.spark.sessions import PINNED
+from tidemill.store import Tx
+from tidemill.triggers import schedules
 from tidemill.views.certify import certificates
 from tidemill.views.spark import weighted_rows
 from tidemill.views.spark.clock_alarms import ClockUse, clock_use
@@ -24,7 +30,91 @@ from tidemill.views.spark.recompute import result_of
 from tidemill.views.sql.catalog import QueryTable
 from tidemill.views.steps import groups
 from tidemill.views.steps.groups import GroupSpec, ViewSpec
-from tidemill.views.steps.keys import alarm_of
+from tidemill.views.steps.keys import StepKeys, alarm_of, group_id
+
+if TYPE_CHECKING:
+    from tidemill.pipeline.context import PipelineContext
+
+CIRCUIT_VERSION = "1"
+
+
+@dataclass(frozen=True)
+class DeclareGroups:
+    """Declare all groups of views, and the circuit that they form together.
+
+    - views: name, line and query of each view.
+    - paces: of the groups, in their order.
+    """
+
+    pipeline: str
+    groups: tuple[GroupSpec, ...]
+    views: tuple[tuple[str, str, str], ...]
+    paces: tuple[Pace, ...]
+
+    def status(self, tx: Tx, keys: StepKeys) -> StageStatus:
+        stored = {group.spec.name: group.spec for group in groups.listed(tx, keys, self.pipeline)}
+        if not stored:
+            return StageStatus.NEW
+        same = all(stored.get(group.name) == group for group in self.groups)
+        return StageStatus.SAME if same else StageStatus.CHANGED
+
+    def apply(self, context: "PipelineContext", holder: str) -> None:
+        for group, pace in zip(self.groups, self.paces, strict=True):
+            context.store.run(partial(self._declare, context=context, group=group, pace=pace))
+        declare = partial(
+            groups.declare_circuit,
+            keys=context.keys,
+            pipeline=self.pipeline,
+            version=CIRCUIT_VERSION,
+            holder=holder,
+        )
+        _retry_while_busy(context.clock, lambda: context.store.run(declare))
+
+    def _declare(self, tx: Tx, context: "PipelineContext", group: GroupSpec, pace: Pace) -> None:
+        name = group_id(self.pipeline, group.name)
+        declare_schedule(tx, context.keys.triggers, context.keys.lots, pace, name)
+        groups.declare(tx, context.keys, self.pipeline, group)
+
+    def describe(self) -> dict[str, str]:
+        return {
+            "what": "views",
+            "name": ", ".join(group.name for group in self.groups),
+            "detail": ", ".join(name for name, _, _ in self.views),
+            "where": self.views[0][1],
+        }
+
+
+def _retry_while_busy(clock: Clock, act: Callable[[], object], tries: int = 100) -> None:
+    for _ in range(tries):
+        if not isinstance(act(), Busy):
+            return
+        clock.sleep(0.1)
+    raise StoreBusy("another process holds the coordinator's lease")
+
+
+@dataclass(frozen=True)
+class RemoveGroup:
+    """Stop a group that has no more views, and remove its subscription."""
+
+    pipeline: str
+    name: str
+
+    def status(self, tx: Tx, keys: StepKeys) -> StageStatus:
+        try:
+            groups.read(tx, keys, self.pipeline, self.name)
+        except GroupUnknown:
+            return StageStatus.SAME
+        return StageStatus.REMOVED
+
+    def apply(self, context: "PipelineContext", holder: str) -> None:
+        def step(tx: Tx) -> None:
+            groups.remove(tx, context.keys, self.pipeline, self.name)
+            schedules.remove(tx, context.keys.triggers, group_id(self.pipeline, self.name))
+
+        context.store.run(step)
+
+    def describe(self) -> dict[str, str]:
+        return {"what": "views", "name": self.name, "detail": "no longer declared", "where": ""}
 
 
 class ViewPlanner:
@@ -65,11 +155,13 @@ class ViewPlanner:
 
     def _refuse_recomputed(self, members: Sequence[ViewProgram]) -> None:
         """Refuse views that are declared incremental but would be recomputed."""
-        wanted = [view for view in members if view.refresh == "incremental"]
+        incremental = [view for view in members if view.refresh == "incremental"]
         reasons = (
-            circuits.chain_of(self.catalog.spark, members, self.catalog.datasets).reasons if wanted else {}
+            circuits.chain_of(self.catalog.spark, members, self.catalog.datasets).reasons
+            if incremental
+            else {}
         )
-        for view in wanted:
+        for view in incremental:
             line = self.pipeline.views[view.name].line
             circuits.refuse_incremental(view.circuit, line, reasons.get(view.name, ""))
 
@@ -80,7 +172,7 @@ class ViewPlanner:
             return shortest([decl.pace for decl in members])
 
     def _removed(self, declared: Collection[str]) -> list[RemoveGroup]:
-        """Return stages that remove groups of this pipeline which have no views any more."""
+        """Return stages that remove groups of this pipeline that have no more views."""
         context, name = self.pipeline.context, self.pipeline.name
         stored = context.store.run(lambda tx: groups.listed(tx, context.keys, name))
         return [RemoveGroup(name, group.spec.name) for group in stored if group.spec.name not in declared]
@@ -104,8 +196,8 @@ class ViewPlanner:
                 digest=digest,
                 output=output,
                 written=self.circuits[view.name].written,
-                tables={name: self.catalog.known[name].ddl for name in (*view.datasets, *view.views)},
-                known=context.store.run(
+                tables={name: self.catalog.tables[name].ddl for name in (*view.datasets, *view.views)},
+                certificate=context.store.run(
                     partial(certificates.read, cluster=context.place.cluster, digest=digest)
                 ),
             )
@@ -113,7 +205,7 @@ class ViewPlanner:
     def _certify_function(self, view: ViewProgram) -> CertifyFunction:
         """Return the stage that tests a function which is declared linear or keyed."""
         context, decl = self.pipeline.context, self.pipeline.views[view.name]
-        tables = {name: self.catalog.known[name].ddl for name in dict.fromkeys(view.reads)}
+        tables = {name: self.catalog.tables[name].ddl for name in dict.fromkeys(view.reads)}
         digest = certificates.digest_of_function(view.code, decl.declared, tables)
         assert view.function is not None
         return CertifyFunction(
@@ -126,7 +218,9 @@ class ViewPlanner:
             reads=view.reads,
             keyed_by=() if decl.linear else decl.keyed_by,
             tables=tables,
-            known=context.store.run(partial(certificates.read, cluster=context.place.cluster, digest=digest)),
+            certificate=context.store.run(
+                partial(certificates.read, cluster=context.place.cluster, digest=digest)
+            ),
         )
 
     def _ordered(self) -> list[ViewDecl]:
@@ -155,34 +249,34 @@ class ViewPlanner:
             return [table.name for table in queries.table_names(view.sql)]
 
     def _view(self, decl: ViewDecl) -> ViewProgram:
-        """Plan one view whose inputs are known."""
+        """Plan one view. All its inputs are in the catalog."""
         with circuits.query_errors_at(decl.line, decl.sql):
             read = self._reads(decl)
             if decl.function is None:
-                tables = {name: self._table(name, known) for name, known in self.catalog.known.items()}
-                frames = {name: self.catalog.frame(name) for name in self.catalog.known}
+                tables = {name: self._table(name, table) for name, table in self.catalog.tables.items()}
+                frames = {name: self.catalog.frame(name) for name in self.catalog.tables}
                 self.circuits[decl.name] = circuits.make(
-                    self.catalog.spark, decl.sql, tables, frames, f"plan{len(self.catalog.known)}"
+                    self.catalog.spark, decl.sql, tables, frames, f"plan{len(self.catalog.tables)}"
                 )
-            names = dict.fromkeys(queries.match(name, self.catalog.known) for name in read)
+            names = dict.fromkeys(queries.match(name, self.catalog.tables) for name in read)
             ddl = self._result(decl, list(names))
         missing = [name for name in decl.keyed_by if name not in schema.parse(ddl).names]
         if missing:
             raise DeclarationError(
                 f'view {decl.name} has no column "{missing[0]}" to use as key', hint=f"its columns are {ddl}"
             )
-        used = tuple(name for name in names if self.catalog.known[name].dataset is None)
+        used = tuple(name for name in names if self.catalog.tables[name].dataset is None)
         for name in used:
             if self.pipeline.views[name].group != decl.group:
                 raise DeclarationError(
                     f"view {decl.name} reads {name}, a view of the group {self.pipeline.views[name].group}",
                     hint="put a view and the views it reads into one group",
                 )
-        self.catalog.known[decl.name] = KnownTable(None, ddl, retracts=True)
+        self.catalog.tables[decl.name] = KnownTable(None, ddl, retracts=True)
         bases = {
             name: table.dataset.id
             for name in names
-            if (table := self.catalog.known[name]).dataset is not None
+            if (table := self.catalog.tables[name]).dataset is not None
         }
         return ViewProgram(
             name=decl.name,
@@ -193,7 +287,7 @@ class ViewPlanner:
             where=str(decl.line),
             code=_view_code(decl, ddl),
             function=decl.function,
-            reads=tuple(queries.match(name, self.catalog.known) for name in decl.reads),
+            reads=tuple(queries.match(name, self.catalog.tables) for name in decl.reads),
             circuit=self.circuits[decl.name].output if decl.name in self.circuits else None,
             refresh=decl.refresh,
             clock=self._clock(decl, list(names)),
@@ -203,24 +297,24 @@ class ViewPlanner:
         """Return how a query uses the clock; None for a function, whose code is not analysed."""
         if decl.function is not None:
             return None
-        columns = [column for name in names for column in schema.parse(self.catalog.known[name].ddl).names]
+        columns = [column for name in names for column in schema.parse(self.catalog.tables[name].ddl).names]
         return clock_use(decl.sql, self.circuits[decl.name].output, columns)
 
-    def _table(self, name: str, known: KnownTable) -> QueryTable:
-        key = () if known.dataset is None else known.dataset.key
-        return circuits.table_of(name, self.catalog.frame(name), key=key, append_only=not known.retracts)
+    def _table(self, name: str, table: KnownTable) -> QueryTable:
+        key = () if table.dataset is None else table.dataset.key
+        return circuits.table_of(name, self.catalog.frame(name), key=key, append_only=not table.retracts)
 
     def _result(self, decl: ViewDecl, names: Sequence[str]) -> str:
         """Return the columns of a view, by Spark's analysis on empty tables."""
         frames = {name: self.catalog.frame(name) for name in names}
         try:
             if decl.function is not None:
-                arguments = [frames[queries.match(name, self.catalog.known)] for name in decl.reads]
+                arguments = [frames[queries.match(name, self.catalog.tables)] for name in decl.reads]
                 result = result_of(decl.name, decl.function, arguments)
                 weighted_rows.check_columns(decl.name, result.schema)
                 return ddl_of(result)
             with queries.over(
-                self.catalog.spark, decl.sql, frames, f"plan{len(self.catalog.known)}"
+                self.catalog.spark, decl.sql, frames, f"plan{len(self.catalog.tables)}"
             ) as frame:
                 weighted_rows.check_columns(decl.name, frame.schema)
                 return ddl_of(frame)
