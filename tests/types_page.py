@@ -5,8 +5,8 @@ usage: python -m tests.types_page
 
 from pathlib import Path
 
+from tests.type_roles import TYPES, How, Role, TypeRole, role_of
 from tidemill.spark import schema
-from tidemill.views.circuit.type_roles import TYPES, How, Role, TypeRole, role_of
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "types.md"
 HEAD = """# Types

@@ -7,11 +7,11 @@ import pytest
 
 import tidemill as tm
 from tests.integration.views_typed import WIDE, may
+from tests.type_roles import Role
 from tidemill.events import Event
 from tidemill.testing import Case, Holding, Judge, Step
 from tidemill.views.certify import generated_steps
 from tidemill.views.certify.table_contents import TableContents
-from tidemill.views.circuit.type_roles import Role
 from tidemill.views.steps.events import StepTimed
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.integration import views_oracle
 from tests.integration.views_kernels import Kernels
+from tests.type_roles import QUERIES, TYPES, How, Role, role_of
 from tidemill.errors import QueryRefused, ViewRefused
 from tidemill.spark import schema
 from tidemill.spark.operations import WEIGHT
@@ -22,7 +23,6 @@ from tidemill.views.circuit.interpreter import interpret
 from tidemill.views.circuit.operators import ViewOutput
 from tidemill.views.circuit.rewrites import rewrite
 from tidemill.views.circuit.rungs import Rung
-from tidemill.views.circuit.type_roles import QUERIES, TYPES, How, Role, role_of
 from tidemill.views.spark import weighted_rows
 from tidemill.views.spark.group_chain import GroupChain, group_chain
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from functools import cache
 
 from tests.integration.views_generator import JOINS, Generator, Relation
+from tests.type_roles import TYPES, How, Role, role_of
 from tidemill.spark import schema
 from tidemill.testing import Case, Step
 from tidemill.views.certify import generated_steps
-from tidemill.views.circuit.type_roles import TYPES, How, Role, role_of
 
 WIDE = {
     "a": "INT",

@@ -29,11 +29,11 @@ from tidemill.views.circuit.circuit import Circuit, walk
 from tidemill.views.circuit.expr import column
 from tidemill.views.circuit.ids import Pins
 from tidemill.views.circuit.operators import (
+    InputTable,
     Join,
     JoinKey,
     Operator,
     Project,
-    Source,
     SparkColumn,
     ViewOutput,
     Window,
@@ -60,8 +60,8 @@ Rows = Iterable[tuple[tuple[Any, ...], int]]
 # --- circuits
 
 
-def source(table: str, *types: str, key: tuple[int, ...] = ()) -> Source:
-    return Source(table, tuple(SparkColumn(f"x{n}", kind) for n, kind in enumerate(types)), key)
+def source(table: str, *types: str, key: tuple[int, ...] = ()) -> InputTable:
+    return InputTable(table, tuple(SparkColumn(f"x{n}", kind) for n, kind in enumerate(types)), key)
 
 
 def project(op: Operator, *places: int) -> Project:
@@ -79,7 +79,7 @@ def types_of(*roots: Operator) -> dict[Operator, tuple[str, ...]]:
     for op in walk(*roots):
         below = [found[child] for child in op.inputs]
         match op:
-            case Source():
+            case InputTable():
                 found[op] = tuple(one.type for one in op.columns)
             case Project():
                 found[op] = tuple(

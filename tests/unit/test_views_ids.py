@@ -4,7 +4,15 @@ from tests.unit.views_stage import circuit, output
 from tidemill.views.circuit.circuit import Circuit, walk
 from tidemill.views.circuit.functions import UserFunction
 from tidemill.views.circuit.ids import FORMAT, Pins, expressions_of, fingerprint, ids, normal_form
-from tidemill.views.circuit.operators import KINDS, Aggregate, Join, Operator, Source, SparkColumn, ViewOutput
+from tidemill.views.circuit.operators import (
+    KINDS,
+    Aggregate,
+    InputTable,
+    Join,
+    Operator,
+    SparkColumn,
+    ViewOutput,
+)
 from tidemill.views.circuit.rewrites import rewrite
 
 TOTALS = "SELECT region, sum(amount) AS total FROM orders o JOIN customers c ON o.cust = c.id GROUP BY region"
@@ -117,13 +125,13 @@ def test_the_code_of_a_function_is_part_of_the_ids_that_call_it_and_of_those_abo
 
 
 def test_a_column_that_changes_its_type_changes_the_source() -> None:
-    old = Source("t", (SparkColumn("a", "int"),))
-    assert old != Source("t", (SparkColumn("a", "bigint"),))
-    assert old == Source("t", (SparkColumn("a", "int"),))
+    old = InputTable("t", (SparkColumn("a", "int"),))
+    assert old != InputTable("t", (SparkColumn("a", "bigint"),))
+    assert old == InputTable("t", (SparkColumn("a", "int"),))
 
 
 def test_a_deep_tree_with_sharing_is_hashed_once_per_operator() -> None:
-    made: Operator = Source("t", (SparkColumn("a", "int"),))
+    made: Operator = InputTable("t", (SparkColumn("a", "int"),))
     for _ in range(60):  # 2^60 paths
         made = Join("cross", made, made)
         made = Aggregate(made, (), ())

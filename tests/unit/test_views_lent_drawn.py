@@ -12,7 +12,7 @@ from tests.unit.test_views_lent import LOWER, VALUES, WEAK, are_equal, bits, the
 from tidemill.views.chain.layer_task import select_columns
 from tidemill.views.chain.outputs import OutputSink
 from tidemill.views.circuit.circuit import walk
-from tidemill.views.circuit.operators import Join, Operator, Project, Source
+from tidemill.views.circuit.operators import InputTable, Join, Operator, Project
 
 MASKS = (None, WEAK, LOWER, 0)
 Held = dict[str, list[tuple[Any, int]]]
@@ -35,7 +35,9 @@ class Drawn:
         }
         found = [self._view() for _ in range(self.chance.randint(1, 4))]
         self.views = {f"v{n}": op for n, op in enumerate(found) if isinstance(op, Join)}
-        self.used = {op.table for view in self.views.values() for op in walk(view) if isinstance(op, Source)}
+        self.used = {
+            op.table for view in self.views.values() for op in walk(view) if isinstance(op, InputTable)
+        }
         self.net: dict[str, dict[Any, tuple[Any, int]]] = {table: {} for table in self.kinds}
 
     def _view(self) -> Operator:
@@ -89,7 +91,7 @@ class Drawn:
 
     def held(self, op: Operator) -> list[tuple[Any, int]]:
         """What an operator gives of all that is there, by plain Python."""
-        if isinstance(op, Source):
+        if isinstance(op, InputTable):
             return [one for one in self.net[op.table].values() if one[1] > 0]
         if isinstance(op, Project):
             places = [one.column or 0 for one in op.expressions]

@@ -4,9 +4,9 @@ import pytest
 
 from tests.unit.views_stage import output
 from tidemill.views.circuit import interpreter
-from tidemill.views.circuit.circuit import Circuit, walk
+from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.expr import ClockValue, Expr, both, call, column, joined, text
-from tidemill.views.circuit.interpreter import interpret, interpreted
+from tidemill.views.circuit.interpreter import interpret
 from tidemill.views.circuit.operators import SparkColumn
 from tidemill.views.circuit.render import Renderer, quoted
 from tidemill.views.circuit.ties import break_ties, depends_on_ties, has_one_result, hash_of
@@ -89,11 +89,6 @@ def test_ties_of_limits_and_of_groups_are_broken_by_the_hash_of_the_row() -> Non
 
 def test_names_are_quoted_whatever_is_in_them() -> None:
     assert quoted("a`b c") == "`a``b c`"
-
-
-def test_every_view_of_a_circuit_has_its_query() -> None:
-    made = output("SELECT id FROM events")
-    assert interpreted(Circuit({"a": made, "b": made})) == {"a": interpret(made), "b": interpret(made)}
 
 
 def test_types_come_from_one_question() -> None:

@@ -8,7 +8,7 @@ from tests.unit.views_stage import kinds, output
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.expr import Expr, call, column, text
 from tidemill.views.circuit.functions import ViewFunctions
-from tidemill.views.circuit.operators import Aggregate, Distinct, Filter, Join, Operator, Project, Source
+from tidemill.views.circuit.operators import Aggregate, Distinct, Filter, InputTable, Join, Operator, Project
 from tidemill.views.circuit.pruning import prune
 from tidemill.views.circuit.pushdown import push_down
 from tidemill.views.circuit.rewrites import drop_distinct, fuse, rewrite
@@ -32,7 +32,7 @@ def test_a_condition_moves_to_the_table_it_is_about() -> None:
     assert isinstance(join, Join)
     assert isinstance(join.left, Filter)
     assert isinstance(join.right, Filter)
-    assert isinstance(join.left.input, Source)
+    assert isinstance(join.left.input, InputTable)
 
 
 def test_a_comma_join_gets_its_key_and_an_order_without_cross_products() -> None:

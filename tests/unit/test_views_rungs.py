@@ -15,7 +15,7 @@ from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.diagram import draw, layers
 from tidemill.views.circuit.explanation import explain
 from tidemill.views.circuit.functions import UserFunction, ViewFunctions
-from tidemill.views.circuit.operators import NamedInput, Opaque, Source, TemporalFilter, ViewOutput
+from tidemill.views.circuit.operators import InputTable, NamedInput, Opaque, TemporalFilter, ViewOutput
 from tidemill.views.circuit.rewrites import rewrite
 from tidemill.views.circuit.rungs import Rung, rungs
 
@@ -130,7 +130,7 @@ def test_now_against_a_column_is_a_temporal_filter_whichever_way_it_is_written()
 
 
 def test_what_is_kept_whole_says_why_and_what_it_calls() -> None:
-    source = Source("t", ())
+    source = InputTable("t", ())
     op = Opaque((source,), (NamedInput("t", ()),), "SELECT rand()", 1, "a pivot", ("rand",))
     at = rungs(op)[op]
     assert at.rung is Rung.FULL

@@ -61,7 +61,7 @@ class ChainBuilder:
         self._numbers: dict[
             Operator, int
         ] = {}  # the number in the chain of each stateful operator and source
-        self._keys: dict[ops.Source, tuple[int, ...]] = {}
+        self._keys: dict[ops.InputTable, tuple[int, ...]] = {}
 
     def build(self, views: Sequence[str]) -> Chain:
         """Build the chain of these views; raise `NoKernel` if no kernel computes one of their operators."""
@@ -109,7 +109,7 @@ class ChainBuilder:
 
     def _flows(self, op: Operator) -> list[tuple[int | ChainInput, RowExpressions]]:
         """Return where the rows of an operator come from, and the row expressions they pass."""
-        if isinstance(op, ops.Source):
+        if isinstance(op, ops.InputTable):
             return [(self._source(op), RowExpressions())]
         if isinstance(op, ops.LiteralRows):
             name = f"values:{self._ids[op]}"
@@ -157,7 +157,7 @@ class ChainBuilder:
         if any(expression.reads_clock for expression in expressions):
             raise NoKernel("it reads the clock")
 
-    def _source(self, op: ops.Source) -> int | ChainInput:
+    def _source(self, op: ops.InputTable) -> int | ChainInput:
         kind = self._kinds[op.table]
         if kind not in {"rows", "changes", "keyed"}:
             raise NoKernel(f"no kernel reads {op.table}, which is of kind {kind}")

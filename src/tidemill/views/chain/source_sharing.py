@@ -20,9 +20,9 @@ Places = tuple[int, ...]
 Types = Mapping[Operator, tuple[str, ...]]
 
 
-def source_of(op: Operator) -> tuple[ops.Source, Places] | None:
+def source_of(op: Operator) -> tuple[ops.InputTable, Places] | None:
     """Return the source of an operator that only selects columns, and these columns; None for any other."""
-    if isinstance(op, ops.Source):
+    if isinstance(op, ops.InputTable):
         return op, tuple(range(op.width))
     if isinstance(op, ops.Project) and (below := source_of(op.input)) is not None:
         source, places = below
@@ -32,7 +32,7 @@ def source_of(op: Operator) -> tuple[ops.Source, Places] | None:
     return None
 
 
-def side_key(op: ops.Join, side: int, types: Types) -> tuple[ops.Source, Places, Places] | None:
+def side_key(op: ops.Join, side: int, types: Types) -> tuple[ops.InputTable, Places, Places] | None:
     """Return the source of a join's side, the columns that the side reads, and the key columns.
 
     Returns None if the join cannot read the source's trace: it must compare the stored values unchanged, and
@@ -51,9 +51,9 @@ def side_key(op: ops.Join, side: int, types: Types) -> tuple[ops.Source, Places,
     return (source, places, tuple(key_places)) if len(set(key_places)) == len(key_places) else None
 
 
-def source_keys(operators: Iterable[Operator], types: Types) -> dict[ops.Source, Places]:
+def source_keys(operators: Iterable[Operator], types: Types) -> dict[ops.InputTable, Places]:
     """Return for each source the key that most joins can use; if several, the first by its columns."""
-    usable: dict[ops.Source, Counter[Places]] = {}
+    usable: dict[ops.InputTable, Counter[Places]] = {}
     for op in operators:
         if isinstance(op, ops.Join):
             for side in (0, 1):

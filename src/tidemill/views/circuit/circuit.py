@@ -1,8 +1,8 @@
-"""A circuit: the views of a group, their operators shared.
+"""A circuit: the outputs of the views of a group, with shared operators.
 
-Operators are values, so a circuit is no more than its outputs by the names of the views; what is shared is
-found by fingerprints. A view that reads another view of the group has a `Source` of its name: `linked` puts
-the other view's output in its place, so that one step moves both.
+Operators are values, so a circuit only maps view names to outputs. Equal operators have equal fingerprints
+and are shared. A view that reads another view of the group has an `InputTable` with its name. `linked`
+replaces that input by the other view's output, so that one step advances both views.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from tidemill.views.circuit.ids import Pins, ids
-from tidemill.views.circuit.operators import Operator, Source, ViewOutput
+from tidemill.views.circuit.operators import InputTable, Operator, ViewOutput
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Circuit:
         """Every operator once, inputs before those that read them; the order depends on the views alone."""
         return list(walk(*(self.outputs[name] for name in sorted(self.outputs))))
 
-    def sources(self) -> list[Source]:
-        return [operator for operator in self.operators() if isinstance(operator, Source)]
+    def sources(self) -> list[InputTable]:
+        return [operator for operator in self.operators() if isinstance(operator, InputTable)]
 
     def ids(self, pins: Pins) -> dict[Operator, str]:
         """The id of every operator."""
@@ -53,7 +53,7 @@ class Circuit:
             return done[name]
 
         def source(operator: Operator) -> Operator:
-            if isinstance(operator, Source) and operator.table in self.outputs:
+            if isinstance(operator, InputTable) and operator.table in self.outputs:
                 return of(operator.table)
             return operator
 

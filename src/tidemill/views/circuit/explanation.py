@@ -15,6 +15,7 @@ from tidemill.views.circuit.operators import (
     Aggregate,
     Filter,
     Generate,
+    InputTable,
     Join,
     JoinKey,
     LiteralRows,
@@ -24,7 +25,6 @@ from tidemill.views.circuit.operators import (
     Scalar,
     SetOp,
     SortKey,
-    Source,
     TemporalFilter,
     TopK,
     ViewOutput,
@@ -172,7 +172,7 @@ def column_names(op: Operator, names: Mapping[Operator, tuple[str, ...]]) -> tup
     the names they came with, or the text that makes them.
     """
     below = [names[child] for child in op.inputs]
-    if isinstance(op, Source):
+    if isinstance(op, InputTable):
         return tuple(column.name for column in op.columns)
     if isinstance(op, ViewOutput):
         return op.names
@@ -197,7 +197,7 @@ def column_names(op: Operator, names: Mapping[Operator, tuple[str, ...]]) -> tup
 
 def description(op: Operator, below: list[tuple[str, ...]]) -> str:
     """What an operator does, in one line."""
-    if isinstance(op, Source):
+    if isinstance(op, InputTable):
         return op.table + (f", key {', '.join(op.columns[i].name for i in op.key)}" if op.key else "")
     if isinstance(op, LiteralRows):
         return f"{len(op.rows)} row{'s' * (len(op.rows) != 1)}"

@@ -18,7 +18,7 @@ from enum import Enum
 from types import MappingProxyType
 
 from tidemill.views.circuit.expr import Expr
-from tidemill.views.circuit.operators import Opaque, Operator, Source
+from tidemill.views.circuit.operators import InputTable, Opaque, Operator
 
 FORMAT = 1
 
@@ -60,7 +60,7 @@ def ids(operators: Iterable[Operator], pins: Pins) -> dict[Operator, str]:
     """
     found: dict[Operator, str] = {}
     for operator in operators:
-        settings = {} if isinstance(operator, Source) else dict(pins.settings)
+        settings = {} if isinstance(operator, InputTable) else dict(pins.settings)
         called = {name: pins.functions[name] for name in sorted(_called(operator) & pins.functions.keys())}
         below = [found[child] for child in operator.inputs]
         found[operator] = _digest([operator.fingerprint, settings, called, below])

@@ -9,11 +9,10 @@ nested queries all at once: a circuit of ten operators costs it a third of the t
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from tidemill.views.circuit.circuit import Circuit, walk
-from tidemill.views.circuit.expr import ClockValue
-from tidemill.views.circuit.operators import Opaque, Operator, Source, SparkColumn, ViewOutput
+from tidemill.views.circuit.circuit import walk
+from tidemill.views.circuit.operators import InputTable, Opaque, Operator, SparkColumn, ViewOutput
 from tidemill.views.circuit.render import Renderer, quoted
 
 
@@ -35,7 +34,7 @@ def _nested(output: ViewOutput, renderer: Renderer) -> tuple[dict[Operator, str]
     tables = []
     for place, operator in enumerate(operators):
         said = renderer.sql(operator, [relations[child] for child in operator.inputs])
-        shared = readers[operator] > 1 and not isinstance(operator, Source)
+        shared = readers[operator] > 1 and not isinstance(operator, InputTable)
         if shared or operator in apart:
             relations[operator] = f"__op{place}"
             tables.append(f"\n  __op{place} AS ({said})")
@@ -69,11 +68,6 @@ def types_query(root: Operator) -> tuple[list[Operator], str]:
         columns = ", ".join(f"'c{i}', {names[operator]}.c{i}" for i in range(operator.width))
         chosen.append(f"named_struct({columns}) AS s{place}")
     return operators, f"WITH {', '.join(tables)}\nSELECT {', '.join(chosen)} FROM {relations}"
-
-
-def interpreted(circuit: Circuit, now: Mapping[ClockValue, str] | None = None) -> dict[str, str]:
-    """The queries of all views of a circuit."""
-    return {view: interpret(output, Renderer(now)) for view, output in circuit.outputs.items()}
 
 
 def column_types(

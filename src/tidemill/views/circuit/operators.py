@@ -1,6 +1,6 @@
 """The kinds of operator: frozen values that say what is computed, never how or where.
 
-    Source, Values                      rows from a table, rows written in the query
+    InputTable, Values                      rows from a table, rows written in the query
     Filter, TemporalFilter, Project     row by row (the temporal one: row and clock)
     Generate, UnionAll                  explode and its kin; bags put together
     Join                                inner, cross, left, right, full, semi, anti, null-aware anti
@@ -139,7 +139,7 @@ class NamedInput:
 
 
 @dataclass(frozen=True, eq=False)
-class Source(Operator):
+class InputTable(Operator):
     """The rows of a table. `key` are the positions of its primary key, if its rows are upserts."""
 
     kind = "source"
@@ -394,7 +394,7 @@ class ViewOutput(Operator):
 
 
 KINDS: tuple[type[Operator], ...] = (
-    Source,
+    InputTable,
     LiteralRows,
     Filter,
     TemporalFilter,

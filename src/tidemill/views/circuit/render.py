@@ -16,6 +16,7 @@ from tidemill.views.circuit.operators import (
     Distinct,
     Filter,
     Generate,
+    InputTable,
     Join,
     JoinKey,
     LiteralRows,
@@ -25,7 +26,6 @@ from tidemill.views.circuit.operators import (
     Scalar,
     SetOp,
     SortKey,
-    Source,
     TemporalFilter,
     TopK,
     UnionAll,
@@ -65,7 +65,7 @@ class Renderer:
 
     # --- row by row ---------------------------------------------------------------------------------------
 
-    def source(self, op: Source, _: Sequence[str]) -> str:
+    def source(self, op: InputTable, _: Sequence[str]) -> str:
         chosen = [f"{quoted(column.name)} AS c{i}" for i, column in enumerate(op.columns)]
         return f"SELECT {_list(chosen)} FROM {quoted(op.table)}"
 
@@ -220,7 +220,7 @@ def _side(i: int, width: int) -> str:
 
 
 WRITERS: Mapping[type[Operator], Callable[[Renderer, Any, Sequence[str]], str]] = {
-    Source: Renderer.source,
+    InputTable: Renderer.source,
     LiteralRows: Renderer.values,
     Filter: Renderer.filter,
     TemporalFilter: Renderer.temporal,

@@ -10,13 +10,13 @@ from tidemill.views.circuit.operators import (
     Distinct,
     Filter,
     Generate,
+    InputTable,
     Join,
     LiteralRows,
     Operator,
     Project,
     Scalar,
     SetOp,
-    Source,
     TemporalFilter,
     TopK,
     UnionAll,
@@ -37,7 +37,7 @@ def append_only(root: Operator) -> dict[Operator, bool]:
     found: dict[Operator, bool] = {}
     for op in walk(root):
         below = all(found[child] for child in op.inputs)
-        if isinstance(op, Source):
+        if isinstance(op, InputTable):
             found[op] = op.append_only
         elif isinstance(op, LiteralRows):
             found[op] = True
@@ -71,7 +71,7 @@ def unique(root: Operator) -> dict[Operator, Keys]:
 
 def _unique(op: Operator, found: dict[Operator, Keys]) -> Keys:
     every = frozenset(range(op.width))
-    if isinstance(op, Source):
+    if isinstance(op, InputTable):
         return frozenset({frozenset(op.key)}) if op.key else NONE
     if isinstance(op, LiteralRows):
         return ONE_ROW if len(op.rows) == 1 else NONE

@@ -20,6 +20,7 @@ from tidemill.views.circuit.operators import (
     Distinct,
     Filter,
     Generate,
+    InputTable,
     Join,
     LiteralRows,
     Opaque,
@@ -27,7 +28,6 @@ from tidemill.views.circuit.operators import (
     Project,
     Scalar,
     SetOp,
-    Source,
     TemporalFilter,
     TopK,
     UnionAll,
@@ -102,7 +102,7 @@ def _row_by_row(_op: Operator, _: Mapping[Operator, bool]) -> OperatorRung:
     return OperatorRung(Rung.LINEAR, "row by row: the change alone")
 
 
-def _source(op: Source, _: Mapping[Operator, bool]) -> OperatorRung:
+def _source(op: InputTable, _: Mapping[Operator, bool]) -> OperatorRung:
     if op.key:
         return OperatorRung(Rung.NATIVE, "replaces rows by key: the old row is found in its trace")
     return OperatorRung(
@@ -182,7 +182,7 @@ def _scalar(_op: Scalar, _: Mapping[Operator, bool]) -> OperatorRung:
 
 
 RULES: Mapping[type[Operator], Callable[[Any, Mapping[Operator, bool]], OperatorRung]] = {
-    Source: _source,
+    InputTable: _source,
     LiteralRows: _row_by_row,
     Filter: _row_by_row,
     TemporalFilter: _temporal,

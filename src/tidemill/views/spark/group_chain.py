@@ -18,7 +18,7 @@ from tidemill.views.chain.preparation import NoKernel, prepared
 from tidemill.views.circuit.circuit import Circuit, walk
 from tidemill.views.circuit.ids import Pins
 from tidemill.views.circuit.interpreter import column_types
-from tidemill.views.circuit.operators import Operator, Source, SparkColumn, ViewOutput
+from tidemill.views.circuit.operators import InputTable, Operator, SparkColumn, ViewOutput
 from tidemill.views.circuit.rungs import rungs
 from tidemill.views.spark.arrow_types import arrow_of
 
@@ -105,7 +105,7 @@ def _steady(output: ViewOutput) -> None:
 def _linked(output: ViewOutput, others: Mapping[str, ViewOutput], views: frozenset[str]) -> ViewOutput:
     """The view with the circuits of those it reads; `NoKernel` when one of them is recomputed."""
     for op in walk(output):
-        if isinstance(op, Source) and op.table in views and op.table not in others:
+        if isinstance(op, InputTable) and op.table in views and op.table not in others:
             raise NoKernel(f"it reads the view {op.table}, which is recomputed")
     return Circuit({**others, "": output}).linked().outputs[""]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tidemill.errors import NameAmbiguous, NameUnknown, QueryError, QueryRefused, QuerySyntax
 from tidemill.views.circuit.functions import UserFunction, ViewFunctions
 from tidemill.views.circuit.interpreter import column_types, interpret
-from tidemill.views.circuit.operators import Opaque, Source, SparkColumn, ViewOutput
+from tidemill.views.circuit.operators import InputTable, Opaque, SparkColumn, ViewOutput
 from tidemill.views.circuit.ties import break_ties, depends_on_ties
 from tidemill.views.sql.catalog import Analyse, KeptWhole, QueryTable
 from tidemill.views.sql.context import QueryContext
@@ -164,7 +164,7 @@ def _unread(
     front = QueryContext(ParsedQuery("SELECT 1"), tables, functions)
     reason = error.message.splitlines()[0]
     operator = opaque(front, sql.strip().rstrip(";"), None, len(shown), reason)
-    assert all(isinstance(one, Source) for one in operator.inputs)
+    assert all(isinstance(one, InputTable) for one in operator.inputs)
     return CompiledQuery(ViewOutput(operator, *_typed(shown)), (f"kept whole and recomputed: {reason}",))
 
 

@@ -7,7 +7,7 @@ from sqlglot import exp
 
 from tidemill.errors import NameAmbiguous, NameUnknown, QueryRefused
 from tidemill.views.circuit.functions import ViewFunctions
-from tidemill.views.circuit.operators import Source, SparkColumn
+from tidemill.views.circuit.operators import InputTable, SparkColumn
 from tidemill.views.sql.catalog import Analyse, QueryTable
 from tidemill.views.sql.parser import ParsedQuery
 from tidemill.views.sql.query_position import error_at, unknown_name
@@ -30,10 +30,10 @@ class QueryContext:
         found = [table for key, table in self.tables.items() if key.lower() == name.lower()]
         return found[0] if found and not self.case_sensitive else None
 
-    def source(self, table: QueryTable) -> Source:
+    def source(self, table: QueryTable) -> InputTable:
         place = {column.name.lower(): i for i, column in enumerate(table.columns)}
         key = tuple(place[name.lower()] for name in table.key)
-        return Source(table.name, tuple(table.columns), key, table.append_only)
+        return InputTable(table.name, tuple(table.columns), key, table.append_only)
 
     def note(self, said: str) -> None:
         if said not in self.notes:
