@@ -5,7 +5,7 @@ import pytest
 from tests.unit.views_stage import output
 from tidemill.views.circuit import interpreter
 from tidemill.views.circuit.circuit import walk
-from tidemill.views.circuit.expr import ClockValue, Expr, both, call, column, joined, text
+from tidemill.views.circuit.expr import ClockValue, Expr, binary, call, column, joined, text
 from tidemill.views.circuit.interpreter import interpret
 from tidemill.views.circuit.operators import SparkColumn
 from tidemill.views.circuit.render import Renderer, quoted
@@ -113,9 +113,9 @@ def test_types_come_from_one_question() -> None:
 
 
 def test_expressions_are_put_together_with_the_parentheses_they_need() -> None:
-    total = both(column(0), "+", text("1"))
+    total = binary(column(0), "+", text("1"))
     assert str(total) == "c0 + 1"
-    assert str(both(total, "*", column(1))) == "(c0 + 1) * c1"
+    assert str(binary(total, "*", column(1))) == "(c0 + 1) * c1"
     assert (
         str(call("f", total, column(2)).with_columns(lambda i: total if i == 2 else column(i)))
         == "f(c0 + 1, (c0 + 1))"

@@ -10,8 +10,7 @@ from tidemill.views.circuit.expr import Expr, call, column, text
 from tidemill.views.circuit.functions import ViewFunctions
 from tidemill.views.circuit.operators import Aggregate, Distinct, Filter, InputTable, Join, Operator, Project
 from tidemill.views.circuit.pruning import prune
-from tidemill.views.circuit.pushdown import push_down
-from tidemill.views.circuit.rewrites import drop_distinct, fuse, rewrite
+from tidemill.views.circuit.rewrites import drop_distinct, fuse, push_down, rewrite
 from tidemill.views.circuit.row_properties import append_only, unique
 from tidemill.views.circuit.total_expressions import is_total
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tidemill.views.sql.monotonic import is_monotonic
+from tidemill.views.sql.conditions import is_monotonic
 
 
 @pytest.mark.parametrize(

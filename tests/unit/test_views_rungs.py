@@ -12,8 +12,7 @@ from tidemill.errors import NotIncremental
 from tidemill.pipeline.plan.circuits import refuse_incremental
 from tidemill.pipeline.source_line import SourceLine
 from tidemill.views.circuit.circuit import walk
-from tidemill.views.circuit.diagram import draw, layers
-from tidemill.views.circuit.explanation import explain
+from tidemill.views.circuit.explanation import draw, explain, layers
 from tidemill.views.circuit.functions import UserFunction, ViewFunctions
 from tidemill.views.circuit.operators import InputTable, NamedInput, Opaque, TemporalFilter, ViewOutput
 from tidemill.views.circuit.rewrites import rewrite
@@ -100,18 +99,18 @@ def test_what_is_not_the_same_twice_is_kept_with_its_row_and_refused_under_incre
     made = output(f"SELECT id, {call} AS x FROM events")
     found = {op.kind: at for op, at in rungs(made).items()}
     assert found["project"].rung is Rung.KEYED
-    assert not found["project"].steady
+    assert not found["project"].deterministic
     with pytest.raises(NotIncremental, match="not the same twice"):
         refuse_incremental(made, SourceLine(), "")
 
 
 def test_a_function_of_the_user_is_deterministic_only_if_declared_so() -> None:
     sql = "SELECT id, score(amount) AS s FROM orders"
-    for steady in (True, False):
-        score = UserFunction("score", "digest", deterministic=steady)
+    for deterministic in (True, False):
+        score = UserFunction("score", "digest", deterministic=deterministic)
         made = output(sql, score)
-        found = {op.kind: at.steady for op, at in rungs(made, ViewFunctions([score])).items()}
-        assert found["project"] is steady
+        found = {op.kind: at.deterministic for op, at in rungs(made, ViewFunctions([score])).items()}
+        assert found["project"] is deterministic
 
 
 def test_an_aggregate_of_the_user_is_one() -> None:
@@ -134,7 +133,7 @@ def test_what_is_kept_whole_says_why_and_what_it_calls() -> None:
     op = Opaque((source,), (NamedInput("t", ()),), "SELECT rand()", 1, "a pivot", ("rand",))
     at = rungs(op)[op]
     assert at.rung is Rung.FULL
-    assert not at.steady
+    assert not at.deterministic
     assert "a pivot" in at.reason
     with pytest.raises(NotIncremental):
         refuse_incremental(ViewOutput(op, ("x",)), SourceLine(), "")

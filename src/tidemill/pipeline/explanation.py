@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.errors import DeclarationError
 from tidemill.views.certify.certificates import ViewCertificate
-from tidemill.views.circuit import diagram
-from tidemill.views.circuit.explanation import CircuitExplanation
+from tidemill.views.circuit.explanation import CircuitExplanation, draw
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
@@ -89,7 +88,7 @@ class Explanation:
         """Return the circuit as a picture: the text of an SVG file."""
         if self.circuit is None:
             raise DeclarationError(f"{self.view} is a function and has no circuit to draw")
-        return diagram.draw(self.circuit)
+        return draw(self.circuit)
 
     def __repr__(self) -> str:
         return self.text()

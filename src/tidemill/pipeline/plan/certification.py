@@ -11,9 +11,13 @@ from tidemill.events import Event
 from tidemill.pipeline.plan.stages import StageStatus
 from tidemill.store import Tx
 from tidemill.views.certify import certificates, generated_steps
-from tidemill.views.certify.certificates import ViewCertificate, ViewCertified, ViewNotCertified
+from tidemill.views.certify.certificates import (
+    ViewCertificate,
+    ViewCertified,
+    ViewNotCertified,
+    certify_function,
+)
 from tidemill.views.certify.equality import difference
-from tidemill.views.certify.function_certificates import certify_function
 from tidemill.views.certify.query_results import collected
 from tidemill.views.certify.table_contents import Row, Step, TableContents
 from tidemill.views.circuit.operators import ViewOutput

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tidemill.views.aggregates.registry import Argument, aggregate
 from tidemill.views.circuit.circuit import replaced
-from tidemill.views.circuit.expr import Expr, both, call, column, joined, text
+from tidemill.views.circuit.expr import Expr, binary, call, column, joined, text
 from tidemill.views.circuit.operators import (
     Aggregate,
     AggregateCall,
@@ -156,7 +156,7 @@ def _not_null(expr: Expr) -> Expr:
 
 
 def _and(first: Expr | None, second: Expr) -> Expr:
-    return second if first is None else both(first, "AND", second)
+    return second if first is None else binary(first, "AND", second)
 
 
 def _when(condition: Expr, value: Expr) -> Expr:

@@ -15,53 +15,54 @@ from tidemill.views.circuit.operators import InputTable, Operator, ViewOutput
 
 @dataclass(frozen=True)
 class Circuit:
-    """Outputs by the names of their views, with the notes that `explain` shows beside them."""
+    """Outputs by view name, and the notes that `explain` shows for each view."""
 
     outputs: Mapping[str, ViewOutput]
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     def operators(self) -> list[Operator]:
-        """Every operator once, inputs before those that read them; the order depends on the views alone."""
+        """List every operator once, inputs first. The order depends only on the views."""
         return list(walk(*(self.outputs[name] for name in sorted(self.outputs))))
 
     def sources(self) -> list[InputTable]:
         return [operator for operator in self.operators() if isinstance(operator, InputTable)]
 
     def ids(self, pins: Pins) -> dict[Operator, str]:
-        """The id of every operator."""
+        """Return the id of every operator."""
         return ids(self.operators(), pins)
 
     def consumers(self) -> dict[Operator, list[Operator]]:
-        """Who reads each operator; one that reads it twice stands there twice."""
-        found: dict[Operator, list[Operator]] = {operator: [] for operator in self.operators()}
+        """Return the operators that read each operator; one that reads it twice is listed twice."""
+        readers: dict[Operator, list[Operator]] = {operator: [] for operator in self.operators()}
         for operator in self.operators():
             for child in operator.inputs:
-                found[child].append(operator)
-        return found
+                readers[child].append(operator)
+        return readers
 
     def linked(self) -> "Circuit":
-        """With the output of a view wherever another view reads it.
-        Views that read each other are refused above.
+        """Return the circuit with every input that is a view of the group replaced by that view's output.
+
+        The caller has refused cycles.
         """
-        done: dict[str, ViewOutput] = {}
+        linked: dict[str, ViewOutput] = {}
 
-        def of(name: str) -> ViewOutput:
-            if name not in done:
-                changed = replaced(self.outputs[name], source)
+        def output_of(name: str) -> ViewOutput:
+            if name not in linked:
+                changed = replaced(self.outputs[name], replace_input)
                 assert isinstance(changed, ViewOutput)
-                done[name] = changed
-            return done[name]
+                linked[name] = changed
+            return linked[name]
 
-        def source(operator: Operator) -> Operator:
+        def replace_input(operator: Operator) -> Operator:
             if isinstance(operator, InputTable) and operator.table in self.outputs:
-                return of(operator.table)
+                return output_of(operator.table)
             return operator
 
-        return Circuit({name: of(name) for name in self.outputs}, self.notes)
+        return Circuit({name: output_of(name) for name in self.outputs}, self.notes)
 
 
 def walk(*roots: Operator) -> Iterator[Operator]:
-    """Operators below and including the roots, each once, inputs first."""
+    """Yield the roots and all operators below them, each once, inputs first."""
     seen: set[Operator] = set()
     stack: list[tuple[Operator, bool]] = [(root, False) for root in reversed(roots)]
     while stack:
@@ -77,10 +78,10 @@ def walk(*roots: Operator) -> Iterator[Operator]:
 
 
 def replaced(root: Operator, change: Callable[[Operator], Operator]) -> Operator:
-    """The tree with `change` applied to every operator, inputs first; shared operators are changed once."""
-    done: dict[Operator, Operator] = {}
+    """Apply `change` to every operator, inputs first; a shared operator is changed once."""
+    new_operators: dict[Operator, Operator] = {}
     for operator in walk(root):
-        inputs = [done[child] for child in operator.inputs]
+        inputs = [new_operators[child] for child in operator.inputs]
         same = all(new is old for new, old in zip(inputs, operator.inputs, strict=True))
-        done[operator] = change(operator if same else operator.with_inputs(inputs))
-    return done[root]
+        new_operators[operator] = change(operator if same else operator.with_inputs(inputs))
+    return new_operators[root]

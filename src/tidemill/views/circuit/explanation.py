@@ -1,11 +1,12 @@
-"""A circuit told to people: a text, JSON, and (in `drawing`) a picture. Every operator with its rung and why.
+"""Explanation of a circuit, as text, JSON or an SVG drawing: every operator with its rung and the reason.
 
-Columns have no names inside a circuit, only positions; here they get back the names that led to them, as
-far as a column was handed on unchanged.
+Columns of a circuit have positions instead of names. The explanation shows the original names as long as an
+operator passes a column on unchanged.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from html import escape
 
 from tidemill.views.circuit.circuit import Circuit
 from tidemill.views.circuit.expr import Expr
@@ -34,11 +35,15 @@ from tidemill.views.circuit.row_properties import append_only, unique
 from tidemill.views.circuit.rungs import OperatorRung, rungs
 
 SHORT = 8
+WIDTH, HEIGHT, GAP, STEP = 190, 46, 18, 70
+COLOURS = {"linear": "#d9f2e3", "native": "#dbe9fb", "keyed": "#fdf0cd", "full": "#f8d7d5"}
+EDGES = {"linear": "#2f8f5b", "native": "#2d6cc0", "keyed": "#b0820e", "full": "#b3392f"}
+FONT = 'font-family="system-ui, sans-serif" font-size="11" role="img"'
 
 
 @dataclass(frozen=True)
 class OperatorLine:
-    """One operator as it is told."""
+    """What the explanation says about one operator."""
 
     id: str
     kind: str
@@ -60,7 +65,7 @@ class OperatorLine:
             "rung": self.placed.rung.value,
             "reason": self.placed.reason,
             "scan": self.placed.scan,
-            "deterministic": self.placed.steady,
+            "deterministic": self.placed.deterministic,
             "append_only": self.append_only,
             "keys": [list(key) for key in self.keys],
             "shared": self.shared,
@@ -70,7 +75,7 @@ class OperatorLine:
 def explain(
     circuit: Circuit, pins: Pins | None = None, functions: ViewFunctions | None = None
 ) -> "CircuitExplanation":
-    """What there is to say about a circuit."""
+    """Explain every operator of a circuit."""
     ids = circuit.ids(pins or Pins())
     names: dict[Operator, tuple[str, ...]] = {}
     consumers = circuit.consumers()
@@ -101,28 +106,28 @@ def explain(
 
 @dataclass(frozen=True)
 class CircuitExplanation:
-    """Operators by their ids, inputs first, and the ids of the views."""
+    """The operators of a circuit by id, inputs first, and the ids of the outputs of its views."""
 
     lines: Mapping[str, OperatorLine]
     outputs: Mapping[str, str]
     notes: Mapping[str, tuple[str, ...]]
 
     def incremental(self, view: str) -> bool:
-        """Whether no step of this view scans everything, and nothing in it changes by itself."""
+        """Return whether the view has no operator that scans, is full or is not deterministic."""
         return all(line.placed.incremental for line in self._below(self.outputs[view]))
 
     def _below(self, root: str) -> list[OperatorLine]:
-        seen: dict[str, OperatorLine] = {}
+        lines: dict[str, OperatorLine] = {}
         stack = [root]
         while stack:
             line = self.lines[stack.pop()]
-            if line.id not in seen:
-                seen[line.id] = line
+            if line.id not in lines:
+                lines[line.id] = line
                 stack += line.inputs
-        return list(seen.values())
+        return list(lines.values())
 
     def json(self) -> dict[str, object]:
-        """For programs: everything that the text says."""
+        """Return the explanation as JSON, with everything that the text says."""
         return {
             "views": {
                 view: {
@@ -136,95 +141,98 @@ class CircuitExplanation:
         }
 
     def text(self) -> str:
-        """For people: a tree for each view, the last operator first;
-        what stands elsewhere is named, not repeated.
+        """Return the explanation as text: a tree for each view, the output first.
+
+        An operator that several views share is described once; later trees refer to it.
         """
-        said: list[str] = []
-        told: set[str] = set()
+        lines: list[str] = []
+        printed: set[str] = set()
         for view, root in self.outputs.items():
             state = "incremental" if self.incremental(view) else "not incremental"
-            said.append(f"{view}: {state}")
-            said += [f"  note: {note}" for note in self.notes.get(view, ())]
-            self._tell(root, "  ", "  ", said, told)
-        return "\n".join(said)
+            lines.append(f"{view}: {state}")
+            lines += [f"  note: {note}" for note in self.notes.get(view, ())]
+            self._add_lines(root, "  ", "  ", lines, printed)
+        return "\n".join(lines)
 
-    def _tell(self, root: str, first: str, rest: str, said: list[str], told: set[str]) -> None:
+    def _add_lines(self, root: str, head: str, indent: str, lines: list[str], printed: set[str]) -> None:
         line = self.lines[root]
         short = line.id[:SHORT]
-        if root in told:
-            said.append(f"{first}{line.kind} {short} (see above)")
+        if root in printed:
+            lines.append(f"{head}{line.kind} {short} (see above)")
             return
-        told.add(root)
+        printed.add(root)
         marks = [line.placed.rung.value]
         marks += ["scan"] if line.placed.scan else []
         marks += ["shared"] if line.shared else []
-        said.append(f"{first}{line.kind} {short} [{', '.join(marks)}] {line.what}".rstrip())
-        said.append(f"{rest}{'│  ' if line.inputs else '   '}{line.placed.reason}")
-        for place, child in enumerate(line.inputs):
-            last = place == len(line.inputs) - 1
-            self._tell(
-                child, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "), said, told
+        lines.append(f"{head}{line.kind} {short} [{', '.join(marks)}] {line.what}".rstrip())
+        lines.append(f"{indent}{'│  ' if line.inputs else '   '}{line.placed.reason}")
+        for number, child in enumerate(line.inputs):
+            last = number == len(line.inputs) - 1
+            self._add_lines(
+                child,
+                indent + ("└─ " if last else "├─ "),
+                indent + ("   " if last else "│  "),
+                lines,
+                printed,
             )
 
 
 def column_names(op: Operator, names: Mapping[Operator, tuple[str, ...]]) -> tuple[str, ...]:
-    """What the columns of an operator may be called:
-    the names they came with, or the text that makes them.
-    """
-    below = [names[child] for child in op.inputs]
+    """Return names for the columns of an operator: their original names, or the text of the expression."""
+    inputs = [names[child] for child in op.inputs]
     if isinstance(op, InputTable):
         return tuple(column.name for column in op.columns)
     if isinstance(op, ViewOutput):
         return op.names
     if isinstance(op, Project):
-        return tuple(_said(expr, below[0]) for expr in op.expressions)
+        return tuple(_sql(expr, inputs[0]) for expr in op.expressions)
     if isinstance(op, Aggregate):
-        made = [_said(expr, below[0]) for expr in op.groups]
-        made += [_said(call.value, below[0]) for call in op.calls]
-        return tuple(made + (["grouping_id()"] if op.sets is not None else []))
+        columns = [_sql(expr, inputs[0]) for expr in op.groups]
+        columns += [_sql(call.value, inputs[0]) for call in op.calls]
+        return tuple(columns + (["grouping_id()"] if op.sets is not None else []))
     if isinstance(op, Window):
-        return (*below[0], *(f"{_said(call.value, below[0])} OVER …" for call in op.calls))
+        return (*inputs[0], *(f"{_sql(call.value, inputs[0])} OVER …" for call in op.calls))
     if isinstance(op, Join):
-        return below[0] if op.left_only else (*below[0], *below[1])
+        return inputs[0] if op.left_only else (*inputs[0], *inputs[1])
     if isinstance(op, Generate):
-        return (*below[0], *(f"generated {i}" for i in range(op.produces)))
+        return (*inputs[0], *(f"generated {i}" for i in range(op.produces)))
     if isinstance(op, Scalar):
-        return (*below[0], f"({below[1][0]})" if below[1] else "(…)")
+        return (*inputs[0], f"({inputs[1][0]})" if inputs[1] else "(…)")
     if isinstance(op, LiteralRows | Opaque):
         return tuple(f"col{i + 1}" for i in range(op.width))
-    return below[0]
+    return inputs[0]
 
 
-def description(op: Operator, below: list[tuple[str, ...]]) -> str:
-    """What an operator does, in one line."""
+def description(op: Operator, inputs: list[tuple[str, ...]]) -> str:
+    """Describe in one line what an operator does."""
     if isinstance(op, InputTable):
         return op.table + (f", key {', '.join(op.columns[i].name for i in op.key)}" if op.key else "")
     if isinstance(op, LiteralRows):
         return f"{len(op.rows)} row{'s' * (len(op.rows) != 1)}"
     if isinstance(op, Filter):
-        return " AND ".join(_said(one, below[0]) for one in op.conditions)
+        return " AND ".join(_sql(expr, inputs[0]) for expr in op.conditions)
     if isinstance(op, TemporalFilter):
-        return f"{_said(op.value, below[0])} {op.comparison} {op.bound.sql()}"
+        return f"{_sql(op.value, inputs[0])} {op.comparison} {op.bound.sql()}"
     if isinstance(op, Project):
-        return ", ".join(_said(one, below[0]) for one in op.expressions)
+        return ", ".join(_sql(expr, inputs[0]) for expr in op.expressions)
     if isinstance(op, Generate):
-        return ("outer " if op.outer else "") + _said(op.call, below[0])
+        return ("outer " if op.outer else "") + _sql(op.call, inputs[0])
     if isinstance(op, Join):
-        both = (*below[0], *below[1])
-        on = [_key(key, below) for key in op.keys]
-        on += [f"{_key(key, below)} or unknown" for key in op.null_aware]
-        return " AND ".join([*on, *(_said(one, both) for one in op.residual)])
+        columns = (*inputs[0], *inputs[1])
+        on = [_key(key, inputs) for key in op.keys]
+        on += [f"{_key(key, inputs)} or unknown" for key in op.null_aware]
+        return " AND ".join([*on, *(_sql(expr, columns) for expr in op.residual)])
     if isinstance(op, SetOp):
         return op.operation + (" all" if op.keep_all else "")
     if isinstance(op, Aggregate):
-        return _aggregate(op, below[0])
+        return _aggregate(op, inputs[0])
     if isinstance(op, Window):
-        calls = ", ".join(_said(call.value, below[0]) for call in op.calls)
-        by = ", ".join(_said(one, below[0]) for one in op.partition)
-        order = ", ".join(_order(one, below[0]) for one in op.order)
+        calls = ", ".join(_sql(call.value, inputs[0]) for call in op.calls)
+        by = ", ".join(_sql(expr, inputs[0]) for expr in op.partition)
+        order = ", ".join(_order(expr, inputs[0]) for expr in op.order)
         return calls + (f" by {by}" if by else "") + (f" in order of {order}" if order else "")
     if isinstance(op, TopK):
-        order = ", ".join(_order(one, below[0]) for one in op.order)
+        order = ", ".join(_order(expr, inputs[0]) for expr in op.order)
         limit = "all" if op.limit is None else f"{op.limit:,}"
         return (
             limit
@@ -238,22 +246,98 @@ def description(op: Operator, below: list[tuple[str, ...]]) -> str:
     return ""
 
 
-def _aggregate(op: Aggregate, below: tuple[str, ...]) -> str:
-    calls = ", ".join(_said(call.value, below) for call in op.calls) or "groups"
-    by = [_said(one, below) for one in op.groups]
+def _aggregate(op: Aggregate, columns: tuple[str, ...]) -> str:
+    calls = ", ".join(_sql(call.value, columns) for call in op.calls) or "groups"
+    by = [_sql(expr, columns) for expr in op.groups]
     if op.sets is not None:
-        sets = ", ".join("(" + ", ".join(by[i] for i in one) + ")" for one in op.sets)
+        sets = ", ".join("(" + ", ".join(by[i] for i in expr) + ")" for expr in op.sets)
         return f"{calls} by grouping sets {sets}"
     return calls + (f" by {', '.join(by)}" if by else "")
 
 
-def _key(key: JoinKey, below: list[tuple[str, ...]]) -> str:
-    return f"{_said(key.left, below[0])} {'<=>' if key.null_safe else '='} {_said(key.right, below[1])}"
+def _key(key: JoinKey, inputs: list[tuple[str, ...]]) -> str:
+    return f"{_sql(key.left, inputs[0])} {'<=>' if key.null_safe else '='} {_sql(key.right, inputs[1])}"
 
 
-def _order(key: SortKey, below: tuple[str, ...]) -> str:
-    return f"{_said(key.value, below)} {key.suffix.lower()}"
+def _order(key: SortKey, columns: tuple[str, ...]) -> str:
+    return f"{_sql(key.value, columns)} {key.suffix.lower()}"
 
 
-def _said(expr: Expr, names: tuple[str, ...]) -> str:
+def _sql(expr: Expr, names: tuple[str, ...]) -> str:
     return expr.sql(lambda i: names[i] if i < len(names) else f"c{i}")
+
+
+# --- the drawing -------------------------------------------------------------------------------------------
+
+
+def draw(explained: CircuitExplanation) -> str:
+    """Draw the circuit as an SVG file: inputs on the left, views on the right, colours by rung."""
+    columns = layers(explained)
+    positions = {
+        operator_id: (GAP + x * (WIDTH + STEP), GAP + y * (HEIGHT + GAP))
+        for x, column in enumerate(columns)
+        for y, operator_id in enumerate(column)
+    }
+    tallest = max((len(column) for column in columns), default=1)
+    wide = 2 * GAP + len(columns) * WIDTH + (len(columns) - 1) * STEP
+    high = GAP + tallest * (HEIGHT + GAP) + 24
+    views = {root: view for view, root in explained.outputs.items()}
+    size = f'viewBox="0 0 {wide} {high}" width="{wide}" height="{high}"'
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} {FONT}>']
+    parts.append(f"<title>{escape(', '.join(explained.outputs))}</title>")
+    parts += [
+        _arrow(positions[child], positions[operator_id])
+        for operator_id, line in explained.lines.items()
+        for child in line.inputs
+    ]
+    for operator_id, line in explained.lines.items():
+        parts.append(_box(line, positions[operator_id], views.get(operator_id)))
+    parts.append(_legend(high))
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def layers(explained: CircuitExplanation) -> list[list[str]]:
+    """Group operators by their distance from the inputs, so that each is to the right of all it reads."""
+    depth: dict[str, int] = {}
+    for operator_id, line in explained.lines.items():
+        depth[operator_id] = 1 + max((depth[child] for child in line.inputs), default=-1)
+    columns: list[list[str]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
+    for operator_id, distance in depth.items():
+        columns[distance].append(operator_id)
+    return columns
+
+
+def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
+    x1, y1 = start[0] + WIDTH, start[1] + HEIGHT // 2
+    x2, y2 = end[0], end[1] + HEIGHT // 2
+    bend = max(STEP // 2, (x2 - x1) // 2)
+    path = f"M{x1} {y1} C{x1 + bend} {y1} {x2 - bend} {y2} {x2} {y2}"
+    return f'<path d="{path}" fill="none" stroke="#8a8f98" stroke-width="1.2"/>'
+
+
+def _box(line: OperatorLine, position: tuple[int, int], view: str | None) -> str:
+    x, y = position
+    rung = line.placed.rung.value
+    title = view if view is not None else line.kind
+    tooltip = f"{line.kind} {line.id[:SHORT]}: {line.what}\n{rung}: {line.placed.reason}"
+    dashed = ' stroke-dasharray="4 3"' if line.placed.scan else ""
+    return (
+        f"<g><title>{escape(tooltip)}</title>"
+        f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="6" fill="{COLOURS[rung]}"'
+        f' stroke="{EDGES[rung]}" stroke-width="{2 if view else 1}"{dashed}/>'
+        f'<text x="{x + 9}" y="{y + 18}" font-weight="600">{escape(_short(title, 26))}</text>'
+        f'<text x="{x + 9}" y="{y + 35}" fill="#4a4f57">{escape(_short(line.what, 32))}</text></g>'
+    )
+
+
+def _legend(high: int) -> str:
+    parts = []
+    for number, (rung, colour) in enumerate(COLOURS.items()):
+        x = GAP + number * 80
+        box = f'<rect x="{x}" y="{high - 22}" width="12" height="12" fill="{colour}" stroke="{EDGES[rung]}"/>'
+        parts.append(f'{box}<text x="{x + 17}" y="{high - 12}">{rung}</text>')
+    return "".join(parts) + f'<text x="{GAP + 320}" y="{high - 12}">dashed: may scan everything</text>'
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

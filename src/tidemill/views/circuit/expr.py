@@ -1,10 +1,11 @@
-"""Scalar expressions: Spark SQL text with holes for columns and for the time of the step.
+"""Scalar expressions: Spark SQL text with placeholders for columns and for the time of the step.
 
-Nobody here knows what an expression computes: Spark evaluates the text, with its own functions, types and
-rules for NULL and overflow. What rewrites need is only which columns it reads and which functions it calls,
-so these are kept apart from the text, and columns can be renumbered without parsing anything again. A
-column is its position in the input of the operator (in both inputs, the left first, where an operator has
-two).
+This module does not interpret expressions. Spark evaluates the text, with its own functions, types and rules
+for NULL and overflow. Rewrites only need to know which columns an expression reads and which functions it
+calls. An `Expr` stores both separately from the text, so that columns can be renumbered without parsing.
+
+A column is a position in the input of the operator. For an operator with two inputs, the columns of the left
+input come first.
 """
 
 import re
@@ -14,7 +15,7 @@ from enum import Enum
 
 
 class ClockValue(Enum):
-    """The time of the step, in the three types in which SQL can ask for it."""
+    """The time of the step, in the three types that SQL has for the current time."""
 
     TIMESTAMP = "current_timestamp()"
     DATE = "current_date()"
@@ -30,9 +31,9 @@ ATOM = re.compile(r"[\w.]+|'[^'\\]*'|\([^()]*\)")
 class Expr:
     """Spark SQL text in parts: text, a column by its position, or the time of the step.
 
-    `calls` are the functions it calls, in lower case: what decides whether it is deterministic. Equal parts
-    mean an equal expression; the text is in the normal form of `tidemill.views.sql.sql_text` (one space, no
-    comments).
+    `calls` are the functions that it calls, in lower case. They decide whether it is deterministic.
+    Expressions with equal parts are equal: the text is in the normal form of `tidemill.views.sql.sql_text`
+    (single spaces, no comments).
     """
 
     parts: tuple[Part, ...]
@@ -44,7 +45,7 @@ class Expr:
 
     @property
     def column(self) -> int | None:
-        """The column, if it is nothing but one."""
+        """The position of the column if the expression is a single column, otherwise None."""
         only = self.parts[0] if len(self.parts) == 1 else None
         return only if isinstance(only, int) else None
 
@@ -55,22 +56,22 @@ class Expr:
     def sql(
         self, column: Callable[[int], str] | None = None, now: Mapping[ClockValue, str] | None = None
     ) -> str:
-        """The text, with a name for every column (`c0`, `c1`, … unless told) and a value for the time."""
+        """Return the text, with a name for every column (default `c0`, `c1`, …) and a value for the time."""
         name = column or "c{}".format
-        said = []
+        pieces = []
         for part in self.parts:
             if isinstance(part, ClockValue):
-                said.append((now or {}).get(part, part.value))
+                pieces.append((now or {}).get(part, part.value))
             else:
-                said.append(part if isinstance(part, str) else name(part))
-        return "".join(said)
+                pieces.append(part if isinstance(part, str) else name(part))
+        return "".join(pieces)
 
-    def renumbered(self, place: Callable[[int], int]) -> "Expr":
-        """The same expression over columns that stand elsewhere."""
-        return Expr(tuple(place(p) if isinstance(p, int) else p for p in self.parts), self.calls)
+    def renumbered(self, position: Callable[[int], int]) -> "Expr":
+        """Return the expression with the positions of its columns changed."""
+        return Expr(tuple(position(p) if isinstance(p, int) else p for p in self.parts), self.calls)
 
     def with_columns(self, values: Callable[[int], "Expr"]) -> "Expr":
-        """The expression with other expressions in the place of its columns."""
+        """Return the expression with its columns replaced by other expressions."""
         parts: list[Part] = []
         calls = set(self.calls)
         alone = len(self.parts) == 1
@@ -84,7 +85,7 @@ class Expr:
         return Expr(joined(parts), frozenset(calls))
 
     def enclosed(self) -> "Expr":
-        """In parentheses, unless it is a column, a name, a number or a simple string."""
+        """Return the expression in parentheses; a column, a name, a number or a simple string needs none."""
         if len(self.parts) == 1:
             only = self.parts[0]
             if not isinstance(only, str) or ATOM.fullmatch(only):
@@ -96,7 +97,7 @@ class Expr:
 
 
 def joined(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """Parts with neighbouring texts put together, so that equal expressions have equal parts."""
+    """Merge adjacent texts, so that equal expressions have equal parts."""
     merged: list[Part] = []
     for part in parts:
         last = merged[-1] if merged else None
@@ -108,28 +109,28 @@ def joined(parts: Iterable[Part]) -> tuple[Part, ...]:
 
 
 def column(index: int) -> Expr:
-    """A column and nothing else."""
+    """Return the expression that is just this column."""
     return Expr((index,))
 
 
 def text(sql: str, *calls: str) -> Expr:
-    """A constant: Spark SQL without any column."""
+    """Return a constant: Spark SQL without columns."""
     return Expr((sql,), frozenset(calls))
 
 
 def call(name: str, *arguments: Expr) -> Expr:
-    """A call of a function."""
+    """Return a function call."""
     parts: list[Part] = [f"{name}("]
     calls = {name.lower()}
-    for place, argument in enumerate(arguments):
-        if place:
+    for number, argument in enumerate(arguments):
+        if number:
             parts.append(", ")
         parts += argument.parts
         calls |= argument.calls
     return Expr(joined([*parts, ")"]), frozenset(calls))
 
 
-def both(left: Expr, operator: str, right: Expr) -> Expr:
-    """Two expressions and an operator between them."""
+def binary(left: Expr, operator: str, right: Expr) -> Expr:
+    """Return two expressions with an operator between them."""
     parts = (*left.enclosed().parts, f" {operator} ", *right.enclosed().parts)
     return Expr(joined(parts), left.calls | right.calls)

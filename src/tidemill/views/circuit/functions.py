@@ -1,8 +1,8 @@
-"""What is known of Spark's functions by name: which aggregate, which make rows, which are not the same twice.
+"""Spark's functions by name: which of them aggregate, generate rows, read the clock or are not deterministic.
 
-Nobody here says what a function computes. A name that stands in none of the lists below and was not
-declared by the user is unknown: it may be an aggregate, or a different value each time, so a query that
-calls it is kept whole and recomputed, never guessed.
+The lists classify functions; they do not say what a function computes. A function that is in no list and was
+not declared by the user is unknown. It could be an aggregate or nondeterministic, so a query that calls it is
+not split into operators but recomputed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from tidemill.views.aggregates.registry import AGGREGATES
 
 
 def words(text: str) -> frozenset[str]:
-    """A set of words, as a text that is easy to read."""
+    """Split a text into a set of words."""
     return frozenset(text.split())
 
 
@@ -25,29 +25,29 @@ GENERATORS = words("""
     variant_explode_outer
     """)
 
-# The time of the step: one value per query in Spark, and one per step here.
+# The current time: Spark has one value per query, a view one per step.
 CLOCK = words("""
     curdate current_date current_time current_timestamp localtime localtimestamp now
     """)
 
-# Another value for every row or every run, though nothing changed (aes_encrypt draws its own vector).
+# A different value for every row or every run, for the same input (aes_encrypt uses a random vector).
 RANDOM = words("""
     aes_encrypt
     input_file_block_length input_file_block_start input_file_name monotonically_increasing_id rand randn
     random randstr shuffle spark_partition_id tablesample uniform uuid
     """)
 
-# The answer depends on who asks and where; reflect calls any method there is.
+# The result depends on the session or the user; reflect can call any method.
 SESSION = words("""
     current_catalog current_database current_path current_schema current_user java_method python_worker_logs
     reflect session_user try_reflect user version
     """)
 
-# The names of their arguments become part of the value, and here columns have other names. (`struct` does so
-# too, and is given the names; see tidemill.views.sql.sql_text.)
+# The names of their arguments become part of the value, but columns of a circuit have no names. (This is true
+# of `struct` too; there the compiler writes the names into the text, see tidemill.views.sql.stage.)
 NAME_SENSITIVE = words("arrays_zip")
 
-# Special forms that look like functions, and functions over the place of a column in the query.
+# Special forms that look like functions.
 GROUPING = words("grouping grouping_id")
 TIME_WINDOWS = words("session_window window window_time")
 
@@ -105,8 +105,8 @@ SCALARS = words("""
     xpath_string xxhash64 year zeroifnull zip_with
     """)
 
-# Scalar functions that never raise on a value of the type they take, so that they may run on more rows.
-TAME = words("""
+# Scalar functions that raise no error for any value of the type they take (see total_expressions).
+TOTAL = words("""
     coalesce concat equal_null ifnull in isnotnull isnull length lower ltrim nullif nvl nvl2 rtrim trim upper
     """)
 
@@ -117,9 +117,9 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class UserFunction:
-    """A function that the user registered in Spark, as declared with the view.
+    """A function that the user registered in Spark and declared with the view.
 
-    `digest` is that of its code: when it changes, what it computed is computed again. One that is not
+    `digest` identifies its code: when it changes, the results are computed again. A function that is not
     declared deterministic is treated like rand().
     """
 
@@ -130,7 +130,7 @@ class UserFunction:
 
 
 class ViewFunctions:
-    """The functions of one view: Spark's own, and those the user declared (which hide Spark's)."""
+    """The functions of one view: Spark's, and those that the user declared, which hide Spark's."""
 
     def __init__(self, declared: Iterable[UserFunction] = ()) -> None:
         self.declared: Mapping[str, UserFunction] = {f.name.lower(): f for f in declared}
@@ -139,18 +139,18 @@ class ViewFunctions:
         return name in self.declared or name in AGGREGATES or name in KNOWN
 
     def aggregate(self, name: str) -> bool:
-        mine = self.declared.get(name)
-        return mine.aggregate if mine else name in AGGREGATES
+        declared = self.declared.get(name)
+        return declared.aggregate if declared else name in AGGREGATES
 
     def random(self, name: str) -> bool:
-        """Whether it may give another value though nothing changed."""
-        mine = self.declared.get(name)
-        return not mine.deterministic if mine else name in RANDOM or name in SESSION
+        """Return whether it may return different values for the same input."""
+        declared = self.declared.get(name)
+        return not declared.deterministic if declared else name in RANDOM or name in SESSION
 
-    def tame(self, name: str) -> bool:
-        """Whether it is sure not to raise."""
-        return name not in self.declared and name in TAME
+    def total(self, name: str) -> bool:
+        """Return whether it raises no error for any value."""
+        return name not in self.declared and name in TOTAL
 
     def digests(self) -> dict[str, str]:
-        """What the ids of operators need of them."""
+        """Return the digests of the declared functions, for the ids of operators."""
         return {name: f.digest for name, f in self.declared.items()}

@@ -1,13 +1,14 @@
-"""Stable ids: the hash of an operator's versioned normal form.
+"""Stable ids: hashes of the versioned normal form of operators.
 
-The normal form of an operator is its kind, its fields and the fingerprints of its inputs, as JSON: no names
-of columns, no layout of the query, nothing of the engine that runs it. So two views that compute the same
-thing share an operator, and after an edit exactly the changed operators have other ids. `FORMAT` is part of
-it: when the meaning of the form changes the number goes up, and operators stored under the old one are
-rebuilt knowingly.
+The normal form is JSON: the kind of the operator, its fields, and the fingerprints of its inputs. It contains
+no column names, no layout of the query, and nothing about the engine that runs it. So two views that compute
+the same thing share an operator, and an edit changes the ids of exactly the operators that it changes.
+`FORMAT` is part of the normal form. Raise it when the meaning of the form changes: operators stored under the
+old number are then rebuilt.
 
-A fingerprint is of the query alone. An id adds what else decides the result: the pinned settings (time zone,
-ANSI, case sensitivity, collation, time type) and the digests of the user functions that the subtree calls.
+A fingerprint depends on the query only. An id adds everything else that decides the result: the pinned
+settings (time zone, ANSI, case sensitivity, collation, time type) and the digests of the user functions that
+the subtree calls.
 """
 
 import hashlib
@@ -22,53 +23,53 @@ from tidemill.views.circuit.operators import InputTable, Opaque, Operator
 
 FORMAT = 1
 
-# Why an operator is as it is, and what its columns are called, does not change what it computes.
-APART: Mapping[type[Operator], frozenset[str]] = {Opaque: frozenset({"reason"})}
+# Fields that do not change the result.
+EXCLUDED: Mapping[type[Operator], frozenset[str]] = {Opaque: frozenset({"reason"})}
 
 
 @dataclass(frozen=True)
 class Pins:
-    """What decides a result beside the query:
-    the settings of the view, and digests of user functions by name.
-    """
+    """What decides a result besides the query: settings of the view, and digests of its user functions."""
 
     settings: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     functions: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def fingerprint(operator: Operator) -> str:
-    """The hash of the normal form, 128 bits as hexadecimal digits."""
+    """Return the hash of the normal form: 128 bits as hexadecimal digits."""
     return _digest(normal_form(operator))
 
 
 def normal_form(operator: Operator) -> object:
-    """What is hashed, as JSON values; inputs stand for themselves by their fingerprints."""
-    apart = APART.get(type(operator), frozenset())
-    own = [f.name for f in fields(operator) if f.name not in apart]  # type: ignore[arg-type]
+    """Return what is hashed, as JSON values; inputs are represented by their fingerprints."""
+    excluded = EXCLUDED.get(type(operator), frozenset())
+    names = [f.name for f in fields(operator) if f.name not in excluded]  # type: ignore[arg-type]
     return {
         "format": FORMAT,
         "kind": operator.kind,
-        **{name: _plain(getattr(operator, name)) for name in own},
+        **{name: _plain(getattr(operator, name)) for name in names},
     }
 
 
 def ids(operators: Iterable[Operator], pins: Pins) -> dict[Operator, str]:
-    """The ids under which state is kept, of operators listed inputs first.
+    """Return the ids under which the state of operators is stored.
 
-    They are stable across releases, processes and the other views of a group. A source is the same whatever
-    the settings are: nothing is computed there.
+    The ids do not depend on the release, the process or the other views of a group. The id of an input table
+    does not depend on the settings either, because it computes nothing.
+
+    operators: inputs first.
     """
-    found: dict[Operator, str] = {}
+    ids_by_operator: dict[Operator, str] = {}
     for operator in operators:
         settings = {} if isinstance(operator, InputTable) else dict(pins.settings)
         called = {name: pins.functions[name] for name in sorted(_called(operator) & pins.functions.keys())}
-        below = [found[child] for child in operator.inputs]
-        found[operator] = _digest([operator.fingerprint, settings, called, below])
-    return found
+        inputs = [ids_by_operator[child] for child in operator.inputs]
+        ids_by_operator[operator] = _digest([operator.fingerprint, settings, called, inputs])
+    return ids_by_operator
 
 
 def expressions_of(operator: Operator) -> Iterator[Expr]:
-    """Every expression of the operator itself, wherever it stands among its fields."""
+    """Yield every expression in the fields of the operator, but not those of its inputs."""
     for f in fields(operator):  # type: ignore[arg-type]
         yield from _exprs(getattr(operator, f.name))
 

@@ -1,18 +1,21 @@
-"""The kinds of operator: frozen values that say what is computed, never how or where.
+"""The kinds of operator: frozen values that say what to compute, not how or where.
 
-    InputTable, Values                      rows from a table, rows written in the query
-    Filter, TemporalFilter, Project     row by row (the temporal one: row and clock)
-    Generate, UnionAll                  explode and its kin; bags put together
+    InputTable, LiteralRows             rows of a table, rows written in the query
+    Filter, TemporalFilter, Project     row by row (TemporalFilter also reads the clock)
+    Generate, UnionAll                  explode and similar functions; UNION ALL
     Join                                inner, cross, left, right, full, semi, anti, null-aware anti
-    Distinct, SetOp                     sets; INTERSECT and EXCEPT, with and without ALL
-    Aggregate, Window, TopK             groups, partitions, the first of an order
-    Scalar                              the one value of a subquery beside every row
-    Opaque                              a query kept whole as text: recomputed
-    Output                              the columns of a view under their names
+    Distinct, SetOp                     DISTINCT; INTERSECT and EXCEPT, with and without ALL
+    Aggregate, Window, TopK             GROUP BY, window functions, ORDER BY with LIMIT
+    Scalar                              the single value of a subquery, added to every row
+    Opaque                              a query that stays SQL text and is recomputed
+    ViewOutput                          the columns of a view with their names
 
-Columns have no names in here but positions: two views that compute the same thing under other names share it.
-An operator with two inputs numbers the columns of the left one first. Operators are compared by their
-fingerprint (`tidemill.views.circuit.ids`), so that equal subtrees are one.
+Columns have positions instead of names, so that two views share an operator even if they name its columns
+differently. An operator with two inputs numbers the columns of the left input first. Operators compare by
+fingerprint (`tidemill.views.circuit.ids`), so equal subtrees are the same operator.
+
+The class names are free to change. `kind` and the names of fields are not: they are part of the normal form
+that is hashed into operator ids.
 """
 
 from collections.abc import Sequence
@@ -26,38 +29,38 @@ JoinKind = Literal["inner", "cross", "left", "right", "full", "semi", "anti", "n
 
 
 class Operator:
-    """What all kinds share: inputs, a width, and equality by fingerprint."""
+    """Base of all kinds: inputs, a width, and equality by fingerprint."""
 
     kind: ClassVar[str]
 
     @property
     def inputs(self) -> tuple["Operator", ...]:
-        """The operators it reads, in the order in which columns are numbered."""
-        found: list[Operator] = []
+        """The operators that this one reads, in the order in which their columns are numbered."""
+        operators: list[Operator] = []
         for field in fields(self):  # type: ignore[arg-type]  # every kind below is a dataclass
             value = getattr(self, field.name)
             if isinstance(value, Operator):
-                found.append(value)
+                operators.append(value)
             elif isinstance(value, tuple):
-                found += [item for item in value if isinstance(item, Operator)]
-        return tuple(found)
+                operators += [item for item in value if isinstance(item, Operator)]
+        return tuple(operators)
 
     @property
     def width(self) -> int:
-        """How many columns it gives."""
-        raise AssertionError(f"{type(self).__name__} says how many columns it gives")
+        """The number of columns of the result."""
+        raise AssertionError(f"{type(self).__name__} must define its width")
 
     def with_inputs(self, inputs: Sequence["Operator"]) -> "Operator":
-        """The same operator over other inputs."""
-        left = list(inputs)
+        """Return the same operator with other inputs."""
+        remaining = list(inputs)
         changed: dict[str, object] = {}
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if isinstance(value, Operator):
-                changed[field.name] = left.pop(0)
+                changed[field.name] = remaining.pop(0)
             elif isinstance(value, tuple) and value and isinstance(value[0], Operator):
-                changed[field.name] = tuple(left.pop(0) for _ in value)
-        assert not left, "as many inputs as before"
+                changed[field.name] = tuple(remaining.pop(0) for _ in value)
+        assert not remaining, "the number of inputs must stay the same"
         return replace(self, **changed) if changed else self  # type: ignore[type-var]
 
     @cached_property
@@ -83,7 +86,7 @@ class SparkColumn:
 
 @dataclass(frozen=True)
 class JoinKey:
-    """One pair of a join's equality; `null_safe` for `<=>`. Each side is numbered by its own input."""
+    """One equality of a join; `null_safe` for `<=>`. Each side uses the positions of its own input."""
 
     left: Expr
     right: Expr
@@ -92,7 +95,7 @@ class JoinKey:
 
 @dataclass(frozen=True)
 class SortKey:
-    """One sort key. NULLs come first in ascending order unless told, as in Spark."""
+    """One sort key. By default NULLs come first in ascending order, as in Spark."""
 
     value: Expr
     descending: bool = False
@@ -100,16 +103,16 @@ class SortKey:
 
     @property
     def suffix(self) -> str:
-        """What stands after the expression in an ORDER BY."""
+        """The text after the expression in an ORDER BY."""
         return f"{'DESC' if self.descending else 'ASC'} NULLS {'FIRST' if self.nulls_first else 'LAST'}"
 
 
 @dataclass(frozen=True)
 class AggregateCall:
-    """One aggregate: `value` is its whole text; the other fields are what kernels look at.
+    """One aggregate. `value` is its complete text; kernels use the other fields.
 
-    `plain` says that name, distinct, arguments and filter are all there is (no order within the group, no
-    treatment of NULLs): only then may a kernel go by them.
+    `plain` means that name, distinct, arguments and filter describe the call completely: it has no ORDER BY
+    within the group and no IGNORE NULLS. A kernel may use the fields only if the call is plain.
     """
 
     value: Expr
@@ -122,7 +125,7 @@ class AggregateCall:
 
 @dataclass(frozen=True)
 class WindowCall:
-    """One window function: the text of the call, and of its frame if it has one."""
+    """One window function: the text of the call, and of its frame if the query has one."""
 
     value: Expr
     name: str
@@ -132,7 +135,7 @@ class WindowCall:
 
 @dataclass(frozen=True)
 class NamedInput:
-    """How the text of an opaque query calls one of its inputs, and that input's columns."""
+    """The name of an input in the text of an opaque query, and the names of its columns."""
 
     name: str
     columns: tuple[str, ...]
@@ -140,7 +143,7 @@ class NamedInput:
 
 @dataclass(frozen=True, eq=False)
 class InputTable(Operator):
-    """The rows of a table. `key` are the positions of its primary key, if its rows are upserts."""
+    """The rows of a table. `key` lists the positions of its primary key, if its rows are upserts."""
 
     kind = "source"
     table: str
@@ -155,7 +158,7 @@ class InputTable(Operator):
 
 @dataclass(frozen=True, eq=False)
 class LiteralRows(Operator):
-    """Rows written in the query; a query without FROM has one row of no columns."""
+    """Rows written in the query. A query without FROM has one row without columns."""
 
     kind = "values"
     rows: tuple[tuple[Expr, ...], ...]
@@ -167,7 +170,7 @@ class LiteralRows(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Filter(Operator):
-    """The rows for which every condition is true."""
+    """Keeps the rows for which every condition is true."""
 
     kind = "filter"
     input: Operator
@@ -180,7 +183,7 @@ class Filter(Operator):
 
 @dataclass(frozen=True, eq=False)
 class TemporalFilter(Operator):
-    """The rows for which `value comparison bound` is true, where the bound is made of the clock alone."""
+    """Keeps the rows for which `value comparison bound` is true. The bound depends only on the clock."""
 
     kind = "temporal filter"
     input: Operator
@@ -195,7 +198,7 @@ class TemporalFilter(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Project(Operator):
-    """Expressions of each row."""
+    """Computes expressions of each row."""
 
     kind = "project"
     input: Operator
@@ -208,8 +211,9 @@ class Project(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Generate(Operator):
-    """Each row once per row that a generator (explode and its kin) makes of it;
-    `outer` keeps those with none.
+    """Repeats each row for every row that a generator (such as explode) returns for it.
+
+    `outer` also keeps the rows for which the generator returns nothing.
     """
 
     kind = "generate"
@@ -225,7 +229,7 @@ class Generate(Operator):
 
 @dataclass(frozen=True, eq=False)
 class UnionAll(Operator):
-    """Bags put together; types are widened by Spark's rules, pair by pair."""
+    """UNION ALL. Spark widens the types, pair by pair."""
 
     kind = "union all"
     parts: tuple[Operator, ...]
@@ -237,10 +241,10 @@ class UnionAll(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Join(Operator):
-    """Two inputs by equal keys and a residual condition (over the columns of both).
+    """Joins two inputs by equal keys and a residual condition over the columns of both.
 
-    A null-aware anti join (NOT IN) keeps the left rows for which no right row with equal keys and a true
-    residual makes all of `null_aware` equal, or leaves it unknown.
+    A null-aware anti join (NOT IN) keeps a left row if no right row matches it. A right row matches if its
+    keys are equal, the residual is true, and the equality of all of `null_aware` is true or NULL.
     """
 
     kind = "join"
@@ -253,7 +257,7 @@ class Join(Operator):
 
     @property
     def left_only(self) -> bool:
-        """Whether it gives the columns of its left input alone."""
+        """Whether the result has only the columns of the left input."""
         return self.join in {"semi", "anti", "null-aware anti"}
 
     @property
@@ -263,7 +267,7 @@ class Join(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Distinct(Operator):
-    """Each row once."""
+    """Removes duplicate rows."""
 
     kind = "distinct"
     input: Operator
@@ -275,7 +279,7 @@ class Distinct(Operator):
 
 @dataclass(frozen=True, eq=False)
 class SetOp(Operator):
-    """INTERSECT and EXCEPT; with `keep_all` by multiplicity."""
+    """INTERSECT and EXCEPT; `keep_all` for the variants with ALL, which count duplicates."""
 
     kind = "set operation"
     operation: Literal["intersect", "except"]
@@ -290,9 +294,10 @@ class SetOp(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Aggregate(Operator):
-    """Groups: their keys, then the aggregates, then (with grouping sets) Spark's grouping id.
+    """GROUP BY: the keys, then the aggregates, then Spark's grouping id if there are grouping sets.
 
-    `sets` lists grouping sets by positions in `groups`. Without groups there is one row, even of no input.
+    `sets` lists the grouping sets as positions in `groups`. Without groups the result is one row, even if the
+    input is empty.
     """
 
     kind = "aggregate"
@@ -308,9 +313,10 @@ class Aggregate(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Window(Operator):
-    """The input's columns, then window functions over one partitioning and order.
+    """Adds window functions with the same PARTITION BY and ORDER BY to the columns of the input.
 
-    `ties` are the last sort keys of those calls alone that tell peers apart (`tidemill.views.circuit.ties`).
+    `ties` are further sort keys, only for calls whose result depends on the order of peers
+    (`tidemill.views.circuit.ties`).
     """
 
     kind = "window"
@@ -327,8 +333,9 @@ class Window(Operator):
 
 @dataclass(frozen=True, eq=False)
 class TopK(Operator):
-    """The rows of an order from `offset`, at most `limit` of them (None: all).
-    Without an order, any such rows.
+    """ORDER BY with LIMIT and OFFSET; a `limit` of None keeps all rows after the offset.
+
+    Without an order, the operator may keep any rows.
     """
 
     kind = "top-k"
@@ -344,8 +351,9 @@ class TopK(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Scalar(Operator):
-    """The input's columns and the one value of a subquery:
-    NULL if it has no row, an error if more than one.
+    """Adds the single value of a subquery to every row.
+
+    The value is NULL if the subquery returns no row. More than one row is an error.
     """
 
     kind = "scalar"
@@ -359,9 +367,10 @@ class Scalar(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Opaque(Operator):
-    """A query kept whole, as text over named inputs; `reason` says why nothing better is known of it.
+    """A query that stays SQL text over named inputs; `reason` says why it is not split into operators.
 
-    `calls` are the functions of the text: what says whether it reads the clock, or is not the same twice.
+    `calls` lists the functions in the text. They tell whether the query reads the clock or is not
+    deterministic.
     """
 
     kind = "opaque"
@@ -379,8 +388,9 @@ class Opaque(Operator):
 
 @dataclass(frozen=True, eq=False)
 class ViewOutput(Operator):
-    """What a view shows: its columns under their names.
-    `types` are Spark's, or empty where nobody asked it.
+    """The result of a view: its columns with their names.
+
+    `types` are the types that Spark reported, or empty if the view was compiled without Spark.
     """
 
     kind = "output"

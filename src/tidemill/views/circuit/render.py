@@ -1,7 +1,7 @@
-"""One operator as plain Spark SQL over relations that hold its inputs: the second oracle, and the keyed rung.
+"""Operators as Spark SQL: one query per operator, over relations that contain its inputs.
 
-The text of an operator says exactly what the operator means, with columns `c0`, `c1`, …; it is as naive as it
-can be, so that a kernel or a rewrite can be judged by it. Expressions are put in unchanged.
+The keyed rung runs this SQL, and tests compare kernels and rewrites with it. So the SQL is as simple as
+possible. Columns are called `c0`, `c1`, …; expressions are inserted unchanged.
 """
 
 # ruff: noqa: S608  # writing SQL is what this is for; names are quoted, expressions come from the user's own query
@@ -46,18 +46,18 @@ JOINS = {
 
 
 def quoted(name: str) -> str:
-    """A name between backquotes, whatever is in it."""
+    """Quote a name with backquotes."""
     return "`" + name.replace("`", "``") + "`"
 
 
 @dataclass(frozen=True)
 class Renderer:
-    """How operators are written: values for the clock."""
+    """Writes operators as SQL, with these values for the clock."""
 
     now: Mapping[ClockValue, str] | None = None
 
     def sql(self, operator: Operator, inputs: Sequence[str]) -> str:
-        """A query over `inputs`, names of relations with the columns c0, c1, … of the operator's inputs."""
+        """Return the query of an operator. `inputs` are relations with columns c0, c1, …, one per input."""
         return WRITERS[type(operator)](self, operator, inputs)
 
     def text(self, expr: Expr, column: Callable[[int], str] | None = None) -> str:
@@ -66,8 +66,8 @@ class Renderer:
     # --- row by row ---------------------------------------------------------------------------------------
 
     def source(self, op: InputTable, _: Sequence[str]) -> str:
-        chosen = [f"{quoted(column.name)} AS c{i}" for i, column in enumerate(op.columns)]
-        return f"SELECT {_list(chosen)} FROM {quoted(op.table)}"
+        columns = [f"{quoted(column.name)} AS c{i}" for i, column in enumerate(op.columns)]
+        return f"SELECT {_list(columns)} FROM {quoted(op.table)}"
 
     def values(self, op: LiteralRows, _: Sequence[str]) -> str:
         rows = ["(" + ", ".join(self.text(value) for value in row) + ")" for row in op.rows]
@@ -84,23 +84,23 @@ class Renderer:
         return f"SELECT {_list(_columns(op.width))} FROM {inputs[0]} WHERE {condition}"
 
     def project(self, op: Project, inputs: Sequence[str]) -> str:
-        chosen = [f"{self.text(expr)} AS c{i}" for i, expr in enumerate(op.expressions)]
-        return f"SELECT {_list(chosen)} FROM {inputs[0]}"
+        columns = [f"{self.text(expr)} AS c{i}" for i, expr in enumerate(op.expressions)]
+        return f"SELECT {_list(columns)} FROM {inputs[0]}"
 
     def generate(self, op: Generate, inputs: Sequence[str]) -> str:
-        made = [f"g{i}" for i in range(op.produces)]
-        named = [f"{name} AS c{op.input.width + i}" for i, name in enumerate(made)]
-        view = f"LATERAL VIEW {'OUTER ' if op.outer else ''}{self.text(op.call)} g AS {', '.join(made)}"
-        return f"SELECT {_list(_columns(op.input.width) + named)} FROM {inputs[0]} {view}"
+        names = [f"g{i}" for i in range(op.produces)]
+        columns = [f"{name} AS c{op.input.width + i}" for i, name in enumerate(names)]
+        view = f"LATERAL VIEW {'OUTER ' if op.outer else ''}{self.text(op.call)} g AS {', '.join(names)}"
+        return f"SELECT {_list(_columns(op.input.width) + columns)} FROM {inputs[0]} {view}"
 
     def union(self, op: UnionAll, inputs: Sequence[str]) -> str:
-        # In parentheses from the left: types are widened pair by pair, as they were in the query.
-        said = f"SELECT {_list(_columns(op.width))} FROM {inputs[0]}"
+        # Nested from the left: Spark widens types pair by pair, as in the original query.
+        sql = f"SELECT {_list(_columns(op.width))} FROM {inputs[0]}"
         for name in inputs[1:]:
-            said = f"({said}) UNION ALL (SELECT {_list(_columns(op.width))} FROM {name})"
-        return said
+            sql = f"({sql}) UNION ALL (SELECT {_list(_columns(op.width))} FROM {name})"
+        return sql
 
-    # --- pairs --------------------------------------------------------------------------------------------
+    # --- two inputs ---------------------------------------------------------------------------------------
 
     def join(self, op: Join, inputs: Sequence[str]) -> str:
         width = op.left.width
@@ -122,9 +122,9 @@ class Renderer:
         return f"({left} {'<=>' if key.null_safe else '='} {right})"
 
     def set_operation(self, op: SetOp, inputs: Sequence[str]) -> str:
-        word = op.operation.upper() + (" ALL" if op.keep_all else "")
+        keyword = op.operation.upper() + (" ALL" if op.keep_all else "")
         left, right = (f"(SELECT {_list(_columns(op.width))} FROM {name})" for name in inputs)
-        return f"{left} {word} {right}"
+        return f"{left} {keyword} {right}"
 
     # --- groups and orders --------------------------------------------------------------------------------
 
@@ -132,28 +132,28 @@ class Renderer:
         return f"SELECT DISTINCT {_list(_columns(op.width))} FROM {inputs[0]}"
 
     def aggregate(self, op: Aggregate, inputs: Sequence[str]) -> str:
-        # Keys are computed below: a number in GROUP BY would be a position, and a key that is also an
-        # argument is not the one that grouping sets make NULL.
+        # A subquery computes the keys: a number in GROUP BY would be a position. And if a key is also an
+        # argument of an aggregate, grouping sets must set only the key to NULL.
         keys = [f"g{i}" for i in range(len(op.groups))]
-        named = [f"{self.text(expr)} AS g{i}" for i, expr in enumerate(op.groups)]
-        below = f"(SELECT *, {', '.join(named)} FROM {inputs[0]})" if named else inputs[0]
-        given = [f"{key} AS c{i}" for i, key in enumerate(keys)]
-        given += [f"{self.text(call.value)} AS c{len(keys) + i}" for i, call in enumerate(op.calls)]
+        groups = [f"{self.text(expr)} AS g{i}" for i, expr in enumerate(op.groups)]
+        relation = f"(SELECT *, {', '.join(groups)} FROM {inputs[0]})" if groups else inputs[0]
+        columns = [f"{key} AS c{i}" for i, key in enumerate(keys)]
+        columns += [f"{self.text(call.value)} AS c{len(keys) + i}" for i, call in enumerate(op.calls)]
         by = ""
         if op.sets is not None:
-            given.append(f"grouping_id() AS c{op.width - 1}")
-            sets = ", ".join("(" + ", ".join(keys[i] for i in one) + ")" for one in op.sets)
+            columns.append(f"grouping_id() AS c{op.width - 1}")
+            sets = ", ".join("(" + ", ".join(keys[i] for i in positions) + ")" for positions in op.sets)
             by = f" GROUP BY {', '.join(keys)} GROUPING SETS ({sets})"
         elif keys:
             by = f" GROUP BY {', '.join(keys)}"
         elif not op.calls:
-            # A global aggregate of nothing still gives its one row.
-            given = ["count(*) AS one"]
-        return f"SELECT {_list(given)} FROM {below}{by}"
+            # A global aggregate without calls still returns one row.
+            columns = ["count(*) AS one"]
+        return f"SELECT {_list(columns)} FROM {relation}{by}"
 
     def window(self, op: Window, inputs: Sequence[str]) -> str:
         width = op.input.width
-        given = _columns(width)
+        columns = _columns(width)
         for i, call in enumerate(op.calls):
             spec = []
             if op.partition:
@@ -164,46 +164,46 @@ class Renderer:
             if order:
                 spec.append("ORDER BY " + ", ".join(order))
             spec += [call.frame] if call.frame else []
-            given.append(f"{self.text(call.value)} OVER ({' '.join(spec)}) AS c{width + i}")
-        return f"SELECT {_list(given)} FROM {inputs[0]}"
+            columns.append(f"{self.text(call.value)} OVER ({' '.join(spec)}) AS c{width + i}")
+        return f"SELECT {_list(columns)} FROM {inputs[0]}"
 
     def top(self, op: TopK, inputs: Sequence[str]) -> str:
         keys = [f"{self.text(key.value)} AS o{i}" for i, key in enumerate(op.order)]
-        below = f"(SELECT *, {', '.join(keys)} FROM {inputs[0]})" if keys else inputs[0]
+        relation = f"(SELECT *, {', '.join(keys)} FROM {inputs[0]})" if keys else inputs[0]
         order = [f"o{i} {key.suffix}" for i, key in enumerate(op.order)]
-        said = f"SELECT {_list(_columns(op.width))} FROM {below}"
-        said += f" ORDER BY {', '.join(order)}" if order else ""
-        said += f" LIMIT {op.limit}" if op.limit is not None else ""
-        return said + (f" OFFSET {op.offset}" if op.offset else "")
+        sql = f"SELECT {_list(_columns(op.width))} FROM {relation}"
+        sql += f" ORDER BY {', '.join(order)}" if order else ""
+        sql += f" LIMIT {op.limit}" if op.limit is not None else ""
+        return sql + (f" OFFSET {op.offset}" if op.offset else "")
 
     def _order(self, key: SortKey) -> str:
         return f"{self.text(key.value)} {key.suffix}"
 
-    # --- the rest -----------------------------------------------------------------------------------------
+    # --- subqueries, opaque queries, outputs --------------------------------------------------------------
 
     def scalar(self, op: Scalar, inputs: Sequence[str]) -> str:
         value = f"(SELECT c0 FROM {inputs[1]}) AS c{op.input.width}"
         return f"SELECT {_list([*_columns(op.input.width), value])} FROM {inputs[0]}"
 
     def opaque(self, op: Opaque, inputs: Sequence[str]) -> str:
-        named = []
+        tables = []
         for relation, table in zip(inputs, op.names, strict=True):
-            chosen = [f"c{i} AS {quoted(name)}" for i, name in enumerate(table.columns)]
-            named.append(f"{quoted(table.name)} AS (SELECT {_list(chosen)} FROM {relation})")
-        given = f"SELECT * FROM ({op.sql}) AS q({', '.join(_columns(op.width))})"
-        return f"WITH {', '.join(named)} {given}" if named else given
+            columns = [f"c{i} AS {quoted(name)}" for i, name in enumerate(table.columns)]
+            tables.append(f"{quoted(table.name)} AS (SELECT {_list(columns)} FROM {relation})")
+        query = f"SELECT * FROM ({op.sql}) AS q({', '.join(_columns(op.width))})"
+        return f"WITH {', '.join(tables)} {query}" if tables else query
 
     def output(self, op: ViewOutput, inputs: Sequence[str]) -> str:
         return f"SELECT {_list(_columns(op.width))} FROM {inputs[0]}"
 
 
 def breaks_ties(name: str, frame: str) -> bool:
-    """Whether a window function depends on the order of rows that its sort keys leave equal."""
+    """Return whether a window function depends on the order of rows with equal sort keys."""
     if name in {"rank", "dense_rank", "percent_rank", "cume_dist"}:
         return False
     if name in {"row_number", "ntile", "lag", "lead"}:
         return True
-    # Without a frame, a function with an order has the frame RANGE … CURRENT ROW: its peers are one.
+    # Without a frame, a function with an order has the frame RANGE … CURRENT ROW, which treats peers equally.
     return frame.upper().startswith("ROWS")
 
 
@@ -211,8 +211,8 @@ def _columns(width: int) -> list[str]:
     return [f"c{i}" for i in range(width)]
 
 
-def _list(chosen: Sequence[str]) -> str:
-    return ", ".join(chosen) or "1 AS one"
+def _list(columns: Sequence[str]) -> str:
+    return ", ".join(columns) or "1 AS one"
 
 
 def _side(i: int, width: int) -> str:

@@ -1,22 +1,176 @@
-"""All rewrites in their order.
-Each leaves the meaning alone, which the interpreter can prove of any query.
+"""Rewrites: change the circuit of a view so that it does less work and gives the same result.
+
+    push down      move conditions towards the input tables, and turn comma joins into joins with keys
+    drop distinct  remove DISTINCT over rows that contain a unique key
+    prune          remove columns that no operator reads (`pruning`)
+    fuse           merge adjacent projections and adjacent filters
+
+Only total conditions are pushed down (`total_expressions`). The others stay after the filters that precede
+them. Conditions are not pushed into an operator that several operators read: it could no longer be shared.
+
+Certification compares the rewritten circuit with the original query.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from tidemill.views.circuit.circuit import replaced
+from tidemill.views.circuit.circuit import replaced, walk
 from tidemill.views.circuit.expr import Expr
 from tidemill.views.circuit.functions import ViewFunctions
-from tidemill.views.circuit.operators import Distinct, Filter, Operator, Project, ViewOutput
+from tidemill.views.circuit.join_order import inner_joins
+from tidemill.views.circuit.operators import (
+    Aggregate,
+    Distinct,
+    Filter,
+    Generate,
+    Join,
+    Operator,
+    Project,
+    Scalar,
+    TemporalFilter,
+    ViewOutput,
+    Window,
+)
 from tidemill.views.circuit.pruning import prune
-from tidemill.views.circuit.pushdown import push_down
 from tidemill.views.circuit.row_properties import unique
-from tidemill.views.circuit.total_expressions import is_deterministic
+from tidemill.views.circuit.total_expressions import is_deterministic, is_total
+
+
+def push_down(root: ViewOutput, functions: ViewFunctions) -> ViewOutput:
+    """Move the conditions of a view as close to its input tables as is safe."""
+    readers = Counter(child for op in walk(root) for child in op.inputs)
+    result = PushDown(functions, readers).rebuilt(root)
+    assert isinstance(result, ViewOutput)
+    return result
+
+
+@dataclass
+class PushDown:
+    """One pass of predicate pushdown over a circuit."""
+
+    functions: ViewFunctions
+    readers: Counter[Operator]
+    done: dict[Operator, Operator] = field(default_factory=dict)
+
+    def rebuilt(self, op: Operator) -> Operator:
+        """Return the operator with all conditions below it pushed down."""
+        if op not in self.done:
+            self.done[op] = self._into(op, ())
+        return self.done[op]
+
+    def shared(self, op: Operator) -> bool:
+        return self.readers[op] > 1
+
+    def pushed(self, op: Operator, conditions: Sequence[Expr]) -> Operator:
+        """Apply conditions to an operator, as far down as possible; all of them are total."""
+        return filtered(self.rebuilt(op), conditions) if self.shared(op) else self._into(op, conditions)
+
+    def _into(self, op: Operator, conditions: Sequence[Expr]) -> Operator:
+        if isinstance(op, Filter):
+            return self._filter(op, conditions)
+        if isinstance(op, Join) and op.join in {"inner", "cross"}:
+            return inner_joins(op, conditions, self)
+        if isinstance(op, Join):
+            return self._join(op, conditions)
+        if isinstance(op, Project):
+            return self._project(op, conditions)
+        if isinstance(op, Aggregate):
+            return self._aggregate(op, conditions)
+        if isinstance(op, Distinct | TemporalFilter):
+            return replace(op, input=self.pushed(op.input, conditions))
+        if isinstance(op, Generate | Scalar):
+            return self._appended(op, conditions)
+        if isinstance(op, Window):
+            return self._window(op, conditions)
+        return filtered(op.with_inputs([self.rebuilt(child) for child in op.inputs]), conditions)
+
+    def _filter(self, op: Filter, above: Sequence[Expr]) -> Operator:
+        # Conditions that are not total stay here. The total ones are evaluated first.
+        moving = [condition for condition in op.conditions if is_total(condition, self.functions)]
+        staying = [condition for condition in op.conditions if condition not in moving]
+        return filtered(self.pushed(op.input, [*moving, *above]), staying)
+
+    def _join(self, op: Join, conditions: Sequence[Expr]) -> Operator:
+        width = op.left.width
+        lefts = [
+            condition
+            for condition in conditions
+            if all(i < width for i in condition.columns) and op.join not in {"right", "full"}
+        ]
+        rights = [
+            condition
+            for condition in conditions
+            if op.join == "right" and all(i >= width for i in condition.columns)
+        ]
+        staying = [
+            condition for condition in conditions if condition not in lefts and condition not in rights
+        ]
+        left = self.pushed(op.left, lefts)
+        right = self.pushed(op.right, [condition.renumbered(lambda i: i - width) for condition in rights])
+        return filtered(replace(op, left=left, right=right), staying)
+
+    def _project(self, op: Project, conditions: Sequence[Expr]) -> Operator:
+        # A nondeterministic value must be computed for the same rows as before.
+        fixed = not all(is_deterministic(expr, self.functions) or expr.reads_clock for expr in op.expressions)
+        moving = [
+            condition for condition in conditions if not fixed and self._passes(condition, op.expressions)
+        ]
+        staying = [condition for condition in conditions if condition not in moving]
+        pushed = [condition.with_columns(lambda i: op.expressions[i]) for condition in moving]
+        return filtered(replace(op, input=self.pushed(op.input, pushed)), staying)
+
+    def _aggregate(self, op: Aggregate, conditions: Sequence[Expr]) -> Operator:
+        movable = op.groups if op.sets is None else ()
+        moving = [
+            condition for condition in conditions if condition.columns and self._passes(condition, movable)
+        ]
+        staying = [condition for condition in conditions if condition not in moving]
+        pushed = [condition.with_columns(lambda i: op.groups[i]) for condition in moving]
+        return filtered(replace(op, input=self.pushed(op.input, pushed)), staying)
+
+    def _passes(self, condition: Expr, expressions: Sequence[Expr]) -> bool:
+        """Return whether the condition can be evaluated before these expressions are computed."""
+        if any(i >= len(expressions) for i in condition.columns):
+            return False
+        return all(
+            expressions[i].column is not None or is_total(expressions[i], self.functions)
+            for i in condition.columns
+        )
+
+    def _appended(self, op: Generate | Scalar, conditions: Sequence[Expr]) -> Operator:
+        width = op.input.width
+        # A nondeterministic generator must be called for the same rows as before.
+        fixed = isinstance(op, Generate) and not is_deterministic(op.call, self.functions)
+        moving = [
+            condition for condition in conditions if not fixed and all(i < width for i in condition.columns)
+        ]
+        staying = [condition for condition in conditions if condition not in moving]
+        inputs = [self.pushed(op.input, moving), *(self.rebuilt(child) for child in op.inputs[1:])]
+        return filtered(op.with_inputs(inputs) if op.inputs else op, staying)
+
+    def _window(self, op: Window, conditions: Sequence[Expr]) -> Operator:
+        partition_columns = {expr.column for expr in op.partition}
+        moving = [
+            condition
+            for condition in conditions
+            if condition.columns and condition.columns <= partition_columns
+        ]
+        staying = [condition for condition in conditions if condition not in moving]
+        return filtered(replace(op, input=self.pushed(op.input, moving)), staying)
+
+
+def filtered(op: Operator, conditions: Sequence[Expr]) -> Operator:
+    """Add conditions to an operator, without duplicates."""
+    if not conditions:
+        return op
+    if isinstance(op, Filter):
+        return Filter(op.input, tuple(dict.fromkeys([*op.conditions, *conditions])))
+    return Filter(op, tuple(dict.fromkeys(conditions)))
 
 
 def fuse(root: ViewOutput, functions: ViewFunctions) -> ViewOutput:
-    """The same view with as few row-by-row operators as it needs."""
+    """Merge adjacent projections and adjacent filters."""
 
     def change(op: Operator) -> Operator:
         if isinstance(op, Project):
@@ -26,21 +180,21 @@ def fuse(root: ViewOutput, functions: ViewFunctions) -> ViewOutput:
             return Filter(op.input.input, tuple(conditions))
         return op
 
-    made = replaced(root, change)
-    assert isinstance(made, ViewOutput)
-    return made
+    fused = replaced(root, change)
+    assert isinstance(fused, ViewOutput)
+    return fused
 
 
 def drop_distinct(root: ViewOutput) -> ViewOutput:
-    """Without the distincts of rows that are distinct already, because they hold a key."""
+    """Remove DISTINCT over rows that are distinct already, because they contain a unique key."""
     keys = unique(root)
 
     def change(op: Operator) -> Operator:
         return op.input if isinstance(op, Distinct) and keys.get(op.input) else op
 
-    made = replaced(root, change)
-    assert isinstance(made, ViewOutput)
-    return made
+    rewritten = replaced(root, change)
+    assert isinstance(rewritten, ViewOutput)
+    return rewritten
 
 
 def _projection(op: Project, functions: ViewFunctions) -> Operator:
@@ -54,10 +208,10 @@ def _projection(op: Project, functions: ViewFunctions) -> Operator:
 
 
 def _fits(above: tuple[Expr, ...], below: tuple[Expr, ...], functions: ViewFunctions) -> bool:
-    """Whether one projection can do for two: nothing is computed twice, and nothing steady made unsteady.
+    """Return whether two projections can be merged without computing anything twice or less often.
 
-    Either the lower one chooses columns and constants, or the upper one does. (In between, an expression
-    would land inside another one, perhaps in a branch of a CASE that is never taken.)
+    One of the two must only select columns or deterministic constants. Otherwise an expression would become
+    part of another one, perhaps in a branch of a CASE that is not evaluated.
     """
     if all(expr.column is not None for expr in below):
         return True
@@ -81,12 +235,12 @@ REWRITES: Mapping[str, Callable[[ViewOutput, ViewFunctions], ViewOutput]] = {
 
 
 def rewrite(output: ViewOutput, functions: ViewFunctions | None = None) -> ViewOutput:
-    """The view as it is run. Rewriting twice changes nothing more."""
-    known = functions or ViewFunctions()
+    """Apply all rewrites until nothing changes."""
+    known_functions = functions or ViewFunctions()
     for _ in range(10):
         before = output
-        for one in REWRITES.values():
-            output = one(output, known)
+        for rewrite_once in REWRITES.values():
+            output = rewrite_once(output, known_functions)
         if output == before:
             break
     return output

@@ -1,6 +1,4 @@
-"""What is known of the rows of an operator:
-whether they are only ever added, and which columns are unique.
-"""
+"""Properties of the rows of an operator: whether rows are only added, and which columns are unique."""
 
 from itertools import product
 
@@ -30,93 +28,92 @@ ONE_ROW: Keys = frozenset({frozenset()})
 
 
 def append_only(root: Operator) -> dict[Operator, bool]:
-    """For every operator: if the tables it reads only grow, do its own rows only grow?
+    """Return for every operator whether rows are only added to its result, never removed.
 
-    An inner or semi join of growing inputs grows. An outer or anti join does not: a match takes a row back.
+    An inner or semi join of append-only inputs is append-only. An outer or anti join is not: a new match
+    removes a row.
     """
-    found: dict[Operator, bool] = {}
+    grows: dict[Operator, bool] = {}
     for op in walk(root):
-        below = all(found[child] for child in op.inputs)
+        inputs_grow = all(grows[child] for child in op.inputs)
         if isinstance(op, InputTable):
-            found[op] = op.append_only
+            grows[op] = op.append_only
         elif isinstance(op, LiteralRows):
-            found[op] = True
+            grows[op] = True
         elif isinstance(op, Filter | Project | Generate):
-            clock = isinstance(op, Filter) and any(one.reads_clock for one in op.conditions)
-            clock |= isinstance(op, Project) and any(one.reads_clock for one in op.expressions)
-            found[op] = below and not clock
+            clock = isinstance(op, Filter) and any(expr.reads_clock for expr in op.conditions)
+            clock |= isinstance(op, Project) and any(expr.reads_clock for expr in op.expressions)
+            grows[op] = inputs_grow and not clock
         elif isinstance(op, UnionAll | Distinct | ViewOutput):
-            found[op] = below
+            grows[op] = inputs_grow
         elif isinstance(op, TemporalFilter):
-            # `value < now()` holds for ever once it holds.
-            found[op] = below and op.comparison in {"<", "<="}
+            # Once `value < now()` is true, it stays true.
+            grows[op] = inputs_grow and op.comparison in {"<", "<="}
         elif isinstance(op, Join):
-            found[op] = below and op.join in {"inner", "cross", "semi"}
+            grows[op] = inputs_grow and op.join in {"inner", "cross", "semi"}
         elif isinstance(op, SetOp):
-            found[op] = below and op.operation == "intersect"
+            grows[op] = inputs_grow and op.operation == "intersect"
         else:
-            found[op] = False
-    return found
+            grows[op] = False
+    return grows
 
 
 def unique(root: Operator) -> dict[Operator, Keys]:
-    """For every operator the sets of columns whose values no two rows share; the empty set:
-    at most one row.
-    """
-    found: dict[Operator, Keys] = {}
+    """Return the unique keys of every operator; an empty key means that it has at most one row."""
+    keys: dict[Operator, Keys] = {}
     for op in walk(root):
-        found[op] = _unique(op, found)
-    return found
+        keys[op] = _unique(op, keys)
+    return keys
 
 
-def _unique(op: Operator, found: dict[Operator, Keys]) -> Keys:
-    every = frozenset(range(op.width))
+def _unique(op: Operator, keys: dict[Operator, Keys]) -> Keys:
+    all_columns = frozenset(range(op.width))
     if isinstance(op, InputTable):
         return frozenset({frozenset(op.key)}) if op.key else NONE
     if isinstance(op, LiteralRows):
         return ONE_ROW if len(op.rows) == 1 else NONE
     if isinstance(op, Filter | TemporalFilter | Window | Scalar | ViewOutput):
-        return found[op.input]
+        return keys[op.input]
     if isinstance(op, TopK):
-        return ONE_ROW if op.limit == 1 else found[op.input]
+        return ONE_ROW if op.limit == 1 else keys[op.input]
     if isinstance(op, Project):
-        place: dict[int, int] = {}
+        positions: dict[int, int] = {}
         for i, expr in enumerate(op.expressions):
             if expr.column is not None:
-                place.setdefault(expr.column, i)
-        kept = [key for key in found[op.input] if key <= place.keys()]
-        return frozenset(frozenset(place[i] for i in key) for key in kept)
+                positions.setdefault(expr.column, i)
+        unique_keys = [key for key in keys[op.input] if key <= positions.keys()]
+        return frozenset(frozenset(positions[i] for i in key) for key in unique_keys)
     if isinstance(op, Distinct):
-        return found[op.input] | {every}
+        return keys[op.input] | {all_columns}
     if isinstance(op, Aggregate):
         if op.sets is not None:
             return NONE
         return frozenset({frozenset(range(len(op.groups)))})
     if isinstance(op, SetOp):
-        return found[op.left] | (frozenset() if op.keep_all else frozenset({every}))
+        return keys[op.left] | (frozenset() if op.keep_all else frozenset({all_columns}))
     if isinstance(op, Join):
-        return _joined(op, found)
+        return _joined(op, keys)
     return NONE
 
 
-def _joined(op: Join, found: dict[Operator, Keys]) -> Keys:
-    left, right = found[op.left], found[op.right]
+def _joined(op: Join, keys_of: dict[Operator, Keys]) -> Keys:
+    left, right = keys_of[op.left], keys_of[op.right]
     if op.left_only:
         return left
     width = op.left.width
     moved = frozenset(frozenset(i + width for i in key) for key in right)
     if op.join == "full":
-        return NONE  # a row filled on the left and one filled on the right may look alike
-    keys = {one | other for one, other in product(left, moved)}
-    if op.join in {"inner", "left"} and matches_one(op, found, left=False):
+        return NONE  # a row without a left match and one without a right match can be equal
+    keys = {left_key | right_key for left_key, right_key in product(left, moved)}
+    if op.join in {"inner", "left"} and matches_one(op, keys_of, left=False):
         keys |= left
-    if op.join in {"inner", "right"} and matches_one(op, found, left=True):
+    if op.join in {"inner", "right"} and matches_one(op, keys_of, left=True):
         keys |= moved
     return frozenset(keys)
 
 
-def matches_one(op: Join, found: dict[Operator, Keys], *, left: bool) -> bool:
-    """Whether a row of the other side meets at most one row of this side."""
+def matches_one(op: Join, keys_of: dict[Operator, Keys], *, left: bool) -> bool:
+    """Return whether each row of the other side matches at most one row of this side."""
     exprs = [key.left if left else key.right for key in op.keys if not key.null_safe]
     bound = {expr.column for expr in exprs if expr.column is not None}
-    return any(key <= bound for key in found[op.left if left else op.right])
+    return any(key <= bound for key in keys_of[op.left if left else op.right])

@@ -1,8 +1,8 @@
-"""The rung of every operator, and the words why: linear, native, keyed or full (DBSP-17).
+"""The rung of every operator, with the reason: linear, native, keyed or full (DBSP-17).
 
-Each operator runs on the highest rung that is right for it. `scan` marks one whose step may read a whole
-trace or table although little changed; a view is incremental when it has neither a scan nor a full
-operator, and nothing that is not the same twice.
+Each operator runs on the highest rung that gives the right result. `scan` marks an operator whose step may
+read a complete trace or table although little changed. A view is incremental if it has no operator that
+scans, is full or is not deterministic.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ from tidemill.views.circuit.row_properties import append_only
 
 
 class Rung(Enum):
-    """The ladder, the best first."""
+    """How an operator is kept up to date, the best way first."""
 
     LINEAR = "linear"
     NATIVE = "native"
@@ -48,40 +48,42 @@ class Rung(Enum):
 
 @dataclass(frozen=True)
 class OperatorRung:
-    """Where an operator runs, and why there."""
+    """The rung of an operator, and the reason for it."""
 
     rung: Rung
     reason: str
     scan: bool = False
-    steady: bool = True
+    deterministic: bool = True
 
     @property
     def incremental(self) -> bool:
-        return self.rung is not Rung.FULL and not self.scan and self.steady
+        return self.rung is not Rung.FULL and not self.scan and self.deterministic
 
 
 def rungs(root: Operator, functions: ViewFunctions | None = None) -> dict[Operator, OperatorRung]:
-    """The rung of every operator below and including the root."""
-    known = functions or ViewFunctions()
+    """Return the rung of the root and of every operator below it."""
+    known_functions = functions or ViewFunctions()
     grows = append_only(root)
-    return {op: _placed(op, known, grows) for op in walk(root)}
+    return {op: _rung_of(op, known_functions, grows) for op in walk(root)}
 
 
-def _placed(op: Operator, functions: ViewFunctions, grows: Mapping[Operator, bool]) -> OperatorRung:
+def _rung_of(op: Operator, functions: ViewFunctions, grows: Mapping[Operator, bool]) -> OperatorRung:
     random = _random(op, functions)
     clock = _clock(op)
     if isinstance(op, Opaque):
         extra = f"; it calls {', '.join(random)}" if random else ""
-        return OperatorRung(Rung.FULL, f"kept whole: {op.reason}{extra}", scan=True, steady=not random)
+        return OperatorRung(
+            Rung.FULL, f"recomputed as a whole: {op.reason}{extra}", scan=True, deterministic=not random
+        )
     if clock and not isinstance(op, TemporalFilter):
-        said = "it reads the clock, and not as column < now(): recomputed when time moves"
-        return OperatorRung(Rung.FULL, said, scan=True, steady=not random)
-    placed = RULES[type(op)](op, grows)
+        reason = "reads the clock in another form than column < now(): recomputed when time passes"
+        return OperatorRung(Rung.FULL, reason, scan=True, deterministic=not random)
+    rung = RULES[type(op)](op, grows)
     if random:
-        said = f"{', '.join(random)}: not the same twice, so its value is kept with each row"
-        worst = placed.rung if placed.rung in {Rung.KEYED, Rung.FULL} else Rung.KEYED
-        return OperatorRung(worst, said, placed.scan, steady=False)
-    return placed
+        reason = f"{', '.join(random)}: not deterministic, so the value is stored with each row"
+        worst = rung.rung if rung.rung in {Rung.KEYED, Rung.FULL} else Rung.KEYED
+        return OperatorRung(worst, reason, rung.scan, deterministic=False)
+    return rung
 
 
 def _random(op: Operator, functions: ViewFunctions) -> list[str]:
@@ -95,63 +97,65 @@ def _clock(op: Operator) -> bool:
     return any(expr.reads_clock for expr in expressions_of(op))
 
 
-# --- one rule per kind --------------------------------------------------------------------------------------
+# --- one function per kind of operator ----------------------------------------------------------------------
 
 
 def _row_by_row(_op: Operator, _: Mapping[Operator, bool]) -> OperatorRung:
-    return OperatorRung(Rung.LINEAR, "row by row: the change alone")
+    return OperatorRung(Rung.LINEAR, "row by row: needs only the changed rows")
 
 
 def _source(op: InputTable, _: Mapping[Operator, bool]) -> OperatorRung:
     if op.key:
-        return OperatorRung(Rung.NATIVE, "replaces rows by key: the old row is found in its trace")
+        return OperatorRung(Rung.NATIVE, "replaces rows by key: its trace has the old row")
     return OperatorRung(
-        Rung.LINEAR, "append-only: every row is new" if op.append_only else "its changes, as they come"
+        Rung.LINEAR, "append-only: every row is new" if op.append_only else "passes its changes on"
     )
 
 
 def _temporal(_op: TemporalFilter, _: Mapping[Operator, bool]) -> OperatorRung:
-    return OperatorRung(Rung.FULL, "rows come and go as time passes: recomputed when they do", scan=True)
+    return OperatorRung(Rung.FULL, "time adds and removes rows: recomputed when it does", scan=True)
 
 
 def _join(op: Join, _: Mapping[Operator, bool]) -> OperatorRung:
     if not op.keys:
         if op.join == "null-aware anti":
-            said = "NOT IN without another key: a NULL on the right touches every row"
+            reason = "NOT IN without another key: a NULL on the right affects every row"
         else:
-            said = "no equality between the sides: the change would meet all of the other one"
-        return OperatorRung(Rung.FULL, said, scan=True)
+            reason = (
+                "no equality between the sides: each changed row is compared with all rows of the other side"
+            )
+        return OperatorRung(Rung.FULL, reason, scan=True)
     if op.join == "inner":
-        return OperatorRung(Rung.NATIVE, "an index of each side by its key")
+        return OperatorRung(Rung.NATIVE, "has an index of each side by its key")
     name = "NOT IN with a key" if op.join == "null-aware anti" else f"{op.join} join"
-    return OperatorRung(Rung.KEYED, f"{name}: Spark computes the keys that changed")
+    return OperatorRung(Rung.KEYED, f"{name}: Spark recomputes the changed keys")
 
 
 def _sets(_op: Distinct | SetOp, _: Mapping[Operator, bool]) -> OperatorRung:
-    return OperatorRung(Rung.NATIVE, "the weight of every row")
+    return OperatorRung(Rung.NATIVE, "counts each distinct row")
 
 
 def _aggregate(op: Aggregate, grows: Mapping[Operator, bool]) -> OperatorRung:
     slow = [call for call in op.calls if not is_native(call)]
     if slow:
-        named = ", ".join(sorted({_called(call) for call in slow}))
+        names = ", ".join(sorted({_called(call) for call in slow}))
         if not op.groups:
-            return OperatorRung(Rung.FULL, f"{named} of everything: one group holds all rows", scan=True)
+            return OperatorRung(Rung.FULL, f"{names} without GROUP BY: one group has all rows", scan=True)
         if op.sets is not None:
             return OperatorRung(
-                Rung.FULL, f"{named} with grouping sets: a row is in several groups", scan=True
+                Rung.FULL, f"{names} with grouping sets: a row is in several groups", scan=True
             )
-        return OperatorRung(Rung.KEYED, f"{named}: Spark computes the groups that changed")
+        return OperatorRung(Rung.KEYED, f"{names}: Spark recomputes the changed groups")
     extremes = sorted({call.name for call in op.calls if _is_extreme(call)})
-    said = "sums of each group" if op.groups else "sums of everything"
+    reason = "keeps totals of each group" if op.groups else "keeps totals of all rows"
     if extremes:
-        kept = "the best one" if grows[op.input] else "the best 16, refilled when they are used up"
-        said += f"; {' and '.join(extremes)} keep {kept} of each group"
-    return OperatorRung(Rung.NATIVE, said)
+        values = "the best value" if grows[op.input] else "the best 16 values, refilled when used up"
+        reason += f"; keeps {values} of each group for {' and '.join(extremes)}"
+    return OperatorRung(Rung.NATIVE, reason)
 
 
 def is_native(call: AggregateCall) -> bool:
-    """Whether a kernel computes the aggregate, as far as its call tells; the types may still refuse it."""
+    """Return whether a kernel can compute the call; the types of its arguments may still prevent it."""
     entry = aggregate(call.name)
     return call.plain and entry.kernel is not None and (entry.ignores_duplicates or not call.distinct)
 
@@ -167,18 +171,18 @@ def _called(call: AggregateCall) -> str:
 
 def _window(op: Window, _: Mapping[Operator, bool]) -> OperatorRung:
     if not op.partition:
-        return OperatorRung(
-            Rung.FULL, "a window without PARTITION BY: one partition holds all rows", scan=True
-        )
-    return OperatorRung(Rung.KEYED, "Spark computes the partitions that changed")
+        return OperatorRung(Rung.FULL, "a window without PARTITION BY: one partition has all rows", scan=True)
+    return OperatorRung(Rung.KEYED, "Spark recomputes the changed partitions")
 
 
 def _top(_op: TopK, _: Mapping[Operator, bool]) -> OperatorRung:
-    return OperatorRung(Rung.FULL, "the first rows of an order over everything", scan=True)
+    return OperatorRung(Rung.FULL, "the first rows in an order of all rows", scan=True)
 
 
 def _scalar(_op: Scalar, _: Mapping[Operator, bool]) -> OperatorRung:
-    return OperatorRung(Rung.FULL, "one value beside every row: when it changes, every row does", scan=True)
+    return OperatorRung(
+        Rung.FULL, "every row has the same value: when it changes, every row changes", scan=True
+    )
 
 
 RULES: Mapping[type[Operator], Callable[[Any, Mapping[Operator, bool]], OperatorRung]] = {

@@ -1,19 +1,20 @@
-"""Ties broken: where the order of a query leaves rows equal, the row's hash is its last key (DBSP-20).
+"""Tie breaking: where the order of a query leaves ties, the hash of the row is the last sort key (DBSP-20).
 
-Spark gives any of several results there, another one on another partitioning. A view has one: the key stands
-in the normal form of the circuit, so that every rung, every replay and the oracle break a tie alike. It is
-H128 of the row that the operator reads, as it was before any rewrite, the same two hashes that row identity
-is made of (`views.spark.weighted_rows`). Rows that are equal in all columns may be in any order: it makes no
-difference.
+With ties Spark may return any of several results, depending on the partitioning. A view has exactly one: the
+hash is part of the normal form of the circuit, so every rung, every replay and the oracle break ties in the
+same way. The hash is H128 of the row that the operator reads, before any rewrite; row identity uses the same
+two hashes (`views.spark.weighted_rows`). Rows that are equal in all columns may have any order: the result is
+the same.
 
-    Window     row_number, ntile, lag, lead and frames of ROWS; never rank, dense_rank, percent_rank,
-               cume_dist, nor a frame of RANGE, whose peers are one
+    Window     row_number, ntile, lag, lead and ROWS frames; never rank, dense_rank, percent_rank, cume_dist
+               or a RANGE frame, which treat peers equally
     TopK       always
-    Aggregate  first and last become the row of the least and the greatest hash, max_by and min_by order by
-               (their key, the hash), lists are sorted by it; mode gives the lowest of the most frequent
+    Aggregate  first and last use the row with the lowest and the highest hash; max_by and min_by order by
+               their key, then by the hash; lists are sorted by it; mode returns the lowest of the most
+               frequent values
 
-What is left, and only that, may still hang on ties: what a frame of RANGE says of single rows (last_value),
-calls with a treatment of NULLs, and queries that are kept whole. `has_one_result` says whether anything is.
+Three things can still depend on ties: functions that pick single rows from a RANGE frame (last_value), calls
+with IGNORE NULLS, and opaque queries. `has_one_result` tells whether a circuit contains one of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,65 +41,67 @@ from tidemill.views.trace.row_equality import SALTS
 
 WHOLE = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
 SO_FAR = "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
-WAYS = 6
-"""In so many ways ties are broken to see whether there are any."""
-_WORDS = frozenset({"xxhash64", "isnull", "named_struct", "size", "transform", "array_sort", "map_entries"})
+TIE_BREAKS = 6
+"""The number of different tie breaks that are tried to find out whether there are ties."""
+_FUNCTIONS = frozenset(
+    {"xxhash64", "isnull", "named_struct", "size", "transform", "array_sort", "map_entries"}
+)
 
 
 def depends_on_ties(output: Operator) -> bool:
-    """Does plain Spark have several results where the query's order leaves ties?"""
+    """Return whether plain Spark may return several results, because the order of the query leaves ties."""
     return bool(tie_dependent(output))
 
 
 def tie_dependent(output: Operator) -> list[Operator]:
-    """The operators in which it has."""
-    return [op for op in walk(output) if _hangs(op)]
+    """List the operators whose result in plain Spark depends on ties."""
+    return [op for op in walk(output) if _depends_on_ties(op)]
 
 
 def has_one_result(output: Operator) -> bool:
-    """Has the circuit one result, whatever ties there are?"""
-    return not any(_unsettled(op) for op in walk(output))
+    """Return whether the circuit has exactly one result, even if there are ties."""
+    return not any(_has_open_ties(op) for op in walk(output))
 
 
 def with_other_tie_breaks(sql: str) -> list[str]:
-    """The text of a circuit with all its ties broken in other ways: some of them differ where there are any.
+    """Return the SQL of a circuit with ties broken in other ways; if there are ties, some results differ.
 
-    The opposite way first. It is not enough by itself: of three rows that tie for two places, the one in the
-    middle is in both, and the other two may look alike in the result.
+    The first one reverses the order. That alone is not enough: if three rows tie for two places, the middle
+    row is in both results, and the other two rows may look the same in the result.
     """
     opposite = sql
     for salt in SALTS:
-        # All bits turned are the opposite order.
+        # Inverting all bits reverses the order.
         opposite = opposite.replace(f"xxhash64({salt},", f"~xxhash64({salt},")
     if opposite == sql:
         return []
-    found = [opposite]
-    for number in range(1, WAYS):
+    texts = [opposite]
+    for number in range(1, TIE_BREAKS):
         other = sql
         for salt in SALTS:
             other = other.replace(f"xxhash64({salt},", f"xxhash64({salt - number},")
-        found.append(other)
-    return found
+        texts.append(other)
+    return texts
 
 
 def break_ties(output: ViewOutput, types: Mapping[Operator, Sequence[str]]) -> ViewOutput:
-    """The circuit with the hash of the row as the last key of every order that may leave ties.
+    """Add the hash of the row as the last key of every order that may leave ties.
 
-    - types: of every operator's columns, as Spark writes them.
+    - types: the column types of every operator, as Spark writes them.
     """
-    done: dict[Operator, Operator] = {}
+    new_operators: dict[Operator, Operator] = {}
     for op in walk(output):
-        inputs = [done[child] for child in op.inputs]
+        inputs = [new_operators[child] for child in op.inputs]
         same = all(new is old for new, old in zip(inputs, op.inputs, strict=True))
-        # An input has the columns that it had: its types are asked under what it was.
+        # The new input has the same columns as the old one, so the old one's types apply.
         kinds = types.get(op.inputs[0], ()) if op.inputs else ()
-        done[op] = _broken(op if same else op.with_inputs(inputs), kinds)
-    made = done[output]
-    assert isinstance(made, ViewOutput)
-    return made
+        new_operators[op] = _with_tie_breaks(op if same else op.with_inputs(inputs), kinds)
+    result = new_operators[output]
+    assert isinstance(result, ViewOutput)
+    return result
 
 
-def _broken(op: Operator, types: Sequence[str]) -> Operator:
+def _with_tie_breaks(op: Operator, types: Sequence[str]) -> Operator:
     if isinstance(op, TopK):
         return replace(op, order=(*op.order, *_keys(types)))
     if isinstance(op, Window) and any(_of_window(op, call) for call in op.calls):
@@ -114,16 +117,16 @@ def _broken(op: Operator, types: Sequence[str]) -> Operator:
 
 
 def hash_of(types: Sequence[str]) -> tuple[Expr, Expr]:
-    """The two halves of H128 of a row with columns of these types."""
+    """Return the two halves of H128 of a row with columns of these types."""
     parts: list[Part] = []
-    for place, kind in enumerate(types):
-        parts += [", isnull(", place, "), ", *hashable((place,), kind)]
-    first, second = (Expr(joined([f"xxhash64({salt}", *parts, ")"]), _WORDS) for salt in SALTS)
+    for position, kind in enumerate(types):
+        parts += [", isnull(", position, "), ", *hashable((position,), kind)]
+    first, second = (Expr(joined([f"xxhash64({salt}", *parts, ")"]), _FUNCTIONS) for salt in SALTS)
     return first, second
 
 
 def hashable(value: tuple[Part, ...], kind: str, depth: int = 0) -> tuple[Part, ...]:
-    """A value as `xxhash64` takes it, with nothing of it passed over: the SQL of `rows.identified`."""
+    """Return SQL that prepares a value for `xxhash64`, so that NULLs and lengths inside it count too."""
     item = f"i{depth}"
     if kind.startswith("array<"):
         inner = _flagged((item,), kind[6:-1], depth + 1)
@@ -164,12 +167,12 @@ def _of_window(op: Window, call: WindowCall) -> bool:
 
 
 def _framed(op: Window, call: WindowCall) -> WindowCall:
-    """The call with a frame of ROWS where that says the same and lets the key decide."""
+    """Replace the default frame by an equal ROWS frame, so that the tie-breaking key applies."""
     if call.frame or not _ties(call) or _ignores_nulls(call):
         return call
-    if not op.order:  # the frame is the whole partition, in any order
+    if not op.order:  # the frame is the complete partition, in any order
         return replace(call, frame=WHOLE)
-    # The first row of the frame is the first of the partition, whatever its peers are.
+    # The first row of the frame is the first row of the partition in any case.
     return replace(call, frame=SO_FAR) if _ties(call) is TieBreak.FIRST else call
 
 
@@ -183,49 +186,49 @@ def _ignores_nulls(call: WindowCall) -> bool:
 
 
 def _call(call: AggregateCall, hashes: tuple[Expr, Expr]) -> AggregateCall:
-    if not _known(call):
+    if not _can_break_ties(call):
         return call
     value = call.arguments[0]
     filters = [] if call.filter is None else [call.filter]
-    row = Expr(joined(("named_struct('h', ", *hashes[0].parts, ", 'i', ", *hashes[1].parts, ")")), _WORDS)
-    said: tuple[Part, ...]
+    row = Expr(joined(("named_struct('h', ", *hashes[0].parts, ", 'i', ", *hashes[1].parts, ")")), _FUNCTIONS)
+    parts: tuple[Part, ...]
     ties = _ties(call)
     if ties in {TieBreak.FIRST, TieBreak.LAST}:
         by = "min_by" if ties is TieBreak.FIRST else "max_by"
-        said = (f"{by}(", *value.parts, ", ", *row.parts, ")")
+        parts = (f"{by}(", *value.parts, ", ", *row.parts, ")")
         calls = {by}
     elif ties is TieBreak.BY:
         key = call.arguments[1]
         pair: tuple[Part, ...] = ("named_struct('k', ", *key.parts, ", 'r', ", *row.parts, ")")
         filters.append(Expr(joined((*key.enclosed().parts, " IS NOT NULL")), key.calls))
-        said = (f"{call.name}(", *value.parts, ", ", *pair, ")")
+        parts = (f"{call.name}(", *value.parts, ", ", *pair, ")")
         calls = {call.name}
     elif ties is TieBreak.MODE:
-        said = ("mode(", *value.parts, ", true)")
+        parts = ("mode(", *value.parts, ", true)")
         calls = {"mode"}
     elif ties is TieBreak.TEXT:
-        rest: list[Part] = []
+        separator: list[Part] = []
         for argument in call.arguments[1:]:
-            rest += [", ", *argument.parts]
+            separator += [", ", *argument.parts]
         order = (*hashes[0].parts, ", ", *hashes[1].parts)
-        said = (f"{call.name}(", *value.parts, *rest, ") WITHIN GROUP (ORDER BY ", *order, ")")
+        parts = (f"{call.name}(", *value.parts, *separator, ") WITHIN GROUP (ORDER BY ", *order, ")")
         calls = {call.name}
     else:
         pair = ("named_struct('r', ", *row.parts, ", 'v', ", *value.parts, ")")
         order = ("(l, r) -> CASE WHEN l.r < r.r THEN -1 WHEN l.r > r.r THEN 1 ELSE 0 END",)
         filters.append(Expr(joined((*value.enclosed().parts, " IS NOT NULL")), value.calls))
         inner = (f"{call.name}(", *pair, ")", *_filter(filters))
-        said = ("transform(array_sort(", *inner, ", ", *order, "), i -> i.v)")
+        parts = ("transform(array_sort(", *inner, ", ", *order, "), i -> i.v)")
         filters, calls = [], {call.name}
-    used = frozenset(calls).union(_WORDS, *(one.calls for one in (*call.arguments, *filters)))
-    made = Expr(joined((*said, *_filter(filters))), used)
-    return replace(call, value=made, plain=False)
+    used = frozenset(calls).union(_FUNCTIONS, *(expr.calls for expr in (*call.arguments, *filters)))
+    expr = Expr(joined((*parts, *_filter(filters))), used)
+    return replace(call, value=expr, plain=False)
 
 
 def _filter(filters: Sequence[Expr]) -> tuple[Part, ...]:
     parts: list[Part] = []
-    for one in filters:
-        parts += [" AND " if parts else " FILTER (WHERE ", *one.enclosed().parts]
+    for condition in filters:
+        parts += [" AND " if parts else " FILTER (WHERE ", *condition.enclosed().parts]
     return (*parts, ")") if parts else ()
 
 
@@ -233,29 +236,29 @@ def _ties(call: AggregateCall | WindowCall) -> TieBreak | None:
     return aggregate(call.name).ties
 
 
-def _known(call: AggregateCall) -> bool:
+def _can_break_ties(call: AggregateCall) -> bool:
     if not _ties(call) or call.distinct or not call.plain:
         return False
-    wanted = 2 if _ties(call) is TieBreak.BY else 1
-    return len(call.arguments) == wanted or (_ties(call) is TieBreak.TEXT and len(call.arguments) == 2)
+    count = 2 if _ties(call) is TieBreak.BY else 1
+    return len(call.arguments) == count or (_ties(call) is TieBreak.TEXT and len(call.arguments) == 2)
 
 
-# --- what is left -------------------------------------------------------------------------------------------
+# --- which operators depend on ties -------------------------------------------------------------------------
 
 
-def _hangs(op: Operator) -> bool:
+def _depends_on_ties(op: Operator) -> bool:
     if isinstance(op, TopK):
         return True
     if isinstance(op, Aggregate):
         return any(_ties(call) for call in op.calls)
     if isinstance(op, Window):
         return any(_ties(call) or _by_row(call) for call in op.calls)
-    return isinstance(op, Opaque) and _opaque_hangs(op)
+    return isinstance(op, Opaque) and _opaque_depends_on_ties(op)
 
 
-def _unsettled(op: Operator) -> bool:
+def _has_open_ties(op: Operator) -> bool:
     if isinstance(op, Aggregate):
-        return any(_ties(call) and not _settled_call(call) for call in op.calls)
+        return any(_ties(call) and not _breaks_ties(call) for call in op.calls)
     if isinstance(op, Window):
         return any(
             (_ties(call) or call.name == "nth_value" or _by_row(call))
@@ -264,21 +267,21 @@ def _unsettled(op: Operator) -> bool:
         )
     if isinstance(op, TopK):
         return not any("xxhash64" in key.value.calls for key in op.order) and op.width > 0
-    return isinstance(op, Opaque) and _opaque_hangs(op)
+    return isinstance(op, Opaque) and _opaque_depends_on_ties(op)
 
 
 def _by_row(call: WindowCall) -> bool:
     return call.name == "nth_value" or breaks_ties(call.name, call.frame)
 
 
-def _settled_call(call: AggregateCall) -> bool:
+def _breaks_ties(call: AggregateCall) -> bool:
     return "xxhash64" in call.value.calls
 
 
 _BY_ROW = frozenset({"row_number", "ntile", "lag", "lead", "nth_value"})
 
 
-def _opaque_hangs(op: Opaque) -> bool:
+def _opaque_depends_on_ties(op: Opaque) -> bool:
     text = " ".join(op.sql.lower().split())
     by_order = " limit " in f" {text} " or " offset " in f" {text} " or " rows " in text
     return by_order or any(aggregate(name).ties or name in _BY_ROW for name in op.calls)

@@ -1,9 +1,9 @@
-"""Which expressions may be evaluated on more rows than they were written for: those that cannot raise.
+"""Total expressions: those that can be evaluated on additional rows, because they never raise an error.
 
-A condition may move below a join only if it is *tame*: the same twice, and sure not to raise whatever row it
-meets. That is judged by the text, and carefully: comparisons, logic, NULL tests and a few functions are tame;
-arithmetic on columns, casts and element access are not (ANSI makes them raise), nor is any other function.
-What is not tame stays at its own operator, after the filters that stood before it.
+A condition may move below a join only if it is *total*: it is deterministic, and it raises no error on any
+row. The check reads the text and is conservative. Comparisons, logic, NULL tests and a few functions are
+total. Arithmetic on columns, casts and element access are not (they raise in ANSI mode), nor is any other
+function. A condition that is not total stays in its operator, after the filters that precede it.
 """
 
 import re
@@ -30,50 +30,56 @@ UNITS = words("""
 
 
 def is_deterministic(expr: Expr, functions: ViewFunctions) -> bool:
-    """Whether it is the same twice: no rand(), no clock, no user function that was not declared so."""
+    """Return whether it is deterministic: no rand(), no clock, only user functions declared deterministic."""
     return not expr.reads_clock and not any(functions.random(name) for name in expr.calls)
 
 
 def is_total(expr: Expr, functions: ViewFunctions) -> bool:
-    """Whether it is steady and cannot raise, on any row."""
-    if not is_deterministic(expr, functions) or not all(functions.tame(name) for name in expr.calls):
+    """Return whether it is deterministic and raises no error on any row."""
+    if not is_deterministic(expr, functions) or not all(functions.total(name) for name in expr.calls):
         return False
     tokens = TOKEN.findall(expr.sql(lambda _: COLUMN))
-    for place, token in enumerate(tokens):
-        if token in ARITHMETIC and not _constant(tokens, place):
+    for index, token in enumerate(tokens):
+        if token in ARITHMETIC and not _constant(tokens, index):
             return False
         if token in {"[", "::", "{"} or not _allowed(token, expr):
             return False
-    # A column followed by a dot is a field of it, and that is safe; a lambda is not looked into.
-    return not any(one == "-" and other == ">" for one, other in pairwise(tokens))
+    # A dot after a column selects a field, which is safe. Lambdas are not analysed.
+    return ("-", ">") not in pairwise(tokens)
 
 
 def _allowed(token: str, expr: Expr) -> bool:
-    word = token.lower()
+    keyword = token.lower()
     if token == COLUMN or token[0] in "'\"`" or token in LIMITS or token in ARITHMETIC or token[0].isdigit():
         return True
-    return word in WORDS or word in TYPED or word in UNITS or word in expr.calls or token.startswith(".")
+    return (
+        keyword in WORDS
+        or keyword in TYPED
+        or keyword in UNITS
+        or keyword in expr.calls
+        or token.startswith(".")
+    )
 
 
-def _constant(tokens: list[str], place: int) -> bool:
-    """Whether an arithmetic operator stands between constants: what it gives is the same for every row."""
+def _constant(tokens: list[str], index: int) -> bool:
+    """Return whether both operands of an arithmetic operator are constants."""
 
     def clear(direction: int) -> bool:
-        at = place + direction
-        while 0 <= at < len(tokens):
-            token = tokens[at]
+        other = index + direction
+        while 0 <= other < len(tokens):
+            token = tokens[other]
             if token == COLUMN or token == (")" if direction < 0 else "("):
                 return False
             if token in LIMITS or token.lower() in {"and", "or", "not", "between"}:
                 return True
-            at += direction
+            other += direction
         return True
 
     return clear(-1) and clear(1)
 
 
 def equal_columns(expr: Expr) -> tuple[int, int, bool] | None:
-    """`column = column` as its two columns, and whether it is `<=>`; None if it is anything else."""
+    """Return the columns of `column = column`, and whether it is `<=>`; None for any other expression."""
     if len(expr.parts) == 3:
         left, operator, right = expr.parts
         if isinstance(left, int) and isinstance(right, int) and operator in {" = ", " == ", " <=> "}:

@@ -22,7 +22,7 @@ from tidemill.views.circuit.interpreter import common_tables
 from tidemill.views.circuit.operators import Opaque, Operator, TemporalFilter, ViewOutput
 from tidemill.views.circuit.render import Renderer
 from tidemill.views.spark.step_time import clock_values, reads_clock
-from tidemill.views.sql.monotonic import is_monotonic
+from tidemill.views.sql.conditions import is_monotonic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

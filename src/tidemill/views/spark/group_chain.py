@@ -98,7 +98,7 @@ def group_chain(
 def _steady(output: ViewOutput) -> None:
     """What is not the same twice cannot be taken back by computing it again."""
     for op, placed in rungs(output).items():
-        if not placed.steady:
+        if not placed.deterministic:
             raise NoKernel(f"its {op.kind} is not the same twice: {placed.reason}")
 
 

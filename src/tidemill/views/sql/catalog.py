@@ -25,7 +25,7 @@ class QueryTable:
 Analyse = Callable[[str, Mapping[str, QueryTable]], Sequence[SparkColumn]]
 
 
-class KeptWhole(Exception):
+class NotDecomposed(Exception):
     """A construct that has no operators of its own. The query around it is kept whole:
     never shown to a user.
     """

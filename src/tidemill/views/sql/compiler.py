@@ -1,4 +1,4 @@
-"""From the text of a view to its output operator: the front door of the front.
+"""From the text of a view to its output operator: the context door of the context.
 
 Spark has the last word twice. What it refuses is refused, with its own words. And what the normaliser made of
 the query must have, in Spark's analysis, exactly the columns and types of the query itself: if not, or if
@@ -14,13 +14,13 @@ from tidemill.views.circuit.functions import UserFunction, ViewFunctions
 from tidemill.views.circuit.interpreter import column_types, interpret
 from tidemill.views.circuit.operators import InputTable, Opaque, SparkColumn, ViewOutput
 from tidemill.views.circuit.ties import break_ties, depends_on_ties
-from tidemill.views.sql.catalog import Analyse, KeptWhole, QueryTable
+from tidemill.views.sql.catalog import Analyse, NotDecomposed, QueryTable
 from tidemill.views.sql.context import QueryContext
 from tidemill.views.sql.name_scope import Relation
 from tidemill.views.sql.parser import ParsedQuery
 from tidemill.views.sql.queries import QueryBuilder, opaque
 
-MISTAKES = (AssertionError, AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
+BUGS = (AssertionError, AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -48,127 +48,139 @@ def compile_query(
         a name get one of ours, and nobody checks types: good for drawing, not for running.
     functions: the user's own functions, declared.
     """
-    shown: Sequence[SparkColumn] | None = None
+    spark_columns: Sequence[SparkColumn] | None = None
     refusal: QueryRefused | None = None
     if analyse is not None:
         try:
-            shown = analyse(sql, tables)
+            spark_columns = analyse(sql, tables)
         except QueryRefused as error:
             refusal = error
-    known = ViewFunctions(functions)
+    view_functions = ViewFunctions(functions)
     try:
         query = ParsedQuery(sql)
     except QuerySyntax as error:
-        if shown is None or analyse is None:
+        if spark_columns is None or analyse is None:
             raise
-        return _unread(sql, tables, known, shown, error)
-    front = QueryContext(query, tables, known, analyse, case_sensitive)
+        return _compile_unparsed(sql, tables, view_functions, spark_columns, error)
+    context = QueryContext(query, tables, view_functions, analyse, case_sensitive)
     try:
-        relation = QueryBuilder(front).query(query.tree)
-    except (QueryError, KeptWhole) as error:
+        relation = QueryBuilder(context).query(query.tree)
+    except (QueryError, NotDecomposed) as error:
         if refusal is not None and not isinstance(error, NameUnknown | NameAmbiguous):
             raise refusal from None
-        if shown is None:
-            raise _said(error) from None
-        reason = error.reason if isinstance(error, KeptWhole) else error.message.splitlines()[0]
-        relation = _kept(front, shown, reason)
-    except MISTAKES as error:
+        if spark_columns is None:
+            raise _as_query_error(error) from None
+        reason = error.reason if isinstance(error, NotDecomposed) else error.message.splitlines()[0]
+        relation = _opaque_relation(context, spark_columns, reason)
+    except BUGS as error:
         # A bug of ours must not keep anybody from having a view of a query that Spark understands.
-        if shown is None:
+        if spark_columns is None:
             raise
-        said = f"a mistake in Tidemill, please report it ({type(error).__name__}: {error})"
-        relation = _kept(front, shown, said)
+        reason = f"a mistake in Tidemill, please report it ({type(error).__name__}: {error})"
+        relation = _opaque_relation(context, spark_columns, reason)
     if refusal is not None:
         raise refusal
-    return _checked(front, relation, shown)
+    return _check_columns(context, relation, spark_columns)
 
 
-def _checked(front: QueryContext, relation: Relation, shown: Sequence[SparkColumn] | None) -> CompiledQuery:
-    if shown is None:
+def _check_columns(
+    context: QueryContext, relation: Relation, spark_columns: Sequence[SparkColumn] | None
+) -> CompiledQuery:
+    if spark_columns is None:
         names = tuple(name or f"col{i + 1}" for i, name in enumerate(relation.names))
-        return _finished(front, ViewOutput(relation.operator, names))
-    output = ViewOutput(relation.operator, *_typed(shown))
+        return _finish(context, ViewOutput(relation.operator, names))
+    output = ViewOutput(relation.operator, *_typed(spark_columns))
     if not isinstance(output.input, Opaque):
-        wrong = _difference(front, output, shown)
-        if wrong:
-            output = ViewOutput(_kept(front, shown, wrong).operator, *_typed(shown))
+        mismatch = _difference(context, output, spark_columns)
+        if mismatch:
+            output = ViewOutput(
+                _opaque_relation(context, spark_columns, mismatch).operator, *_typed(spark_columns)
+            )
         else:
-            output = _with_ties_broken(front, output, shown)
-    return _finished(front, output)
+            output = _break_ties(context, output, spark_columns)
+    return _finish(context, output)
 
 
-def _with_ties_broken(front: QueryContext, output: ViewOutput, shown: Sequence[SparkColumn]) -> ViewOutput:
+def _break_ties(
+    context: QueryContext, output: ViewOutput, spark_columns: Sequence[SparkColumn]
+) -> ViewOutput:
     """With the hash of the row as the last key of every order; types are asked for where there is one."""
     if not depends_on_ties(output):
         return output
-    assert front.analyse is not None
-    analyse = front.analyse
+    assert context.analyse is not None
+    analyse = context.analyse
     try:
-        made = break_ties(output, column_types(output, lambda sql: analyse(sql, front.tables)))
-        wrong = _difference(front, made, shown)
+        with_ties_broken = break_ties(output, column_types(output, lambda sql: analyse(sql, context.tables)))
+        mismatch = _difference(context, with_ties_broken, spark_columns)
     except QueryRefused as error:
-        wrong = error.message.splitlines()[0]
-    if wrong:
-        front.note(f"ties are broken by Spark alone, another way each time: {wrong}")
+        mismatch = error.message.splitlines()[0]
+    if mismatch:
+        context.note(f"ties are broken by Spark alone, another way each time: {mismatch}")
         return output
-    return made
+    return with_ties_broken
 
 
-def _difference(front: QueryContext, output: ViewOutput, shown: Sequence[SparkColumn]) -> str | None:
+def _difference(
+    context: QueryContext, output: ViewOutput, spark_columns: Sequence[SparkColumn]
+) -> str | None:
     """How Spark's idea of the circuit differs from its idea of the query; None if it does not."""
-    if output.width != len(shown):
-        return f"the circuit has {output.width} columns and the query {len(shown)}"
-    assert front.analyse is not None
+    if output.width != len(spark_columns):
+        return f"the circuit has {output.width} columns and the query {len(spark_columns)}"
+    assert context.analyse is not None
     try:
-        made = front.analyse(interpret(output), front.tables)
+        circuit_columns = context.analyse(interpret(output), context.tables)
     except QueryRefused as error:
         return f"Spark refuses the circuit: {error.message.splitlines()[0]}"
-    for ours, theirs in zip(made, shown, strict=True):
-        if ours.type != theirs.type:
-            return f"{theirs.name} is {theirs.type} in the query and {ours.type} in the circuit"
+    for circuit_column, query_column in zip(circuit_columns, spark_columns, strict=True):
+        if circuit_column.type != query_column.type:
+            return f"{query_column.name} is {query_column.type} in the query and {circuit_column.type} in the circuit"
     return None
 
 
-def _finished(front: QueryContext, output: ViewOutput) -> CompiledQuery:
-    seen: set[str] = set()
+def _finish(context: QueryContext, output: ViewOutput) -> CompiledQuery:
+    names: set[str] = set()
     for name in output.names:
-        if name.lower() in seen:
-            raise front.refused(
+        if name.lower() in names:
+            raise context.refused(
                 f"two columns of the view are called {name}",
-                front.query.tree,
+                context.query.tree,
                 "give every column a name of its own: … AS other_name",
             )
-        seen.add(name.lower())
+        names.add(name.lower())
     if isinstance(output.input, Opaque):
-        front.note(f"kept whole and recomputed: {output.input.reason}")
-    return CompiledQuery(output, tuple(front.notes))
+        context.note(f"kept whole and recomputed: {output.input.reason}")
+    return CompiledQuery(output, tuple(context.notes))
 
 
-def _typed(shown: Sequence[SparkColumn]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    return tuple(column.name for column in shown), tuple(column.type for column in shown)
+def _typed(columns: Sequence[SparkColumn]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return tuple(column.name for column in columns), tuple(column.type for column in columns)
 
 
-def _kept(front: QueryContext, shown: Sequence[SparkColumn], reason: str) -> Relation:
-    operator = opaque(front, front.query.sql.strip().rstrip(";"), front.query.tree, len(shown), reason)
-    return Relation(operator, tuple(column.name for column in shown))
+def _opaque_relation(context: QueryContext, spark_columns: Sequence[SparkColumn], reason: str) -> Relation:
+    operator = opaque(
+        context, context.query.sql.strip().rstrip(";"), context.query.tree, len(spark_columns), reason
+    )
+    return Relation(operator, tuple(column.name for column in spark_columns))
 
 
-def _unread(
+def _compile_unparsed(
     sql: str,
     tables: Mapping[str, QueryTable],
     functions: ViewFunctions,
-    shown: Sequence[SparkColumn],
+    spark_columns: Sequence[SparkColumn],
     error: QuerySyntax,
 ) -> CompiledQuery:
     """A query that Spark understands and the parser does not: kept whole over every table it may mean."""
-    front = QueryContext(ParsedQuery("SELECT 1"), tables, functions)
+    context = QueryContext(ParsedQuery("SELECT 1"), tables, functions)
     reason = error.message.splitlines()[0]
-    operator = opaque(front, sql.strip().rstrip(";"), None, len(shown), reason)
-    assert all(isinstance(one, InputTable) for one in operator.inputs)
-    return CompiledQuery(ViewOutput(operator, *_typed(shown)), (f"kept whole and recomputed: {reason}",))
+    operator = opaque(context, sql.strip().rstrip(";"), None, len(spark_columns), reason)
+    assert all(isinstance(table, InputTable) for table in operator.inputs)
+    return CompiledQuery(
+        ViewOutput(operator, *_typed(spark_columns)), (f"kept whole and recomputed: {reason}",)
+    )
 
 
-def _said(error: QueryError | KeptWhole) -> QueryError:
+def _as_query_error(error: QueryError | NotDecomposed) -> QueryError:
     if isinstance(error, QueryError):
         return error
     return QueryRefused(

@@ -1,15 +1,19 @@
 """Conditions between two inputs: which are equalities of one side with the other, and so keys of a join."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from sqlglot import exp
 
-from tidemill.views.circuit.expr import Expr, both
+from tidemill.errors import QueryError
+from tidemill.views.circuit.expr import Expr, binary
 from tidemill.views.circuit.functions import ViewFunctions
 from tidemill.views.circuit.operators import Filter, JoinKey, Operator, TemporalFilter
 from tidemill.views.circuit.total_expressions import is_total
+from tidemill.views.sql.catalog import NotDecomposed
+from tidemill.views.sql.parser import ParsedQuery
 from tidemill.views.sql.stage import SelectStage
 
 
@@ -22,7 +26,7 @@ class Condition:
     null_safe: bool = False
 
 
-def condition(stage: SelectStage, node: exp.Expr, correlated: bool = False) -> Condition:
+def parse_condition(stage: SelectStage, node: exp.Expr, correlated: bool = False) -> Condition:
     """The condition over a stage's columns."""
     expr = stage.expr(node, correlated)
     while isinstance(node, exp.Paren):
@@ -42,10 +46,15 @@ def implied(stage: SelectStage, node: exp.Expr) -> list[Condition]:
         node = node.this
     if not isinstance(node, exp.Or):
         return []
-    branches = [[condition(stage, one) for one in stage.conjuncts(branch)] for branch in _branches(node)]
-    others = [{one.expr for one in branch} for branch in branches[1:]]
-    found = [one for one in branches[0] if all(one.expr in other for other in others)]
-    return [one for one in found if is_total(one.expr, stage.front.functions)]
+    branches = [
+        [parse_condition(stage, condition) for condition in stage.conjuncts(branch)]
+        for branch in _branches(node)
+    ]
+    other_branches = [{condition.expr for condition in branch} for branch in branches[1:]]
+    shared = [
+        condition for condition in branches[0] if all(condition.expr in other for other in other_branches)
+    ]
+    return [condition for condition in shared if is_total(condition.expr, stage.context.functions)]
 
 
 def _branches(node: exp.Expr) -> Iterator[exp.Expr]:
@@ -58,7 +67,7 @@ def _branches(node: exp.Expr) -> Iterator[exp.Expr]:
         yield node
 
 
-def keyed(
+def join_keys(
     conditions: Sequence[Condition], is_left: Callable[[int], bool], functions: ViewFunctions
 ) -> tuple[list[JoinKey], list[Expr]]:
     """Keys (each side still numbered as in the condition) and what is left.
@@ -67,25 +76,29 @@ def keyed(
     can't be a key.
     """
     keys: list[JoinKey] = []
-    rest: list[Expr] = []
-    for one in conditions:
-        key = _key(one, is_left, functions)
+    residual: list[Expr] = []
+    for condition in conditions:
+        key = _key(condition, is_left, functions)
         if key is None:
-            rest.append(one.expr)
+            residual.append(condition.expr)
         else:
             keys.append(key)
-    return keys, rest
+    return keys, residual
 
 
-def _key(one: Condition, is_left: Callable[[int], bool], functions: ViewFunctions) -> JoinKey | None:
-    if one.sides is None or any(functions.random(name) for name in one.expr.calls) or one.expr.reads_clock:
+def _key(condition: Condition, is_left: Callable[[int], bool], functions: ViewFunctions) -> JoinKey | None:
+    if (
+        condition.sides is None
+        or any(functions.random(name) for name in condition.expr.calls)
+        or condition.expr.reads_clock
+    ):
         return None
-    first, second = one.sides
-    sides = [{is_left(place) for place in side.columns} for side in one.sides]
+    first, second = condition.sides
+    sides = [{is_left(position) for position in side.columns} for side in condition.sides]
     if sides == [{True}, {False}]:
-        return JoinKey(first, second, one.null_safe)
+        return JoinKey(first, second, condition.null_safe)
     if sides == [{False}, {True}]:
-        return JoinKey(second, first, one.null_safe)
+        return JoinKey(second, first, condition.null_safe)
     return None
 
 
@@ -102,10 +115,10 @@ def filtered_rows(stage: SelectStage, conditions: Sequence[tuple[exp.Expr, Expr]
     plain: list[Expr] = []
     temporal: list[tuple[Expr, Comparison, Expr]] = []
     for node, expr in conditions:
-        found = _temporal(stage, node) if expr.reads_clock else []
-        temporal += [one for one in found if one[2].reads_clock]
-        plain += [both(value, by, bound) for value, by, bound in found if not bound.reads_clock]
-        if not found:
+        comparisons = _temporal(stage, node) if expr.reads_clock else []
+        temporal += [sides for sides in comparisons if sides[2].reads_clock]
+        plain += [binary(value, by, bound) for value, by, bound in comparisons if not bound.reads_clock]
+        if not comparisons:
             plain.append(expr)
     operator = Filter(stage.operator, tuple(plain)) if plain else stage.operator
     for value, comparison, bound in temporal:
@@ -123,25 +136,92 @@ def _temporal(stage: SelectStage, node: exp.Expr) -> list[tuple[Expr, Comparison
     comparison = COMPARISONS.get(type(node))
     if comparison is None:
         return []
-    made = _sides(stage, node.this, comparison, node.args["expression"])
-    return [made] if made else []
+    sides = _sides(stage, node.this, comparison, node.args["expression"])
+    return [sides] if sides else []
 
 
 def _sides(
-    stage: SelectStage, left: exp.Expr, comparison: Comparison, right: exp.Expr
+    stage: SelectStage, left_node: exp.Expr, comparison: Comparison, right_node: exp.Expr
 ) -> tuple[Expr, Comparison, Expr] | None:
-    one, other = stage.expr(left), stage.expr(right)
-    if _value(stage, one) and _bound(stage, other):
-        return one, comparison, other
-    if _bound(stage, one) and _value(stage, other):
-        return other, TURNED[comparison], one
+    left, right = stage.expr(left_node), stage.expr(right_node)
+    if _value(stage, left) and _bound(stage, right):
+        return left, comparison, right
+    if _bound(stage, left) and _value(stage, right):
+        return right, TURNED[comparison], left
     return None
 
 
 def _value(stage: SelectStage, expr: Expr) -> bool:
-    steady = not any(stage.front.functions.random(name) for name in expr.calls)
-    return bool(expr.columns) and not expr.reads_clock and steady
+    deterministic = not any(stage.context.functions.random(name) for name in expr.calls)
+    return bool(expr.columns) and not expr.reads_clock and deterministic
 
 
 def _bound(stage: SelectStage, expr: Expr) -> bool:
-    return not expr.columns and not any(stage.front.functions.random(name) for name in expr.calls)
+    return not expr.columns and not any(stage.context.functions.random(name) for name in expr.calls)
+
+
+# --- bounds that grow with the clock
+# --------------------------------------------------------------------------
+
+_CLOCKS = (exp.CurrentTimestamp, exp.CurrentDate, exp.Localtimestamp)
+_CUTS = {"date_trunc", "trunc", "to_date", "date", "to_timestamp", "timestamp"}
+_SHIFTS = {"date_add", "date_sub"}
+_FIXED = re.compile(r"\b(week|day|hour|minute|second|millisecond|microsecond)s?\b", re.IGNORECASE)
+_MONTHS = re.compile(r"\b(year|quarter|month)s?\b", re.IGNORECASE)
+_DATES = {exp.DataType.Type.DATE}
+_MOMENTS = _DATES | {
+    exp.DataType.Type.TIMESTAMP,
+    exp.DataType.Type.TIMESTAMPNTZ,
+    exp.DataType.Type.TIMESTAMPLTZ,
+}
+
+
+def is_monotonic(sql: str) -> bool:
+    """Whether the value of this expression, of the clock alone, never falls while time passes."""
+    try:
+        query = ParsedQuery(f"SELECT {sql}")
+    except (QueryError, NotDecomposed):
+        return False
+    (node,) = query.tree.expressions
+    return _rises(query, node)
+
+
+def _rises(query: ParsedQuery, node: exp.Expr) -> bool:
+    match node:
+        case exp.Paren() | exp.Alias():
+            return _rises(query, node.this)
+        case exp.Cast():
+            return node.to.this in _MOMENTS and _rises(query, node.this)
+        case exp.Add() | exp.Sub():
+            return _rises(query, node.left) and _shift(query, node.left, node.right)
+        case _:
+            return isinstance(node, _CLOCKS) or _called(query, node)
+
+
+def _called(query: ParsedQuery, node: exp.Expr) -> bool:
+    """A function that keeps the order of its one argument that has the clock."""
+    if not isinstance(node, exp.Func):
+        return False
+    text = query.text(node)
+    name = text.partition("(")[0].strip().lower()
+    inner = [argument for argument in node.args.values() if isinstance(argument, exp.Expr)]
+    moving = [argument for argument in inner if argument.find(*_CLOCKS)]
+    if len(moving) != 1 or not _rises(query, moving[0]):
+        return False
+    return name in _CUTS or (name in _SHIFTS and not _MONTHS.search(text))
+
+
+def _shift(query: ParsedQuery, base: exp.Expr, length: exp.Expr) -> bool:
+    if length.find(*_CLOCKS) or length.find(exp.Column):
+        return False
+    text = query.text(length)
+    if _MONTHS.search(text):
+        return _is_date(base) and not _FIXED.search(text)
+    # Days are added to a date as a number.
+    return bool(_FIXED.search(text)) or (_is_date(base) and isinstance(length, exp.Literal))
+
+
+def _is_date(node: exp.Expr) -> bool:
+    if isinstance(node, exp.Paren):
+        return _is_date(node.this)
+    return isinstance(node, exp.CurrentDate) or (isinstance(node, exp.Cast) and node.to.this in _DATES)

@@ -1,4 +1,4 @@
-"""What every part of the front needs: the query, what it is resolved against, and what to tell the user."""
+"""What every part of the context needs: the query, what it is resolved against, and what to tell the user."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,17 +27,17 @@ class QueryContext:
     def table(self, name: str) -> QueryTable | None:
         if name in self.tables:
             return self.tables[name]
-        found = [table for key, table in self.tables.items() if key.lower() == name.lower()]
-        return found[0] if found and not self.case_sensitive else None
+        matches = [table for key, table in self.tables.items() if key.lower() == name.lower()]
+        return matches[0] if matches and not self.case_sensitive else None
 
     def source(self, table: QueryTable) -> InputTable:
-        place = {column.name.lower(): i for i, column in enumerate(table.columns)}
-        key = tuple(place[name.lower()] for name in table.key)
+        positions = {column.name.lower(): i for i, column in enumerate(table.columns)}
+        key = tuple(positions[name.lower()] for name in table.key)
         return InputTable(table.name, tuple(table.columns), key, table.append_only)
 
-    def note(self, said: str) -> None:
-        if said not in self.notes:
-            self.notes.append(said)
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
     def columns_of(self, sql: str) -> Sequence[SparkColumn] | None:
         """Spark's analysis of a piece of SQL; None if there is no Spark to ask."""
@@ -45,14 +45,14 @@ class QueryContext:
 
     # --- errors that point --------------------------------------------------------------------------------
 
-    def unknown(self, what: str, name: str, known: Sequence[str], node: exp.Expr) -> NameUnknown:
-        return unknown_name(what, name, list(known), self.query.sql, self.query.place(node))
+    def unknown(self, kind: str, name: str, known: Sequence[str], node: exp.Expr) -> NameUnknown:
+        return unknown_name(kind, name, list(known), self.query.sql, self.query.position(node))
 
     def ambiguous(self, name: str, among: Sequence[str], node: exp.Expr) -> NameAmbiguous:
-        said = f"{name} may be {' or '.join(among)}"
-        error = error_at(NameAmbiguous, said, self.query.sql, self.query.place(node))
+        message = f"{name} may be {' or '.join(among)}"
+        error = error_at(NameAmbiguous, message, self.query.sql, self.query.position(node))
         error.name = name
         return error
 
-    def refused(self, said: str, node: exp.Expr, hint: str | None = None) -> QueryRefused:
-        return error_at(QueryRefused, said, self.query.sql, self.query.place(node), hint)
+    def refused(self, message: str, node: exp.Expr, hint: str | None = None) -> QueryRefused:
+        return error_at(QueryRefused, message, self.query.sql, self.query.position(node), hint)

@@ -13,8 +13,8 @@ from tidemill.views.circuit.functions import GENERATORS
 from tidemill.views.circuit.interpreter import common_tables
 from tidemill.views.circuit.operators import Generate, Join, JoinKey, JoinKind, LiteralRows, Operator, Project
 from tidemill.views.circuit.render import Renderer
-from tidemill.views.sql.catalog import KeptWhole
-from tidemill.views.sql.conditions import condition, implied, keyed
+from tidemill.views.sql.catalog import NotDecomposed
+from tidemill.views.sql.conditions import implied, join_keys, parse_condition
 from tidemill.views.sql.context import QueryContext
 from tidemill.views.sql.name_scope import NamedColumn, NameScope, Relation
 from tidemill.views.sql.sql_text import called_function
@@ -43,7 +43,7 @@ class FromQueries(Protocol):
     def derived(self, node: exp.Expr) -> Relation:
         """A query in parentheses."""
 
-    def shared(self, name: str) -> Relation | None:
+    def common_table(self, name: str) -> Relation | None:
         """A common table expression in reach."""
 
 
@@ -59,7 +59,7 @@ class FromRows:
 class FromClause:
     """Reads the FROM clause of one select."""
 
-    front: QueryContext
+    context: QueryContext
     queries: FromQueries
     outer: SelectStage | None
 
@@ -67,107 +67,113 @@ class FromClause:
         """The rows before WHERE."""
         clause = select.args.get("from_")
         if clause is None:
-            made = FromRows(LiteralRows(((),)), NameScope(exact=self.front.case_sensitive))
+            rows = FromRows(LiteralRows(((),)), NameScope(exact=self.context.case_sensitive))
         else:
-            made = self._list(clause.this, select.args.get("joins") or [])
+            rows = self._list(clause.this, select.args.get("joins") or [])
         for lateral in select.args.get("laterals") or []:
-            made = self._lateral_view(made, lateral)
-        return made
+            rows = self._lateral_view(rows, lateral)
+        return rows
 
     def _list(self, first: exp.Expr, joins: Sequence[exp.Join]) -> FromRows:
         # In Spark a comma binds no looser than JOIN: `a, b RIGHT JOIN c` is (a, b) RIGHT JOIN c.
-        made = self._relation(first)
+        rows = self._relation(first)
         for join in joins:
-            made = self._join(made, join)
-        return made
+            rows = self._join(rows, join)
+        return rows
 
     # --- one relation -------------------------------------------------------------------------------------
 
     def _relation(self, node: exp.Expr) -> FromRows:
         if node.args.get("sample") or node.args.get("pivots"):
-            raise KeptWhole("TABLESAMPLE, PIVOT and UNPIVOT are not taken apart")
+            raise NotDecomposed("TABLESAMPLE, PIVOT and UNPIVOT are not taken apart")
         if isinstance(node, exp.Table):
-            made = self._table(node)
+            rows = self._table(node)
         elif isinstance(node, exp.Subquery):
-            made = self._derived(node)
+            rows = self._derived(node)
         elif isinstance(node, exp.Values):
-            made = self._aliased(self._values(node), node, None)
+            rows = self._aliased(self._values(node), node, None)
         else:
-            raise KeptWhole("a table function in FROM")
+            raise NotDecomposed("a table function in FROM")
         for join in node.args.get("joins") or []:
-            made = self._join(made, join)
-        return made
+            rows = self._join(rows, join)
+        return rows
 
     def _table(self, node: exp.Table) -> FromRows:
         if not isinstance(node.this, exp.Identifier):
-            raise KeptWhole("a table function in FROM")
+            raise NotDecomposed("a table function in FROM")
         name = node.name
         if node.args.get("db") or any(
             node.args.get(x) for x in ("when", "version", "changes", "hints", "only")
         ):
-            raise KeptWhole("a table of a catalog, or a version of one")
-        relation = self.queries.shared(name)
+            raise NotDecomposed("a table of a catalog, or a version of one")
+        relation = self.queries.common_table(name)
         if relation is None:
-            table = self.front.table(name)
+            table = self.context.table(name)
             if table is None:
-                raise self.front.unknown(
-                    "table", name, [t.name for t in self.front.tables.values()], node.this
+                raise self.context.unknown(
+                    "table", name, [t.name for t in self.context.tables.values()], node.this
                 )
-            relation = Relation(self.front.source(table), tuple(c.name for c in table.columns))
+            relation = Relation(self.context.source(table), tuple(c.name for c in table.columns))
         return self._aliased(relation, node, name)
 
     def _derived(self, node: exp.Subquery) -> FromRows:
         inner = node.this
         if isinstance(inner, exp.Table):
             # A join in parentheses: its tables keep their own names, unless it has one itself.
-            made = self._relation(inner)
+            rows = self._relation(inner)
             if node.args.get("alias") is None:
-                return made
-            shown = made.scope.star()
-            names = tuple(one.name for one in shown)
-            operator = Project(made.operator, tuple(column(one.index) for one in shown))
+                return rows
+            columns = rows.scope.star()
+            names = tuple(named.name for named in columns)
+            operator = Project(rows.operator, tuple(column(named.index) for named in columns))
             return self._aliased(Relation(operator, names), node, None)
         return self._aliased(self.queries.derived(node), node, None)
 
     def _values(self, node: exp.Values) -> Relation:
-        return values(self.front, node)
+        return values(self.context, node)
 
     def _aliased(self, relation: Relation, node: exp.Expr, name: str | None) -> FromRows:
         alias = node.args.get("alias")
         qualifier = alias.name if alias is not None and alias.name else name
-        given = [one.name for one in alias.args.get("columns") or []] if alias is not None else []
-        if given:
-            if len(given) != len(relation.names):
-                said = f"{len(given)} names for {len(relation.names)} columns"
-                raise self.front.refused(said, alias or node)
-            relation = Relation(relation.operator, tuple(given))
-        return FromRows(relation.operator, NameScope.of(relation, qualifier, self.front.case_sensitive))
+        names = (
+            [alias_column.name for alias_column in alias.args.get("columns") or []]
+            if alias is not None
+            else []
+        )
+        if names:
+            if len(names) != len(relation.names):
+                message = f"{len(names)} names for {len(relation.names)} columns"
+                raise self.context.refused(message, alias or node)
+            relation = Relation(relation.operator, tuple(names))
+        return FromRows(relation.operator, NameScope.of(relation, qualifier, self.context.case_sensitive))
 
     # --- joins --------------------------------------------------------------------------------------------
 
     def _join(self, left: FromRows, join: exp.Join) -> FromRows:
         if isinstance(join.this, exp.Lateral):
             if join.side or join.args.get("on") or join.kind not in {"", "CROSS", "INNER"}:
-                raise KeptWhole("a lateral join with a condition")
+                raise NotDecomposed("a lateral join with a condition")
             return self._lateral_join(left, join.this)
         kind = KINDS.get((join.side.upper(), join.kind.upper()))
         if kind is None:
-            raise KeptWhole(f"a {join.side} {join.kind} join")
+            raise NotDecomposed(f"a {join.side} {join.kind} join")
         right = self._relation(join.this)
-        using = [one.name for one in join.args.get("using") or []]
+        using = [using_column.name for using_column in join.args.get("using") or []]
         if (join.args.get("method") or "").upper() == "NATURAL":
-            here, there = left.scope, right.scope
+            left_scope, right_scope = left.scope, right.scope
             using = [
-                c.name for c in here.star() if c.name and any(here.same(o.name, c.name) for o in there.star())
+                c.name
+                for c in left_scope.star()
+                if c.name and any(left_scope.same_name(o.name, c.name) for o in right_scope.star())
             ]
             if not using:
                 return self._combined("cross" if kind == "inner" else kind, left, right, (), ())
         elif join.args.get("method"):
-            raise KeptWhole(f"a {join.args['method']} join")
+            raise NotDecomposed(f"a {join.args['method']} join")
         if using:
             return self._using(kind, left, right, using, join)
         on = join.args.get("on")
-        if on is None or not self.front.query.placed(on):
+        if on is None or not self.context.query.has_span(on):
             return self._combined("cross" if kind == "inner" else kind, left, right, (), ())
         keys, residual = self._on(left, right, on)
         return self._combined("inner" if kind == "cross" else kind, left, right, keys, residual)
@@ -176,12 +182,12 @@ class FromClause:
         self, left: FromRows, right: FromRows, on: exp.Expr
     ) -> tuple[tuple[JoinKey, ...], tuple[Expr, ...]]:
         width = left.operator.width
-        both = left.scope.beside(right.scope, width)
-        stage = SelectStage(self.front, left.operator, both, self.outer)
+        scope = left.scope.combined_with(right.scope, width)
+        stage = SelectStage(self.context, left.operator, scope, self.outer)
         parts = list(stage.conjuncts(on))
-        conditions = [condition(stage, one) for one in parts]
-        conditions += [more for one in parts for more in implied(stage, one)]
-        keys, residual = keyed(conditions, lambda place: place < width, self.front.functions)
+        conditions = [parse_condition(stage, part) for part in parts]
+        conditions += [further for part in parts for further in implied(stage, part)]
+        keys, residual = join_keys(conditions, lambda position: position < width, self.context.functions)
         moved = [JoinKey(k.left, k.right.renumbered(lambda i: i - width), k.null_safe) for k in keys]
         return tuple(moved), tuple(residual)
 
@@ -194,88 +200,96 @@ class FromClause:
         residual: tuple[Expr, ...],
     ) -> FromRows:
         operator = Join(kind, left.operator, right.operator, keys, residual)
-        scope = left.scope if operator.left_only else left.scope.beside(right.scope, left.operator.width)
+        scope = (
+            left.scope if operator.left_only else left.scope.combined_with(right.scope, left.operator.width)
+        )
         return FromRows(operator, scope)
 
     def _using(
         self, kind: JoinKind, left: FromRows, right: FromRows, names: Sequence[str], join: exp.Join
     ) -> FromRows:
         width = left.operator.width
-        pairs = [(self._one(left, name, join), self._one(right, name, join)) for name in names]
+        pairs = [
+            (self._using_column(left, name, join), self._using_column(right, name, join)) for name in names
+        ]
         keys = tuple(JoinKey(column(a.index), column(b.index)) for a, b in pairs)
         kind = "inner" if kind == "cross" else kind
-        made = self._combined(kind, left, right, keys, ())
+        joined = self._combined(kind, left, right, keys, ())
         if kind in {"semi", "anti"}:
-            return made
-        taken = {a.index for a, _ in pairs} | {b.index + width for _, b in pairs}
-        first: list[NamedColumn] = []
-        operator = made.operator
+            return joined
+        joined_positions = {a.index for a, _ in pairs} | {b.index + width for _, b in pairs}
+        key_columns: list[NamedColumn] = []
+        operator = joined.operator
         for a, b in pairs:
             if kind == "full":
                 # One value for both sides; each side's own can still be named with its table.
-                both = call("coalesce", column(a.index), column(b.index + width))
-                shown = tuple(column(i) for i in range(operator.width))
-                first.append(NamedColumn(None, a.name, operator.width))
-                operator = Project(operator, (*shown, both))
+                value = call("coalesce", column(a.index), column(b.index + width))
+                columns = tuple(column(i) for i in range(operator.width))
+                key_columns.append(NamedColumn(None, a.name, operator.width))
+                operator = Project(operator, (*columns, value))
             elif kind == "right":
-                first.append(NamedColumn(b.qualifier, a.name, b.index + width))
+                key_columns.append(NamedColumn(b.qualifier, a.name, b.index + width))
             else:
-                first.append(NamedColumn(a.qualifier, a.name, a.index))
-        known = {one.index for one in first}
-        rest = []
-        for one in made.scope.columns:
-            if one.index not in taken:
-                rest.append(one)
-            elif one.index not in known or one.qualifier not in {
-                f.qualifier for f in first if f.index == one.index
+                key_columns.append(NamedColumn(a.qualifier, a.name, a.index))
+        key_positions = {named.index for named in key_columns}
+        other_columns = []
+        for named in joined.scope.columns:
+            if named.index not in joined_positions:
+                other_columns.append(named)
+            elif named.index not in key_positions or named.qualifier not in {
+                f.qualifier for f in key_columns if f.index == named.index
             }:
-                rest.append(NamedColumn(one.qualifier, one.name, one.index, shown=False))
-        return FromRows(operator, NameScope((*first, *rest), made.scope.exact))
+                other_columns.append(NamedColumn(named.qualifier, named.name, named.index, shown=False))
+        return FromRows(operator, NameScope((*key_columns, *other_columns), joined.scope.exact))
 
-    def _one(self, part: FromRows, name: str, join: exp.Join) -> NamedColumn:
-        found, _ = part.scope.resolve([name])
-        if len(found) == 1:
-            return found[0]
+    def _using_column(self, part: FromRows, name: str, join: exp.Join) -> NamedColumn:
+        matches, _ = part.scope.resolve([name])
+        if len(matches) == 1:
+            return matches[0]
         node: exp.Expr = join
-        for one in join.args.get("using") or []:
-            node = one if one.name == name else node
-        if found:
-            raise self.front.ambiguous(name, [f"{one.qualifier}.{one.name}" for one in found], node)
-        raise self.front.unknown("column", name, part.scope.names(), node)
+        for match in join.args.get("using") or []:
+            node = match if match.name == name else node
+        if matches:
+            raise self.context.ambiguous(name, [f"{match.qualifier}.{match.name}" for match in matches], node)
+        raise self.context.unknown("column", name, part.scope.names(), node)
 
     # --- rows out of a row --------------------------------------------------------------------------------
 
-    def _lateral_view(self, made: FromRows, node: exp.Lateral) -> FromRows:
+    def _lateral_view(self, rows: FromRows, node: exp.Lateral) -> FromRows:
         alias = node.args.get("alias")
-        names = [one.name for one in (alias.args.get("columns") or [])] if alias is not None else []
+        names = (
+            [alias_column.name for alias_column in (alias.args.get("columns") or [])]
+            if alias is not None
+            else []
+        )
         qualifier = alias.name if alias is not None else None
-        return self.generated(made, node.this, names, qualifier, outer=bool(node.args.get("outer")))
+        return self.generated(rows, node.this, names, qualifier, outer=bool(node.args.get("outer")))
 
-    def _lateral_join(self, made: FromRows, node: exp.Lateral) -> FromRows:
-        if node.args.get("view") or called_function(self.front.query, node.this) not in GENERATORS:
-            raise KeptWhole("a lateral subquery")
-        return self._lateral_view(made, node)
+    def _lateral_join(self, rows: FromRows, node: exp.Lateral) -> FromRows:
+        if node.args.get("view") or called_function(self.context.query, node.this) not in GENERATORS:
+            raise NotDecomposed("a lateral subquery")
+        return self._lateral_view(rows, node)
 
     def generated(
-        self, made: FromRows, node: exp.Expr, names: Sequence[str], qualifier: str | None, outer: bool = False
+        self, rows: FromRows, node: exp.Expr, names: Sequence[str], qualifier: str | None, outer: bool = False
     ) -> FromRows:
         """The rows that a generator makes of each row."""
-        stage = SelectStage(self.front, made.operator, made.scope, self.outer)
+        stage = SelectStage(self.context, rows.operator, rows.scope, self.outer)
         expr = generator(stage, node)
-        given = list(names) or generated_names(stage, expr)
-        width = made.operator.width
-        operator = Generate(made.operator, expr, len(given), outer)
-        more = NameScope(
-            tuple(NamedColumn(qualifier, name, i) for i, name in enumerate(given)), made.scope.exact
+        column_names = list(names) or generated_names(stage, expr)
+        width = rows.operator.width
+        operator = Generate(rows.operator, expr, len(column_names), outer)
+        scope = NameScope(
+            tuple(NamedColumn(qualifier, name, i) for i, name in enumerate(column_names)), rows.scope.exact
         )
-        return FromRows(operator, made.scope.beside(more, width))
+        return FromRows(operator, rows.scope.combined_with(scope, width))
 
 
 def generator(stage: SelectStage, node: exp.Expr) -> Expr:
     """The call of a generator over a stage's columns."""
-    if called_function(stage.front.query, node) not in GENERATORS:
-        raise KeptWhole("a lateral view of something that is no generator")
-    start, end = stage.front.query.span(node)
+    if called_function(stage.context.query, node) not in GENERATORS:
+        raise NotDecomposed("a lateral view of something that is no generator")
+    start, end = stage.context.query.span(node)
     return stage.cut(start, end, list(node.iter_expressions()))
 
 
@@ -283,22 +297,22 @@ def generated_names(stage: SelectStage, call: Expr) -> list[str]:
     """The names Spark gives to what a generator makes; it is asked, for their number depends on types."""
     names, tables = common_tables(stage.operator, Renderer())
     relation = names[stage.operator]
-    columns = stage.front.columns_of(f"WITH {', '.join(tables)} SELECT {call.sql()} FROM {relation}")  # noqa: S608
+    columns = stage.context.columns_of(f"WITH {', '.join(tables)} SELECT {call.sql()} FROM {relation}")  # noqa: S608
     if columns is None:
-        raise KeptWhole("a generator without names for its columns")
-    return [one.name for one in columns]
+        raise NotDecomposed("a generator without names for its columns")
+    return [named.name for named in columns]
 
 
-def values(front: QueryContext, node: exp.Values) -> Relation:
+def values(context: QueryContext, node: exp.Values) -> Relation:
     """Rows written in the query, under the names Spark gives them."""
-    stage = SelectStage(front, LiteralRows(((),)), NameScope())
+    stage = SelectStage(context, LiteralRows(((),)), NameScope())
     rows = []
     for row in node.expressions:
         inner = row.expressions if isinstance(row, exp.Tuple) else [row]
-        if any(isinstance(one, exp.Alias) for one in inner):
-            raise KeptWhole("rows of VALUES without parentheses")  # the table's name is read as the row's
-        rows.append(tuple(stage.expr(one) for one in inner))
+        if any(isinstance(value, exp.Alias) for value in inner):
+            raise NotDecomposed("rows of VALUES without parentheses")  # the table's name is read as the row's
+        rows.append(tuple(stage.expr(value) for value in inner))
     widths = {len(row) for row in rows}
     if len(widths) != 1:
-        raise front.refused("rows of different lengths", node)
+        raise context.refused("rows of different lengths", node)
     return Relation(LiteralRows(tuple(rows)), tuple(f"col{i + 1}" for i in range(widths.pop())))

@@ -39,15 +39,15 @@ class NameScope:
             tuple(NamedColumn(qualifier, name, i) for i, name in enumerate(relation.names)), exact
         )
 
-    def beside(self, other: "NameScope", width: int) -> "NameScope":
+    def combined_with(self, other: "NameScope", width: int) -> "NameScope":
         """Both, the other one's columns standing behind `width` of this one's operator."""
         moved = tuple(replace(column, index=column.index + width) for column in other.columns)
         return NameScope(self.columns + moved, self.exact)
 
-    def same(self, one: str | None, other: str) -> bool:
-        if one is None:
+    def same_name(self, name: str | None, other: str) -> bool:
+        if name is None:
             return False
-        return one == other if self.exact else one.lower() == other.lower()
+        return name == other if self.exact else name.lower() == other.lower()
 
     def resolve(self, parts: Sequence[str]) -> tuple[list[NamedColumn], int]:
         """The columns that dotted names may mean, and how many of the names were used;
@@ -57,19 +57,21 @@ class NameScope:
             qualified = [
                 column
                 for column in self.columns
-                if self.same(column.qualifier, parts[0]) and self.same(column.name, parts[1])
+                if self.same_name(column.qualifier, parts[0]) and self.same_name(column.name, parts[1])
             ]
             if qualified:
                 return distinct_columns(qualified), 2
-        plain = [column for column in self.columns if column.shown and self.same(column.name, parts[0])]
-        return distinct_columns(plain), 1
+        unqualified = [
+            column for column in self.columns if column.shown and self.same_name(column.name, parts[0])
+        ]
+        return distinct_columns(unqualified), 1
 
     def star(self, qualifier: str | None = None) -> list[NamedColumn]:
         """What a star stands for; the star of one table has its hidden columns too, at their old places."""
         if qualifier is None:
             return [column for column in self.columns if column.shown]
-        mine = [column for column in self.columns if self.same(column.qualifier, qualifier)]
-        return sorted(mine, key=lambda column: column.index)
+        columns = [column for column in self.columns if self.same_name(column.qualifier, qualifier)]
+        return sorted(columns, key=lambda column: column.index)
 
     def qualifiers(self) -> list[str]:
         return list(dict.fromkeys(c.qualifier for c in self.columns if c.qualifier is not None))

@@ -18,13 +18,13 @@ from sqlglot.parsers.spark import SparkParser
 from sqlglot.tokenizer_core import Token, TokenType
 
 from tidemill.errors import QuerySyntax
-from tidemill.views.sql.catalog import KeptWhole
+from tidemill.views.sql.catalog import NotDecomposed
 from tidemill.views.sql.query_position import QueryPosition, error_at, position_of
 
 SPAN = "tidemill_span"
 
 # The methods of sqlglot's parser whose results are scalar expressions, relations or queries.
-NOTED = (
+METHODS = (
     *("assignment", "at_time_zone", "atom", "bitwise", "bracket", "case", "cast", "column", "column_ops"),
     *("column_reference", "comparison", "conjunction", "cte", "disjunction", "equality", "exponent"),
     *("expression", "factor", "field", "function", "function_call", "interval", "join", "lambda", "lateral"),
@@ -33,35 +33,37 @@ NOTED = (
 )
 
 
-def _noting(name: str) -> Callable[..., Any]:
+def _with_span(name: str) -> Callable[..., Any]:
     parse = getattr(SparkParser, name)
 
     @functools.wraps(parse)
-    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        begins = self._index
-        if name == "_parse_window" and args and isinstance(args[0], exp.Expr) and begins:
+    def parse_and_note(self: Any, *args: Any, **kwargs: Any) -> Any:
+        start_index = self._index
+        if name == "_parse_window" and args and isinstance(args[0], exp.Expr) and start_index:
             # What stands before OVER or FILTER has ended here, and is returned by no method of its own.
             call = args[0]
             if "start" in call.meta:
-                call.meta.setdefault(SPAN, (call.meta["start"], self._tokens[begins - 1].end))
+                call.meta.setdefault(SPAN, (call.meta["start"], self._tokens[start_index - 1].end))
         node = parse(self, *args, **kwargs)
-        if isinstance(node, exp.Expr) and self._index > begins:
-            first, last = self._tokens[begins], self._tokens[self._index - 1]
-            known = node.meta.get(SPAN)
+        if isinstance(node, exp.Expr) and self._index > start_index:
+            first, last = self._tokens[start_index], self._tokens[self._index - 1]
+            earlier = node.meta.get(SPAN)
             span = (first.start, last.end)
-            node.meta[SPAN] = span if known is None else (min(known[0], span[0]), max(known[1], span[1]))
+            node.meta[SPAN] = (
+                span if earlier is None else (min(earlier[0], span[0]), max(earlier[1], span[1]))
+            )
         return node
 
-    return noted
+    return parse_and_note
 
 
 class _Parser(SparkParser):
     """Spark's parser with spans."""
 
 
-for _name in NOTED:
+for _name in METHODS:
     if hasattr(SparkParser, f"_parse_{_name}"):
-        setattr(_Parser, f"_parse_{_name}", _noting(f"_parse_{_name}"))
+        setattr(_Parser, f"_parse_{_name}", _with_span(f"_parse_{_name}"))
 
 
 class ParsedQuery:
@@ -75,25 +77,25 @@ class ParsedQuery:
 
     def span(self, node: exp.Expr) -> tuple[int, int]:
         """From which character to which (inclusive) the node reaches."""
-        known = node.meta.get(SPAN)
-        if known is not None:
-            return (int(known[0]), int(known[1]))
+        noted = node.meta.get(SPAN)
+        if noted is not None:
+            return (int(noted[0]), int(noted[1]))
         if "start" in node.meta and "end" in node.meta:
             return (int(node.meta["start"]), int(node.meta["end"]))
-        below = [self.span(child) for child in node.iter_expressions() if self.placed(child)]
-        if not below:
-            raise KeptWhole(f"{type(node).__name__} is not taken apart")
-        return (min(start for start, _ in below), max(end for _, end in below))
+        child_spans = [self.span(child) for child in node.iter_expressions() if self.has_span(child)]
+        if not child_spans:
+            raise NotDecomposed(f"{type(node).__name__} is not taken apart")
+        return (min(start for start, _ in child_spans), max(end for _, end in child_spans))
 
-    def placed(self, node: exp.Expr) -> bool:
+    def has_span(self, node: exp.Expr) -> bool:
         """Whether it stands in the text, and was not put into the tree by the parser."""
         if SPAN in node.meta or ("start" in node.meta and "end" in node.meta):
             return True
-        return any(self.placed(child) for child in node.iter_expressions())
+        return any(self.has_span(child) for child in node.iter_expressions())
 
-    def place(self, node: exp.Expr) -> QueryPosition:
+    def position(self, node: exp.Expr) -> QueryPosition:
         """Where an error about the node points; the whole query if nobody noted it."""
-        start, end = self.span(node) if self.placed(node) else (0, 0)
+        start, end = self.span(node) if self.has_span(node) else (0, 0)
         return position_of(self.sql, start, end)
 
     def text(self, node: exp.Expr) -> str:
@@ -104,12 +106,12 @@ class ParsedQuery:
     def tokens_of(self, node: exp.Expr) -> list[Token]:
         """The tokens of the node."""
         start, end = self.span(node)
-        at = self._starts[start]
-        found = []
-        while at < len(self.tokens) and self.tokens[at].start <= end:
-            found.append(self.tokens[at])
-            at += 1
-        return found
+        index = self._starts[start]
+        tokens = []
+        while index < len(self.tokens) and self.tokens[index].start <= end:
+            tokens.append(self.tokens[index])
+            index += 1
+        return tokens
 
     def token_after(self, offset: int) -> Token | None:
         """The token that begins after a character."""
@@ -118,8 +120,8 @@ class ParsedQuery:
 
     def token_before(self, offset: int) -> Token | None:
         """The token that ends before a character."""
-        at = self._starts.get(offset)
-        return self.tokens[at - 1] if at else None
+        index = self._starts.get(offset)
+        return self.tokens[index - 1] if index else None
 
 
 def _tokens(sql: str) -> list[Token]:
@@ -127,7 +129,7 @@ def _tokens(sql: str) -> list[Token]:
         return list(Spark().tokenize(sql))
     except SqlglotError as error:
         raise error_at(
-            QuerySyntax, f"this is not Spark SQL: {_first(error)}", sql, _place(error, sql)
+            QuerySyntax, f"this is not Spark SQL: {_message(error)}", sql, _position(error, sql)
         ) from None
 
 
@@ -139,31 +141,31 @@ def _parsed(sql: str, tokens: Sequence[Token]) -> exp.Expr:
         raise error_at(QuerySyntax, "there is no query", sql, QueryPosition(1, 1))
     for token in tokens:
         if token.token_type == TokenType.SEMICOLON:
-            place = position_of(sql, token.start, token.end)
-            raise error_at(QuerySyntax, "a view is one query, and here a second one begins", sql, place)
+            position = position_of(sql, token.start, token.end)
+            raise error_at(QuerySyntax, "a view is one query, and here a second one begins", sql, position)
     parser = _Parser(error_level=ErrorLevel.IMMEDIATE, dialect=Spark())
     try:
         trees = parser.parse(list(tokens), sql)
     except SqlglotError as error:
         raise error_at(
-            QuerySyntax, f"this is not Spark SQL: {_first(error)}", sql, _place(error, sql)
+            QuerySyntax, f"this is not Spark SQL: {_message(error)}", sql, _position(error, sql)
         ) from None
     tree = trees[0] if trees else None
     if not isinstance(tree, exp.Query | exp.Values):
         first = tokens[0]
-        place = position_of(sql, first.start, first.end)
-        raise error_at(QuerySyntax, f"a view is a query, and this is none: {first.text}", sql, place)
+        position = position_of(sql, first.start, first.end)
+        raise error_at(QuerySyntax, f"a view is a query, and this is none: {first.text}", sql, position)
     assert isinstance(tree, exp.Expr)
     return tree
 
 
-def _first(error: SqlglotError) -> str:
+def _message(error: SqlglotError) -> str:
     if isinstance(error, ParseError) and error.errors:
         return str(error.errors[0].get("description") or "").rstrip(".")
     return str(error).splitlines()[0].rstrip(".")
 
 
-def _place(error: SqlglotError, sql: str) -> QueryPosition:
+def _position(error: SqlglotError, sql: str) -> QueryPosition:
     if isinstance(error, ParseError) and error.errors:
         first = error.errors[0]
         line, end = int(first.get("line") or 1), int(first.get("col") or 1)

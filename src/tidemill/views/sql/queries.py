@@ -8,11 +8,12 @@ from sqlglot.tokenizer_core import TokenType
 
 from tidemill.errors import QueryError, QueryRefused
 from tidemill.views.circuit.operators import Distinct, NamedInput, Opaque, Operator, SetOp, UnionAll
-from tidemill.views.sql.catalog import KeptWhole
+from tidemill.views.sql.catalog import NotDecomposed
 from tidemill.views.sql.context import QueryContext
 from tidemill.views.sql.from_clause import values
 from tidemill.views.sql.name_scope import Relation
-from tidemill.views.sql.select import SelectBlock, limited
+from tidemill.views.sql.order_by import limited
+from tidemill.views.sql.select import SelectBlock
 from tidemill.views.sql.sql_text import functions_of
 from tidemill.views.sql.stage import SelectStage
 from tidemill.views.sql.subqueries import CorrelatedRows
@@ -35,92 +36,96 @@ class QueryBuilder:
     any.
     """
 
-    front: QueryContext
-    shares: dict[str, CommonTable] = field(default_factory=dict)
+    context: QueryContext
+    tables: dict[str, CommonTable] = field(default_factory=dict)
     outer: SelectStage | None = None
 
     # --- what blocks ask for ------------------------------------------------------------------------------
 
     def derived(self, node: exp.Expr) -> Relation:
         """A query in parentheses in FROM: it can't read the query around it."""
-        return QueryBuilder(self.front, self.shares).query(node)
+        return QueryBuilder(self.context, self.common_tables).query(node)
 
-    def shared(self, name: str) -> Relation | None:
-        found = self.shares.get(name if self.front.case_sensitive else name.lower())
-        if found is None:
+    def common_table(self, name: str) -> Relation | None:
+        table = self.common_tables.get(name if self.context.case_sensitive else name.lower())
+        if table is None:
             return None
-        if found.relation is None:
-            made = QueryBuilder(self.front, found.within.shares).query(found.node.this)
-            given = [one.name for one in found.node.args["alias"].args.get("columns") or []]
-            if given and len(given) != len(made.names):
-                said = f"{len(given)} names for {len(made.names)} columns"
-                raise self.front.refused(said, found.node)
-            found.relation = Relation(made.operator, tuple(given) or made.names)
-        return found.relation
+        if table.relation is None:
+            relation = QueryBuilder(self.context, table.within.common_tables).query(table.node.this)
+            names = [alias_column.name for alias_column in table.node.args["alias"].args.get("columns") or []]
+            if names and len(names) != len(relation.names):
+                message = f"{len(names)} names for {len(relation.names)} columns"
+                raise self.context.refused(message, table.node)
+            table.relation = Relation(relation.operator, tuple(names) or relation.names)
+        return table.relation
 
-    def alone(self, node: exp.Expr) -> Relation | None:
-        notes = list(self.front.notes)
+    def uncorrelated(self, node: exp.Expr) -> Relation | None:
+        notes = list(self.context.notes)
         try:
-            return QueryBuilder(self.front, self.shares).query(node)
+            return QueryBuilder(self.context, self.common_tables).query(node)
         except QueryError:
             # A name it does not know may be one of the query around it; if not, that is found there.
-            self.front.notes[:] = notes
+            self.context.notes[:] = notes
             return None
 
-    def rows(self, node: exp.Expr, outer: SelectStage) -> CorrelatedRows:
+    def correlated_rows(self, node: exp.Expr, outer: SelectStage) -> CorrelatedRows:
         select = node.this if isinstance(node, exp.Subquery) else node
         if not isinstance(select, exp.Select):
-            raise KeptWhole("a correlated subquery that is no plain select")
+            raise NotDecomposed("a correlated subquery that is no plain select")
         inner = self._with(select)
-        return SelectBlock(self.front, select, QueryBuilder(self.front, inner.shares, outer), outer).rows()
+        return SelectBlock(
+            self.context, select, QueryBuilder(self.context, inner.common_tables, outer), outer
+        ).correlated_rows()
 
     # --- queries ------------------------------------------------------------------------------------------
 
     def query(self, node: exp.Expr) -> Relation:
         """The query, in operators if it can be taken apart, whole if it can't."""
         try:
-            if any(token.token_type == TokenType.PIPE_GT for token in self.front.query.tokens):
-                raise KeptWhole("a query in pipes")
-            return self._taken_apart(node)
-        except KeptWhole as reason:
-            return self._whole(node, reason)
+            if any(token.token_type == TokenType.PIPE_GT for token in self.context.query.tokens):
+                raise NotDecomposed("a query in pipes")
+            return self._decompose(node)
+        except NotDecomposed as reason:
+            return self._recomputed(node, reason)
 
-    def _taken_apart(self, node: exp.Expr) -> Relation:
+    def _decompose(self, node: exp.Expr) -> Relation:
         inner = self._with(node)
         if isinstance(node, exp.Select):
-            return SelectBlock(self.front, node, inner, self.outer).relation()
+            return SelectBlock(self.context, node, inner, self.outer).relation()
         if isinstance(node, exp.Subquery):
             if node.args.get("pivots") or node.args.get("sample"):
-                raise KeptWhole("PIVOT, UNPIVOT and TABLESAMPLE are not taken apart")
+                raise NotDecomposed("PIVOT, UNPIVOT and TABLESAMPLE are not taken apart")
             if not isinstance(node.this, exp.Query | exp.Values):
-                raise KeptWhole("a table in parentheses as a query")
+                raise NotDecomposed("a table in parentheses as a query")
             return inner._ordered(inner.query(node.this), node)
         if isinstance(node, exp.SetOperation):
             return inner._ordered(inner._set(node), node)
         if isinstance(node, exp.Values):
-            return inner._ordered(values(self.front, node), node)
-        raise KeptWhole("a query of another kind")
+            return inner._ordered(values(self.context, node), node)
+        raise NotDecomposed("a query of another kind")
 
     def _with(self, node: exp.Expr) -> "QueryBuilder":
         clause = node.args.get("with_")
         if clause is None:
             return self
         if clause.args.get("recursive"):
-            raise KeptWhole("recursion is recomputed")
-        made = self
-        for one in clause.expressions:
-            name = one.args["alias"].name
-            key = name if self.front.case_sensitive else name.lower()
-            made = QueryBuilder(self.front, {**made.shares, key: CommonTable(one, made)}, self.outer)
-        return made
+            raise NotDecomposed("recursion is recomputed")
+        builder = self
+        for cte in clause.expressions:
+            name = cte.args["alias"].name
+            key = name if self.context.case_sensitive else name.lower()
+            builder = QueryBuilder(
+                self.context, {**builder.common_tables, key: CommonTable(cte, builder)}, self.outer
+            )
+        return builder
 
     def _set(self, node: exp.SetOperation) -> Relation:
         if any(node.args.get(name) for name in ("by_name", "side", "kind", "on")):
-            raise KeptWhole("a set operation by name")
+            raise NotDecomposed("a set operation by name")
         left, right = self.query(node.this), self.query(node.expression)
         if left.operator.width != right.operator.width:
-            said = f"{left.operator.width} columns on the left and {right.operator.width} on the right"
-            raise self.front.refused(said, node.expression)
+            message = f"{left.operator.width} columns on the left and {right.operator.width} on the right"
+            raise self.context.refused(message, node.expression)
         distinct = bool(node.args.get("distinct"))
         operator: Operator
         if isinstance(node, exp.Union):
@@ -134,62 +139,62 @@ class QueryBuilder:
 
     def _ordered(self, relation: Relation, node: exp.Expr) -> Relation:
         if any(node.args.get(name) for name in ("sort", "cluster", "distribute")):
-            raise KeptWhole("SORT BY is not taken apart")
+            raise NotDecomposed("SORT BY is not taken apart")
         order = node.args.get("order")
         bounded = node.args.get("limit") or node.args.get("offset")
         if order is not None and not bounded:
-            self.front.note("ORDER BY without LIMIT is dropped: a table has no order")
-        return limited(self.front, relation, node, list(order.expressions) if order and bounded else [])
+            self.context.note("ORDER BY without LIMIT is dropped: a table has no order")
+        return limited(self.context, relation, node, list(order.expressions) if order and bounded else [])
 
     # --- kept whole ---------------------------------------------------------------------------------------
 
-    def _whole(self, node: exp.Expr, reason: KeptWhole) -> Relation:
+    def _recomputed(self, node: exp.Expr, reason: NotDecomposed) -> Relation:
         """The query as text.
         Where it is no query of its own (it reads the one around it) that one is tried.
         """
-        text = self.front.query.text(node)
-        sql = self._with_shared(text, node)
+        text = self.context.query.text(node)
+        sql = self._with_common_tables(text, node)
         try:
-            columns = self.front.columns_of(sql)
+            columns = self.context.columns_of(sql)
         except QueryRefused:
             raise reason from None
         if columns is None:
             raise reason
-        operator = opaque(self.front, sql, node, len(columns), reason.reason)
+        operator = opaque(self.context, sql, node, len(columns), reason.reason)
         return Relation(operator, tuple(column.name for column in columns))
 
-    def _with_shared(self, text: str, node: exp.Expr) -> str:
+    def _with_common_tables(self, text: str, node: exp.Expr) -> str:
         """With the common table expressions that the text may read, those they read included."""
-        words = _words(self.front, node)
+        words = _names_in(self.context, node)
         needed: dict[str, CommonTable] = {}
 
-        def need(shares: dict[str, CommonTable], names: set[str]) -> None:
-            for key, one in shares.items():
+        def add(tables: dict[str, CommonTable], names: set[str]) -> None:
+            for key, table in tables.items():
                 if key.lower() in names and key not in needed:
-                    need(one.within.shares, _words(self.front, one.node))
-                    needed[key] = one
+                    add(table.within.common_tables, _names_in(self.context, table.node))
+                    needed[key] = table
 
-        need(self.shares, words)
+        add(self.common_tables, words)
         if not needed:
             return text
-        prelude = ", ".join(self.front.query.text(one.node) for one in needed.values())
+        prelude = ", ".join(self.context.query.text(table.node) for table in needed.values())
         return f"WITH {prelude} SELECT * FROM ({text})"  # noqa: S608 - the user's own query
 
 
-def opaque(front: QueryContext, sql: str, node: exp.Expr | None, width: int, reason: str) -> Opaque:
+def opaque(context: QueryContext, sql: str, node: exp.Expr | None, width: int, reason: str) -> Opaque:
     """A query as text, over every table whose name stands in it."""
-    words = _words_of(sql) if node is None else _words(front, None)
-    tables = [table for name, table in sorted(front.tables.items()) if name.lower() in words]
-    inputs = tuple(front.source(table) for table in tables)
+    words = _names_in_text(sql) if node is None else _names_in(context, None)
+    tables = [table for name, table in sorted(context.tables.items()) if name.lower() in words]
+    inputs = tuple(context.source(table) for table in tables)
     names = tuple(NamedInput(table.name, tuple(c.name for c in table.columns)) for table in tables)
-    calls = functions_of(front.query, 0, len(front.query.sql))
+    calls = functions_of(context.query, 0, len(context.query.sql))
     return Opaque(inputs, names, sql, width, reason, tuple(sorted(calls)))
 
 
-def _words(front: QueryContext, node: exp.Expr | None) -> set[str]:
-    tokens: Sequence[object] = front.query.tokens if node is None else front.query.tokens_of(node)
+def _names_in(context: QueryContext, node: exp.Expr | None) -> set[str]:
+    tokens: Sequence[object] = context.query.tokens if node is None else context.query.tokens_of(node)
     return {str(getattr(token, "text", "")).lower() for token in tokens}
 
 
-def _words_of(sql: str) -> set[str]:
+def _names_in_text(sql: str) -> set[str]:
     return set("".join(c if c.isalnum() or c == "_" else " " for c in sql.lower()).split())

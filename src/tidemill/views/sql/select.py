@@ -2,7 +2,7 @@
 FROM, WHERE, GROUP BY, HAVING, windows, QUALIFY, the list, DISTINCT, ORDER BY and LIMIT.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,22 +11,44 @@ from sqlglot import exp
 from tidemill.errors import NameUnknown
 from tidemill.views.circuit.expr import Expr, column
 from tidemill.views.circuit.functions import GENERATORS
-from tidemill.views.circuit.operators import Distinct, Filter, Generate, Operator, Project, SortKey, TopK
-from tidemill.views.sql.catalog import KeptWhole
-from tidemill.views.sql.conditions import Condition, condition, filtered_rows, implied
+from tidemill.views.circuit.operators import Distinct, Filter, Generate, Operator, Project, SortKey
+from tidemill.views.sql.catalog import NotDecomposed
+from tidemill.views.sql.conditions import Condition, filtered_rows, implied, parse_condition
 from tidemill.views.sql.context import QueryContext
 from tidemill.views.sql.from_clause import FromClause, FromQueries, generated_names, generator
 from tidemill.views.sql.group_by import GroupedStage, GroupKeys, aggregate_call, aggregates
 from tidemill.views.sql.name_scope import NamedColumn, NameScope, Relation
-from tidemill.views.sql.select_list import SelectItem, select_items
+from tidemill.views.sql.order_by import (
+    add_windows,
+    limited,
+    listed_position,
+    order_key,
+    top_rows,
+    window_functions,
+)
 from tidemill.views.sql.sql_text import called_function
 from tidemill.views.sql.stage import SelectStage
 from tidemill.views.sql.subqueries import CorrelatedRows, Subqueries, SubqueryBuilder
-from tidemill.views.sql.windows import add_windows, order_key, windows
 
 
 class BlockQueries(FromQueries, SubqueryBuilder, Protocol):
     """Who builds the queries inside a block: derived tables, common table expressions, subqueries."""
+
+
+@dataclass
+class SelectItem:
+    """One column of the select list. `node` is its expression in the query, None for one that a star brought.
+
+    `names` has several for a generator that makes several columns. Until it is known `expr` is None.
+    """
+
+    node: exp.Expr | None
+    names: tuple[str | None, ...]
+    expr: Expr | None = None
+
+    @property
+    def name(self) -> str | None:
+        return self.names[0] if self.names else None
 
 
 # What a select may have and we read; anything else is kept whole.
@@ -51,134 +73,138 @@ READ = frozenset(
 class SelectBlock:
     """A select on its way. `outer` is the stage around it, if it is a subquery."""
 
-    front: QueryContext
+    context: QueryContext
     select: exp.Select
-    building: BlockQueries
+    queries: BlockQueries
     outer: SelectStage | None = None
 
     def relation(self) -> Relation:
         """The whole block."""
-        stage, correlated = self._rows()
+        stage, correlated = self._filtered_rows()
         assert not correlated
-        listed = select_items(self.front, stage.scope, self.select.expressions)
-        stage, listed = self._grouped(stage, listed)
-        self._generated(stage, listed)
+        items = select_items(self.context, stage.scope, self.select.expressions)
+        stage, items = self._grouped(stage, items)
+        self._generated(stage, items)
         order = self._order()
         qualify = self.select.args.get("qualify")
-        nodes = [item.node for item in listed if item.node is not None]
+        nodes = [item.node for item in items if item.node is not None]
         condition = [qualify.this] if qualify is not None else []
         add_windows(stage, [*nodes, *condition, *order], self.select.args.get("windows") or [])
         if qualify is not None:
             # Names in QUALIFY are first those of the rows, then those of the select list.
-            self._translate(stage, listed)
+            self._translate(stage, items)
             self._filter(stage, qualify.this)
-        exprs = self._translate(stage, listed)
-        names = tuple(name for item in listed for name in (item.names or (None,)))
+        exprs = self._translate(stage, items)
+        names = tuple(name for item in items for name in (item.names or (None,)))
         return self._finished(stage, exprs, names, order)
 
-    def rows(self) -> CorrelatedRows:
+    def correlated_rows(self) -> CorrelatedRows:
         """FROM and WHERE alone, for a correlated subquery that is a plain select or an aggregate of one."""
         refused = ("group", "having", "qualify", "limit", "offset", "windows")
         if any(self.select.args.get(name) for name in refused):
-            raise KeptWhole("a correlated subquery with groups or a limit")
-        stage, correlated = self._rows()
-        nodes = [item.node for item in select_items(self.front, NameScope(), self._plain())]
-        if any(True for node in nodes if node is not None for _ in windows(node)):
-            raise KeptWhole("a correlated subquery with window functions")
+            raise NotDecomposed("a correlated subquery with groups or a limit")
+        stage, correlated = self._filtered_rows()
+        nodes = [item.node for item in select_items(self.context, NameScope(), self._plain())]
+        if any(True for node in nodes if node is not None for _ in window_functions(node)):
+            raise NotDecomposed("a correlated subquery with window functions")
         return CorrelatedRows(stage, correlated, [node for node in nodes if node is not None])
 
     def _plain(self) -> list[exp.Expr]:
-        stars = [one for one in self.select.expressions if one.is_star]
-        return [one for one in self.select.expressions if one not in stars]
+        stars = [item for item in self.select.expressions if item.is_star]
+        return [item for item in self.select.expressions if item not in stars]
 
     # --- rows ---------------------------------------------------------------------------------------------
 
-    def _rows(self) -> tuple[SelectStage, list[Condition]]:
-        strange = [name for name, value in self.select.args.items() if value and name not in READ]
-        if strange:
-            raise KeptWhole(f"{', '.join(sorted(strange))} in a select is not taken apart")
-        made = FromClause(self.front, self.building, self.outer).read(self.select)
-        stage = SelectStage(self.front, made.operator, made.scope, self.outer)
-        stage.subqueries = Subqueries(self.building)
+    def _filtered_rows(self) -> tuple[SelectStage, list[Condition]]:
+        unsupported = [name for name, value in self.select.args.items() if value and name not in READ]
+        if unsupported:
+            raise NotDecomposed(f"{', '.join(sorted(unsupported))} in a select is not taken apart")
+        rows = FromClause(self.context, self.queries, self.outer).read(self.select)
+        stage = SelectStage(self.context, rows.operator, rows.scope, self.outer)
+        stage.subqueries = Subqueries(self.queries)
         where = self.select.args.get("where")
         return stage, self._where(stage, where.this) if where is not None else []
 
     def _where(self, stage: SelectStage, node: exp.Expr) -> list[Condition]:
-        subqueries = Subqueries(self.building)
-        plain: list[exp.Expr] = []
-        later: list[exp.Expr] = []
-        for one in stage.conjuncts(node):
-            (later if one.find(exp.Query) is not None else plain).append(one)
+        subqueries = Subqueries(self.queries)
+        simple: list[exp.Expr] = []
+        with_subqueries: list[exp.Expr] = []
+        for conjunct in stage.conjuncts(node):
+            (with_subqueries if conjunct.find(exp.Query) is not None else simple).append(conjunct)
         correlated: list[Condition] = []
         conditions: list[tuple[exp.Expr, Expr]] = []
-        for one in plain:
-            made = condition(stage, one, correlated=self.outer is not None)
-            if any(place < 0 for place in made.expr.columns):
-                correlated.append(made)
+        for conjunct in simple:
+            parsed = parse_condition(stage, conjunct, correlated=self.outer is not None)
+            if any(position < 0 for position in parsed.expr.columns):
+                correlated.append(parsed)
             else:
-                conditions += [(one, more.expr) for more in implied(stage, one)]
-                conditions.append((one, made.expr))
+                conditions += [(conjunct, further.expr) for further in implied(stage, conjunct)]
+                conditions.append((conjunct, parsed.expr))
         stage.operator = filtered_rows(stage, conditions)
-        for one in later:
-            if not subqueries.predicate(stage, one):
-                expr = stage.expr(one)  # scalar subqueries: columns once they are attached
+        for conjunct in with_subqueries:
+            if not subqueries.predicate(stage, conjunct):
+                expr = stage.expr(conjunct)  # scalar subqueries: columns once they are attached
                 stage.operator = Filter(stage.operator, (expr,))
         return correlated
 
     def _filter(self, stage: SelectStage, node: exp.Expr) -> None:
         # Subqueries among the conditions become columns first.
-        conditions = tuple(stage.expr(one) for one in stage.conjuncts(node))
+        conditions = tuple(stage.expr(conjunct) for conjunct in stage.conjuncts(node))
         stage.operator = Filter(stage.operator, conditions)
 
     # --- groups -------------------------------------------------------------------------------------------
 
-    def _grouped(self, rows: SelectStage, listed: list[SelectItem]) -> tuple[SelectStage, list[SelectItem]]:
+    def _grouped(self, rows: SelectStage, items: list[SelectItem]) -> tuple[SelectStage, list[SelectItem]]:
         group = self.select.args.get("group")
         having = self.select.args.get("having")
-        nodes = [item.node for item in listed if item.node is not None]
+        nodes = [item.node for item in items if item.node is not None]
         qualify = self.select.args.get("qualify")
-        every = [*nodes, *self._order(), *([qualify.this] if qualify is not None else [])]
-        every += [having.this] if having is not None else []
-        found = [one for node in every for one in aggregates(self.front, node)]
-        if group is None and having is None and not found:
-            return rows, listed
-        keys = GroupKeys(lambda node: self._key(rows, listed, node))
+        all_nodes = [*nodes, *self._order(), *([qualify.this] if qualify is not None else [])]
+        all_nodes += [having.this] if having is not None else []
+        aggregate_nodes = [
+            aggregate_node for node in all_nodes for aggregate_node in aggregates(self.context, node)
+        ]
+        if group is None and having is None and not aggregate_nodes:
+            return rows, items
+        keys = GroupKeys(lambda node: self._key(rows, items, node))
         if group is not None and group.args.get("all"):
-            self._group_all(rows, listed, keys)
+            self._group_all(rows, items, keys)
         elif group is not None:
             keys.add(group)
         for key in keys.groups:
-            if any(self.front.functions.random(name) for name in key.calls):
-                raise KeptWhole("groups by a value that is not the same twice")
-        calls = list(dict.fromkeys(aggregate_call(rows, one) for one in found))
+            if any(self.context.functions.random(name) for name in key.calls):
+                raise NotDecomposed("groups by a value that is not the same twice")
+        calls = list(
+            dict.fromkeys(aggregate_call(rows, aggregate_node) for aggregate_node in aggregate_nodes)
+        )
         stage = GroupedStage(rows, keys, calls)
         # A star among groups stands for columns that must be keys.
-        for item in listed:
+        for item in items:
             if item.node is None and item.expr is not None:
                 if item.expr not in keys.groups:
-                    raise KeptWhole("a star over columns that are not grouped")
+                    raise NotDecomposed("a star over columns that are not grouped")
                 item.expr = column(keys.groups.index(item.expr))
         if having is not None:
-            self._having(stage, listed, having.this)
-        return stage, listed
+            self._having(stage, items, having.this)
+        return stage, items
 
-    def _key(self, rows: SelectStage, listed: list[SelectItem], node: exp.Expr) -> Expr:
+    def _key(self, rows: SelectStage, items: list[SelectItem], node: exp.Expr) -> Expr:
         if isinstance(node, exp.Literal) and not node.is_string and node.name.isdigit():
-            place = int(node.name)
-            if not 1 <= place <= len(listed):
-                raise self.front.refused(f"there is no column {place} in the select list", node)
-            return self._item(rows, listed[place - 1])
+            number = int(node.name)
+            if not 1 <= number <= len(items):
+                raise self.context.refused(f"there is no column {number} in the select list", node)
+            return self._item(rows, items[number - 1])
         try:
             return rows.expr(node)
         except NameUnknown:
             if not isinstance(node, exp.Column) or len(node.parts) != 1:
                 raise
-            named = [
-                item for item in listed if item.node is not None and rows.scope.same(item.name, node.name)
+            matches = [
+                item for item in items if item.node is not None and rows.scope.same_name(item.name, node.name)
             ]
-            if len(named) != 1:
+            if len(matches) != 1:
                 raise
-            return self._item(rows, named[0])
+            return self._item(rows, matches[0])
 
     def _item(self, rows: SelectStage, item: SelectItem) -> Expr:
         if item.expr is not None:
@@ -186,19 +212,19 @@ class SelectBlock:
         assert item.node is not None
         return rows.expr(item.node)
 
-    def _group_all(self, rows: SelectStage, listed: list[SelectItem], keys: GroupKeys) -> None:
-        for item in listed:
-            if item.node is not None and any(True for _ in aggregates(self.front, item.node)):
+    def _group_all(self, rows: SelectStage, items: list[SelectItem], keys: GroupKeys) -> None:
+        for item in items:
+            if item.node is not None and any(True for _ in aggregates(self.context, item.node)):
                 continue
             if item.node is not None and item.node.find(exp.Query, exp.Window) is not None:
-                raise KeptWhole("GROUP BY ALL over subqueries or windows")
+                raise NotDecomposed("GROUP BY ALL over subqueries or windows")
             expr = self._item(rows, item)
             if expr.columns and expr not in keys.groups:
                 keys.groups.append(expr)
 
-    def _having(self, stage: SelectStage, listed: list[SelectItem], node: exp.Expr) -> None:
+    def _having(self, stage: SelectStage, items: list[SelectItem], node: exp.Expr) -> None:
         # Names are first those of the keys, then those of the select list.
-        for item in listed:
+        for item in items:
             if item.node is not None and self._simple(item.node):
                 self._remember(stage, item, stage.expr(item.node))
         self._filter(stage, node)
@@ -206,45 +232,45 @@ class SelectBlock:
 
     def _simple(self, node: exp.Expr) -> bool:
         """Whether it can be computed before the windows and generators of the block."""
-        special = node.find(exp.Query) is not None or any(True for _ in windows(node))
-        return not special and called_function(self.front.query, node) not in GENERATORS
+        special = node.find(exp.Query) is not None or any(True for _ in window_functions(node))
+        return not special and called_function(self.context.query, node) not in GENERATORS
 
     # --- the list -----------------------------------------------------------------------------------------
 
-    def _generated(self, stage: SelectStage, listed: list[SelectItem]) -> None:
-        for item in listed:
+    def _generated(self, stage: SelectStage, items: list[SelectItem]) -> None:
+        for item in items:
             node = item.node
-            if node is None or called_function(self.front.query, node) not in GENERATORS:
+            if node is None or called_function(self.context.query, node) not in GENERATORS:
                 continue
             expr = generator(stage, node)
             names = [name for name in item.names if name is not None] or generated_names(stage, expr)
             width = stage.operator.width
             stage.operator = Generate(stage.operator, expr, len(names))
-            place = listed.index(item)
-            made = [SelectItem(None, (name,), column(width + i)) for i, name in enumerate(names)]
-            listed[place : place + 1] = made
-            return self._generated(stage, listed)
+            index = items.index(item)
+            generated = [SelectItem(None, (name,), column(width + i)) for i, name in enumerate(names)]
+            items[index : index + 1] = generated
+            return self._generated(stage, items)
         return None
 
-    def _translate(self, stage: SelectStage, listed: Iterable[SelectItem]) -> list[Expr]:
+    def _translate(self, stage: SelectStage, items: Iterable[SelectItem]) -> list[Expr]:
         """The items' expressions, each known by its name to those after it."""
         stage.aliases = {}
-        found = []
-        for item in listed:
+        exprs = []
+        for item in items:
             if item.expr is None:
                 assert item.node is not None
                 item.expr = stage.expr(item.node)
-            found.append(item.expr)
+            exprs.append(item.expr)
             self._remember(stage, item, item.expr)
-        return found
+        return exprs
 
     def _remember(self, stage: SelectStage, item: SelectItem, expr: Expr) -> None:
         if item.name is None or item.node is None or isinstance(item.node, exp.Column):
             return
-        name = item.name if self.front.case_sensitive else item.name.lower()
-        known = stage.aliases.setdefault(name, [])
-        if expr not in known:
-            known.append(expr)
+        name = item.name if self.context.case_sensitive else item.name.lower()
+        exprs = stage.aliases.setdefault(name, [])
+        if expr not in exprs:
+            exprs.append(expr)
 
     # --- order --------------------------------------------------------------------------------------------
 
@@ -258,19 +284,19 @@ class SelectBlock:
     ) -> Relation:
         distinct = self.select.args.get("distinct")
         if distinct is not None and distinct.args.get("on"):
-            raise KeptWhole("DISTINCT ON")
+            raise NotDecomposed("DISTINCT ON")
         keys = [] if distinct is not None else self._order_keys(stage, exprs, names, order)
         hidden = [key.value for key in keys if key.value not in exprs]
-        listed = [*exprs, *hidden]
-        operator: Operator = Project(stage.operator, tuple(listed))
+        columns = [*exprs, *hidden]
+        operator: Operator = Project(stage.operator, tuple(columns))
         if distinct is not None:
             operator = Distinct(operator)
         if self.select.args.get("order") is not None and not order:
-            self.front.note("ORDER BY without LIMIT is dropped: a table has no order")
+            self.context.note("ORDER BY without LIMIT is dropped: a table has no order")
         if distinct is not None:
-            return limited(self.front, Relation(operator, names), self.select, order)
-        moved = tuple(SortKey(column(listed.index(k.value)), k.descending, k.nulls_first) for k in keys)
-        operator = _top(self.front, operator, moved, self.select)
+            return limited(self.context, Relation(operator, names), self.select, order)
+        moved = tuple(SortKey(column(columns.index(k.value)), k.descending, k.nulls_first) for k in keys)
+        operator = top_rows(self.context, operator, moved, self.select)
         if hidden:
             operator = Project(operator, tuple(column(i) for i in range(len(exprs))))
         return Relation(operator, names)
@@ -279,77 +305,79 @@ class SelectBlock:
         self, stage: SelectStage, exprs: list[Expr], names: tuple[str | None, ...], order: list[exp.Expr]
     ) -> list[SortKey]:
         # Names in ORDER BY are first those of the select list.
-        shown = stage.aliases
+        aliases = stage.aliases
         stage.aliases = {}
         keys = []
-        for one in order:
-            assert isinstance(one, exp.Ordered)
-            place = _position(self.front, one.this, names, stage.scope)
-            if place is not None:
-                stage.known[id(one.this)] = exprs[place]
+        for ordered in order:
+            assert isinstance(ordered, exp.Ordered)
+            position = listed_position(self.context, ordered.this, names, stage.scope)
+            if position is not None:
+                stage.replaced_nodes[id(ordered.this)] = exprs[position]
             else:
-                self._known_by_name(stage, one.this, exprs, names)
-            keys.append(order_key(stage, one))
-        stage.aliases = shown
+                self._replace_names(stage, ordered.this, exprs, names)
+            keys.append(order_key(stage, ordered))
+        stage.aliases = aliases
         return keys
 
-    def _known_by_name(
+    def _replace_names(
         self, stage: SelectStage, node: exp.Expr, exprs: list[Expr], names: tuple[str | None, ...]
     ) -> None:
-        for one in node.find_all(exp.Column):
-            place = _position(self.front, one, names, stage.scope)
-            if place is not None:
-                if one.find_ancestor(exp.AggFunc, exp.Window) is not None:
-                    raise KeptWhole("an order by a function of a column of the select list")
-                stage.known[id(one)] = exprs[place]
+        for name_node in node.find_all(exp.Column):
+            position = listed_position(self.context, name_node, names, stage.scope)
+            if position is not None:
+                if name_node.find_ancestor(exp.AggFunc, exp.Window) is not None:
+                    raise NotDecomposed("an order by a function of a column of the select list")
+                stage.replaced_nodes[id(name_node)] = exprs[position]
 
 
-def limited(front: QueryContext, relation: Relation, node: exp.Expr, order: Sequence[exp.Expr]) -> Relation:
-    """ORDER BY and LIMIT over a relation whose names are the only ones in reach."""
-    named = tuple(NamedColumn(None, name, i) for i, name in enumerate(relation.names))
-    stage = SelectStage(front, relation.operator, NameScope(named, front.case_sensitive))
-    keys = []
-    for one in order:
-        assert isinstance(one, exp.Ordered)
-        place = _position(front, one.this, relation.names, stage.scope)
-        if place is not None:
-            stage.known[id(one.this)] = column(place)
-        keys.append(order_key(stage, one))
-    operator = _top(front, relation.operator, tuple(keys), node)
-    return Relation(operator, relation.names)
+def select_items(
+    context: QueryContext, scope: NameScope, projections: Sequence[exp.Expr]
+) -> list[SelectItem]:
+    """The items, in order."""
+    return [item for node in projections for item in _expanded(context, scope, node)]
 
 
-def _position(
-    front: QueryContext, node: exp.Expr, names: Sequence[str | None], scope: NameScope
-) -> int | None:
-    if isinstance(node, exp.Literal) and not node.is_string and node.name.isdigit():
-        place = int(node.name) - 1
-        if not 0 <= place < len(names):
-            raise front.refused(f"there is no column {node.name} in the select list", node)
-        return place
-    if isinstance(node, exp.Column) and len(node.parts) == 1:
-        found = [i for i, name in enumerate(names) if scope.same(name, node.name)]
-        if len(found) > 1:
-            raise KeptWhole(f"an order by {node.name}, which names several columns")
-        return found[0] if found else None
-    return None
+def _expanded(context: QueryContext, scope: NameScope, node: exp.Expr) -> Iterator[SelectItem]:
+    if isinstance(node, exp.Star) or (isinstance(node, exp.Column) and isinstance(node.this, exp.Star)):
+        yield from (
+            SelectItem(None, (named.name,), column(named.index)) for named in _star(context, scope, node)
+        )
+    elif isinstance(node, exp.Aliases):
+        yield SelectItem(node.this, tuple(named.name for named in node.expressions))
+    elif isinstance(node, exp.Alias):
+        alias = node.args["alias"]
+        if not isinstance(alias, exp.Identifier):
+            raise NotDecomposed("an item whose name is not read")
+        yield SelectItem(node.this, (alias.name,))
+    elif isinstance(node, exp.Column):
+        yield SelectItem(node, (node.parts[-1].name,))
+    elif isinstance(node, exp.Dot):
+        yield SelectItem(node, (node.expression.name,))
+    else:
+        yield SelectItem(node, ())
 
 
-def _top(front: QueryContext, operator: Operator, order: tuple[SortKey, ...], node: exp.Expr) -> Operator:
-    limit, offset = _number(node.args.get("limit")), _number(node.args.get("offset"))
-    if limit is None and not offset:
-        return operator
-    if not order:
-        front.note("LIMIT without ORDER BY: which rows are kept is decided by their hashes")
-    return TopK(operator, order, limit, offset or 0)
-
-
-def _number(node: exp.Expr | None) -> int | None:
-    if node is None:
-        return None
-    value = node.args.get("expression")
-    if isinstance(value, exp.Var) and value.name.upper() == "ALL":
-        return None
-    if isinstance(value, exp.Literal) and not value.is_string and value.name.isdigit():
-        return int(value.name)
-    raise KeptWhole("a LIMIT that is no number")
+def _star(context: QueryContext, scope: NameScope, node: exp.Expr) -> list[NamedColumn]:
+    qualifier = None
+    if isinstance(node, exp.Column):
+        table = node.args.get("table")
+        assert table is not None
+        qualifier = table.name
+        if not any(scope.same_name(named, qualifier) for named in scope.qualifiers()):
+            if any(scope.same_name(named, qualifier) for named in scope.names()):
+                raise NotDecomposed("the fields of a struct by a star")
+            raise context.unknown("table", qualifier, scope.qualifiers(), table)
+    star = node.this if isinstance(node, exp.Column) else node
+    if star.args.get("replace") or star.args.get("rename") or star.args.get("ilike"):
+        raise NotDecomposed("a star that replaces or renames")
+    columns = scope.star(qualifier)
+    for left_out in star.args.get("except_") or []:
+        if isinstance(left_out, exp.Column) and len(left_out.parts) > 1:
+            raise NotDecomposed("a star that leaves out by a dotted name")
+        remaining = [named for named in columns if not scope.same_name(named.name, left_out.name)]
+        if len(remaining) == len(columns):
+            raise context.unknown(
+                "column", left_out.name, [named.name for named in columns if named.name], left_out
+            )
+        columns = remaining
+    return columns

@@ -17,7 +17,7 @@ from tidemill.views.sql.parser import ParsedQuery
 
 
 @dataclass(frozen=True)
-class TextHole:
+class TextReplacement:
     """A place in the text, first and last character, and what stands there instead.
 
     It is put in parentheses where it needs them, unless it is `bare`: no expression but a list of arguments.
@@ -44,39 +44,45 @@ QUOTES = frozenset({"'", '"'})
 CLOSING = frozenset({",", ")", "]", "."})
 
 
-def cut_text(query: ParsedQuery, start: int, end: int, holes: Sequence[TextHole]) -> Expr:
-    """The text from one character to another (inclusive), with its holes filled."""
-    ready = sorted({(hole.start, hole.end): hole for hole in holes}.values(), key=lambda hole: hole.start)
+def cut_text(query: ParsedQuery, start: int, end: int, replacements: Sequence[TextReplacement]) -> Expr:
+    """The text from one character to another (inclusive), with its replacements filled."""
+    ready = sorted(
+        {(replacement.start, replacement.end): replacement for replacement in replacements}.values(),
+        key=lambda replacement: replacement.start,
+    )
     parts: list[Part] = []
     calls: set[str] = set()
     tokens = [token for token in query.tokens if start <= token.start <= end]
-    last, last_end, place = "", start, 0
-    while place < len(tokens):
-        token = tokens[place]
+    last, last_end, index = "", start, 0
+    while index < len(tokens):
+        token = tokens[index]
         gap = token.start > last_end
         while ready and ready[0].end < token.start:
             ready.pop(0)
         if ready and ready[0].start <= token.start:
-            hole = ready[0]
-            alone = hole.bare or (hole.start <= start and hole.end >= end)
-            parts += [_space(last, "c", gap), *(hole.expr if alone else hole.expr.enclosed()).parts]
-            calls |= hole.expr.calls
-            while place < len(tokens) and tokens[place].start <= hole.end:
-                place += 1
-            last, last_end = "c", hole.end + 1
+            replacement = ready[0]
+            alone = replacement.bare or (replacement.start <= start and replacement.end >= end)
+            parts += [
+                _space(last, "c", gap),
+                *(replacement.expr if alone else replacement.expr.enclosed()).parts,
+            ]
+            calls |= replacement.expr.calls
+            while index < len(tokens) and tokens[index].start <= replacement.end:
+                index += 1
+            last, last_end = "c", replacement.end + 1
             continue
         raw = query.sql[token.start : token.end + 1]
-        following = tokens[place + 1] if place + 1 < len(tokens) else None
-        before = tokens[place - 1] if place else None
+        following = tokens[index + 1] if index + 1 < len(tokens) else None
+        before = tokens[index - 1] if index else None
         name = call_of(token, before, following)
         if name:
             calls.add(name)
-        said = _word(raw, token, before, name)
-        parts += [_space(last, raw, gap), said]
+        written = _word(raw, token, before, name)
+        parts += [_space(last, raw, gap), written]
         last, last_end = raw, token.end + 1
         # A number with a suffix (1L) is several tokens of one place.
-        while place < len(tokens) and tokens[place].start == token.start:
-            place += 1
+        while index < len(tokens) and tokens[index].start == token.start:
+            index += 1
     return Expr(joined(parts), frozenset(calls))
 
 
@@ -103,7 +109,7 @@ def called_function(query: ParsedQuery, node: exp.Expr) -> str | None:
     """The name of the function that a node calls:
     the word before parentheses that hold all the rest of it.
     """
-    if not isinstance(node, exp.Func | exp.Any | exp.SubqueryPredicate) or not query.placed(node):
+    if not isinstance(node, exp.Func | exp.Any | exp.SubqueryPredicate) or not query.has_span(node):
         return None
     tokens = query.tokens_of(node)
     if not tokens or not _is_word(tokens[0]):
@@ -111,9 +117,9 @@ def called_function(query: ParsedQuery, node: exp.Expr) -> str | None:
     if len(tokens) == 1:
         return tokens[0].text.lower()
     depth = 0
-    for place, token in enumerate(tokens):
+    for index, token in enumerate(tokens):
         depth += {TokenType.L_PAREN: 1, TokenType.R_PAREN: -1}.get(token.token_type, 0)
-        if place and not depth and place < len(tokens) - 1:
+        if index and not depth and index < len(tokens) - 1:
             return None
     return call_of(tokens[0], query.token_before(tokens[0].start), tokens[1])
 
@@ -121,17 +127,17 @@ def called_function(query: ParsedQuery, node: exp.Expr) -> str | None:
 def functions_of(query: ParsedQuery, start: int, end: int) -> set[str]:
     """Every function that a piece of text calls, those without parentheses included."""
     tokens = [token for token in query.tokens if start <= token.start <= end]
-    found: set[str] = set()
-    for place, token in enumerate(tokens):
-        before = tokens[place - 1] if place else None
-        name = call_of(token, before, tokens[place + 1] if place + 1 < len(tokens) else None)
+    names: set[str] = set()
+    for index, token in enumerate(tokens):
+        before = tokens[index - 1] if index else None
+        name = call_of(token, before, tokens[index + 1] if index + 1 < len(tokens) else None)
         if name:
-            found.add(name)
+            names.add(name)
         elif _is_word(token) and token.text.lower().startswith(("current_", "local", "session_user", "user")):
-            found.add(token.text.lower())
+            names.add(token.text.lower())
         elif token.token_type == TokenType.TABLE_SAMPLE:
-            found.add("tablesample")
-    return found
+            names.add("tablesample")
+    return names
 
 
 def _is_word(token: Token) -> bool:

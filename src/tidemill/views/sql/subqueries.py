@@ -1,6 +1,6 @@
 """Subqueries taken apart: EXISTS, IN and their negations become joins, scalar ones a column.
 
-Only what can be said exactly is taken apart; for everything else `KeptWhole` is raised and the query is
+Only what can be said exactly is taken apart; for everything else `NotDecomposed` is raised and the query is
 kept whole. The rules:
 
 - A subquery that reads nothing of the query around it is built on its own. EXISTS is then a semi join without
@@ -22,8 +22,8 @@ from sqlglot import exp
 from tidemill.views.aggregates.registry import Empty, aggregate
 from tidemill.views.circuit.expr import Expr, call, column, text
 from tidemill.views.circuit.operators import Aggregate, Join, JoinKey, JoinKind, Project, Scalar
-from tidemill.views.sql.catalog import KeptWhole
-from tidemill.views.sql.conditions import Condition, keyed
+from tidemill.views.sql.catalog import NotDecomposed
+from tidemill.views.sql.conditions import Condition, join_keys
 from tidemill.views.sql.group_by import GroupedStage, GroupKeys, aggregate_call, aggregates
 from tidemill.views.sql.name_scope import Relation
 from tidemill.views.sql.stage import SelectStage
@@ -44,10 +44,10 @@ class CorrelatedRows:
 class SubqueryBuilder(Protocol):
     """Who builds queries: see `tidemill.views.sql.queries`."""
 
-    def alone(self, node: exp.Expr) -> Relation | None:
+    def uncorrelated(self, node: exp.Expr) -> Relation | None:
         """The query by itself; None if it reads the query around it."""
 
-    def rows(self, node: exp.Expr, outer: SelectStage) -> CorrelatedRows:
+    def correlated_rows(self, node: exp.Expr, outer: SelectStage) -> CorrelatedRows:
         """FROM and WHERE of a correlated select."""
 
 
@@ -74,40 +74,40 @@ class Subqueries:
 
     def _exists(self, stage: SelectStage, query: exp.Expr, negated: bool) -> None:
         kind: JoinKind = "anti" if negated else "semi"
-        alone = self.builder.alone(query)
+        alone = self.builder.uncorrelated(query)
         if alone is not None:
             stage.operator = Join(kind, stage.operator, alone.operator)
             return
         rows = self._plain(query, stage)
-        keys, residual = split(rows, stage.operator.width)
+        keys, residual = split_conditions(rows, stage.operator.width)
         stage.operator = Join(kind, stage.operator, rows.stage.operator, keys, residual)
 
     def _plain(self, query: exp.Expr, stage: SelectStage) -> CorrelatedRows:
-        rows = self.builder.rows(query, stage)
-        if any(True for item in rows.items for _ in aggregates(stage.front, item)):
+        rows = self.builder.correlated_rows(query, stage)
+        if any(True for item in rows.items for _ in aggregates(stage.context, item)):
             # An aggregate without groups has a row whatever the condition says.
-            raise KeptWhole("EXISTS or IN over a correlated aggregate")
+            raise NotDecomposed("EXISTS or IN over a correlated aggregate")
         return rows
 
     def _in(self, stage: SelectStage, value: exp.Expr, query: exp.Expr, negated: bool) -> None:
         while isinstance(value, exp.Paren):
             value = value.this
         nodes = value.expressions if isinstance(value, exp.Tuple) else [value]
-        sought = [stage.expr(one) for one in nodes]
-        alone = self.builder.alone(query)
+        outer_values = [stage.expr(node) for node in nodes]
+        alone = self.builder.uncorrelated(query)
         keys: tuple[JoinKey, ...] = ()
         residual: tuple[Expr, ...] = ()
         if alone is not None:
             inner = alone.operator
-            found = [column(i) for i in range(inner.width)]
+            inner_values = [column(i) for i in range(inner.width)]
         else:
             rows = self._plain(query, stage)
-            found = [rows.stage.expr(item) for item in rows.items]
+            inner_values = [rows.stage.expr(item) for item in rows.items]
             inner = rows.stage.operator
-            keys, residual = split(rows, stage.operator.width)
-        if len(found) != len(sought):
-            raise KeptWhole("IN compares lists of different lengths")
-        pairs = tuple(JoinKey(left, right) for left, right in zip(sought, found, strict=True))
+            keys, residual = split_conditions(rows, stage.operator.width)
+        if len(inner_values) != len(outer_values):
+            raise NotDecomposed("IN compares lists of different lengths")
+        pairs = tuple(JoinKey(left, right) for left, right in zip(outer_values, inner_values, strict=True))
         if negated:
             stage.operator = Join("null-aware anti", stage.operator, inner, keys, residual, pairs)
         else:
@@ -115,61 +115,63 @@ class Subqueries:
 
     def scalar(self, stage: SelectStage, node: exp.Subquery) -> int:
         """The position of a scalar subquery's value, once the stage's operator has it."""
-        alone = self.builder.alone(node)
+        alone = self.builder.uncorrelated(node)
         if alone is not None:
             if alone.operator.width != 1:
-                raise KeptWhole("a subquery of several columns where one value is meant")
+                raise NotDecomposed("a subquery of several columns where one value is meant")
             stage.operator = Scalar(stage.operator, alone.operator)
         else:
             self._correlated(stage, node)
-        place = stage.operator.width - 1
-        stage.known[id(node)] = column(place)
-        return place
+        position = stage.operator.width - 1
+        stage.replaced_nodes[id(node)] = column(position)
+        return position
 
     def _correlated(self, stage: SelectStage, node: exp.Subquery) -> None:
         if type(stage) is not SelectStage:
-            raise KeptWhole("a correlated subquery over groups")
+            raise NotDecomposed("a correlated subquery over groups")
         select = node.this
-        rows = self.builder.rows(select, stage)
-        if len(rows.items) != 1 or not any(True for _ in aggregates(stage.front, rows.items[0])):
-            raise KeptWhole("a correlated subquery that is no aggregate")
+        rows = self.builder.correlated_rows(select, stage)
+        if len(rows.items) != 1 or not any(True for _ in aggregates(stage.context, rows.items[0])):
+            raise NotDecomposed("a correlated subquery that is no aggregate")
         width = stage.operator.width
-        keys, residual = split(rows, width)
+        keys, residual = split_conditions(rows, width)
         if residual or not keys:
-            raise KeptWhole("a correlated aggregate whose condition is not an equality")
+            raise NotDecomposed("a correlated aggregate whose condition is not an equality")
         calls = []
-        for one in aggregates(stage.front, rows.items[0]):
-            made = aggregate_call(rows.stage, one)
-            if made not in calls:
-                calls.append(made)
-        for made in calls:
-            declared = stage.front.functions.declared.get(made.name)
-            if aggregate(made.name).empty is Empty.UNKNOWN or declared:
-                raise KeptWhole(f"it is not known what {made.name} is of no rows")
+        for aggregate_node in aggregates(stage.context, rows.items[0]):
+            inner_call = aggregate_call(rows.stage, aggregate_node)
+            if inner_call not in calls:
+                calls.append(inner_call)
+        for inner_call in calls:
+            declared = stage.context.functions.declared.get(inner_call.name)
+            if aggregate(inner_call.name).empty is Empty.UNKNOWN or declared:
+                raise NotDecomposed(f"it is not known what {inner_call.name} is of no rows")
         grouping = GroupKeys(rows.stage.expr)
         grouping.groups = list(dict.fromkeys(key.right for key in keys))
         groups = len(grouping.groups)
         grouped = GroupedStage(rows.stage, grouping, calls)
         value = grouped.expr(rows.items[0])
-        if any(place < groups for place in value.columns):
-            raise KeptWhole("a correlated aggregate that also shows its key")
+        if any(position < groups for position in value.columns):
+            raise NotDecomposed("a correlated aggregate that also shows its key")
         groups_of_rows = grouped.operator
         assert isinstance(groups_of_rows, Aggregate)
         on = tuple(JoinKey(key.left, column(grouping.groups.index(key.right)), key.null_safe) for key in keys)
         joined = Join("left", stage.operator, groups_of_rows, on)
 
-        def guarded(place: int) -> Expr:
-            seen = column(width + place)
-            if aggregate(calls[place - groups].name).empty is Empty.ZERO:
-                return call("coalesce", seen, text("0L"))
-            return seen
+        def guarded(position: int) -> Expr:
+            result = column(width + position)
+            if aggregate(calls[position - groups].name).empty is Empty.ZERO:
+                return call("coalesce", result, text("0L"))
+            return result
 
-        shown = tuple(column(i) for i in range(width))
-        stage.operator = Project(joined, (*shown, value.with_columns(guarded)))
+        columns = tuple(column(i) for i in range(width))
+        stage.operator = Project(joined, (*columns, value.with_columns(guarded)))
 
 
-def split(rows: CorrelatedRows, width: int) -> tuple[tuple[JoinKey, ...], tuple[Expr, ...]]:
+def split_conditions(rows: CorrelatedRows, width: int) -> tuple[tuple[JoinKey, ...], tuple[Expr, ...]]:
     """Conditions about both queries as keys and residual; `width` is that of the query around."""
-    keys, rest = keyed(rows.conditions, lambda place: place < 0, rows.stage.front.functions)
-    around = [replace(key, left=key.left.renumbered(lambda i: -i - 1)) for key in keys]
-    return tuple(around), tuple(one.renumbered(lambda i: -i - 1 if i < 0 else i + width) for one in rest)
+    keys, residual = join_keys(rows.conditions, lambda position: position < 0, rows.stage.context.functions)
+    outer_keys = [replace(key, left=key.left.renumbered(lambda i: -i - 1)) for key in keys]
+    return tuple(outer_keys), tuple(
+        expr.renumbered(lambda i: -i - 1 if i < 0 else i + width) for expr in residual
+    )
